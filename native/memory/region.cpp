@@ -1,0 +1,60 @@
+#include "memory/region.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "sys/error.hpp"
+
+namespace pgasdl {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+// From here on a mapping asks for huge pages: fewer faults and TLB misses for large models.
+constexpr std::size_t kHugeFrom = 4u << 20;
+
+std::byte* map(int fd, std::size_t bytes) {
+  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) {
+    throw_system(text("mapping ", bytes, " bytes of shared memory (vm.max_map_count, or memory)"),
+                 errno);
+  }
+  if (bytes >= kHugeFrom) madvise(address, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(address);
+}
+
+}  // namespace
+
+std::size_t page_bytes() {
+  static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+std::shared_ptr<Region> Region::create(std::size_t bytes, UniqueFd& fd) {
+  bytes = round_up(std::max<std::size_t>(bytes, 1), page_bytes());
+  fd.reset(memfd_create("pgasdl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw_system("memfd_create (too many open files?)", errno);
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    throw_system(text("a segment of ", bytes, " bytes"), errno);
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw_system("sealing a memfd", errno);
+  return std::shared_ptr<Region>(new Region(map(fd.get(), bytes), bytes));
+}
+
+std::shared_ptr<Region> Region::attach(int fd, std::size_t bytes) {
+  bytes = round_up(std::max<std::size_t>(bytes, 1), page_bytes());
+  struct stat status {};
+  if (fstat(fd, &status) != 0) throw_system("looking at a peer's memory", errno);
+  if (static_cast<std::size_t>(status.st_size) < bytes ||
+      (fcntl(fd, F_GET_SEALS) & kSeals) != kSeals) {
+    throw Error(ErrorKind::kSegment, "a peer's memory is not sealed, or smaller than announced");
+  }
+  return std::shared_ptr<Region>(new Region(map(fd, bytes), bytes));
+}
+
+Region::~Region() { munmap(data_, bytes_); }
+
+}  // namespace pgasdl

@@ -1,0 +1,116 @@
+// One rank of a job: its transport, its queues, and the one-sided operations.
+//
+// Every argument is checked here, once, for all transports. Threads: every operation may be called
+// from any thread; setup, close() and the destructor from one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pgas/liveness.hpp"
+#include "pgas/options.hpp"
+#include "pgas/recorder.hpp"
+#include "pgas/segment.hpp"
+#include "pgas/waiter.hpp"
+
+namespace pgasdl {
+
+class Group;
+
+// A source here and a target there, or for reads a target here and a source there.
+struct Pair {
+  const Slice* local;
+  const Slice* remote;
+};
+
+class Context {
+ public:
+  Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, const Options& options);
+  ~Context();
+
+  // --- setup: endpoint() of all ranks to connect(), then open() of all ranks to join().
+  std::string endpoint();
+  void connect(const std::vector<std::string>& endpoints);
+  std::string open();
+  void join(const std::vector<std::string>& descriptions, Deadline deadline);
+  // Leaves the job: `failed` tells the others that it was not in peace. Idempotent.
+  void close(bool failed);
+
+  Rank rank() const { return rank_; }
+  Rank size() const { return size_; }
+  const Options& options() const { return options_; }
+  Transport& transport() { return *transport_; }
+  Liveness& liveness() { return liveness_; }
+  Recorder& recorder() { return recorder_; }
+  Waiter& waiter() { return waiter_; }
+  const std::shared_ptr<Group>& world() const { return world_; }
+  bool closed() const { return closed_.load(std::memory_order_relaxed); }
+  pid_t pid_of(Rank peer) const { return pids_[static_cast<std::size_t>(peer)]; }
+  SegmentId next_segment_id() { return next_segment_id_; }
+  void use_segment_id(SegmentId id) { next_segment_id_ = std::max(next_segment_id_, id + 1); }
+
+  // --- posting. kFull: nothing was posted.
+  Outcome write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
+  Outcome read(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
+  Outcome notify(Rank peer, const Segment& segment, std::uint64_t notification,
+                 std::uint64_t value, QueueId queue, Deadline deadline);
+  Outcome write_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
+                       std::uint64_t notification, std::uint64_t value, QueueId queue,
+                       Deadline deadline);
+  Outcome read_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
+                      std::uint64_t notification, std::uint64_t value, QueueId queue,
+                      Deadline deadline);
+
+  // --- waiting
+  Outcome wait(QueueId queue, Deadline deadline);
+  // One id of [first, first + count) that is raised; scans go round so that none starves.
+  Outcome notify_waitsome(Segment& segment, std::uint64_t first, std::uint64_t count,
+                          Deadline deadline, std::uint32_t& found);
+  std::uint32_t notify_reset(Segment& segment, std::uint64_t notification);
+
+  // --- atomics on 64-bit words; they return when the old value is here
+  Outcome atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::uint64_t operand,
+                 std::uint64_t compare, Deadline deadline, std::uint64_t& old);
+
+  // --- queues 0 .. options.queues - 1; those beyond are the library's own
+  QueueId queue_create();
+  void queue_delete(QueueId queue);
+  std::uint32_t queue_size(QueueId queue) const;
+  QueueId internal_queue() const { return options_.queues; }
+  QueueId plan_queue() const { return options_.queues + 1; }
+
+  // Throws unless the context can be used by this process now.
+  void require_usable() const;
+  void require_peer(Rank peer, const char* operation) const;
+
+ private:
+  struct Queue {
+    std::atomic<std::uint32_t> used{0};
+    std::atomic<bool> exists{false};
+  };
+  Queue& queue_at(QueueId queue);
+  Outcome take_place(QueueId id, Queue& queue, Deadline deadline);
+  template <typename Post>
+  Outcome post(QueueId queue, Deadline deadline, Post&& try_post);
+  std::span<const Transfer> checked(std::span<const Pair> pairs, Rank peer, bool write,
+                                    std::vector<Transfer>& list, Transfer& single) const;
+
+  const Rank rank_;
+  const Rank size_;
+  const Options options_;
+  const std::uint64_t fork_depth_;
+  std::unique_ptr<Transport> transport_;
+  Recorder recorder_;
+  Liveness liveness_;
+  Waiter waiter_;
+  std::vector<Queue> queues_;
+  std::vector<pid_t> pids_;
+  std::shared_ptr<Group> world_;
+  SegmentId next_segment_id_ = 0;
+  std::mutex queue_mutex_;  // create, delete
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace pgasdl

@@ -1,0 +1,176 @@
+#include "pgas/liveness.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+
+#include <cerrno>
+
+namespace pgasdl {
+
+std::string_view name(Health health) {
+  constexpr std::array<std::string_view, 5> kNames{"healthy", "died", "stopped", "failed",
+                                                   "closed"};
+  return kNames[static_cast<std::size_t>(health)];
+}
+
+Liveness::Liveness(Rank rank, Rank size, const Options& options)
+    : rank_(rank), size_(size), options_(options), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wake_) throw_system("eventfd", errno);
+}
+
+Liveness::~Liveness() { stop(); }
+
+void Liveness::start(Transport* transport) {
+  transport_ = transport;
+  // Signals belong to the threads of the program.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids) {
+  const std::lock_guard lock(watch_mutex_);
+  blocks_ = std::move(blocks);
+  own_ = blocks_[static_cast<std::size_t>(rank_)];
+  own_->heartbeat.store(1, std::memory_order_relaxed);
+  processes_.resize(blocks_.size());
+  beats_.resize(blocks_.size());
+  last_look_ = Clock::now();
+  for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
+    beats_[peer].at = last_look_;
+    if (pids[peer] == 0 || static_cast<Rank>(peer) == rank_) continue;
+    processes_[peer] = open_pidfd(pids[peer]);
+    if (!processes_[peer] && errno == ESRCH) report(static_cast<Rank>(peer), Health::kDied);
+  }
+  eventfd_write(wake_.get(), 1);
+}
+
+void Liveness::stop() {
+  if (!thread_.joinable()) return;
+  stopping_.store(true, std::memory_order_release);
+  eventfd_write(wake_.get(), 1);
+  thread_.join();
+}
+
+void Liveness::run() {
+  pthread_setname_np(pthread_self(), "pgasdl-watch");
+  while (!stopping_.load(std::memory_order_acquire)) {
+    std::vector<pollfd> watched;
+    watched.push_back({wake_.get(), POLLIN, 0});
+    watched.push_back({transport_->service_descriptor(), POLLIN, 0});
+    {
+      const std::lock_guard lock(watch_mutex_);
+      for (const UniqueFd& process : processes_) {
+        if (process) watched.push_back({process.get(), POLLIN, 0});
+      }
+    }
+    poll(watched.data(), watched.size(), static_cast<int>(options_.heartbeat_ms));
+    if (watched[0].revents != 0) {
+      eventfd_t ignored;
+      eventfd_read(wake_.get(), &ignored);
+    }
+    if (watched[1].revents != 0) transport_->service();
+    const std::lock_guard lock(watch_mutex_);
+    if (own_ == nullptr) continue;
+    look_at_processes();
+    look_at_heartbeats();
+  }
+}
+
+void Liveness::look_at_processes() {
+  for (std::size_t peer = 0; peer < processes_.size(); ++peer) {
+    if (!processes_[peer]) continue;
+    pollfd ended{processes_[peer].get(), POLLIN, 0};
+    if (poll(&ended, 1, 0) != 1) continue;
+    processes_[peer].reset();
+    if (health(static_cast<Rank>(peer)) == Health::kHealthy) {
+      report(static_cast<Rank>(peer), Health::kDied);
+    }
+  }
+}
+
+void Liveness::look_at_heartbeats() {
+  own_->heartbeat.fetch_add(1, std::memory_order_relaxed);
+  const auto now = Clock::now();
+  const auto limit = std::chrono::duration<double>(options_.stopped_after);
+  // If this thread itself stood still (the whole job was stopped, a laptop slept), the others did
+  // not necessarily: they get the full time again.
+  const bool was_away = now - last_look_ > limit / 2;
+  last_look_ = now;
+  for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
+    if (blocks_[peer] == nullptr || static_cast<Rank>(peer) == rank_) continue;
+    Beat& beat = beats_[peer];
+    const std::uint64_t seen = blocks_[peer]->heartbeat.load(std::memory_order_relaxed);
+    if (seen != beat.last || was_away || seen == 0) {
+      beat = {seen, now};
+    } else if (now - beat.at > limit && health(static_cast<Rank>(peer)) == Health::kHealthy) {
+      report(static_cast<Rank>(peer), Health::kStopped);
+    }
+  }
+}
+
+void Liveness::report(Rank lost, Health how) {
+  for (ControlBlock* block : blocks_) {
+    if (block == nullptr) continue;
+    Health expected = Health::kHealthy;
+    auto& state = block->states()[static_cast<std::size_t>(lost)];
+    if (!state.compare_exchange_strong(expected, how, std::memory_order_acq_rel)) continue;
+    if (how != Health::kClosed) {
+      block->finder.store(static_cast<std::uint32_t>(rank_ + 1), std::memory_order_relaxed);
+      block->alarm.fetch_add(1, std::memory_order_acq_rel);
+    }
+    block->doorbell.ring();
+  }
+}
+
+bool Liveness::everybody_left() const {
+  if (own_ == nullptr || size_ == 1) return false;
+  for (Rank peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && health(peer) == Health::kHealthy) return false;
+  }
+  return true;
+}
+
+void Liveness::acknowledge() {
+  if (health(rank_) != Health::kHealthy) refuse(rank_, "survivors");
+  acknowledged_.store(own_->alarm.load(std::memory_order_acquire), std::memory_order_release);
+}
+
+void Liveness::raise_alarm(const std::string& during) const {
+  if (health(rank_) != Health::kHealthy) refuse(rank_, during.c_str());
+  std::string lost;
+  Rank first = -1;
+  int count = 0;
+  for (Rank peer = 0; peer < size_; ++peer) {
+    const Health state = health(peer);
+    if (state == Health::kHealthy || state == Health::kClosed) continue;
+    lost += text(count++ == 0 ? "" : ", ", "rank ", peer, " ", name(state));
+    first = peer;
+  }
+  const auto finder = own_->finder.load(std::memory_order_relaxed);
+  throw Error(ErrorKind::kPeerLost,
+              text(lost, ", noticed during ", during, " on rank ", rank_, " (reported by rank ",
+                   static_cast<Rank>(finder) - 1,
+                   "); ctx.survivors() gives the group of those left"),
+              count == 1 ? first : -1);
+}
+
+void Liveness::refuse(Rank peer, const char* operation) const {
+  if (peer == rank_ || health(rank_) == Health::kStopped) {
+    throw Error(ErrorKind::kPeerLost,
+                text("this rank (", rank_, ") was declared ", name(health(rank_)),
+                     " by the others and is fenced off; it can only close"),
+                rank_);
+  }
+  throw Error(ErrorKind::kPeerLost,
+              text(operation, " to rank ", peer, ", which ", name(health(peer)) == "closed" ? "has " : "",
+                   name(health(peer))),
+              peer);
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,93 @@
+// Who is alive, and the alarm that ends every wait when somebody is not.
+//
+// Each rank has a ControlBlock that all ranks of the machine map. Whoever notices a loss first
+// writes it into everybody's state vector and raises everybody's alarm; every spin reads its own.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pgas/options.hpp"
+#include "sys/doorbell.hpp"
+#include "sys/process.hpp"
+#include "transport/transport.hpp"
+
+namespace pgasdl {
+
+enum class Health : std::uint8_t { kHealthy, kDied, kStopped, kFailed, kClosed };
+std::string_view name(Health health);
+
+struct ControlBlock {
+  Doorbell doorbell;
+  alignas(64) std::atomic<std::uint64_t> heartbeat;
+  alignas(64) std::atomic<std::uint32_t> alarm;  // how many losses were reported to this rank
+  std::atomic<std::uint32_t> finder;             // 1 + the rank that reported the last one
+  // followed by the state vector, one byte per rank
+  std::atomic<Health>* states() { return reinterpret_cast<std::atomic<Health>*>(this + 1); }
+  static std::size_t bytes(Rank size) { return sizeof(ControlBlock) + static_cast<size_t>(size); }
+};
+
+class Liveness {
+ public:
+  Liveness(Rank rank, Rank size, const Options& options);
+  ~Liveness();
+
+  // Starts the service thread; it polls the transport's descriptor from now on.
+  void start(Transport* transport);
+  // From here on peers are watched: their blocks are mapped. `pids`: 0 for a thread of this process.
+  void watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids);
+  void stop();
+
+  // Cheap, in every spin: a loss was reported that survivors() has not acknowledged.
+  bool alarmed() const {
+    return own_ != nullptr && own_->alarm.load(std::memory_order_relaxed) !=
+                                  acknowledged_.load(std::memory_order_relaxed);
+  }
+  [[noreturn]] void raise_alarm(const std::string& during) const;
+  // Throws if `peer` can no longer be reached.
+  void require(Rank peer, const char* operation) const {
+    if (health(peer) != Health::kHealthy) [[unlikely]] refuse(peer, operation);
+  }
+  Health health(Rank rank) const {
+    return own_ == nullptr
+               ? Health::kHealthy
+               : own_->states()[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
+  }
+  bool everybody_left() const;
+  void acknowledge();
+  // Tells every rank (this one too) that `lost` is no more.
+  void report(Rank lost, Health how);
+  Doorbell* doorbell() { return own_ == nullptr ? nullptr : &own_->doorbell; }
+
+ private:
+  void run();
+  void look_at_processes();
+  void look_at_heartbeats();
+  [[noreturn]] void refuse(Rank peer, const char* operation) const;
+
+  const Rank rank_;
+  const Rank size_;
+  const Options options_;
+  Transport* transport_ = nullptr;
+  UniqueFd wake_;  // eventfd: stop, or peers to watch were added
+  std::thread thread_;
+  std::atomic<bool> stopping_{false};
+  ControlBlock* own_ = nullptr;
+  std::atomic<std::uint32_t> acknowledged_{0};
+
+  std::mutex watch_mutex_;  // of what follows
+  std::vector<ControlBlock*> blocks_;
+  std::vector<UniqueFd> processes_;
+  struct Beat {
+    std::uint64_t last = 0;
+    Clock::time_point at;
+  };
+  std::vector<Beat> beats_;
+  Clock::time_point last_look_;
+};
+
+}  // namespace pgasdl

@@ -1,0 +1,63 @@
+// A segment as one rank holds it: its own copy, and what it knows of the others'.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "transport/transport.hpp"
+
+namespace pgasdl {
+
+class Context;
+
+class Segment {
+ public:
+  // `bound` null: new zero-filled memory of `bytes`; else the caller's, which must stay where it is
+  // until the segment is deleted. `size`: of the world.
+  Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications, std::byte* bound,
+          Rank size);
+  // Memory of this rank alone, for a plan's private buffers: no board, no peers.
+  Segment(std::byte* memory, std::uint64_t bytes);
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  SegmentId id() const { return id_; }
+  void set_id(SegmentId id) { id_ = id; }
+  std::uint64_t bytes() const { return local_.bytes; }
+  std::uint32_t notifications() const { return local_.notifications; }
+  bool bound() const { return local_.bound; }
+  bool deleted() const { return deleted_.load(std::memory_order_relaxed); }
+
+  LocalSegment& local() { return local_; }
+  const LocalSegment& local() const { return local_; }
+  // Null for ranks outside the segment's group.
+  const RemoteSegment* remote(Rank peer) const {
+    if (static_cast<std::size_t>(peer) >= remotes_.size()) return nullptr;
+    const RemoteSegment& remote = remotes_[static_cast<std::size_t>(peer)];
+    return remote.board == nullptr && remote.keep == nullptr ? nullptr : &remote;
+  }
+  void set_remote(Rank peer, RemoteSegment remote);
+  void set_self(Rank self);
+
+  // Lets go of this rank's own copy; views keep its memory alive. Peers' copies stay reachable.
+  void release_local();
+
+  // Where a scan of the board goes on, so that no notification starves.
+  std::atomic<std::uint32_t> scan_from{0};
+
+ private:
+  SegmentId id_;
+  LocalSegment local_;
+  std::vector<RemoteSegment> remotes_;
+  std::atomic<bool> deleted_{false};
+};
+
+// n bytes of a segment: this rank's copy as a source, a peer's copy as a target.
+struct Slice {
+  std::shared_ptr<Segment> segment;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+}  // namespace pgasdl

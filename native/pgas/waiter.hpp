@@ -1,0 +1,87 @@
+// How pgasdl waits: spin briefly, then yield, then sleep until the doorbell rings.
+//
+// With as many cores as ranks the answer comes while spinning; with fewer, a waiter that does not
+// give its core away keeps the one it waits for from running.
+#pragma once
+
+#include <thread>
+
+#include "pgas/liveness.hpp"
+#include "sys/clock.hpp"
+
+namespace pgasdl {
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+class Waiter {
+ public:
+  Waiter(Liveness& liveness, const Options& options)
+      : liveness_(liveness),
+        spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.spin_us * 1e3))),
+        yield_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.yield_us * 1e3))) {}
+
+  // Until ready() answers true, or the deadline; throws if a loss is reported meanwhile. `slow` runs
+  // from time to time, to look for reasons why ready() never will (it throws). `what` names the wait.
+  template <typename Ready, typename Slow>
+  Outcome until(Ready&& ready, Slow&& slow, Deadline deadline, const char* what) {
+    if (ready()) return Outcome::kDone;
+    check(what);
+    if (deadline.one_try()) return Outcome::kTimeout;
+    // The clock is read rarely: a read costs as much as several polls.
+    constexpr int kPollsPerLook = 64;
+    const auto start = Clock::now();
+    for (auto now = start; now - start < spin_; now = Clock::now()) {
+      for (int poll = 0; poll < kPollsPerLook; ++poll) {
+        pause_briefly();
+        if (ready()) return Outcome::kDone;
+        if (liveness_.alarmed()) [[unlikely]] check(what);
+      }
+    }
+    for (auto now = start; now - start < spin_ + yield_; now = Clock::now()) {
+      std::this_thread::yield();
+      if (ready()) return Outcome::kDone;
+      check(what);
+    }
+    for (;;) {
+      slow();
+      Doorbell* doorbell = liveness_.doorbell();
+      if (doorbell != nullptr) doorbell->arm();
+      if (ready()) {
+        if (doorbell != nullptr) doorbell->disarm();
+        return Outcome::kDone;
+      }
+      check(what);
+      const Nanoseconds left = deadline.left();
+      if (left.count() <= 0) return Outcome::kTimeout;
+      if (doorbell != nullptr && !polls_) {
+        doorbell->sleep(left);
+      } else {
+        std::this_thread::sleep_for(std::min<Nanoseconds>(left, kPollPeriod));
+      }
+      if (ready()) return Outcome::kDone;
+    }
+  }
+  template <typename Ready>
+  Outcome until(Ready&& ready, Deadline deadline, const char* what) {
+    return until(ready, [] {}, deadline, what);
+  }
+
+  // A transport that nobody's doorbell announces is polled instead of slept on.
+  void set_polls(bool polls) { polls_ = polls; }
+
+ private:
+  static constexpr Nanoseconds kPollPeriod = std::chrono::microseconds(100);
+  void check(const char* what) {
+    if (liveness_.alarmed()) liveness_.raise_alarm(what);
+  }
+  Liveness& liveness_;
+  const Nanoseconds spin_;
+  const Nanoseconds yield_;
+  bool polls_ = false;
+};
+
+}  // namespace pgasdl

@@ -1,0 +1,60 @@
+#include "python/handles.hpp"
+
+namespace pgasdl {
+namespace {
+
+const char* python_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kRank:
+      return "RankError";
+    case ErrorKind::kSegment:
+      return "SegmentError";
+    case ErrorKind::kAlignment:
+      return "AlignmentError";
+    case ErrorKind::kNotification:
+      return "NotificationError";
+    case ErrorKind::kQueue:
+      return "QueueError";
+    case ErrorKind::kBuffer:
+      return "BufferRefused";
+    case ErrorKind::kClosed:
+      return "ClosedError";
+    case ErrorKind::kPlan:
+      return "PlanError";
+    case ErrorKind::kMismatch:
+      return "MismatchError";
+    case ErrorKind::kPeerLost:
+      return "PeerLost";
+    case ErrorKind::kUnavailable:
+      return "UnavailableError";
+    case ErrorKind::kSystem:
+      break;
+  }
+  return "PgasError";
+}
+
+nb::object error_type(const char* name) { return nb::module_::import_("pgasdl.errors").attr(name); }
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Error& error) {
+    const nb::object type = error_type(python_name(error.kind()));
+    const nb::object instance = error.kind() == ErrorKind::kPeerLost
+                                    ? type(error.what(), error.rank())
+                                    : type(error.what());
+    PyErr_SetObject(type.ptr(), instance.ptr());
+  }
+}
+
+}  // namespace
+
+void raise(const char* error, const std::string& message) {
+  const nb::object type = error_type(error);
+  PyErr_SetString(type.ptr(), message.c_str());
+  throw nb::python_error();
+}
+
+void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }
+
+}  // namespace pgasdl

@@ -1,0 +1,128 @@
+// What the Python objects hold, and how the bindings wait: never with the GIL, never deaf to Ctrl-C.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "exchange/executor.hpp"
+#include "pgas/context.hpp"
+#include "pgas/group.hpp"
+
+namespace pgasdl {
+
+namespace nb = nanobind;
+
+// Everything that lives as long as the last Python object that needs it.
+struct Runtime {
+  Runtime(Rank rank, Rank size, std::unique_ptr<Transport> transport, const Options& options)
+      : context(rank, size, std::move(transport), options), executor(context) {}
+  Context context;
+  Executor executor;
+};
+
+struct ContextHandle {
+  std::shared_ptr<Runtime> runtime;
+  Context& context() const { return runtime->context; }
+};
+struct SegmentHandle {
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<Segment> segment;
+};
+struct SliceHandle {
+  Slice slice;
+};
+struct GroupHandle {
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<Group> group;
+};
+struct PlanHandle {
+  PlanHandle(std::shared_ptr<Runtime> at, std::unique_ptr<BoundPlan> bound)
+      : runtime(std::move(at)), plan(std::move(bound)) {}
+  PlanHandle(PlanHandle&&) = default;
+  ~PlanHandle() {
+    if (plan != nullptr) runtime->executor.forget(*plan);
+  }
+  std::shared_ptr<Runtime> runtime;
+  std::unique_ptr<BoundPlan> plan;
+};
+
+// Any Python integer; those beyond 64 bits become the nearest, which the range checks then refuse.
+struct Integer {
+  std::int64_t value = 0;
+  std::uint64_t natural() const {
+    return value < 0 ? UINT64_MAX : static_cast<std::uint64_t>(value);
+  }
+  Rank rank() const {
+    return value < -1 || value > INT32_MAX ? -1 : static_cast<Rank>(value);
+  }
+  QueueId queue() const {
+    return value < 0 || value > INT32_MAX ? UINT32_MAX : static_cast<QueueId>(value);
+  }
+};
+
+// Raises pgasdl.errors.<name>(message).
+[[noreturn]] void raise(const char* error, const std::string& message);
+
+inline double seconds(const Context& context, std::optional<double> timeout) {
+  if (!timeout) return context.options().timeout;
+  if (std::isnan(*timeout) || *timeout < 0) {
+    PyErr_Format(PyExc_ValueError, "timeout is 0 (one try), seconds, or None (the default)");
+    throw nb::python_error();
+  }
+  return *timeout;
+}
+
+// A first try with the GIL held; then without, in short pieces, so that signals get through.
+template <typename Attempt>
+Outcome blocking(double timeout, Attempt&& attempt) {
+  Outcome outcome = attempt(Deadline::once());
+  if (outcome == Outcome::kDone || timeout <= 0) return outcome;
+  const Deadline deadline = Deadline::in(timeout);
+  for (;;) {
+    {
+      const nb::gil_scoped_release release;
+      outcome = attempt(deadline.sooner(std::chrono::milliseconds(50)));
+    }
+    if (outcome == Outcome::kDone || deadline.passed()) return outcome;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+void bind_errors(nb::module_& module);
+void bind_memory(nb::module_& module);
+void bind_context(nb::module_& module);
+void bind_group(nb::module_& module);
+void bind_exchange(nb::module_& module);
+
+}  // namespace pgasdl
+
+namespace nanobind::detail {
+template <>
+struct type_caster<pgasdl::Integer> {
+  NB_TYPE_CASTER(pgasdl::Integer, const_name("int"))
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    PyObject* number = source.ptr();
+    PyObject* owned = nullptr;
+    if (!PyLong_CheckExact(number)) {
+      if (PyFloat_Check(number)) return false;
+      owned = PyNumber_Index(number);
+      if (owned == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      number = owned;
+    }
+    int overflow = 0;
+    value.value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow != 0) value.value = overflow > 0 ? INT64_MAX : INT64_MIN;
+    Py_XDECREF(owned);
+    return true;
+  }
+  static handle from_cpp(pgasdl::Integer integer, rv_policy, cleanup_list*) noexcept {
+    return PyLong_FromLongLong(integer.value);  // defaults of arguments
+  }
+};
+}  // namespace nanobind::detail

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pgasdl {
+
+enum class DType : std::uint8_t { kF32, kF64, kF16, kBF16, kI32, kI64 };
+inline constexpr std::size_t kDTypes = 6;
+
+enum class ReduceOp : std::uint8_t { kSum, kMin, kMax, kProd };
+inline constexpr std::size_t kReduceOps = 4;
+
+struct Source {
+  const void* address;
+  DType dtype;
+};
+
+struct Destination {
+  void* address;
+  DType dtype;
+};
+
+}  // namespace pgasdl

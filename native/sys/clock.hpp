@@ -1,0 +1,54 @@
+// Monotonic time and deadlines. Every wait in pgasdl takes a Deadline.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+namespace pgasdl {
+
+using Nanoseconds = std::chrono::nanoseconds;
+using Clock = std::chrono::steady_clock;
+
+// A cheap counter for the flight record: time stamp ticks where the processor has them.
+inline std::uint64_t ticks() {
+#if defined(__x86_64__)
+  return __rdtsc();
+#else
+  return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+#endif
+}
+
+// The moment until which a call may wait. Reads the clock only when asked.
+class Deadline {
+ public:
+  static Deadline in(double seconds) {
+    if (seconds <= 0) return Deadline(Clock::time_point::min());
+    if (seconds > 1e9) return Deadline(Clock::time_point::max());
+    return Deadline(Clock::now() + std::chrono::duration_cast<Nanoseconds>(
+                                       std::chrono::duration<double>(seconds)));
+  }
+  static Deadline once() { return Deadline(Clock::time_point::min()); }
+
+  bool one_try() const { return at_ == Clock::time_point::min(); }
+  bool passed() const { return one_try() || Clock::now() >= at_; }
+  Nanoseconds left() const {
+    if (one_try()) return Nanoseconds(0);
+    if (at_ == Clock::time_point::max()) return Nanoseconds::max();
+    auto now = Clock::now();
+    return now >= at_ ? Nanoseconds(0) : Nanoseconds(at_ - now);
+  }
+  Deadline sooner(Nanoseconds from_now) const {
+    auto other = Clock::now() + from_now;
+    return Deadline(other < at_ ? other : at_);
+  }
+
+ private:
+  explicit Deadline(Clock::time_point at) : at_(at) {}
+  Clock::time_point at_;
+};
+
+}  // namespace pgasdl

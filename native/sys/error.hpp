@@ -1,0 +1,54 @@
+// Errors of the native layers. Normal outcomes (queue full, deadline passed) are values; everything
+// that a caller cannot simply repeat is an Error, which the bindings turn into the Python exception
+// of the same name.
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace pgasdl {
+
+enum class ErrorKind : std::uint8_t {
+  kRank,
+  kSegment,
+  kAlignment,
+  kNotification,
+  kQueue,
+  kBuffer,
+  kClosed,
+  kPlan,
+  kMismatch,
+  kPeerLost,
+  kUnavailable,
+  kSystem,
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message, int rank = -1)
+      : std::runtime_error(message), kind_(kind), rank_(rank) {}
+  ErrorKind kind() const { return kind_; }
+  int rank() const { return rank_; }  // the rank that was lost; -1: none or several
+
+ private:
+  ErrorKind kind_;
+  int rank_;
+};
+
+// What a call that may have to wait answers.
+enum class [[nodiscard]] Outcome : std::uint8_t { kDone, kTimeout, kFull };
+
+// The parts one after another, as text.
+template <typename... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+// Throws kSystem: what was attempted, and the system's own words for `error_number`.
+[[noreturn]] void throw_system(const std::string& what, int error_number);
+
+}  // namespace pgasdl

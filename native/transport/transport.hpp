@@ -1,0 +1,117 @@
+// The waist: all that the layers above know of a way to move bytes.
+//
+// Above it nothing knows shared memory, verbs or MPI; below it nothing knows collectives. Arguments
+// were checked by the layer above. Contract, tested by tests/contract on every transport:
+//   - a flag never overtakes an earlier write on the same queue to the same peer;
+//   - writes are unordered among each other;
+//   - a source may change, and a read's target is here, once complete(queue) answered true;
+//   - no call blocks, allocates, or takes a lock shared by several peers on the data path;
+//   - every member may be called from any thread, but for setup (endpoint .. retract), which the
+//     layer above serialises.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "memory/region.hpp"
+#include "sys/clock.hpp"
+#include "sys/doorbell.hpp"
+#include "sys/error.hpp"
+
+namespace pgasdl {
+
+using Rank = std::int32_t;
+using SegmentId = std::uint32_t;
+using QueueId = std::uint32_t;
+using FlagWord = std::atomic<std::uint32_t>;
+
+// This rank's own copy of a segment: data, and the board of notification words.
+struct LocalSegment {
+  SegmentId id = 0;
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  FlagWord* board = nullptr;
+  std::uint32_t notifications = 0;
+  bool bound = false;              // data is the caller's memory, not part of `region`
+  std::shared_ptr<Region> region;  // the board, and the data unless bound
+  UniqueFd descriptor;             // of `region`; closed once every peer was offered it
+};
+
+// A peer's copy of a segment, as its transport reaches it.
+struct RemoteSegment {
+  std::uint64_t bytes = 0;
+  std::uint32_t notifications = 0;
+  std::byte* data = nullptr;        // mapped here, for direct loads and stores; else nullptr
+  FlagWord* board = nullptr;        // likewise
+  std::uint64_t address = 0;        // the peer's own address of the data, where not mapped
+  std::shared_ptr<void> keep;       // what the transport holds for it
+};
+
+struct Transfer {
+  const LocalSegment* local;
+  std::uint64_t local_offset;
+  const RemoteSegment* remote;
+  std::uint64_t remote_offset;
+  std::uint64_t bytes;
+};
+
+// One word of a board to be set: at the peer (write) or here (read).
+struct RemoteFlag {
+  const RemoteSegment* remote;
+  std::uint32_t notification;
+  std::uint32_t value;
+};
+struct LocalFlag {
+  const LocalSegment* local;
+  std::uint32_t notification;
+  std::uint32_t value;
+};
+
+// On one aligned 64-bit word at the peer; the old value goes to *old by the time of completion.
+struct Atomic {
+  enum class Kind : std::uint8_t { kFetchAdd, kCompareSwap };
+  Kind kind;
+  const RemoteSegment* remote;
+  std::uint64_t offset;
+  std::uint64_t operand;  // what to add, or the new value
+  std::uint64_t compare;
+  std::uint64_t* old;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string_view name() const = 0;
+
+  // --- setup: endpoint() of every rank is exchanged, then connect()ed by every other.
+  virtual std::string endpoint() = 0;
+  virtual void connect(Rank peer, const std::string& endpoint) = 0;
+  // Where `peer` sleeps, if its doorbell is mapped here: ring it after raising a flag.
+  virtual void set_doorbell(Rank /*peer*/, Doorbell* /*doorbell*/) {}
+  // Makes a segment reachable for `peers`; the answer is what they need for attach().
+  virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;
+  virtual RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) = 0;
+  virtual void retract(const LocalSegment& /*segment*/) {}
+  // A descriptor that a service thread should poll for input, and what it does then; -1: none.
+  virtual int service_descriptor() const { return -1; }
+  virtual void service() {}
+
+  // --- data path. False: the queue is full, nothing was posted.
+  virtual bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                          const RemoteFlag* flag) = 0;
+  virtual bool post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                         const LocalFlag* flag) = 0;
+  virtual bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) = 0;
+  // Everything posted on `queue` so far is locally complete.
+  virtual bool complete(QueueId queue) = 0;
+  // Moves on what cannot move by itself; called by every wait if needs_progress().
+  virtual bool needs_progress() const { return false; }
+  virtual void progress() {}
+};
+
+}  // namespace pgasdl

@@ -1,0 +1,8 @@
+"""``python -m pgasdl``: the same as the ``pgasdl`` command."""
+
+import sys
+
+from pgasdl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

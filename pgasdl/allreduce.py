@@ -1,0 +1,303 @@
+"""Allreduce of one array: persistent handles, and what stands behind ``ctx.allreduce``.
+
+Three ways, by where the array lies:
+
+- in a segment that every rank maps: reduced in place by ``gdraa-direct``;
+- elsewhere, or small: ``staged``, which passes pieces through a workspace that is mapped and writes
+  the result straight into the array;
+- any other plan, and on transports that map nothing: copied into the workspace, and out again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl import _native
+from pgasdl.buffers import Memory, memory_of
+from pgasdl.collective import PIECE_BYTES, Place, Workspace, bind_phases, options_for
+from pgasdl.errors import BufferRefused, MismatchError, PlanError
+from pgasdl.plans import PLANS, build
+
+if TYPE_CHECKING:
+    from pgasdl.context import Context
+    from pgasdl.group import Group
+    from pgasdl.segment import Segment
+
+KINDS = {"mean": "average", "sum": "sum"}
+
+# Up to here one latency and two copies beat two latencies in place.
+STAGED_BYTES = 4096
+
+
+def _checked(array: Any, op: str) -> Memory:
+    memory = memory_of(array)
+    if op not in KINDS:
+        raise BufferRefused(f'operator {op!r}: an allreduce takes "mean" or "sum"')
+    if op == "mean" and memory.native_dtype.startswith("int"):
+        raise BufferRefused("the mean of integers is not an integer: sum, then divide")
+    return memory
+
+
+def _raw(memory: Memory) -> npt.NDArray[np.uint8]:
+    """A byte view of described memory."""
+    return np.frombuffer((ctypes.c_uint8 * memory.nbytes).from_address(memory.address), np.uint8)
+
+
+def choose(context: Context, memory: Memory, in_place: bool) -> str:
+    """The plan for an array, when the caller names none."""
+    if not context.mapped:
+        return "gdraa"
+    return "gdraa-direct" if in_place and memory.nbytes > STAGED_BYTES else "staged"
+
+
+class Allreduce:
+    """A persistent allreduce of one piece of memory, made by :meth:`Context.allreduce_handle`.
+
+    ``handle()`` runs it. ``handle.start()`` and ``handle.wait()`` overlap it with computation;
+    several handles may be under way at once, in any order, also different ones on different ranks.
+
+    Attributes
+    ----------
+    plan : name of the algorithm
+    inbox_bytes : memory it needs on this rank besides the array
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        array: Any,
+        op: str,
+        group: Group,
+        plan: str | None,
+        timeout: float | None,
+    ) -> None:
+        self.context = context
+        self.op = op
+        self._memory = memory = _checked(array, op)
+        dtype = memory.native_dtype
+        segment, offset = context.segment_at(memory)
+        place = "none" if segment is None else f"segment {segment.id} at {offset}"
+        signature = f"{dtype} x {memory.count} {op} {plan or 'auto'}"
+        places_of = set(group.allgather(f"allreduce {signature}", place.encode(), timeout))
+        in_place = len(places_of) == 1 and segment is not None and context.mapped
+        self.plan = plan or choose(context, memory, in_place)
+        if self.plan == "gdraa-direct" and not in_place:
+            raise PlanError(
+                "plan gdraa-direct needs the array at one place of one segment on every rank, and "
+                f"a transport that maps it; here: {sorted(p.decode() for p in places_of)}"
+            )
+        workspace = context.workspace(group, timeout)
+        self._copy: npt.NDArray[np.uint8] | None = None
+        if in_place:
+            assert segment is not None
+            data = Place(segment, offset, dtype)
+        elif self.plan == "staged":
+            data = Place(_native.local_memory(context, memory.address, memory.nbytes), 0, dtype)
+        else:
+            home = context.segment(memory.nbytes, notifications=0, group=group, timeout=timeout)
+            self._copy = home.numpy()
+            self._private = _raw(memory)
+            data = Place(home, 0, dtype)
+        options = options_for(self.plan, dtype)
+        shape = build(
+            self.plan, group.rank, group.size, memory.count, kind=KINDS[op], **options
+        )
+        places = {"data": data}
+        self.inbox_bytes = 0 if self._copy is None else memory.nbytes
+        inbox = sum(n for name, n in shape.buffers.items() if name != "data")
+        if inbox:
+            own = context.segment(
+                inbox * memory.dtype.itemsize, notifications=0, group=group, timeout=timeout
+            )
+            own.numpy()[:] = 0  # touched once, here
+            self.inbox_bytes += own.nbytes
+            places["inbox"] = Place(own, 0, dtype)
+        self._bound = bind_phases(
+            context, group, self.plan, memory.count, KINDS[op], places, workspace.segment,
+            workspace.take_notifications(shape.notifications), signature, **options,
+        )  # fmt: skip
+        self._phase = 0
+        if len(self._bound) == 1 and self._copy is None:
+            # The shortest way from Python to the core.
+            self.run = self._bound[0].run  # type: ignore[method-assign]
+
+    def run(self, timeout: float | None = None) -> Any:
+        """Reduce the array; :meth:`start` and :meth:`wait` in one call."""
+        if self._copy is None:
+            bound = self._bound[self._phase]
+            bound.run(timeout)
+            self._phase = (self._phase + 1) % len(self._bound)
+        else:
+            self.start()
+            self.wait(timeout)
+
+    def __call__(self, timeout: float | None = None) -> None:
+        """Reduce the array; see :meth:`Context.allreduce` for what it raises."""
+        self.run(timeout)
+
+    def start(self) -> None:
+        """Begin; the array belongs to the exchange until :meth:`wait` returns."""
+        if self._copy is not None:
+            self._copy[: self._private.size] = self._private
+        self._bound[self._phase].start()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the array holds the result. After a Timeout it can be waited for again."""
+        self._bound[self._phase].wait(timeout)
+        if self._copy is not None:
+            self._private[:] = self._copy[: self._private.size]
+        self._phase = (self._phase + 1) % len(self._bound)
+
+    def __repr__(self) -> str:
+        memory = self._memory
+        return f"<Allreduce {self.op} of {memory.native_dtype} x {memory.count}, plan {self.plan}>"
+
+
+class AllreduceCache:
+    """What ``ctx.allreduce`` keeps: for each group its sequence of calls and their bound plans."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._sequences: dict[tuple[int, ...], _Sequence] = {}
+
+    def run(
+        self, array: Any, op: str, group: Group, plan: str | None, timeout: float | None
+    ) -> None:
+        memory = _checked(array, op)
+        sequence = self._sequences.get(group.ranks)
+        if sequence is None:
+            sequence = _Sequence(self._context, group, timeout)
+            self._sequences[group.ranks] = sequence
+        sequence.run(memory, op, plan, timeout)
+
+    def describe(self) -> list[str]:
+        """One line per group."""
+        return [sequence.describe() for sequence in self._sequences.values()]
+
+
+class _Sequence:
+    """The allreduces of one group, one after another.
+
+    Every execution has a number, which is the generation its notifications carry; what is executed
+    is their tag. Plans have regions of notifications of their own, and while a call waits it looks
+    at all of them: a rank that executes something else under the same number is told of at once.
+    """
+
+    REGION = 1 << 14
+    REGIONS = 4
+
+    def __init__(self, context: Context, group: Group, timeout: float | None) -> None:
+        self.context = context
+        self.group = group
+        self.workspace = context.workspace(group, timeout)
+        self._first = self.workspace.take_notifications(self.REGION * self.REGIONS)
+        self._regions: dict[str, int] = {}
+        self._bound: dict[tuple[Any, ...], list[_native.BoundPlan]] = {}
+        self._number = 0
+        self._turns: dict[str, int] = {}
+        self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
+
+    def run(self, memory: Memory, op: str, plan: str | None, timeout: float | None) -> None:
+        segment, offset = self.context.segment_at(memory)
+        in_place = segment is not None and self.context.mapped
+        name = plan or choose(self.context, memory, in_place)
+        if name not in PLANS:
+            raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
+        if name == "gdraa-direct" and not in_place:
+            raise PlanError("plan gdraa-direct needs an array in a segment that peers can map")
+        call = (memory.address, memory.nbytes, op, name)
+        progress, resumed = 0, False
+        if self._unfinished is not None:
+            if self._unfinished[0] != call:
+                raise MismatchError(
+                    "an allreduce of this group timed out: call it again with the same array first"
+                )
+            progress, resumed = self._unfinished[1], True
+        limit = self.context.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit if limit else 0.0
+        longest = self._longest(name, memory)
+        while progress < memory.count:
+            count = min(longest, memory.count - progress)
+            where = memory.address + progress * memory.dtype.itemsize
+            self._part(memory, op, name, count, where, segment, offset, resumed, call, progress,
+                       limit if progress == 0 else max(0.0, deadline - time.monotonic()))  # fmt: skip
+            progress += count
+            resumed = False
+        self._unfinished = None
+
+    def _longest(self, name: str, memory: Memory) -> int:
+        """Elements of one execution: all in place, what notifications or staging admit otherwise."""
+        if name == "gdraa-direct":
+            return max(1, memory.count)
+        if name == "staged":
+            pieces = self.REGION // (4 * self.group.size)
+            return pieces * PIECE_BYTES // memory.dtype.itemsize
+        # Half the staging is the array's, half is left for an inbox of up to its size.
+        return Workspace.STAGING_BYTES // (2 * self.group.size) // memory.dtype.itemsize // 64 * 64
+
+    def _part(
+        self, memory: Memory, op: str, name: str, count: int, where: int,
+        segment: Segment | None, offset: int, resumed: bool, call: tuple[Any, ...],
+        progress: int, timeout: float,
+    ) -> None:  # fmt: skip
+        dtype = memory.native_dtype
+        key: tuple[Any, ...] = (name, dtype, count, op, memory.count)
+        copies = name not in ("staged", "gdraa-direct")
+        if name == "gdraa-direct":
+            assert segment is not None
+            key = (*key, segment.id, offset)
+            data = Place(segment, offset, dtype)
+        elif name == "staged":
+            home = _native.local_memory(self.context, where, count * memory.dtype.itemsize)
+            data = Place(home, 0, dtype)
+        else:
+            data = Place(self.workspace.segment, 0, dtype)
+        phases = self._bound.get(key) or self._bind(key, name, count, op, data, dtype)
+        turn = self._turns.get(name, 0)
+        bound = phases[turn % len(phases)]
+        nbytes = count * memory.dtype.itemsize
+        private = _raw(Memory(where, nbytes, memory.dtype, (count,), None)) if copies else None
+        if not resumed:
+            if name == "staged":
+                bound.rebase("data", where)
+            if private is not None:
+                self.workspace.staging[:nbytes] = private
+            bound.start(self._number + 1)
+        self._unfinished = (call, progress)
+        bound.wait(timeout)
+        if private is not None:
+            private[:] = self.workspace.staging[:nbytes]
+        self._turns[name] = turn + 1
+        self._number += 1
+
+    def _bind(
+        self, key: tuple[Any, ...], name: str, count: int, op: str, data: Place, dtype: str
+    ) -> list[_native.BoundPlan]:
+        region = self._regions.setdefault(name, len(self._regions))
+        if region >= self.REGIONS:
+            raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
+        options = options_for(name, dtype)
+        shape = build(name, self.group.rank, self.group.size, count, kind=KINDS[op], **options)
+        if shape.notifications > self.REGION:
+            raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
+        start = 0 if name == "staged" else Workspace.STAGING_BYTES // 2
+        places = {"data": data, "inbox": Place(self.workspace.segment, start, dtype)}
+        phases = bind_phases(
+            self.context, self.group, name, count, KINDS[op], places, self.workspace.segment,
+            self._first + region * self.REGION, str(key), **options,
+        )  # fmt: skip
+        for bound in phases:
+            bound.watch(self._first, self.REGION * self.REGIONS)
+        self._bound[key] = phases
+        return phases
+
+    def describe(self) -> str:
+        return (
+            f"allreduce in {self.group}: {self._number} executions, {len(self._bound)} signatures, "
+            f"workspace {self.workspace.segment.nbytes} bytes"
+        )

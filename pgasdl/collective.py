@@ -1,0 +1,160 @@
+"""From a plan to something that runs: which memory its buffers are, and which notifications.
+
+One :class:`Workspace` per group holds what collectives need besides the application's memory: a
+board of notifications that cannot be confused with the application's, and staging space.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pgasdl import _native
+from pgasdl.buffers import DTYPES
+from pgasdl.errors import PlanError
+from pgasdl.plans import PLANS, Call, Flush, Plan, Put, Reduce, Span, Step, Wait, build
+
+if TYPE_CHECKING:
+    from pgasdl.context import Context
+    from pgasdl.group import Group
+    from pgasdl.segment import Segment
+
+_Span = tuple[int, int, int]
+_Step = tuple[str, list[_Span], list[_Span], int, int, int, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a plan's buffer begins: the same segment and byte offset on every rank."""
+
+    segment: Segment
+    offset: int
+    dtype: str
+
+
+def lower(plan: Plan) -> list[list[_Step]]:
+    """A plan's lanes as the core takes them: buffers by number, -1 for "none" and "my own"."""
+    numbers = {name: number for number, name in enumerate(plan.buffers)}
+
+    def span(of: Span) -> _Span:
+        return numbers[of.buffer], of.offset, -1 if of.rank is None else of.rank
+
+    def step(of: Step) -> _Step:
+        match of:
+            case Put(src, n, peer, dst, notify):
+                flag = -1 if notify is None else notify
+                moves = n > 0
+                return (
+                    "put", [span(dst)] if moves else [], [span(src)] if moves else [],
+                    n, peer, flag, 1.0, "",
+                )  # fmt: skip
+            case Wait(notification):
+                return "wait", [], [], 0, -1, notification, 1.0, ""
+            case Reduce(dsts, srcs, n, scale):
+                return "reduce", list(map(span, dsts)), list(map(span, srcs)), n, -1, -1, scale, ""
+            case Call(hook, at, n):
+                return "call", [span(at)], [], n, -1, -1, 1.0, hook
+            case Flush():
+                return "flush", [], [], 0, -1, -1, 1.0, ""
+        raise PlanError(f"plan {plan.name}: no step {of!r}")
+
+    return [[step(of) for of in lane] for lane in plan.lanes]
+
+
+def bind(
+    context: Context,
+    group: Group,
+    plan: Plan,
+    places: dict[str, Place],
+    board: Segment,
+    first_notification: int,
+    signature: str,
+) -> _native.BoundPlan:
+    """Resolve a plan's addresses; PlanError if anything would leave its memory.
+
+    ``signature`` is what all ranks must agree on: a rank that runs something else on the same
+    notifications is told so at once.
+    """
+    return _native.BoundPlan(
+        context,
+        plan.name,
+        plan.rank,
+        plan.size,
+        plan.notifications,
+        list(plan.buffers.items()),
+        lower(plan),
+        [(places[name].segment, places[name].offset, places[name].dtype) for name in plan.buffers],
+        list(group.ranks),
+        board,
+        first_notification,
+        zlib.crc32(signature.encode()),
+    )
+
+
+def bind_phases(
+    context: Context,
+    group: Group,
+    name: str,
+    count: int,
+    kind: str,
+    places: dict[str, Place],
+    board: Segment,
+    first_notification: int,
+    signature: str,
+    **options: int,
+) -> list[_native.BoundPlan]:
+    """Build and bind every phase of a plan; executions take them in turn."""
+    phases = PLANS[name].phases
+    bound = []
+    for phase in range(phases):
+        extra = {**options, "phase": phase} if phases > 1 else options
+        plan = build(name, group.rank, group.size, count, kind=kind, **extra)
+        bound.append(
+            bind(context, group, plan, places, board, first_notification, signature)
+        )
+    return bound
+
+
+def options_for(name: str, dtype: str) -> dict[str, int]:
+    """Options a plan is built with here: how long a piece of a staged array is."""
+    if "piece" not in PLANS[name].options:
+        return {}
+    return {"piece": PIECE_BYTES // DTYPES[dtype].itemsize}
+
+
+# A piece passes through both caches on its way: long enough to hide a latency, short enough to stay.
+PIECE_BYTES = 256 << 10
+
+
+class Workspace:
+    """A group's own memory for collectives, made collectively by the first that needs it.
+
+    A board, whose notifications cannot be confused with the application's, and staging space. Its
+    pages are touched once, here: a temporary allocated per call would fault per call.
+    """
+
+    STAGING_BYTES = 8 * PIECE_BYTES
+    NOTIFICATIONS = 1 << 20
+
+    def __init__(self, context: Context, group: Group, timeout: float | None = None) -> None:
+        self.segment = context.segment(
+            self.STAGING_BYTES, notifications=self.NOTIFICATIONS, group=group, timeout=timeout
+        )
+        self.staging = self.segment.numpy(np.uint8)
+        self.staging[:] = 0
+        self._next_notification = 0
+
+    def take_notifications(self, number: int) -> int:
+        """The first of ``number`` ids that nobody else uses: the same on all ranks, which ask in
+        the same order."""
+        first = self._next_notification
+        if first + number > self.NOTIFICATIONS:
+            raise PlanError(
+                f"more than {self.NOTIFICATIONS} notifications in use by the collectives of one "
+                "group: delete handles that are not needed"
+            )
+        self._next_notification += number
+        return first

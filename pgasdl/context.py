@@ -1,0 +1,598 @@
+"""``init`` and the context: one rank of a job."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pgasdl import _native, bootstrap
+from pgasdl.allreduce import Allreduce, AllreduceCache
+from pgasdl.bootstrap import Store
+from pgasdl.buffers import Memory, memory_of
+from pgasdl.collective import Workspace
+from pgasdl.config import Config
+from pgasdl.errors import ClosedError, PeerLost, PlanError, RankError, Timeout, UnavailableError
+from pgasdl.group import Array, Group
+from pgasdl.launch.detect import Launch, detect
+from pgasdl.segment import Segment
+
+if TYPE_CHECKING:
+    from pgasdl.exchange import GradientExchange
+
+log = logging.getLogger("pgasdl")
+
+PASSIVE_BYTES = 65536
+
+# The context of this process (ranks that are threads are not counted).
+_current: weakref.ref[Context] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a context admits.
+
+    Attributes
+    ----------
+    notifications : of a segment that names no number; any segment may have up to 2**28
+    queues, queue_depth : queues at once; requests in one between two waits
+    list_elements : transfers in one list operation
+    passive_bytes : longest passive message
+    allreduce_bytes : largest piece of :meth:`Group.allreduce` that travels at once
+    """
+
+    notifications: int
+    queues: int
+    queue_depth: int
+    list_elements: int = 65536
+    passive_bytes: int = PASSIVE_BYTES
+    allreduce_bytes: int = 8192
+
+
+class Context(_native.ContextCore):
+    """One rank of a job. Made by :func:`init`; use it in a ``with`` statement.
+
+    The one-sided operations (``write``, ``write_notify``, ``notify_waitsome`` ...) may be called
+    from any thread. Leaving the ``with`` block closes the context; leaving it by an exception tells
+    the other ranks, whose waits then end with :class:`PeerLost`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launch: Launch,
+        store: Store,
+        world: _native.LoopbackWorld | None = None,
+        mapped: bool = True,
+    ) -> None:
+        self._loopback_mapped = mapped
+        self.config = config
+        self.launch = launch
+        self._store = store
+        self._world_of_threads = world
+        transport = "loopback" if world is not None else "shm"
+        if launch.rank == 0:
+            store.put("token", secrets.token_bytes(16))
+        token = store.get("token", owner=0)
+        super().__init__(
+            launch.rank,
+            launch.size,
+            transport,
+            token,
+            world,
+            timeout=config.timeout,
+            queue_depth=config.queue_depth,
+            queues=config.queues,
+            passive_bytes=PASSIVE_BYTES,
+            spin_us=config.spin_us,
+            yield_us=config.yield_us,
+            heartbeat_ms=config.heartbeat_ms,
+            stopped_after=config.stopped_after,
+        )
+        self._transport = transport
+        self._connect(store.exchange("endpoint", self._endpoint()))
+        self._join(store.exchange("world", self._open()), config.timeout)
+        self.world = Group(self, self._world())
+        self._group_numbers: dict[tuple[int, ...], int] = {}
+        self._unfinished_groups: dict[tuple[int, ...], _native.GroupCore] = {}
+        self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+        self._workspaces: dict[tuple[int, ...], Workspace] = {}
+        self._allreduces = AllreduceCache(self)
+        self.exchanges: list[GradientExchange] = []
+        if config.progress == "thread":
+            _native.progress_thread(self, True)
+        self.world.barrier(config.timeout)
+        log.info(
+            "rank %d of %d: %s to all ranks (%s)",
+            self.rank,
+            self.size,
+            transport,
+            "threads of one process" if world is not None else self._why(),
+        )
+
+    def _why(self) -> str:
+        if self.size == 1:
+            return "the only one"
+        reason = "asked for" if self.config.transport == "shm" else "all on this machine"
+        return reason if self.config.transport == "shm" else f"{reason}; no RDMA needed"
+
+    @property
+    def limits(self) -> Limits:
+        """What this context admits."""
+        config = self.config
+        return Limits(config.notifications, config.queues, config.queue_depth)
+
+    # --- memory
+
+    def segment(
+        self,
+        nbytes: int,
+        *,
+        device: str = "cpu",
+        notifications: int | None = None,
+        group: Group | None = None,
+        timeout: float | None = None,
+    ) -> Segment:
+        """Create memory that every member of a group can write to. Collective.
+
+        Parameters
+        ----------
+        nbytes : of this rank's copy, 0 <= nbytes; ranks may differ. Zero-filled, page-aligned
+        device : "cpu"
+        notifications : of this rank's copy; None: ``limits.notifications``
+        group : None: all ranks
+        timeout : seconds; None: the context's default. After a Timeout the same call continues
+
+        Raises
+        ------
+        Timeout         names the ranks that have not called it
+        MismatchError   a rank is in another collective
+        SegmentError, NotificationError   impossible sizes
+        UnavailableError   a device that is not to be had
+
+        Notes
+        -----
+        A sealed memfd, without a name in any file system: nothing is left after kill -9.
+        GASPI: gaspi_segment_create.
+        """
+        if device != "cpu":
+            raise UnavailableError(f"device {device!r}: segments are host memory so far (\"cpu\")")
+        number = self.config.notifications if notifications is None else notifications
+        segment = Segment(group or self.world, nbytes, number, timeout=timeout)
+        self._segments.add(segment)
+        return segment
+
+    def bind(
+        self,
+        buffer: object,
+        *,
+        notifications: int | None = None,
+        group: Group | None = None,
+        timeout: float | None = None,
+    ) -> Segment:
+        """Make memory allocated elsewhere a segment. Collective.
+
+        Parameters
+        ----------
+        buffer : contiguous, writable host memory: array, tensor, anything with the buffer protocol.
+            It is kept alive, and must not be resized, until the segment is deleted
+        notifications, group, timeout : as for :meth:`segment`
+
+        Raises
+        ------
+        BufferRefused   strided, read-only, on a device, or no memory
+        UnavailableError   when a peer may not reach this process's memory (on first use)
+
+        Notes
+        -----
+        Peers reach it by process_vm_writev and process_vm_readv, not by loads and stores: plans
+        that need mapped memory refuse it. GASPI: gaspi_segment_bind, gaspi_segment_use.
+        """
+        memory = memory_of(buffer)
+        number = self.config.notifications if notifications is None else notifications
+        if memory.nbytes == 0:
+            return Segment(group or self.world, 0, number, timeout=timeout)
+        return Segment(
+            group or self.world, memory.nbytes, number, memory.owner, memory.address, timeout
+        )
+
+    def segment_at(self, memory: Memory) -> tuple[Segment | None, int]:
+        """The segment that holds some memory, and where in it; (None, 0) if none does."""
+        for segment in self._segments:
+            offset = memory.address - segment.address
+            if 0 <= offset and offset + memory.nbytes <= segment.nbytes and not segment.deleted:
+                return segment, offset
+        return None, 0
+
+    @property
+    def mapped(self) -> bool:
+        """Whether every rank can load from and store to every other's segments."""
+        return self._transport == "shm" or self._loopback_mapped
+
+    def workspace(self, group: Group, timeout: float | None = None) -> Workspace:
+        """The group's own memory for collectives; made by the first that needs it. Collective."""
+        found = self._workspaces.get(group.ranks)
+        if found is None:
+            found = self._workspaces[group.ranks] = Workspace(self, group, timeout)
+        return found
+
+    # --- groups and collectives
+
+    def group(self, ranks: Iterable[int], *, timeout: float | None = None) -> Group:
+        """Form a group. Collective over its members only.
+
+        Parameters
+        ----------
+        ranks : the members, this rank among them
+        timeout : seconds; None: the context's default. After a Timeout the same call continues
+
+        Raises
+        ------
+        RankError   no such rank, a rank twice, or this rank is not among them
+        Timeout     names the rank that has not called it
+        PeerLost    a member is gone
+
+        Notes
+        -----
+        GASPI: gaspi_group_create, gaspi_group_add, gaspi_group_commit.
+        """
+        members = tuple(sorted(ranks))
+        self._require_usable()
+        for member in members:
+            self._require_peer(member, "group")
+        core = self._unfinished_groups.get(members)
+        if core is None:
+            core = _native.GroupCore(self, list(members))
+            self._unfinished_groups[members] = core
+        number = self._group_numbers.get(members, 0)
+        key = f"group/{','.join(map(str, members))}/{number}"
+        limit = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        self._store.put(f"{key}/{self.rank}", core.describe(), limit or None)
+        descriptions = [
+            self._store.get(f"{key}/{member}", max(0.0, deadline - time.monotonic()), owner=member)
+            for member in members
+        ]
+        core.attach(descriptions, self.timeout)
+        del self._unfinished_groups[members]
+        self._group_numbers[members] = number + 1
+        return Group(self, core)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """``world.barrier``: wait until every rank is here."""
+        self.world.barrier(timeout)
+
+    def allreduce(
+        self,
+        array: Any,
+        op: str = "mean",
+        *,
+        group: Group | None = None,
+        plan: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Replace every rank's array by the mean (or sum) of all. Collective.
+
+        Parameters
+        ----------
+        array : contiguous and writable, same size and dtype on all ranks: array, tensor, or a
+            segment slice (float32). float32, float64, float16, bfloat16, int32, int64
+        op : "mean" or "sum"; integers can be summed only
+        group : None: all ranks
+        plan : name of an algorithm; None: chosen by size
+        timeout : seconds; None: the context's default
+
+        Returns
+        -------
+        ``array``, with the same bits on every rank and in every run
+
+        Raises
+        ------
+        BufferRefused   strided, read-only, or a dtype that is not reduced
+        MismatchError   a rank is in another collective, or came with another size or dtype
+        PeerLost, Timeout
+
+        Notes
+        -----
+        Plans and handles are kept, so the first call of a size costs more. Arrays inside segments
+        are reduced in place; others pass through a workspace. Best of all is a handle of one's own:
+        :meth:`allreduce_handle`.
+        """
+        self._allreduces.run(array, op, group or self.world, plan, timeout)
+        return array
+
+    def allreduce_handle(
+        self,
+        array: Any,
+        op: str = "mean",
+        *,
+        group: Group | None = None,
+        plan: str | None = None,
+        timeout: float | None = None,
+    ) -> Allreduce:
+        """A persistent allreduce of one piece of memory. Collective; call it to run it.
+
+        Parameters
+        ----------
+        array : a view of a segment (``segment.numpy("f32")``), or any array or tensor
+        op, group, plan, timeout : as for :meth:`allreduce`
+
+        Returns
+        -------
+        Allreduce : ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it
+        """
+        return Allreduce(self, array, op, group or self.world, plan, timeout)
+
+    def serve_calls(self) -> None:
+        """Run the updates that exchanges are waiting for on this rank."""
+        while (call := _native.take_call(self)) is not None:
+            if not any(exchange.serve(call) for exchange in self.exchanges):
+                raise PlanError(f"nobody answers a call of {call.hook!r}")
+            _native.answer(self, call)
+
+    # --- passive messages
+
+    def passive_send(self, data: Any, peer: int, *, timeout: float | None = None) -> None:
+        """Send a message to whoever calls :meth:`passive_receive` on ``peer``.
+
+        Parameters
+        ----------
+        data : bytes-like, at most ``limits.passive_bytes``
+        peer : rank, may be this one
+        timeout : seconds; None: the context's default, 0: one try
+
+        Raises
+        ------
+        Timeout   ``peer`` has not taken this rank's previous message; nothing was sent
+        BufferRefused   the message is too long
+        PeerLost, RankError
+
+        Notes
+        -----
+        GASPI: gaspi_passive_send.
+        """
+        self._world().passive_send(data, peer, timeout)
+
+    def passive_receive(self, *, timeout: float | None = None) -> tuple[int, bytes]:
+        """Take the next message from any rank.
+
+        Returns
+        -------
+        (sender, message) : messages of one sender come in order, senders take turns
+
+        Raises
+        ------
+        Timeout   there is none
+
+        Notes
+        -----
+        GASPI: gaspi_passive_receive.
+        """
+        sender, message = self._world().passive_receive(timeout)
+        return sender, message
+
+    # --- who is there
+
+    def transport_of(self, peer: int) -> str:
+        """The name of the transport that carries bytes to ``peer``."""
+        self._require_usable()
+        if not 0 <= peer < self.size:
+            raise RankError(f"rank {peer}: ranks are 0 to {self.size - 1}")
+        return self._transport
+
+    def health(self) -> tuple[str, ...]:
+        """The state vector: "healthy", "died", "stopped", "failed" or "closed" for every rank.
+
+        Kept by the failure detector, whatever this rank is doing. GASPI: gaspi_state_vec_get.
+        """
+        return tuple(self._health())
+
+    def ping(self, peer: int) -> None:
+        """Raise PeerLost if ``peer`` is known to be gone. GASPI: gaspi_proc_ping."""
+        self._require_peer(peer, "ping")
+
+    def kill(self, peer: int) -> None:
+        """Kill another rank's process (SIGKILL). GASPI: gaspi_proc_kill."""
+        if peer == self.rank:
+            raise RankError(f"rank {peer} is this one; end it by leaving the program")
+        pid = self._pid_of(peer)
+        if pid == os.getpid():
+            raise UnavailableError("the ranks of this job are threads of one process")
+        os.kill(pid, signal.SIGKILL)
+
+    def survivors(self, *, timeout: float | None = None) -> Group:
+        """Accept the losses so far and form a group of the ranks that are left. Collective.
+
+        Until then every wait ends with PeerLost; afterwards waits work again, among survivors.
+        """
+        self._acknowledge()
+        healthy = [rank for rank, state in enumerate(self._health()) if state == "healthy"]
+        return self.group(healthy, timeout=timeout)
+
+    def describe(self) -> str:
+        """What this context is made of, for a log: ranks, transport, limits, plans and inboxes."""
+        lines = [
+            f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
+            f"transport {self._transport}: {self._why()}",
+            f"health: {', '.join(self._health())}",
+            str(self.limits),
+            *self._allreduces.describe(),
+            *(exchange.describe() for exchange in self.exchanges),
+        ]
+        return "\n".join(lines)
+
+    def flight_record(self) -> str:
+        """The last operations of this rank, one a line, with microseconds before now."""
+        return self._record()
+
+    def dump_flight_record(self, reason: str) -> None:
+        """Write the flight record to ``PGASDL_TRACE/rank-N.txt``, or to standard error."""
+        record = f"flight record, {reason}\n{self._record()}"
+        if self.config.trace is None:
+            sys.stderr.write(record)
+            return
+        path = os.path.join(self.config.trace, f"pgasdl-{self.launch.job_id}-rank-{self.rank}.txt")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(record)
+
+    # --- the end
+
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the job; idempotent. What was posted still arrives.
+
+        ``failed`` tells the others that this rank did not end in peace: their waits then raise
+        PeerLost.
+        """
+        global _current  # noqa: PLW0603
+        if self.closed:
+            return
+        self._close(failed)
+        # Ranks in one process share a store object that must outlive them.
+        self._store.close(drain=0.0 if failed else 5.0)
+        if _current is not None and _current() is self:
+            _current = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, (Timeout, PeerLost)):
+            self.dump_flight_record(f"after {type(error).__name__}: {error}")
+        if error is not None:
+            _tell_elastic(error)
+        self.close(failed=error is not None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self._transport
+        return f"<Context rank {self.rank} of {self.size}, {state}>"
+
+
+def _tell_elastic(error: BaseException) -> None:
+    """torchrun shows what a rank wrote to this file as the reason of its failure."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        message = {"message": {"message": f"{type(error).__name__}: {error}",
+                               "extraInfo": {"timestamp": str(int(time.time()))}}}
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump(message, file)
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+    **settings: Any,
+) -> Context:
+    """Join the job and meet the other ranks. Collective.
+
+    Parameters
+    ----------
+    rank, size : this process's place; None: from ``PGASDL_*``, torchrun, mpiexec, srun, or alone
+    transport : "auto", "shm"; None: ``PGASDL_TRANSPORT``, else "auto"
+    timeout : seconds, of init and the default of every later call; None: ``PGASDL_TIMEOUT``, 60
+    settings : any other field of the table that ``pgasdl env`` prints, in lower case
+
+    Returns
+    -------
+    Context : use it in a ``with`` statement
+
+    Raises
+    ------
+    ConfigError       a variable or argument that cannot be right
+    BootstrapError    the ranks could not meet; says what to set
+    UnavailableError  the transport is not to be had; says why
+    ClosedError       this process has a context already
+    Timeout, PeerLost
+
+    Notes
+    -----
+    ``PGASDL_*`` variables are read here, never at import. GASPI: gaspi_proc_init.
+    """
+    global _current  # noqa: PLW0603
+    if _current is not None and _current() is not None:
+        raise ClosedError(
+            "this process has an open context already: close it first, or pass it on"
+        )
+    config = Config.from_environment(
+        rank=rank, size=size, transport=transport, timeout=timeout, **settings
+    )
+    _start_log(config.log)
+    launch = detect(config)
+    if config.transport not in ("auto", "shm"):
+        raise UnavailableError(
+            f'transport "{config.transport}" is not in this build; there is "shm", and '
+            '"loopback" through pgasdl.loopback.run'
+        )
+    if not launch.one_machine:
+        raise UnavailableError(
+            f"{launch.size} ranks on several machines ({launch.local_size} on this one) need a "
+            "transport between machines, which this build does not have: shm serves one machine"
+        )
+    store = bootstrap.connect(config, launch)
+    try:
+        context = Context(config, launch, store)
+    except BaseException:
+        store.close(drain=0.0)
+        raise
+    _current = weakref.ref(context)
+    _at_exit(context)
+    _on_signal(context)
+    return context
+
+
+def _start_log(level: str) -> None:
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("pgasdl: %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+    log.setLevel(level.upper())
+
+
+def _at_exit(context: Context) -> None:
+    reference = weakref.ref(context)
+
+    def leave() -> None:
+        open_context = reference()
+        if open_context is not None:
+            open_context.close(failed=hasattr(sys, "last_value"))
+
+    atexit.register(leave)
+
+
+def _on_signal(context: Context) -> None:
+    """SIGUSR1 dumps the flight record, unless the program has its own use for it."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, None):
+        return
+    reference = weakref.ref(context)
+
+    def dump(number: int, frame: object) -> None:
+        open_context = reference()
+        if open_context is not None:
+            open_context.dump_flight_record("on SIGUSR1")
+
+    signal.signal(signal.SIGUSR1, dump)
+
+
+__all__ = ["Array", "Context", "Limits", "init"]

@@ -1,0 +1,184 @@
+"""``pgasdl doctor``: what this machine offers, tried and not guessed, and how to get the rest.
+
+Needs the standard library only, and works when the native module or numpy cannot be imported:
+that is then its first finding. OK: there. WARN: works without it, slower or not everything. FAIL:
+pgasdl cannot work here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from pgasdl import probes
+from pgasdl.probes import Finding
+
+TESTED_TORCH = "2.13.0"
+_MIB = 1 << 20
+
+
+def main(*, as_json: bool = False) -> int:
+    """Print the report; 1 when something is FAIL, else 0."""
+    findings = diagnose()
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            print(f"{finding.status:<4}  {finding.name:<{width}}  {finding.detail}")
+            if finding.fix:
+                print(f"{'':<4}  {'':<{width}}  fix: {finding.fix}")
+        counts = {s: sum(f.status == s for f in findings) for s in ("OK", "WARN", "FAIL")}
+        print(", ".join(f"{n} {status}" for status, n in counts.items()))
+    return int(any(finding.status == "FAIL" for finding in findings))
+
+
+def diagnose() -> list[Finding]:
+    """Run every probe; one that breaks is itself a finding."""
+    findings = []
+    for name, probe in PROBES:
+        try:
+            findings.append(probe(name))
+        except Exception as error:  # a probe must never end the report
+            findings.append(Finding(name, "FAIL", f"{type(error).__name__}: {error}"))
+    return findings
+
+
+def _python(name: str) -> Finding:
+    text = f"{platform.python_version()} on {platform.machine()}, Linux {platform.release()}"
+    if sys.platform != "linux":
+        return Finding(name, "FAIL", f"{text}, {sys.platform}", "pgasdl needs Linux")
+    if not (3, 11) <= sys.version_info[:2] <= (3, 14):
+        return Finding(name, "WARN", text, "tested with Python 3.11 to 3.14")
+    return Finding(name, "OK", text)
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, "OK", importlib.metadata.version("pgasdl"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "WARN", "runs from a source tree, not installed", "pip install .")
+
+
+def _native(name: str) -> Finding:
+    try:
+        native = importlib.import_module("pgasdl._native")
+    except ImportError as error:
+        fix = "pip install . (needs g++ with C++20), for this very Python"
+        return Finding(name, "FAIL", f"cannot be imported: {error}", fix)
+    parts = []
+    for attribute in ("__version__", "version", "isa"):
+        value = getattr(native, attribute, None)
+        if value is not None:
+            parts.append(f"{attribute.strip('_')} {value() if callable(value) else value}")
+    return Finding(name, "OK", ", ".join(parts) or "imports")
+
+
+def _cores(name: str) -> Finding:
+    n_cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    text = f"{n_cores} usable, load {load:.1f}"
+    if load > 0.5 * n_cores:
+        return Finding(name, "WARN", text, "other work is running: measurements will be disturbed")
+    return Finding(name, "OK", text)
+
+
+def _store(name: str) -> Finding:
+    """A real start-up of one rank against a real store."""
+    from pgasdl.bootstrap import StoreClient, StoreServer
+
+    secret = secrets.token_bytes(32)
+    with (
+        StoreServer(secret, 1) as server,
+        StoreClient(server.address, secret, 0, 1, "", 5) as client,
+    ):
+        started = time.perf_counter()
+        client.put("doctor", b"x")
+        client.get("doctor")
+        elapsed = time.perf_counter() - started
+    return Finding(name, "OK", f"authenticated over TCP, put and get {elapsed * 1e6:.0f} us")
+
+
+def _launcher(name: str) -> Finding:
+    from pgasdl.config import Config, listing
+    from pgasdl.errors import ConfigError
+    from pgasdl.launch.detect import detect
+
+    _, problems = listing()
+    if problems:
+        return Finding(name, "FAIL", "; ".join(problems), "see `pgasdl env`")
+    try:
+        launch = detect(Config.from_environment())
+    except ConfigError as error:
+        return Finding(name, "FAIL", str(error), "see `pgasdl env`")
+    return Finding(name, "OK", f"{launch.kind}: rank {launch.rank} of {launch.size}")
+
+
+def _needed(name: str) -> Finding:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        return Finding(name, "FAIL", f"cannot be imported: {error}", f"pip install {name}")
+    return Finding(name, "OK", str(getattr(module, "__version__", "imports")))
+
+
+def _torch(name: str) -> Finding:
+    version = _installed(name)
+    if version is None:
+        return Finding(name, "OK", "not installed (optional)")
+    if version.partition("+")[0] != TESTED_TORCH:
+        fix = f"pip install torch=={TESTED_TORCH}"
+        return Finding(name, "WARN", f"{version}, tested with {TESTED_TORCH}", fix)
+    return Finding(name, "OK", version)
+
+
+def _optional(name: str) -> Finding:
+    return Finding(name, "OK", _installed(name) or "not installed (optional)")
+
+
+def _installed(name: str) -> str | None:
+    """Version of a package that is there, without importing it: some take seconds."""
+    if importlib.util.find_spec(name) is None:
+        return None
+    for distribution in importlib.metadata.packages_distributions().get(name, [name]):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return "version unknown"
+
+
+PROBES: tuple[tuple[str, Callable[[str], Finding]], ...] = (
+    ("python", _python),
+    ("pgasdl", _package),
+    ("native module", _native),
+    ("cores", _cores),
+    ("memfd, sealed", probes.memfd),
+    ("AF_UNIX descriptors", probes.descriptor_passing),
+    ("pidfd", probes.pidfd),
+    ("process_vm_readv", probes.process_vm),
+    ("membarrier", probes.membarrier),
+    ("futex", probes.futex),
+    ("RLIMIT_MEMLOCK", probes.memlock),
+    ("RLIMIT_NOFILE", probes.nofile),
+    ("vm.max_map_count", probes.map_count),
+    ("memory", probes.memory),
+    ("huge pages, shared", probes.huge_pages),
+    ("start-up store", _store),
+    ("launcher", _launcher),
+    ("numpy", _needed),
+    ("ml_dtypes", _needed),
+    ("torch", _torch),
+    ("cupy", _optional),
+    ("mpi4py", _optional),
+    ("pyverbs", _optional),
+    ("RDMA devices", probes.verbs),
+)

@@ -1,0 +1,92 @@
+"""Ranks as threads of one process, with an adversary: the transport that exists to find bugs.
+
+>>> from pgasdl import loopback
+>>> loopback.run(3, lambda ctx: ctx.rank)
+[0, 1, 2]
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pgasdl import _native
+from pgasdl.bootstrap import LocalStore
+from pgasdl.config import Config
+from pgasdl.context import Context
+from pgasdl.errors import PeerLost
+from pgasdl.launch.detect import Launch
+
+Result = TypeVar("Result")
+
+
+def run(
+    size: int,
+    program: Callable[[Context], Result],
+    *,
+    seed: int | None = None,
+    delay: int = 0,
+    reorder: bool = False,
+    late_source: bool = False,
+    fail_at: tuple[int, int] | None = None,
+    mapped: bool = True,
+    **settings: Any,
+) -> list[Result]:
+    """Run ``program(ctx)`` on ``size`` ranks that are threads of this process.
+
+    Parameters
+    ----------
+    size : number of ranks
+    seed : of the adversary
+    delay : a pending transfer moves on with probability 1 / (delay + 1) at each look
+    reorder : deliver unordered writes in any order
+    late_source : read a source when its write is delivered, as a network card may
+    fail_at : (rank, n): that rank's n-th posted operation raises
+    mapped : False: peers' memory cannot be loaded and stored directly
+    settings : as for :func:`pgasdl.init`
+
+    Returns
+    -------
+    list : what each rank returned
+
+    Raises
+    ------
+    The first failing rank's exception, with its rank in a note. A rank that fails closes its
+    context as failed, so the others end too.
+    """
+    world = _native.LoopbackWorld(
+        size,
+        seed=seed or 0,
+        delay=delay,
+        reorder=reorder,
+        late_source=late_source,
+        fail_rank=-1 if fail_at is None else fail_at[0],
+        fail_at=0 if fail_at is None else fail_at[1],
+        mapped=mapped,
+    )
+    stores = LocalStore.world(size, Config.from_environment(**settings).timeout)
+    results: list[Any] = [None] * size
+    errors: list[BaseException | None] = [None] * size
+
+    def rank_main(rank: int) -> None:
+        try:
+            config = Config.from_environment(rank=rank, size=size, **settings)
+            launch = Launch("loopback", rank, size, rank, size, "loopback")
+            with Context(config, launch, stores[rank], world, mapped) as context:
+                results[rank] = program(context)
+        except BaseException as error:
+            error.add_note(f"on rank {rank} of {size} (loopback)")
+            errors[rank] = error
+            stores[rank].lose()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failures = [error for error in errors if error is not None]
+    if failures:
+        # The cause, rather than those who only heard of it.
+        raise next((e for e in failures if not isinstance(e, PeerLost)), failures[0])
+    return results

@@ -1,0 +1,118 @@
+"""Collectives as plans: a table of algorithms, each a pure function that returns steps as data.
+
+>>> plan = build("gdraa", rank=0, size=3, count=1000)
+>>> plan.notifications
+6
+"""
+
+from __future__ import annotations
+
+from pgasdl.errors import PlanError
+from pgasdl.plans import gdraa, gdraa_direct, tree
+from pgasdl.plans.blocks import blocks
+from pgasdl.plans.plan import (
+    KINDS,
+    Call,
+    Flush,
+    Plan,
+    PlanSpec,
+    Put,
+    Reduce,
+    Span,
+    Step,
+    Wait,
+    describe,
+    validate_all,
+)
+
+__all__ = [
+    "KINDS",
+    "PLANS",
+    "Call",
+    "Flush",
+    "Plan",
+    "PlanError",
+    "PlanSpec",
+    "Put",
+    "Reduce",
+    "Span",
+    "Step",
+    "Wait",
+    "blocks",
+    "build",
+    "build_all",
+    "describe",
+    "register",
+    "validate_all",
+]
+
+PLANS: dict[str, PlanSpec] = {
+    spec.name: spec for spec in (gdraa.SPEC, gdraa_direct.SPEC, tree.SPEC)
+}
+
+
+def register(spec: PlanSpec) -> None:
+    """Add a row to the table of plans.
+
+    Raises
+    ------
+    PlanError   the name is taken, or the row offers a kind that does not exist
+    """
+    if spec.name in PLANS:
+        raise PlanError(f"a plan named {spec.name!r} is registered already")
+    unknown = [kind for kind in spec.kinds if kind not in KINDS]
+    if not spec.name or not spec.kinds or unknown:
+        raise PlanError(f"plan {spec.name!r}: kinds {spec.kinds!r} are not among {KINDS}")
+    PLANS[spec.name] = spec
+
+
+def build(
+    name: str,
+    rank: int,
+    size: int,
+    count: int,
+    *,
+    kind: str = "average",
+    wire: bool = False,
+    **options: int,
+) -> Plan:
+    """Build one rank's plan and validate it.
+
+    Parameters
+    ----------
+    name : a key of :data:`PLANS`
+    rank, size : 0 <= rank < size
+    count : elements, 0 <= count; with 0 the plan has no steps
+    kind : ``average``, ``sum``, or ``update`` (owners update weights with the mean gradient)
+    wire : send gradients in a dtype of their own, held in the buffers ``wire_out``, ``wire_in``
+    options : integers the plan itself names, such as ``root`` of ``tree``
+
+    Raises
+    ------
+    PlanError   naming the argument that cannot be, with those that can
+    """
+    spec = PLANS.get(name)
+    if spec is None:
+        raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
+    if size < 1 or not 0 <= rank < size:
+        raise PlanError(f"plan {name}: rank {rank} is not one of {size} ranks")
+    if count < 0:
+        raise PlanError(f"plan {name}: count is {count}")
+    if kind not in spec.kinds:
+        raise PlanError(f"plan {name}: no kind {kind!r}; there are {', '.join(spec.kinds)}")
+    if wire and not spec.wire:
+        raise PlanError(f"plan {name}: loads peers' memory as it is, in no wire precision")
+    for option in options:
+        if option not in spec.options:
+            known = ", ".join(spec.options) or "none"
+            raise PlanError(f"plan {name}: no option {option!r}; there are: {known}")
+    plan = spec.build(rank, size, count, kind=kind, wire=wire, **options)
+    plan.validate()
+    return plan
+
+
+def build_all(
+    name: str, size: int, count: int, *, kind: str = "average", wire: bool = False, **options: int
+) -> list[Plan]:
+    """Build the plans of all ranks; parameters as in :func:`build`."""
+    return [build(name, rank, size, count, kind=kind, wire=wire, **options) for rank in range(size)]

@@ -1,0 +1,363 @@
+"""A collective as data: the steps each rank takes, and what makes such a list well formed.
+
+A plan says what one rank does in one execution of one collective. A native executor runs it on
+any transport; ``check`` proves it over all interleavings. Every span counts elements, not bytes:
+the same plan serves every dtype.
+
+Buffers are symmetric: each rank holds all of ``Plan.buffers``, at the same place.
+
+=============  ===================================================================================
+``data``       ``count`` elements, reduced in place; the application's, between executions
+``weights``    ``count`` elements, kind ``update`` only; the application's, between executions
+``inbox``      where peers put their contributions; the plan's own
+``wire_out``   like ``data``, in the wire's dtype: what is sent, and where results arrive
+``wire_in``    like ``inbox``, in the wire's dtype
+=============  ===================================================================================
+
+Notifications are numbered 0..n-1 within the plan, on the board of the rank that waits for them.
+Each is raised once and waited for once in every execution, with the execution's generation as
+its value, so a flag of one execution is never taken for another's and none is ever reset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pgasdl.errors import PlanError
+
+KINDS = ("average", "sum", "update")
+HOOKS = frozenset({"update"})
+APPLICATION_BUFFERS = ("data", "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where elements begin: ``buffer[offset:]``, here or (``rank`` given) in a mapped peer."""
+
+    buffer: str
+    offset: int
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write ``n`` own elements from ``src`` to ``dst`` at ``peer``, then raise ``notify`` there.
+
+    ``n = 0`` raises the flag alone. ``dst.rank`` stays None: ``peer`` says whose copy it is. The
+    source is read any time until a Flush, or an answer that the flag caused, proves it sent.
+    Order holds within one lane only: the flag follows every earlier Put of the lane to the peer.
+    """
+
+    src: Span
+    n: int
+    peer: int
+    dst: Span
+    notify: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Hold this lane until ``notification`` carries the execution's generation."""
+
+    notification: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """``dsts[j][i] = scale * (srcs[0][i] + srcs[1][i] + ...)``, in that order, in one pass.
+
+    One source with scale 1 is a copy, or a cast where the buffers' dtypes differ. A destination
+    is one of the sources exactly, or overlaps none. Remote spans need a mapped plan.
+    """
+
+    dsts: tuple[Span, ...]
+    srcs: tuple[Span, ...]
+    n: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run the application's ``hook`` on ``n`` elements from ``span``.
+
+    ``update`` reads the gradient in ``data`` and updates the same elements of ``weights``.
+    """
+
+    hook: str
+    span: Span
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Hold this lane until the sources of all its Puts have been read (local completion)."""
+
+
+Step = Put | Wait | Reduce | Call | Flush
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What ``rank`` of ``size`` does in one execution; over when every lane is.
+
+    Attributes
+    ----------
+    name : of the algorithm
+    rank, size : whose plan this is, and how many take part
+    count : elements of ``data``
+    lanes : steps in order per lane; lanes run concurrently, and none may hold up another
+    buffers : elements of each buffer, the same on every rank
+    notifications : ids used are below this, the same on every rank
+    mapped : loads and stores reach the peers' memory; needs a transport that maps it
+    """
+
+    name: str
+    rank: int
+    size: int
+    count: int
+    lanes: tuple[tuple[Step, ...], ...]
+    buffers: dict[str, int] = field(hash=False)
+    notifications: int
+    mapped: bool = False
+
+    def validate(self) -> None:
+        """Refuse what can be seen to be wrong without knowing the other ranks' plans.
+
+        Raises
+        ------
+        PlanError   naming plan, rank, lane, step and the fault
+        """
+        _check_header(self)
+        raised: set[tuple[int, int]] = set()
+        awaited: set[int] = set()
+        for lane, index, step in self.steps():
+            fault = next(_faults(self, step), None)
+            if fault is None and isinstance(step, Put) and step.notify is not None:
+                if (step.peer, step.notify) in raised:
+                    fault = f"raises notification {step.notify} of rank {step.peer} again"
+                raised.add((step.peer, step.notify))
+            if fault is None and isinstance(step, Wait):
+                if step.notification in awaited:
+                    fault = f"waits for notification {step.notification} again"
+                awaited.add(step.notification)
+            if fault is not None:
+                raise PlanError(f"{self.where(lane, index)}: {fault}")
+
+    def steps(self) -> Iterator[tuple[int, int, Step]]:
+        """Yield ``(lane, index in the lane, step)`` in order."""
+        for lane, steps in enumerate(self.lanes):
+            for index, step in enumerate(steps):
+                yield lane, index, step
+
+    def where(self, lane: int, index: int) -> str:
+        """Say which step this is, for messages."""
+        step = describe(self.lanes[lane][index])
+        return f"plan {self.name}, rank {self.rank}, lane {lane}, step {index} ({step})"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpec:
+    """One row of the table of plans.
+
+    Attributes
+    ----------
+    name : as the user gives it
+    build : ``build(rank, size, count, *, kind, wire, **options) -> Plan``, pure
+    summary : one line for ``describe``
+    kinds : of :data:`KINDS`, those it offers
+    wire : can send in a dtype of its own
+    mapped : needs peers whose memory is mapped
+    options : names of the integer options that ``build`` takes besides
+    """
+
+    name: str
+    build: Callable[..., Plan]
+    summary: str
+    kinds: tuple[str, ...] = KINDS
+    wire: bool = True
+    mapped: bool = False
+    options: tuple[str, ...] = ()
+
+
+def is_wire(buffer: str) -> bool:
+    """Tell whether ``buffer`` holds elements in the wire's dtype."""
+    return buffer.startswith("wire_")
+
+
+def describe(step: Step) -> str:
+    """Render a step in one short line."""
+    match step:
+        case Put(src, n, peer, dst, notify):
+            flag = "" if notify is None else f", notify {notify}"
+            if n == 0:
+                return f"Put nothing -> rank {peer}{flag}"
+            return f"Put {_text(src, n)} -> rank {peer} {_text(dst, n)}{flag}"
+        case Wait(notification):
+            return f"Wait {notification}"
+        case Reduce(dsts, srcs, n, scale):
+            times = "" if scale == 1.0 else f"{scale:.4g} * "
+            sources = " + ".join(_text(span, n) for span in srcs)
+            return f"Reduce {', '.join(_text(span, n) for span in dsts)} = {times}({sources})"
+        case Call(hook, span, n):
+            return f"Call {hook} on {_text(span, n)}"
+        case Flush():
+            return "Flush"
+
+
+def validate_all(plans: Sequence[Plan]) -> None:
+    """Validate every rank's plan, and that together they match.
+
+    All must agree on name, size, count, buffers, notifications and mapping, and each raised
+    notification must be waited for exactly once by the rank it is raised at.
+
+    Raises
+    ------
+    PlanError   naming plan, rank, lane, step and the fault
+    """
+    if not plans:
+        raise PlanError("no plans: there must be one for every rank")
+    model = plans[0]
+    if len(plans) != model.size:
+        raise PlanError(f"plan {model.name}: {len(plans)} plans for {model.size} ranks")
+    for rank, plan in enumerate(plans):
+        if plan.rank != rank:
+            raise PlanError(f"plan {plan.name}: place {rank} holds the plan of rank {plan.rank}")
+        for what in ("name", "size", "count", "buffers", "notifications", "mapped"):
+            mine, first = getattr(plan, what), getattr(model, what)
+            if mine != first:
+                raise PlanError(
+                    f"plan {plan.name}, rank {rank}: {what} is {mine!r}, but rank 0 has {first!r}"
+                )
+        plan.validate()
+    _check_notifications(plans)
+
+
+def _check_notifications(plans: Sequence[Plan]) -> None:
+    # (rank of the board, notification) -> (plan, lane, step)
+    raised: dict[tuple[int, int], tuple[Plan, int, int]] = {}
+    awaited: dict[tuple[int, int], tuple[Plan, int, int]] = {}
+    for plan in plans:
+        for lane, index, step in plan.steps():
+            if isinstance(step, Put) and step.notify is not None:
+                first = raised.setdefault((step.peer, step.notify), (plan, lane, index))
+                if first[0] is not plan:
+                    raise PlanError(
+                        f"{plan.where(lane, index)}: notification {step.notify} of rank "
+                        f"{step.peer} is also raised by {first[0].where(*first[1:])}"
+                    )
+            elif isinstance(step, Wait):
+                awaited[(plan.rank, step.notification)] = (plan, lane, index)
+    for (rank, notification), (plan, lane, index) in awaited.items():
+        if (rank, notification) not in raised:
+            text = f"nobody raises notification {notification} here"
+            raise PlanError(f"{plan.where(lane, index)}: {text}")
+    for (rank, notification), (plan, lane, index) in raised.items():
+        if (rank, notification) not in awaited:
+            text = f"rank {rank} never waits for notification {notification}"
+            raise PlanError(f"{plan.where(lane, index)}: {text}")
+
+
+def _check_header(plan: Plan) -> None:
+    at = f"plan {plan.name}, rank {plan.rank}"
+    if not plan.name:
+        raise PlanError("a plan needs a name")
+    if plan.size < 1 or not 0 <= plan.rank < plan.size:
+        raise PlanError(f"{at}: not a rank of {plan.size}")
+    if plan.count < 0 or plan.notifications < 0:
+        raise PlanError(f"{at}: count {plan.count} or notifications {plan.notifications} below 0")
+    for buffer, elements in plan.buffers.items():
+        if elements < 0:
+            raise PlanError(f"{at}: buffer {buffer} of {elements} elements")
+        if buffer in APPLICATION_BUFFERS and elements != plan.count:
+            raise PlanError(f"{at}: buffer {buffer} of {elements} elements, not {plan.count}")
+
+
+def _faults(plan: Plan, step: Step) -> Iterator[str]:
+    """Yield what is wrong with one step; past the first fault, the others mean nothing."""
+    match step:
+        case Put():
+            yield from _faults_of_put(plan, step)
+        case Wait(notification):
+            yield from _faults_of_notification(plan, notification)
+        case Reduce():
+            yield from _faults_of_reduce(plan, step)
+        case Call(hook, span, n):
+            if hook not in HOOKS:
+                yield f"no hook named {hook!r}, only {', '.join(sorted(HOOKS))}"
+            if n < 1:
+                yield f"n is {n}: nothing to do"
+            if span.buffer != "data" or "weights" not in plan.buffers:
+                yield "an update needs a span of data, and weights beside it"
+            yield from _faults_of_span(plan, span, n, local=True)
+        case Flush():
+            pass
+        case _:
+            yield f"{step!r} is no step"
+
+
+def _faults_of_put(plan: Plan, put: Put) -> Iterator[str]:
+    if not 0 <= put.peer < plan.size:
+        yield f"peer {put.peer} is not one of {plan.size} ranks"
+    if put.peer == plan.rank:
+        yield "a Put to itself; a Reduce copies"
+    if put.n < 0:
+        yield f"n is {put.n}"
+    if put.n == 0 and put.notify is None:
+        yield "n is 0 and there is no flag: nothing to do"
+    if put.dst.rank is not None:
+        yield "dst names a rank; peer alone says whose copy it is"
+    if is_wire(put.src.buffer) != is_wire(put.dst.buffer):
+        yield "a Put moves bytes, but only one side is in the wire's dtype"
+    if put.notify is not None:
+        yield from _faults_of_notification(plan, put.notify)
+    yield from _faults_of_span(plan, put.src, put.n, local=True)
+    yield from _faults_of_span(plan, put.dst, put.n, local=True)
+
+
+def _faults_of_notification(plan: Plan, notification: int) -> Iterator[str]:
+    if not 0 <= notification < plan.notifications:
+        yield f"notification {notification} is not below {plan.notifications}"
+
+
+def _faults_of_reduce(plan: Plan, step: Reduce) -> Iterator[str]:
+    if step.n < 1:
+        yield f"n is {step.n}: nothing to do"
+    if not step.dsts or not step.srcs:
+        yield "needs a destination and a source"
+    if not math.isfinite(step.scale):
+        yield f"scale is {step.scale}"
+    for span in (*step.dsts, *step.srcs):
+        yield from _faults_of_span(plan, span, step.n, local=not plan.mapped)
+    for place, dst in enumerate(step.dsts):
+        for other in step.dsts[:place]:
+            if _overlap(dst, other, step.n):
+                yield f"destinations {_text(other, step.n)} and {_text(dst, step.n)} overlap"
+        for src in step.srcs:
+            if src != dst and _overlap(dst, src, step.n):
+                yield f"{_text(dst, step.n)} overlaps the source {_text(src, step.n)}"
+
+
+def _faults_of_span(plan: Plan, span: Span, n: int, *, local: bool) -> Iterator[str]:
+    elements = plan.buffers.get(span.buffer, -1)
+    if elements < 0:
+        yield f"no buffer named {span.buffer!r}"
+    if span.offset < 0 or span.offset + n > elements:
+        yield f"{_text(span, n)} leaves its buffer of {elements} elements"
+    if span.rank is not None:
+        if not 0 <= span.rank < plan.size:
+            yield f"{_text(span, n)}: not one of {plan.size} ranks"
+        if span.rank == plan.rank:
+            yield f"{_text(span, n)}: a plan's own copy carries no rank"
+        if local:
+            yield f"{_text(span, n)} is remote, which takes a Reduce in a mapped plan"
+
+
+def _overlap(a: Span, b: Span, n: int) -> bool:
+    return a.buffer == b.buffer and a.rank == b.rank and abs(a.offset - b.offset) < n
+
+
+def _text(span: Span, n: int) -> str:
+    owner = "" if span.rank is None else f"rank {span.rank} "
+    return f"{owner}{span.buffer}[{span.offset}:{span.offset + n}]"

@@ -1,0 +1,212 @@
+"""The checker is checked: it must complain about every plan that was broken on purpose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from plan_tools import VARIANTS, alterations, deletions, swaps, with_step
+
+from pgasdl.errors import PlanError
+from pgasdl.plans import Flush, Plan, Put, Reduce, Span, Step, Wait, build_all
+from pgasdl.plans.check import assert_ok, check
+from pgasdl.plans.order import orders
+from pgasdl.plans.replay import replay
+
+each_variant = pytest.mark.parametrize(("name", "kind", "wire"), VARIANTS)
+
+
+def counts_of(wire: bool) -> tuple[int, ...]:
+    return (1, 100, 20_000) if wire else (1, 100)
+
+
+@each_variant
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_no_step_can_be_deleted(name: str, kind: str, wire: bool, size: int) -> None:
+    for count in counts_of(wire):
+        plans = build_all(name, size, count, kind=kind, wire=wire)
+        survivors = [
+            what for what, mutant in deletions(plans) if not check(mutant, kind=kind, seeds=1)
+        ]
+        assert survivors == []
+
+
+@each_variant
+def test_deletions_are_found_without_comparing_the_ranks(name: str, kind: str, wire: bool) -> None:
+    """The proof and one schedule see by themselves what validate_all would refuse."""
+    for size in (2, 3):
+        for count in counts_of(wire):
+            plans = build_all(name, size, count, kind=kind, wire=wire)
+            survivors = [
+                what
+                for what, mutant in deletions(plans)
+                if not orders(mutant) and not replay(mutant, kind)
+            ]
+            assert survivors == []
+
+
+@each_variant
+@pytest.mark.parametrize("size", [2, 3])
+def test_no_field_can_be_changed(name: str, kind: str, wire: bool, size: int) -> None:
+    plans = build_all(name, size, 100, kind=kind, wire=wire)
+    survivors = [
+        what for what, mutant in alterations(plans) if not check(mutant, kind=kind, seeds=1)
+    ]
+    assert survivors == []
+
+
+# Neighbours that may be swapped, since the plan is then another right one: Waits for different
+# things, Puts to different peers, a Put or cast with a Wait that announces something else (unless
+# all wait before they send: found, as a deadlock), casts beside Puts of other elements, and Flush
+# with what does not Put. All other neighbours need each other.
+COMMUTE = {
+    (Put, Put),
+    (Put, Reduce),
+    (Put, Wait),
+    (Reduce, Flush),
+    (Reduce, Wait),
+    (Wait, Flush),
+    (Wait, Wait),
+}
+
+
+@each_variant
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_steps_that_need_each_other_cannot_be_swapped(
+    name: str, kind: str, wire: bool, size: int
+) -> None:
+    plans = build_all(name, size, 20_000 if wire else 100, kind=kind, wire=wire)
+    survivors = [
+        what
+        for what, step, after, mutant in swaps(plans)
+        if (type(step), type(after)) not in COMMUTE and not check(mutant, kind=kind, seeds=1)
+    ]
+    assert survivors == []
+
+
+@each_variant
+def test_every_flush_is_needed(name: str, kind: str, wire: bool) -> None:
+    for plan in (plans := build_all(name, 4, 100, kind=kind, wire=wire)):
+        for lane, index, step in plan.steps():
+            if isinstance(step, Flush):
+                findings = check(with_step(plans, plan.rank, lane, index), kind=kind)
+                races = [f for f in findings if f.rule == "race"]
+                assert races
+                assert {f.rank for f in races} == {plan.rank}
+                live = kind == "update" or not wire
+                assert any("a Flush" in f.text for f in races) == live
+
+
+@pytest.mark.parametrize("wire", [False, True])
+@pytest.mark.parametrize(("name", "size"), [("gdraa", 3), ("gdraa", 5), ("tree", 3), ("tree", 5)])
+def test_one_slot_too_few(name: str, size: int, wire: bool) -> None:
+    plans = build_all(name, size, 100, wire=wire)
+    inbox = "wire_in" if wire else "inbox"
+    slots = {
+        step.dst.offset
+        for plan in plans
+        for _, _, step in plan.steps()
+        if isinstance(step, Put) and step.dst.buffer == inbox
+    }
+    last = max(slots)
+    merged = [merge(plan, inbox, last) for plan in plans]
+    findings = check(merged)
+    assert any(f.rule == "race" and inbox in f.text for f in findings)
+    short = {**plans[0].buffers, inbox: last}
+    findings = check([replace(plan, buffers=short) for plan in plans])
+    assert [f.rule for f in findings] == ["invalid"]
+    assert "leaves its buffer" in findings[0].text
+
+
+def merge(plan: Plan, inbox: str, last: int) -> Plan:
+    """The last slot becomes the first, for the senders as for the receiver."""
+
+    def at(span: Span) -> Span:
+        return Span(inbox, 0) if span == Span(inbox, last) else span
+
+    def change(step: Step) -> Step:
+        if isinstance(step, Put):
+            return replace(step, dst=at(step.dst))
+        if isinstance(step, Reduce):
+            return replace(step, srcs=tuple(map(at, step.srcs)))
+        return step
+
+    return replace(plan, lanes=tuple(tuple(map(change, lane)) for lane in plan.lanes))
+
+
+DATA = Span("data", 0)
+INBOX = Span("inbox", 0)
+
+
+def pair(*lanes: tuple[tuple[Step, ...], ...], notifications: int = 2) -> list[Plan]:
+    """Hand-made plans, given each rank's lanes."""
+    buffers = {"data": 8, "inbox": 8}
+    return [
+        Plan("toy", rank, len(lanes), 8, mine, buffers, notifications)
+        for rank, mine in enumerate(lanes)
+    ]
+
+
+def rules(plans: list[Plan]) -> set[str]:
+    return {finding.rule for finding in orders(plans)}
+
+
+def test_one_way_traffic_needs_credits() -> None:
+    send = (Put(DATA, 8, 1, INBOX, 0), Flush())
+    receive = (Wait(0), Reduce((DATA,), (INBOX,), 8))
+    assert rules(pair((send,), (receive,))) == {"race", "notification"}
+    credit = Put(DATA, 0, 0, DATA, 1)
+    assert rules(pair(((*send, Wait(1)),), ((*receive, credit),))) == set()
+    # A credit that is given before the slot was read is none.
+    early = (receive[0], credit, receive[1])
+    assert rules(pair(((*send, Wait(1)),), (early,))) == {"race"}
+
+
+def test_a_flag_covers_earlier_puts_of_its_lane_to_its_peer_only() -> None:
+    payload, flag = Put(DATA, 8, 1, INBOX), Put(DATA, 0, 1, DATA, 0)
+    receive = (Wait(0), Reduce((DATA,), (INBOX,), 8), Put(DATA, 0, 0, DATA, 1))
+    done = (Flush(), Wait(1))
+    assert rules(pair(((payload, flag, *done),), (receive,))) == set()
+    assert rules(pair(((flag, payload, *done),), (receive,))) == {"race"}
+    assert rules(pair(((payload, *done), (flag,)), (receive,))) == {"race"}
+
+
+def test_lanes_are_ordered_by_nothing_but_notifications() -> None:
+    answer = (Wait(0), Put(DATA, 0, 0, DATA, 1))
+    touch = Reduce((DATA,), (DATA,), 8)
+    ask = Put(DATA, 0, 1, DATA, 0)
+    one = (ask, Wait(1), touch)
+    assert rules(pair((one,), (answer,))) == set()
+    assert rules(pair((one, (touch,)), (answer,))) == {"race"}
+    assert rules(pair(((touch, ask), (Wait(1), touch)), (answer,))) == set()
+
+
+def test_a_cycle_of_waits_is_reported_with_who_owes_whom() -> None:
+    first = (Wait(0), Put(DATA, 0, 1, DATA, 0))
+    second = (Wait(0), Put(DATA, 0, 0, DATA, 0))
+    findings = check(pair((first,), (second,), notifications=1), kind="sum")
+    assert [(f.rule, f.rank, f.step) for f in findings] == [("deadlock", 0, 0), ("deadlock", 1, 0)]
+    assert "owed by rank 1, lane 0, step 1, which is at step 0 of iteration 0" in findings[0].text
+    stuck = replay(pair((first,), (second,), notifications=1), "sum", layers=1)
+    assert {f.rule for f in stuck} == {"deadlock"}
+
+
+def test_ranks_that_add_in_different_orders_are_told_apart() -> None:
+    def exchange(peer: int, *srcs: Span) -> tuple[Step, ...]:
+        acknowledge = Put(DATA, 0, peer, DATA, 1)
+        add = Reduce((DATA,), srcs, 8)
+        return (Put(DATA, 8, peer, INBOX, 0), Wait(0), acknowledge, Wait(1), add)
+
+    alike = pair((exchange(1, DATA, INBOX),), (exchange(0, INBOX, DATA),))
+    assert replay(alike, "sum", iterations=1) == []
+    different = pair((exchange(1, DATA, INBOX),), (exchange(0, DATA, INBOX),))
+    findings = replay(different, "sum", iterations=1)
+    assert findings
+    assert all("not the bits that rank" in finding.text for finding in findings)
+
+
+def test_findings_are_raised_as_one_error() -> None:
+    plans = build_all("gdraa", 3, 100)
+    broken = with_step(plans, 1, 0, len(plans[1].lanes[0]) - 1)
+    with pytest.raises(PlanError, match="race: plan gdraa, rank 1, lane 0, step"):
+        assert_ok(broken)

@@ -1,0 +1,260 @@
+"""The store: what its ranks get from it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from raw_rank import JOB, SECRET, RawRank, client, until
+
+from pgasdl.bootstrap import LocalStore, RankState, Store, StoreClient, StoreServer
+from pgasdl.bootstrap.channel import Kind
+from pgasdl.errors import BootstrapError, ClosedError, PeerLost, RankError, Timeout
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    with StoreServer(SECRET, 4, job_id=JOB) as running:
+        yield running
+
+
+# Both kinds of store keep the same promises.
+
+
+@pytest.fixture(params=["tcp", "local"])
+def world(request: pytest.FixtureRequest) -> Iterator[list[Store]]:
+    if request.param == "local":
+        yield list(LocalStore.world(4, timeout=10.0))
+    else:
+        with StoreServer(SECRET, 4, job_id=JOB) as running:
+            stores: list[Store] = [client(running, rank) for rank in range(4)]
+            yield stores
+            for store in stores:
+                store.close()
+
+
+def test_put_then_get(world: list[Store]) -> None:
+    world[0].put("a", b"1")
+    assert world[3].get("a") == b"1"
+    world[1].put("a", b"")
+    assert world[0].get("a", 0) == b""
+    world[2].delete("a")
+    world[2].delete("a")
+    with pytest.raises(Timeout):
+        world[1].get("a", 0)
+
+
+def test_get_waits_for_put(world: list[Store]) -> None:
+    with ThreadPoolExecutor() as pool:
+        got = pool.submit(world[1].get, "later")
+        time.sleep(0.05)
+        assert not got.done()
+        world[0].put("later", b"x" * 60000)
+        assert got.result(5) == b"x" * 60000
+
+
+def test_exchange(world: list[Store]) -> None:
+    with ThreadPoolExecutor() as pool:
+        for turn in range(20):
+            values = [
+                pool.submit(store.exchange, f"turn{turn}", bytes([store.rank])) for store in world
+            ]
+            assert all(v.result(10) == [b"\0", b"\1", b"\2", b"\3"] for v in values)
+
+
+def test_timeout_names_the_key_and_who_is_gone(world: list[Store]) -> None:
+    world[2].close()
+    assert until(lambda: world[0].states()[2] is RankState.CLOSED)
+    started = time.monotonic()
+    with pytest.raises(Timeout, match=r"rank 1.*'nobody/puts'.*0\.1 s.*closed: rank 2"):
+        world[1].get("nobody/puts", 0.1)
+    assert 0.1 <= time.monotonic() - started < 2
+    assert isinstance(Timeout(), TimeoutError)
+
+
+def test_owner_that_ended_ends_the_wait(world: list[Store]) -> None:
+    world[3].put("before", b"1")
+    with ThreadPoolExecutor() as pool:
+        got = pool.submit(world[0].get, "never", 10.0, owner=3)
+        other = pool.submit(world[0].get, "else", 10.0, owner=2)
+        time.sleep(0.05)
+        world[3].close()
+        with pytest.raises(PeerLost, match=r"rank 3.*'never'") as caught:
+            got.result(5)
+        assert caught.value.rank == 3
+        assert not other.done()
+        world[2].put("else", b"")
+        other.result(5)
+    assert world[0].get("before", owner=3) == b"1"
+    with pytest.raises(PeerLost):
+        world[1].get("never", owner=3)
+
+
+def test_closed_store_refuses_and_closes_twice(world: list[Store]) -> None:
+    world[0].close()
+    world[0].close()
+    for call in (lambda: world[0].put("a", b""), lambda: world[0].get("a")):
+        with pytest.raises(ClosedError):
+            call()
+
+
+@pytest.mark.parametrize("key", ["", "k" * 1025])
+def test_refused_keys_and_values(world: list[Store], key: str) -> None:
+    with pytest.raises(BootstrapError):
+        world[0].put(key, b"")
+    with pytest.raises(BootstrapError):
+        world[0].get(key)
+    with pytest.raises(BootstrapError, match="64 KiB"):
+        world[0].put("big", bytes(65536))
+    world[0].put("still", b"works")
+
+
+def test_local_store_loses_a_rank() -> None:
+    stores = LocalStore.world(2)
+    stores[1].lose()
+    assert stores[0].states() == (RankState.CONNECTED, RankState.LOST)
+    with pytest.raises(RankError):
+        LocalStore(2, 2)
+
+
+# The connection itself.
+
+
+def test_states_follow_the_connections(server: StoreServer) -> None:
+    assert server.states == (RankState.ABSENT,) * 4
+    first, second = client(server, 0), RawRank(server, 1)
+    assert second.genuine and second.frame().kind is Kind.WELCOME
+    assert server.states[:2] == (RankState.CONNECTED,) * 2
+    first.close()
+    second.sock.close()
+    assert until(lambda: server.states[0] is RankState.CLOSED)
+    assert until(lambda: server.states[1] is RankState.LOST)
+
+
+def test_killed_process_is_lost_at_once(server: StoreServer) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with client(server, 2):
+                time.sleep(60)
+        finally:
+            os._exit(1)
+    assert until(lambda: server.states[2] is RankState.CONNECTED)
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    assert until(lambda: server.states[2] is RankState.LOST)
+    assert time.monotonic() - killed < 1.0
+    os.waitpid(pid, 0)
+
+
+def test_second_context_does_not_see_the_first_one_s_keys(server: StoreServer) -> None:
+    for turn in range(3):
+        one, two = client(server, 0), client(server, 1)
+        with pytest.raises(Timeout):
+            two.get("key", 0)
+        one.put("key", bytes([turn]))
+        assert two.get("key") == bytes([turn])
+        one.close()
+        two.close()
+
+
+def test_threads_share_a_client(server: StoreServer) -> None:
+    with client(server, 0) as store, ThreadPoolExecutor(16) as pool:
+        waiting = [pool.submit(store.get, f"k{i}") for i in range(8)]
+        time.sleep(0.02)
+        for i in range(8):
+            store.put(f"k{i}", bytes([i]))
+        assert [w.result(5) for w in waiting] == [bytes([i]) for i in range(8)]
+
+
+def test_abandoned_get_does_not_disturb_the_next(server: StoreServer) -> None:
+    with client(server, 0) as store, client(server, 1) as other:
+        for i in range(300):  # more than may wait at once: they are cancelled
+            with pytest.raises(Timeout):
+                store.get("late", 0.0005 if i % 8 else 0)
+        other.put("late", b"1")
+        assert store.get("late") == b"1"
+
+
+def test_child_of_fork_is_refused_and_keeps_nothing_open(server: StoreServer) -> None:
+    store = client(server, 0)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            store.put("a", b"")
+        except ClosedError:
+            status = 0
+            time.sleep(0.3)
+        finally:
+            os._exit(status)
+    store.put("a", b"1")
+    store._sock.close()  # as if this process were killed, the child still being there
+    assert until(lambda: server.states[0] is RankState.LOST, 0.25)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_server_that_ends_ends_the_waits() -> None:
+    running = StoreServer(SECRET, 2, job_id=JOB)
+    hosted = StoreClient(running.address, SECRET, 1, 2, JOB, 10, host=0)
+    launched = StoreClient(running.address, SECRET, 0, 2, JOB, 10)
+    with ThreadPoolExecutor() as pool:
+        one, two = pool.submit(hosted.get, "a"), pool.submit(launched.get, "a")
+        time.sleep(0.05)
+        running.close()
+        with pytest.raises(PeerLost, match="rank 0") as caught:
+            one.result(5)
+        assert caught.value.rank == 0
+        with pytest.raises(BootstrapError, match="launcher"):
+            two.result(5)
+    with pytest.raises(PeerLost):
+        hosted.put("b", b"")
+
+
+def test_close_can_wait_for_the_others() -> None:
+    running = StoreServer(SECRET, 1, job_id=JOB)
+    store = StoreClient(running.address, SECRET, 0, 1, JOB, 10)
+    threading.Timer(0.2, store.close).start()
+    started = time.monotonic()
+    running.close(drain=10)
+    assert 0.1 < time.monotonic() - started < 5
+
+
+def test_nobody_there_is_a_timeout_that_names_the_place() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = unused.getsockname()
+        with pytest.raises(Timeout, match=rf"rank 1.*127\.0\.0\.1:{address[1]}"):
+            StoreClient(address, SECRET, 1, 2, JOB, 0.3)
+
+
+def test_server_may_come_later() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = reserved.getsockname()
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(StoreClient, address, SECRET, 0, 1, JOB, 10)
+        time.sleep(0.1)
+        with StoreServer(SECRET, 1, *address, job_id=JOB), late.result(10) as store:
+            store.put("a", b"")
+
+
+def test_no_descriptor_is_left() -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    gc.collect()  # what earlier tests left to it
+    before = count()
+    for _ in range(5):
+        with StoreServer(SECRET, 1) as running, StoreClient(running.address, SECRET, 0, 1) as store:
+            store.put("a", b"")
+            with pytest.raises(BootstrapError):
+                StoreClient(running.address, bytes(32), 0, 1, "", 1)
+    assert count() == before

@@ -1,0 +1,151 @@
+"""The table of variables: strict, complete, and arguments first."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from pgasdl.config import VARIABLES, Config, format_value, listing
+from pgasdl.errors import ConfigError
+
+
+def test_defaults_are_accepted_values() -> None:
+    config = Config.from_environment({})
+    assert [field.name for field in dataclasses.fields(Config)] == [v.field for v in VARIABLES]
+    for variable in VARIABLES:
+        if variable.default is not None:
+            assert variable.parse(format_value(variable.default)) == variable.default
+        assert getattr(config, variable.field) == variable.default
+        assert variable.doc and variable.parser.accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("PGASDL_RANK", "0", 0),
+        ("PGASDL_TIMEOUT", "2.5", 2.5),
+        ("PGASDL_TIMEOUT", "1e3", 1000.0),
+        ("PGASDL_TIMEOUT", ".5", 0.5),
+        ("PGASDL_STORE", "127.0.0.1:80", ("127.0.0.1", 80)),
+        ("PGASDL_STORE", "[::1]:65535", ("::1", 65535)),
+        ("PGASDL_STORE", "node-7.cluster:4000", ("node-7.cluster", 4000)),
+        ("PGASDL_TRANSPORT", "shm", "shm"),
+        ("PGASDL_SECRET_FILE", "/home/a b/secret", "/home/a b/secret"),
+    ],
+)
+def test_accepted(name: str, text: str, value: object) -> None:
+    field = name.removeprefix("PGASDL_").lower()
+    assert getattr(Config.from_environment({name: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *[
+            ("PGASDL_RANK", t)
+            for t in ("", " 1", "1 ", "-1", "+1", "1.0", "0x1", "1_0", "one", "٣")
+        ],
+        ("PGASDL_RANK", "9" * 50),
+        ("PGASDL_SIZE", "0"),
+        *[("PGASDL_TIMEOUT", t) for t in ("0", "-1", "nan", "inf", "1e99", "5s", "", ".", "1,5")],
+        *[
+            ("PGASDL_STORE", t)
+            for t in ("host", "host:", ":80", "host:0", "host:65536", "::1:80", "a b:1", "h:1\n")
+        ],
+        ("PGASDL_TRANSPORT", "SHM"),
+        ("PGASDL_PROGRESS", "threads"),
+        ("PGASDL_JOB_ID", "a/b"),
+        ("PGASDL_JOB_ID", "x" * 129),
+        ("PGASDL_SECRET_FD", "2"),
+        ("PGASDL_TRACE", ""),
+    ],
+)
+def test_refused_with_name_value_and_what_is_accepted(name: str, text: str) -> None:
+    variable = next(v for v in VARIABLES if v.name == name)
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({name: text})
+    assert name in str(caught.value)
+    assert variable.parser.accepted in str(caught.value)
+
+
+def test_unknown_variable_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"PGASDL_TIMOUT.*PGASDL_TIMEOUT"):
+        Config.from_environment({"PGASDL_TIMOUT": "1"})
+    with pytest.raises(ConfigError, match="unknown variable PGASDL_:"):
+        Config.from_environment({"PGASDL_": "1"})
+
+
+def test_arguments_come_first_and_none_is_not_given() -> None:
+    environ = {"PGASDL_TIMEOUT": "5", "PGASDL_QUEUES": "3"}
+    config = Config.from_environment(environ, timeout=7, queues=None)
+    assert (config.timeout, config.queues) == (7.0, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"timeout": "7"},
+        {"timeout": True},
+        {"timeout": float("nan")},
+        {"rank": -1, "size": 2},
+        {"rank": 1.0, "size": 2},
+        {"transport": "ethernet"},
+        {"store": ("host", "80")},
+        {"timeot": 1},
+    ],
+)
+def test_refused_arguments(arguments: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({}, **arguments)
+    assert next(iter(arguments)) in str(caught.value)
+
+
+def test_an_explicit_place_drops_the_launcher_s() -> None:
+    environ = {
+        "PGASDL_RANK": "3",
+        "PGASDL_SIZE": "4",
+        "PGASDL_LOCAL_RANK": "3",
+        "PGASDL_LOCAL_SIZE": "4",
+    }
+    config = Config.from_environment(environ, rank=0, size=1)
+    assert (config.rank, config.size, config.local_rank, config.local_size) == (0, 1, None, None)
+
+
+def test_bad_variable_is_an_error_even_where_an_argument_overrides_it() -> None:
+    with pytest.raises(ConfigError, match="PGASDL_TIMEOUT"):
+        Config.from_environment({"PGASDL_TIMEOUT": "x"}, timeout=1)
+
+
+def test_other_variables_are_not_ours() -> None:
+    Config.from_environment({"PGASD": "x", "MY_PGASDL_X": "y", "pgasdl_rank": "z"})
+
+
+def test_replace_is_checked() -> None:
+    config = Config.from_environment({})
+    assert config.replace(timeout=1).timeout == 1.0
+    with pytest.raises(ConfigError):
+        config.replace(timeout=-1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.timeout = 1  # type: ignore[misc]
+
+
+def test_listing_shows_all_and_collects_every_problem() -> None:
+    rows, problems = listing({"PGASDL_RANK": "x", "PGASDL_TIMEOUT": "5", "PGASDL_NO": "1"})
+    assert [row[0] for row in rows] == [v.name for v in VARIABLES]
+    assert ("PGASDL_TIMEOUT", "5") in [row[:2] for row in rows]
+    assert len(problems) == 2 and "PGASDL_RANK" in problems[0] and "PGASDL_NO" in problems[1]
+
+
+def test_env_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from pgasdl.cli import main
+
+    for name in [name for name in os.environ if name.startswith("PGASDL_")]:
+        monkeypatch.delenv(name)
+    assert main(["env"]) == 0
+    text = capsys.readouterr().out
+    assert all(variable.name in text for variable in VARIABLES)
+    monkeypatch.setenv("PGASDL_WRONG", "1")
+    assert main(["env", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["variables"]) == len(VARIABLES) and len(report["problems"]) == 1

@@ -1,0 +1,77 @@
+"""The report: complete, machine-readable, and there when half of the package is not."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from launching import PLACE, environment
+
+NAMES = {
+    "python", "pgasdl", "native module", "cores", "memfd, sealed", "AF_UNIX descriptors", "pidfd",
+    "process_vm_readv", "membarrier", "futex", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE",
+    "vm.max_map_count", "memory", "huge pages, shared", "start-up store", "launcher", "numpy",
+    "ml_dtypes", "torch", "cupy", "mpi4py", "pyverbs", "RDMA devices",
+}  # fmt: skip
+
+
+def doctor(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pgasdl", "doctor", *arguments],
+        env=environment(**variables),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_report_as_json(tmp_path: Path) -> None:
+    result = doctor(tmp_path, "--json")
+    findings = json.loads(result.stdout)
+    assert {finding["name"] for finding in findings} == NAMES
+    assert all(finding["status"] in ("OK", "WARN", "FAIL") for finding in findings)
+    assert all(finding["detail"] for finding in findings)
+    assert all(finding["fix"] or finding["status"] == "OK" for finding in findings), findings
+    assert result.returncode == any(finding["status"] == "FAIL" for finding in findings)
+
+
+def test_report_as_text_leaves_no_process(tmp_path: Path) -> None:
+    mark = f"doctor{os.getpid()}"
+    result = doctor(tmp_path, PGASDL_JOB_ID=mark)
+    assert all(name in result.stdout for name in NAMES)
+    assert "FAIL" in result.stdout.splitlines()[-1]
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            assert mark.encode() not in entry.read_bytes()
+
+
+def test_what_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
+    broken = tmp_path / "numpy"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    program = "import sys; from pgasdl.doctor import main; sys.exit(main(as_json=True))"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), PLACE])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    findings = {finding["name"]: finding for finding in json.loads(result.stdout)}
+    assert result.returncode == 1
+    assert findings["numpy"]["status"] == "FAIL"
+    assert "broken on purpose" in findings["numpy"]["detail"]
+    assert findings["numpy"]["fix"] == "pip install numpy"
+
+
+def test_wrong_variables_are_reported_not_raised(tmp_path: Path) -> None:
+    result = doctor(tmp_path, "--json", PGASDL_RANK="x", PGASDL_QUEUE="1")
+    launcher = next(f for f in json.loads(result.stdout) if f["name"] == "launcher")
+    assert result.returncode == 1 and launcher["status"] == "FAIL"
+    assert "PGASDL_RANK" in launcher["detail"] and "PGASDL_QUEUE" in launcher["detail"]

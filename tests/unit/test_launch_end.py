@@ -1,0 +1,152 @@
+"""``pgasdl run``: statuses, signals, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from launching import alive, gone, read_line, run, running
+
+# Ends.
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("sys.exit(7)", 7, "ended with 7"),
+        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
+    ],
+)
+def test_first_failure_decides_and_ends_the_others(end: str, status: int, words: str) -> None:
+    program = (
+        "import os, sys, time\n"
+        f"if os.environ['PGASDL_RANK'] == '1': time.sleep(0.2); {end}\n"
+        "try: time.sleep(60)\n"
+        "finally: print('ended', flush=True)\n"
+    )
+    started = time.monotonic()
+    result = run("-n", "3", "-c", program)
+    assert result.returncode == status
+    assert time.monotonic() - started < 10
+    report = [line for line in result.stderr.splitlines() if line.startswith("pgasdl run:")]
+    assert len(report) == 1
+    assert re.search(rf"rank 1 \(process \d+\).*{words}.*other 2 ranks", report[0])
+
+
+def test_survivors_may_report_before_they_are_ended() -> None:
+    program = (
+        "import os, sys, time\n"
+        "if os.environ['PGASDL_RANK'] == '1': os._exit(3)\n"
+        "time.sleep(0.5); sys.exit('I saw rank 1 go')\n"
+    )
+    result = run("-n", "2", "-c", program)
+    assert result.returncode == 3 and "[0] I saw rank 1 go" in result.stderr
+
+
+def test_rank_that_ignores_sigterm_is_killed() -> None:
+    program = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.environ['PGASDL_RANK'] == '1': time.sleep(0.3); sys.exit(4)\n"
+        "time.sleep(60)\n"
+    )
+    started = time.monotonic()
+    assert run("-n", "2", "--grace", "0.3", "-c", program).returncode == 4
+    assert time.monotonic() - started < 10
+
+
+# Signals.
+
+_SIGNALLED = (
+    "import os, signal, sys, time\n"
+    "signal.signal(signal.SIGUSR1, lambda *_: print('usr1', flush=True))\n"
+    "try:\n"
+    "    print('ready', flush=True)\n"
+    "    time.sleep(60)\n"
+    "except KeyboardInterrupt: print('interrupted', flush=True); raise\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, None), (signal.SIGHUP, 129, None)],
+)
+def test_signals_reach_all_ranks(number: int, status: int, said: str | None) -> None:
+    with running("-n", "2", "-c", _SIGNALLED) as process:
+        assert sorted(read_line(process)[4:] for _ in range(2)) == ["ready\n"] * 2
+        process.send_signal(signal.SIGUSR1)
+        assert sorted(read_line(process) for _ in range(2)) == ["[0] usr1\n", "[1] usr1\n"]
+        process.send_signal(number)
+        if said:
+            expected = [f"[0] {said}\n", f"[1] {said}\n"]
+            assert sorted(read_line(process) for _ in range(2)) == expected
+        assert process.wait(15) == status
+
+
+def test_flight_record_signal_kills_no_rank_that_does_not_know_it() -> None:
+    program = "import time; print('ready', flush=True); time.sleep(0.5)"
+    with running("-n", "1", "-c", program) as process:
+        read_line(process)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(15) == 0
+
+
+# Nothing is left.
+
+_WITH_CHILDREN = (
+    "import os, subprocess, sys, time\n"
+    "a = subprocess.Popen(['sleep', '300'])\n"
+    "b = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+    "sys.stdout.write(f'{os.getpid()} {a.pid} {b.pid}\\n')\n"
+)
+
+
+def _pids(process: subprocess.Popen[str], n: int) -> list[int]:
+    return [int(word) for _ in range(n) for word in read_line(process).split()[1:]]
+
+
+def _launcher_of(guard: int) -> int:
+    return int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
+
+
+@pytest.mark.parametrize("victim", ["guard", "launcher"])
+def test_kill_of_the_launcher_leaves_no_process(victim: str) -> None:
+    with running("-n", "2", "-c", _WITH_CHILDREN + "time.sleep(300)") as process:
+        pids = _pids(process, 2)
+        pids += [process.pid, _launcher_of(process.pid)]
+        assert len(pids) == 8 and all(alive(pid) for pid in pids)
+        os.kill(pids[6] if victim == "guard" else pids[7], signal.SIGKILL)
+        assert gone(pids, 2.0)
+        assert process.wait(5) == (-9 if victim == "guard" else 137)
+
+
+def test_kill_of_a_rank_takes_what_it_started() -> None:
+    with running("-n", "2", "--grace", "1", "-c", _WITH_CHILDREN + "time.sleep(300)") as process:
+        pids = _pids(process, 2)
+        os.kill(pids[3], signal.SIGKILL)
+        assert process.wait(15) == 137
+        assert gone(pids, 1.0)
+
+
+def test_daemons_of_a_good_job_end_with_it() -> None:
+    with running("-n", "2", "-c", _WITH_CHILDREN) as process:
+        pids = _pids(process, 2)
+        assert process.wait(15) == 0
+        assert gone(pids, 0.5)
+
+
+def test_descriptors_and_signal_state_of_a_rank() -> None:
+    """A rank gets the three standard streams and the secret, and no blocked signal."""
+    program = (
+        "import os, signal\n"
+        "fds = sorted(int(f) for f in os.listdir('/proc/self/fd'))\n"
+        "extra = [f for f in fds if f > 2 and f != int(os.environ['PGASDL_SECRET_FD'])]\n"
+        "print(len(extra), signal.pthread_sigmask(signal.SIG_BLOCK, []))\n"
+    )
+    # The one more is the descriptor that lists the directory.
+    assert run("-n", "1", "-c", program).stdout == "[0] 1 set()\n"

@@ -1,0 +1,88 @@
+"""``pgasdl.init`` under every launcher that is installed: real processes, the whole way up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import environment, tool
+
+pytest.importorskip("pgasdl._native")
+
+PROGRAM = """
+import sys
+import numpy as np
+import pgasdl
+for turn in range(2):
+    with pgasdl.init(timeout=30) as ctx:
+        total = ctx.world.allreduce(np.array([ctx.rank + 1.0]), op="sum")
+sys.stdout.write(f"rank {ctx.rank} of {ctx.size}: {total[0]:g}\\n")
+"""
+
+
+def launched(program: Path, *command: str, status: int = 0) -> list[str]:
+    """The ranks' lines, sorted; ``command`` is the launcher's part."""
+    result = subprocess.run(
+        [*command, str(program)],
+        env=environment(),
+        cwd=program.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == status, result.stdout + result.stderr
+    return sorted(line for line in result.stdout.splitlines() if "rank" in line)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+RUN = (sys.executable, "-m", "pgasdl", "run")
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_pgasdl_run(program: Path, n: int) -> None:
+    lines = launched(program, *RUN, "-n", str(n))
+    total = n * (n + 1) // 2
+    assert lines == [f"[{rank}] rank {rank} of {n}: {total}" for rank in range(n)]
+
+
+def test_alone(program: Path) -> None:
+    assert launched(program, sys.executable) == ["rank 0 of 1: 1"]
+
+
+def test_mpich(program: Path) -> None:
+    lines = launched(program, tool("mpiexec.hydra"), "-n", "2", sys.executable)
+    assert lines == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
+
+
+def test_openmpi(program: Path) -> None:
+    command = (tool("prterun"), "--personality", "ompi", "-n", "2", sys.executable)
+    assert launched(program, *command) == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
+
+
+def test_torchrun(program: Path) -> None:
+    lines = launched(program, tool("torchrun"), "--standalone", "--nproc-per-node", "2")
+    assert lines == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
+
+
+def test_survivor_names_the_rank_that_was_killed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "import pgasdl\n"
+        "with pgasdl.init(timeout=30) as ctx:\n"
+        "    ctx.barrier()\n"
+        "    if ctx.rank == 1: os.kill(os.getpid(), 9)\n"
+        "    try: ctx.barrier()\n"
+        "    except pgasdl.PeerLost as error:\n"
+        "        sys.stdout.write(f'rank {error.rank} is lost\\n'); raise\n"
+    )
+    assert launched(program, *RUN, "-n", "2", status=137) == ["[0] rank 1 is lost"]
