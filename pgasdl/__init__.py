@@ -7,56 +7,82 @@
 ...         ctx.write_notify(segment[0:8], 1, segment[0:8], notification=0)
 ...     elif ctx.notify_waitsome(segment) == 0:
 ...         ctx.notify_reset(segment, 0)
+
+Importing this package loads nothing else: what is used is loaded on first use, so that
+``pgasdl doctor`` can tell what is wrong where NumPy or the native core cannot be loaded.
 """
 
-from pgasdl.allreduce import Allreduce
-from pgasdl.context import Context, Limits, init
-from pgasdl.errors import (
-    AlignmentError,
-    BootstrapError,
-    BufferRefused,
-    ClosedError,
-    ConfigError,
-    MismatchError,
-    NotificationError,
-    PeerLost,
-    PgasError,
-    PlanError,
-    QueueError,
-    QueueFull,
-    RankError,
-    SegmentError,
-    Timeout,
-    UnavailableError,
-)
-from pgasdl.exchange import GradientExchange
-from pgasdl.group import Group
-from pgasdl.segment import Segment
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pgasdl.allreduce import Allreduce as Allreduce
+    from pgasdl.context import Context as Context
+    from pgasdl.context import Limits as Limits
+    from pgasdl.context import init as init
+    from pgasdl.errors import AlignmentError as AlignmentError
+    from pgasdl.errors import BootstrapError as BootstrapError
+    from pgasdl.errors import BufferRefused as BufferRefused
+    from pgasdl.errors import ClosedError as ClosedError
+    from pgasdl.errors import ConfigError as ConfigError
+    from pgasdl.errors import MismatchError as MismatchError
+    from pgasdl.errors import NotificationError as NotificationError
+    from pgasdl.errors import PeerLost as PeerLost
+    from pgasdl.errors import PgasError as PgasError
+    from pgasdl.errors import PlanError as PlanError
+    from pgasdl.errors import QueueError as QueueError
+    from pgasdl.errors import QueueFull as QueueFull
+    from pgasdl.errors import RankError as RankError
+    from pgasdl.errors import SegmentError as SegmentError
+    from pgasdl.errors import Timeout as Timeout
+    from pgasdl.errors import UnavailableError as UnavailableError
+    from pgasdl.exchange import Block as Block
+    from pgasdl.exchange import GradientExchange as GradientExchange
+    from pgasdl.group import Group as Group
+    from pgasdl.segment import Segment as Segment
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AlignmentError",
-    "Allreduce",
-    "BootstrapError",
-    "BufferRefused",
-    "ClosedError",
-    "ConfigError",
-    "Context",
-    "GradientExchange",
-    "Group",
-    "Limits",
-    "MismatchError",
-    "NotificationError",
-    "PeerLost",
-    "PgasError",
-    "PlanError",
-    "QueueError",
-    "QueueFull",
-    "RankError",
-    "Segment",
-    "SegmentError",
-    "Timeout",
-    "UnavailableError",
-    "init",
-]
+_HOMES = {
+    "allreduce": ["Allreduce"],
+    "context": ["Context", "Limits", "init"],
+    "errors": [
+        "AlignmentError",
+        "BootstrapError",
+        "BufferRefused",
+        "ClosedError",
+        "ConfigError",
+        "MismatchError",
+        "NotificationError",
+        "PeerLost",
+        "PgasError",
+        "PlanError",
+        "QueueError",
+        "QueueFull",
+        "RankError",
+        "SegmentError",
+        "Timeout",
+        "UnavailableError",
+    ],
+    "exchange": ["Block", "GradientExchange"],
+    "group": ["Group"],
+    "segment": ["Segment"],
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'pgasdl' has no attribute {name!r}")
+    value = getattr(import_module(f"pgasdl.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

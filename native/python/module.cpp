@@ -1,9 +1,23 @@
 #include "python/handles.hpp"
+#include "reduce/kernels.hpp"
+
+namespace {
+
+// The instruction set the reductions run with.
+const char* isa() {
+  using pgasdl::Isa;
+  if (&pgasdl::best_kernels() == pgasdl::kernels_for(Isa::kAvx512)) return "avx512";
+  if (&pgasdl::best_kernels() == pgasdl::kernels_for(Isa::kAvx2)) return "avx2";
+  return "baseline";
+}
+
+}  // namespace
 
 NB_MODULE(_native, module) {
   // A context that is open when the interpreter ends is closed by atexit; it is no leak.
   nanobind::set_leak_warnings(false);
   module.doc() = "Native core of pgasdl.";
+  module.attr("isa") = isa();
   pgasdl::bind_errors(module);
   pgasdl::bind_memory(module);
   pgasdl::bind_context(module);

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from pgasdl.errors import PlanError
-from pgasdl.plans import gdraa, gdraa_direct, tree
+from pgasdl.plans import gdraa, gdraa_direct, staged, tree
 from pgasdl.plans.blocks import blocks
 from pgasdl.plans.plan import (
     KINDS,
@@ -23,6 +23,7 @@ from pgasdl.plans.plan import (
     Wait,
     describe,
     validate_all,
+    validate_phases,
 )
 
 __all__ = [
@@ -41,13 +42,15 @@ __all__ = [
     "blocks",
     "build",
     "build_all",
+    "build_phases",
     "describe",
     "register",
     "validate_all",
+    "validate_phases",
 ]
 
 PLANS: dict[str, PlanSpec] = {
-    spec.name: spec for spec in (gdraa.SPEC, gdraa_direct.SPEC, tree.SPEC)
+    spec.name: spec for spec in (gdraa.SPEC, gdraa_direct.SPEC, staged.SPEC, tree.SPEC)
 }
 
 
@@ -56,13 +59,15 @@ def register(spec: PlanSpec) -> None:
 
     Raises
     ------
-    PlanError   the name is taken, or the row offers a kind that does not exist
+    PlanError   the name is taken, or the row offers a kind that does not exist or no phase
     """
     if spec.name in PLANS:
         raise PlanError(f"a plan named {spec.name!r} is registered already")
     unknown = [kind for kind in spec.kinds if kind not in KINDS]
     if not spec.name or not spec.kinds or unknown:
         raise PlanError(f"plan {spec.name!r}: kinds {spec.kinds!r} are not among {KINDS}")
+    if spec.phases < 1:
+        raise PlanError(f"plan {spec.name!r}: {spec.phases} phases")
     PLANS[spec.name] = spec
 
 
@@ -85,7 +90,8 @@ def build(
     count : elements, 0 <= count; with 0 the plan has no steps
     kind : ``average``, ``sum``, or ``update`` (owners update weights with the mean gradient)
     wire : send gradients in a dtype of their own, held in the buffers ``wire_out``, ``wire_in``
-    options : integers the plan itself names, such as ``root`` of ``tree``
+    options : integers the plan itself names, such as ``root`` of ``tree``, and ``phase``,
+        0 <= phase < phases, of a plan whose executions alternate between several
 
     Raises
     ------
@@ -102,10 +108,13 @@ def build(
         raise PlanError(f"plan {name}: no kind {kind!r}; there are {', '.join(spec.kinds)}")
     if wire and not spec.wire:
         raise PlanError(f"plan {name}: loads peers' memory as it is, in no wire precision")
+    options_of_spec = (*spec.options, "phase") if spec.phases > 1 else spec.options
     for option in options:
-        if option not in spec.options:
-            known = ", ".join(spec.options) or "none"
+        if option not in options_of_spec:
+            known = ", ".join(options_of_spec) or "none"
             raise PlanError(f"plan {name}: no option {option!r}; there are: {known}")
+    if not 0 <= options.get("phase", 0) < spec.phases:
+        raise PlanError(f"plan {name}: phase {options['phase']} is not one of {spec.phases}")
     plan = spec.build(rank, size, count, kind=kind, wire=wire, **options)
     plan.validate()
     return plan
@@ -116,3 +125,12 @@ def build_all(
 ) -> list[Plan]:
     """Build the plans of all ranks; parameters as in :func:`build`."""
     return [build(name, rank, size, count, kind=kind, wire=wire, **options) for rank in range(size)]
+
+
+def build_phases(
+    name: str, size: int, count: int, *, kind: str = "average", wire: bool = False, **options: int
+) -> list[list[Plan]]:
+    """Build the plans of all ranks for every phase; parameters as in :func:`build`."""
+    phases = PLANS[name].phases if name in PLANS else 1
+    each = [{**options, "phase": phase} for phase in range(phases)] if phases > 1 else [options]
+    return [build_all(name, size, count, kind=kind, wire=wire, **chosen) for chosen in each]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pgasdl.plans.plan import Reduce, Span
+from pgasdl.plans.plan import Put, Reduce, Span
 
 # 16 float32 fill a cache line: two owners never write to the same one.
 ALIGN = 16
@@ -43,6 +43,11 @@ def peers_after(rank: int, size: int) -> list[int]:
 def scale_of(kind: str, size: int) -> float:
     """Factor of the sum of all contributions: updates are made with the mean gradient."""
     return 1.0 if kind == "sum" else 1.0 / size
+
+
+def flag(peer: int, notification: int) -> Put:
+    """Raise a notification at ``peer``, and send nothing."""
+    return Put(Span("data", 0), 0, peer, Span("data", 0), notification)
 
 
 def cast(source: str, target: str, offset: int, n: int) -> Reduce:

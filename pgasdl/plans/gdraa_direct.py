@@ -34,8 +34,8 @@ Example: P = 3, 40 elements, blocks [0:16] [16:32] [32:40]. Rank 1 runs
 from __future__ import annotations
 
 from pgasdl.errors import PlanError
-from pgasdl.plans.blocks import blocks, peers_after, scale_of
-from pgasdl.plans.plan import Call, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.blocks import blocks, flag, peers_after, scale_of
+from pgasdl.plans.plan import Call, Plan, PlanSpec, Reduce, Span, Step, Wait
 
 
 def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool = False) -> Plan:
@@ -57,12 +57,12 @@ def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool
 
 def _steps(rank: int, size: int, parts: list[tuple[int, int]], kind: str) -> list[Step]:
     peers = peers_after(rank, size)
-    steps: list[Step] = [_flag(peer, rank) for peer in peers if parts[peer][1]]
+    steps: list[Step] = [flag(peer, rank) for peer in peers if parts[peer][1]]
     offset, n = parts[rank]
     if n:
         steps += [Wait(peer) for peer in reversed(peers)]
         steps += _reduce(rank, size, offset, n, kind)
-        steps += [_flag(peer, size + rank) for peer in peers]
+        steps += [flag(peer, size + rank) for peer in peers]
     steps += [Wait(size + owner) for owner in reversed(peers) if parts[owner][1]]
     return steps
 
@@ -79,10 +79,6 @@ def _reduce(rank: int, size: int, offset: int, n: int, kind: str) -> list[Step]:
         Call("update", mine, n),
         Reduce(others, (Span("weights", offset),), n),
     ]
-
-
-def _flag(peer: int, notification: int) -> Put:
-    return Put(Span("data", 0), 0, peer, Span("data", 0), notification)
 
 
 SPEC = PlanSpec(

@@ -9,14 +9,15 @@ Buffers are symmetric: each rank holds all of ``Plan.buffers``, at the same plac
 =============  ===================================================================================
 ``data``       ``count`` elements, reduced in place; the application's, between executions
 ``weights``    ``count`` elements, kind ``update`` only; the application's, between executions
-``inbox``      where peers put their contributions; the plan's own
+``inbox``      where peers put or find contributions; the plan's own
 ``wire_out``   like ``data``, in the wire's dtype: what is sent, and where results arrive
 ``wire_in``    like ``inbox``, in the wire's dtype
 =============  ===================================================================================
 
 Notifications are numbered 0..n-1 within the plan, on the board of the rank that waits for them.
-Each is raised once and waited for once in every execution, with the execution's generation as
-its value, so a flag of one execution is never taken for another's and none is ever reset.
+Each that a plan uses is raised once and waited for once in every execution, with the execution's
+generation as its value, so a flag of one execution is never taken for another's and none is ever
+reset.
 """
 
 from __future__ import annotations
@@ -170,6 +171,9 @@ class PlanSpec:
     wire : can send in a dtype of its own
     mapped : needs peers whose memory is mapped
     options : names of the integer options that ``build`` takes besides
+    phases : executions alternate between this many plans, built with the option ``phase``. All
+        have the same buffers and notifications, at the same places; execution i is of phase
+        ``i % phases`` and has generation i, the same on every rank.
     """
 
     name: str
@@ -179,6 +183,7 @@ class PlanSpec:
     wire: bool = True
     mapped: bool = False
     options: tuple[str, ...] = ()
+    phases: int = 1
 
 
 def is_wire(buffer: str) -> bool:
@@ -224,14 +229,32 @@ def validate_all(plans: Sequence[Plan]) -> None:
     for rank, plan in enumerate(plans):
         if plan.rank != rank:
             raise PlanError(f"plan {plan.name}: place {rank} holds the plan of rank {plan.rank}")
-        for what in ("name", "size", "count", "buffers", "notifications", "mapped"):
-            mine, first = getattr(plan, what), getattr(model, what)
-            if mine != first:
-                raise PlanError(
-                    f"plan {plan.name}, rank {rank}: {what} is {mine!r}, but rank 0 has {first!r}"
-                )
+        _check_alike(plan, model, "rank 0")
         plan.validate()
     _check_notifications(plans)
+
+
+def validate_phases(phases: Sequence[Sequence[Plan]]) -> None:
+    """Validate every rank's plan of every phase, and that the phases go together.
+
+    Raises
+    ------
+    PlanError   naming plan, rank, lane, step and the fault
+    """
+    if not phases:
+        raise PlanError("no plans: there must be one for every rank")
+    for plans in phases:
+        validate_all(plans)
+        _check_alike(plans[0], phases[0][0], "phase 0")
+
+
+def _check_alike(plan: Plan, model: Plan, whose: str) -> None:
+    for what in ("name", "size", "count", "buffers", "notifications", "mapped"):
+        mine, first = getattr(plan, what), getattr(model, what)
+        if mine != first:
+            raise PlanError(
+                f"plan {plan.name}, rank {plan.rank}: {what} is {mine!r}, but {whose} has {first!r}"
+            )
 
 
 def _check_notifications(plans: Sequence[Plan]) -> None:
