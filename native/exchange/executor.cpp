@@ -144,10 +144,6 @@ void Executor::start_thread() {
 
 void Executor::stop_thread() {
   if (!thread_.joinable()) return;
-  if (fork_depth() != fork_depth_) {
-    thread_.detach();  // a forked child has no such thread
-    return;
-  }
   {
     const std::lock_guard lock(idle_mutex_);
     stopping_.store(true);

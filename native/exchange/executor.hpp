@@ -53,7 +53,6 @@ class Executor {
   void gather_calls(BoundPlan& plan);
 
   Context& context_;
-  const std::uint64_t fork_depth_ = fork_depth();
   std::mutex mutex_;
   std::vector<BoundPlan*> live_;
   std::vector<Call> calls_;

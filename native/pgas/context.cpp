@@ -131,7 +131,7 @@ void Context::join(const std::vector<std::string>& descriptions, Deadline deadli
 
 void Context::close(bool failed) {
   if (closed_.exchange(true)) return;
-  if (fork_depth() == fork_depth_) {
+  if (!inherited()) {
     // What was posted still arrives, unless it cannot.
     const Deadline deadline = Deadline::in(failed ? 0.2 : 5);
     for (QueueId queue = 0; queue < queues_.size(); ++queue) {
@@ -148,7 +148,7 @@ void Context::close(bool failed) {
 }
 
 void Context::require_usable() const {
-  if (fork_depth() != fork_depth_) [[unlikely]] {
+  if (inherited()) [[unlikely]] {
     throw Error(ErrorKind::kClosed,
                 text("rank ", rank_, "'s context belongs to the parent process: a forked child "
                      "cannot use it (start workers with spawn, or keep pgasdl out of them)"));

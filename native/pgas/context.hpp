@@ -81,6 +81,8 @@ class Context {
   QueueId internal_queue() const { return options_.queues; }
   QueueId plan_queue() const { return options_.queues + 1; }
 
+  // This process is a forked child of the one that made the context: it has none of its threads.
+  bool inherited() const { return fork_depth() != fork_depth_; }
   // Throws unless the context can be used by this process now.
   void require_usable() const;
   void require_peer(Rank peer, const char* operation) const;

@@ -52,10 +52,6 @@ void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> p
 
 void Liveness::stop() {
   if (!thread_.joinable()) return;
-  if (fork_depth() != fork_depth_) {
-    thread_.detach();  // a forked child has no such thread
-    return;
-  }
   stopping_.store(true, std::memory_order_release);
   eventfd_write(wake_.get(), 1);
   thread_.join();

@@ -72,7 +72,6 @@ class Liveness {
   const Rank rank_;
   const Rank size_;
   const Options options_;
-  const std::uint64_t fork_depth_ = fork_depth();
   Transport* transport_ = nullptr;
   UniqueFd wake_;  // eventfd: stop, or peers to watch were added
   std::thread thread_;

@@ -237,9 +237,15 @@ void bind_context(nb::module_& module) {
             options.yield_us = yield_us;
             options.heartbeat_ms = heartbeat_ms;
             options.stopped_after = stopped_after;
-            new (self) ContextHandle{std::make_shared<Runtime>(
-                rank, size, make_transport(transport, rank, size, token, std::move(world)),
-                options)};
+            // A forked child never destroys what it inherited: its threads and locks are the
+            // parent's.
+            new (self) ContextHandle{std::shared_ptr<Runtime>(
+                new Runtime(rank, size,
+                            make_transport(transport, rank, size, token, std::move(world)),
+                            options),
+                [](Runtime* runtime) {
+                  if (!runtime->context.inherited()) delete runtime;
+                })};
           },
           "rank"_a, "size"_a, "transport"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
@@ -263,7 +269,7 @@ void bind_context(nb::module_& module) {
       .def("_close",
            [](const ContextHandle& self, bool failed) {
              const nb::gil_scoped_release release;
-             self.runtime->executor.stop_thread();
+             if (!self.context().inherited()) self.runtime->executor.stop_thread();
              self.context().close(failed);
            })
       .def("_record", [](const ContextHandle& self) {

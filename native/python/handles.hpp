@@ -43,7 +43,7 @@ struct PlanHandle {
       : runtime(std::move(at)), plan(std::move(bound)) {}
   PlanHandle(PlanHandle&&) = default;
   ~PlanHandle() {
-    if (plan != nullptr) runtime->executor.forget(*plan);
+    if (plan != nullptr && !runtime->context.inherited()) runtime->executor.forget(*plan);
   }
   std::shared_ptr<Runtime> runtime;
   std::unique_ptr<BoundPlan> plan;

@@ -68,7 +68,7 @@ void LoopbackTransport::set_doorbell(Rank peer, Doorbell* doorbell) {
   mine().doorbells[static_cast<std::size_t>(peer)] = doorbell;
 }
 
-std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Rank>) {
+std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
   RemoteSegment remote;
   remote.bytes = segment.bytes;
   remote.notifications = segment.notifications;
@@ -76,8 +76,10 @@ std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Ra
   if ((world_->faults_.mapped || segment.id == 0) && !segment.bound) remote.data = segment.data;
   remote.address = reinterpret_cast<std::uint64_t>(segment.data);
   remote.board = segment.board;
+  remote.keep = segment.region;
   const std::lock_guard lock(mine().mutex);
-  mine().published[segment.id] = {std::move(remote), segment.region};
+  // This rank may delete it, or leave, before the last peer attaches it.
+  if (peers.size() > 1) mine().published[segment.id] = {std::move(remote), peers.size() - 1};
   return std::to_string(segment.id);
 }
 
@@ -85,18 +87,12 @@ RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& descriptio
   auto& state = world_->ranks_[static_cast<std::size_t>(peer)];
   const std::lock_guard lock(state.mutex);
   const auto found = state.published.find(static_cast<SegmentId>(std::stoul(description)));
-  auto region = found == state.published.end() ? nullptr : found->second.region.lock();
-  if (region == nullptr) {
+  if (found == state.published.end()) {
     throw Error(ErrorKind::kSegment, text("rank ", peer, " has no segment ", description));
   }
   RemoteSegment remote = found->second.as_peers_see;
-  remote.keep = std::move(region);
+  if (--found->second.n_to_attach == 0) state.published.erase(found);
   return remote;
-}
-
-void LoopbackTransport::retract(const LocalSegment& segment) {
-  const std::lock_guard lock(mine().mutex);
-  mine().published.erase(segment.id);
 }
 
 void LoopbackTransport::count_operation() {

@@ -48,8 +48,8 @@ class LoopbackWorld {
   struct RankState {
     std::mutex mutex;
     struct Published {
-      RemoteSegment as_peers_see;
-      std::weak_ptr<Region> region;  // gone with the segment, deleted or not
+      RemoteSegment as_peers_see;  // keeps the memory until all have attached it
+      std::size_t n_to_attach = 0;
     };
     std::map<SegmentId, Published> published;
     std::deque<Operation> pending;
@@ -75,7 +75,6 @@ class LoopbackTransport final : public Transport {
   void set_doorbell(Rank peer, Doorbell* doorbell) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
-  void retract(const LocalSegment& segment) override;
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                   const RemoteFlag* flag) override;

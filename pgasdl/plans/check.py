@@ -2,9 +2,9 @@
 
 Three parts, each of which can find a fault by itself:
 
-``validate_all``   each step is well formed, and all ranks' steps match
-``order``          happens-before: deadlocks, races and early flags in any interleaving at all
-``replay``         values: every contribution once, the same bits on every rank, in time
+``validate_phases``   each step is well formed, and all ranks' steps match
+``order``             happens-before: deadlocks, races and early flags in any interleaving at all
+``replay``            values: every contribution once, the same bits on every rank, in time
 
 Without findings the first two prove, for any number of iterations and of layers in flight, that
 no run hangs and that no buffer is overwritten before it was read, and the third that the result
@@ -19,23 +19,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgasdl.errors import PlanError
-from pgasdl.plans import build_all
+from pgasdl.plans import build_phases
 from pgasdl.plans.findings import Finding
 from pgasdl.plans.order import orders
-from pgasdl.plans.plan import KINDS, Plan, validate_all
+from pgasdl.plans.plan import KINDS, Plan, validate_phases
 from pgasdl.plans.replay import replay
 
 __all__ = ["Finding", "assert_ok", "check"]
 
 
 def check(
-    plans: str | Sequence[Plan],
+    plans: str | Sequence[Plan] | Sequence[Sequence[Plan]],
     size: int | None = None,
     count: int | None = None,
     *,
     kind: str = "average",
     wire: bool = False,
-    iterations: int = 3,
+    iterations: int | None = None,
     layers: int = 2,
     seeds: int = 2,
     **options: int,
@@ -45,10 +45,11 @@ def check(
     Parameters
     ----------
     plans : a registered name, built here for ``size`` ranks and ``count`` elements, or every
-        rank's plan, in order of rank
+        rank's plan, in order of rank, or a list of these, one for each phase
     kind : what the result must be
     wire, options : for building, as in :func:`pgasdl.plans.build`
-    iterations : executions that follow each other
+    iterations : executions that follow each other, each of the next phase; if not given, two of
+        each phase and one more
     layers : instances in flight at once, on buffers of their own, in the replayed schedules
     seeds : schedules replayed, besides the proof over all of them
 
@@ -61,31 +62,33 @@ def check(
     if isinstance(plans, str):
         if size is None or count is None:
             raise PlanError(f"to check {plans!r} by name takes a size and a count")
-        plans = build_all(plans, size, count, kind=kind, wire=wire, **options)
+        plans = build_phases(plans, size, count, kind=kind, wire=wire, **options)
+    phases = _by_phase(plans)
     try:
-        validate_all(plans)
+        validate_phases(phases)
     except PlanError as error:
-        rank = next((p.rank for p in plans if f", rank {p.rank}, " in str(error)), -1)
-        name = plans[0].name if plans else "?"
+        everyone = [plan for ranks in phases for plan in ranks]
+        rank = next((p.rank for p in everyone if f", rank {p.rank}, " in str(error)), -1)
+        name = everyone[0].name if everyone else "?"
         return [Finding("invalid", name, rank, -1, -1, 0, str(error))]
-    findings = orders(plans, iterations)
+    findings = orders(phases, iterations)
     if any(finding.rule == "deadlock" for finding in findings):
         return findings
     for seed in range(seeds):
-        replayed = replay(plans, kind, iterations=iterations, layers=layers, seed=seed)
+        replayed = replay(phases, kind, iterations=iterations, layers=layers, seed=seed)
         if replayed:
             return findings + replayed
     return findings
 
 
 def assert_ok(
-    plans: str | Sequence[Plan],
+    plans: str | Sequence[Plan] | Sequence[Sequence[Plan]],
     size: int | None = None,
     count: int | None = None,
     *,
     kind: str = "average",
     wire: bool = False,
-    iterations: int = 3,
+    iterations: int | None = None,
     layers: int = 2,
     seeds: int = 2,
     **options: int,
@@ -102,3 +105,11 @@ def assert_ok(
     )  # fmt: skip
     if findings:
         raise PlanError("\n".join(map(str, findings)))
+
+
+def _by_phase(plans: Sequence[Plan] | Sequence[Sequence[Plan]]) -> list[list[Plan]]:
+    """``phases[f][r]``, of one phase if none are given."""
+    single = [plan for plan in plans if isinstance(plan, Plan)]
+    if single:
+        return [single]
+    return [list(ranks) for ranks in plans if not isinstance(ranks, Plan)]

@@ -17,8 +17,9 @@ How long an access lasts
     a Put reads its source and writes its target at any time from its posting until a Wait or
     Flush proves otherwise; a Reduce or Call reads and writes as long as it runs.
 
-Iterations repeat the same pattern and nothing leads back to an earlier one, so what holds
-between two neighbouring iterations holds between any two: two unrolled iterations would do.
+Iteration i executes phase ``i % phases``. Rounds of all phases repeat the same pattern and nothing
+leads back to an earlier one, so what holds within two neighbouring rounds holds for any two: two
+unrolled rounds would do.
 Layers share neither buffers nor notifications; what holds for one holds for any number in flight.
 """
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from pgasdl.plans.findings import Finding
 from pgasdl.plans.plan import (
@@ -93,36 +95,41 @@ class _Lane:
     channels: dict[int, list[_Flight]] = field(default_factory=dict)
 
 
-def orders(plans: Sequence[Plan], iterations: int = 3) -> list[Finding]:
-    """Report deadlocks, races and notifications raised too early, over all interleavings."""
-    return _Unrolled(plans, iterations).findings()
+def orders(phases: Sequence[Sequence[Plan]], iterations: int | None = None) -> list[Finding]:
+    """Report deadlocks, races and notifications raised too early, over all interleavings.
+
+    ``phases[f][r]`` is rank r's plan of phase f. ``iterations`` is two rounds and one more, if not
+    given.
+    """
+    return _Unrolled(phases, iterations or 2 * len(phases) + 1).findings()
 
 
 class _Unrolled:
-    def __init__(self, plans: Sequence[Plan], iterations: int) -> None:
-        self._plans = plans
+    def __init__(self, phases: Sequence[Sequence[Plan]], iterations: int) -> None:
+        self._phases = phases
+        self._ranks = range(len(phases[0]))
         self._iterations = iterations
         self._memory: dict[tuple[int, str], list[tuple[int, int, _Access]]] = {}
         self._raised: dict[tuple[int, int, int], _Flight] = {}
         self._awaited: dict[tuple[int, int, int], Instant] = {}
-        self._iteration = [-1] * len(plans)
-        width = max(1, *(len(plan.lanes) for plan in plans))
-        chains = width * len(plans)
+        self._iteration = [-1 for _ in self._ranks]
+        width = max(1, *(len(plan.lanes) for plans in phases for plan in plans))
+        chains = width * len(self._ranks)
         self._lanes = [
-            [
-                _Lane(plan.rank, index, plan.rank * width + index, [0] * chains)
-                for index in range(max(1, len(plan.lanes)))
-            ]
-            for plan in plans
+            [_Lane(rank, index, rank * width + index, [0] * chains) for index in range(width)]
+            for rank in self._ranks
         ]
 
     def findings(self) -> list[Finding]:
-        ready = set(range(len(self._plans)))
+        ready = set(self._ranks)
         for rank in sorted(ready):
             self._begin(rank)
         while ready:
             self._advance(ready.pop(), ready)
         return [*self._deadlocks(), *self._races(), *self._early_flags()]
+
+    def _plan(self, rank: int, iteration: int) -> Plan:
+        return self._phases[iteration % len(self._phases)][rank]
 
     def _begin(self, rank: int) -> bool:
         """The application has its turn, then the next execution starts, if there is one."""
@@ -132,7 +139,7 @@ class _Unrolled:
         first.position += 1
         self._iteration[rank] += 1
         for buffer in APPLICATION_BUFFERS:
-            n = self._plans[rank].buffers.get(buffer, 0)
+            n = self._plan(rank, 0).buffers.get(buffer, 0)
             if n:
                 self._record(first, Span(buffer, 0), n, write=True, step=-1)
         if self._iteration[rank] == self._iterations:
@@ -157,7 +164,7 @@ class _Unrolled:
             self._begin(rank)
 
     def _run(self, lane: _Lane, ready: set[int]) -> None:
-        steps = _steps(self._plans[lane.rank], lane)
+        steps = self._steps(lane)
         while lane.next_step < len(steps):
             step = steps[lane.next_step]
             if isinstance(step, Wait):
@@ -241,23 +248,22 @@ class _Unrolled:
 
     def _deadlocks(self) -> list[Finding]:
         findings = []
-        for rank, plan in enumerate(self._plans):
+        for rank in self._ranks:
             for lane in self._lanes[rank]:
                 if not lane.done:
                     iteration = self._iteration[rank]
-                    step = _steps(plan, lane)[lane.next_step]
+                    name = self._plan(rank, iteration).name
+                    step = self._steps(lane)[lane.next_step]
                     owner = self._owner(rank, step.notification if isinstance(step, Wait) else -1)
                     text = f"waits for ever ({describe(step)}), {owner}"
                     findings.append(
-                        Finding(
-                            "deadlock", plan.name, rank, lane.index, lane.next_step, iteration, text
-                        )
+                        Finding("deadlock", name, rank, lane.index, lane.next_step, iteration, text)
                     )
         return findings
 
     def _owner(self, rank: int, notification: int) -> str:
         """Say who should raise a notification, and where that lane stands."""
-        for plan in self._plans:
+        for plan in self._phases[self._iteration[rank] % len(self._phases)]:
             for lane, index, step in plan.steps():
                 if isinstance(step, Put) and (step.peer, step.notify) == (rank, notification):
                     at = self._lanes[plan.rank][lane]
@@ -294,36 +300,36 @@ class _Unrolled:
         )
         if not first.write and second.step < 0:
             text += "; a Flush, or an answer to the Put, must prove it sent before the plan ends"
-        name = self._plans[first.rank].name
+        name = self._plan(first.rank, first.iteration).name
         return Finding("race", name, first.rank, first.lane, first.step, first.iteration, text)
 
     def _text(self, access: _Access) -> str:
         verb = "writes" if access.write else "reads"
         if access.step < 0:
             return f"the application of rank {access.rank} uses its buffers"
-        step = self._plans[access.rank].lanes[access.lane][access.step]
+        step = self._plan(access.rank, access.iteration).lanes[access.lane][access.step]
         return f"rank {access.rank} {verb} ({describe(step)})"
 
     def _early_flags(self) -> list[Finding]:
         findings = []
-        for (rank, notification, iteration), flight in self._raised.items():
-            before = self._awaited.get((rank, notification, iteration - 1))
-            if iteration and (before is None or not _reached(before, flight)):
+        for before, after in pairwise(sorted(self._raised)):
+            if before[:2] != after[:2]:
+                continue
+            flight = self._raised[after]
+            awaited = self._awaited.get(before)
+            if awaited is None or not _reached(awaited, flight):
                 text = (
-                    f"{describe(flight.put)}: rank {rank} may not have waited for the notification "
-                    f"of iteration {iteration - 1} yet"
+                    f"{describe(flight.put)}: rank {after[0]} may not have waited for the "
+                    f"notification of iteration {before[2]} yet"
                 )
-                name = self._plans[flight.rank].name
-                findings.append(
-                    Finding(
-                        "notification", name, flight.rank, flight.lane, flight.step, iteration, text
-                    )
-                )
+                name = self._plan(flight.rank, flight.iteration).name
+                at = (flight.rank, flight.lane, flight.step, flight.iteration)
+                findings.append(Finding("notification", name, *at, text))
         return findings
 
-
-def _steps(plan: Plan, lane: _Lane) -> tuple[Step, ...]:
-    return plan.lanes[lane.index] if plan.lanes else ()
+    def _steps(self, lane: _Lane) -> tuple[Step, ...]:
+        lanes = self._plan(lane.rank, self._iteration[lane.rank]).lanes
+        return lanes[lane.index] if lane.index < len(lanes) else ()
 
 
 def _join(lane: _Lane, clock: Clock, chain: int, position: int) -> Clock:

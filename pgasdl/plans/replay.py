@@ -68,7 +68,7 @@ class _Lane:
     rank: int
     index: int
     steps: tuple[Step, ...]
-    iteration: int = 0
+    iteration: int
     next_step: int = 0
     unread: int = 0
     flushing: bool = False
@@ -82,23 +82,38 @@ class _Application:
 
     layer: int
     rank: int
-    lanes: list[_Lane]
+    lanes: list[_Lane] = field(default_factory=list)
     iteration: int = -1
     open_lanes: int = 0
 
 
 def replay(
-    plans: Sequence[Plan], kind: str, *, iterations: int = 3, layers: int = 2, seed: int = 0
+    phases: Sequence[Sequence[Plan]],
+    kind: str,
+    *,
+    iterations: int | None = None,
+    layers: int = 2,
+    seed: int = 0,
 ) -> list[Finding]:
-    """Run one schedule and report what went wrong in it."""
-    return _Replay(plans, kind, iterations, layers, seed).run()
+    """Run one schedule and report what went wrong in it.
+
+    ``phases[f][r]`` is rank r's plan of phase f. ``iterations`` is two rounds and one more, if not
+    given.
+    """
+    return _Replay(phases, kind, iterations or 2 * len(phases) + 1, layers, seed).run()
 
 
 class _Replay:
     def __init__(
-        self, plans: Sequence[Plan], kind: str, iterations: int, layers: int, seed: int
+        self,
+        phases: Sequence[Sequence[Plan]],
+        kind: str,
+        iterations: int,
+        layers: int,
+        seed: int,
     ) -> None:
-        self._plans = plans
+        plans = phases[0]
+        self._phases = phases
         self._iterations = iterations
         self._random = random.Random(seed)  # noqa: S311 (schedules must repeat)
         self._style = ("late", "mixed", "skewed")[seed % 3]
@@ -122,8 +137,7 @@ class _Replay:
             if buffer == "weights":
                 value = self._symbols.weights()
             self._memory[layer, plan.rank, buffer] = Memory([(n, 0, value)])
-        lanes = [_Lane(layer, plan.rank, i, steps) for i, steps in enumerate(plan.lanes)]
-        return _Application(layer, plan.rank, lanes)
+        return _Application(layer, plan.rank)
 
     def run(self) -> list[Finding]:
         for layers in self._applications:
@@ -152,7 +166,7 @@ class _Replay:
         if application.iteration >= 0:
             self._verify(application, "changed before the application was done with it")
         application.iteration += 1
-        plan = self._plans[rank]
+        plan = self._phases[application.iteration % len(self._phases)][rank]
         if "data" in plan.buffers:
             fresh = self._symbols.gradient(rank, application.iteration)
             self._memory[layer, rank, "data"].write(0, [(plan.count, 0, fresh)])
@@ -162,12 +176,12 @@ class _Replay:
             weights.write(0, [(n, o, touch(v)) for n, o, v in weights.whole()])
         if application.iteration == self._iterations:
             return
-        application.open_lanes = len(application.lanes)
+        application.open_lanes = len(plan.lanes)
+        application.lanes = [
+            _Lane(layer, rank, index, steps, application.iteration)
+            for index, steps in enumerate(plan.lanes)
+        ]
         for lane in application.lanes:
-            lane.iteration = application.iteration
-            lane.next_step = 0
-            lane.unread = 0
-            lane.channels = {}
             self._push(rank, partial(self._advance, lane))
         if not application.lanes:
             self._end(application)
@@ -295,8 +309,7 @@ class _Replay:
         put, lane = flight.put, flight.lane
         if flight.payload is None:
             flight.payload = self._at(lane, put.src).read(put.src.offset, put.n)
-            if lane.iteration == flight.iteration:
-                self._read_one(lane)
+            self._read_one(lane)
             if self._random.random() < 0.5:
                 self._push(lane.rank, partial(self._carry, flight), flight=True)
                 return
@@ -351,5 +364,5 @@ class _Replay:
         self._report(rule, (lane.rank, lane.index, lane.next_step), lane.iteration, text)
 
     def _report(self, rule: str, at: tuple[int, int, int], iteration: int, text: str) -> None:
-        finding = Finding(rule, self._plans[at[0]].name, *at, iteration, text)
+        finding = Finding(rule, self._phases[0][at[0]].name, *at, iteration, text)
         self._findings.setdefault((rule, *at), finding)
