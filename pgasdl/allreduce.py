@@ -114,7 +114,7 @@ class Allreduce:
             own = context.segment(
                 inbox * memory.dtype.itemsize, notifications=0, group=group, timeout=timeout
             )
-            own.numpy()[:] = 0  # touched once, here
+            own.prefault()
             self.inbox_bytes += own.nbytes
             places["inbox"] = Place(own, 0, dtype)
         self._bound = bind_phases(

@@ -133,7 +133,7 @@ class Workspace:
     """A group's own memory for collectives, made collectively by the first that needs it.
 
     A board, whose notifications cannot be confused with the application's, and staging space. Its
-    pages are touched once, here: a temporary allocated per call would fault per call.
+    pages are made present once, here: a temporary allocated per call would fault per call.
     """
 
     STAGING_BYTES = 8 * PIECE_BYTES
@@ -144,7 +144,7 @@ class Workspace:
             self.STAGING_BYTES, notifications=self.NOTIFICATIONS, group=group, timeout=timeout
         )
         self.staging = self.segment.numpy(np.uint8)
-        self.staging[:] = 0
+        self.segment.prefault()
         self._next_notification = 0
 
     def take_notifications(self, number: int) -> int:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgasdl")
 
 PASSIVE_BYTES = 65536
+_LOOK_SECONDS = 0.1  # between two looks for losses, while the store is waited for
 
 # The context of this process (ranks that are threads are not counted).
 _current: weakref.ref[Context] | None = None
@@ -106,7 +107,8 @@ class Context(_native.ContextCore):
         self._join(store.exchange("world", self._open()), config.timeout)
         self.world = Group(self, self._world())
         self._group_numbers: dict[tuple[int, ...], int] = {}
-        self._unfinished_groups: dict[tuple[int, ...], _native.GroupCore] = {}
+        self._unfinished_groups: dict[tuple[int, ...], tuple[_native.GroupCore, bytes]] = {}
+        self._accepted: frozenset[int] = frozenset()  # ranks whose loss survivors() took note of
         self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
         self._workspaces: dict[tuple[int, ...], Workspace] = {}
         self._allreduces = AllreduceCache(self)
@@ -252,23 +254,58 @@ class Context(_native.ContextCore):
         self._require_usable()
         for member in members:
             self._require_peer(member, "group")
-        core = self._unfinished_groups.get(members)
-        if core is None:
+        unfinished = self._unfinished_groups.get(members)
+        if unfinished is None:
             core = _native.GroupCore(self, list(members))
-            self._unfinished_groups[members] = core
+            # Once only: every description is a datagram to each member.
+            unfinished = self._unfinished_groups[members] = core, core.describe()
+        core, description = unfinished
         number = self._group_numbers.get(members, 0)
         key = f"group/{','.join(map(str, members))}/{number}"
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
-        self._store.put(f"{key}/{self.rank}", core.describe(), limit or None)
-        descriptions = [
-            self._store.get(f"{key}/{member}", max(0.0, deadline - time.monotonic()), owner=member)
-            for member in members
-        ]
+        self._store.put(f"{key}/{self.rank}", description, limit or None)
+        descriptions = []
+        for member in members:
+            blob = self._await_member(f"{key}/{member}", member, deadline)
+            if blob is None:
+                raise Timeout(f"group {members}: rank {member} has not called it in {limit:g} s")
+            descriptions.append(blob)
         core.attach(descriptions, self.timeout)
         del self._unfinished_groups[members]
         self._group_numbers[members] = number + 1
         return Group(self, core)
+
+    def _await_member(self, key: str, member: int, deadline: float) -> bytes | None:
+        """What a member put into the store, None if it did not; PeerLost if a rank is lost.
+
+        The store only tells of an owner whose connection ended: not of one that was stopped, nor
+        of a third rank because of which the owner may never come.
+        """
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return self._store.get(key, min(left, _LOOK_SECONDS), owner=member)
+            except Timeout:
+                self._require_nobody_lost("group")
+                if left <= _LOOK_SECONDS:
+                    return None
+
+    def _require_nobody_lost(self, during: str) -> None:
+        """Raise PeerLost for a loss that :meth:`survivors` has not accepted."""
+        self._require_peer(self.rank, during)
+        lost = {
+            rank: state
+            for rank, state in enumerate(self._health())
+            if state not in ("healthy", "closed") and rank not in self._accepted
+        }
+        if lost:
+            words = ", ".join(f"rank {rank} {state}" for rank, state in lost.items())
+            raise PeerLost(
+                f"{words}, noticed during {during} on rank {self.rank}; "
+                "ctx.survivors() gives the group of those left",
+                min(lost) if len(lost) == 1 else -1,
+            )
 
     def barrier(self, timeout: float | None = None) -> None:
         """``world.barrier``: wait until every rank is here."""
@@ -418,7 +455,9 @@ class Context(_native.ContextCore):
         Until then every wait ends with PeerLost; afterwards waits work again, among survivors.
         """
         self._acknowledge()
-        healthy = [rank for rank, state in enumerate(self._health()) if state == "healthy"]
+        states = self._health()
+        healthy = [rank for rank, state in enumerate(states) if state == "healthy"]
+        self._accepted = frozenset(range(self.size)).difference(healthy)
         return self.group(healthy, timeout=timeout)
 
     def describe(self) -> str:
@@ -477,7 +516,8 @@ class Context(_native.ContextCore):
             self.dump_flight_record(f"after {type(error).__name__}: {error}")
         if error is not None:
             _tell_elastic(error)
-        self.close(failed=error is not None)
+        in_peace = error is None or (isinstance(error, SystemExit) and not error.code)
+        self.close(failed=not in_peace)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else self._transport
@@ -583,7 +623,8 @@ def _on_signal(context: Context) -> None:
     """SIGUSR1 dumps the flight record, unless the program has its own use for it."""
     if threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, None):
+    # `pgasdl run` starts its ranks with the signal ignored.
+    if signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, signal.SIG_IGN):
         return
     reference = weakref.ref(context)
 

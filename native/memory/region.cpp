@@ -33,6 +33,17 @@ std::size_t page_bytes() {
   return bytes;
 }
 
+void prefault(std::byte* data, std::size_t bytes) {
+#if defined(MADV_POPULATE_WRITE)
+  constexpr int kPopulate = MADV_POPULATE_WRITE;
+#else
+  constexpr int kPopulate = 23;  // Linux 5.14, whatever the C library knows
+#endif
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t begin = address / page_bytes() * page_bytes();
+  if (bytes != 0) madvise(reinterpret_cast<void*>(begin), bytes + (address - begin), kPopulate);
+}
+
 std::shared_ptr<Region> Region::create(std::size_t bytes, UniqueFd& fd) {
   bytes = round_up(std::max<std::size_t>(bytes, 1), page_bytes());
   fd.reset(memfd_create("pgasdl", MFD_CLOEXEC | MFD_ALLOW_SEALING));

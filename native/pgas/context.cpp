@@ -140,6 +140,7 @@ void Context::close(bool failed) {
         std::this_thread::yield();
       }
     }
+    liveness_.pass_on();
     liveness_.report(rank_, failed ? Health::kFailed : Health::kClosed);
     liveness_.stop();
   }
@@ -332,8 +333,10 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
   const auto end = static_cast<std::uint32_t>(first + count);
   const auto scan = [&](std::uint32_t from, std::uint32_t to) {
     for (std::uint32_t id = from; id < to; ++id) {
-      if (board[id].load(std::memory_order_relaxed) != 0) {
-        std::atomic_thread_fence(std::memory_order_acquire);
+      // Only the one that is found is acquired: by a second load, which sanitizers understand and
+      // a fence they do not.
+      if (board[id].load(std::memory_order_relaxed) != 0 &&
+          board[id].load(std::memory_order_acquire) != 0) {
         found = id;
         return true;
       }

@@ -149,9 +149,7 @@ Outcome Group::barrier(Deadline deadline) {
       return barrier_sent_ && raised(barrier_round_, barrier_generation_);
     };
     const auto slow = [&] {
-      if (context_.liveness().health(behind) != Health::kHealthy && !ready()) {
-        context_.liveness().require(behind, "barrier");
-      }
+      context_.liveness().require(behind, "barrier");
     };
     if (context_.waiter().until(ready, slow, deadline, "barrier") != Outcome::kDone) {
       return Outcome::kTimeout;
@@ -220,12 +218,7 @@ Outcome Group::allgather(Kind kind, const std::string& what, std::uint64_t finge
     return true;
   };
   const auto slow = [&] {
-    if (arrived >= members) return;
-    const Rank peer = ranks_[arrived];
-    if (context_.liveness().health(peer) != Health::kHealthy && !ready() &&
-        ranks_[arrived] == peer) {
-      context_.liveness().require(peer, what.c_str());
-    }
+    if (arrived < members) context_.liveness().require(ranks_[arrived], what.c_str());
   };
   if (context_.waiter().until(ready, slow, deadline, what.c_str()) != Outcome::kDone) {
     return Outcome::kTimeout;

@@ -16,7 +16,11 @@ std::string_view name(Health health) {
 }
 
 Liveness::Liveness(Rank rank, Rank size, const Options& options)
-    : rank_(rank), size_(size), options_(options), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : rank_(rank),
+      size_(size),
+      options_(options),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      accepted_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(size))) {
   if (!wake_) throw_system("eventfd", errno);
 }
 
@@ -128,6 +132,14 @@ void Liveness::report(Rank lost, Health how) {
   }
 }
 
+void Liveness::pass_on() {
+  if (own_ == nullptr) return;
+  for (Rank peer = 0; peer < size_; ++peer) {
+    const Health state = health(peer);
+    if (peer != rank_ && state != Health::kHealthy && state != Health::kClosed) report(peer, state);
+  }
+}
+
 bool Liveness::everybody_left() const {
   if (own_ == nullptr || size_ == 1) return false;
   for (Rank peer = 0; peer < size_; ++peer) {
@@ -138,7 +150,16 @@ bool Liveness::everybody_left() const {
 
 void Liveness::acknowledge() {
   if (health(rank_) != Health::kHealthy) refuse(rank_, "survivors");
-  acknowledged_.store(own_->alarm.load(std::memory_order_acquire), std::memory_order_release);
+  // Counted from the states, which a report sets before it raises the alarm: a loss that comes
+  // meanwhile is either accepted by name, or keeps the alarm up.
+  std::uint32_t losses = 0;
+  for (Rank peer = 0; peer < size_; ++peer) {
+    const Health state = health(peer);
+    const bool lost = state != Health::kHealthy && state != Health::kClosed;
+    accepted_[static_cast<std::size_t>(peer)].store(lost, std::memory_order_relaxed);
+    losses += lost ? 1 : 0;
+  }
+  acknowledged_.store(losses, std::memory_order_release);
 }
 
 void Liveness::raise_alarm(const std::string& during) const {
@@ -149,9 +170,11 @@ void Liveness::raise_alarm(const std::string& during) const {
   for (Rank peer = 0; peer < size_; ++peer) {
     const Health state = health(peer);
     if (state == Health::kHealthy || state == Health::kClosed) continue;
+    if (accepted_[static_cast<std::size_t>(peer)].load(std::memory_order_relaxed)) continue;
     lost += text(count++ == 0 ? "" : ", ", "rank ", peer, " ", name(state));
     first = peer;
   }
+  if (count == 0) return;
   const auto finder = own_->finder.load(std::memory_order_relaxed);
   throw Error(ErrorKind::kPeerLost,
               text(lost, ", noticed during ", during, " on rank ", rank_, " (reported by rank ",
@@ -167,6 +190,8 @@ void Liveness::refuse(Rank peer, const char* operation) const {
                      " by the others and is fenced off; it can only close"),
                 rank_);
   }
+  // Not the peer is to blame if it only left because of a loss that we have not noticed yet.
+  raise_alarm(operation);
   throw Error(ErrorKind::kPeerLost,
               text(operation, " to rank ", peer, ", which ", name(health(peer)) == "closed" ? "has " : "",
                    name(health(peer))),

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -47,7 +48,9 @@ class Liveness {
     return own_ != nullptr && own_->alarm.load(std::memory_order_relaxed) !=
                                   acknowledged_.load(std::memory_order_relaxed);
   }
-  [[noreturn]] void raise_alarm(const std::string& during) const;
+  // Throws, naming the losses that survivors() has not accepted; returns if there is none, which
+  // is so for the moment in which a report of a loss accepted already is not complete.
+  void raise_alarm(const std::string& during) const;
   // Throws if `peer` can no longer be reached.
   void require(Rank peer, const char* operation) const {
     if (health(peer) != Health::kHealthy) [[unlikely]] refuse(peer, operation);
@@ -55,12 +58,15 @@ class Liveness {
   Health health(Rank rank) const {
     return own_ == nullptr
                ? Health::kHealthy
-               : own_->states()[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
+               : own_->states()[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
   }
   bool everybody_left() const;
   void acknowledge();
   // Tells every rank (this one too) that `lost` is no more.
   void report(Rank lost, Health how);
+  // Tells every rank of the losses this one knows, before it leaves because of them: whoever
+  // reported them may not have come to all yet, and must not find us gone without the reason.
+  void pass_on();
   Doorbell* doorbell() { return own_ == nullptr ? nullptr : &own_->doorbell; }
 
  private:
@@ -77,7 +83,8 @@ class Liveness {
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   ControlBlock* own_ = nullptr;
-  std::atomic<std::uint32_t> acknowledged_{0};
+  std::atomic<std::uint32_t> acknowledged_{0};            // so many losses were accepted,
+  const std::unique_ptr<std::atomic<bool>[]> accepted_;  // and of these ranks
 
   std::mutex watch_mutex_;  // of what follows
   std::vector<ControlBlock*> blocks_;

@@ -47,7 +47,14 @@ class Waiter {
       check(what);
     }
     for (;;) {
-      slow();
+      try {
+        slow();
+      } catch (const Error& error) {
+        // Whoever left may have done its part just before, or left because of a loss.
+        if (ready()) return Outcome::kDone;
+        if (error.kind() == ErrorKind::kPeerLost) liveness_.raise_alarm(what);
+        throw;
+      }
       Doorbell* doorbell = liveness_.doorbell();
       if (doorbell != nullptr) doorbell->arm();
       if (ready()) {

@@ -96,6 +96,7 @@ void bind_memory(nb::module_& module);
 void bind_context(nb::module_& module);
 void bind_group(nb::module_& module);
 void bind_exchange(nb::module_& module);
+void bind_measure(nb::module_& module);
 
 }  // namespace pgasdl
 

@@ -114,6 +114,19 @@ void bind_memory(nb::module_& module) {
             return remote->bytes;
           },
           "peer"_a, "Bytes of ``peer``'s copy.")
+      .def(
+          "prefault",
+          [](const SegmentHandle& self) {
+            const nb::gil_scoped_release release;
+            prefault(self.segment->local().data, self.segment->bytes());
+            for (Rank peer = 0; peer < self.runtime->context.size(); ++peer) {
+              const RemoteSegment* remote = self.segment->remote(peer);
+              if (remote != nullptr && remote->data != nullptr) {
+                prefault(remote->data, remote->bytes);
+              }
+            }
+          },
+          "Make the pages of all copies that are mapped here present now; changes nothing.")
       .def("__getitem__", &slice_of, "slice"_a)
       .def("delete", [](const SegmentHandle& self) {
         Group::delete_segment(self.runtime->context, *self.segment);

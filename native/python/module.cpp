@@ -23,4 +23,5 @@ NB_MODULE(_native, module) {
   pgasdl::bind_context(module);
   pgasdl::bind_group(module);
   pgasdl::bind_exchange(module);
+  pgasdl::bind_measure(module);
 }

@@ -17,6 +17,7 @@ namespace pgasdl {
 namespace {
 
 constexpr std::size_t kTokenBytes = 16;
+constexpr int kMailPerService = 64;
 
 // What accompanies a descriptor.
 struct Offer {
@@ -167,7 +168,8 @@ void ShmTransport::offer(const LocalSegment& segment, Rank peer) {
 }
 
 void ShmTransport::service() {
-  for (;;) {
+  // Not until it is empty: whoever floods the mailbox must not keep us from everything else.
+  for (int taken = 0; taken < kMailPerService; ++taken) {
     Offer offer{};
     iovec content{&offer, sizeof offer};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(ucred))] = {};
@@ -182,10 +184,15 @@ void ShmTransport::service() {
     bool same_user = false;
     for (auto* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
       if (header->cmsg_level != SOL_SOCKET) continue;
-      if (header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int))) {
-        int fd;
-        std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-        descriptor.reset(fd);
+      if (header->cmsg_type == SCM_RIGHTS) {
+        // All that the kernel has installed are ours to close; a peer sends one.
+        const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (std::size_t i = 0; i < count; ++i) {
+          int fd;
+          std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+          descriptor.reset(fd);
+        }
+        if (count != 1) descriptor.reset();
       } else if (header->cmsg_type == SCM_CREDENTIALS) {
         ucred credentials;
         std::memcpy(&credentials, CMSG_DATA(header), sizeof credentials);

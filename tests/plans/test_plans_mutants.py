@@ -40,7 +40,7 @@ def test_deletions_are_found_without_comparing_the_ranks(name: str, kind: str, w
             survivors = [
                 what
                 for what, mutant in deletions(plans)
-                if not orders(mutant) and not replay(mutant, kind)
+                if not orders([mutant]) and not replay([mutant], kind)
             ]
             assert survivors == []
 
@@ -148,7 +148,7 @@ def pair(*lanes: tuple[tuple[Step, ...], ...], notifications: int = 2) -> list[P
 
 
 def rules(plans: list[Plan]) -> set[str]:
-    return {finding.rule for finding in orders(plans)}
+    return {finding.rule for finding in orders([plans])}
 
 
 def test_one_way_traffic_needs_credits() -> None:
@@ -187,7 +187,7 @@ def test_a_cycle_of_waits_is_reported_with_who_owes_whom() -> None:
     findings = check(pair((first,), (second,), notifications=1), kind="sum")
     assert [(f.rule, f.rank, f.step) for f in findings] == [("deadlock", 0, 0), ("deadlock", 1, 0)]
     assert "owed by rank 1, lane 0, step 1, which is at step 0 of iteration 0" in findings[0].text
-    stuck = replay(pair((first,), (second,), notifications=1), "sum", layers=1)
+    stuck = replay([pair((first,), (second,), notifications=1)], "sum", layers=1)
     assert {f.rule for f in stuck} == {"deadlock"}
 
 
@@ -198,9 +198,9 @@ def test_ranks_that_add_in_different_orders_are_told_apart() -> None:
         return (Put(DATA, 8, peer, INBOX, 0), Wait(0), acknowledge, Wait(1), add)
 
     alike = pair((exchange(1, DATA, INBOX),), (exchange(0, INBOX, DATA),))
-    assert replay(alike, "sum", iterations=1) == []
+    assert replay([alike], "sum", iterations=1) == []
     different = pair((exchange(1, DATA, INBOX),), (exchange(0, DATA, INBOX),))
-    findings = replay(different, "sum", iterations=1)
+    findings = replay([different], "sum", iterations=1)
     assert findings
     assert all("not the bits that rank" in finding.text for finding in findings)
 

@@ -1,0 +1,56 @@
+"""Handwritten digits from scikit-learn, and a small convolutional network that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+
+
+class Digits:
+    """1797 images of 8 by 8 pixels: 1437 to train with, 360 to test with, always the same."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        bunch = load_digits()
+        images = torch.tensor(bunch.images, dtype=dtype).unsqueeze(1) / 16  # pixels are 0 to 16
+        labels = torch.tensor(bunch.target, dtype=torch.int64)
+        rows = torch.arange(len(labels))
+        train, test = train_test_split(rows, test_size=360, stratify=labels, random_state=0)
+        self.train, self.train_labels = images[train], labels[train]
+        self.test, self.test_labels = images[test], labels[test]
+
+    def batches(self, epoch: int, seed: int, batch: int) -> Iterator[Tensor]:
+        """Yield the rows of each global batch: the same on every rank, for any number of ranks.
+
+        Images left over, fewer than one batch, sit this epoch out; the next is shuffled anew.
+        """
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.train), generator=generator)
+        for first in range(0, len(order) - batch + 1, batch):
+            yield order[first : first + batch]
+
+
+def share(rows: Tensor, rank: int, size: int) -> Tensor:
+    """Return a rank's part of a global batch; parts differ by at most one row."""
+    return rows[len(rows) * rank // size : len(rows) * (rank + 1) // size]
+
+
+class Network(nn.Module):
+    """Three convolutions and two linear layers; each is one layer of the exchange."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
+        self.conv2 = nn.Conv2d(32, 48, 3, padding=1)
+        self.conv3 = nn.Conv2d(48, 64, 3, padding=1)
+        self.linear1 = nn.Linear(64 * 2 * 2, 128)
+        self.linear2 = nn.Linear(128, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv1(images).relu()
+        x = nn.functional.max_pool2d(self.conv2(x).relu(), 2)
+        x = nn.functional.max_pool2d(self.conv3(x).relu(), 2)
+        return self.linear2(self.linear1(x.flatten(1)).relu())

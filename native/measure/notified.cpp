@@ -1,0 +1,45 @@
+#include "measure/notified.hpp"
+
+namespace pgasdl {
+
+std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segment>& segment,
+                                    std::uint64_t bytes, std::uint64_t target,
+                                    std::uint32_t batches, std::uint32_t rounds) {
+  std::vector<double> one_way;
+  if (context.size() < 2 || context.rank() > 1) return one_way;
+  const Rank peer = 1 - context.rank();
+  const Slice from{segment, 0, bytes};
+  const Slice to{segment, target, bytes};
+  const Pair pair{&from, &to};
+  const auto send = [&] {
+    if (context.write_notify({&pair, 1}, peer, *segment, 0, 1, 0,
+                             Deadline::in(context.options().timeout)) != Outcome::kDone) {
+      throw Error(ErrorKind::kQueue, "measuring: queue 0 stays full");
+    }
+  };
+  const auto receive = [&] {
+    std::uint32_t found = 0;
+    if (context.notify_waitsome(*segment, 0, 1, Deadline::in(context.options().timeout), found) !=
+        Outcome::kDone) {
+      throw Error(ErrorKind::kPeerLost, text("measuring: no notification from rank ", peer), peer);
+    }
+    context.notify_reset(*segment, 0);
+  };
+  for (std::uint32_t batch = 0; batch < batches; ++batch) {
+    const auto began = Clock::now();
+    for (std::uint32_t round = 0; round < rounds; ++round) {
+      if (context.rank() == 0) {
+        send();
+        receive();
+      } else {
+        receive();
+        send();
+      }
+    }
+    const std::chrono::duration<double, std::nano> spent = Clock::now() - began;
+    one_way.push_back(spent.count() / (2.0 * rounds));
+  }
+  return one_way;
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,19 @@
+// The core's own notified writes, without Python: what its path costs over the floor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "pgas/context.hpp"
+
+namespace pgasdl {
+
+// write_notify, notify_waitsome and notify_reset between ranks 0 and 1, one way, nanoseconds: one
+// number per batch of `rounds` round trips. Collective over both; other ranks get nothing at once.
+// `segment` holds a source at 0 and a target at `target`, and notification 0 is nobody else's.
+std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segment>& segment,
+                                    std::uint64_t bytes, std::uint64_t target,
+                                    std::uint32_t batches, std::uint32_t rounds);
+
+}  // namespace pgasdl

@@ -1,0 +1,206 @@
+"""Worker processes that run contract tests, kept from test to test, and the deadline over them.
+
+A worker is one rank of a job of processes, or a whole job of threads. Commands and answers are
+lines of JSON over pipes. A worker that misses the deadline dumps its stacks and is killed, with
+all that took part; the next test gets new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pgasdl.bootstrap import StoreServer
+
+_WORKER = str(Path(__file__).with_name("contract_worker.py"))
+_PLACE = str(Path(sys.modules["pgasdl"].__file__ or "").parents[1])
+_LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
+_STDERR_SHOWN = 4000
+
+Answer = dict[str, Any]
+
+
+class RankFailure(AssertionError):
+    """A rank of a test failed, or none answered in time; the text holds all tracebacks."""
+
+
+def _environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
+    path = os.pathsep.join(filter(None, (_PLACE, kept.get("PYTHONPATH"))))
+    # Two ranks per core already: no thread pools on top.
+    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Worker:
+    """One process; ``fd`` delivers its answers."""
+
+    def __init__(self, secret_fd: int) -> None:
+        read, write = os.pipe()
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115: as long as the worker
+        self.process = subprocess.Popen(
+            [sys.executable, _WORKER, str(write), str(secret_fd)],
+            stdin=subprocess.PIPE,
+            stdout=self.stderr,
+            stderr=self.stderr,
+            env=_environment(),
+            pass_fds=(write, secret_fd),
+            start_new_session=True,  # Ctrl-C is pytest's; the pool ends its workers
+        )
+        os.close(write)
+        self.fd = read
+        self._partial = b""
+        self._shown = 0
+
+    def send(self, command: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died: its answer says so
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def receive(self) -> Answer | None:
+        """The answer, None while it is incomplete; a worker that died answers with how."""
+        part = os.read(self.fd, 1 << 16)
+        if not part:
+            status = self.process.wait()
+            how = f"signal {-status}" if status < 0 else f"status {status}"
+            return {"error": f"the worker process ended with {how}", "kind": "WorkerDied"}
+        self._partial += part
+        if not self._partial.endswith(b"\n"):
+            return None
+        line, self._partial = self._partial, b""
+        answer: Answer = json.loads(line)
+        return answer
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def said(self) -> str:
+        """What it wrote since it was last asked, at most the end."""
+        size = os.fstat(self.stderr.fileno()).st_size
+        begin = max(self._shown, size - _STDERR_SHOWN)
+        text = os.pread(self.stderr.fileno(), size - begin, begin).decode(errors="replace")
+        self._shown = size
+        return text
+
+    def dump_stacks(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGUSR2)
+
+    def end(self) -> None:
+        """Kill and reap it, with whatever it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+        self.stderr.close()
+
+
+class Pool:
+    """Workers by place; a test of n processes takes the first n, threads have a worker alone."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._secret_fd = os.memfd_create("contract-secret", os.MFD_CLOEXEC)
+        os.write(self._secret_fd, self._secret)
+        self._workers: dict[object, Worker] = {}
+        self._job = 0
+
+    def _at(self, place: object) -> Worker:
+        worker = self._workers.get(place)
+        if worker is None or not worker.alive:
+            if worker is not None:
+                worker.end()
+            worker = self._workers[place] = Worker(self._secret_fd)
+        return worker
+
+    def run_processes(
+        self, command: dict[str, Any], size: int, settings: dict[str, Any], deadline: float
+    ) -> list[Answer]:
+        """One rank per process, started together; their answers in rank order."""
+        self._job += 1
+        job_id = f"contract-{self._job}"
+        with StoreServer(self._secret, size, job_id=job_id) as server:
+            host, port = server.address
+            workers = [self._at(rank) for rank in range(size)]
+            for rank, worker in enumerate(workers):
+                place = {"rank": rank, "size": size, "job_id": job_id, "store": f"{host}:{port}"}
+                worker.send(command | {"init": place | settings})
+            return self._gather(workers, deadline)
+
+    def run_threads(
+        self, command: dict[str, Any], size: int, settings: dict[str, Any], deadline: float
+    ) -> list[Answer]:
+        """All ranks as threads of one process; one answer for all."""
+        worker = self._at("threads")
+        worker.send(command | {"threads": size, "settings": settings})
+        return self._gather([worker], deadline)
+
+    def _gather(self, workers: list[Worker], deadline: float) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        end = time.monotonic() + deadline
+        with selectors.DefaultSelector() as selector:
+            for number, worker in enumerate(workers):
+                selector.register(worker.fd, selectors.EVENT_READ, number)
+            while len(answers) < len(workers) and (left := end - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    answer = workers[key.data].receive()
+                    if answer is not None:
+                        answers[key.data] = answer
+                        selector.unregister(key.fd)
+        late = [worker for number, worker in enumerate(workers) if number not in answers]
+        if late:
+            for worker in late:
+                worker.dump_stacks()
+            time.sleep(0.3)
+        for number, worker in enumerate(workers):
+            words = worker.said()
+            answer = answers.setdefault(
+                number, {"error": f"no answer within {deadline:g} s", "kind": "Deadline"}
+            )
+            if "error" in answer:
+                answer["error"] += f"\n--- it wrote:\n{words}" if words else ""
+            if late or not worker.alive:
+                worker.end()
+                self._workers = {p: w for p, w in self._workers.items() if w is not worker}
+        return [answers[number] for number in range(len(workers))]
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.process.pid for worker in self._workers.values()]
+
+    def close(self) -> None:
+        """Kill and reap every worker."""
+        for worker in self._workers.values():
+            worker.end()
+        self._workers.clear()
+        os.close(self._secret_fd)
+
+
+def judged(answers: list[Answer]) -> list[Any]:
+    """What the ranks returned; RankFailure with every failing rank's traceback, cause first."""
+    failed = [(rank, answer) for rank, answer in enumerate(answers) if "error" in answer]
+    # Who only heard of a failure comes last.
+    failed.sort(key=lambda pair: pair[1].get("kind") == "PeerLost")
+    if failed:
+        raise RankFailure(
+            "\n".join(
+                f"--- {f'rank {rank}' if len(answers) > 1 else 'threads'}: {answer['error']}"
+                for rank, answer in failed
+            )
+        )
+    return [answer.get("result") for answer in answers]

@@ -1,0 +1,101 @@
+"""Runs contract tests inside a worker process: ``contract_worker.py ANSWER_FD SECRET_FD``."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import pgasdl
+from pgasdl import loopback
+
+_PR_SET_PDEATHSIG = 1
+_MOST_TEXT = 8000
+
+
+def _program(command: dict[str, Any]) -> Callable[..., Any]:
+    folder = command["folder"]
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    program: Callable[..., Any] = getattr(
+        importlib.import_module(command["module"]), command["function"]
+    ).program
+    return program
+
+
+def _as_process(program: Callable[..., Any], command: dict[str, Any], secret_fd: int) -> Any:
+    place = command["init"] | {"secret_fd": secret_fd}
+    parameters = command["parameters"]
+    if command["bare"]:
+        return program(lambda **settings: pgasdl.init(**(place | settings)), **parameters)
+    try:
+        context = pgasdl.init(**place)
+    except pgasdl.UnavailableError as error:
+        pytest.skip(str(error))
+    with context:
+        return program(context, **parameters)
+
+
+def _as_threads(program: Callable[..., Any], command: dict[str, Any]) -> list[Any]:
+    return loopback.run(
+        command["threads"],
+        lambda context: program(context, **command["parameters"]),
+        **command["settings"],
+    )
+
+
+def _told(error: BaseException, folder: str) -> dict[str, str]:
+    """A traceback with the test's variables: assertions are not rewritten here."""
+    try:
+        told = traceback.TracebackException.from_exception(error, capture_locals=True)
+    except Exception:  # some repr() fails, of an object that was never finished, say
+        told = traceback.TracebackException.from_exception(error)
+    for frame in told.stack:
+        if not frame.filename.startswith(f"{folder}/test_"):
+            frame.locals = None
+    text = "".join(told.format())
+    if len(text) > _MOST_TEXT:
+        text = f"{text[: _MOST_TEXT // 4]}\n[...]\n{text[-3 * _MOST_TEXT // 4 :]}"
+    return {"error": text, "kind": type(error).__name__}
+
+
+def _answer(command: dict[str, Any], secret_fd: int) -> dict[str, Any]:
+    try:
+        program = _program(command)
+        if "threads" in command:
+            return {"result": _as_threads(program, command)}
+        return {"result": _as_process(program, command, secret_fd)}
+    except pytest.skip.Exception as skipped:
+        return {"skip": str(skipped)}
+    except BaseException as error:
+        return _told(error, command["folder"])
+
+
+def main() -> None:
+    answer_fd, secret_fd = int(sys.argv[1]), int(sys.argv[2])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.set_inheritable(answer_fd, False)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    gc.freeze()
+    with os.fdopen(answer_fd, "wb") as answers:
+        for line in sys.stdin.buffer:
+            answer = _answer(json.loads(line), secret_fd)
+            gc.collect()  # a test's segments go with it
+            sys.stderr.flush()
+            answers.write(json.dumps(answer).encode() + b"\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""kill -9 of any rank at any point: every survivor ends with an error that names it.
+
+``PGASDL_SOAK=500`` repeats the trials with random places until so many were made; by default each
+point is tried on a few of them. The detection times are printed at the end of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from failure_harness import Job, record_detection
+
+POINTS = (
+    "waitsome barrier group-allreduce atomic passive segment group staged gdraa tree direct handle "
+    "exchange storm read bound"
+).split()
+PLACES = [(n, victim) for n in (2, 3, 4) for victim in range(n)]
+SOAK = int(os.environ.get("PGASDL_SOAK", "0"))
+BOUND = 5.0  # seconds; the goal is 0.25
+
+
+def places() -> list[tuple[str, int, int]]:
+    """For each point four of the nine places, so that all of them come up equally often."""
+    return [
+        (point, *PLACES[(4 * number + turn) % len(PLACES)])
+        for number, point in enumerate(POINTS)
+        for turn in range(4)
+    ]
+
+
+def kill_one(job: Callable[..., Job], point: str, n: int, victim: int, delay: float) -> None:
+    ranks = job("endless.py", n, point, PGASDL_TIMEOUT="20", PGASDL_STOPPED_AFTER="10")
+    ranks.said("running")
+    time.sleep(delay)
+    killed_at = ranks.signal(victim, signal.SIGKILL)
+    survivors = [rank for rank in range(n) if rank != victim]
+    statuses = ranks.ended(survivors, BOUND + 2)
+    assert statuses == [0] * len(survivors), ranks.transcript()
+    for rank in survivors:
+        lost = ranks.event(rank, "lost")
+        assert lost["kind"] == "PeerLost", ranks.transcript()
+        assert lost["rank"] == victim, ranks.transcript()
+        assert f"rank {victim}" in lost["text"], ranks.transcript()
+        assert lost["at"] - killed_at < BOUND, ranks.transcript()
+        assert ranks.event(rank, "health")["health"][victim] == "died", ranks.transcript()
+        record_detection(lost["at"] - killed_at, f"{point}, rank {victim} of {n}")
+
+
+@pytest.mark.parametrize(("point", "n", "victim"), places())
+def test_every_survivor_names_the_killed_rank(
+    job: Callable[..., Job], point: str, n: int, victim: int
+) -> None:
+    kill_one(job, point, n, victim, random.uniform(0, 0.05))
+
+
+@pytest.mark.skipif(not SOAK, reason="PGASDL_SOAK=500 makes so many trials")
+@pytest.mark.parametrize("trial", range(SOAK))
+def test_soak(job: Callable[..., Job], trial: int) -> None:
+    rng = random.Random(trial)
+    n, victim = rng.choice(PLACES)
+    kill_one(job, rng.choice(POINTS), n, victim, rng.uniform(0, 0.08))
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("step", ["token", "endpoint", "connect", "open", "join", "barrier"])
+def test_death_inside_init(job: Callable[..., Job], step: str, victim: int) -> None:
+    ranks = job("dies_early.py", 3, step, victim, PGASDL_TIMEOUT="20")
+    died_at = ranks.event(victim, "dying")["at"]
+    survivors = [rank for rank in range(3) if rank != victim]
+    assert ranks.ended(survivors, BOUND + 2) == [0, 0], ranks.transcript()
+    for rank in survivors:
+        refused = ranks.event(rank, "refused")
+        assert (refused["kind"], refused["rank"]) == ("PeerLost", victim), ranks.transcript()
+        assert refused["at"] - died_at < BOUND
+
+
+def test_death_before_init_is_a_timeout_that_names_the_rank(job: Callable[..., Job]) -> None:
+    """Nobody knows a process that never came: a launcher ends the job, otherwise the deadline."""
+    ranks = job("dies_early.py", 3, "start", 1, PGASDL_TIMEOUT="1")
+    assert ranks.ended([0, 2]) == [0, 0]
+    for rank in (0, 2):
+        refused = ranks.event(rank, "refused")
+        assert refused["kind"] in ("Timeout", "PeerLost"), ranks.transcript()
+        assert "/1'" in refused["text"] or "rank 1" in refused["text"] or rank == 2
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("step", ["before close", "after close"])
+def test_death_on_the_way_out(job: Callable[..., Job], step: str, victim: int) -> None:
+    ranks = job("dies_early.py", 3, step, victim, PGASDL_TIMEOUT="20")
+    died_at = ranks.event(victim, "dying")["at"]
+    survivors = [rank for rank in range(3) if rank != victim]
+    assert ranks.ended(survivors, BOUND + 2) == [0, 0], ranks.transcript()
+    how = "died" if step == "before close" else "closed"
+    for rank in survivors:
+        lost = ranks.event(rank, "lost")
+        assert lost["kind"] == "PeerLost", ranks.transcript()
+        assert lost["at"] - died_at < BOUND
+        assert ranks.event(rank, "health")["health"][victim] == how
+    if how == "died":
+        assert {ranks.event(rank, "lost")["rank"] for rank in survivors} == {victim}

@@ -1,0 +1,156 @@
+// Sleeping and waking. A sleep is bounded, so a wake-up that is lost costs 50 ms and no hang: the
+// tests count such waits. A loaded machine may cause a few, a missing ring makes it nearly all.
+
+#include <atomic>
+#include <chrono>
+
+#include "plans.hpp"
+#include "sys/doorbell.hpp"
+
+namespace {
+
+using namespace pgasdl;
+using namespace pgasdl::testing;
+
+constexpr double kLost = 0.04;  // seconds; the bound of a sleep is 0.05
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// How many of `rounds` may be slow before it is no accident.
+class SlowCount {
+ public:
+  SlowCount(const char* what, int rounds) : what_(what), most_(3 + rounds / 25) {}
+  void add(double seconds) {
+    if (seconds < kLost) return;
+    const int slow = 1 + slow_.fetch_add(1);
+    CHECK_NOTE(slow <= most_, "%s: %d waits took a whole sleep: wake-ups are lost", what_, slow);
+  }
+
+ private:
+  const char* what_;
+  const int most_;
+  std::atomic<int> slow_{0};
+};
+
+// Two threads hand a number to and fro, each asleep whenever it is not its turn.
+void bare(int rounds) {
+  SlowCount slow("a bare doorbell", rounds);
+  Doorbell bells[2];
+  std::atomic<int> turn{0};
+  const auto player = [&](int me) {
+    for (int round = me; round < rounds; round += 2) {
+      while (turn.load(std::memory_order_acquire) != round) {
+        bells[me].arm();
+        if (turn.load(std::memory_order_acquire) == round) break;
+        const auto begin = Clock::now();
+        bells[me].sleep(std::chrono::seconds(1));
+        slow.add(seconds_since(begin));
+      }
+      turn.store(round + 1, std::memory_order_release);
+      bells[1 - me].ring();
+    }
+  };
+  std::thread other(player, 1);
+  player(0);
+  other.join();
+}
+
+// The same through write_notify, with several sleeping threads on each rank's one doorbell: each
+// pair of threads has its own notification.
+void ping_pong(int pairs, int rounds) {
+  SlowCount slow("notify_waitsome", rounds * pairs);
+  Settings settings;
+  settings.options = sleepy();
+  run(2, settings, [&](Local& local) {
+    const auto segment = local.segment(64);
+    const auto player = [&](std::uint64_t id) {
+      for (int round = 1; round <= rounds; ++round) {
+        if (local.rank() == 0) local.notify(1, *segment, id);
+        const auto begin = Clock::now();
+        local.await(*segment, id);
+        slow.add(seconds_since(begin));
+        if (local.rank() == 1) local.notify(0, *segment, id);
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int pair = 1; pair < pairs; ++pair) {
+      threads.emplace_back(player, static_cast<std::uint64_t>(pair));
+    }
+    player(0);
+    for (std::thread& thread : threads) thread.join();
+    local.barrier();
+  });
+}
+
+// One thread of a rank sleeps for something rare while another is kept busy: those that come and go
+// must not put the sleeper's bell out of order.
+void rare_among_busy(int rounds) {
+  SlowCount slow("a rare notification", rounds);
+  Settings settings;
+  settings.options = sleepy();
+  run(2, settings, [&](Local& local) {
+    const auto segment = local.segment(64);
+    std::atomic<bool> over{false};
+    std::atomic<std::int64_t> raised{0};
+    std::thread busy([&] {
+      // Bounces by itself, at the pace of the scheduler.
+      while (!over.load()) {
+        std::uint32_t found = 0;
+        if (local.rank() == 0) local.notify(1, *segment, 0);
+        if (local.context.notify_waitsome(*segment, 0, 1, Deadline::in(0.01), found) ==
+            Outcome::kDone) {
+          (void)local.context.notify_reset(*segment, 0);
+          if (local.rank() == 1) local.notify(0, *segment, 0);
+        }
+      }
+    });
+    for (int round = 0; round < rounds; ++round) {
+      if (local.rank() == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+      if (local.rank() == 0) local.notify(1, *segment, 1);
+      const auto begin = Clock::now();
+      local.await(*segment, 1);
+      slow.add(seconds_since(begin));
+      if (local.rank() == 1) local.notify(0, *segment, 1);
+    }
+    local.barrier();
+    over.store(true);
+    busy.join();
+    local.barrier();
+  });
+}
+
+// The progress thread ends a plan on which the program sleeps: it has to be woken by that.
+void plans_by_thread(int rounds) {
+  SlowCount slow("a plan that the progress thread ended", rounds);
+  Settings settings;
+  settings.options = sleepy();
+  run(2, settings, [&](Local& local) {
+    Exchange exchange(local, Kind::kTree, 200'000, true);
+    local.executor.start_thread();
+    for (std::uint32_t round = 0; round < static_cast<std::uint32_t>(rounds); ++round) {
+      local.executor.start(exchange.plan());
+      for (;;) {
+        const auto begin = Clock::now();
+        const auto waited = local.executor.wait(exchange.plan(), soon());
+        slow.add(seconds_since(begin));
+        if (waited == Executor::Waited::kDone) break;
+        Executor::Call call{};
+        if (local.executor.take_call(call)) local.executor.answer(call);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+int main() {
+  if (!register_doorbells()) std::puts("no membarrier here: sleeps are short, losses not seen");
+  bare(6000);
+  ping_pong(1, 1500);
+  ping_pong(3, 500);
+  rare_among_busy(400);
+  plans_by_thread(200);
+  std::puts("ok");
+}

@@ -1,0 +1,248 @@
+// A rank that fails, leaves or forks: every other rank's call ends with an error that names it.
+
+#include <sys/wait.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "plans.hpp"
+
+namespace {
+
+using namespace pgasdl;
+using namespace pgasdl::testing;
+
+struct Failure : std::exception {
+  const char* what() const noexcept override { return "failed on purpose"; }
+};
+
+constexpr Rank kSize = 3;
+constexpr Rank kVictim = 2;
+
+void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+// The victim throws while the others are in `call`, which must end with PeerLost naming it, soon.
+void lost_during(const char* what, const Settings& settings,
+                 const std::function<void(Local&, const std::shared_ptr<Segment>&)>& call) {
+  std::atomic<int> told{0};
+  const auto thrown = outcomes(kSize, settings, [&](Local& local) {
+    const auto segment = local.segment(256);
+    local.barrier();
+    if (local.rank() == kVictim) {
+      nap(5);
+      throw Failure();
+    }
+    const auto begin = Clock::now();
+    try {
+      call(local, segment);
+    } catch (const Error& error) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      CHECK_NOTE(error.kind() == ErrorKind::kPeerLost, "%s: %s", what, error.what());
+      CHECK_NOTE(error.rank() == kVictim, "%s names rank %d: %s", what, error.rank(), error.what());
+      CHECK_NOTE(seconds < 3, "%s: %g s", what, seconds);
+      CHECK(local.context.liveness().health(kVictim) == Health::kFailed);
+      // Poisoned until acknowledged; then the survivors go on among themselves.
+      std::uint32_t found = 0;
+      require_error(ErrorKind::kPeerLost, [&] {
+        (void)local.context.notify_waitsome(*segment, 0, 8, soon(), found);
+      });
+      local.context.liveness().acknowledge();
+      told.fetch_add(1);
+      while (told.load() < kSize - 1) std::this_thread::yield();
+      const Rank other = 1 - local.rank();
+      local.notify(other, *segment, 9, 4);
+      CHECK(local.await(*segment, 9) == 4);
+      CHECK(require_error(ErrorKind::kPeerLost, [&] { local.notify(kVictim, *segment, 9); }) ==
+            kVictim);
+      return;
+    }
+    CHECK_NOTE(false, "%s ended as if nothing had happened", what);
+  });
+  for (Rank rank = 0; rank < kSize; ++rank) {
+    const auto& error = thrown[static_cast<std::size_t>(rank)];
+    CHECK_NOTE((error != nullptr) == (rank == kVictim), "%s, rank %d: %s", what, rank,
+               error != nullptr ? words(error).c_str() : "no error");
+  }
+}
+
+void every_wait(const Settings& settings) {
+  lost_during("barrier", settings, [](Local& local, const auto&) { local.barrier(); });
+  lost_during("allgather", settings, [](Local& local, const auto&) {
+    std::vector<std::string> all;
+    (void)local.world().allgather(Group::Kind::kReduce, "gather", 1, {}, soon(), all);
+  });
+  lost_during("segment", settings, [](Local& local, const auto&) { (void)local.segment(64); });
+  lost_during("notify_waitsome", settings, [](Local& local, const auto& segment) {
+    local.await(*segment, 0, 5);
+  });
+  lost_during("passive_receive", settings, [](Local& local, const auto&) {
+    Rank sender = -1;
+    std::string message;
+    (void)local.world().passive_receive(soon(), sender, message);
+  });
+  lost_during("passive_send", settings, [](Local& local, const auto&) {
+    for (;;) (void)local.world().passive_send(kVictim, {}, soon());
+  });
+  for (const Kind kind : {Kind::kGdraa, Kind::kTree}) {
+    std::atomic<int> progress{0};
+    lost_during("a plan", settings, [&](Local& local, const std::shared_ptr<Segment>& segment) {
+      const std::vector<Rank> ranks{0, 1, 2};
+      const BufferBinding data{segment, 0, DType::kF32};
+      const BufferBinding weights{segment, 64, DType::kF32};
+      const BufferBinding inbox{segment, 128, DType::kF32};
+      const Plan plan = kind == Kind::kGdraa ? gdraa(local.rank(), kSize, 4, false)
+                                             : tree(local.rank(), kSize, 4, false);
+      BoundPlan bound(local.context, plan, {data, weights, inbox}, ranks, segment, 20, 1);
+      if (progress.fetch_add(1) == 0) local.executor.start_thread();
+      local.executor.start(bound);
+      try {
+        (void)local.executor.wait(bound, soon());
+      } catch (const Error&) {
+        local.executor.forget(bound);
+        throw;
+      }
+    });
+  }
+}
+
+// A fault at the n-th operation of a rank, wherever that is: the others end too, and say why.
+void failing_operation(const Settings& settings, Kind kind) {
+  int ends = 0;
+  for (std::uint64_t at = 1; at < 40; ++at) {
+    Settings failing = settings;
+    failing.faults.fail_rank = 1;
+    failing.faults.fail_at = at;
+    const auto thrown = outcomes(kSize, failing, [&](Local& local) {
+      Exchange exchange(local, kind, 60);
+      for (std::uint32_t round = 0; round < 3; ++round) {
+        exchange.fill(local.rank(), round);
+        local.executor.start(exchange.plan());
+        CHECK(local.executor.wait(exchange.plan(), soon()) == Executor::Waited::kDone);
+        exchange.verify(exchange.data(), kSize, round);
+      }
+      local.barrier();
+    });
+    if (thrown[1] == nullptr) {
+      for (const auto& error : thrown) CHECK_NOTE(error == nullptr, "%s", words(error).c_str());
+      ++ends;
+      continue;
+    }
+    CHECK(words(thrown[1]).find("as was asked for") != std::string::npos);
+    for (Rank rank : {0, 2}) {
+      const auto& error = thrown[static_cast<std::size_t>(rank)];
+      if (error == nullptr) continue;  // it had its part already
+      CHECK_NOTE(words(error).find("rank 1") != std::string::npos, "%s", words(error).c_str());
+    }
+  }
+  CHECK(ends > 0 && ends < 39);
+}
+
+// Leaving in peace: what was sent still arrives; who waits for more is told that nobody is left.
+void leaving() {
+  run(kSize, {}, [&](Local& local) {
+    const auto segment = local.segment(64);
+    if (local.rank() != 0) {
+      local.notify(0, *segment, static_cast<std::uint64_t>(local.rank()), 5);
+      return;
+    }
+    CHECK(local.await(*segment, 1) == 5);
+    CHECK(local.await(*segment, 2) == 5);
+    require_error(ErrorKind::kPeerLost, [&] { local.await(*segment, 0, 5); });
+    require_error(ErrorKind::kPeerLost, [&] { local.barrier(); });
+    require_error(ErrorKind::kPeerLost, [&] { local.notify(1, *segment, 0); });
+    CHECK(local.context.liveness().health(1) == Health::kClosed);
+    CHECK(local.context.liveness().everybody_left());
+  });
+}
+
+// Threads of the closing rank itself, waiting in short pieces as the bindings do.
+void closed_under_its_threads() {
+  run(2, {}, [&](Local& local) {
+    const auto segment = local.segment(64);
+    local.barrier();
+    std::vector<std::thread> waiting;
+    for (int i = 0; i < 3; ++i) {
+      waiting.emplace_back([&, i] {
+        require_error(ErrorKind::kClosed, [&] {
+          for (;;) {
+            std::uint32_t found = 0;
+            Rank sender = -1;
+            std::string message;
+            const Deadline piece = Deadline::in(0.005);
+            if (i == 0) {
+              (void)local.context.notify_waitsome(*segment, 0, 8, piece, found);
+            } else if (i == 1) {
+              (void)local.world().passive_receive(piece, sender, message);
+            } else {
+              (void)local.context.wait(0, piece);
+            }
+          }
+        });
+      });
+    }
+    nap(10);
+    if (local.rank() == 0) nap(20);
+    local.context.close(false);
+    local.context.close(true);  // idempotent
+    for (std::thread& thread : waiting) thread.join();
+    require_error(ErrorKind::kClosed, [&] { local.notify(0, *segment, 0); });
+    require_error(ErrorKind::kClosed, [&] { local.barrier(); });
+    require_error(ErrorKind::kClosed, [&] { (void)local.context.queue_create(); });
+  });
+}
+
+// In the child of a fork every call says so; the parent notices nothing.
+void forked() {
+#if !defined(__SANITIZE_THREAD__)  // which cannot follow a fork of several threads
+  run(2, {}, [&](Local& local) {
+    const auto segment = local.segment(64);
+    local.barrier();
+    if (local.rank() == 0) {
+      std::fflush(nullptr);
+      const pid_t child = fork();
+      if (child == 0) {
+        int told = 0;
+        const auto count = [&](auto&& call) {
+          try {
+            call();
+          } catch (const Error& error) {
+            told += error.kind() == ErrorKind::kClosed ? 1 : 0;
+          }
+        };
+        count([&] { local.notify(1, *segment, 0); });
+        count([&] { (void)local.world().barrier(Deadline::once()); });
+        count([&] { (void)local.context.wait(0, soon()); });
+        local.context.close(true);
+        _exit(told);
+      }
+      int status = 0;
+      CHECK(waitpid(child, &status, 0) == child);
+      CHECK_NOTE(WIFEXITED(status) && WEXITSTATUS(status) == 3, "status %d", status);
+    }
+    local.barrier();
+    local.notify(local.peer(1), *segment, 1, 6);
+    CHECK(local.await(*segment, 1) == 6);
+    local.barrier();
+  });
+#endif
+}
+
+}  // namespace
+
+int main() {
+  const auto all = adversaries(47);
+  Settings sleeping;
+  sleeping.options = sleepy();
+  every_wait(all[0]);
+  every_wait(all[4]);
+  every_wait(sleeping);
+  for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {
+    failing_operation(all[0], kind);
+  }
+  failing_operation(all[4], Kind::kGdraa);
+  leaving();
+  closed_under_its_threads();
+  forked();
+  std::puts("ok");
+}

@@ -1,0 +1,182 @@
+// Regions and their seals, and the shm transport between threads of one process: descriptors by
+// AF_UNIX, everything mapped twice, bound memory by process_vm_writev.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "memory/region.hpp"
+#include "plans.hpp"
+
+namespace {
+
+using namespace pgasdl;
+using namespace pgasdl::testing;
+
+void regions() {
+  UniqueFd fd;
+  const auto mine = Region::create(5000, fd);
+  CHECK(mine->bytes() == round_up(5000, page_bytes()) && mine->bytes() % page_bytes() == 0);
+  CHECK(reinterpret_cast<std::uintptr_t>(mine->data()) % page_bytes() == 0);
+  for (std::size_t i = 0; i < mine->bytes(); ++i) CHECK(mine->data()[i] == std::byte{0});
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  CHECK((seals & F_SEAL_SHRINK) && (seals & F_SEAL_GROW) && (seals & F_SEAL_SEAL));
+  CHECK(ftruncate(fd.get(), 0) == -1 && errno == EPERM);
+  CHECK(ftruncate(fd.get(), 1 << 20) == -1 && errno == EPERM);
+  CHECK(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE) == -1);
+  CHECK(fcntl(fd.get(), F_GETFD) & FD_CLOEXEC);
+  {
+    const auto theirs = Region::attach(fd.get(), 5000);
+    CHECK(theirs->data() != mine->data());
+    theirs->data()[4999] = std::byte{7};
+  }
+  CHECK(mine->data()[4999] == std::byte{7});
+
+  // A peer's memory that could be taken away under our feet is refused, and so is too little.
+  require_error(ErrorKind::kSegment, [&] { (void)Region::attach(fd.get(), 1 << 20); });
+  const UniqueFd open_ended(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK(ftruncate(open_ended.get(), 8192) == 0);
+  require_error(ErrorKind::kSegment, [&] { (void)Region::attach(open_ended.get(), 8192); });
+  require_error(ErrorKind::kSystem, [&] { (void)Region::attach(-1, 8192); });
+  UniqueFd unused;
+  require_error(ErrorKind::kSystem, [&] { (void)Region::create(std::size_t{1} << 62, unused); });
+}
+
+int open_descriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; ++fd) count += fcntl(fd, F_GETFD) != -1 ? 1 : 0;
+  return count;
+}
+
+// A stranger's datagrams, with and without a descriptor, are dropped; so are their descriptors.
+void strangers() {
+  const std::string token = "sixteen bytes...";
+  ShmTransport transport(0, 2, token);
+  const std::string endpoint = transport.endpoint();
+  const char* name = endpoint.data() + sizeof(std::int32_t);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name, std::strlen(name));
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + std::strlen(name));
+  const UniqueFd socket_fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const int before = open_descriptors();
+  for (std::size_t bytes : {0, 1, 16, 24, 25, 4000}) {
+    for (const bool with_descriptor : {false, true}) {
+      std::string content(bytes, 'x');
+      if (bytes == 24) content.replace(0, 15, token.substr(0, 15));
+      iovec part{content.data(), content.size()};
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+      msghdr message{};
+      message.msg_name = &address;
+      message.msg_namelen = length;
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      if (with_descriptor) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        cmsghdr* header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        const int fd = socket_fd.get();
+        std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+      }
+      CHECK(sendmsg(socket_fd.get(), &message, 0) == static_cast<ssize_t>(bytes));
+    }
+    transport.service();
+  }
+  CHECK(open_descriptors() == before);
+  for (std::size_t bytes : {0, 3, 48, 500}) {
+    require_error(ErrorKind::kMismatch, [&] { transport.connect(1, std::string(bytes, 'y')); });
+    require_error(ErrorKind::kMismatch, [&] {
+      (void)transport.attach(1, std::string(bytes, 'y'), Deadline::once());
+    });
+  }
+}
+
+Settings over_shm() {
+  Settings settings;
+  settings.shm = true;
+  return settings;
+}
+
+void bound_memory() {
+  run(2, over_shm(), [&](Local& local) {
+    std::vector<std::byte> memory(300'000);
+    const auto bound = local.segment(memory.size(), 16, memory.data());
+    const auto segment = local.segment(1000);
+    CHECK(bound->bound() && bound->local().data == memory.data());
+    local.barrier();
+    const Rank peer = local.peer(1);
+    items<unsigned char>(segment)[3] = 42;
+    const Slice source{segment, 0, 1000};
+    const Slice target{bound, 299'000, 1000};
+    const Pair pair{&source, &target};
+    CHECK(local.context.write_notify({&pair, 1}, peer, *bound, 1, 8, 0, soon()) == Outcome::kDone);
+    CHECK(local.await(*bound, 1) == 8);
+    CHECK(memory[299'003] == std::byte{42});
+    const Slice back{segment, 0, 500};
+    const Slice from{bound, 299'003, 500};
+    const Pair reading{&back, &from};
+    CHECK(local.context.read_notify({&reading, 1}, peer, *bound, 2, 9, 0, soon()) ==
+          Outcome::kDone);
+    CHECK(local.await(*bound, 2) == 9);
+    CHECK(items<unsigned char>(segment)[0] == 42);
+    std::uint64_t old = 0;
+    const Slice word{bound, 0, 8};
+    require_error(ErrorKind::kUnavailable, [&] {
+      (void)local.context.atomic(Atomic::Kind::kFetchAdd, word, peer, 1, 0, soon(), old);
+    });
+    local.barrier();
+  });
+}
+
+void exchanges() {
+  for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {
+    run(3, over_shm(), [&](Local& local) {
+      Exchange exchange(local, kind, 5000);
+      for (std::uint32_t round = 0; round < 30; ++round) {
+        exchange.fill(local.rank(), round);
+        local.executor.start(exchange.plan());
+        CHECK(local.executor.wait(exchange.plan(), soon()) == Executor::Waited::kDone);
+        exchange.verify(exchange.data(), 3, round);
+      }
+      local.barrier();
+    });
+  }
+}
+
+// Every descriptor and mapping goes away with its owners.
+void nothing_left() {
+  const auto live = [] {
+    run(2, over_shm(), [&](Local& local) {
+      for (int i = 0; i < 5; ++i) {
+        const auto segment = local.segment(100'000);
+        local.barrier();
+        Group::delete_segment(local.context, *segment);
+      }
+    });
+  };
+  live();
+  const int before = open_descriptors();
+  for (int i = 0; i < 5; ++i) live();
+  CHECK_NOTE(open_descriptors() == before, "%d, then %d descriptors", before, open_descriptors());
+}
+
+}  // namespace
+
+int main() {
+  regions();
+  strangers();
+  bound_memory();
+  exchanges();
+  nothing_left();
+  std::puts("ok");
+}

@@ -1,0 +1,295 @@
+// One-sided operations between ranks that are threads: order, completeness, atomicity.
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <random>
+
+#include "ranks.hpp"
+
+namespace {
+
+using namespace pgasdl;
+using namespace pgasdl::testing;
+
+constexpr std::uint64_t kSlot = 512;  // bytes
+
+unsigned char pattern(Rank from, std::uint32_t round, std::uint64_t i) {
+  return static_cast<unsigned char>(static_cast<std::uint64_t>(from) * 31 + round * 7 + i * 13 + 1);
+}
+
+// Every rank writes to every other, several unordered pieces and then the flag with the last one:
+// who sees the flag sees all of it. The answer proves the slot free again.
+void flag_is_last(const Settings& settings, Rank size, std::uint32_t rounds) {
+  run(size, settings, [&](Local& local) {
+    const auto n = static_cast<std::uint64_t>(size);
+    const auto inbox = local.segment(n * kSlot);
+    const auto outbox = local.segment(n * kSlot);
+    const auto me = static_cast<std::uint64_t>(local.rank());
+    std::mt19937_64 random(static_cast<std::uint64_t>(local.rank()) + 5);
+    for (std::uint32_t round = 1; round <= rounds; ++round) {
+      for (Rank distance = 1; distance < size; ++distance) {
+        const Rank peer = local.peer(distance);
+        const std::uint64_t from = static_cast<std::uint64_t>(peer) * kSlot;
+        for (std::uint64_t i = 0; i < kSlot; ++i) {
+          items<unsigned char>(outbox)[from + i] = pattern(local.rank(), round, i);
+        }
+        std::uint64_t at = 0;
+        while (at < kSlot) {
+          const std::uint64_t bytes = std::min(kSlot - at, 1 + random() % 200);
+          const Slice source{outbox, from + at, bytes};
+          const Slice target{inbox, me * kSlot + at, bytes};
+          const Pair pair{&source, &target};
+          at += bytes;
+          if (at < kSlot) {
+            CHECK(local.context.write({&pair, 1}, peer, 0, soon()) == Outcome::kDone);
+          } else {
+            CHECK(local.context.write_notify({&pair, 1}, peer, *inbox, me, round, 0, soon()) ==
+                  Outcome::kDone);
+          }
+        }
+      }
+      for (Rank distance = 1; distance < size; ++distance) {
+        std::uint32_t from = 0;
+        CHECK(local.await(*inbox, 0, n, &from) == round);
+        for (std::uint64_t i = 0; i < kSlot; ++i) {
+          CHECK_NOTE(items<unsigned char>(inbox)[from * kSlot + i] ==
+                         pattern(static_cast<Rank>(from), round, i),
+                     "round %u, from %u, byte %zu", round, from, std::size_t(i));
+        }
+        local.notify(static_cast<Rank>(from), *inbox, n + me, round);
+      }
+      local.flush();  // sources may be read late
+      for (Rank distance = 1; distance < size; ++distance) {
+        CHECK(local.await(*inbox, n, n) == round);
+      }
+    }
+  });
+}
+
+// Lists, reads and their notifications, and a second queue.
+void lists_and_reads(const Settings& settings) {
+  run(3, settings, [&](Local& local) {
+    constexpr std::size_t kPieces = 40;
+    const auto segment = local.segment(16384);
+    auto* bytes = items<unsigned char>(segment);
+    const Rank peer = local.peer(1);
+    const QueueId queue = local.context.queue_create();
+    for (std::uint64_t i = 0; i < 4096; ++i) bytes[i] = pattern(local.rank(), 1, i);
+    std::vector<Slice> sources;
+    std::vector<Slice> targets;
+    for (std::uint64_t i = 0; i < kPieces; ++i) {
+      sources.push_back({segment, i * 100, 100});
+      targets.push_back({segment, 4096 + (kPieces - 1 - i) * 100, 100});
+    }
+    std::vector<Pair> pairs;
+    for (std::size_t i = 0; i < kPieces; ++i) pairs.push_back({&sources[i], &targets[i]});
+    CHECK(local.context.write_notify(pairs, peer, *segment, 0, 1, queue, soon()) == Outcome::kDone);
+    CHECK(local.await(*segment, 0) == 1);
+    const Rank writer = local.peer(2);
+    for (std::uint64_t i = 0; i < kPieces * 100; ++i) {
+      const std::uint64_t from = (kPieces - 1 - i / 100) * 100 + i % 100;
+      CHECK(bytes[4096 + i] == pattern(writer, 1, from));
+    }
+    // Back again from the peer, where it is by now: a read is not ordered behind a write.
+    local.barrier();
+    std::vector<Slice> here;
+    for (std::uint64_t i = 0; i < kPieces; ++i) here.push_back({segment, 8192 + i * 100, 100});
+    for (std::size_t i = 0; i < kPieces; ++i) pairs[i] = {&here[i], &targets[i]};
+    CHECK(local.context.read_notify(pairs, peer, *segment, 1, 9, queue, soon()) == Outcome::kDone);
+    CHECK(local.await(*segment, 1) == 9);
+    CHECK(std::memcmp(bytes + 8192, bytes, kPieces * 100) == 0);
+    std::memset(bytes + 8192, 0, kPieces * 100);
+    CHECK(local.context.read(pairs, peer, queue, soon()) == Outcome::kDone);
+    local.flush(queue);
+    CHECK(std::memcmp(bytes + 8192, bytes, kPieces * 100) == 0);
+    CHECK(local.context.queue_size(queue) == 0);
+    local.barrier();
+    local.context.queue_delete(queue);
+  });
+}
+
+// Many threads of one rank wait for, and take, what two others raise: each value comes out once.
+void several_takers(const Settings& settings, std::uint32_t values) {
+  constexpr std::uint32_t kIds = 6;
+  run(3, settings, [&](Local& local) {
+    const auto segment = local.segment(2 * kIds * sizeof(std::uint64_t), 4 * kIds);
+    auto* words = items<std::uint64_t>(segment);
+    if (local.rank() == 0) {
+      std::vector<std::atomic<std::uint32_t>> taken(2 * kIds * (values + 1));
+      std::atomic<std::uint32_t> left{2 * kIds * values};
+      std::vector<std::thread> takers;
+      for (int taker = 0; taker < 3; ++taker) {
+        takers.emplace_back([&] {
+          while (left.load() != 0) {
+            std::uint32_t id = 0;
+            if (local.context.notify_waitsome(*segment, 0, 2 * kIds, Deadline::in(0.02), id) !=
+                Outcome::kDone) {
+              continue;
+            }
+            const std::uint32_t value = local.context.notify_reset(*segment, id);
+            if (value == 0) continue;  // another thread was first
+            CHECK_NOTE(taken[id * (values + 1) + value].fetch_add(1) == 0,
+                       "value %u of id %u was handed out twice", value, id);
+            CHECK(words[id] == value * 3u);
+            left.fetch_sub(1);
+            local.notify(1 + static_cast<Rank>(id / kIds), *segment, id % kIds, value);
+          }
+        });
+      }
+      for (std::thread& taker : takers) taker.join();
+    } else {
+      const auto base = static_cast<std::uint64_t>(local.rank() - 1) * kIds;
+      std::array<std::uint32_t, kIds> next{};
+      const auto raise = [&](std::uint32_t id) {
+        const std::uint32_t value = ++next[id];
+        words[id] = value * 3u;
+        const Slice source{segment, id * 8, 8};
+        const Slice target{segment, (base + id) * 8, 8};
+        const Pair pair{&source, &target};
+        CHECK(local.context.write_notify({&pair, 1}, 0, *segment, base + id, value, 0, soon()) ==
+              Outcome::kDone);
+      };
+      for (std::uint32_t id = 0; id < kIds; ++id) raise(id);
+      for (std::uint32_t answers = 0; answers < kIds * values; ++answers) {
+        std::uint32_t id = 0;
+        CHECK(local.await(*segment, 0, kIds, &id) == next[id]);
+        if (next[id] < values) raise(id);
+      }
+    }
+    local.barrier();
+  });
+}
+
+// fetch_add never loses one; a lock built of compare_swap protects plain memory.
+void atomics(const Settings& settings, std::uint64_t rounds) {
+  constexpr Rank kSize = 3;
+  run(kSize, settings, [&](Local& local) {
+    const auto segment = local.segment(64);
+    const Slice counter{segment, 0, 8};
+    const Slice lock{segment, 8, 8};
+    const Slice guarded{segment, 16, 8};
+    const Slice own{segment, 24, 8};
+    std::uint64_t old = 0;
+    std::uint64_t last = 0;
+    for (std::uint64_t i = 0; i < rounds; ++i) {
+      CHECK(local.context.atomic(Atomic::Kind::kFetchAdd, counter, 0, 1, 0, soon(), old) ==
+            Outcome::kDone);
+      CHECK(i == 0 || old > last);
+      last = old;
+      do {
+        CHECK(local.context.atomic(Atomic::Kind::kCompareSwap, lock, 0, 1, 0, soon(), old) ==
+              Outcome::kDone);
+        if (old != 0) std::this_thread::yield();
+      } while (old != 0);
+      const Pair pair{&own, &guarded};
+      CHECK(local.context.read({&pair, 1}, 0, 0, soon()) == Outcome::kDone);
+      local.flush();
+      ++*items<std::uint64_t>(segment, 24);
+      CHECK(local.context.write({&pair, 1}, 0, 0, soon()) == Outcome::kDone);
+      local.flush();
+      CHECK(local.context.atomic(Atomic::Kind::kCompareSwap, lock, 0, 0, 1, soon(), old) ==
+            Outcome::kDone);
+      CHECK(old == 1);
+    }
+    local.barrier();
+    if (local.rank() == 0) {
+      CHECK(*items<std::uint64_t>(segment) == kSize * rounds);
+      CHECK(*items<std::uint64_t>(segment, 16) == kSize * rounds);
+    }
+    local.barrier();
+  });
+}
+
+// A full queue says so at once, or completes itself; several threads share one.
+void queues(Settings settings) {
+  settings.options.queue_depth = 4;
+  run(2, settings, [&](Local& local) {
+    const auto segment = local.segment(4096);
+    const Slice source{segment, 0, 8};
+    const Slice target{segment, 1024, 8};
+    const Pair pair{&source, &target};
+    const auto post = [&](Deadline deadline) {
+      return local.context.write({&pair, 1}, local.peer(1), 0, deadline);
+    };
+    for (int i = 0; i < 4; ++i) CHECK(post(Deadline::once()) == Outcome::kDone);
+    CHECK(post(Deadline::once()) == Outcome::kFull);
+    CHECK(local.context.queue_size(0) == 4);
+    CHECK(post(soon()) == Outcome::kDone);
+    local.flush();
+    CHECK(local.context.queue_size(0) == 0);
+    std::vector<std::thread> threads;
+    for (std::uint64_t number = 0; number < 3; ++number) {
+      threads.emplace_back([&, number] {
+        const Slice mine{segment, 64 * number, 8};
+        const Slice there{segment, 2048 + 64 * number, 8};
+        const Pair own{&mine, &there};
+        for (int i = 0; i < 300; ++i) {
+          CHECK(local.context.write({&own, 1}, local.peer(1), 0, soon()) == Outcome::kDone);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    local.flush();
+    CHECK(local.context.queue_size(0) == 0);
+    local.barrier();
+  });
+}
+
+// Nothing wrong gets as far as a transport.
+void refusals() {
+  run(2, {}, [&](Local& local) {
+    const auto segment = local.segment(64, 8);
+    const auto wrong = [&](ErrorKind kind, std::uint64_t offset, std::uint64_t bytes, Rank peer,
+                           std::uint64_t id, std::uint64_t value, QueueId queue) {
+      const Slice source{segment, 0, bytes};
+      const Slice target{segment, offset, bytes};
+      const Pair pair{&source, &target};
+      require_error(kind, [&] {
+        (void)local.context.write_notify({&pair, 1}, peer, *segment, id, value, queue, soon());
+      });
+    };
+    wrong(ErrorKind::kSegment, 60, 8, 1, 0, 1, 0);
+    wrong(ErrorKind::kSegment, UINT64_MAX, 8, 1, 0, 1, 0);
+    wrong(ErrorKind::kSegment, 8, UINT64_MAX, 1, 0, 1, 0);
+    wrong(ErrorKind::kRank, 0, 8, 2, 0, 1, 0);
+    wrong(ErrorKind::kRank, 0, 8, -1, 0, 1, 0);
+    wrong(ErrorKind::kNotification, 0, 8, 1, 8, 1, 0);
+    wrong(ErrorKind::kNotification, 0, 8, 1, UINT64_MAX, 1, 0);
+    wrong(ErrorKind::kNotification, 0, 8, 1, 0, 0, 0);
+    wrong(ErrorKind::kNotification, 0, 8, 1, 0, std::uint64_t{1} << 32, 0);
+    wrong(ErrorKind::kQueue, 0, 8, 1, 0, 1, 5);
+    std::uint32_t found = 0;
+    require_error(ErrorKind::kNotification, [&] {
+      (void)local.context.notify_waitsome(*segment, 4, UINT64_MAX, soon(), found);
+    });
+    std::uint64_t old = 0;
+    const Slice odd{segment, 4, 8};
+    require_error(ErrorKind::kAlignment, [&] {
+      (void)local.context.atomic(Atomic::Kind::kFetchAdd, odd, 1, 1, 0, soon(), old);
+    });
+    CHECK(local.context.queue_size(0) == 0);
+    local.barrier();
+  });
+}
+
+}  // namespace
+
+int main() {
+  for (const Settings& settings : adversaries(11)) {
+    flag_is_last(settings, 3, 40);
+    lists_and_reads(settings);
+    several_takers(settings, 60);
+    atomics(settings, 40);
+    queues(settings);
+  }
+  flag_is_last({}, 4, 300);
+  several_takers({}, 800);
+  atomics({}, 300);
+  Settings sleeping;
+  sleeping.options = sleepy();
+  flag_is_last(sleeping, 2, 100);
+  several_takers(sleeping, 100);
+  refusals();
+  std::puts("ok");
+}

@@ -1,0 +1,199 @@
+// Plans executed by ranks that are threads: every result exact, the next iteration's data written
+// the moment the last one is over, no barrier anywhere.
+
+#include <algorithm>
+#include <random>
+
+#include "plans.hpp"
+
+namespace {
+
+using namespace pgasdl;
+using namespace pgasdl::testing;
+
+using Waited = Executor::Waited;
+
+void finish(Local& local, Exchange& exchange) {
+  const Waited waited = local.executor.wait(exchange.plan(), soon());
+  CHECK_NOTE(waited == Waited::kDone, "%s", local.executor.missing(exchange.plan()).c_str());
+}
+
+void iterations(const Settings& settings, Kind kind, Rank size, std::uint64_t count,
+                std::uint32_t rounds, bool progress_thread = false) {
+  run(size, settings, [&](Local& local) {
+    Exchange exchange(local, kind, count);
+    if (progress_thread) local.executor.start_thread();
+    for (std::uint32_t round = 0; round < rounds; ++round) {
+      exchange.fill(local.rank(), round);
+      local.executor.start(exchange.plan());
+      finish(local, exchange);
+      exchange.verify(exchange.data(), size, round);
+    }
+    CHECK(exchange.plan().generation() == rounds);
+  });
+}
+
+// Several layers in flight, started and awaited in different orders on different ranks.
+void layers(const Settings& settings, Rank size, bool progress_thread) {
+  run(size, settings, [&](Local& local) {
+    std::vector<std::unique_ptr<Exchange>> all;
+    for (const std::uint64_t count : {5, 900, 64, 3000, 1, 333}) {
+      const auto number = all.size();
+      const bool mapped = local.context.transport().name() == "shm" || settings.faults.mapped;
+      const Kind kind = number % 3 == 0   ? Kind::kGdraa
+                        : number % 3 == 1 ? Kind::kTree
+                        : mapped          ? Kind::kDirect
+                                          : Kind::kGdraa;
+      all.push_back(std::make_unique<Exchange>(local, kind, count));
+    }
+    if (progress_thread) local.executor.start_thread();
+    std::mt19937_64 random(static_cast<std::uint64_t>(local.rank()) * 17 + 1);
+    std::vector<std::size_t> order{0, 1, 2, 3, 4, 5};
+    for (std::uint32_t round = 0; round < 12; ++round) {
+      std::shuffle(order.begin(), order.end(), random);
+      for (std::size_t layer : order) {
+        all[layer]->fill(local.rank(), round);
+        local.executor.start(all[layer]->plan());
+        if (random() % 2 == 0) local.executor.turn();
+      }
+      std::shuffle(order.begin(), order.end(), random);
+      for (std::size_t layer : order) {
+        finish(local, *all[layer]);
+        all[layer]->verify(all[layer]->data(), size, round);
+      }
+    }
+    local.executor.stop_thread();
+    local.barrier();
+  });
+}
+
+// Update in the middle: the owner's hook makes weights of the gradients' sum.
+void updates(const Settings& settings, Kind kind, Rank size, bool progress_thread) {
+  run(size, settings, [&](Local& local) {
+    Exchange exchange(local, kind, 200, true);
+    if (progress_thread) local.executor.start_thread();
+    for (std::uint32_t round = 0; round < 15; ++round) {
+      exchange.fill(local.rank(), round);
+      local.executor.start(exchange.plan());
+      for (;;) {
+        const Waited waited = local.executor.wait(exchange.plan(), soon());
+        CHECK(waited != Waited::kTimeout);
+        if (waited == Waited::kDone) break;
+        Executor::Call call{};
+        if (!local.executor.take_call(call)) continue;
+        CHECK(call.plan == &exchange.plan() && call.hook == "update");
+        for (std::uint64_t i = call.offset; i < call.offset + call.count; ++i) {
+          exchange.weights()[i] = exchange.data()[i];
+        }
+        local.executor.answer(call);
+      }
+      exchange.verify(exchange.weights(), size, round);
+    }
+    local.executor.stop_thread();
+    local.barrier();
+  });
+}
+
+// A plan that timed out goes on where it was; one that runs is not started again.
+void resumed(const Settings& settings) {
+  run(2, settings, [&](Local& local) {
+    Exchange exchange(local, Kind::kGdraa, 50);
+    for (std::uint32_t round = 0; round < 3; ++round) {
+      exchange.fill(local.rank(), round);
+      if (local.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      local.executor.start(exchange.plan());
+      if (local.rank() == 0) {
+        require_error(ErrorKind::kPlan, [&] { local.executor.start(exchange.plan()); });
+        CHECK(local.executor.wait(exchange.plan(), Deadline::in(0.002)) == Waited::kTimeout);
+        CHECK(local.executor.missing(exchange.plan()).find("owed by rank 1") !=
+              std::string::npos);
+      }
+      finish(local, exchange);
+      exchange.verify(exchange.data(), 2, round);
+    }
+  });
+}
+
+// Ranks that disagree about what they run: an error for each that sees it, no hang.
+void mismatch() {
+  const auto thrown = outcomes(2, {}, [&](Local& local) {
+    Exchange exchange(local, Kind::kGdraa, 40, false, local.rank() == 0 ? 3 : 5);
+    exchange.fill(local.rank(), 0);
+    local.executor.start(exchange.plan());
+    finish(local, exchange);
+  });
+  for (const auto& error : thrown) {
+    CHECK(error != nullptr);
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& told) {
+      CHECK_NOTE(told.kind() == ErrorKind::kMismatch || told.kind() == ErrorKind::kPeerLost, "%s",
+                 told.what());
+    }
+  }
+}
+
+// What does not fit is refused before anything runs.
+void refusals() {
+  run(2, {}, [&](Local& local) {
+    const auto segment = local.segment(4096, 8);
+    const auto refused = [&](Steps& lane, std::uint64_t count) {
+      const Plan plan = plan_of("wrong", local.rank(), 2, count, lane);
+      const BufferBinding binding{segment, 0, DType::kF32};
+      require_error(ErrorKind::kPlan, [&] {
+        BoundPlan bound(local.context, plan, {binding, binding, binding}, {0, 1}, segment, 0, 1);
+      });
+    };
+    Steps beyond;
+    beyond.put({kData, 90, -1}, 20, local.peer(1), {kData, 0, -1}, 0);
+    refused(beyond, 100);
+    Steps nobody;
+    nobody.flag(2, 0);
+    refused(nobody, 100);
+    Steps no_id;
+    no_id.wait(4, 0);
+    refused(no_id, 100);
+    Steps too_large;
+    too_large.reduce({{kData, 0, -1}}, {{kData, 0, -1}}, 1025);
+    refused(too_large, 1025);
+    Steps empty;
+    empty.reduce({{kData, 0, -1}}, {}, 10);
+    refused(empty, 100);
+    Steps huge;
+    huge.put({kData, UINT64_MAX, -1}, 2, local.peer(1), {kData, 0, -1}, 0);
+    refused(huge, 100);
+    local.barrier();
+  });
+}
+
+}  // namespace
+
+int main() {
+  for (const Settings& settings : adversaries(31)) {
+    for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {
+      if (kind == Kind::kDirect && !settings.faults.mapped) continue;
+      for (const Rank size : {2, 3}) iterations(settings, kind, size, 100, 15);
+      iterations(settings, kind, 4, 2, 15);
+    }
+    layers(settings, 3, false);
+    layers(settings, 2, true);
+    for (const Kind kind : {Kind::kGdraa, Kind::kTree}) {
+      updates(settings, kind, 3, false);
+      updates(settings, kind, 2, true);
+    }
+    resumed(settings);
+  }
+  Settings sleeping;
+  sleeping.options = sleepy();
+  for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {
+    iterations({}, kind, 1, 10, 3);
+    iterations({}, kind, 5, 1000, 60);
+    iterations({}, kind, 2, 300, 300, true);
+    iterations(sleeping, kind, 3, 100, 60, true);
+    iterations({}, kind, 2, 1'300'000, 2);  // reductions in several passes
+  }
+  updates(sleeping, Kind::kGdraa, 3, true);
+  mismatch();
+  refusals();
+  std::puts("ok");
+}
