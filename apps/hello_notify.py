@@ -1,6 +1,6 @@
 """The first program: every rank writes to its right neighbour and raises one flag there.
 
-    pgasdl run -n 4 apps/hello_notify.py
+Start it with ``pgasdl run -n 4 apps/hello_notify.py``.
 """
 
 import pgasdl

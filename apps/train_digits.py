@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -163,8 +164,28 @@ class Course:
         self.tested: list[tuple[int, float]] = []  # (iterations done, accuracy)
 
 
-def train(ctx: pgasdl.Context, given: argparse.Namespace) -> None:
-    """Train, test, and report on rank 0."""
+class ProgressBar:
+    """One line for each epoch, by rank 0; a terminal sees it grow, ``pgasdl run``'s too."""
+
+    def __init__(self, ctx: pgasdl.Context, n_epochs: int, per_epoch: int) -> None:
+        self.n_epochs, self.per_epoch = n_epochs, per_epoch
+        self.shown = ctx.rank == 0
+        self.grows = sys.stdout.isatty() or ctx.launch.kind == "pgasdl"
+
+    def draw(self, n_done: int, text: str, end: str = "") -> None:
+        """Redraw the line of the epoch in which the ``n_done``-th iteration was."""
+        if not self.shown or not (end or self.grows):
+            return
+        epoch, place = divmod(n_done - 1, self.per_epoch)
+        bar = ("#" * (24 * (place + 1) // self.per_epoch)).ljust(24, ".")
+        width = len(str(self.n_epochs))
+        start = "\r" if self.grows else ""
+        print(f"{start}epoch {epoch + 1:{width}d}/{self.n_epochs} [{bar}] {text}", end=end,
+              flush=True)  # fmt: skip
+
+
+def train(ctx: pgasdl.Context, given: argparse.Namespace) -> tuple[Trainer, Course]:
+    """Train, and test after every epoch on rank 0."""
     torch.manual_seed(given.seed)
     digits = Digits(torch.get_default_dtype())
     network = Network()
@@ -178,6 +199,7 @@ def train(ctx: pgasdl.Context, given: argparse.Namespace) -> None:
         ranks = f"{ctx.size} rank{'s' if ctx.size > 1 else ''}"
         print(f"{ranks}, batches of {given.batch}, {n_weights:,} weights; "
               f"{trainer.exchange.describe()}")  # fmt: skip
+    progress = ProgressBar(ctx, given.epochs, per_epoch)
     iteration = 0
     for epoch in range(given.epochs):
         for rows in digits.batches(epoch, given.seed, given.batch):
@@ -191,28 +213,19 @@ def train(ctx: pgasdl.Context, given: argparse.Namespace) -> None:
             course.loss[iteration] = loss.item()
             course.correct[iteration] = (scores.argmax(1) == labels).sum().item()
             iteration += 1
-            if ctx.rank == 0:
-                show_progress(epoch, given.epochs, iteration - epoch * per_epoch, per_epoch,
-                              f"loss {course.loss[iteration - 1]:.4f}")  # fmt: skip
+            progress.draw(iteration, f"loss {loss.item():.4f}")
         trainer.finish()
         if ctx.rank == 0:
             course.tested.append((iteration, accuracy(network, digits)))
-            print(f"  test {course.tested[-1][1]:.2%}")
-    report(ctx, given, trainer, course)
+            text = f"loss {loss.item():.4f}, test {course.tested[-1][1]:.2%}"
+            progress.draw(iteration, text, end="\n")
+    return trainer, course
 
 
 def accuracy(network: nn.Module, digits: Digits) -> float:
     """Return the share of the test images that the network reads rightly."""
     with torch.no_grad():
         return (network(digits.test).argmax(1) == digits.test_labels).double().mean().item()
-
-
-def show_progress(epoch: int, n_epochs: int, done: int, total: int, text: str) -> None:
-    """Redraw the line of this epoch; a file keeps its last state."""
-    bar = ("#" * (24 * done // total)).ljust(24, ".")
-    width = len(str(n_epochs))
-    sys.stdout.write(f"\repoch {epoch + 1:{width}d}/{n_epochs} [{bar}] {text}")
-    sys.stdout.flush()
 
 
 def report(
@@ -249,13 +262,13 @@ def report(
     print(f"accuracy on the test images: {course.tested[-1][1]:.2%}")
 
 
-def options() -> argparse.Namespace:
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a network on handwritten digits.")
     add = parser.add_argument
-    add("--epochs", type=int, default=12)
+    add("--epochs", type=int, default=10)
     add("--batch", type=int, default=64, help="images of one batch, of all ranks together")
-    add("--rate", type=float, default=0.1, help="learning rate at the start; falls to 0")
+    add("--rate", type=float, default=0.02, help="learning rate at the start; falls to 0")
     add("--momentum", type=float, default=0.9)
     add("--seed", type=int, default=1)
     add("--dtype", choices=("float32", "float64"), default="float32")
@@ -270,7 +283,7 @@ def options() -> argparse.Namespace:
     add("--picture", default="train_digits.png", metavar="FILE", help="empty for none")
     add("--save", metavar="FILE", help="the weights, as .npz")
     add("--check-bits", action="store_true", help="compare the weights of all ranks")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
@@ -282,7 +295,8 @@ def main() -> None:
     with pgasdl.init(progress=given.progress) as ctx:
         if not ctx.size <= given.batch <= 1437:
             raise SystemExit(f"--batch {given.batch}: from {ctx.size} (one image a rank) to 1437")
-        train(ctx, given)
+        trainer, course = train(ctx, given)
+        report(ctx, given, trainer, course)
 
 
 if __name__ == "__main__":

@@ -103,10 +103,8 @@ class Allreduce:
             self._copy = home.numpy()
             self._private = _raw(memory)
             data = Place(home, 0, dtype)
-        options = options_for(self.plan, dtype)
-        shape = build(
-            self.plan, group.rank, group.size, memory.count, kind=KINDS[op], **options
-        )
+        options = options_for(self.plan, dtype, memory.count)
+        shape = build(self.plan, group.rank, group.size, memory.count, kind=KINDS[op], **options)
         places = {"data": data}
         self.inbox_bytes = 0 if self._copy is None else memory.nbytes
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
@@ -163,17 +161,22 @@ class AllreduceCache:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sequences: dict[tuple[int, ...], _Sequence] = {}
+        self._sequences: dict[_native.GroupCore, _Sequence] = {}
 
     def run(
         self, array: Any, op: str, group: Group, plan: str | None, timeout: float | None
     ) -> None:
+        # Address, size and format by the buffer protocol; None for tensors and odd dtypes.
+        where = _native.buffer_key(array)
+        key = None if where is None else (*where, op, plan)
+        sequence = self._sequences.get(group.core)
+        if sequence is not None and key is not None and sequence.run_again(key, timeout):
+            return
         memory = _checked(array, op)
-        sequence = self._sequences.get(group.ranks)
         if sequence is None:
             sequence = _Sequence(self._context, group, timeout)
-            self._sequences[group.ranks] = sequence
-        sequence.run(memory, op, plan, timeout)
+            self._sequences[group.core] = sequence
+        sequence.run(memory, op, plan, timeout, key)
 
     def describe(self) -> list[str]:
         """One line per group."""
@@ -201,8 +204,37 @@ class _Sequence:
         self._number = 0
         self._turns: dict[str, int] = {}
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
+        self._recent: dict[tuple[Any, ...], tuple[str, list[_native.BoundPlan], Any, int]] = {}
+        self._version = context.segments_version
 
-    def run(self, memory: Memory, op: str, plan: str | None, timeout: float | None) -> None:
+    def run_again(self, key: tuple[Any, ...], timeout: float | None) -> bool:
+        """Run what this very call ran before, if nothing has changed since."""
+        if self._version != self.context.segments_version:
+            self._recent.clear()
+            self._version = self.context.segments_version
+        found = self._recent.get(key)
+        if found is None or self._unfinished is not None:
+            return False
+        name, phases, call, address = found
+        turn = self._turns.get(name, 0)
+        bound = phases[turn % len(phases)]
+        if name == "staged":
+            bound.rebase("data", address)
+        self._unfinished = (call, 0)
+        bound.run(timeout, self._number + 1)
+        self._unfinished = None
+        self._turns[name] = turn + 1
+        self._number += 1
+        return True
+
+    def run(
+        self,
+        memory: Memory,
+        op: str,
+        plan: str | None,
+        timeout: float | None,
+        key: tuple[Any, ...] | None,
+    ) -> None:
         segment, offset = self.context.segment_at(memory)
         in_place = segment is not None and self.context.mapped
         name = plan or choose(self.context, memory, in_place)
@@ -229,6 +261,12 @@ class _Sequence:
             progress += count
             resumed = False
         self._unfinished = None
+        if key is not None and memory.count <= longest and name in ("staged", "gdraa-direct"):
+            signature: tuple[Any, ...] = (name, memory.native_dtype, memory.count, op, memory.count)
+            if name == "gdraa-direct" and segment is not None:
+                signature = (*signature, segment.id, offset)
+            if signature in self._bound:
+                self._recent[key] = (name, self._bound[signature], call, memory.address)
 
     def _longest(self, name: str, memory: Memory) -> int:
         """Elements of one execution: all in place, what notifications or staging admit otherwise."""
@@ -237,8 +275,9 @@ class _Sequence:
         if name == "staged":
             pieces = self.REGION // (4 * self.group.size)
             return pieces * PIECE_BYTES // memory.dtype.itemsize
-        # Half the staging is the array's, half is left for an inbox of up to its size.
-        return Workspace.STAGING_BYTES // (2 * self.group.size) // memory.dtype.itemsize // 64 * 64
+        # Small enough that every plan's inbox fits in as much memory again.
+        rounds = max(1, (self.group.size - 1).bit_length())
+        return Workspace.COPY_BYTES // rounds // memory.dtype.itemsize // 64 * 64
 
     def _part(
         self, memory: Memory, op: str, name: str, count: int, where: int,
@@ -256,7 +295,7 @@ class _Sequence:
             home = _native.local_memory(self.context, where, count * memory.dtype.itemsize)
             data = Place(home, 0, dtype)
         else:
-            data = Place(self.workspace.segment, 0, dtype)
+            data = Place(self.workspace.segment, Workspace.STAGED_BYTES, dtype)
         phases = self._bound.get(key) or self._bind(key, name, count, op, data, dtype)
         turn = self._turns.get(name, 0)
         bound = phases[turn % len(phases)]
@@ -266,12 +305,12 @@ class _Sequence:
             if name == "staged":
                 bound.rebase("data", where)
             if private is not None:
-                self.workspace.staging[:nbytes] = private
+                self.workspace.copy[:nbytes] = private
             bound.start(self._number + 1)
         self._unfinished = (call, progress)
         bound.wait(timeout)
         if private is not None:
-            private[:] = self.workspace.staging[:nbytes]
+            private[:] = self.workspace.copy[:nbytes]
         self._turns[name] = turn + 1
         self._number += 1
 
@@ -285,7 +324,7 @@ class _Sequence:
         shape = build(name, self.group.rank, self.group.size, count, kind=KINDS[op], **options)
         if shape.notifications > self.REGION:
             raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
-        start = 0 if name == "staged" else Workspace.STAGING_BYTES // 2
+        start = 0 if name == "staged" else Workspace.STAGED_BYTES + Workspace.COPY_BYTES
         places = {"data": data, "inbox": Place(self.workspace.segment, start, dtype)}
         phases = bind_phases(
             self.context, self.group, name, count, KINDS[op], places, self.workspace.segment,

@@ -103,9 +103,7 @@ def memory_of(buffer: object, *, writable: bool = True) -> Memory:
     return _of_array(array, writable, owner=buffer)
 
 
-def _of_array(
-    array: npt.NDArray[Any], writable: bool, owner: object | None = None
-) -> Memory:
+def _of_array(array: npt.NDArray[Any], writable: bool, owner: object | None = None) -> Memory:
     if not array.flags.c_contiguous:
         raise BufferRefused(
             f"an array of shape {array.shape} with strides {array.strides} is not contiguous: "
@@ -129,5 +127,9 @@ def _of_tensor(tensor: Any) -> Memory:
         )
     dtype = as_numpy_dtype(tensor.dtype)
     return Memory(
-        tensor.data_ptr(), tensor.numel() * tensor.element_size(), dtype, tuple(tensor.shape), tensor
+        tensor.data_ptr(),
+        tensor.numel() * tensor.element_size(),
+        dtype,
+        tuple(tensor.shape),
+        tensor,
     )

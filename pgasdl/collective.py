@@ -112,17 +112,19 @@ def bind_phases(
     for phase in range(phases):
         extra = {**options, "phase": phase} if phases > 1 else options
         plan = build(name, group.rank, group.size, count, kind=kind, **extra)
-        bound.append(
-            bind(context, group, plan, places, board, first_notification, signature)
-        )
+        bound.append(bind(context, group, plan, places, board, first_notification, signature))
     return bound
 
 
-def options_for(name: str, dtype: str) -> dict[str, int]:
-    """Options a plan is built with here: how long a piece of a staged array is."""
+def options_for(name: str, dtype: str, count: int | None = None) -> dict[str, int]:
+    """Options a plan is built with here: how long a piece of a staged array is.
+
+    ``count`` : of an array with an inbox of its own, which need not be longer than that
+    """
     if "piece" not in PLANS[name].options:
         return {}
-    return {"piece": PIECE_BYTES // DTYPES[dtype].itemsize}
+    piece = PIECE_BYTES // DTYPES[dtype].itemsize
+    return {"piece": piece if count is None else max(1, min(piece, count))}
 
 
 # A piece passes through both caches on its way: long enough to hide a latency, short enough to stay.
@@ -132,18 +134,23 @@ PIECE_BYTES = 256 << 10
 class Workspace:
     """A group's own memory for collectives, made collectively by the first that needs it.
 
-    A board, whose notifications cannot be confused with the application's, and staging space. Its
+    A board, whose notifications cannot be confused with the application's; the inbox of ``staged``;
+    and a copy's place with an inbox, for plans that need the array in a segment. The
     pages are made present once, here: a temporary allocated per call would fault per call.
     """
 
-    STAGING_BYTES = 8 * PIECE_BYTES
+    STAGED_BYTES = 8 * PIECE_BYTES
+    COPY_BYTES = 4 * PIECE_BYTES
     NOTIFICATIONS = 1 << 20
 
     def __init__(self, context: Context, group: Group, timeout: float | None = None) -> None:
         self.segment = context.segment(
-            self.STAGING_BYTES, notifications=self.NOTIFICATIONS, group=group, timeout=timeout
+            self.STAGED_BYTES + 2 * self.COPY_BYTES,
+            notifications=self.NOTIFICATIONS,
+            group=group,
+            timeout=timeout,
         )
-        self.staging = self.segment.numpy(np.uint8)
+        self.copy = self.segment.numpy(np.uint8, self.STAGED_BYTES, self.COPY_BYTES)
         self.segment.prefault()
         self._next_notification = 0
 

@@ -109,7 +109,9 @@ class Context(_native.ContextCore):
         self._group_numbers: dict[tuple[int, ...], int] = {}
         self._unfinished_groups: dict[tuple[int, ...], tuple[_native.GroupCore, bytes]] = {}
         self._accepted: frozenset[int] = frozenset()  # ranks whose loss survivors() took note of
-        self._segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+        # Where segments lie, to find the one that holds an array; every change has a number.
+        self._segments: dict[int, tuple[int, int, weakref.ref[Segment]]] = {}
+        self.segments_version = 0
         self._workspaces: dict[tuple[int, ...], Workspace] = {}
         self._allreduces = AllreduceCache(self)
         self.exchanges: list[GradientExchange] = []
@@ -170,10 +172,13 @@ class Context(_native.ContextCore):
         GASPI: gaspi_segment_create.
         """
         if device != "cpu":
-            raise UnavailableError(f"device {device!r}: segments are host memory so far (\"cpu\")")
+            raise UnavailableError(f'device {device!r}: segments are host memory so far ("cpu")')
         number = self.config.notifications if notifications is None else notifications
         segment = Segment(group or self.world, nbytes, number, timeout=timeout)
-        self._segments.add(segment)
+        key = id(segment)
+        where = segment.address, segment.address + segment.nbytes
+        self._segments[key] = (*where, weakref.ref(segment, lambda _: self._forget_segment(key)))
+        self.segments_version += 1
         return segment
 
     def bind(
@@ -212,11 +217,17 @@ class Context(_native.ContextCore):
 
     def segment_at(self, memory: Memory) -> tuple[Segment | None, int]:
         """The segment that holds some memory, and where in it; (None, 0) if none does."""
-        for segment in self._segments:
-            offset = memory.address - segment.address
-            if 0 <= offset and offset + memory.nbytes <= segment.nbytes and not segment.deleted:
-                return segment, offset
+        first, last = memory.address, memory.address + memory.nbytes
+        for begin, end, reference in list(self._segments.values()):
+            if begin <= first and last <= end:
+                segment = reference()
+                if segment is not None and not segment.deleted:
+                    return segment, first - begin
         return None, 0
+
+    def _forget_segment(self, key: int) -> None:
+        self._segments.pop(key, None)
+        self.segments_version += 1
 
     @property
     def mapped(self) -> bool:
@@ -290,6 +301,10 @@ class Context(_native.ContextCore):
                 self._require_nobody_lost("group")
                 if left <= _LOOK_SECONDS:
                     return None
+            except PeerLost:
+                # The owner may have left only because of a loss that was not noticed here yet.
+                self._require_nobody_lost("group")
+                raise
 
     def _require_nobody_lost(self, during: str) -> None:
         """Raise PeerLost for a loss that :meth:`survivors` has not accepted."""
@@ -479,12 +494,16 @@ class Context(_native.ContextCore):
     def dump_flight_record(self, reason: str) -> None:
         """Write the flight record to ``PGASDL_TRACE/rank-N.txt``, or to standard error."""
         record = f"flight record, {reason}\n{self._record()}"
-        if self.config.trace is None:
-            sys.stderr.write(record)
-            return
-        path = os.path.join(self.config.trace, f"pgasdl-{self.launch.job_id}-rank-{self.rank}.txt")
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(record)
+        if self.config.trace is not None:
+            name = f"pgasdl-{self.launch.job_id}-rank-{self.rank}.txt"
+            try:
+                with open(os.path.join(self.config.trace, name), "a", encoding="utf-8") as file:
+                    file.write(record)
+                return
+            except OSError as error:
+                # This must not take the place of the error that led here.
+                record = f"PGASDL_TRACE cannot be written: {error}\n{record}"
+        sys.stderr.write(record)
 
     # --- the end
 
@@ -528,8 +547,12 @@ def _tell_elastic(error: BaseException) -> None:
     """torchrun shows what a rank wrote to this file as the reason of its failure."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        message = {"message": {"message": f"{type(error).__name__}: {error}",
-                               "extraInfo": {"timestamp": str(int(time.time()))}}}
+        message = {
+            "message": {
+                "message": f"{type(error).__name__}: {error}",
+                "extraInfo": {"timestamp": str(int(time.time()))},
+            }
+        }
         with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
             json.dump(message, file)
 
@@ -569,9 +592,7 @@ def init(
     """
     global _current  # noqa: PLW0603
     if _current is not None and _current() is not None:
-        raise ClosedError(
-            "this process has an open context already: close it first, or pass it on"
-        )
+        raise ClosedError("this process has an open context already: close it first, or pass it on")
     config = Config.from_environment(
         rank=rank, size=size, transport=transport, timeout=timeout, **settings
     )

@@ -1,52 +1,33 @@
 """GradientExchange: a model's gradients, layer by layer, without a barrier.
 
-CaffeGPI's pattern: each layer's exchange starts as soon as its gradient is there, every call makes a
-turn (checks, never waits), and a layer is waited for just before its weights are next used. Layers
-may become ready in any order, also in different orders on different ranks.
+CaffeGPI's pattern: each layer's exchange starts as soon as its gradient is there, every call makes
+a turn (checks, never waits), and a layer is waited for just before its weights are next used.
+Layers may become ready in any order, also in different orders on different ranks.
 """
 
 from __future__ import annotations
 
-import math
 import time
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.collective import Place, bind_phases, options_for
-from pgasdl.errors import BufferRefused, MismatchError, PlanError
+from pgasdl.errors import BufferRefused, ClosedError, PlanError
+from pgasdl.layout import Bucket, agree, aligned, lay_out
 from pgasdl.plans import PLANS, build
+from pgasdl.plans.plan import APPLICATION_BUFFERS, is_wire
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
     from pgasdl.group import Group
+    from pgasdl.segment import Segment
 
 Array = npt.NDArray[Any]
-
-# Layers begin at cache lines; two ranks' writes never share one.
-ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One tensor of the model: where it lies in its bucket, in elements."""
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    bucket: int
-    offset: int
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +65,6 @@ class Timing:
     waited: float = 0.0
 
 
-@dataclass(slots=True)
-class _Bucket:
-    index: int
-    dtype: str
-    count: int
-    layers: list[int]
-    base: int  # bytes into the gradient segment
-    bound: list[_native.BoundPlan] = field(default_factory=list)
-    phase: int = 0
-    missing: set[int] = field(default_factory=set)
-    under_way: bool = False
-
-    @property
-    def plan(self) -> _native.BoundPlan:
-        return self.bound[self.phase]
-
-
 class GradientExchange:
     """Exchanges the gradients of one model. Collective to make; afterwards no barrier at all.
 
@@ -110,19 +74,28 @@ class GradientExchange:
     layers : in the model's order: ``(shape, dtype)`` pairs, or arrays, tensors or parameters
     kind : "average": every rank gets the mean gradient, in place; "update": the owner (the tree's
         root, or each owner of a GDRAA block) updates its part of the weights with the mean
-        gradient, and the weights travel
+        gradient, and the weights travel; "sum": as "average", without the division
     plan : name of an algorithm; None: "gdraa-direct" where memory is mapped, else "gdraa"
     update : for kind "update": called as ``update(block)`` on the owner, elementwise in effect
     bucket_bytes : layers are put together until they have this many bytes; 0: every layer alone
     wire : dtype in which gradients travel ("bfloat16"), None: their own
     group : None: all ranks
+    timeout : seconds, of making it; None: the context's default
     options : of the plan, such as ``root=1``
+
+    Attributes
+    ----------
+    layers : each layer's :class:`Layer`: where it lies
+    gradients : the segment of all gradients
+    weights : the segment of all weights, of the same layout, in kind "update"; else None
+    timings : each layer's :class:`Timing`
+    inbox_bytes : memory the plan needs on this rank besides the two
 
     Raises
     ------
     MismatchError   ranks disagree on layers, dtypes, kind, plan or buckets; names them
-    BufferRefused   a dtype that is not reduced
-    PlanError       a plan that does not offer the kind or wire
+    BufferRefused   a dtype that is not reduced, or not in this kind
+    PlanError       a plan that does not offer the kind or wire, or is not to be had here
 
     Notes
     -----
@@ -151,97 +124,80 @@ class GradientExchange:
         self.plan = plan or ("gdraa-direct" if context.mapped and wire is None else "gdraa")
         if self.plan not in PLANS:
             raise PlanError(f"no plan named {self.plan!r}; there are {', '.join(sorted(PLANS))}")
-        if kind == "update" and update is None:
-            raise PlanError('kind "update" needs update=function: what the owner does')
+        if (kind == "update") != (update is not None):
+            raise PlanError('update=function, what the owner does, goes with kind "update" alone')
         self._update = update
         self._wire = None if wire is None else native_dtype(wire)
-        self.layers, self._buckets = _layout(layers, bucket_bytes)
+        self.layers, self._buckets = lay_out(layers, bucket_bytes)
+        self._refuse_integers()
         self.timings = [Timing() for _ in self.layers]
-        self._agree(bucket_bytes, options, timeout)
+        self._segments: list[Segment] = []
+        self._broken: str | None = None
+        settings = (
+            f"kind {kind}, plan {self.plan}, buckets of {bucket_bytes} bytes, wire {self._wire}, "
+            f"options {sorted(options.items())}"
+        )
+        agree(self.group, context.rank, settings, self.layers, timeout)
         self._allocate(options, timeout)
         context.exchanges.append(self)
 
     # --- setting up
 
-    def _agree(self, bucket_bytes: int, options: dict[str, int], timeout: float | None) -> None:
-        lines = [f"{layer.dtype} {layer.shape}" for layer in self.layers]
-        what = f"{self.kind} {self.plan} {bucket_bytes} {self._wire} {sorted(options.items())}"
-        total = sum(layer.count for layer in self.layers)
-        mine = (
-            f"{len(lines)} layers, {total} elements, {what}, "
-            f"digest {zlib.crc32(chr(10).join(lines).encode()):08x}"
-        )
-        everybody = self.group.allgather("gradient exchange", mine.encode(), timeout)
-        for rank, theirs in zip(self.group.ranks, everybody, strict=True):
-            if theirs != mine.encode():
-                raise MismatchError(
-                    f"gradient exchange: rank {self.context.rank} has {mine}; rank {rank} has "
-                    f"{theirs.decode()}: layers, dtypes and settings must be the same on all ranks"
+    def _refuse_integers(self) -> None:
+        for layer in self.layers:
+            if layer.dtype.kind in "iu" and (self.kind != "sum" or self._wire is not None):
+                raise BufferRefused(
+                    f'layer {layer.index} is {layer.dtype}: integers are summed (kind "sum"), '
+                    "neither averaged nor converted"
                 )
 
     def _allocate(self, options: dict[str, int], timeout: float | None) -> None:
         group = self.group
-        nbytes = notifications = 0
-        shapes = []
-        private: list[int] = []
-        for bucket in self._buckets:
-            bucket.base = nbytes
-            item = as_numpy_dtype(bucket.dtype).itemsize
-            nbytes += -(-bucket.count * item // ALIGNMENT) * ALIGNMENT
-            shape = build(
-                self.plan, group.rank, group.size, bucket.count, kind=self.kind,
-                wire=self._wire is not None, **self._options(bucket, options),
-            )  # fmt: skip
-            shapes.append(shape)
-            notifications += shape.notifications
-            private.append(
-                sum(
-                    -(-count * self._item(name, bucket) // ALIGNMENT) * ALIGNMENT
-                    for name, count in shape.buffers.items()
-                    if name not in ("data", "weights")
-                )
-            )
-        self.gradients = self.context.segment(
-            nbytes, notifications=notifications, group=group, timeout=timeout
+        nbytes = sum(aligned(bucket.nbytes) for bucket in self._buckets)
+        chosen = [{**options_for(self.plan, bucket.dtype), **options} for bucket in self._buckets]
+        shapes = [
+            build(self.plan, group.rank, group.size, bucket.count, kind=self.kind,
+                  wire=self._wire is not None, **extra)
+            for bucket, extra in zip(self._buckets, chosen, strict=True)
+        ]  # fmt: skip
+        self.inbox_bytes = sum(
+            aligned(count * as_numpy_dtype(self._dtype(name, bucket)).itemsize)
+            for bucket, shape in zip(self._buckets, shapes, strict=True)
+            for name, count in shape.buffers.items()
+            if name not in APPLICATION_BUFFERS
         )
-        self.weights = None
-        if self.kind == "update":
-            self.weights = self.context.segment(
-                nbytes, notifications=0, group=group, timeout=timeout
-            )
-        self.inbox_bytes = sum(private)
-        inbox = None
-        if self.inbox_bytes:
-            inbox = self.context.segment(
-                self.inbox_bytes, notifications=0, group=group, timeout=timeout
-            )
+        flags = sum(shape.notifications for shape in shapes)
+        self.gradients = self._segment(nbytes, flags, timeout)
+        self.weights = self._segment(nbytes, 0, timeout) if self.kind == "update" else None
+        inbox = self._segment(self.inbox_bytes, 0, timeout) if self.inbox_bytes else None
         first = position = 0
-        for bucket, shape in zip(self._buckets, shapes, strict=True):
-            places = {"data": Place(self.gradients, bucket.base, bucket.dtype)}
-            if self.weights is not None:
-                places["weights"] = Place(self.weights, bucket.base, bucket.dtype)
+        for bucket, shape, extra in zip(self._buckets, shapes, chosen, strict=True):
+            places = {}
             for name, count in shape.buffers.items():
-                if name in places:
-                    continue
-                assert inbox is not None
-                wired = name.startswith("wire_") and self._wire is not None
-                dtype = self._wire if wired and self._wire is not None else bucket.dtype
-                places[name] = Place(inbox, position, dtype)
-                position += -(-count * self._item(name, bucket) // ALIGNMENT) * ALIGNMENT
+                dtype = self._dtype(name, bucket)
+                home = {"data": self.gradients, "weights": self.weights}.get(name, inbox)
+                assert home is not None
+                if home is inbox:
+                    places[name] = Place(home, position, dtype)
+                    position += aligned(count * as_numpy_dtype(dtype).itemsize)
+                else:
+                    places[name] = Place(home, bucket.at, dtype)
             bucket.bound = bind_phases(
                 self.context, group, self.plan, bucket.count, self.kind, places, self.gradients,
-                first, f"bucket {bucket.index}", wire=self._wire is not None,
-                **self._options(bucket, options),
+                first, f"bucket {bucket.index}", wire=self._wire is not None, **extra,
             )  # fmt: skip
             first += shape.notifications
-            bucket.missing = set(bucket.layers)
 
-    def _options(self, bucket: _Bucket, options: dict[str, int]) -> dict[str, int]:
-        return {**options_for(self.plan, bucket.dtype), **options}
+    def _segment(self, nbytes: int, notifications: int, timeout: float | None) -> Segment:
+        segment = self.context.segment(
+            nbytes, notifications=notifications, group=self.group, timeout=timeout
+        )
+        segment.prefault()
+        self._segments.append(segment)
+        return segment
 
-    def _item(self, buffer: str, bucket: _Bucket) -> int:
-        wired = buffer.startswith("wire_") and self._wire is not None
-        return as_numpy_dtype(self._wire if wired else bucket.dtype).itemsize
+    def _dtype(self, buffer: str, bucket: Bucket) -> str:
+        return self._wire if is_wire(buffer) and self._wire is not None else bucket.dtype
 
     # --- the memory
 
@@ -250,16 +206,25 @@ class GradientExchange:
         return self._view(self.gradients, layer)
 
     def weight(self, layer: int) -> Array:
-        """A layer's weights (kind "update"): a view of the segment, in the layer's shape."""
+        """A layer's weights (kind "update"): a view of the segment, in the layer's shape.
+
+        All ranks must begin with the same weights; from then on the exchange keeps them the same.
+        """
         if self.weights is None:
             raise PlanError('only kind "update" keeps weights')
         return self._view(self.weights, layer)
 
-    def _view(self, segment: Any, layer: int) -> Array:
+    def _view(self, segment: Segment, layer: int) -> Array:
+        self._bucket_of(layer)
         of = self.layers[layer]
-        offset = self._buckets[of.bucket].base + of.offset * of.dtype.itemsize
-        view: Array = segment.numpy(of.dtype, offset, of.shape)
-        return view
+        return segment.numpy(of.dtype, of.at, of.shape)
+
+    def _bucket_of(self, layer: int) -> Bucket:
+        if not 0 <= layer < len(self.layers):
+            raise PlanError(f"no layer {layer}: there are {len(self.layers)}, from 0 on")
+        if self._broken is not None:
+            raise ClosedError(f"this gradient exchange cannot go on: {self._broken}")
+        return self._buckets[self.layers[layer].bucket]
 
     # --- one iteration
 
@@ -270,19 +235,21 @@ class GradientExchange:
 
         Raises
         ------
-        PlanError   the layer is ready already and was not waited for
+        PlanError   no such layer, or it is ready already and was not waited for
+        PeerLost, ClosedError
         """
-        self.timings[layer].ready = time.monotonic()
-        bucket = self._buckets[self.layers[layer].bucket]
+        bucket = self._bucket_of(layer)
+        now = time.monotonic()
         if bucket.under_way or layer not in bucket.missing:
             raise PlanError(
                 f"layer {layer} is ready twice in one iteration: wait({layer}) before its "
                 "gradient is computed again"
             )
-        bucket.missing.discard(layer)
-        if not bucket.missing:
+        if len(bucket.missing) == 1:
             bucket.plan.start()
             bucket.under_way = True
+        bucket.missing.discard(layer)
+        self.timings[layer].ready = now
         self.turn()
 
     def turn(self) -> None:
@@ -296,42 +263,57 @@ class GradientExchange:
         Call it just before the layer's weights are next used. Returns at once for a layer that was
         not ready since it was last waited for.
 
+        Parameters
+        ----------
+        timeout : seconds; None: the context's default, 0: one try
+
         Raises
         ------
-        Timeout    names the notifications that are missing; can be called again
-        PeerLost, MismatchError
+        Timeout     names the notifications that are missing; can be called again
+        PlanError   no such layer, or others of its bucket are not ready
+        PeerLost, MismatchError, ClosedError
         """
-        bucket = self._buckets[self.layers[layer].bucket]
+        bucket = self._bucket_of(layer)
         began = time.monotonic()
-        if bucket.under_way:
-            self._finish(bucket, timeout)
-        elif bucket.missing and len(bucket.missing) < len(bucket.layers):
-            raise PlanError(
-                f"layer {layer} shares bucket {bucket.index} with layers "
-                f"{sorted(bucket.missing)}, which are not ready"
-            )
-        timing = self.timings[layer]
-        timing.waited = time.monotonic()
-        timing.waiting += timing.waited - began
+        try:
+            if bucket.under_way:
+                self._finish(bucket, timeout)
+            elif layer not in bucket.missing:
+                raise PlanError(
+                    f"layer {layer} shares bucket {bucket.index} with layers "
+                    f"{sorted(bucket.missing)}, which are not ready"
+                )
+        finally:
+            timing = self.timings[layer]
+            timing.waited = time.monotonic()
+            timing.waiting += timing.waited - began
 
-    def _finish(self, bucket: _Bucket, timeout: float | None) -> None:
+    def _finish(self, bucket: Bucket, timeout: float | None) -> None:
+        deadline = time.monotonic() + (self.context.timeout if timeout is None else timeout)
         while not bucket.plan.wait(timeout):
             self.context.serve_calls()
-        times = bucket.plan.times
+            timeout = max(0.0, deadline - time.monotonic())
+        began, ended = bucket.plan.times
         for layer in bucket.layers:
-            self.timings[layer].began, self.timings[layer].ended = times
+            # A plan without steps, of a rank alone, ends as it begins.
+            self.timings[layer].began, self.timings[layer].ended = began, max(began, ended)
         bucket.under_way = False
-        bucket.missing = set(bucket.layers)
+        bucket.missing.update(bucket.layers)
         bucket.phase = (bucket.phase + 1) % len(bucket.bound)
 
     def finish(self, timeout: float | None = None) -> None:
         """Until every exchange that was started is complete. No barrier: others may be behind.
 
         Buckets of which only some layers were ready stay as they are.
+
+        Raises
+        ------
+        as :meth:`wait`
         """
+        deadline = time.monotonic() + (self.context.timeout if timeout is None else timeout)
         for bucket in self._buckets:
             if bucket.under_way:
-                self._finish(bucket, timeout)
+                self._finish(bucket, max(0.0, deadline - time.monotonic()))
 
     # --- the owner's part
 
@@ -341,69 +323,50 @@ class GradientExchange:
             if bucket.under_way and call.is_of(bucket.plan):
                 assert self.weights is not None and self._update is not None
                 dtype = as_numpy_dtype(bucket.dtype)
-                at = bucket.base + call.offset * dtype.itemsize
-                self._update(
-                    Block(
-                        bucket.index,
-                        call.offset,
-                        call.count,
-                        self.gradients.numpy(dtype, at, call.count),
-                        self.weights.numpy(dtype, at, call.count),
-                    )
+                at = bucket.at + call.offset * dtype.itemsize
+                block = Block(
+                    bucket.index,
+                    call.offset,
+                    call.count,
+                    self.gradients.numpy(dtype, at, call.count),
+                    self.weights.numpy(dtype, at, call.count),
                 )
+                try:
+                    self._update(block)
+                except BaseException as error:
+                    # Half an update can be neither sent nor repeated.
+                    self._broken = f"update of bucket {bucket.index} raised {error!r}"
+                    raise
                 return True
         return False
 
     def describe(self) -> str:
         """Plan, buckets and the memory they take, for a log."""
-        sizes = [bucket.count * as_numpy_dtype(bucket.dtype).itemsize for bucket in self._buckets]
+        sizes = [bucket.nbytes for bucket in self._buckets]
+        segments = self.gradients.nbytes + (0 if self.weights is None else self.weights.nbytes)
         return (
             f"gradient exchange {self.kind}, plan {self.plan}: {len(self.layers)} layers in "
-            f"{len(self._buckets)} buckets of {min(sizes, default=0)} to {max(sizes, default=0)} "
-            f"bytes; segments {self.gradients.nbytes * (2 if self.weights is not None else 1)}, "
-            f"inboxes {self.inbox_bytes} bytes"
+            f"{len(sizes)} buckets of {min(sizes, default=0)} to {max(sizes, default=0)} "
+            f"bytes; segments {segments}, inboxes {self.inbox_bytes} bytes"
         )
 
     def close(self) -> None:
-        """Give the exchange's segments up; idempotent."""
-        if self in self.context.exchanges:
+        """Finish what is under way and give the segments up; idempotent. Views stay valid.
+
+        Raises
+        ------
+        Timeout, PeerLost   what was under way will not end; the segments are given up all the same
+        """
+        if self not in self.context.exchanges or self.context.closed:
+            return
+        try:
+            if self._broken is None:
+                self.finish()
+        finally:
             self.context.exchanges.remove(self)
-            self.finish()
-            self.gradients.delete()
-            if self.weights is not None:
-                self.weights.delete()
-
-
-def _layout(layers: Iterable[Any], bucket_bytes: int) -> tuple[list[Layer], list[_Bucket]]:
-    found: list[Layer] = []
-    buckets: list[_Bucket] = []
-    for index, given in enumerate(layers):
-        shape, dtype = _shape_and_dtype(given)
-        name = native_dtype(dtype)
-        count = math.prod(shape)
-        last = buckets[-1] if buckets else None
-        full = last is None or last.dtype != name or last.count * dtype.itemsize >= bucket_bytes
-        if last is None or full:
-            last = _Bucket(len(buckets), name, 0, [], 0)
-            buckets.append(last)
-        align = ALIGNMENT // dtype.itemsize
-        offset = -(-last.count // align) * align
-        found.append(Layer(index, shape, dtype, last.index, offset))
-        last.layers.append(index)
-        last.count = offset + count
-    return found, buckets
-
-
-def _shape_and_dtype(given: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    if isinstance(given, Sequence) and len(given) == 2 and not hasattr(given, "dtype"):
-        shape, dtype = given
-    elif hasattr(given, "shape") and hasattr(given, "dtype"):
-        shape, dtype = given.shape, given.dtype
-    else:
-        raise BufferRefused(
-            f"a layer is a (shape, dtype) pair, an array, a tensor or a parameter, not {given!r}"
-        )
-    dims = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
-    if any(n < 0 for n in dims):
-        raise BufferRefused(f"a layer of shape {dims}")
-    return dims, as_numpy_dtype(dtype)
+            self._broken = self._broken or "it was closed"
+            for bucket in self._buckets:
+                bucket.bound.clear()
+                bucket.under_way = False
+            for segment in self._segments:
+                segment.delete()

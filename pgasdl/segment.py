@@ -90,6 +90,16 @@ class Segment(_native.SegmentCore):
         view = self.numpy(np.uint8, offset, math.prod(shape) * itemsize)
         return torch.from_numpy(view).view(element).reshape(shape)
 
+    def delete(self) -> None:
+        """Give this rank's copy up. Peers' copies stay reachable; views keep their memory.
+
+        Raises
+        ------
+        SegmentError   it was deleted already
+        """
+        super().delete()
+        self.group.context.segments_version += 1
+
     def __dlpack__(self, **options: Any) -> Any:
         return self.numpy().__dlpack__(**options)
 

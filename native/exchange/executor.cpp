@@ -58,9 +58,11 @@ bool Executor::turn() {
   Transport& transport = context_.transport();
   if (transport.needs_progress()) transport.progress();
   bool moved = false;
+  bool news = false;
   for (std::size_t i = 0; i < live_.size();) {
     BoundPlan& plan = *live_[i];
     moved |= plan.advance();
+    news |= plan.call_pending_ || plan.done();
     gather_calls(plan);
     if (plan.done()) {
       context_.recorder().record(Operation::kPlanDone, -1, plan.board_->id(), plan.generation_,
@@ -72,6 +74,9 @@ bool Executor::turn() {
     }
   }
   n_live_.store(live_.size(), std::memory_order_relaxed);
+  // Another thread of this rank may sleep until just that; no peer's flag tells it.
+  Doorbell* doorbell = context_.liveness().doorbell();
+  if (news && doorbell != nullptr) doorbell->ring();
   return moved;
 }
 

@@ -4,6 +4,7 @@
 // from any thread; setup, close() and the destructor from one.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -48,8 +49,15 @@ class Context {
   const std::shared_ptr<Group>& world() const { return world_; }
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
   pid_t pid_of(Rank peer) const { return pids_[static_cast<std::size_t>(peer)]; }
-  SegmentId next_segment_id() { return next_segment_id_; }
-  void use_segment_id(SegmentId id) { next_segment_id_ = std::max(next_segment_id_, id + 1); }
+  SegmentId next_segment_id() {
+    return next_segment_id_.fetch_add(1, std::memory_order_relaxed);
+  }
+  // `id` was agreed on by a group: those that follow are larger.
+  void use_segment_id(SegmentId id) {
+    SegmentId next = next_segment_id_.load(std::memory_order_relaxed);
+    while (next <= id && !next_segment_id_.compare_exchange_weak(next, id + 1)) {
+    }
+  }
 
   // --- posting. kFull: nothing was posted.
   Outcome write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
@@ -110,7 +118,7 @@ class Context {
   std::vector<Queue> queues_;
   std::vector<pid_t> pids_;
   std::shared_ptr<Group> world_;
-  SegmentId next_segment_id_ = 0;
+  std::atomic<SegmentId> next_segment_id_{0};
   std::mutex queue_mutex_;  // create, delete
   std::atomic<bool> closed_{false};
 };

@@ -73,7 +73,6 @@ Group::Group(Context& context, std::vector<Rank> ranks, bool world)
   }
   control_ = std::make_shared<Segment>(context.next_segment_id(), bytes, ids, nullptr,
                                        context.size());
-  context.use_segment_id(control_->id());
 }
 
 std::string Group::describe() { return context_.transport().publish(control_->local(), ranks_); }
@@ -274,7 +273,6 @@ Outcome Group::create_segment(std::uint64_t bytes, std::uint32_t notifications, 
   if (pending_segment_ == nullptr) {
     auto segment = std::make_shared<Segment>(context_.next_segment_id(), bytes, notifications,
                                              bound, context_.size());
-    context_.use_segment_id(segment->id());
     pending_segment_ = std::move(segment);
     pending_bound_ = bound;
   }

@@ -184,7 +184,11 @@ void Liveness::raise_alarm(const std::string& during) const {
 }
 
 void Liveness::refuse(Rank peer, const char* operation) const {
-  if (peer == rank_ || health(rank_) == Health::kStopped) {
+  const Health own = health(rank_);
+  if (own == Health::kClosed || own == Health::kFailed) {
+    throw Error(ErrorKind::kClosed, text("rank ", rank_, "'s context is closed"));
+  }
+  if (peer == rank_ || own == Health::kStopped) {
     throw Error(ErrorKind::kPeerLost,
                 text("this rank (", rank_, ") was declared ", name(health(rank_)),
                      " by the others and is fenced off; it can only close"),

@@ -57,10 +57,8 @@ class Waiter {
       }
       Doorbell* doorbell = liveness_.doorbell();
       if (doorbell != nullptr) doorbell->arm();
-      if (ready()) {
-        if (doorbell != nullptr) doorbell->disarm();
-        return Outcome::kDone;
-      }
+      // Found or not, it stays armed: another thread of this rank may be asleep on it.
+      if (ready()) return Outcome::kDone;
       check(what);
       const Nanoseconds left = deadline.left();
       if (left.count() <= 0) return Outcome::kTimeout;

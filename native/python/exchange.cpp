@@ -177,6 +177,22 @@ void bind_exchange(nb::module_& module) {
       },
       "context"_a, "run"_a);
   module.def(
+      "buffer_key",
+      [](nb::handle object) -> nb::object {
+        Py_buffer view;
+        if (PyObject_GetBuffer(object.ptr(), &view,
+                               PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT) != 0) {
+          PyErr_Clear();
+          return nb::none();
+        }
+        nb::object key = nb::make_tuple(reinterpret_cast<std::uintptr_t>(view.buf), view.len,
+                                        nb::str(view.format == nullptr ? "" : view.format));
+        PyBuffer_Release(&view);
+        return key;
+      },
+      "buffer"_a.none(),
+      "(address, bytes, format) of contiguous, writable memory; None if it is not known to be.");
+  module.def(
       "reduce",
       [](const std::vector<std::pair<std::uintptr_t, std::string>>& destinations,
          const std::vector<std::pair<std::uintptr_t, std::string>>& sources, std::uint64_t count,

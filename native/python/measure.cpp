@@ -1,6 +1,7 @@
 #include "measure/floor.hpp"
 
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "measure/notified.hpp"

@@ -23,9 +23,8 @@ struct alignas(64) Doorbell {
     if (armed.load(std::memory_order_relaxed) != 0) wake();
   }
   void wake();
-  // Owner only. After arm() poll once more, then sleep(); disarm() when polling found something.
+  // Any thread of the owner. After arm() poll once more, then sleep(). A ring wakes all of them.
   void arm();
-  void disarm() { armed.store(0, std::memory_order_relaxed); }
   void sleep(Nanoseconds limit);
 };
 

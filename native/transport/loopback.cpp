@@ -125,11 +125,11 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
     if (transfer.bytes == 0) continue;
     submit({queue, peer, transfer.local->data + transfer.local_offset,
             base(*transfer.remote) + transfer.remote_offset, transfer.bytes, {}, nullptr, 0,
-            transfer.remote->keep});
+            transfer.remote->keep, transfer.local->region});
   }
   if (flag != nullptr) {
     submit({queue, peer, nullptr, nullptr, 0, {}, &flag->remote->board[flag->notification],
-            flag->value, flag->remote->keep});
+            flag->value, flag->remote->keep, nullptr});
   }
   return true;
 }
@@ -148,7 +148,8 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
                                        {},
                                        nullptr,
                                        0,
-                                       transfer.remote->keep};
+                                       transfer.remote->keep,
+                                       transfer.local->region};
     // A read looks at the peer when it is delivered, never at the time of posting.
     if (world_->faults_.immediate()) {
       LoopbackWorld::deliver(mine(), operation);
@@ -159,7 +160,7 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
   if (flag != nullptr) {
     LoopbackWorld::Operation operation{
         queue, peer, nullptr, nullptr, 0, {}, &flag->local->board[flag->notification], flag->value,
-        flag->local->region};
+        flag->local->region, nullptr};
     submit(std::move(operation));
   }
   return true;

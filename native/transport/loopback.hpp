@@ -43,7 +43,8 @@ class LoopbackWorld {
     std::vector<std::byte> snapshot;  // of the source, unless it is read late
     FlagWord* flag;
     std::uint32_t value;
-    std::shared_ptr<void> keep;  // the memory at the peer
+    std::shared_ptr<void> keep;       // the memory at the peer
+    std::shared_ptr<void> keep_here;  // and here: a source that is read late may be dropped early
   };
   struct RankState {
     std::mutex mutex;

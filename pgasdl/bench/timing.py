@@ -52,14 +52,12 @@ def fill_cost(fill: Callable[[int], object]) -> int:
 
 def clock_cost() -> float:
     """The nanoseconds that reading the clock twice adds to what lies between."""
-    began, ended = timed(101, int, None, int)
-    with_call = statistics.median(e - b for b, e in zip(began, ended, strict=True))
     clock = time.perf_counter_ns
-    alone = []
+    costs = []
     for _ in range(101):
         before = clock()
-        alone.append(clock() - before)
-    return min(with_call, statistics.median(alone))
+        costs.append(clock() - before)
+    return statistics.median(costs)
 
 
 def durations(

@@ -76,6 +76,7 @@ def run(
         "function": program.__name__,
         "parameters": parameters,
         "bare": test.bare,
+        "meet": test.meet,
     }
     return transport.run(pool, command, ranks, test.settings, deadline)
 
@@ -85,6 +86,7 @@ def contract(
     *,
     on: Sequence[Transport] = TRANSPORTS,
     bare: bool = False,
+    meet: bool = True,
     deadline: float = DEADLINE,
     **settings: Any,
 ) -> Callable[[Program], Callable[..., None]]:
@@ -96,6 +98,7 @@ def contract(
     on : rows to run on
     bare : the program gets ``join``, a function that calls ``init``, instead of a context; only
         for rows of processes
+    meet : end with a barrier, so that no rank leaves while others still need it
     deadline : seconds, after which the workers are killed
     settings : of ``init``
     """
@@ -116,7 +119,9 @@ def contract(
                 for name in ("pool", "transport", "n_ranks", *names)
             ]
         )
-        test.program, test.bare, test.settings = program, bare, settings  # type: ignore[attr-defined]
+        test.program, test.settings = program, settings  # type: ignore[attr-defined]
+        test.bare, test.meet = bare, meet  # type: ignore[attr-defined]
+        test.pytestmark = list(getattr(program, "pytestmark", []))  # type: ignore[attr-defined]
         test = pytest.mark.parametrize("n_ranks", sizes, ids=[f"{n}r" for n in sizes])(test)
         return pytest.mark.parametrize("transport", on, ids=[row.name for row in on])(test)
 

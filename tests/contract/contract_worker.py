@@ -33,6 +33,13 @@ def _program(command: dict[str, Any]) -> Callable[..., Any]:
     return program
 
 
+def _to_its_end(program: Callable[..., Any], context: Any, command: dict[str, Any]) -> Any:
+    result = program(context, **command["parameters"])
+    if command["meet"] and not context.closed:
+        context.barrier()  # a rank that left already can be no one's target
+    return result
+
+
 def _as_process(program: Callable[..., Any], command: dict[str, Any], secret_fd: int) -> Any:
     place = command["init"] | {"secret_fd": secret_fd}
     parameters = command["parameters"]
@@ -43,13 +50,13 @@ def _as_process(program: Callable[..., Any], command: dict[str, Any], secret_fd:
     except pgasdl.UnavailableError as error:
         pytest.skip(str(error))
     with context:
-        return program(context, **parameters)
+        return _to_its_end(program, context, command)
 
 
 def _as_threads(program: Callable[..., Any], command: dict[str, Any]) -> list[Any]:
     return loopback.run(
         command["threads"],
-        lambda context: program(context, **command["parameters"]),
+        lambda context: _to_its_end(program, context, command),
         **command["settings"],
     )
 
@@ -85,6 +92,7 @@ def main() -> None:
     answer_fd, secret_fd = int(sys.argv[1]), int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(answer_fd, False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a background shell
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     gc.freeze()

@@ -130,4 +130,3 @@ def test_without_a_segment(ctx: Any) -> None:
     assert ctx.atomic_fetch_add(alone[0:8], ctx.rank, 5) == 0
     with pytest.raises(TypeError):
         ctx.atomic_fetch_add(None, 0, 1)
-    ctx.barrier()

@@ -222,7 +222,6 @@ def test_last_id_and_beyond(ctx: Any) -> None:
         with pytest.raises(pgasdl.NotificationError):
             ctx.notify_waitsome(segment, first, count, timeout=0)
     assert take(ctx, segment, n - 1) == 9
-    ctx.barrier()
 
 
 @contract(ranks=2, notifications=131072)
@@ -318,7 +317,6 @@ def test_notify_after_own_delete(ctx: Any) -> None:
     else:
         for number in range(0, 65536, 257):
             assert take(ctx, segment, number) == number + 1
-    ctx.barrier()
 
 
 @contract(ranks=2)

@@ -87,7 +87,6 @@ def test_torch_views(ctx: Any) -> None:
     assert segment.numpy()[0] == 77
     assert torch.frombuffer(segment, dtype=torch.uint8)[0] == 77
     assert segment.torch().shape == (64,)
-    ctx.barrier()
 
 
 @contract(ranks=2)
@@ -120,7 +119,6 @@ def test_views_outlive_deletion(ctx: Any) -> None:
     assert (view == ctx.rank + 1).all()
     assert raw[8191] == ctx.rank + 1
     view[:] = 5
-    ctx.barrier()
 
 
 @contract(ranks=2, on=PROCESSES, bare=True)
@@ -250,7 +248,6 @@ def test_bind_anything_that_has_memory(ctx: Any) -> None:
     ctx.wait()
     assert (out.numpy() == peer + 1).all()
     assert ctx.bind(np.zeros(0)).nbytes == 0
-    ctx.barrier()
 
 
 @contract(ranks=2)
@@ -260,7 +257,6 @@ def test_bind_refuses(ctx: Any) -> None:
     for buffer in (np.zeros((4, 4)).T, np.zeros(8)[::2], frozen, b"bytes", "text", 5, None, [1, 2]):
         with pytest.raises(pgasdl.BufferRefused):
             ctx.bind(buffer)
-    ctx.barrier()
 
 
 @contract(ranks=2)
@@ -273,7 +269,6 @@ def test_bound_memory_lives_with_its_segment(ctx: Any) -> None:
     ctx.read(out[0:800_000], 1 - ctx.rank, segment[0:800_000])
     ctx.wait()
     assert (out.numpy(np.float64) == 2 - ctx.rank).all()
-    ctx.barrier()
 
 
 @contract(ranks=2)

@@ -156,7 +156,6 @@ def test_threads_post_to_one_queue(ctx: Any) -> None:
     expected = np.random.default_rng(peer).integers(0, 256, places[0].shape)
     assert (places[1] == expected).all()
     assert ctx.queue_size() == 0
-    ctx.barrier()
 
 
 @contract(ranks=2, queue_depth=8)
@@ -180,7 +179,6 @@ def test_threads_share_a_shallow_queue(ctx: Any) -> None:
     for number in range(n_threads * n):
         assert ctx.notify_waitsome(segment, number, 1) == number
         assert ctx.notify_reset(segment, number) == 1 + number % n
-    ctx.barrier()
 
 
 @contract(ranks=2)

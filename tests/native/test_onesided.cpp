@@ -50,8 +50,9 @@ void flag_is_last(const Settings& settings, Rank size, std::uint32_t rounds) {
         }
       }
       for (Rank distance = 1; distance < size; ++distance) {
-        std::uint32_t from = 0;
-        CHECK(local.await(*inbox, 0, n, &from) == round);
+        // One sender at a time: those who have all their answers are a round ahead.
+        const auto from = static_cast<std::uint32_t>(local.peer(distance));
+        CHECK(local.await(*inbox, from) == round);
         for (std::uint64_t i = 0; i < kSlot; ++i) {
           CHECK_NOTE(items<unsigned char>(inbox)[from * kSlot + i] ==
                          pattern(static_cast<Rank>(from), round, i),

@@ -1,0 +1,91 @@
+"""The physical floor: raw loads, stores and flags over the same kind of memory, as contenders."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from pgasdl import _native
+from pgasdl.bench.turns import Contender, Ranks
+from pgasdl.context import Context
+
+NEAR_NS = 100.0
+_BATCHES = 20
+
+
+def rounds_of(nbytes: int) -> int:
+    """Round trips in one batch: few microseconds' worth, at least one."""
+    return max(1, min(100, (1 << 18) // nbytes))
+
+
+class Floors:
+    """Measures the floor; every member is collective."""
+
+    def __init__(self, ranks: Ranks, payload: int, crowded: bool) -> None:
+        context: Context = ranks.context
+        self._ranks = ranks
+        self._clock_ns = _native.clock_cost()
+        nbytes = _native.Floor.bytes(context.size, payload)
+        self._segment = context.segment(nbytes, notifications=1)
+        self._floor = _native.Floor(context, self._segment, crowded)
+        self.sync = self._floor.sync
+
+    def line_ns(self) -> float:
+        """A bounced cache line between ranks 0 and 1, one way; 0 where there is one rank."""
+        times = self._floor.line(_BATCHES, 100)
+        return statistics.median(times) if times else 0.0
+
+    def puts(self, nbytes: int) -> list[Contender]:
+        """A copy and a flag, each way of copying its own contender."""
+
+        def contender(copy: str) -> Contender:
+            rounds = rounds_of(nbytes)
+
+            def measure(calls: int) -> Sequence[float]:
+                return [ns / 1e3 for ns in self._floor.put(nbytes, copy, calls, rounds)]
+
+            return Contender(f"put by {copy}", "floor", measure)
+
+        ways = ["memcpy", "copy"] + (["stream"] if nbytes >= 1 << 20 else [])
+        return [contender(copy) for copy in ways]
+
+    def in_place(self, count: int) -> list[Contender]:
+        """An allreduce in segments."""
+        return self.layers((count,))
+
+    def private_arrays(self, count: int, fill_ns: float) -> list[Contender]:
+        """An allreduce of arrays outside."""
+
+        def measure(calls: int) -> Sequence[float]:
+            moments = self._floor.private_arrays(count, calls, self._ranks.paced)
+            return self._ranks.durations(moments, self._clock_ns, fill_ns)
+
+        return [Contender("private arrays", "floor", measure)]
+
+    def layers(self, counts: Sequence[int], fill_ns: float = 0.0) -> list[Contender]:
+        """A model's tensors in segments, by each kernel."""
+
+        def contender(prefetch: bool) -> Contender:
+            def measure(calls: int) -> Sequence[float]:
+                moments = self._floor.layers(list(counts), prefetch, calls, self._ranks.paced)
+                return self._ranks.durations(moments, self._clock_ns, fill_ns)
+
+            return Contender("prefetch" if prefetch else "plain", "floor", measure)
+
+        large = sum(counts) >= 1 << 16
+        return [contender(False)] + ([contender(True)] if large else [])
+
+
+def placement(line_ns: Sequence[float], crowded: bool) -> str:
+    """How the host has placed our processors, from lines bounced before and after."""
+    if crowded:
+        return "crowded"
+    if not all(line_ns):
+        return "alone"
+    near = [ns < NEAR_NS for ns in line_ns]
+    return "near" if all(near) else "mixed" if any(near) else "far"
+
+
+def floor_of(contenders: Sequence[Contender]) -> float:
+    """The best of the floor's variants."""
+    return min(contender.samples.median for contender in contenders if contender.role == "floor")

@@ -1,0 +1,239 @@
+"""Other libraries' jobs: started once, asked in turn, blocked in the kernel meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from pgasdl.bench.timing import clock_cost, durations
+from pgasdl.errors import UnavailableError
+
+_START_SECONDS = 60.0
+_ANSWER_SECONDS = 300.0
+_INSTALL = "pip install 'pgasdl[peers]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row of the table of peers.
+
+    Attributes
+    ----------
+    module : the program of its processes
+    needs : Python modules
+    launchers, libraries : of an MPI, the first that is found; none: processes are simply started
+    says : part of the library's own name, so that another is not taken for it
+    environ : of its processes
+    """
+
+    module: str
+    needs: tuple[str, ...]
+    launchers: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    says: str = ""
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+_MPICH = Kind(
+    "pgasdl.bench.mpi_peer", ("mpi4py",), ("mpiexec.hydra", "mpiexec.mpich"),
+    ("libmpi.so.12", "libmpich.so.12"), "MPICH",
+)  # fmt: skip
+KINDS = {
+    "mpich": _MPICH,
+    "mpich-generic": Kind(
+        _MPICH.module, _MPICH.needs, _MPICH.launchers, _MPICH.libraries, _MPICH.says,
+        {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"},
+    ),
+    "openmpi": Kind(
+        "pgasdl.bench.mpi_peer", ("mpi4py",), ("prterun", "mpirun.openmpi", "orterun"),
+        ("libmpi.so.40",), "Open MPI",
+        {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "PRTE_MCA_hwloc_default_binding_policy": "none",
+        },
+    ),
+    "gloo": Kind(
+        "pgasdl.bench.gloo_peer", ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}
+    ),
+}  # fmt: skip
+
+
+class Peer:
+    """One job of another library.
+
+    Raises
+    ------
+    UnavailableError   it is not installed, or does not start; says why
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self._size = size
+        self._clock_ns = clock_cost()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lines: list[IO[str]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="pgasdl-bench-")
+        try:
+            self.version = self._start(KINDS[name])
+        except (UnavailableError, OSError, ValueError) as error:
+            self.close()
+            raise UnavailableError(f"{name}: {error}") from error
+
+    def allreduce(
+        self, cuts: Sequence[int], calls: int, *, paced: bool, fill_share: float
+    ) -> list[float]:
+        """Microseconds of each call that reduces pieces of so many float32."""
+        answers = self._ask(op="allreduce", cuts=list(cuts), calls=calls, paced=paced)
+        latest = [np.max([answer[key] for answer in answers], axis=0) for key in ("began", "ended")]
+        fill_ns = max(answer["fill"] for answer in answers) * fill_share
+        began, ended = ([int(moment) for moment in moments] for moments in latest)
+        return durations(began, ended, paced=paced, clock_ns=self._clock_ns, fill_ns=fill_ns)
+
+    def ping(self, way: str, nbytes: int, n_batches: int, rounds: int) -> list[float]:
+        """Microseconds one way, per batch of round trips."""
+        answers = self._ask(op="ping", way=way, nbytes=nbytes, batches=n_batches, rounds=rounds)
+        return [ns / 1e3 for ns in answers[0]["times"]]
+
+    def close(self) -> None:
+        """End its processes; idempotent."""
+        with contextlib.suppress(OSError, ValueError):
+            for lines in self._lines:
+                lines.write('{"op": "end"}\n')
+                lines.flush()
+        for lines in self._lines:
+            with contextlib.suppress(OSError, ValueError):
+                lines.close()
+        self._lines = []
+        deadline = time.monotonic() + 5
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._processes = []
+        self._folder.cleanup()
+
+    def _ask(self, **command: Any) -> list[dict[str, Any]]:
+        text = json.dumps(command) + "\n"
+        for lines in self._lines:
+            lines.write(text)
+            lines.flush()
+        answers = [lines.readline() for lines in self._lines]
+        if not all(answers):
+            raise UnavailableError(f"{self.name} ended while it was measured: {self._last_words()}")
+        return [json.loads(answer) for answer in answers]
+
+    def _start(self, kind: Kind) -> str:
+        for module in kind.needs:
+            if importlib.util.find_spec(module) is None:
+                raise UnavailableError(f"{module} is not installed ({_INSTALL})")
+        path = os.path.join(self._folder.name, "socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(path)
+            listener.listen(self._size)
+            self._launch(kind, path)
+            hellos = self._meet(listener)
+        order = sorted(range(len(hellos)), key=lambda place: int(hellos[place]["rank"]))
+        self._lines = [self._lines[place] for place in order]
+        version = str(hellos[0]["version"])
+        sizes = {int(hello["size"]) for hello in hellos}
+        if sizes != {self._size} or kind.says not in version:
+            raise UnavailableError(
+                f"{self._size} processes of {kind.says or 'it'} were started, but they are "
+                f"{sorted(sizes)} of {version}"
+            )
+        return version
+
+    def _launch(self, kind: Kind, path: str) -> None:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PGASDL_", "PMI"))}
+        environ |= {"OMP_NUM_THREADS": "1", **kind.environ}
+        program = [sys.executable, "-m", kind.module, path]
+        if kind.launchers:
+            launcher = _first(_programs(kind.launchers), kind.launchers)
+            environ["MPI4PY_LIBMPI"] = _first(_libraries(kind.libraries), kind.libraries)
+            self._spawn([launcher, "-n", str(self._size), *program], environ)
+            return
+        store = os.path.join(self._folder.name, "store")
+        for rank in range(self._size):
+            self._spawn([*program, str(rank), str(self._size), store], environ)
+
+    def _spawn(self, command: list[str], environ: dict[str, str]) -> None:
+        with open(os.path.join(self._folder.name, "words"), "ab") as words:
+            self._processes.append(
+                subprocess.Popen(
+                    command, env=environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+                    start_new_session=True,
+                )
+            )  # fmt: skip
+
+    def _meet(self, listener: socket.socket) -> list[dict[str, Any]]:
+        hellos = []
+        deadline = time.monotonic() + _START_SECONDS
+        listener.settimeout(0.2)
+        while len(hellos) < self._size:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                ended = any(process.poll() is not None for process in self._processes)
+                if ended or time.monotonic() > deadline:
+                    what = "ended" if ended else f"did not start in {_START_SECONDS:g} s"
+                    raise UnavailableError(f"{what}: {self._last_words()}") from None
+                continue
+            connection.settimeout(_ANSWER_SECONDS)
+            lines = connection.makefile("rw", encoding="utf-8")
+            connection.close()  # the file keeps it open
+            self._lines.append(lines)
+            hellos.append(json.loads(lines.readline() or "null"))
+        return hellos
+
+    def _last_words(self) -> str:
+        text = Path(self._folder.name, "words").read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1][:200] if lines else "without a word"
+
+
+def start(names: Sequence[str], size: int) -> tuple[list[Peer], list[str]]:
+    """Those that can be had, and for each other one the reason."""
+    peers: list[Peer] = []
+    missing: list[str] = []
+    for name in names:
+        try:
+            peers.append(Peer(name, size))
+        except UnavailableError as error:
+            missing.append(str(error))
+    return peers, missing
+
+
+def _first(found: list[str], wanted: tuple[str, ...]) -> str:
+    if not found:
+        raise UnavailableError(f"no {' or '.join(wanted)} here ({_INSTALL})")
+    return found[0]
+
+
+def _programs(names: tuple[str, ...]) -> list[str]:
+    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    return [path for name in names if (path := shutil.which(name, path=places)) is not None]
+
+
+def _libraries(names: tuple[str, ...]) -> list[str]:
+    places = [Path(sys.prefix, "lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib")]
+    return [str(place / name) for name in names for place in places if (place / name).exists()]

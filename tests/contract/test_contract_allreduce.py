@@ -1,0 +1,327 @@
+"""ctx.allreduce and persistent handles: plans, dtypes, sizes, bits, disagreement."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from contract_harness import contract
+
+import pgasdl
+from pgasdl.plans import PLANS
+
+DTYPES = {
+    "float32": np.float32, "float64": np.float64, "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16, "int32": np.int32, "int64": np.int64,
+}  # fmt: skip
+# Odd counts, and both sides of: a cache line, STAGED_BYTES, a piece (all of float32).
+SIZES = (1, 2, 3, 7, 15, 17, 63, 65, 1023, 1024, 1025, 65535, 65537)
+
+
+def operand(rank: int, n: int, dtype: Any) -> Any:
+    """Small integers, multiples of 12: sums and means are exact in every dtype and order."""
+    return (12 * np.random.default_rng([rank, n]).integers(-3, 4, n)).astype(dtype)
+
+
+def expected(size: int, n: int, dtype: Any, op: str) -> Any:
+    total = np.sum([operand(rank, n, np.float64) for rank in range(size)], axis=0)
+    return (total / size if op == "mean" else total).astype(dtype)
+
+
+def in_segment(ctx: Any, n: int, dtype: Any) -> Any:
+    itemsize = np.dtype(dtype).itemsize
+    return ctx.segment(max(64, n * itemsize)).numpy(dtype, 0, n)
+
+
+def usable_plans(ctx: Any, inside: bool) -> list[str | None]:
+    """None is the context's own choice."""
+    needs_mapping = {"staged", "gdraa-direct"}
+    names = [name for name in PLANS if ctx.mapped or name not in needs_mapping]
+    return [None, *(name for name in names if inside or name != "gdraa-direct")]
+
+
+@contract(ranks=(1, 2, 3))
+@pytest.mark.parametrize("inside", [False, True])
+def test_dtypes(ctx: Any, inside: bool) -> None:
+    for dtype in DTYPES.values():
+        array = in_segment(ctx, 1001, dtype) if inside else np.empty(1001, dtype)
+        for op in ("sum", "mean"):
+            if op == "mean" and np.dtype(dtype).kind == "i":
+                continue
+            for plan in (None, "gdraa"):
+                array[:] = operand(ctx.rank, 1001, dtype)
+                assert ctx.allreduce(array, op, plan=plan) is array
+                assert array.tobytes() == expected(ctx.size, 1001, dtype, op).tobytes()
+
+
+@contract(ranks=(2, 3))
+@pytest.mark.parametrize("inside", [False, True])
+def test_sizes(ctx: Any, inside: bool) -> None:
+    sizes = SIZES if ctx.transport_of(0) == "shm" else SIZES[::3]
+    for n in sizes:
+        array = in_segment(ctx, n, np.float32) if inside else np.empty(n, np.float32)
+        for op in ("mean", "sum"):
+            array[:] = operand(ctx.rank, n, np.float32)
+            ctx.allreduce(array, op)
+            assert (array == expected(ctx.size, n, np.float32, op)).all()
+
+
+@contract(ranks=(2, 3))
+@pytest.mark.parametrize("inside", [False, True])
+def test_plans_by_name(ctx: Any, inside: bool) -> None:
+    """Every plan of the table that this transport can run; the others say why not."""
+    plans = usable_plans(ctx, inside)
+    for n in (1, 5, 4099, 200_003):
+        array = in_segment(ctx, n, np.float32) if inside else np.empty(n, np.float32)
+        for plan in plans:
+            for _ in range(2):
+                array[:] = operand(ctx.rank, n, np.float32)
+                ctx.allreduce(array, plan=plan)
+                assert (array == expected(ctx.size, n, np.float32, "mean")).all()
+    for plan in set(PLANS) - set(plans):
+        with pytest.raises(pgasdl.PlanError):
+            ctx.allreduce(np.ones(3, np.float32), plan=plan)
+    for plan in ("", "GDRAA", "ring of fire"):
+        with pytest.raises(pgasdl.PlanError, match="gdraa"):
+            ctx.allreduce(np.ones(3, np.float32), plan=plan)
+
+
+@contract(ranks=(2, 3, 4))
+def test_same_bits_everywhere_and_always(ctx: Any) -> None:
+    """Random numbers, all plans: one result on every rank and in every run."""
+    for n in (1000, 70_001):
+        values = np.random.default_rng([ctx.rank, n]).normal(0, 1e3, n).astype(np.float32)
+        exact = np.mean(
+            [np.random.default_rng([rank, n]).normal(0, 1e3, n) for rank in range(ctx.size)], axis=0
+        )
+        for inside in (False, True):
+            array = in_segment(ctx, n, np.float32) if inside else np.empty(n, np.float32)
+            for plan in usable_plans(ctx, inside):
+                bits = set()
+                for _ in range(3):
+                    array[:] = values
+                    ctx.allreduce(array, plan=plan)
+                    bits.add(array.tobytes())
+                assert len(bits) == 1
+                digest = str(hash(bits.pop()) if False else zlib_of(array)).encode()
+                assert len(set(ctx.world.allgather("digest", digest))) == 1
+                assert np.allclose(array, exact, rtol=1e-4, atol=1e-3)
+
+
+def zlib_of(array: Any) -> int:
+    import zlib
+
+    return zlib.crc32(array.tobytes())
+
+
+@contract(ranks=2)
+def test_half_precision_against_float64(ctx: Any) -> None:
+    for dtype, ulp in ((np.float16, 2.0**-10), (ml_dtypes.bfloat16, 2.0**-7)):
+        values = [np.random.default_rng(r).normal(1, 0.1, 5000).astype(dtype) for r in range(2)]
+        exact = (values[0].astype(np.float64) + values[1].astype(np.float64)) / 2
+        for plan in usable_plans(ctx, False):
+            array = values[ctx.rank].copy()
+            ctx.allreduce(array, plan=plan)
+            assert (np.abs(array.astype(np.float64) - exact) <= exact * ulp).all()
+
+
+@contract(ranks=2)
+def test_tensors(ctx: Any) -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
+        tensor = torch.full((5, 7), 2 * ctx.rank + 2, dtype=dtype)
+        assert ctx.allreduce(tensor, "sum") is tensor
+        assert (tensor == 6).all()
+    parameter = torch.nn.Parameter(torch.ones(9) * ctx.rank)
+    ctx.allreduce(parameter.data)
+    assert (parameter == 0.5).all()
+    with pytest.raises(pgasdl.BufferRefused):
+        ctx.allreduce(torch.ones(4, 4).T)
+
+
+@contract(ranks=2)
+def test_refused(ctx: Any) -> None:
+    """Nothing is copied silently, and the array stays as it was."""
+    frozen = np.ones(8, np.float32)
+    frozen.flags.writeable = False
+    bad = [
+        np.ones((4, 4), np.float32).T, np.ones(8, np.float32)[::2], frozen, np.ones(4, np.uint8),
+        np.ones(4, bool), np.ones(4, np.complex64), [1.0, 2.0], 3.0, None, "text", b"bytes",
+    ]  # fmt: skip
+    for array in bad:
+        with pytest.raises(pgasdl.BufferRefused):
+            ctx.allreduce(array)
+        with pytest.raises(pgasdl.BufferRefused):
+            ctx.allreduce_handle(array)
+    for op in ("max", "avg", "", None, 5):
+        with pytest.raises((pgasdl.BufferRefused, TypeError)):
+            ctx.allreduce(np.ones(4, np.float32), op)
+    with pytest.raises(pgasdl.BufferRefused, match="integers"):
+        ctx.allreduce(np.ones(4, np.int32), "mean")
+    array = np.full(4, ctx.rank + 1.0)
+    assert (ctx.allreduce(array) == 1.5).all()
+
+
+@contract(ranks=2)
+def test_empty(ctx: Any) -> None:
+    for plan in (None, "gdraa", "tree"):
+        assert ctx.allreduce(np.zeros(0, np.float32), plan=plan).size == 0
+        handle = ctx.allreduce_handle(np.zeros(0, np.float32), plan=plan)
+        handle()
+        handle()
+
+
+@contract(ranks=3)
+def test_in_a_group(ctx: Any) -> None:
+    members = [0, 2]
+    if ctx.rank in members:
+        group = ctx.group(members)
+        for n in (3, 5000):
+            array = np.full(n, ctx.rank + 1.0, np.float32)
+            assert (ctx.allreduce(array, "sum", group=group) == 4).all()
+            handle = ctx.allreduce_handle(array, "sum", group=group)
+            handle()
+            assert (array == 8).all()
+    alone = ctx.group([ctx.rank])
+    array = np.full(100, ctx.rank + 1.0, np.float32)
+    ctx.allreduce(array, group=alone)
+    assert (array == ctx.rank + 1).all()
+
+
+def differing(rank: int) -> dict[str, list[tuple[Any, str, str | None]]]:
+    """Sequences of calls in which rank 1 differs."""
+    one = rank == 1
+    ones = lambda n, dtype=np.float32: np.ones(n, dtype)  # noqa: E731
+    a, b = (ones(100), "mean", None), (ones(300), "mean", None)
+    return {
+        "size": [(ones(1001 if one else 1000), "mean", None)],
+        "much-larger": [(ones(100_000 if one else 100), "mean", None)],
+        "dtype": [(ones(500, np.float64) if one else ones(1000), "mean", None)],
+        "op": [(ones(1000), "sum" if one else "mean", None)],
+        "order": [b, a] if one else [a, b],
+        "plan": [(ones(1000), "mean", "tree" if one else "gdraa")],
+        "later": [a, a, b, a if one else b],
+    }
+
+
+@contract(ranks=(2, 3), meet=False)
+@pytest.mark.parametrize(
+    "what", ["size", "much-larger", "dtype", "op", "order", "plan", "later"]
+)
+def test_disagreement(ctx: Any, what: str) -> None:
+    """Every rank that waits is told within the bound; none gets a wrong result silently."""
+    calls = differing(ctx.rank)[what]
+    ctx.allreduce(np.ones(7, np.float32))
+    begin = time.monotonic()
+    with pytest.raises((pgasdl.MismatchError, pgasdl.PeerLost)) as caught:
+        for array, op, plan in calls:
+            ctx.allreduce(array, op, plan=plan)
+        ctx.allreduce(np.ones(9, np.float32))
+    assert time.monotonic() - begin < 5
+    if caught.type is pgasdl.PeerLost:
+        # Somebody else saw it first and left: his error is the one that counts.
+        assert "left" in str(caught.value) or "closed" in str(caught.value)
+
+
+@contract(ranks=2)
+def test_resumes_after_timeout(ctx: Any) -> None:
+    """The same call goes on; another array meanwhile is refused."""
+    flag = ctx.segment(0)
+    ctx.allreduce(np.ones(8, np.float32))
+    turn = 0
+    for inside in (False, True):
+        for plan in usable_plans(ctx, inside):
+            for n in (100, 140_001):
+                array = in_segment(ctx, n, np.float32) if inside else np.empty(n, np.float32)
+                array[:] = operand(ctx.rank, n, np.float32)
+                ctx.barrier()
+                if ctx.rank == 0:
+                    for timeout in (0.01, 0):
+                        with pytest.raises(pgasdl.Timeout):
+                            ctx.allreduce(array, plan=plan, timeout=timeout)
+                    with pytest.raises(pgasdl.MismatchError, match="timed out"):
+                        ctx.allreduce(np.ones(5, np.float32), timeout=0)
+                    ctx.notify(1, flag, turn)
+                else:
+                    ctx.notify_waitsome(flag, turn, 1)
+                ctx.allreduce(array, plan=plan)
+                assert (array == expected(2, n, np.float32, "mean")).all()
+                turn += 1
+
+
+@contract(ranks=(2, 3))
+@pytest.mark.parametrize("inside", [False, True])
+def test_handles(ctx: Any, inside: bool) -> None:
+    """Persistent, every plan, several rounds."""
+    for plan in usable_plans(ctx, inside):
+        for n in (1, 333, 70_001):
+            array = in_segment(ctx, n, np.float32) if inside else np.empty(n, np.float32)
+            handle = ctx.allreduce_handle(array, plan=plan)
+            assert plan is None or handle.plan == plan
+            for _ in range(3):
+                array[:] = operand(ctx.rank, n, np.float32)
+                handle()
+                assert (array == expected(ctx.size, n, np.float32, "mean")).all()
+    for dtype in DTYPES.values():
+        array = in_segment(ctx, 99, dtype) if inside else np.empty(99, dtype)
+        handle = ctx.allreduce_handle(array, "sum")
+        array[:] = operand(ctx.rank, 99, dtype)
+        handle()
+        assert array.tobytes() == expected(ctx.size, 99, dtype, "sum").tobytes()
+
+
+@contract(ranks=(2, 3))
+@pytest.mark.parametrize("inside", [False, True])
+def test_handles_in_flight_in_any_order(ctx: Any, inside: bool) -> None:
+    """Started in different orders on different ranks, waited for in others."""
+    sizes = (5, 1000, 3, 20_000, 77, 4096)
+    for plan in usable_plans(ctx, inside):
+        arrays = [
+            in_segment(ctx, n, np.float32) if inside else np.empty(n, np.float32) for n in sizes
+        ]
+        handles = [ctx.allreduce_handle(array, "sum", plan=plan) for array in arrays]
+        for turn in range(3):
+            for array, n in zip(arrays, sizes, strict=True):
+                array[:] = (turn + 1) * operand(ctx.rank, n, np.float32)
+            order = np.random.default_rng([ctx.rank, turn]).permutation(len(sizes))
+            for number in order:
+                handles[number].start()
+            for number in reversed(order):
+                handles[number].wait()
+            for array, n in zip(arrays, sizes, strict=True):
+                assert (array == (turn + 1) * expected(ctx.size, n, np.float32, "sum")).all()
+
+
+@contract(ranks=2)
+def test_handle_misuse(ctx: Any) -> None:
+    """Started twice, and ranks whose handles differ."""
+    array = np.ones(1000, np.float32)
+    handle = ctx.allreduce_handle(array, "sum", plan="gdraa")
+    flag = ctx.segment(0)
+    if ctx.rank == 0:
+        handle.start()
+        with pytest.raises(pgasdl.PlanError, match="under way"):
+            handle.start()
+        with pytest.raises(pgasdl.Timeout, match="owed by rank 1"):
+            handle.wait(0.02)
+        ctx.notify(1, flag, 0)
+        handle.wait()
+    else:
+        ctx.notify_waitsome(flag)
+        handle()
+    assert (array == 2).all()
+    for mine in (
+        lambda: ctx.allreduce_handle(np.ones(10 + ctx.rank, np.float32)),
+        lambda: ctx.allreduce_handle(np.ones(10, [np.float32, np.float64][ctx.rank])),
+        lambda: ctx.allreduce_handle(np.ones(10, np.float32), ["mean", "sum"][ctx.rank]),
+        lambda: ctx.allreduce_handle(np.ones(10, np.float32), plan=["tree", "gdraa"][ctx.rank]),
+    ):
+        with pytest.raises(pgasdl.MismatchError):
+            mine()
+    with pytest.raises(pgasdl.PlanError):
+        ctx.allreduce_handle(array, plan="no such plan")
+    with pytest.raises(pgasdl.PlanError):
+        ctx.allreduce_handle(array, plan="gdraa-direct")  # not in a segment

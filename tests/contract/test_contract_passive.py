@@ -1,0 +1,150 @@
+"""Passive messages: from any rank to whoever receives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from contract_harness import contract
+
+import pgasdl
+
+
+@contract(ranks=3)
+def test_from_one_to_all(ctx: Any) -> None:
+    if ctx.rank == 0:
+        for peer in range(1, ctx.size):
+            ctx.passive_send(peer.to_bytes(4, "little"), peer)
+    else:
+        assert ctx.passive_receive() == (0, ctx.rank.to_bytes(4, "little"))
+
+
+@contract(ranks=2)
+def test_sizes(ctx: Any) -> None:
+    """1 B to the limit; one byte more is refused, and nothing is sent."""
+    sizes = (0, 1, 4, 1024, 4096, 65535, 65536)
+    assert ctx.limits.passive_bytes == 65536
+    if ctx.rank == 0:
+        for n in sizes:
+            ctx.passive_send(np.random.default_rng(n).bytes(n), 1)
+        for n in (65537, 1 << 20):
+            with pytest.raises(pgasdl.BufferRefused, match="65536"):
+                ctx.passive_send(bytes(n), 1)
+        ctx.passive_send(b"end", 1)
+    else:
+        for n in sizes:
+            assert ctx.passive_receive() == (0, np.random.default_rng(n).bytes(n))
+        assert ctx.passive_receive() == (0, b"end")
+
+
+@contract(ranks=2)
+def test_order_of_999(ctx: Any) -> None:
+    n = 999 if ctx.transport_of(0) == "shm" else 99
+    if ctx.rank == 0:
+        for number in range(n):
+            ctx.passive_send(f"message {number}".encode(), 1)
+    else:
+        for number in range(n):
+            assert ctx.passive_receive() == (0, f"message {number}".encode())
+
+
+@contract(ranks=3)
+def test_senders_take_turns(ctx: Any) -> None:
+    """Everybody sends to rank 0: who, what, and each sender's order."""
+    n = 30
+    if ctx.rank == 0:
+        inbox: dict[int, list[int]] = {1: [], 2: []}
+        for _ in range(2 * n):
+            sender, message = ctx.passive_receive()
+            inbox[sender].append(int(message))
+        assert inbox == {1: list(range(n)), 2: list(range(n))}
+    else:
+        for number in range(n):
+            ctx.passive_send(str(number).encode(), 0)
+
+
+@contract(ranks=(1, 2))
+def test_to_self(ctx: Any) -> None:
+    ctx.passive_send(b"me", ctx.rank)
+    with pytest.raises(pgasdl.Timeout):
+        ctx.passive_send(b"too early", ctx.rank, timeout=0)
+    assert ctx.passive_receive() == (ctx.rank, b"me")
+    ctx.passive_send(b"again", ctx.rank, timeout=0.5)
+    assert ctx.passive_receive(timeout=0.5) == (ctx.rank, b"again")
+
+
+@contract(ranks=2)
+def test_receive_timeout(ctx: Any) -> None:
+    for timeout in (0, 0.05):
+        with pytest.raises(pgasdl.Timeout, match="no rank has sent"):
+            ctx.passive_receive(timeout=timeout)
+    ctx.barrier()
+    ctx.passive_send(b"now", 1 - ctx.rank)
+    assert ctx.passive_receive() == (1 - ctx.rank, b"now")
+
+
+@contract(ranks=2)
+def test_send_retried_until_taken(ctx: Any) -> None:
+    """timeout=0 in a loop: a message that was refused is not sent, one that was not comes once."""
+    n = 20
+    if ctx.rank == 0:
+        for number in range(n):
+            end = time.monotonic() + 10
+            while True:
+                try:
+                    ctx.passive_send(bytes([number]), 1, timeout=0)
+                    break
+                except pgasdl.Timeout:
+                    assert time.monotonic() < end
+                    time.sleep(0.0005)
+    else:
+        for number in range(n):
+            assert ctx.passive_receive() == (0, bytes([number]))
+        with pytest.raises(pgasdl.Timeout):
+            ctx.passive_receive(timeout=0)
+
+
+@contract(ranks=2)
+def test_anything_with_bytes(ctx: Any) -> None:
+    peer = 1 - ctx.rank
+    for data in (bytearray(b"ab"), memoryview(b"abc"), np.arange(3, dtype=np.int16)):
+        ctx.passive_send(data, peer)
+        assert ctx.passive_receive() == (peer, bytes(data))
+    for data in ("text", 5, None, [1]):
+        with pytest.raises(TypeError):
+            ctx.passive_send(data, peer)
+    with pytest.raises((BufferError, TypeError, ValueError)):
+        ctx.passive_send(np.arange(10)[::2], peer)
+    for wrong in (-1, 2, 2**31, 2**64):
+        with pytest.raises(pgasdl.RankError):
+            ctx.passive_send(b"x", wrong)
+    with pytest.raises(pgasdl.Timeout):
+        ctx.barrier()
+        ctx.passive_receive(timeout=0)
+
+
+@contract(ranks=2)
+def test_several_senders_of_one_rank(ctx: Any) -> None:
+    """Threads may send at once; no message is lost, doubled or torn."""
+    n = 25
+    if ctx.rank == 0:
+
+        def send(thread: int) -> None:
+            for number in range(n):
+                ctx.passive_send(bytes([thread, number]) * 500, 1)
+
+        threads = [threading.Thread(target=send, args=(thread,)) for thread in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        seen = []
+        for _ in range(3 * n):
+            _, message = ctx.passive_receive()
+            assert message == message[:2] * 500
+            seen.append(tuple(message[:2]))
+        assert sorted(seen) == [(thread, number) for thread in range(3) for number in range(n)]

@@ -1,0 +1,100 @@
+"""Thousands of calls that must leave nothing: ``repeats.py WHAT TIMES``.
+
+Says descriptors, mappings, threads and resident memory before and after.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+
+import numpy as np
+from rank_tools import say
+
+import pgasdl
+from pgasdl import Context, GradientExchange, Timeout
+
+
+def held() -> dict[str, int]:
+    gc.collect()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[1])
+    with open("/proc/self/maps", encoding="ascii") as file:
+        mappings = sum(1 for _ in file)
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mappings": mappings,
+        "threads": len(os.listdir("/proc/self/task")),
+        "kib": pages * 4,
+    }
+
+
+def calls(ctx: Context) -> dict[str, Callable[[], object]]:
+    arrays = {plan: np.ones(2000, np.float32) for plan in ("gdraa", "tree", "staged")}
+    kept = ctx.segment(4096)
+
+    def reduce() -> None:
+        for plan, array in arrays.items():
+            ctx.allreduce(array, plan=plan)
+        ctx.world.allreduce(arrays["gdraa"][:10])
+
+    def segment() -> None:
+        each = ctx.segment(20_000, notifications=16)
+        each.numpy()[:] = 1
+        ctx.write_notify(each[0:100], (ctx.rank + 1) % ctx.size, each[100:200], 3)
+        ctx.notify_waitsome(each)
+        each.delete()
+
+    def bind() -> None:
+        ctx.bind(np.zeros(5000, np.uint8), notifications=16).delete()
+
+    def group() -> None:
+        each = ctx.group(range(ctx.size))
+        each.barrier()
+        each.delete()
+
+    def errors() -> None:
+        try:
+            ctx.notify_waitsome(kept, 1, 1, timeout=0)
+        except Timeout:
+            pass
+        ctx.health()
+        ctx.flight_record()
+
+    def exchange() -> None:
+        each = GradientExchange(ctx, [((100,), "float32")] * 3)
+        for layer in range(3):
+            each.ready(layer)
+        each.finish()
+        each.gradients.delete()
+        ctx.exchanges.clear()
+
+    return {
+        "allreduce": reduce,
+        "segment": segment,
+        "bind": bind,
+        "group": group,
+        "errors": errors,
+        "exchange": exchange,
+    }
+
+
+def main(what: str, times: int) -> None:
+    with pgasdl.init() as ctx:
+        call = calls(ctx)[what]
+        for _ in range(max(20, times // 5)):
+            call()
+        ctx.barrier()
+        before = held()
+        for _ in range(times):
+            call()
+        ctx.barrier()
+        after = held()
+        say("held", before=before, after=after)
+        ctx.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

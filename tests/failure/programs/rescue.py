@@ -1,0 +1,49 @@
+"""Workers iterate, the last rank idles until one of them dies, then takes its place.
+
+``rescue.py VICTIM``: at its fifth step the victim leaves without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+from rank_tools import report, say
+
+import pgasdl
+from pgasdl import PeerLost
+
+STEPS = 10
+
+
+def main(victim: int) -> None:
+    with pgasdl.init() as ctx:
+        idle = ctx.size - 1
+        workers = list(range(idle))
+        step = 0
+        try:
+            if ctx.rank == idle:
+                ctx.passive_receive()
+            group = ctx.group(workers)
+            while step < STEPS:
+                group.allreduce(np.array([step]))
+                step += 1
+                if step == 5 and ctx.rank == victim:
+                    say("dying")
+                    os._exit(1)
+        except PeerLost as error:
+            report(ctx, error)
+        group = ctx.survivors()
+        # The idle rank learns where the others were.
+        step = int(group.allreduce(np.array([step]), "max")[0])
+        total = 0
+        while step < STEPS:
+            total = int(group.allreduce(np.array([step]))[0])
+            step += 1
+        say("finished", step=step, total=total, ranks=group.ranks, health=ctx.health())
+        group.barrier()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

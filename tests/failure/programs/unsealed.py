@@ -1,0 +1,74 @@
+"""Rank 1 hands over memory without seals, as a program that is not ours might."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from rank_tools import report, say, until
+
+import pgasdl
+from pgasdl import PgasError, Timeout
+from pgasdl.bootstrap import StoreClient
+
+OFFER = struct.Struct("16siI")
+
+
+def keep_token() -> list[bytes]:
+    """Where the job's token will be after init."""
+    tokens: list[bytes] = []
+    get = StoreClient.get
+
+    def listening(self: StoreClient, key: str, *rest: Any, **more: Any) -> bytes:
+        value = get(self, key, *rest, **more)
+        if key == "token":
+            tokens.append(value)
+        return value
+
+    StoreClient.get = listening  # type: ignore[method-assign]
+    return tokens
+
+
+def forge(token: bytes, segment: int) -> None:
+    """Offer rank 0 an unsealed memfd as rank 1's copy; other jobs drop it, as theirs is no token
+    of ours."""
+    memory = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.truncate(memory, 1 << 20)
+    lines = Path("/proc/net/unix").read_text(encoding="ascii").splitlines()
+    addresses = [line.split()[-1] for line in lines if "@pgasdl-" in line]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        for address in addresses:
+            try:
+                content = OFFER.pack(token, 1, segment)
+                socket.send_fds(sock, [content], [memory], 0, f"\0{address[1:]}")
+            except ConnectionError:
+                pass  # a job that has just ended
+
+
+def main() -> None:
+    tokens = keep_token()
+    with pgasdl.init() as ctx:
+        before = ctx.segment(64)
+        if ctx.rank == 1:
+            try:
+                ctx.segment(4096, timeout=0)
+            except Timeout:
+                say("offered")
+            forge(tokens[0], before.id + 1)
+            ctx.notify(0, before, 5)
+        else:
+            ctx.notify_waitsome(before, 5, 1)
+        try:
+            segment = ctx.segment(4096)
+            say("made", segment=segment.id)
+        except PgasError as error:
+            report(ctx, error, "refused")
+        if ctx.rank == 1:
+            until(lambda: ctx.health()[0] != "healthy", 5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The flight record: dumped on SIGUSR1, on a Timeout and on a loss, and it names operations."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from failure_harness import Job, launched, until
+
+OPERATIONS = ["write peer", "read peer", "write_notify peer", "notify peer", "wait ", "waitsome",
+              "atomic peer", "passive_send peer", "passive_receive peer", "allgather", "plan_start",
+              "plan_done", "barrier"]  # fmt: skip
+
+
+def check(text: str, rank: int, segment: int) -> None:
+    assert f"pgasdl rank {rank}: last" in text
+    for operation in OPERATIONS:
+        assert re.search(rf"^ +-[\d.]+ us  {re.escape(operation)}", text, re.M), (operation, text)
+    right = 1 - rank
+    pattern = rf"write_notify peer {right} segment {segment} id 41 bytes 77"
+    assert re.search(pattern, text), text
+    ages = [float(age) for age in re.findall(r"^ +-([\d.]+) us", text, re.M)]
+    assert ages == sorted(ages, reverse=True) and ages[0] < 60e6
+
+
+def test_signal_dumps_to_standard_error(job: Callable[..., Job]) -> None:
+    ranks = job("records.py", 2, "signal", PGASDL_TIMEOUT="20")
+    ranks.said("running")
+    for rank in (0, 1):
+        ranks.signal(rank, signal.SIGUSR1)
+        ranks.until(lambda rank=rank: any("barrier" in line for line in ranks[rank].text), "dump", 5)
+        text = "\n".join(ranks[rank].text)
+        assert "flight record, on SIGUSR1" in text
+        check(text, rank, ranks.event(rank, "running")["segment"])
+        assert ranks[rank].status is None  # it goes on
+
+
+@pytest.mark.parametrize("how", ["timeout", "lost"])
+def test_error_that_leaves_the_context_dumps(
+    job: Callable[..., Job], how: str, tmp_path: Path
+) -> None:
+    ranks = job("records.py", 2, how, PGASDL_TIMEOUT="20", PGASDL_TRACE=str(tmp_path))
+    ranks.said("running")
+    if how == "lost":
+        ranks.signal(1, signal.SIGKILL)
+    status = ranks.ended([0])
+    assert status == [1], ranks.transcript()
+    files = sorted(tmp_path.iterdir())
+    assert any("rank-0" in file.name for file in files), files
+    text = next(file for file in files if "rank-0" in file.name).read_text()
+    error = "Timeout" if how == "timeout" else "PeerLost"
+    assert f"flight record, after {error}" in text or "flight record, after PeerLost" in text
+    check(text, 0, ranks.event(0, "running")["segment"])
+
+
+def test_error_that_was_handled_dumps_nothing(job: Callable[..., Job], tmp_path: Path) -> None:
+    ranks = job("records.py", 2, "caught", PGASDL_TIMEOUT="20", PGASDL_TRACE=str(tmp_path))
+    assert ranks.ended() == [0, 0], ranks.transcript()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trace_directory_that_cannot_be_written(job: Callable[..., Job], tmp_path: Path) -> None:
+    """The record goes to standard error then, and the error that led to it is not replaced."""
+    missing = tmp_path / "missing"
+    ranks = job("records.py", 2, "timeout", PGASDL_TIMEOUT="20", PGASDL_TRACE=str(missing))
+    assert ranks.ended() == [1, 1], ranks.transcript()
+    for rank in (0, 1):
+        text = "\n".join(ranks[rank].text)
+        assert re.search(r"^pgasdl\.errors\.(Timeout|PeerLost): ", text, re.M), text
+        assert "flight record, after" in text
+
+
+def test_launcher_passes_the_signal_on(tmp_path: Path) -> None:
+    program = (
+        "import pgasdl\n"
+        "with pgasdl.init() as ctx:\n"
+        "    segment = ctx.segment(64)\n"
+        "    print('ready', flush=True)\n"
+        "    ctx.notify_waitsome(segment)\n"
+    )
+    with launched("-n", "2", "-c", program, PGASDL_TRACE=str(tmp_path)) as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+        process.send_signal(signal.SIGUSR1)
+        assert until(lambda: len(list(tmp_path.iterdir())) == 2, 5)
+        assert process.poll() is None

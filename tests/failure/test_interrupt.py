@@ -1,0 +1,56 @@
+"""Ctrl-C ends every blocking call with KeyboardInterrupt."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from failure_harness import Job, launched, until
+
+BOUND = 2.0  # seconds; the goal is 0.2
+WHERE = ["notify_waitsome", "barrier", "world.allreduce", "allreduce", "handle", "passive_receive",
+         "passive_send", "segment", "bind", "group", "survivors"]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_interrupt_ends_a_blocking_call(job: Callable[..., Job], where: str) -> None:
+    ranks = job("interrupted.py", 2, where, PGASDL_TIMEOUT="30")
+    ranks.event(0, "blocking")
+    time.sleep(0.1)  # into its sleep
+    sent_at = ranks.signal(0, signal.SIGINT)
+    interrupted = ranks.event(0, "interrupted", BOUND + 2)
+    assert interrupted["at"] - sent_at < BOUND, ranks.transcript()
+    assert ranks.ended([0]) == [-signal.SIGINT], ranks.transcript()
+    assert "KeyboardInterrupt" in ranks.transcript()
+    ranks.signal(1, signal.SIGUSR2)
+    ranks.ended([1])
+
+
+def test_interrupt_ends_init(job: Callable[..., Job]) -> None:
+    ranks = job("interrupted.py", 2, "init", ranks=[0], PGASDL_TIMEOUT="30")
+    ranks.event(0, "blocking")
+    time.sleep(0.1)
+    sent_at = ranks.signal(0, signal.SIGINT)
+    assert ranks.event(0, "interrupted", BOUND + 2)["at"] - sent_at < BOUND
+    assert ranks.ended([0]) == [-signal.SIGINT]
+
+
+def test_interrupt_of_the_launcher_ends_all_ranks() -> None:
+    program = (
+        "import pgasdl\n"
+        "with pgasdl.init() as ctx:\n"
+        "    segment = ctx.segment(64)\n"
+        "    print('ready', flush=True)\n"
+        "    try: ctx.notify_waitsome(segment)\n"
+        "    except KeyboardInterrupt: print('interrupted', flush=True)\n"
+    )
+    with launched("-n", "2", "-c", program) as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+        process.send_signal(signal.SIGINT)
+        assert until(lambda: process.poll() is not None, 10)
+        said = process.stdout.read()
+        assert process.returncode == 0, said
+        assert "[0] interrupted" in said and "[1] interrupted" in said

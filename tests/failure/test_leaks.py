@@ -1,0 +1,40 @@
+"""What is created and deleted thousands of times leaves neither descriptors nor memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+import pytest
+from failure_harness import PROGRAMS, Job, launched
+
+TIMES = int(os.environ.get("PGASDL_LEAK_TIMES", "0"))
+DEFAULT = {"allreduce": 1000, "segment": 1000, "bind": 500, "group": 300, "errors": 1000,
+           "exchange": 200}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DEFAULT)
+def test_repetition_leaves_nothing(job: Callable[..., Job], what: str) -> None:
+    ranks = job("repeats.py", 2, what, TIMES or DEFAULT[what], PGASDL_TIMEOUT="60")
+    assert ranks.ended(seconds=120 + TIMES / 50) == [0, 0], ranks.transcript()
+    for rank in (0, 1):
+        held = ranks.event(rank, "held")
+        before, after = held["before"], held["after"]
+        assert after["descriptors"] == before["descriptors"], held
+        assert after["threads"] == before["threads"], held
+        # Python's own arenas come and go by one or two.
+        assert after["mappings"] <= before["mappings"] + 2, held
+        assert after["kib"] - before["kib"] < 1024, held
+
+
+def test_memory_of_a_rank() -> None:
+    """Beyond NumPy: the context, a segment of 1 MiB, and what three plans took."""
+    with launched("-n", "2", str(PROGRAMS / "footprint.py"), PGASDL_LOG="warning") as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    grown = [json.loads(line[4:]) for line in said.splitlines() if '"grown"' in line]
+    assert len(grown) == 2
+    for rank in grown:
+        assert not rank["torch"]
+        assert rank["kib"] < 32 << 10, said

@@ -1,0 +1,54 @@
+"""Ranks that leave while others wait for them: an error, never a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from failure_harness import Job
+
+BOUND = 5.0
+WHERE = ["barrier", "waitsome", "passive", "world.allreduce", "allreduce", "staged", "segment",
+         "group", "notify"]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("how", ["exception", "close"])
+def test_one_of_two_leaves(job: Callable[..., Job], how: str, where: str) -> None:
+    ranks = job("leaves.py", 2, how, where, PGASDL_TIMEOUT="20")
+    left_at = ranks.event(1, "leaving")["at"]
+    ranks.ended(seconds=BOUND + 2)
+    lost = ranks.event(0, "lost")
+    assert lost["kind"] == "PeerLost", ranks.transcript()
+    assert lost["at"] - left_at < BOUND, ranks.transcript()
+    if how == "exception":
+        assert lost["rank"] == 1, ranks.transcript()
+        assert "rank 1 failed" in lost["text"], ranks.transcript()
+        assert lost["health"] == ["healthy", "failed"]
+        assert ranks[1].status == 1 and "ValueError: on purpose" in ranks.transcript()
+    else:
+        assert lost["health"] == ["healthy", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("how", "state"),
+    [("exception", "failed"), ("sys.exit(3)", "failed"), ("sys.exit(0)", "closed"),
+     ("os._exit", "died"), ("close", "closed")],
+)  # fmt: skip
+def test_one_of_three_leaves_a_barrier(job: Callable[..., Job], how: str, state: str) -> None:
+    ranks = job("leaves.py", 3, how, "barrier", PGASDL_TIMEOUT="20")
+    left_at = ranks.event(1, "leaving")["at"]
+    ranks.ended(seconds=BOUND + 2)
+    for rank in (0, 2):
+        lost = ranks.event(rank, "lost")
+        assert lost["kind"] == "PeerLost", ranks.transcript()
+        assert lost["at"] - left_at < BOUND
+        assert lost["health"][1] == state, ranks.transcript()
+        if state != "closed":
+            assert lost["rank"] == 1, ranks.transcript()
+
+
+@pytest.mark.parametrize("how", ["with", "close", "again", "atexit", "del"])
+def test_init_followed_by_the_end(job: Callable[..., Job], how: str) -> None:
+    ranks = job("hello_goodbye.py", 4, how, PGASDL_TIMEOUT="20")
+    assert ranks.ended(seconds=15) == [0, 0, 0, 0], ranks.transcript()

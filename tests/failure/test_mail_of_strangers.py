@@ -1,0 +1,116 @@
+"""A rank's mailbox for descriptors: what others put there changes nothing and fills nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from failure_harness import Job
+
+OFFER = struct.Struct("16siI")
+
+
+def mailboxes() -> set[str]:
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {line.split()[-1] for line in lines if "@pgasdl-" in line}
+
+
+def open_descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.fixture
+def busy(job: Callable[..., Job]) -> Iterator[tuple[Job, list[str]]]:
+    """Two ranks that create segments all the time, and the addresses of their mailboxes."""
+    before = mailboxes()
+    ranks = job("stranger_target.py", 2, PGASDL_TIMEOUT="20", PGASDL_STOPPED_AFTER="1.0")
+    ranks.said("running")
+    yield ranks, sorted(address[1:] for address in mailboxes() - before)
+
+
+def finish(ranks: Job) -> None:
+    for rank in (0, 1):
+        ranks.signal(rank, signal.SIGUSR2)
+    assert ranks.ended() == [0, 0], ranks.transcript()
+    for rank in (0, 1):
+        complete = ranks.event(rank, "complete")
+        assert complete["segments"] > 0
+        assert complete["descriptors_after"] <= complete["descriptors_before"], complete
+
+
+def messages() -> list[tuple[bytes, int]]:
+    """What a stranger might say, and how many descriptors come with it."""
+    wrong = OFFER.pack(secrets.token_bytes(16), 1, 1)
+    return [
+        (b"", 0),
+        (b"x", 1),
+        (wrong, 0),
+        (wrong, 1),
+        (wrong, 2),
+        (wrong, 7),
+        (wrong[:-1], 1),
+        (wrong + b"x", 1),
+        (bytes(OFFER.size), 3),
+        (secrets.token_bytes(4096), 1),
+        (OFFER.pack(bytes(16), -1, 0xFFFFFFFF), 2),
+    ]
+
+
+def test_what_strangers_send_is_dropped_with_its_descriptors(busy: tuple[Job, list[str]]) -> None:
+    ranks, addresses = busy
+    assert len(addresses) == 2
+    started = [open_descriptors(ranks[rank].pid) for rank in (0, 1)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.settimeout(5)
+        for _ in range(100):
+            for address in addresses:
+                for content, n in messages():
+                    socket.send_fds(stranger, [content], [0] * n, 0, f"\0{address}")
+    # Those on their way may still be open; hundreds of them would be a leak.
+    for rank in (0, 1):
+        assert open_descriptors(ranks[rank].pid) < started[rank] + 30
+    finish(ranks)
+
+
+def test_flood_does_not_silence_a_rank(busy: tuple[Job, list[str]]) -> None:
+    """Longer than the limit after which a rank that beats no more counts as stopped."""
+    ranks, addresses = busy
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as stranger:
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            for address in addresses:
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        stranger.sendto(b"x", f"\0{address}")
+    finish(ranks)
+
+
+def test_segments_are_made_during_a_flood(busy: tuple[Job, list[str]]) -> None:
+    ranks, addresses = busy
+    made = len(ranks[0].said("made"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as stranger:
+        deadline = time.monotonic() + 5.0
+        while len(ranks[0].said("made")) < made + 3 and time.monotonic() < deadline:
+            for address in addresses:
+                with contextlib.suppress(BlockingIOError):
+                    for _ in range(1000):
+                        stranger.sendto(b"x", f"\0{address}")
+            ranks.pump()
+    assert len(ranks[0].said("made")) >= made + 3
+    finish(ranks)
+
+
+def test_descriptor_that_is_not_sealed_is_refused(job: Callable[..., Job]) -> None:
+    """A member of the job that hands over memory it could still shrink is told off."""
+    ranks = job("unsealed.py", 2, PGASDL_TIMEOUT="10")
+    refused = ranks.event(0, "refused")
+    assert refused["kind"] == "SegmentError" and "sealed" in refused["text"], ranks.transcript()
+    ranks.ended()

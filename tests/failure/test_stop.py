@@ -1,0 +1,79 @@
+"""SIGSTOP: noticed by the heartbeat, harmless when it is short, and a late rank is fenced."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from failure_harness import Job
+
+LIMIT = 1.0
+SETTINGS = {"PGASDL_STOPPED_AFTER": "1.0", "PGASDL_HEARTBEAT_MS": "100", "PGASDL_TIMEOUT": "25"}
+
+
+@pytest.mark.parametrize("point", ["waitsome", "barrier", "gdraa", "atomic", "group", "segment"])
+def test_stopped_rank_is_named_within_the_limit(job: Callable[..., Job], point: str) -> None:
+    ranks = job("endless.py", 3, point, **SETTINGS)
+    ranks.said("running")
+    stopped_at = ranks.signal(1, signal.SIGSTOP)
+    try:
+        assert ranks.ended([0, 2]) == [0, 0], ranks.transcript()
+        for rank in (0, 2):
+            lost = ranks.event(rank, "lost")
+            assert (lost["kind"], lost["rank"]) == ("PeerLost", 1), ranks.transcript()
+            assert "rank 1 stopped" in lost["text"], ranks.transcript()
+            assert LIMIT - 0.2 < lost["at"] - stopped_at < LIMIT + 2.0, ranks.transcript()
+            assert ranks.event(rank, "health")["health"][1] == "stopped"
+    finally:
+        ranks.signal(1, signal.SIGCONT)
+
+
+def test_short_stops_change_nothing(job: Callable[..., Job]) -> None:
+    ranks = job("stopped.py", 3, 2.0, **SETTINGS)
+    ranks.said("running")
+    for victim in (0, 1, 2):
+        ranks.signal(victim, signal.SIGSTOP)
+        time.sleep(0.4)
+        ranks.signal(victim, signal.SIGCONT)
+        time.sleep(0.05)
+    assert ranks.ended() == [0, 0, 0], ranks.transcript()
+    ends = [ranks.event(rank, "complete") for rank in range(3)]
+    assert len({(end["steps"], end["total"]) for end in ends}) == 1
+    assert not any(ranks[rank].said("lost") for rank in range(3))
+    # A rank that is through may close before another looks.
+    assert all(set(end["health"]) <= {"healthy", "closed"} for end in ends)
+
+
+def test_whole_job_stopped_for_longer_than_the_limit(job: Callable[..., Job]) -> None:
+    """Ctrl-Z: everybody was away, nobody is blamed."""
+    ranks = job("stopped.py", 3, 2.5, **SETTINGS)
+    ranks.said("running")
+    for rank in range(3):
+        ranks.signal(rank, signal.SIGSTOP)
+    time.sleep(0.9)
+    time.sleep(0.9)
+    for rank in range(3):
+        ranks.signal(rank, signal.SIGCONT)
+    assert ranks.ended() == [0, 0, 0], ranks.transcript()
+    assert not any(ranks[rank].said("lost") for rank in range(3)), ranks.transcript()
+
+
+def test_late_rank_finds_itself_fenced_and_corrupts_nothing(job: Callable[..., Job]) -> None:
+    ranks = job("stopped.py", 3, 60.0, **SETTINGS)
+    ranks.said("running")
+    ranks.signal(2, signal.SIGSTOP)
+    ranks.said("watching", [0, 1])
+    ranks.signal(2, signal.SIGCONT)
+    fenced = ranks.event(2, "fenced")
+    assert set(fenced["ends"].values()) == {"fenced"}, fenced["ends"]
+    assert "stopped" in fenced["text"] and "fenced" in fenced["text"]
+    assert fenced["health"][2] == "stopped"
+    assert ranks.ended([2]) == [0]
+    for rank in (0, 1):
+        ranks.signal(rank, signal.SIGUSR2)
+    for rank in (0, 1):
+        assert ranks.event(rank, "lost")["rank"] == 2
+        assert ranks.event(rank, "untouched")["same"], ranks.transcript()
+    assert ranks.ended([0, 1]) == [0, 0], ranks.transcript()

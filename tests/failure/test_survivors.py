@@ -1,0 +1,65 @@
+"""After a loss those who are left form a group and go on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from failure_harness import Job
+
+SETTINGS = {"PGASDL_TIMEOUT": "20"}
+
+
+def check_use(event: dict[str, object], members: list[int]) -> None:
+    assert event["ranks"] == members
+    assert event["counted"] == len(members)
+    assert event["sums"] == [*[sum(members)] * 3, len(members)]
+
+
+@pytest.mark.parametrize("victims", [[3, 1], [0, 3], [1, 0]])
+def test_two_losses_one_after_another(job: Callable[..., Job], victims: list[int]) -> None:
+    ranks = job("goes_on.py", 4, 2, **SETTINGS)
+    ranks.said("working")
+    left = [0, 1, 2, 3]
+    for number, victim in enumerate(victims):
+        ranks.signal(victim, signal.SIGKILL)
+        left.remove(victim)
+        ranks.said(f"recovered {number}", left)
+        for rank in left:
+            check_use(ranks.event(rank, f"recovered {number}"), left)
+            lost = ranks.event(rank, "lost")
+            assert lost["rank"] == victim, ranks.transcript()
+            # Of those lost before, which this rank knows, there is no talk.
+            assert not any(f"rank {old}" in lost["text"] for old in victims[:number]), lost["text"]
+    assert ranks.ended(left) == [0, 0], ranks.transcript()
+
+
+def test_two_losses_at_once(job: Callable[..., Job]) -> None:
+    ranks = job("goes_on.py", 4, 1, **SETTINGS)
+    ranks.said("working")
+    ranks.signal(1, signal.SIGKILL)
+    ranks.signal(2, signal.SIGKILL)
+    for rank in (0, 3):
+        check_use(ranks.event(rank, "recovered 0"), [0, 3])
+    assert ranks.ended([0, 3]) == [0, 0], ranks.transcript()
+
+
+def test_last_survivor_goes_on_alone(job: Callable[..., Job]) -> None:
+    ranks = job("goes_on.py", 2, 1, **SETTINGS)
+    ranks.said("working")
+    ranks.signal(0, signal.SIGKILL)
+    check_use(ranks.event(1, "recovered 0"), [1])
+    assert ranks.ended([1]) == [0]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_idle_rank_takes_the_place_of_one_that_died(job: Callable[..., Job], victim: int) -> None:
+    ranks = job("rescue.py", 4, victim, **SETTINGS)
+    left = [rank for rank in range(4) if rank != victim]
+    for rank in left:
+        finished = ranks.event(rank, "finished")
+        assert finished["ranks"] == left and finished["step"] == 10
+        assert finished["total"] == 9 * 3, ranks.transcript()
+        assert finished["health"][victim] == "died"
+    assert ranks.ended(left) == [0, 0, 0]
