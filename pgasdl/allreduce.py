@@ -45,7 +45,8 @@ def _checked(array: Any, op: str) -> Memory:
 
 def _raw(memory: Memory) -> npt.NDArray[np.uint8]:
     """A byte view of described memory."""
-    return np.frombuffer((ctypes.c_uint8 * memory.nbytes).from_address(memory.address), np.uint8)
+    bytes_there = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
+    return np.frombuffer(memoryview(bytes_there), np.uint8)
 
 
 def choose(context: Context, memory: Memory, in_place: bool) -> str:
@@ -256,8 +257,10 @@ class _Sequence:
         while progress < memory.count:
             count = min(longest, memory.count - progress)
             where = memory.address + progress * memory.dtype.itemsize
-            self._part(memory, op, name, count, where, segment, offset, resumed, call, progress,
-                       limit if progress == 0 else max(0.0, deadline - time.monotonic()))  # fmt: skip
+            left = limit if progress == 0 else max(0.0, deadline - time.monotonic())
+            self._part(
+                memory, op, name, count, where, segment, offset, resumed, call, progress, left
+            )  # fmt: skip
             progress += count
             resumed = False
         self._unfinished = None
@@ -269,7 +272,7 @@ class _Sequence:
                 self._recent[key] = (name, self._bound[signature], call, memory.address)
 
     def _longest(self, name: str, memory: Memory) -> int:
-        """Elements of one execution: all in place, what notifications or staging admit otherwise."""
+        """Elements of one execution: all in place, else what ids or memory admit."""
         if name == "gdraa-direct":
             return max(1, memory.count)
         if name == "staged":

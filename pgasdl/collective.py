@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -110,13 +110,13 @@ def bind_phases(
     phases = PLANS[name].phases
     bound = []
     for phase in range(phases):
-        extra = {**options, "phase": phase} if phases > 1 else options
+        extra: dict[str, Any] = {**options, "phase": phase} if phases > 1 else {**options}
         plan = build(name, group.rank, group.size, count, kind=kind, **extra)
         bound.append(bind(context, group, plan, places, board, first_notification, signature))
     return bound
 
 
-def options_for(name: str, dtype: str, count: int | None = None) -> dict[str, int]:
+def options_for(name: str, dtype: str, count: int | None = None) -> dict[str, Any]:
     """Options a plan is built with here: how long a piece of a staged array is.
 
     ``count`` : of an array with an inbox of its own, which need not be longer than that
@@ -127,7 +127,7 @@ def options_for(name: str, dtype: str, count: int | None = None) -> dict[str, in
     return {"piece": piece if count is None else max(1, min(piece, count))}
 
 
-# A piece passes through both caches on its way: long enough to hide a latency, short enough to stay.
+# Of a staged array: long enough to hide a latency, short enough to stay in a cache.
 PIECE_BYTES = 256 << 10
 
 

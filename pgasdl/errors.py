@@ -54,7 +54,7 @@ class QueueError(PgasError, ValueError):
 
 
 class BufferRefused(PgasError, ValueError):
-    """An array that is strided, read-only, of the wrong dtype or size: nothing is copied silently."""
+    """An array that is strided, read-only, or of the wrong dtype or size. Nothing was copied."""
 
 
 class ClosedError(PgasError, RuntimeError):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: block.weights -= ... assigns
 class Block:
     """What an owner updates: elements [offset, offset + count) of one bucket.
 

@@ -20,7 +20,7 @@ class Mpi:
         self._comm = MPI.COMM_WORLD
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
-        self.version = MPI.Get_library_version().split("\n")[0].split(",")[0]
+        self.version = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
         self.barrier = self._comm.Barrier
         self._array = np.zeros(0, np.float32)
         self._window: tuple[int, Any] | None = None

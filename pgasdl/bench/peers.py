@@ -65,6 +65,8 @@ KINDS = {
         {
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "PRTE_MCA_hwloc_default_binding_policy": "none",
         },
@@ -186,7 +188,7 @@ class Peer:
             )  # fmt: skip
 
     def _meet(self, listener: socket.socket) -> list[dict[str, Any]]:
-        hellos = []
+        hellos: list[dict[str, Any]] = []
         deadline = time.monotonic() + _START_SECONDS
         listener.settimeout(0.2)
         while len(hellos) < self._size:
@@ -207,8 +209,8 @@ class Peer:
 
     def _last_words(self) -> str:
         text = Path(self._folder.name, "words").read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:200] if lines else "without a word"
+        lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
+        return " ".join(lines)[:400] or "without a word"
 
 
 def start(names: Sequence[str], size: int) -> tuple[list[Peer], list[str]]:

@@ -29,10 +29,10 @@ def measure(context: Context, request: Request) -> list[Row]:
     """Measure everything asked for; the rows, on rank 0."""
     cores = len(os.sched_getaffinity(0))
     described = machine.describe()
-    if request.transport != "loopback":
-        pin(context.rank, context.size)
     asked = request.peers if context.rank == 0 else ()
     started, missing = peers.start(asked, context.size)
+    if request.transport != "loopback":
+        pin(context.rank, context.size)  # after the peers were started: they would inherit it
     with contextlib.ExitStack() as stack:
         for peer in started:
             stack.callback(peer.close)

@@ -70,6 +70,8 @@ def _told(error: BaseException, folder: str) -> dict[str, str]:
     for frame in told.stack:
         if not frame.filename.startswith(f"{folder}/test_"):
             frame.locals = None
+        elif frame.locals:
+            frame.locals = {k: " ".join(v.split())[:200] for k, v in frame.locals.items()}
     text = "".join(told.format())
     if len(text) > _MOST_TEXT:
         text = f"{text[: _MOST_TEXT // 4]}\n[...]\n{text[-3 * _MOST_TEXT // 4 :]}"
