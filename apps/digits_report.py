@@ -131,7 +131,12 @@ def table(trace: Trace, counts: Sequence[int]) -> str:
     sums = "".join(f"{values.sum():10.3f}" for values in spent.values())
     lines.append(f"{'all':{width}}  {sum(counts):8,}{sums}")
     n = len(trace.iterations)
-    lines.append(f"{n} iterations of {1e3 * trace.total / n:.2f} ms; exchanges overlap the rest")
+    whole = 1e3 * trace.total / n
+    of_layers = sum(values.sum() for name, values in spent.items() if name != "exchange")
+    lines.append(
+        f"{n} iterations of {whole:.2f} ms, {whole - of_layers:.2f} of them outside the layers; "
+        "exchanges overlap with the rest"
+    )
     return "\n".join(lines)
 
 
@@ -229,6 +234,8 @@ def _draw_timeline(axes: Any, trace: Trace, title: str) -> None:
                       color=_COLOURS[name], linewidth=0)  # fmt: skip
     turned = 1e3 * (trace.moment("turned")[chosen].max() - origin)
     axes.axvline(turned, color="#888888", linewidth=0.8, linestyle=":")
+    axes.annotate("backward pass ends", (turned, -0.55), xytext=(4, 0), color="#666666",
+                  textcoords="offset points", fontsize=8)  # fmt: skip
     axes.set_yticks(range(len(trace.layers)), trace.layers)
     axes.set_xlim(0)
     axes.set_xlabel("milliseconds since the backward pass began")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -171,11 +172,15 @@ class ProgressBar:
         self.n_epochs, self.per_epoch = n_epochs, per_epoch
         self.shown = ctx.rank == 0
         self.grows = sys.stdout.isatty() or ctx.launch.kind == "pgasdl"
+        self.drawn = 0.0
 
     def draw(self, n_done: int, text: str, end: str = "") -> None:
         """Redraw the line of the epoch in which the ``n_done``-th iteration was."""
-        if not self.shown or not (end or self.grows):
+        now = time.monotonic()
+        # Writing takes longer than an exchange: ten times a second, and at the end.
+        if not self.shown or not (end or (self.grows and now - self.drawn > 0.1)):
             return
+        self.drawn = now
         epoch, place = divmod(n_done - 1, self.per_epoch)
         bar = ("#" * (24 * (place + 1) // self.per_epoch)).ljust(24, ".")
         width = len(str(self.n_epochs))
@@ -186,9 +191,8 @@ class ProgressBar:
 
 def train(ctx: pgasdl.Context, given: argparse.Namespace) -> tuple[Trainer, Course]:
     """Train, and test after every epoch on rank 0."""
-    torch.manual_seed(given.seed)
     digits = Digits(torch.get_default_dtype())
-    network = Network()
+    network = Network(given.seed)
     per_epoch = len(digits.train) // given.batch
     n_iterations = per_epoch * given.epochs
     sgd = MomentumSGD(given.rate, given.momentum, n_iterations)
@@ -196,8 +200,7 @@ def train(ctx: pgasdl.Context, given: argparse.Namespace) -> tuple[Trainer, Cour
     course = Course(n_iterations)
     if ctx.rank == 0:
         n_weights = sum(layer.count for layer in trainer.layers)
-        ranks = f"{ctx.size} rank{'s' if ctx.size > 1 else ''}"
-        print(f"{ranks}, batches of {given.batch}, {n_weights:,} weights; "
+        print(f"{n_ranks(ctx)}, batches of {given.batch}, {n_weights:,} weights; "
               f"{trainer.exchange.describe()}")  # fmt: skip
     progress = ProgressBar(ctx, given.epochs, per_epoch)
     iteration = 0
@@ -222,6 +225,11 @@ def train(ctx: pgasdl.Context, given: argparse.Namespace) -> tuple[Trainer, Cour
     return trainer, course
 
 
+def n_ranks(ctx: pgasdl.Context) -> str:
+    """Say how many ranks there are."""
+    return "1 rank" if ctx.size == 1 else f"{ctx.size} ranks"
+
+
 def accuracy(network: nn.Module, digits: Digits) -> float:
     """Return the share of the test images that the network reads rightly."""
     with torch.no_grad():
@@ -244,7 +252,7 @@ def report(
         different = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if different:
             raise SystemExit(f"ranks {different} have other weights than rank 0")
-        same = f", the same bits on {'all' if ctx.size > 1 else 'the only'} {ctx.size} ranks"
+        same = f", the same bits on {n_ranks(ctx)}"
     if ctx.rank != 0:
         return
     print()
@@ -257,7 +265,7 @@ def report(
         np.savez(given.save, **dict(zip(names, weights, strict=True)))
     if given.picture:
         draw(given.picture, trainer.trace, course.loss, course.correct / given.batch,
-             course.tested, f"{ctx.size} ranks, {given.kind}, {trainer.exchange.plan}")  # fmt: skip
+             course.tested, f"{n_ranks(ctx)}, {given.kind}, {trainer.exchange.plan}")  # fmt: skip
         print(f"picture: {given.picture}")
     print(f"accuracy on the test images: {course.tested[-1][1]:.2%}")
 
@@ -286,12 +294,17 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> None:
-    """Join the job and train."""
-    given = options()
+def prepare(given: argparse.Namespace) -> None:
+    """Make PyTorch compute the same bits in every run."""
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(given.threads)
     torch.set_default_dtype(getattr(torch, given.dtype))
+
+
+def main() -> None:
+    """Join the job and train."""
+    given = options()
+    prepare(given)
     with pgasdl.init(progress=given.progress) as ctx:
         if not ctx.size <= given.batch <= 1437:
             raise SystemExit(f"--batch {given.batch}: from {ctx.size} (one image a rank) to 1437")

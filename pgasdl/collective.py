@@ -121,6 +121,8 @@ def options_for(name: str, dtype: str, count: int | None = None) -> dict[str, An
 
     ``count`` : of an array with an inbox of its own, which need not be longer than that
     """
+    if name not in PLANS:
+        raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
     if "piece" not in PLANS[name].options:
         return {}
     piece = PIECE_BYTES // DTYPES[dtype].itemsize

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import logging
+import operator
 import os
 import secrets
 import signal
@@ -440,7 +441,7 @@ class Context(_native.ContextCore):
     def transport_of(self, peer: int) -> str:
         """The name of the transport that carries bytes to ``peer``."""
         self._require_usable()
-        if not 0 <= peer < self.size:
+        if not 0 <= operator.index(peer) < self.size:
             raise RankError(f"rank {peer}: ranks are 0 to {self.size - 1}")
         return self._transport
 
@@ -517,6 +518,10 @@ class Context(_native.ContextCore):
         if self.closed:
             return
         self._close(failed)
+        # Their NumPy views of segments would keep the context in a cycle that is never collected.
+        self._workspaces.clear()
+        self._allreduces = AllreduceCache(self)
+        self.exchanges.clear()
         # Ranks in one process share a store object that must outlive them.
         self._store.close(drain=0.0 if failed else 5.0)
         if _current is not None and _current() is self:

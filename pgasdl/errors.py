@@ -25,7 +25,7 @@ class PeerLost(PgasError, ConnectionError):
 
     Attributes
     ----------
-    rank : the rank that was lost, -1 when the message names several
+    rank : the rank that was lost; of several that the message names the first, -1 if unknown
     """
 
     def __init__(self, message: str, rank: int = -1) -> None:

@@ -124,6 +124,11 @@ class GradientExchange:
         self.plan = plan or ("gdraa-direct" if context.mapped and wire is None else "gdraa")
         if self.plan not in PLANS:
             raise PlanError(f"no plan named {self.plan!r}; there are {', '.join(sorted(PLANS))}")
+        if PLANS[self.plan].mapped and not context.mapped:
+            raise PlanError(
+                f"plan {self.plan} loads and stores peers' memory, which is not mapped here: use "
+                "gdraa or tree"
+            )
         if (kind == "update") != (update is not None):
             raise PlanError('update=function, what the owner does, goes with kind "update" alone')
         self._update = update

@@ -125,6 +125,10 @@ void Liveness::report(Rank lost, Health how) {
     auto& state = block->states()[static_cast<std::size_t>(lost)];
     if (!state.compare_exchange_strong(expected, how, std::memory_order_acq_rel)) continue;
     if (how != Health::kClosed) {
+      // The first is the cause: others then leave because of it.
+      std::uint32_t none = 0;
+      block->first.compare_exchange_strong(none, static_cast<std::uint32_t>(lost + 1),
+                                           std::memory_order_relaxed);
       block->finder.store(static_cast<std::uint32_t>(rank_ + 1), std::memory_order_relaxed);
       block->alarm.fetch_add(1, std::memory_order_acq_rel);
     }
@@ -152,6 +156,7 @@ void Liveness::acknowledge() {
   if (health(rank_) != Health::kHealthy) refuse(rank_, "survivors");
   // Counted from the states, which a report sets before it raises the alarm: a loss that comes
   // meanwhile is either accepted by name, or keeps the alarm up.
+  own_->first.store(0, std::memory_order_relaxed);
   std::uint32_t losses = 0;
   for (Rank peer = 0; peer < size_; ++peer) {
     const Health state = health(peer);
@@ -164,15 +169,20 @@ void Liveness::acknowledge() {
 
 void Liveness::raise_alarm(const std::string& during) const {
   if (health(rank_) != Health::kHealthy) refuse(rank_, during.c_str());
-  std::string lost;
-  Rank first = -1;
-  int count = 0;
+  const auto accepted = [&](Rank peer) {
+    return accepted_[static_cast<std::size_t>(peer)].load(std::memory_order_relaxed);
+  };
+  Rank culprit = static_cast<Rank>(own_->first.load(std::memory_order_relaxed)) - 1;
+  if (culprit >= 0 && accepted(culprit)) culprit = -1;
+  std::string lost = culprit < 0 ? "" : text("rank ", culprit, " ", name(health(culprit)));
+  int count = culprit < 0 ? 0 : 1;
+  Rank last = culprit;
   for (Rank peer = 0; peer < size_; ++peer) {
     const Health state = health(peer);
     if (state == Health::kHealthy || state == Health::kClosed) continue;
-    if (accepted_[static_cast<std::size_t>(peer)].load(std::memory_order_relaxed)) continue;
+    if (peer == culprit || accepted(peer)) continue;
     lost += text(count++ == 0 ? "" : ", ", "rank ", peer, " ", name(state));
-    first = peer;
+    last = peer;
   }
   if (count == 0) return;
   const auto finder = own_->finder.load(std::memory_order_relaxed);
@@ -180,7 +190,7 @@ void Liveness::raise_alarm(const std::string& during) const {
               text(lost, ", noticed during ", during, " on rank ", rank_, " (reported by rank ",
                    static_cast<Rank>(finder) - 1,
                    "); ctx.survivors() gives the group of those left"),
-              count == 1 ? first : -1);
+              count == 1 ? last : culprit);
 }
 
 void Liveness::refuse(Rank peer, const char* operation) const {

@@ -27,6 +27,7 @@ struct ControlBlock {
   alignas(64) std::atomic<std::uint64_t> heartbeat;
   alignas(64) std::atomic<std::uint32_t> alarm;  // how many losses were reported to this rank
   std::atomic<std::uint32_t> finder;             // 1 + the rank that reported the last one
+  std::atomic<std::uint32_t> first;              // 1 + the rank lost first since survivors(), or 0
   // followed by the state vector, one byte per rank
   std::atomic<Health>* states() { return reinterpret_cast<std::atomic<Health>*>(this + 1); }
   static std::size_t bytes(Rank size) { return sizeof(ControlBlock) + static_cast<size_t>(size); }

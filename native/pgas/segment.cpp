@@ -1,5 +1,7 @@
 #include "pgas/segment.hpp"
 
+#include "memory/region.hpp"
+
 namespace pgasdl {
 
 Segment::Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications, std::byte* bound,

@@ -47,6 +47,15 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
+// Making the exception runs Python, where Ctrl-C may be waiting: then that is what is raised.
+void translate_or_be_interrupted(const std::exception_ptr& pointer, void* unused) {
+  try {
+    translate(pointer, unused);
+  } catch (nb::python_error& other) {
+    other.restore();
+  }
+}
+
 }  // namespace
 
 void raise(const char* error, const std::string& message) {
@@ -55,6 +64,6 @@ void raise(const char* error, const std::string& message) {
   throw nb::python_error();
 }
 
-void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }
+void bind_errors(nb::module_&) { nb::register_exception_translator(translate_or_be_interrupted); }
 
 }  // namespace pgasdl

@@ -12,6 +12,10 @@ using namespace nb::literals;
 
 // The buffer protocol: memoryview(segment), numpy.frombuffer(segment), torch.frombuffer(segment).
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+  if (!nb::inst_ready(self)) {  // its __init__ failed, or was never called
+    PyErr_SetString(PyExc_BufferError, "this segment was never created");
+    return -1;
+  }
   const auto& handle = *nb::inst_ptr<SegmentHandle>(self);
   if (handle.segment->deleted()) {
     PyErr_Format(PyExc_BufferError, "segment %u was deleted on this rank", handle.segment->id());

@@ -18,6 +18,7 @@ from pgasdl.bench.request import (
     parse_sizes,
 )
 from pgasdl.errors import ConfigError
+from pgasdl.plans import PLANS
 
 _DESCRIPTION = """\
 Measures on this machine, and prints a table: the median time of ours, the physical floor measured
@@ -45,13 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
             one.add_argument("models", nargs="?", default="all", metavar="MODELS",
                              help="e.g. resnet50,vgg16 (all)")  # fmt: skip
             one.add_argument("--bucket-bytes", default="0", metavar="SIZE",
-                             help="put layers together up to this size (0: each alone)")  # fmt: skip
+                             help="put layers together up to this (0: each alone)")  # fmt: skip
         else:
             one.add_argument("--sizes", default=DEFAULT_SIZES[op], metavar="LIST",
                              help=f"bytes ({DEFAULT_SIZES[op]})")  # fmt: skip
-        one.add_argument("--repeat", type=int, default=5, metavar="R", help="rounds (5)")
-        one.add_argument("--seconds", type=float, default=0.05, metavar="S",
-                         help="of one turn in a round, about (0.05)")  # fmt: skip
+        one.add_argument("--repeat", type=int, default=10, metavar="R", help="rounds (10)")
+        one.add_argument("--seconds", type=float, default=0.02, metavar="S",
+                         help="of one turn in a round, about (0.02)")  # fmt: skip
         one.add_argument("--peers", nargs="?", const="all", metavar="LIST",
                          help=f"measure others too: {', '.join(PEERS)} (all)")  # fmt: skip
         one.add_argument("--json", metavar="FILE", help="write the rows there as well")
@@ -65,9 +66,6 @@ def request_of(given: argparse.Namespace) -> Request:
     ------
     ConfigError   names the option that cannot be
     """
-    # Late: the table of plans needs nothing native, but the parser does not need it either.
-    from pgasdl.plans import PLANS
-
     if not 1 <= given.n_ranks <= 16:
         raise ConfigError(f"-n {given.n_ranks}: 1 to 16 ranks of one machine")
     if given.op == "write_notify" and given.n_ranks < 2:

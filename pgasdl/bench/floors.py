@@ -5,17 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
 from pgasdl import _native
+from pgasdl.bench.timing import Samples, rounds_of
 from pgasdl.bench.turns import Contender, Ranks
 from pgasdl.context import Context
 
 NEAR_NS = 100.0
-_BATCHES = 20
-
-
-def rounds_of(nbytes: int) -> int:
-    """Round trips in one batch: few microseconds' worth, at least one."""
-    return max(1, min(100, (1 << 18) // nbytes))
+_BATCHES, _ROUNDS = 9, 50
 
 
 class Floors:
@@ -32,8 +30,9 @@ class Floors:
 
     def line_ns(self) -> float:
         """A bounced cache line between ranks 0 and 1, one way; 0 where there is one rank."""
-        times = self._floor.line(_BATCHES, 100)
-        return statistics.median(times) if times else 0.0
+        times = self._floor.line(_BATCHES, _ROUNDS)
+        mine = statistics.median(times) if times else 0.0
+        return float(self._ranks.latest(np.array([mine]))[0])
 
     def puts(self, nbytes: int) -> list[Contender]:
         """A copy and a flag, each way of copying its own contender."""
@@ -76,16 +75,16 @@ class Floors:
         return [contender(False)] + ([contender(True)] if large else [])
 
 
-def placement(line_ns: Sequence[float], crowded: bool) -> str:
-    """How the host has placed our processors, from lines bounced before and after."""
+def placement(line_ns: float, crowded: bool) -> str:
+    """How the host has placed our processors, from the latency of a bounced line."""
     if crowded:
         return "crowded"
-    if not all(line_ns):
+    if line_ns == 0:
         return "alone"
-    near = [ns < NEAR_NS for ns in line_ns]
-    return "near" if all(near) else "mixed" if any(near) else "far"
+    return "near" if line_ns < NEAR_NS else "far"
 
 
-def floor_of(contenders: Sequence[Contender]) -> float:
-    """The best of the floor's variants."""
-    return min(contender.samples.median for contender in contenders if contender.role == "floor")
+def floor_of(contenders: Sequence[Contender], where: str) -> Samples:
+    """The best of the floor's variants in a placement."""
+    measured = [one.samples(where) for one in contenders if one.role == "floor"]
+    return min((one for one in measured if one.values), key=lambda one: one.median)

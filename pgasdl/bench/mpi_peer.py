@@ -32,9 +32,7 @@ class Mpi:
             self._array = np.zeros(count, np.float32)
         array, rank, reduce = self._array, self.rank, self._comm.Allreduce
         ends = np.cumsum(cuts)
-        pieces = [
-            [array[end - n : end], MPI.FLOAT] for end, n in zip(ends, cuts, strict=True)
-        ]
+        pieces = [[array[end - n : end], MPI.FLOAT] for end, n in zip(ends, cuts, strict=True)]
         one = pieces[0]
 
         def several() -> None:

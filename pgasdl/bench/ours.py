@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgasdl import _native
-from pgasdl.bench.floors import rounds_of
-from pgasdl.bench.timing import batches, clock_cost, fill_cost, timed
+from pgasdl.bench.timing import batches, clock_cost, fill_cost, rounds_of, timed
 from pgasdl.bench.turns import Contender, Ranks
 from pgasdl.errors import MismatchError
 from pgasdl.exchange import GradientExchange
@@ -50,7 +49,8 @@ class Ours:
                 return []
             return [ns / 1e3 for ns in batches(calls, rounds, ping)]
 
-        return [Contender("core", "ours", core), Contender("python", "ours", python)], segment.delete
+        ours = [Contender("core", "ours", core), Contender("python", "ours", python)]
+        return ours, segment.delete
 
     def _ping(self, segment: Any, nbytes: int, target: int) -> Callable[[int], None]:
         write_notify, waitsome = self._context.write_notify, self._context.notify_waitsome

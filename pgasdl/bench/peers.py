@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pgasdl.bench.timing import clock_cost, durations
+from pgasdl.bench.timing import clock_cost, durations, rounds_of
 from pgasdl.errors import UnavailableError
 
 _START_SECONDS = 60.0
@@ -108,9 +108,11 @@ class Peer:
         began, ended = ([int(moment) for moment in moments] for moments in latest)
         return durations(began, ended, paced=paced, clock_ns=self._clock_ns, fill_ns=fill_ns)
 
-    def ping(self, way: str, nbytes: int, n_batches: int, rounds: int) -> list[float]:
+    def ping(self, way: str, nbytes: int, n_batches: int) -> list[float]:
         """Microseconds one way, per batch of round trips."""
-        answers = self._ask(op="ping", way=way, nbytes=nbytes, batches=n_batches, rounds=rounds)
+        answers = self._ask(
+            op="ping", way=way, nbytes=nbytes, batches=n_batches, rounds=rounds_of(nbytes)
+        )
         return [ns / 1e3 for ns in answers[0]["times"]]
 
     def close(self) -> None:

@@ -19,10 +19,11 @@ class Row:
     ----------
     op, variant : what was measured, and how or on what: "core", "segment", "resnet50 layers" ...
     us, min_us, p90_us : median, best, and what nine of ten calls do not exceed
-    floor_us : the best the machine did with raw loads and stores, in between
-    placement, line_us : near, far, mixed, crowded (ranks share processors) or alone; and the
-        latency of a cache line, one way, before and after
-    peers : medians by name
+    floor_us, floor_min_us : what the machine did with raw loads and stores, in between
+    placement : near or far, all figures of the row alike; mixed where they were not; crowded
+        where ranks share processors; alone
+    line_us : the latency of a cache line, one way, at the row's beginning and end
+    peers : medians by name; without those that were never measured in the row's placement
     """
 
     op: str
@@ -36,6 +37,7 @@ class Row:
     min_us: float
     p90_us: float
     floor_us: float
+    floor_min_us: float
     placement: str
     line_us: list[float]
     machine: str
@@ -47,8 +49,8 @@ def figures(samples: Samples) -> dict[str, float]:
     return {"us": samples.median, "min_us": samples.least, "p90_us": samples.p90}
 
 
-_HEADINGS = ("variant", "bytes", "plan", "us", "min", "p90", "floor", "x floor", "placed")
-_WIDTHS = (24, 11, 13, 10, 10, 10, 10, 8, 8)
+_HEADINGS = ("variant", "bytes", "plan", "us", "min", "p90", "floor", "x floor", "x min", "placed")
+_WIDTHS = (24, 11, 13, 10, 10, 10, 10, 8, 8, 8)
 _PEER_WIDTH = 14
 
 
@@ -78,7 +80,8 @@ class Report:
         self.rows.append(row)
         values = (
             row.variant, str(row.bytes), row.plan, short(row.us), short(row.min_us),
-            short(row.p90_us), short(row.floor_us), ratio(row.us, row.floor_us), row.placement,
+            short(row.p90_us), short(row.floor_us), ratio(row.us, row.floor_us),
+            ratio(row.min_us, row.floor_min_us), row.placement,
         )  # fmt: skip
         cells = [text.rjust(width) for text, width in zip(values, _WIDTHS, strict=True)]
         for peer in self._peers:

@@ -46,8 +46,8 @@ class Request:
     sizes: tuple[int, ...] = ()
     models: tuple[str, ...] = ()
     bucket_bytes: int = 0
-    rounds: int = 5
-    seconds: float = 0.05
+    rounds: int = 10
+    seconds: float = 0.02
     peers: tuple[str, ...] = ()
     json_file: str | None = None
 

@@ -28,6 +28,11 @@ def timed(
     return began, ended
 
 
+def rounds_of(nbytes: int) -> int:
+    """Round trips in one batch: few microseconds' worth, at least one."""
+    return max(1, min(100, (1 << 18) // nbytes))
+
+
 def batches(number: int, rounds: int, ping: Callable[[int], object]) -> list[float]:
     """Nanoseconds one way of ``ping(rounds)``, which makes so many round trips, per batch."""
     clock = time.perf_counter_ns

@@ -7,16 +7,17 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pgasdl
 from pgasdl.bench import machine, peers
-from pgasdl.bench.floors import Floors, floor_of, placement, rounds_of
+from pgasdl.bench.floors import Floors, floor_of, placement
 from pgasdl.bench.ours import Ours
 from pgasdl.bench.peer import pin
 from pgasdl.bench.peers import Peer
 from pgasdl.bench.report import Report, Row, figures
 from pgasdl.bench.request import Request
-from pgasdl.bench.turns import Contender, Ranks, take_turns
+from pgasdl.bench.turns import Contender, Ranks, take_turns, usual
 from pgasdl.context import Context
 from pgasdl.errors import PlanError
 from pgasdl.models import layers
@@ -60,7 +61,8 @@ class _Bench:
         self.cores = cores
         self.floors = Floors(self.ranks, self._payload(), self.crowded)
         self.ours = Ours(self.ranks, self.floors.sync, request.plan)
-        self.lines = [self.floors.line_ns()]
+        self.line = 0.0
+        self.lines = [0.0, 0.0]
         self.report = Report([peer.name for peer in started], request.json_file)
         self.transport = context.transport_of((context.rank + 1) % context.size)
 
@@ -84,37 +86,40 @@ class _Bench:
         why = self.context.describe().splitlines()[1].removeprefix("transport ")
         self.say(f"transport  {why}")
         self.say(f"plan       {request.plan or 'auto (chosen by size, see the table)'}")
-        self.say(f"placement  {self._placed(self.lines)}: a cache line takes "
-                 f"{self.lines[0]:.0f} ns one way")  # fmt: skip
+        self.say_placement()
         for peer in self.peers:
             self.say(f"peer       {peer.name}: {peer.version}")
         for reason in missing:
             self.say(f"no peer    {reason}")
-        self.say(f"figures    microseconds, medians of {request.rounds} rounds taken in turns")
+        self.say(
+            f"figures    microseconds, medians of {request.rounds} rounds taken in turns; a row keeps "
+            "to one placement, probed around every turn"
+        )
         if self.context.rank == 0:
             self.report.begin()
 
     def footer(self) -> None:
-        last = self.floors.line_ns()
-        self.say(f"placement  {self._placed([last])}: a cache line takes {last:.0f} ns one way")
+        self.say_placement()
         if self.context.rank == 0:
             self.report.close()
 
-    def _placed(self, lines: Sequence[float]) -> str:
-        if self.context.size == 1:
-            return "alone"
-        return placement(lines, self.crowded)
+    def say_placement(self) -> None:
+        line = self.floors.line_ns()
+        where = placement(line, self.crowded)
+        self.say(f"placement  {where}: a cache line takes {line:.0f} ns one way")
+
+    def _probe(self) -> str:
+        self.line = self.floors.line_ns()
+        return placement(self.line, self.crowded)
 
     def steps(self) -> Iterator[Callable[[], None]]:
         """One for each size or model."""
         request = self.request
         if request.op == "model":
-            for name in request.models:
-                yield lambda name=name: self.model(name)  # type: ignore[misc]
+            yield from (partial(self.model, name) for name in request.models)
             return
         one = self.write_notify if request.op == "write_notify" else self.allreduce
-        for size in request.sizes:
-            yield lambda size=size: one(size)  # type: ignore[misc]
+        yield from (partial(one, size) for size in request.sizes)
 
     # --- the operations
 
@@ -123,14 +128,13 @@ class _Bench:
         ours, free = self.ours.notified_writes(nbytes)
         ways = ("send", "put")
         asked = [
-            self._peer(f"{peer.name} {way}", lambda calls, peer=peer, way=way: peer.ping(
-                way, nbytes, calls, rounds_of(nbytes)))
+            Contender(f"{peer.name} {way}", "peer", partial(peer.ping, way, nbytes))
             for peer in self.peers
             for way in (ways if peer.name != "gloo" else ways[:1])
-        ]  # fmt: skip
+        ]
         self._turns(floor + ours + asked)
         for contender in ours:
-            self._row(contender, floor, asked, nbytes, "-", "uint8")
+            self._row(contender, floor, asked, nbytes=nbytes, plan="-", dtype="uint8")
         free()
 
     def allreduce(self, nbytes: int) -> None:
@@ -151,7 +155,7 @@ class _Bench:
         contenders = [one for row in rows for one in (row[0], *row[1])]
         self._turns(contenders + asked)
         for contender, floor, name in rows:
-            self._row(contender, floor, asked, nbytes, name, "float32")
+            self._row(contender, floor, asked, nbytes=nbytes, plan=name, dtype="float32")
         free()
 
     def model(self, name: str) -> None:
@@ -168,50 +172,60 @@ class _Bench:
         ours.name = f"{name} {ours.name}"
         floor = self.floors.layers(counts)
         self._turns([ours, *floor, *asked])
-        self._row(ours, floor, asked, 4 * sum(counts), plan, "float32")
+        self._row(ours, floor, asked, nbytes=4 * sum(counts), plan=plan, dtype="float32")
         free()
 
     # --- what they share
 
     def _allreduces(self, variants: dict[str, list[int]]) -> list[Contender]:
-        ranks = self.ranks
+        def ask(peer: Peer, cuts: list[int], calls: int) -> list[float]:
+            ranks = self.ranks
+            return peer.allreduce(cuts, calls, paced=ranks.paced, fill_share=ranks.fill_share)
+
         return [
-            self._peer(f"{peer.name}{variant}", lambda calls, peer=peer, cuts=cuts: peer.allreduce(
-                cuts, calls, paced=ranks.paced, fill_share=ranks.fill_share))
+            Contender(f"{peer.name}{variant}", "peer", partial(ask, peer, cuts))
             for peer in self.peers
             for variant, cuts in variants.items()
-        ]  # fmt: skip
-
-    @staticmethod
-    def _peer(name: str, ask: Callable[[int], list[float]]) -> Contender:
-        return Contender(name, "peer", ask)
+        ]
 
     def _turns(self, contenders: Sequence[Contender]) -> None:
-        self.lines = [self.floors.line_ns()]
-        take_turns(self.ranks, contenders, self.request.rounds, self.request.seconds)
-        self.lines.append(self.floors.line_ns())
+        request = self.request
+        self._probe()
+        before = self.line
+        take_turns(self.ranks, contenders, request.rounds, request.seconds, self._probe)
+        self.lines = [before / 1e3, self.line / 1e3]
 
     def _row(
-        self, ours: Contender, floor: Sequence[Contender], asked: Sequence[Contender],
+        self, ours: Contender, floor: Sequence[Contender], asked: Sequence[Contender], *,
         nbytes: int, plan: str, dtype: str,
     ) -> None:  # fmt: skip
         if self.context.rank != 0:
             return
+        where = usual([ours, *floor])
+        floored = floor_of(floor, where)
+        theirs = {one.name: one.samples(where) for one in asked}
         self.report.add(
             Row(
-                op=self.request.op, variant=ours.name, transport=self.transport, plan=plan,
-                ranks=self.context.size, bytes=nbytes, dtype=dtype, floor_us=floor_of(floor),
-                placement=self._placed(self.lines), line_us=[ns / 1e3 for ns in self.lines],
-                machine=self.machine, peers={one.name: one.samples.median for one in asked},
-                **figures(ours.samples),
+                op=self.request.op,
+                variant=ours.name,
+                transport=self.transport,
+                plan=plan,
+                ranks=self.context.size,
+                bytes=nbytes,
+                dtype=dtype,
+                floor_us=floored.median,
+                floor_min_us=floored.least,
+                placement=where,
+                line_us=self.lines,
+                machine=self.machine,
+                peers={name: samples.median for name, samples in theirs.items() if samples.values},
+                **figures(ours.samples(where)),
             )
-        )  # fmt: skip
+        )
 
 
 def _pieces(cuts: Sequence[int]) -> list[int]:
-    return [
-        min(_PIECE, count - start) for count in cuts for start in range(0, count, _PIECE)
-    ]
+    return [min(_PIECE, count - start) for count in cuts for start in range(0, count, _PIECE)]
 
 
 def _buckets(counts: Sequence[int], nbytes: int) -> list[int]:

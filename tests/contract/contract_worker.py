@@ -44,7 +44,9 @@ def _as_process(program: Callable[..., Any], command: dict[str, Any], secret_fd:
     place = command["init"] | {"secret_fd": secret_fd}
     parameters = command["parameters"]
     if command["bare"]:
-        return program(lambda **settings: pgasdl.init(**(place | settings)), **parameters)
+        join = lambda **settings: pgasdl.init(**(place | settings))  # noqa: E731
+        join.rank = place["rank"]  # type: ignore[attr-defined]
+        return program(join, **parameters)
     try:
         context = pgasdl.init(**place)
     except pgasdl.UnavailableError as error:

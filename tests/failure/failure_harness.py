@@ -27,6 +27,7 @@ import pgasdl.config
 from pgasdl.bootstrap import StoreServer
 
 PROGRAMS = Path(__file__).with_name("programs")
+_ZYGOTE = str(Path(__file__).with_name("failure_zygote.py"))
 PLACE = str(Path(pgasdl.config.__file__).parents[1])
 _FOREIGN = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
 # Bounds that only a hang exceeds, on a machine that others load as well.
@@ -72,7 +73,7 @@ class Zygote:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("failure_zygote.py")), str(theirs.fileno())],
+                [sys.executable, _ZYGOTE, str(theirs.fileno())],
                 env=environment(),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -31,7 +31,8 @@ def test_signal_dumps_to_standard_error(job: Callable[..., Job]) -> None:
     ranks.said("running")
     for rank in (0, 1):
         ranks.signal(rank, signal.SIGUSR1)
-        ranks.until(lambda rank=rank: any("barrier" in line for line in ranks[rank].text), "dump", 5)
+        said = ranks[rank].text
+        ranks.until(lambda said=said: any("barrier" in line for line in said), "dump", 5)
         text = "\n".join(ranks[rank].text)
         assert "flight record, on SIGUSR1" in text
         check(text, rank, ranks.event(rank, "running")["segment"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,20 +17,27 @@ from failure_harness import PROGRAMS, Job, alive, launched, until
 WITHIN = 2.0
 
 
-def files() -> set[str]:
-    """What could be left: in shared memory, and in the directory of temporary files."""
-    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
-    return found | {
-        os.path.join(tempfile.gettempdir(), name)
-        for name in os.listdir(tempfile.gettempdir())
-        if "pgasdl" in name
-    }
+def held(pid: int) -> tuple[set[str], set[str]]:
+    """Names in file systems that a process has open or shares, and names of its sockets."""
+    inodes, names = set(), set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(entry.path)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+            names.add(target)
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        if words[1].endswith("s") and len(words) == 6:
+            names.add(words[5])
+    files = {name for name in names if name.startswith(("/dev/shm", "/tmp", "/run"))}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return files, {words[7] for words in lines if len(words) > 7 and words[6] in inodes}
 
 
-def sockets() -> set[str]:
-    """Our sockets in the abstract name space."""
+def left_of(sockets: set[str]) -> set[str]:
     lines = Path("/proc/net/unix").read_text().splitlines()
-    return {line.split()[-1] for line in lines if "@pgasdl" in line}
+    return sockets & {line.split()[-1] for line in lines}
 
 
 def started(process: subprocess.Popen[str], n: int) -> list[int]:
@@ -50,15 +57,27 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def check_names(ranks: list[int]) -> set[str]:
+    """No rank has a file that a kill could leave; the names of their sockets."""
+    sockets: set[str] = set()
+    for pid in ranks:
+        files, named = held(pid)
+        assert not files
+        sockets |= named
+    assert len(sockets) == len(ranks), sockets
+    assert all(name.startswith("@pgasdl-") for name in sockets)
+    return sockets
+
+
 @pytest.mark.parametrize("victims", ["rank 0", "rank 2", "all ranks", "launcher", "guard"])
-def test_nothing_is_left(victims: str) -> None:
-    files_before, sockets_before = files(), sockets()
+def test_nothing_is_left(victims: str, tmp_path: Path) -> None:
     program = str(PROGRAMS / "long_job.py")
-    with launched("-n", "3", "--grace", "1", program, PGASDL_LOG="warning") as process:
+    settings = {"PGASDL_LOG": "warning", "TMPDIR": str(tmp_path)}
+    with launched("-n", "3", "--grace", "1", program, **settings) as process:
         ranks = started(process, 3)
         (launcher,) = children(process.pid)
         everybody = [*ranks, launcher, process.pid]
-        assert len(sockets() - sockets_before) >= 3
+        sockets = check_names(ranks)
         doomed = {
             "rank 0": [ranks[0]], "rank 2": [ranks[2]], "all ranks": ranks,
             "launcher": [launcher], "guard": [process.pid],
@@ -69,7 +88,7 @@ def test_nothing_is_left(victims: str) -> None:
         assert until(lambda: not any(alive(pid) for pid in ranks), WITHIN + 1.5)
         assert until(lambda: process.poll() is not None, WITHIN)
         assert until(lambda: not any(alive(pid) for pid in everybody), WITHIN)
-        assert until(lambda: not sockets() - sockets_before, WITHIN)
+        assert until(lambda: not left_of(sockets), WITHIN)
         assert time.monotonic() - killed_at < 2 * WITHIN
         if victims.startswith("rank"):
             assert process.stdout is not None
@@ -79,14 +98,14 @@ def test_nothing_is_left(victims: str) -> None:
             assert len(lost) == 2, said
             assert "was killed by SIGKILL" in said
             assert process.returncode == 137
-    assert until(lambda: not files() - files_before, WITHIN), files() - files_before
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_without_a_launcher(job: Callable[..., Job]) -> None:
-    files_before, sockets_before = files(), sockets()
-    ranks = job("long_job.py", 3, PGASDL_TIMEOUT="20")
+def test_nothing_is_left_without_a_launcher(job: Callable[..., Job], tmp_path: Path) -> None:
+    ranks = job("long_job.py", 3, PGASDL_TIMEOUT="20", TMPDIR=str(tmp_path))
     ranks.said("running")
+    sockets = check_names([ranks[rank].pid for rank in range(3)])
     ranks.signal(1, signal.SIGKILL)
     assert ranks.ended([0, 2]) == [1, 1], ranks.transcript()
-    assert until(lambda: not sockets() - sockets_before, WITHIN)
-    assert not files() - files_before
+    assert until(lambda: not left_of(sockets), WITHIN)
+    assert list(tmp_path.iterdir()) == []

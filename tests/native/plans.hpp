@@ -134,8 +134,8 @@ inline Plan tree(Rank rank, Rank size, std::uint64_t count, bool update) {
   const PlanSpan result{update ? kWeights : kData, 0, -1};
   if (rank != 0) {
     const Rank parent = rank - (rank & -rank);
-    lane.put({kData, 0, -1}, count, parent,
-             {kInbox, static_cast<std::uint64_t>(rank) * count, -1}, rank);
+    lane.put({kData, 0, -1}, count, parent, {kInbox, static_cast<std::uint64_t>(rank) * count, -1},
+             rank);
     lane.wait(size, parent);
   } else if (update) {
     lane.call({kData, 0, -1}, count);
@@ -152,8 +152,7 @@ enum class Kind { kGdraa, kDirect, kTree };
 // A plan with memory of its own on every rank: [data | weights | inbox], and a range of ids.
 class Exchange {
  public:
-  Exchange(Local& local, Kind kind, std::uint64_t count, bool update = false,
-           std::uint32_t tag = 1)
+  Exchange(Local& local, Kind kind, std::uint64_t count, bool update = false, std::uint32_t tag = 1)
       : executor_(local.executor), count_(count) {
     const auto size = static_cast<std::uint64_t>(local.size());
     segment_ = local.segment((2 + size) * count * sizeof(float));

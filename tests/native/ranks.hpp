@@ -75,8 +75,8 @@ class Local {
     auto made = std::make_shared<Group>(context, std::move(ranks), false);
     const std::string mine = made->describe();
     std::vector<std::string> all;
-    CHECK(world().allgather(Group::Kind::kExchange, "group", 3,
-                            std::as_bytes(std::span(mine)), soon(), all) == Outcome::kDone);
+    CHECK(world().allgather(Group::Kind::kExchange, "group", 3, std::as_bytes(std::span(mine)),
+                            soon(), all) == Outcome::kDone);
     std::vector<std::string> members;
     for (Rank rank : made->ranks()) members.push_back(all[static_cast<std::size_t>(rank)]);
     made->attach(members, soon());

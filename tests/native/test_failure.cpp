@@ -44,9 +44,8 @@ void lost_during(const char* what, const Settings& settings,
       CHECK(local.context.liveness().health(kVictim) == Health::kFailed);
       // Poisoned until acknowledged; then the survivors go on among themselves.
       std::uint32_t found = 0;
-      require_error(ErrorKind::kPeerLost, [&] {
-        (void)local.context.notify_waitsome(*segment, 0, 8, soon(), found);
-      });
+      require_error(ErrorKind::kPeerLost,
+                    [&] { (void)local.context.notify_waitsome(*segment, 0, 8, soon(), found); });
       local.context.liveness().acknowledge();
       told.fetch_add(1);
       while (told.load() < kSize - 1) std::this_thread::yield();
@@ -73,9 +72,8 @@ void every_wait(const Settings& settings) {
     (void)local.world().allgather(Group::Kind::kReduce, "gather", 1, {}, soon(), all);
   });
   lost_during("segment", settings, [](Local& local, const auto&) { (void)local.segment(64); });
-  lost_during("notify_waitsome", settings, [](Local& local, const auto& segment) {
-    local.await(*segment, 0, 5);
-  });
+  lost_during("notify_waitsome", settings,
+              [](Local& local, const auto& segment) { local.await(*segment, 0, 5); });
   lost_during("passive_receive", settings, [](Local& local, const auto&) {
     Rank sender = -1;
     std::string message;

@@ -29,7 +29,8 @@ void barriers(const Settings& settings, Rank size, std::uint64_t rounds) {
 
 std::string contribution(Rank rank, std::uint32_t round, std::size_t most) {
   const std::size_t bytes = (round * 97 + static_cast<std::size_t>(rank) * 31) % most;
-  return std::string(bytes, static_cast<char>('a' + (round + static_cast<std::uint32_t>(rank)) % 26));
+  return std::string(bytes,
+                     static_cast<char>('a' + (round + static_cast<std::uint32_t>(rank)) % 26));
 }
 
 void allgathers(const Settings& settings, Rank size, std::uint32_t rounds) {
@@ -90,8 +91,7 @@ void segments(const Settings& settings) {
         CHECK(made->local().data[16 + static_cast<std::uint64_t>(local.peer(2))] == mark);
         CHECK(group.barrier(soon()) == Outcome::kDone);
         Group::delete_segment(local.context, *made);
-        require_error(ErrorKind::kSegment,
-                      [&] { (void)local.context.notify_reset(*made, 0); });
+        require_error(ErrorKind::kSegment, [&] { (void)local.context.notify_reset(*made, 0); });
       }
     };
     std::thread other([&] { create(*second, std::byte{2}); });
@@ -139,7 +139,8 @@ void passive(const Settings& settings, Rank size, std::uint32_t messages) {
       }
     }
     for (std::thread& receiver : receivers) receiver.join();
-    for (const auto& total : sum) CHECK(total.load() == std::uint64_t{messages} * (messages + 1) / 2);
+    for (const auto& total : sum)
+      CHECK(total.load() == std::uint64_t{messages} * (messages + 1) / 2);
     local.barrier();
   });
 }

@@ -95,9 +95,8 @@ void strangers() {
   CHECK(open_descriptors() == before);
   for (std::size_t bytes : {0, 3, 48, 500}) {
     require_error(ErrorKind::kMismatch, [&] { transport.connect(1, std::string(bytes, 'y')); });
-    require_error(ErrorKind::kMismatch, [&] {
-      (void)transport.attach(1, std::string(bytes, 'y'), Deadline::once());
-    });
+    require_error(ErrorKind::kMismatch,
+                  [&] { (void)transport.attach(1, std::string(bytes, 'y'), Deadline::once()); });
   }
 }
 

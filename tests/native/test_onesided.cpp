@@ -52,12 +52,14 @@ void flag_is_last(const Settings& settings, Rank size, std::uint32_t rounds) {
       for (Rank distance = 1; distance < size; ++distance) {
         // One sender at a time: those who have all their answers are a round ahead.
         const auto from = static_cast<std::uint32_t>(local.peer(distance));
-        CHECK(local.await(*inbox, from) == round);
+        std::uint32_t found = 0;
+        CHECK(local.context.notify_waitsome(*inbox, from, 1, soon(), found) == Outcome::kDone);
         for (std::uint64_t i = 0; i < kSlot; ++i) {
           CHECK_NOTE(items<unsigned char>(inbox)[from * kSlot + i] ==
                          pattern(static_cast<Rank>(from), round, i),
                      "round %u, from %u, byte %zu", round, from, std::size_t(i));
         }
+        CHECK(local.context.notify_reset(*inbox, from) == round);
         local.notify(static_cast<Rank>(from), *inbox, n + me, round);
       }
       local.flush();  // sources may be read late

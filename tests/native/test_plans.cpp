@@ -105,8 +105,7 @@ void resumed(const Settings& settings) {
       if (local.rank() == 0) {
         require_error(ErrorKind::kPlan, [&] { local.executor.start(exchange.plan()); });
         CHECK(local.executor.wait(exchange.plan(), Deadline::in(0.002)) == Waited::kTimeout);
-        CHECK(local.executor.missing(exchange.plan()).find("owed by rank 1") !=
-              std::string::npos);
+        CHECK(local.executor.missing(exchange.plan()).find("owed by rank 1") != std::string::npos);
       }
       finish(local, exchange);
       exchange.verify(exchange.data(), 2, round);

@@ -1,11 +1,12 @@
-"""What an exchange must give, computed with NumPy, and a training loop that checks it bit for bit."""
+"""What an exchange must give, computed with NumPy, and a loop that checks it bit for bit."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -65,11 +66,18 @@ def sgd(block: Block) -> None:
 
 def contribution(case: Case, rank: int, iteration: int, layer: int) -> np.ndarray:
     """A rank's gradient: of several magnitudes, so that every order of additions has its bits."""
-    shape, dtype = case.layers()[layer]
+    return _random(*case.layers()[layer], rank, iteration, layer)
+
+
+@lru_cache(maxsize=1000)
+def _random(
+    shape: tuple[int, ...], dtype: np.dtype[Any], rank: int, iteration: int, layer: int
+) -> np.ndarray:
     generator = np.random.default_rng((rank, iteration, layer))
+    magnitude = generator.integers(-6, 6, shape)
     if dtype.kind == "i":
         return generator.integers(-(2**30), 2**30, shape).astype(dtype)
-    return (generator.standard_normal(shape) * 2.0 ** generator.integers(-6, 6, shape)).astype(dtype)
+    return np.ldexp(generator.standard_normal(shape, np.float32), magnitude).astype(dtype)
 
 
 def initial(case: Case, layer: int) -> np.ndarray:
@@ -185,6 +193,3 @@ def cases(plan: str) -> Iterator[Case]:
             yield Case(plan, kind, ("float32",), wire="bfloat16")
             yield Case(plan, kind, ("float64", "float32"), wire="float16", bucket_bytes=1000)
     yield Case(plan, "sum", ("int32", "int64"), bucket_bytes=100)
-
-
-Program = Callable[[Context], None]

@@ -35,6 +35,7 @@ def main(how: str) -> None:
                 ctx.notify_waitsome(segment, 7, 1, timeout=0.05)
             except pgasdl.Timeout:
                 say("caught")
+            ctx.barrier()
         elif how == "lost":
             ctx.notify_waitsome(segment, 7, 1)
         else:

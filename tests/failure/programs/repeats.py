@@ -5,6 +5,7 @@ Says descriptors, mappings, threads and resident memory before and after.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -56,10 +57,8 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
         each.delete()
 
     def errors() -> None:
-        try:
+        with contextlib.suppress(Timeout):
             ctx.notify_waitsome(kept, 1, 1, timeout=0)
-        except Timeout:
-            pass
         ctx.health()
         ctx.flight_record()
 
@@ -86,8 +85,10 @@ def main(what: str, times: int) -> None:
         call = calls(ctx)[what]
         for _ in range(max(20, times // 5)):
             call()
+        # Between two barriers: no peer's next descriptor is on its way.
         ctx.barrier()
         before = held()
+        ctx.barrier()
         for _ in range(times):
             call()
         ctx.barrier()

@@ -1,4 +1,4 @@
-"""Ranks in a loop of writes, barriers and allreduces, one of which is stopped: ``stopped.py STEPS``.
+"""Ranks repeat writes, barriers and allreduces; one of them is stopped: ``stopped.py SECONDS``.
 
 Each iteration adds what only a complete and correct exchange can add; the sums are said at the end.
 """
@@ -10,6 +10,7 @@ import sys
 import time
 
 import numpy as np
+import numpy.typing as npt
 from rank_tools import report, say
 
 import pgasdl
@@ -55,10 +56,12 @@ def main(seconds: float) -> None:
                     time.sleep(0.01)
                 say("untouched", same=bool((data == 7).all()), health=ctx.health())
                 return
-            fenced(ctx, segment, error)
+            fenced(ctx, segment, array, error)
 
 
-def fenced(ctx: pgasdl.Context, segment: pgasdl.Segment, error: PeerLost) -> None:
+def fenced(
+    ctx: pgasdl.Context, segment: pgasdl.Segment, array: npt.NDArray[np.float32], error: PeerLost
+) -> None:
     """Everything a rank that was given up could try."""
     attempts = {
         "write": lambda: ctx.write(segment[0:64], 0, segment[0:64]),
@@ -68,7 +71,7 @@ def fenced(ctx: pgasdl.Context, segment: pgasdl.Segment, error: PeerLost) -> Non
         "passive_send": lambda: ctx.passive_send(b"x", 0),
         "passive_receive": ctx.passive_receive,
         "barrier": ctx.barrier,
-        "allreduce": lambda: ctx.allreduce(np.ones(10, np.float32), plan="gdraa"),
+        "allreduce": lambda: ctx.allreduce(array, "sum", plan="gdraa"),
         "world.allreduce": lambda: ctx.world.allreduce(np.ones(10)),
         "segment": lambda: ctx.segment(64),
         "group": lambda: ctx.group(range(ctx.size)),

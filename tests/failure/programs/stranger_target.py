@@ -29,7 +29,7 @@ def main() -> None:
             ctx.barrier()
             segment.delete()
             made += 1
-            if made % 100 == 0:
+            if made % 20 == 0:
                 say("made", segments=made)
         after = len(os.listdir("/proc/self/fd"))
         say(

@@ -17,7 +17,8 @@ def main() -> None:
         segment = ctx.segment(1 << 18)
         for plan in ("gdraa", "tree", "staged", "gdraa-direct", None):
             for count in (1, 1000, 40_000):
-                values = (rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)).astype("f4")
+                scales = 10.0 ** rng.integers(-3, 4, count)
+                values = (rng.standard_normal(count) * scales).astype(np.float32)
                 if plan == "gdraa-direct":
                     array = segment.numpy(np.float32, 0, count)
                     array[:] = values

@@ -43,7 +43,8 @@ def forge(token: bytes, segment: int) -> None:
         for address in addresses:
             try:
                 content = OFFER.pack(token, 1, segment)
-                socket.send_fds(sock, [content], [memory], 0, f"\0{address[1:]}")
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", memory))]
+                sock.sendmsg([content], rights, 0, f"\0{address[1:]}")
             except ConnectionError:
                 pass  # a job that has just ended
 

@@ -1,0 +1,570 @@
+"""Native core of pgasdl."""
+
+from collections.abc import Sequence
+from typing import Final
+
+
+isa: str
+
+class Slice:
+    """
+    n bytes of a segment: of this rank's copy as a source, of a peer's as a target. Made by ``segment[start:stop]``; checked when it is used.
+    """
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def segment_id(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class SegmentCore:
+    """Memory that every rank of a group can write to; see pgasdl.Segment."""
+
+    def __init__(self, group: GroupCore, nbytes: int, notifications: int, bound: int, timeout: float | None) -> None: ...
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's copy."""
+
+    @property
+    def notifications(self) -> int: ...
+
+    @property
+    def bound(self) -> bool: ...
+
+    @property
+    def deleted(self) -> bool: ...
+
+    @property
+    def address(self) -> int: ...
+
+    def nbytes_of(self, peer: int) -> int:
+        """Bytes of ``peer``'s copy."""
+
+    def prefault(self) -> None:
+        """
+        Make the pages of all copies that are mapped here present now; changes nothing.
+        """
+
+    def __getitem__(self, slice: slice) -> Slice: ...
+
+    def delete(self) -> None:
+        """
+        Gives this rank's copy up. Peers' copies stay reachable; views keep their memory.
+        """
+
+def local_memory(context: ContextCore, address: int, nbytes: int) -> SegmentCore:
+    """
+    Memory of this rank alone, as a plan's private buffer; the caller keeps it alive.
+    """
+
+class LoopbackWorld:
+    """What ranks that are threads of one process share."""
+
+    def __init__(self, size: int, seed: int = 0, delay: int = 0, reorder: bool = False, late_source: bool = False, fail_rank: int = -1, fail_at: int = 0, mapped: bool = True) -> None: ...
+
+    @property
+    def size(self) -> int: ...
+
+class ContextCore:
+    """One rank of a job; see pgasdl.Context."""
+
+    def __init__(self, rank: int, size: int, transport: str, token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float) -> None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call waits at most when it names no timeout."""
+
+    def write(self, source: Slice, peer: int, target: Slice, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Write ``source`` into ``peer``'s memory.
+
+        Returns once posted: leave ``source`` unchanged until ``wait(queue)`` returns. Writes are unordered
+        among each other; raise a notification after them on the same queue to say that they are there.
+
+        Parameters
+        ----------
+        source : n bytes of a local segment, ``seg[0:4096]``; n = 0 does nothing
+        peer : rank, 0 <= peer < size
+        target : n bytes of a segment of ``peer``
+        queue : order holds inside one queue only
+        timeout : seconds to wait for a free place; None: the context's default, 0: one try
+
+        Raises
+        ------
+        QueueFull : nothing was posted; ``wait(queue)`` and repeat
+        PeerLost : ``peer`` is gone
+        RankError, SegmentError, QueueError : no such rank, slice or queue; nothing was posted
+
+        Notes
+        -----
+        GASPI: gaspi_write.
+        """
+
+    def read(self, target: Slice, peer: int, source: Slice, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Read ``source`` from ``peer``'s memory into ``target``.
+
+        The bytes are here once ``wait(queue)`` returns.
+
+        Parameters
+        ----------
+        target : n bytes of a local segment
+        peer : rank
+        source : n bytes of a segment of ``peer``
+        queue, timeout : as for ``write``
+
+        Raises
+        ------
+        QueueFull, PeerLost, RankError, SegmentError, QueueError : as for ``write``
+
+        Notes
+        -----
+        GASPI: gaspi_read.
+        """
+
+    def write_list(self, pairs: Sequence, peer: int, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Write several slices to one peer with one request.
+
+        Parameters
+        ----------
+        pairs : sequence of (source, target) slices, at most 65536
+        peer, queue, timeout : as for ``write``
+
+        Raises
+        ------
+        as ``write``; nothing is posted if any pair is refused
+
+        Notes
+        -----
+        GASPI: gaspi_write_list.
+        """
+
+    def read_list(self, pairs: Sequence, peer: int, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Read several slices from one peer with one request.
+
+        Parameters
+        ----------
+        pairs : sequence of (target, source) slices, at most 65536
+        peer, queue, timeout : as for ``read``
+
+        Raises
+        ------
+        as ``read``; nothing is posted if any pair is refused
+
+        Notes
+        -----
+        GASPI: gaspi_read_list.
+        """
+
+    def notify(self, peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Raise one notification at ``peer``.
+
+        It never overtakes an earlier write on the same queue to the same peer.
+
+        Parameters
+        ----------
+        peer : rank
+        segment : whose board at ``peer`` is meant
+        notification : 0 <= notification < segment.notifications at ``peer``
+        value : 1 <= value < 2**32; a second one before the reset overwrites the first
+        queue, timeout : as for ``write``
+
+        Raises
+        ------
+        NotificationError : id or value out of range
+        QueueFull, PeerLost, RankError, SegmentError, QueueError : as for ``write``
+
+        Notes
+        -----
+        GASPI: gaspi_notify.
+        """
+
+    def write_notify(self, source: Slice, peer: int, target: Slice, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Write ``source`` into ``peer``'s memory, then raise one notification there.
+
+        Whoever sees the notification sees every byte, and every byte of earlier writes on the same queue
+        to the same peer. Returns once posted: leave ``source`` unchanged until ``wait(queue)`` returns.
+
+        Parameters
+        ----------
+        source : n bytes of a local segment, ``seg[0:4096]``; n = 0 raises the notification alone
+        peer : rank, 0 <= peer < size
+        target : n bytes of a segment of ``peer``, which also holds the notification
+        notification : 0 <= notification < segment.notifications at ``peer``
+        value : 1 <= value < 2**32; 0 means "not raised" and is refused
+        queue : order holds inside one queue only
+        timeout : seconds to wait for a free place; None: the context's default, 0: one try
+
+        Raises
+        ------
+        QueueFull : nothing was posted; ``wait(queue)`` and repeat
+        PeerLost : ``peer`` is gone
+        NotificationError, RankError, SegmentError, QueueError : out of range; nothing was posted
+
+        Notes
+        -----
+        shm: a copy, then one store-release. GASPI: gaspi_write_notify.
+        """
+
+    def write_list_notify(self, pairs: Sequence, peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Write several slices to one peer, then raise one notification there.
+
+        Parameters
+        ----------
+        pairs : sequence of (source, target) slices, at most 65536; may be empty
+        peer : rank
+        segment, notification, value : the notification, as for ``notify``
+        queue, timeout : as for ``write``
+
+        Raises
+        ------
+        as ``write_notify``; nothing is posted if any pair is refused
+
+        Notes
+        -----
+        GASPI: gaspi_write_list_notify.
+        """
+
+    def read_notify(self, target: Slice, peer: int, source: Slice, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Read from ``peer``, then raise one notification here.
+
+        The notification, on the board of ``target``'s segment on this rank, is raised when the bytes are in
+        local memory.
+
+        Parameters
+        ----------
+        target : n bytes of a local segment; n = 0 raises the notification alone
+        peer : rank
+        source : n bytes of a segment of ``peer``
+        notification, value, queue, timeout : as for ``write_notify``
+
+        Raises
+        ------
+        as ``write_notify``
+
+        Notes
+        -----
+        GASPI: gaspi_read_notify.
+        """
+
+    def read_list_notify(self, pairs: Sequence, peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Read several slices from one peer, then raise one notification here.
+
+        Parameters
+        ----------
+        pairs : sequence of (target, source) slices, at most 65536; may be empty
+        peer : rank
+        segment, notification, value : the notification on this rank's board of ``segment``
+        queue, timeout : as for ``write``
+
+        Raises
+        ------
+        as ``write_notify``; nothing is posted if any pair is refused
+
+        Notes
+        -----
+        GASPI: gaspi_read_list_notify.
+        """
+
+    def wait(self, queue: int = 0, *, timeout: float | None = None) -> None:
+        """
+        Wait until everything posted on ``queue`` is locally complete.
+
+        Sources may then change and what was read is here. It says nothing about the peers having seen it:
+        that is what notifications are for.
+
+        Parameters
+        ----------
+        queue : a queue's id
+        timeout : seconds; None: the context's default, 0: one try
+
+        Raises
+        ------
+        Timeout : requests are still under way; call again
+        PeerLost : a rank was lost meanwhile
+        QueueError : no such queue
+
+        Notes
+        -----
+        GASPI: gaspi_wait.
+        """
+
+    def notify_waitsome(self, segment: SegmentCore, first: int = 0, count: int | None = None, *, timeout: float | None = None) -> int | None:
+        """
+        Wait until one of a range of notifications is raised here.
+
+        Parameters
+        ----------
+        segment : whose board on this rank is meant
+        first : first id of the range
+        count : how many ids; None: all from ``first`` on; 0 returns None at once
+        timeout : seconds; None: the context's default, 0: one try
+
+        Returns
+        -------
+        int : an id that is raised. It stays raised until ``notify_reset``; repeated calls go round the
+            range, so that no id starves.
+
+        Raises
+        ------
+        Timeout : none is raised; names the range
+        PeerLost : a rank was lost, or all others have left
+        NotificationError : the range leaves the board
+
+        Notes
+        -----
+        A wait spins briefly, then yields, then sleeps; the GIL is not held. GASPI: gaspi_notify_waitsome.
+        """
+
+    def notify_reset(self, segment: SegmentCore, notification: int) -> int:
+        """
+        Take a notification's value and set it to "not raised", as one atomic operation.
+
+        Parameters
+        ----------
+        segment : whose board on this rank is meant
+        notification : id
+
+        Returns
+        -------
+        int : the value, 0 if it was not raised. Of several threads exactly one gets each value.
+
+        Raises
+        ------
+        NotificationError : id out of range
+
+        Notes
+        -----
+        GASPI: gaspi_notify_reset.
+        """
+
+    def atomic_fetch_add(self, target: Slice, peer: int, value: int, *, timeout: float | None = None) -> int:
+        """
+        Add to a 64-bit word of ``peer``'s memory and return its old value.
+
+        Parameters
+        ----------
+        target : 8 bytes of a segment of ``peer``, at a multiple of 8
+        peer : rank
+        value : -2**63 <= value < 2**63; the sum wraps
+        timeout : seconds; None: the context's default
+
+        Returns
+        -------
+        int : the old value, unsigned
+
+        Raises
+        ------
+        AlignmentError : not 8 bytes at a multiple of 8
+        UnavailableError : the peer's memory was bound, not created (shm)
+        PeerLost, RankError, SegmentError : as for ``write``
+
+        Notes
+        -----
+        GASPI: gaspi_atomic_fetch_add.
+        """
+
+    def atomic_compare_swap(self, target: Slice, peer: int, compare: int, swap: int, *, timeout: float | None = None) -> int:
+        """
+        Replace a 64-bit word of ``peer``'s memory if it has the expected value.
+
+        Parameters
+        ----------
+        target : 8 bytes of a segment of ``peer``, at a multiple of 8
+        peer : rank
+        compare : the expected value, 0 <= compare < 2**64
+        swap : the new value
+        timeout : seconds; None: the context's default
+
+        Returns
+        -------
+        int : the old value; the exchange took place if it equals ``compare``
+
+        Raises
+        ------
+        as ``atomic_fetch_add``
+
+        Notes
+        -----
+        GASPI: gaspi_atomic_compare_swap.
+        """
+
+    def queue_size(self, queue: int = 0) -> int:
+        """Requests posted on ``queue`` since it was last waited for."""
+
+    def queue_create(self) -> int:
+        """A new queue's id. Raises QueueError when ``limits.queues`` exist."""
+
+    def queue_delete(self, queue: int) -> None:
+        """Frees a queue's id; wait for it first."""
+
+class GroupCore:
+    """Ranks that act together; see pgasdl.Group."""
+
+    def __init__(self, context: ContextCore, ranks: Sequence[int]) -> None: ...
+
+    def describe(self) -> bytes: ...
+
+    def attach(self, arg0: list, arg1: float, /) -> None: ...
+
+    @property
+    def ranks(self) -> tuple: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def index(self) -> int: ...
+
+    def barrier(self, timeout: float | None = None) -> None: ...
+
+    def allgather(self, reduction: bool, what: str, fingerprint: int, mine: bytes, timeout: float | None = None) -> list: ...
+
+    exchange_bytes: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+    reduce_bytes: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+    def passive_send(self, data: object, peer: int, timeout: float | None = None) -> None: ...
+
+    def passive_receive(self, timeout: float | None = None) -> tuple: ...
+
+    def remove(self) -> None: ...
+
+class BoundPlan:
+    """A plan bound to memory, ready to run repeatedly."""
+
+    def __init__(self, context: ContextCore, name: str, rank: int, size: int, notifications: int, buffers: Sequence[tuple[str, int]], lanes: Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]], bindings: Sequence[tuple[SegmentCore, int, str]], ranks: Sequence[int], board: SegmentCore, first_notification: int, tag: int) -> None: ...
+
+    def start(self, generation: int = 0) -> None:
+        """
+        Begin the next execution; as many steps as go through at once are taken.
+        """
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until done (True), or a Call waits for an answer (False)."""
+
+    def run(self, timeout: float | None = None, generation: int = 0) -> bool:
+        """start() and wait() in one call."""
+
+    def rebase(self, buffer: str, address: int) -> None:
+        """Let this rank's copy of a buffer lie elsewhere."""
+
+    def watch(self, first: int, count: int) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """
+        When the last execution began and ended, in time.monotonic()'s seconds.
+        """
+
+    def missing(self) -> str: ...
+
+class Call:
+    """A step that waits for the program's answer."""
+
+    @property
+    def hook(self) -> str: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def is_of(self, arg: BoundPlan, /) -> bool: ...
+
+def turn(context: ContextCore) -> bool:
+    """Advance every live plan as far as it goes without blocking."""
+
+def take_call(context: ContextCore) -> Call | None: ...
+
+def answer(context: ContextCore, call: Call) -> None: ...
+
+def progress_thread(context: ContextCore, run: bool) -> None: ...
+
+def buffer_key(buffer: object | None) -> object:
+    """
+    (address, bytes, format) of contiguous, writable memory; None if it is not known to be.
+    """
+
+def reduce(destinations: Sequence[tuple[int, str]], sources: Sequence[tuple[int, str]], count: int, scale: float, op: str) -> None:
+    """
+    The kernel the executor uses, on (address, dtype) pairs; nothing is checked.
+    """
+
+class Floor:
+    """
+    Raw exchanges over mapped memory: what the machine itself needs. Collective; used by pgasdl bench.
+    """
+
+    def __init__(self, context: ContextCore, segment: SegmentCore, crowded: bool) -> None: ...
+
+    @staticmethod
+    def bytes(size: int, payload: int) -> int:
+        """What the segment must hold to exchange ``payload`` bytes."""
+
+    def sync(self) -> None:
+        """A barrier of raw flags: all ranks return within one latency."""
+
+    def line(self, batches: int, rounds: int) -> list[float]:
+        """A bounced cache line, nanoseconds one way, per batch."""
+
+    def put(self, bytes: int, copy: "std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >", batches: int, rounds: int) -> list[float]:
+        """A copy and a flag, nanoseconds one way, per batch."""
+
+    def in_place(self, count: int, prefetch: bool, calls: int, paced: bool) -> tuple[list[int], list[int]]:
+        """
+        Means of float32 in the segments: when each call began and ended, nanoseconds.
+        """
+
+    def private_arrays(self, count: int, calls: int, paced: bool) -> tuple[list[int], list[int]]:
+        """Means of float32 in arrays outside the segments."""
+
+    def layers(self, counts: Sequence[int], prefetch: bool, calls: int, paced: bool) -> tuple[list[int], list[int]]:
+        """A model's tensors, one after the other, each in place."""
+
+def notified_writes(context: ContextCore, segment: SegmentCore, bytes: int, target: int, batches: int, rounds: int) -> list[float]:
+    """
+    write_notify to notify_waitsome in the core, nanoseconds one way, per batch.
+    """
+
+def clock_cost() -> float:
+    """
+    The nanoseconds that reading the clock twice adds to what lies between.
+    """

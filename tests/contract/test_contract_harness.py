@@ -1,0 +1,88 @@
+"""The harness itself: failures, deadlines, skips and the end of its workers."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+from contract_harness import PROCESSES, TRANSPORTS, contract, run
+from contract_pool import Pool, RankFailure
+
+import pgasdl
+
+
+@contract(ranks=2, meet=False)
+def failing(ctx: Any, how: str) -> Any:
+    if how == "skip":
+        pytest.skip("not today")
+    if ctx.rank == 1:
+        if how == "assert":
+            number = 41
+            assert number == 42
+        if how == "hang":
+            time.sleep(60)
+        if how == "die":
+            os._exit(3)
+        if how == "lost":
+            raise pgasdl.MismatchError("the cause")
+    if how in ("lost", "die"):
+        ctx.barrier()
+        ctx.barrier()
+    return ctx.rank * 10
+
+
+@pytest.fixture
+def own_pool() -> Any:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("row", TRANSPORTS, ids=[row.name for row in TRANSPORTS])
+def test_a_failing_rank_is_named(own_pool: Pool, row: Any) -> None:
+    with pytest.raises(RankFailure, match=r"(?s)rank 1.*number = 41|number = 41.*on rank 1"):
+        run(own_pool, row, failing, 2, how="assert")
+    with pytest.raises(RankFailure, match="the cause") as caught:
+        run(own_pool, row, failing, 2, how="lost")
+    if not row.threads:
+        assert str(caught.value).startswith("--- rank 1:")  # the cause before its echo
+    assert run(own_pool, row, failing, 2, how="none") == [0, 10]
+
+
+@pytest.mark.parametrize("row", TRANSPORTS[:2], ids=[row.name for row in TRANSPORTS[:2]])
+def test_a_hanging_rank_is_killed(own_pool: Pool, row: Any) -> None:
+    """Stacks are shown, the workers go, the next test has new ones."""
+    run(own_pool, row, failing, 2, how="none")
+    before = own_pool.pids
+    with pytest.raises(RankFailure, match=r"(?s)no answer within 1 s.*in failing"):
+        run(own_pool, row, failing, 2, deadline=1.0, how="hang")
+    assert run(own_pool, row, failing, 2, how="none") == [0, 10]
+    assert not set(before) & set(own_pool.pids)
+    for pid in before:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("row", PROCESSES, ids=[row.name for row in PROCESSES])
+def test_a_dead_rank_is_reported(own_pool: Pool, row: Any) -> None:
+    with pytest.raises(RankFailure, match="ended with status 3"):
+        run(own_pool, row, failing, 2, how="die")
+    assert run(own_pool, row, failing, 2, how="none") == [0, 10]
+
+
+def test_skips_carry_their_reason(own_pool: Pool) -> None:
+    for row in TRANSPORTS:
+        with pytest.raises(pytest.skip.Exception, match=f"{row.name}: not today"):
+            run(own_pool, row, failing, 2, how="skip")
+
+
+def test_the_end_kills_and_reaps() -> None:
+    pool = Pool()
+    run(pool, TRANSPORTS[0], failing, 2, how="none")
+    pids = pool.pids
+    pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

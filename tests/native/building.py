@@ -1,0 +1,147 @@
+"""Builds the C++ tests, whole or with one file changed, and runs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# -O1: a sanitizer's instrumentation of optimised templates takes gcc minutes. No NDEBUG.
+FLAGS = "-O1 -g"
+
+LANES = {
+    "plain": "",
+    "thread": "thread",
+    "address": "address,undefined",
+}
+
+ENVIRONMENT = {
+    "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1 exitcode=66",
+    "ASAN_OPTIONS": "detect_leaks=1 strict_string_checks=1 detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1 halt_on_error=1",
+}
+
+
+def tool(name: str) -> str | None:
+    """Where a program lies: beside this interpreter, as pip installs it, or on the path."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def missing_tools() -> list[str]:
+    """What a build needs and this machine has not."""
+    return [name for name in ("cmake", "ctest", "ninja", "g++") if tool(name) is None]
+
+
+def environment() -> dict[str, str]:
+    """Sanitizers stop at the first report; the job's own variables do not reach the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PGASDL_")}
+    return {**kept, **ENVIRONMENT}
+
+
+def run(*command: str, cwd: Path | None = None, timeout: float = 1800) -> str:
+    """Run to success; the output, or an error that shows it."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(),
+        timeout=timeout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-6000:]}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Build:
+    """One lane's build folder, kept between runs under ``build/``."""
+
+    lane: str
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "build" / f"native-{self.lane}"
+
+    @property
+    def compiler_flags(self) -> list[str]:
+        """What a single file is compiled with, the same as CMake does it."""
+        sanitize = LANES[self.lane]
+        flags = ["-std=c++20", *FLAGS.split(), "-Wall", "-Wextra", "-Werror", "-pthread"]
+        return flags + ([f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"] if sanitize else [])
+
+    def make(self) -> None:
+        """Configure and build everything, warnings as errors."""
+        cmake, ninja = tool("cmake"), tool("ninja")
+        assert cmake is not None and ninja is not None
+        run(
+            cmake, "-S", str(ROOT / "native"), "-B", str(self.folder), "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={ninja}",
+            "-DPGASDL_PYTHON=OFF", "-DPGASDL_TESTS=ON", "-DPGASDL_WERROR=ON",
+            f"-DPGASDL_SANITIZE={LANES[self.lane]}",
+            "-DCMAKE_BUILD_TYPE=Checked", f"-DCMAKE_CXX_FLAGS_CHECKED={FLAGS}",
+        )  # fmt: skip
+        run(cmake, "--build", str(self.folder))
+
+    def test(self) -> str:
+        """Run every test of the lane."""
+        ctest = tool("ctest")
+        assert ctest is not None
+        return run(
+            ctest, "--test-dir", str(self.folder), "--output-on-failure", "--no-tests=error"
+        )
+
+    def archives(self) -> list[str]:
+        """The layers' libraries, users before what they use."""
+        layers = ("exchange", "pgas", "transport", "memory", "reduce", "sys")
+        return [str(self.folder / layer / f"libpgasdl_{layer}.a") for layer in layers]
+
+    def link_changed(self, test: str, file: Path, text: str, folder: Path) -> Path:
+        """Link ``test`` with ``file`` (relative to the project) reading ``text`` instead.
+
+        A changed layer file is compiled and linked before the libraries, so that theirs is left
+        out; a changed header of the tests lies beside a copy of the test.
+        """
+        include = ["-I", str(ROOT / "native")]
+        compiler = tool("g++")
+        assert compiler is not None
+        objects = []
+        if file.parts[0] == "tests":
+            shutil.copytree(ROOT / "tests" / "native", folder / "tests", dirs_exist_ok=True)
+            (folder / "tests" / file.name).write_text(text)
+            sources = [folder / "tests" / f"{test}.cpp"]
+        else:
+            changed = folder / file.name
+            changed.write_text(text)
+            sources = [changed]
+            made = self.folder / "tests" / "CMakeFiles" / f"{test}.dir" / f"{test}.cpp.o"
+            objects.append(str(made))
+        for source in sources:
+            target = folder / f"{source.stem}.o"
+            run(compiler, *self.compiler_flags, *include, "-c", str(source), "-o", str(target))
+            objects.append(str(target))
+        program = folder / test
+        run(compiler, *self.compiler_flags, *objects, *self.archives(), "-o", str(program))
+        return program
+
+
+def outcome(program: Path, timeout: float = 300) -> tuple[int, str]:
+    """Exit status and output of a test program that may well fail."""
+    done = subprocess.run(
+        [str(program)],
+        env=environment(),
+        timeout=timeout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout

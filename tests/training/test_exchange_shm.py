@@ -1,0 +1,25 @@
+"""The same exchanges between processes, through shared memory."""
+
+from __future__ import annotations
+
+import jobs
+import pytest
+from exchange_tools import cases
+
+
+@pytest.mark.parametrize(("size", "progress"), [(2, "turn"), (3, "thread"), (5, "turn")])
+def test_all_cases_between_processes(size: int, progress: str) -> None:
+    n_cases = sum(len(list(cases(plan))) for plan in ("gdraa", "gdraa-direct", "staged", "tree"))
+    out = jobs.run(size, jobs.PROGRAMS / "exchange_over_shm.py", progress)
+    lines = sorted(out.splitlines())
+    assert lines == [f"[{rank}] checked {n_cases} cases" for rank in range(size)]
+
+
+def test_the_first_program() -> None:
+    out = jobs.run(3, jobs.APPS / "hello_notify.py")
+    assert sorted(out.splitlines()) == [
+        f"[{rank}] rank {rank} of 3 heard from rank {left}: hello from rank {left}"
+        for rank, left in ((0, 2), (1, 0), (2, 1))
+    ]
+    alone = jobs.run(0, jobs.APPS / "hello_notify.py")
+    assert alone == "rank 0 of 1 heard from rank 0: hello from rank 0\n"

@@ -1,0 +1,276 @@
+"""``pgasdl bench``: its options, its arithmetic, and that each operation ends with true rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import environment
+
+import pgasdl.cli
+from pgasdl import models
+from pgasdl.bench import peers
+from pgasdl.bench.floors import floor_of, placement
+from pgasdl.bench.report import Report, Row, ratio, short
+from pgasdl.bench.request import Request, parse_size, parse_sizes
+from pgasdl.bench.timing import Samples, durations
+from pgasdl.bench.turns import Contender, usual
+from pgasdl.bench.worker import _buckets, _pieces
+from pgasdl.errors import ConfigError, UnavailableError
+
+KEYS = {"op", "transport", "plan", "ranks", "bytes", "dtype", "us", "floor_us"} | {
+    "placement",
+    "peers",
+}
+FAST = ("--repeat", "1", "--seconds", "0.002")
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pgasdl", "bench", *arguments],
+        env=environment(),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def rows_of(file: Path) -> list[dict[str, object]]:
+    rows = json.loads(file.read_text())
+    for row in rows:
+        assert row.keys() >= KEYS
+        assert row["us"] > 0 and row["floor_us"] > 0
+        assert row["min_us"] <= row["us"] <= row["p90_us"]
+        assert row["placement"] in ("near", "far", "mixed", "crowded")
+    return rows
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8", 8), ("1K", 1024), ("4m", 4 << 20), ("16KiB", 16384), ("1G", 1 << 30)]
+)
+def test_a_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-8", "1.5K", "8 8", "K", "1T", "65G", "٣", "9" * 40])
+def test_no_size(text: str) -> None:
+    with pytest.raises(ConfigError, match="number of bytes"):
+        parse_size(text)
+
+
+def test_sizes_hold_whole_elements() -> None:
+    assert parse_sizes("8,1K", 4) == (8, 1024)
+    with pytest.raises(ConfigError, match="element"):
+        parse_sizes("8,6", 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["allreduce", "-n", "0"], "-n 0"),
+        (["allreduce", "-n", "17"], "-n 17"),
+        (["write_notify", "-n", "1"], "-n 2"),
+        (["allreduce", "--plan", "no-such"], "no-such"),
+        (["allreduce", "--sizes", "7"], "size 7"),
+        (["allreduce", "--sizes", "many"], "many"),
+        (["allreduce", "--repeat", "0"], "--repeat 0"),
+        (["allreduce", "--seconds", "nan"], "--seconds"),
+        (["allreduce", "--peers", "nccl"], "nccl"),
+        (["allreduce", "--json", "/no/such/place/rows.json"], "--json"),
+        (["model", "lenet"], "lenet"),
+        (["model", "--bucket-bytes", "x"], "'x'"),
+    ],
+)
+def test_refused_before_anything_starts(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pgasdl.cli.main(["bench", *arguments]) == pgasdl.cli.USAGE_ERROR
+    assert named in capsys.readouterr().err
+
+
+def test_a_request_reaches_the_ranks_unchanged() -> None:
+    request = Request("model", 4, models=("vgg16",), bucket_bytes=25 << 20, peers=("gloo",))
+    assert Request.load(request.dump()) == request
+
+
+# --- arithmetic
+
+
+def test_a_paced_call_takes_from_the_last_beginning_to_the_last_end() -> None:
+    times = durations([100, 5000], [1100, 5040], paced=True, clock_ns=50, fill_ns=0)
+    assert times == [0.95, 0.0]
+
+
+def test_a_crowded_call_is_an_average_without_the_filling() -> None:
+    # Four calls from 1000 on, each after filling for 2000, the last ends at 31000.
+    (us,) = durations(
+        [1000, 11000, 19000, 27000], [9000, 17000, 25000, 31000],
+        paced=False, clock_ns=0, fill_ns=2000,
+    )  # fmt: skip
+    assert us == pytest.approx((30000 - 3 * 2000) / 4 / 1e3)
+
+
+def test_samples() -> None:
+    samples = Samples([float(value) for value in range(1, 101)])
+    assert (samples.median, samples.least, samples.p90) == (50.5, 1.0, 91.0)
+    assert Samples([3.0]).p90 == 3.0
+
+
+@pytest.mark.parametrize(
+    ("line", "crowded", "word"),
+    [(40, False, "near"), (240, False, "far"), (40, True, "crowded"), (0, False, "alone")],
+)
+def test_placement(line: float, crowded: bool, word: str) -> None:
+    assert placement(line, crowded) == word
+
+
+def contender(role: str, **turns: list[float]) -> Contender:
+    made = Contender(role, role, lambda calls: [])
+    made.turns = [(where, [us]) for where, times in turns.items() for us in times]
+    return made
+
+
+def test_a_row_keeps_to_the_placement_that_all_share_most() -> None:
+    ours = contender("ours", near=[1.0], far=[3.0, 4.0, 5.0], mixed=[9.0] * 4)
+    plain = contender("floor", near=[0.5, 0.5], far=[2.0, 2.5], mixed=[7.0])
+    other = contender("floor", far=[2.0, 1.5], near=[1.0])
+    where = usual([ours, plain, other])
+    assert where == "far"
+    assert ours.samples(where).median == 4.0
+    assert floor_of([ours, plain, other], where).median == 1.75
+    assert usual([contender("ours", mixed=[1.0], near=[1.0])]) == "near"
+    assert usual([contender("ours", mixed=[1.0]), contender("floor", near=[1.0])]) == "mixed"
+
+
+def test_pieces_and_buckets_hold_everything() -> None:
+    counts = models.layers("resnet50")
+    for cuts in (_pieces(counts), _pieces([sum(counts)]), _buckets(counts, 25 << 20)):
+        assert sum(cuts) == sum(counts)
+        assert min(cuts) > 0
+    assert max(_pieces([10 << 20])) * 4 == 4 << 20
+    assert len(_buckets(counts, 25 << 20)) in (4, 5)
+
+
+def test_figures_are_short() -> None:
+    assert [short(us) for us in (0.12345, 12.345, 123.45, 12345.6)] == [
+        "0.123", "12.35", "123.5", "12346",
+    ]  # fmt: skip
+    assert ratio(3, 2) == "1.50" and ratio(3, 0) == "-"
+
+
+def test_the_report_writes_what_it_prints(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    with (tmp_path / "table").open("w") as out:
+        report = Report(["openmpi"], str(file), out)
+        report.begin()
+        report.add(
+            Row("allreduce", "segment", "shm", "staged", 2, 8, "float32", 0.5, 0.4, 0.6, 0.25, 0.2,
+                "near", [0.04, 0.05], "this one", {"openmpi": 1.0, "openmpi 4 MB pieces": 0.75})
+        )  # fmt: skip
+        report.close()
+    last = (tmp_path / "table").read_text().splitlines()[-1].split()
+    assert last[-4:] == ["near", "0.750", "/", "1.50"]
+    assert rows_of(file)[0]["peers"] == {"openmpi": 1.0, "openmpi 4 MB pieces": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "elements"),
+    [("alexnet", 16, 60_965_224), ("vgg16", 32, 138_357_544), ("resnet50", 161, 25_557_032)],
+)
+def test_models(name: str, tensors: int, elements: int) -> None:
+    assert len(models.layers(name)) == tensors
+    assert sum(models.layers(name)) == elements
+
+
+def test_no_such_model() -> None:
+    with pytest.raises(ConfigError, match="alexnet, googlenet, resnet50, vgg16"):
+        models.layers("../request")
+
+
+# --- the ranks
+
+
+def test_write_notify(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = bench("write_notify", "--sizes", "8,16K,2M", "--json", str(file), *FAST)
+    assert done.returncode == 0, done.stderr
+    assert "transport  shm" in done.stdout and "a cache line takes" in done.stdout
+    rows = rows_of(file)
+    assert [(row["variant"], row["bytes"]) for row in rows] == [
+        (variant, nbytes) for nbytes in (8, 16 << 10, 2 << 20) for variant in ("core", "python")
+    ]
+
+
+def test_allreduce(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = bench("allreduce", "--sizes", "8,100K,1M", "--json", str(file), *FAST)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(file)
+    assert [row["bytes"] for row in rows if row["variant"] == "segment"] == [8, 102400, 1 << 20]
+    assert {row["dtype"] for row in rows} == {"float32"}
+    assert {row["ranks"] for row in rows} == {2}
+
+
+@pytest.mark.parametrize("ranks", ["1", "3"])
+def test_ranks(ranks: str) -> None:
+    done = bench("allreduce", "-n", ranks, "--sizes", "64K", *FAST)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plan_that_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = bench("allreduce", "--plan", "gdraa-direct", "--sizes", "4K", "--json", str(file), *FAST)
+    assert done.returncode == 0, done.stderr
+    assert [row["plan"] for row in rows_of(file)] == ["gdraa-direct"]
+    assert "no row" in done.stdout  # an array outside cannot be reduced by it
+
+
+@pytest.mark.parametrize("buckets", ["0", "4M"])
+def test_a_model(tmp_path: Path, buckets: str) -> None:
+    file = tmp_path / "rows.json"
+    done = bench("model", "googlenet", "--bucket-bytes", buckets, "--json", str(file), *FAST)
+    assert done.returncode == 0, done.stderr
+    (row,) = rows_of(file)
+    assert row["bytes"] == 4 * sum(models.layers("googlenet"))
+    assert str(row["variant"]).startswith("googlenet")
+
+
+def test_loopback(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    options = ("--transport", "loopback", "--sizes", "4K", "--json", str(file))
+    done = bench("allreduce", *options, *FAST)
+    assert done.returncode == 0, done.stderr
+    assert {row["transport"] for row in rows_of(file)} == {"loopback"}
+
+
+@pytest.mark.parametrize("op", ["write_notify", "allreduce"])
+def test_peers_take_turns(tmp_path: Path, op: str) -> None:
+    """Whatever is installed is measured; whatever is not is named with the reason."""
+    file = tmp_path / "rows.json"
+    done = bench(op, "--sizes", "1K", "--peers", "openmpi,gloo", "--json", str(file), *FAST)
+    assert done.returncode == 0, done.stderr
+    measured = {name.split()[0] for name in rows_of(file)[0]["peers"]}
+    for name in ("openmpi", "gloo"):
+        assert (f"peer       {name}: " in done.stdout) == (name in measured)
+        assert (f"no peer    {name}: " in done.stdout) == (name not in measured)
+
+
+def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peers.KINDS, "gloo", peers.Kind("pgasdl.bench.none", ("no_such_module",)))
+    with pytest.raises(UnavailableError, match="gloo: no_such_module is not installed"):
+        peers.Peer("gloo", 2)
+
+
+def test_a_peer_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peers.KINDS, "gloo", peers.Kind("pgasdl.bench.none", ()))
+    started, missing = peers.start(["gloo"], 1)
+    assert started == []
+    assert "No module named pgasdl.bench.none" in missing[0]

@@ -1,0 +1,148 @@
+"""Arrows point down only: what the native layers include and link, and what Python imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "native"
+PACKAGE = ROOT / "pgasdl"
+
+# Bottom first. A layer may use those before it.
+LAYERS = ("sys", "memory", "reduce", "transport", "pgas", "exchange", "measure", "python")
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def includes_of(layer: str) -> dict[Path, list[str]]:
+    """Every project include of a layer's files."""
+    sources = sorted((NATIVE / layer).rglob("*.[ch]pp"))
+    return {path: INCLUDE.findall(path.read_text()) for path in sources}
+
+
+def used_layers(layer: str) -> set[str]:
+    """Other layers whose headers a layer includes."""
+    names = {name for names in includes_of(layer).values() for name in names}
+    return {name.split("/")[0] for name in names if "/" in name} - {layer}
+
+
+def linked_layers(layer: str) -> set[str]:
+    """The layers that a layer's CMakeLists.txt links by name."""
+    text = (NATIVE / layer / "CMakeLists.txt").read_text()
+    declared = re.search(r"pgasdl_layer\([^)]*?\bLINKS\s+([^)]*)\)", text)
+    if declared:
+        return set(declared.group(1).split())
+    links: set[str] = set()
+    for call in re.findall(r"target_link_libraries\(([^)]*)\)", text):
+        links |= set(re.findall(r"pgasdl_(\w+)", call))
+    return (links & set(LAYERS)) - {layer}
+
+
+def reachable(layer: str) -> set[str]:
+    """Everything that a layer links, directly or not."""
+    found: set[str] = set()
+    todo = [layer]
+    while todo:
+        for below in linked_layers(todo.pop()) - found:
+            found.add(below)
+            todo.append(below)
+    return found
+
+
+def test_every_folder_is_a_layer() -> None:
+    folders = {path.name for path in NATIVE.iterdir() if path.is_dir()}
+    assert folders == set(LAYERS)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_includes_point_down(layer: str) -> None:
+    below = set(LAYERS[: LAYERS.index(layer)])
+    for path, names in includes_of(layer).items():
+        for name in names:
+            assert "/" in name, f"{path}: include {name} as {layer}/{name}"
+            assert (NATIVE / name).exists(), f"{path}: {name} is no file of native/"
+            assert name.split("/")[0] in below | {layer}, f"{path}: {name} lies above {layer}"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_links_point_down_and_match_the_includes(layer: str) -> None:
+    links = linked_layers(layer)
+    assert links <= set(LAYERS[: LAYERS.index(layer)]), f"{layer} links upwards: {links}"
+    missing = used_layers(layer) - reachable(layer)
+    assert not missing, f"{layer} includes {missing} and does not link it"
+    unused = links - used_layers(layer)
+    assert not unused, f"{layer} links {unused} and includes nothing of it"
+
+
+def test_every_source_is_compiled() -> None:
+    for layer in LAYERS:
+        listed = (NATIVE / layer / "CMakeLists.txt").read_text()
+        for path in (NATIVE / layer).rglob("*.cpp"):
+            assert re.search(rf"\b{re.escape(path.name)}\b", listed), f"{path} is in no target"
+
+
+def imports_of(path: Path) -> set[str]:
+    """Full names of all that a Python file imports, at any depth of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imports_any(path: Path, *packages: str) -> set[str]:
+    """Those imports of a file that are one of ``packages`` or lie in one."""
+    return {
+        name
+        for name in imports_of(path)
+        for package in packages
+        if name == package or name.startswith(package + ".")
+    }
+
+
+def test_plans_know_no_runtime() -> None:
+    # A plan is data, made and checked without anything that runs it.
+    allowed = {"pgasdl.plans", "pgasdl.errors"}
+    for path in sorted((PACKAGE / "plans").rglob("*.py")):
+        for name in imports_any(path, "pgasdl"):
+            inside = any(name == root or name.startswith(root + ".") for root in allowed)
+            assert inside, f"{path} imports {name}"
+        heavy = imports_any(path, "numpy", "torch", "ml_dtypes", "mpi4py")
+        assert not heavy, f"{path} imports {heavy}"
+
+
+def test_nothing_imports_the_apps_or_the_tests() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        assert not imports_any(path, "apps", "tests", "pytest"), path
+
+
+def test_the_runtime_does_not_know_the_benchmarks() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = "bench" in path.relative_to(PACKAGE).parts
+        if not inside and path.name != "cli.py":
+            assert not imports_any(path, "pgasdl.bench"), path
+
+
+def top_level_imports(path: Path) -> set[str]:
+    """Roots of what a file imports when it is itself imported."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_optional_packages_are_imported_where_they_are_used() -> None:
+    optional = {"torch", "mpi4py", "matplotlib", "sklearn"}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "bench" not in path.relative_to(PACKAGE).parts:
+            assert not top_level_imports(path) & optional, path

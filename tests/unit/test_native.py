@@ -1,0 +1,142 @@
+"""The C++ tests under the thread sanitizer, and proof that they find bugs put there on purpose.
+
+The first build of a machine takes a minute or two; it is kept in ``build/native-thread``. The other
+lanes (address and undefined behaviour, plain) run the same programs in ``.ci/run``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
+from building import ROOT, Build, missing_tools, outcome
+
+pytestmark = pytest.mark.timeout(1800)
+
+RACE = "ThreadSanitizer: data race"
+CHECK_FAILED = "CHECK("
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """One bug: in ``file``, ``sound`` becomes ``broken``; ``test`` must say ``report``."""
+
+    name: str
+    file: str
+    sound: str
+    broken: str
+    test: str
+    report: str
+
+
+SEEDED = [
+    Seeded(
+        "flag-stored-relaxed",
+        "native/transport/loopback.cpp",
+        "operation.flag->store(operation.value, std::memory_order_release);",
+        "operation.flag->store(operation.value, std::memory_order_relaxed);",
+        "test_onesided",
+        RACE,
+    ),
+    Seeded(
+        "plan-waits-relaxed",
+        "native/exchange/bound_plan.cpp",
+        "const std::uint32_t seen = step.word->load(std::memory_order_acquire);",
+        "const std::uint32_t seen = step.word->load(std::memory_order_relaxed);",
+        "test_plans",
+        RACE,
+    ),
+    Seeded(
+        "waitsome-relaxed",
+        "native/pgas/context.cpp",
+        "board[id].load(std::memory_order_acquire) != 0",
+        "board[id].load(std::memory_order_relaxed) != 0",
+        "test_onesided",
+        RACE,
+    ),
+    Seeded(
+        "group-waits-relaxed",
+        "native/pgas/group.cpp",
+        "control_->local().board[id].load(std::memory_order_acquire);",
+        "control_->local().board[id].load(std::memory_order_relaxed);",
+        "test_groups",
+        RACE,
+    ),
+    Seeded(
+        "one-slot-too-few",
+        "tests/native/plans.hpp",
+        "const Rank number = sender < owner ? sender : sender - 1;",
+        "const Rank number = (sender < owner ? sender : sender - 1) / 2;",
+        "test_plans",
+        "",
+    ),
+    Seeded(
+        "no-ring-after-the-flag",
+        "native/transport/loopback.cpp",
+        "if (doorbell != nullptr) doorbell->ring();",
+        "(void)doorbell;",
+        "test_doorbell",
+        CHECK_FAILED,
+    ),
+    Seeded(
+        "reset-in-two-steps",
+        "native/pgas/context.cpp",
+        "return word.exchange(0, std::memory_order_acq_rel);",
+        "const std::uint32_t old = word.load(std::memory_order_acquire);\n"
+        "  std::this_thread::yield();\n"
+        "  word.store(0, std::memory_order_release);\n"
+        "  return old;",
+        "test_onesided",
+        CHECK_FAILED,
+    ),
+    Seeded(
+        "late-source-dropped",
+        "native/transport/loopback.cpp",
+        "transfer.remote->keep, transfer.local->region});",
+        "transfer.remote->keep, nullptr});",
+        "test_failure",
+        "",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def build() -> Build:
+    missing = missing_tools()
+    if missing:
+        pytest.skip(f"building the C++ tests needs {', '.join(missing)}")
+    made = Build("thread")
+    made.make()
+    return made
+
+
+def test_ranks_as_threads_have_no_races(build: Build) -> None:
+    output = build.test()
+    assert "100% tests passed" in output
+
+
+@pytest.mark.parametrize("bug", SEEDED, ids=lambda bug: bug.name)
+def test_a_seeded_bug_is_found(bug: Seeded, build: Build, tmp_path: Path) -> None:
+    text = (ROOT / bug.file).read_text()
+    # A bug that no longer applies proves nothing: adapt it to the code.
+    assert text.count(bug.sound) == 1, f"{bug.file} has {text.count(bug.sound)} of: {bug.sound}"
+    broken = text.replace(bug.sound, bug.broken)
+    program = build.link_changed(bug.test, Path(bug.file), broken, tmp_path)
+    status, output = outcome(program)
+    assert status != 0, f"{bug.test} did not notice {bug.name}:\n{output[-2000:]}"
+    assert bug.report in output, output[-4000:]
+    if not bug.report:
+        assert RACE in output or CHECK_FAILED in output or "DEADLYSIGNAL" in output, output[-4000:]
+
+
+def test_the_same_link_without_a_bug_passes(build: Build, tmp_path: Path) -> None:
+    # Else every seeded bug above would be "found".
+    for file, test in (("native/pgas/group.cpp", "test_groups"),
+                       ("tests/native/plans.hpp", "test_memory")):
+        program = build.link_changed(test, Path(file), (ROOT / file).read_text(), tmp_path)
+        status, output = outcome(program)
+        assert status == 0, output[-4000:]
