@@ -1,7 +1,6 @@
 """Native core of pgasdl."""
 
 from collections.abc import Sequence
-from typing import Final
 
 
 isa: str
@@ -61,6 +60,8 @@ class SegmentCore:
         Gives this rank's copy up. Peers' copies stay reachable; views keep their memory.
         """
 
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 def local_memory(context: ContextCore, address: int, nbytes: int) -> SegmentCore:
     """
     Memory of this rank alone, as a plan's private buffer; the caller keeps it alive.
@@ -78,6 +79,30 @@ class ContextCore:
     """One rank of a job; see pgasdl.Context."""
 
     def __init__(self, rank: int, size: int, transport: str, token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float) -> None: ...
+
+    def _endpoint(self) -> bytes: ...
+
+    def _connect(self, endpoints: list[bytes], /) -> None: ...
+
+    def _open(self) -> bytes: ...
+
+    def _join(self, descriptions: list[bytes], timeout: float, /) -> None: ...
+
+    def _world(self) -> GroupCore: ...
+
+    def _close(self, arg: bool, /) -> None: ...
+
+    def _record(self) -> str: ...
+
+    def _pid_of(self, arg: int, /) -> int: ...
+
+    def _require_usable(self) -> None: ...
+
+    def _require_peer(self, arg0: int, arg1: str, /) -> None: ...
+
+    def _health(self) -> list[str]: ...
+
+    def _acknowledge(self) -> None: ...
 
     @property
     def rank(self) -> int: ...
@@ -140,7 +165,7 @@ class ContextCore:
         GASPI: gaspi_read.
         """
 
-    def write_list(self, pairs: Sequence, peer: int, *, queue: int = 0, timeout: float | None = None) -> None:
+    def write_list(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, *, queue: int = 0, timeout: float | None = None) -> None:
         """
         Write several slices to one peer with one request.
 
@@ -158,7 +183,7 @@ class ContextCore:
         GASPI: gaspi_write_list.
         """
 
-    def read_list(self, pairs: Sequence, peer: int, *, queue: int = 0, timeout: float | None = None) -> None:
+    def read_list(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, *, queue: int = 0, timeout: float | None = None) -> None:
         """
         Read several slices from one peer with one request.
 
@@ -228,7 +253,7 @@ class ContextCore:
         shm: a copy, then one store-release. GASPI: gaspi_write_notify.
         """
 
-    def write_list_notify(self, pairs: Sequence, peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+    def write_list_notify(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
         """
         Write several slices to one peer, then raise one notification there.
 
@@ -271,7 +296,7 @@ class ContextCore:
         GASPI: gaspi_read_notify.
         """
 
-    def read_list_notify(self, pairs: Sequence, peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+    def read_list_notify(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
         """
         Read several slices from one peer, then raise one notification here.
 
@@ -430,10 +455,10 @@ class GroupCore:
 
     def describe(self) -> bytes: ...
 
-    def attach(self, arg0: list, arg1: float, /) -> None: ...
+    def attach(self, descriptions: list[bytes], timeout: float, /) -> None: ...
 
     @property
-    def ranks(self) -> tuple: ...
+    def ranks(self) -> tuple[int, ...]: ...
 
     @property
     def size(self) -> int: ...
@@ -443,17 +468,15 @@ class GroupCore:
 
     def barrier(self, timeout: float | None = None) -> None: ...
 
-    def allgather(self, reduction: bool, what: str, fingerprint: int, mine: bytes, timeout: float | None = None) -> list: ...
+    def allgather(self, reduction: bool, what: str, fingerprint: int, mine: bytes, timeout: float | None = None) -> list[bytes]: ...
 
-    exchange_bytes: Final[int] = ...
-    """(arg: object, /) -> int"""
+    exchange_bytes: int
 
-    reduce_bytes: Final[int] = ...
-    """(arg: object, /) -> int"""
+    reduce_bytes: int
 
     def passive_send(self, data: object, peer: int, timeout: float | None = None) -> None: ...
 
-    def passive_receive(self, timeout: float | None = None) -> tuple: ...
+    def passive_receive(self, timeout: float | None = None) -> tuple[int, bytes]: ...
 
     def remove(self) -> None: ...
 
@@ -518,7 +541,7 @@ def answer(context: ContextCore, call: Call) -> None: ...
 
 def progress_thread(context: ContextCore, run: bool) -> None: ...
 
-def buffer_key(buffer: object | None) -> object:
+def buffer_key(buffer: object | None) -> tuple[int, int, str] | None:
     """
     (address, bytes, format) of contiguous, writable memory; None if it is not known to be.
     """

@@ -167,6 +167,8 @@ class AllreduceCache:
     def run(
         self, array: Any, op: str, group: Group, plan: str | None, timeout: float | None
     ) -> None:
+        # Closed, or fenced off: said before anything else.
+        self._context._require_peer(self._context.rank, "allreduce")
         # Address, size and format by the buffer protocol; None for tensors and odd dtypes.
         where = _native.buffer_key(array)
         key = None if where is None else (*where, op, plan)

@@ -69,8 +69,9 @@ def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         name = str(dtype).removeprefix("torch.")
-        return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-    return np.dtype(dtype)
+        dtype = ml_dtypes.bfloat16 if name == "bfloat16" else name
+    converted: np.dtype[Any] = np.dtype(dtype)
+    return converted
 
 
 def memory_of(buffer: object, *, writable: bool = True) -> Memory:

@@ -86,6 +86,10 @@ def _parser(bench_asked: bool) -> argparse.ArgumentParser:
         "--grace", type=float, default=5.0, metavar="S", help="seconds from SIGTERM to SIGKILL (5)"
     )
     run.add_argument(
+        "--keep-going", action="store_true",
+        help="when a rank fails leave the others alone: they may survive it (ctx.survivors)",
+    )  # fmt: skip
+    run.add_argument(
         "--no-prefix", action="store_true", help="no [rank] before each line of output"
     )
     run.set_defaults(handler=_run)
@@ -122,7 +126,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.grace <= 3600:
         raise ConfigError(f"--grace {arguments.grace}: seconds, from 0 to 3600")
     job = Job(
-        arguments.program, arguments.n_ranks, environ, not arguments.no_prefix, arguments.grace
+        arguments.program, arguments.n_ranks, environ, not arguments.no_prefix, arguments.grace,
+        arguments.keep_going
     )
     config = check(job)
     logging.basicConfig(level=config.log.upper(), format="%(name)s: %(message)s")

@@ -30,7 +30,7 @@ _Step = tuple[str, list[_Span], list[_Span], int, int, int, float, str]
 class Place:
     """Where a plan's buffer begins: the same segment and byte offset on every rank."""
 
-    segment: Segment
+    segment: _native.SegmentCore
     offset: int
     dtype: str
 
@@ -51,8 +51,8 @@ def lower(plan: Plan) -> list[list[_Step]]:
                     "put", [span(dst)] if moves else [], [span(src)] if moves else [],
                     n, peer, flag, 1.0, "",
                 )  # fmt: skip
-            case Wait(notification):
-                return "wait", [], [], 0, -1, notification, 1.0, ""
+            case Wait(notification, peer):
+                return "wait", [], [], 0, -1 if peer is None else peer, notification, 1.0, ""
             case Reduce(dsts, srcs, n, scale):
                 return "reduce", list(map(span, dsts)), list(map(span, srcs)), n, -1, -1, scale, ""
             case Call(hook, at, n):

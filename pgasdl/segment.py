@@ -70,8 +70,9 @@ class Segment(_native.SegmentCore):
             )
         if needed == 0:
             return np.empty(shape, element)
-        raw = np.frombuffer(self, np.uint8, needed, offset)
-        return raw.view(element).reshape(shape)
+        raw = np.frombuffer(memoryview(self), np.uint8, needed, offset)
+        view: npt.NDArray[Any] = raw.view(element).reshape(shape)
+        return view
 
     def torch(
         self, dtype: Any = None, offset: int = 0, shape: int | tuple[int, ...] | None = None

@@ -192,6 +192,13 @@ void BoundPlan::rebase(const std::string& buffer, std::byte* address) {
 }
 
 void BoundPlan::look_around() const {
+  for (const Lane& lane : lanes_) {
+    if (lane.at >= lane.steps.size()) continue;
+    const Step& step = lane.steps[lane.at];
+    if (step.kind == PlanStep::Kind::kWait && step.peer >= 0 && !arrived(step)) {
+      context_.liveness().require(step.peer, name_.c_str());
+    }
+  }
   for (std::uint64_t id = watched_first_; id < watched_first_ + watched_count_; ++id) {
     const std::uint32_t seen = board_->local().board[id].load(std::memory_order_acquire);
     if (seen != 0 && seen >> kTagBits == generation_ && seen != value()) {

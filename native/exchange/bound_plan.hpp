@@ -84,7 +84,8 @@ class BoundPlan {
 
   // Which notifications each stalled lane waits for, and who owes them.
   std::string missing() const;
-  // Throws if a watched notification says that a rank runs another plan.
+  // Throws if a watched notification says that a rank runs another plan, or if a rank that owes
+  // one has left.
   void look_around() const;
   // 0: the one after the last.
   void begin(std::uint32_t generation);

@@ -65,11 +65,19 @@ void create(SegmentHandle* self, const GroupHandle& group, Integer bytes, Intege
                 text(notifications.value, " notifications: 0 to ", kMaxNotifications));
   }
   std::shared_ptr<Segment> segment;
-  const Outcome outcome = blocking(seconds(context, timeout), [&](Deadline deadline) {
+  const auto attempt = [&](Deadline deadline) {
     return group.group->create_segment(bytes.natural(),
                                        static_cast<std::uint32_t>(notifications.value),
                                        reinterpret_cast<std::byte*>(bound), deadline, segment);
-  });
+  };
+  const double limit = seconds(context, timeout);
+  Outcome outcome;
+  {
+    // Handing the memory to many peers may take a while.
+    const nb::gil_scoped_release release;
+    outcome = attempt(Deadline::once());
+  }
+  if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
   if (outcome != Outcome::kDone) {
     raise("Timeout",
           "creating a segment: " + group.group->missing_in_allgather(Group::Kind::kExchange));

@@ -1,5 +1,46 @@
-# How the generated stub differs from what the module tells of itself.
+# Where the generated stub says less, or more, than it should. Each entry is a name as a pattern and
+# what stands in the stub instead; `python -m nanobind.stubgen -P -p` reads it.
 
 # Its value is this machine's.
 pgasdl._native.isa:
     isa: str
+
+pgasdl._native.SegmentCore.__suffix__:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+pgasdl._native.ContextCore._connect:
+    def _connect(self, endpoints: list[bytes], /) -> None: ...
+
+pgasdl._native.ContextCore._join:
+    def _join(self, descriptions: list[bytes], timeout: float, /) -> None: ...
+
+pgasdl._native.ContextCore._health:
+    def _health(self) -> list[str]: ...
+
+pgasdl._native.ContextCore.(write|read)_list$:
+    def \1_list(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, *, queue: int = 0, timeout: float | None = None) -> None:
+        \doc
+
+pgasdl._native.ContextCore.(write|read)_list_notify:
+    def \1_list_notify(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        \doc
+
+pgasdl._native.GroupCore.attach:
+    def attach(self, descriptions: list[bytes], timeout: float, /) -> None: ...
+
+pgasdl._native.GroupCore.ranks:
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+pgasdl._native.GroupCore.allgather:
+    def allgather(self, reduction: bool, what: str, fingerprint: int, mine: bytes, timeout: float | None = None) -> list[bytes]: ...
+
+pgasdl._native.GroupCore.(exchange_bytes|reduce_bytes):
+    \1: int
+
+pgasdl._native.GroupCore.passive_receive:
+    def passive_receive(self, timeout: float | None = None) -> tuple[int, bytes]: ...
+
+pgasdl._native.buffer_key:
+    def buffer_key(buffer: object | None) -> tuple[int, int, str] | None:
+        \doc

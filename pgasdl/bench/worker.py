@@ -92,7 +92,7 @@ class _Bench:
         for reason in missing:
             self.say(f"no peer    {reason}")
         self.say(
-            f"figures    microseconds, medians of {request.rounds} rounds taken in turns; a row keeps "
+            f"figures    microseconds, medians of {request.rounds} rounds in turns; a row keeps "
             "to one placement, probed around every turn"
         )
         if self.context.rank == 0:

@@ -41,6 +41,7 @@ class Job:
     environ : variables of the ranks, before each one's place is added
     prefix : put ``[rank]`` before each line; otherwise the ranks write to our outputs themselves
     grace : seconds between SIGTERM and SIGKILL
+    keep_going : when a rank fails the others are left alone, for programs that survive losses
     """
 
     program: Sequence[str]
@@ -48,6 +49,7 @@ class Job:
     environ: Mapping[str, str]
     prefix: bool = True
     grace: float = 5.0
+    keep_going: bool = False
 
 
 def check(job: Job) -> Config:
@@ -261,6 +263,8 @@ class _Launcher:
         if status != 0 and self._status == 0:
             self._status = status if status > 0 else 128 - status
             self._report(entry, status)
+            if self._job.keep_going:
+                return
             if self._running and self._terminate_at is None and self._kill_at is None:
                 self._terminate_at = time.monotonic() + _REPORT_SECONDS
 
@@ -276,7 +280,8 @@ class _Launcher:
         others = ""
         if self._running:
             n = len(self._running)
-            others = f"; ending the other {n} rank{'s' if n > 1 else ''}"
+            ending = "leaving alone" if self._job.keep_going else "ending"
+            others = f"; {ending} the other {n} rank{'s' if n > 1 else ''}"
         self._output.message(
             f"pgasdl run: rank {entry.rank} (process {entry.process.pid}) {how}{others}"
         )

@@ -114,7 +114,7 @@ class _Exchange:
             return
         # Rank - 1 sent here first: between equally fast ranks, blocks arrive in this order.
         for peer in reversed(self.peers):
-            yield Wait(peer)
+            yield Wait(peer, peer)
         srcs = tuple(
             Span(self.send, offset) if sender == self.rank else self.inbox(sender, self.rank)
             for sender in range(self.size)
@@ -135,7 +135,7 @@ class _Exchange:
             yield cast("wire_out", "data", offset, n)
         for owner in reversed(self.peers):
             if self.parts[owner][1]:
-                yield Wait(self.size + owner)
+                yield Wait(self.size + owner, owner)
                 if back and self.piecewise:
                     yield cast("wire_out", "data", *self.parts[owner])
         if back and not self.piecewise:

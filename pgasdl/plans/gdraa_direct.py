@@ -60,10 +60,10 @@ def _steps(rank: int, size: int, parts: list[tuple[int, int]], kind: str) -> lis
     steps: list[Step] = [flag(peer, rank) for peer in peers if parts[peer][1]]
     offset, n = parts[rank]
     if n:
-        steps += [Wait(peer) for peer in reversed(peers)]
+        steps += [Wait(peer, peer) for peer in reversed(peers)]
         steps += _reduce(rank, size, offset, n, kind)
         steps += [flag(peer, size + rank) for peer in peers]
-    steps += [Wait(size + owner) for owner in reversed(peers) if parts[owner][1]]
+    steps += [Wait(size + owner, owner) for owner in reversed(peers) if parts[owner][1]]
     return steps
 
 

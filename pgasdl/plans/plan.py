@@ -60,9 +60,13 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Hold this lane until ``notification`` carries the execution's generation."""
+    """Hold this lane until ``notification`` carries the execution's generation.
+
+    ``peer`` is the rank that owes it, for the messages when it does not come.
+    """
 
     notification: int
+    peer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +265,7 @@ def _check_notifications(plans: Sequence[Plan]) -> None:
     # (rank of the board, notification) -> (plan, lane, step)
     raised: dict[tuple[int, int], tuple[Plan, int, int]] = {}
     awaited: dict[tuple[int, int], tuple[Plan, int, int]] = {}
+    owed: dict[tuple[int, int], int | None] = {}
     for plan in plans:
         for lane, index, step in plan.steps():
             if isinstance(step, Put) and step.notify is not None:
@@ -272,9 +277,14 @@ def _check_notifications(plans: Sequence[Plan]) -> None:
                     )
             elif isinstance(step, Wait):
                 awaited[(plan.rank, step.notification)] = (plan, lane, index)
+                owed[(plan.rank, step.notification)] = step.peer
     for (rank, notification), (plan, lane, index) in awaited.items():
         if (rank, notification) not in raised:
             text = f"nobody raises notification {notification} here"
+            raise PlanError(f"{plan.where(lane, index)}: {text}")
+        raiser = raised[(rank, notification)][0].rank
+        if owed[(rank, notification)] not in (None, raiser):
+            text = f"rank {raiser} raises notification {notification} here, not the one named"
             raise PlanError(f"{plan.where(lane, index)}: {text}")
     for (rank, notification), (plan, lane, index) in raised.items():
         if (rank, notification) not in awaited:

@@ -197,7 +197,7 @@ class _Exchange:
 
     def wait_all(self, number: int) -> list[Wait]:
         """Wait for flag ``number`` of all others."""
-        return [Wait(self.notification(number, peer)) for peer in reversed(self.peers)]
+        return [Wait(self.notification(number, peer), peer) for peer in reversed(self.peers)]
 
     def notification(self, number: int, rank: int) -> int:
         """Which notification flag ``number`` of a rank is."""

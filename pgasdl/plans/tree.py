@@ -119,7 +119,7 @@ class _Exchange:
             yield cast("data", "wire_out", 0, self.count)
         levels = range(len(self.children))
         for level in levels:
-            yield Wait(level)
+            yield Wait(level, self.rank(self.children[level]))
         if levels:
             updated = self.kind == "update" and self.node == 0
             reduced = Span("data", 0) if updated else own
@@ -136,7 +136,7 @@ class _Exchange:
     def down(self) -> Iterator[Step]:
         """The result's way: from the parent, to the children, into place."""
         if self.node:
-            yield Wait(self.levels)
+            yield Wait(self.levels, self.rank(self.node - (self.node & -self.node)))
         result = Span(self.result, 0)
         for child in reversed(self.children):
             yield Put(result, self.count, self.rank(child), result, self.levels)

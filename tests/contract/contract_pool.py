@@ -46,7 +46,7 @@ class Worker:
 
     def __init__(self, secret_fd: int) -> None:
         read, write = os.pipe()
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115: as long as the worker
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, _WORKER, str(write), str(secret_fd)],
             stdin=subprocess.PIPE,

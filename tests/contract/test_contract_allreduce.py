@@ -230,9 +230,7 @@ def differing(rank: int) -> dict[str, list[tuple[Any, str, str | None]]]:
 
 
 @contract(ranks=(2, 3), meet=False)
-@pytest.mark.parametrize(
-    "what", ["size", "much-larger", "dtype", "op", "order", "plan", "later"]
-)
+@pytest.mark.parametrize("what", ["size", "much-larger", "dtype", "op", "order", "plan", "later"])
 def test_disagreement(ctx: Any, what: str) -> None:
     """Every rank that waits is told within the bound; none gets a wrong result silently."""
     calls = differing(ctx.rank)[what]

@@ -107,10 +107,10 @@ def test_ranks(ctx: Any) -> None:
             lambda peer: ctx.atomic_fetch_add(piece, peer, 1),
             lambda peer: ctx.atomic_compare_swap(piece, peer, 0, 1),
             lambda peer: ctx.passive_send(b"", peer),
-            lambda peer: ctx.ping(peer),
-            lambda peer: ctx.kill(peer),
-            lambda peer: ctx.transport_of(peer),
-            lambda peer: scene.segment.nbytes_of(peer),
+            ctx.ping,
+            ctx.kill,
+            ctx.transport_of,
+            scene.segment.nbytes_of,
             lambda peer: ctx.group([ctx.rank, peer]),
         ):
             with pytest.raises(pgasdl.RankError):

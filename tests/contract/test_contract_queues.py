@@ -14,7 +14,7 @@ import pgasdl
 @contract(ranks=2, queue_depth=16)
 @pytest.mark.parametrize("form", ["write", "read", "write_notify", "write_list_notify", "mixed"])
 def test_full(ctx: Any, form: str) -> None:
-    """Every posting form counts as one entry; a full queue answers QueueFull, then can be reused."""
+    """Every posting form is one entry; a full queue answers QueueFull, and can be reused."""
     segment = ctx.segment(64)
     peer = 1 - ctx.rank
     a, b = segment[0:8], segment[32:40]
@@ -117,9 +117,10 @@ def test_create_delete_and_use(ctx: Any) -> None:
             ctx.queue_create()
         ctx.barrier()
         for queue in (0, *made):
-            here, there = segment[8 * queue : 8 * queue + 8], segment[64 + 8 * queue : 72 + 8 * queue]
+            at = 8 * queue
+            here, there = segment[at : at + 8], segment[64 + at : 72 + at]
             ctx.write_notify(here, 1 - ctx.rank, there, queue, queue + 1, queue=queue)
-            ctx.read(segment[128 + 8 * queue : 136 + 8 * queue], 1 - ctx.rank, here, queue=queue)
+            ctx.read(segment[128 + at : 136 + at], 1 - ctx.rank, here, queue=queue)
         for queue in (0, *made):
             ctx.wait(queue)
             assert ctx.notify_waitsome(segment, queue, 1) == queue
@@ -145,10 +146,10 @@ def test_no_such_queue(ctx: Any) -> None:
     # 16 and 17 are the library's own.
     for queue in (gone, -1, 15, 16, 17, 18, 2**31, 2**32, 2**63, 2**64 - 1):
         for use in (
-            lambda queue: ctx.wait(queue),
+            ctx.wait,
             lambda queue: ctx.wait(queue, timeout=0),
-            lambda queue: ctx.queue_size(queue),
-            lambda queue: ctx.queue_delete(queue),
+            ctx.queue_size,
+            ctx.queue_delete,
             lambda queue: ctx.write(piece, 0, segment[8:16], queue=queue),
             lambda queue: ctx.read(piece, 0, segment[8:16], queue=queue),
             lambda queue: ctx.notify(0, segment, 0, queue=queue),

@@ -95,12 +95,20 @@ def test_views_outlive_deletion(ctx: Any) -> None:
     segment = ctx.segment(8192)
     view, raw = segment.numpy(), memoryview(segment)
     view[:] = ctx.rank + 1
-    piece = segment[0:8]
     ctx.barrier()
+    refuses_when_deleted(ctx, segment)
+    del segment
+    gc.collect()
+    assert (view == ctx.rank + 1).all()
+    assert raw[8191] == ctx.rank + 1
+    view[:] = 5
+
+
+def refuses_when_deleted(ctx: Any, segment: Any) -> None:
+    piece, peer = segment[0:8], 1 - ctx.rank
     segment.delete()
     assert segment.deleted
     assert "deleted" in repr(segment)
-    peer = 1 - ctx.rank
     for use in (
         segment.delete,
         segment.numpy,
@@ -114,11 +122,6 @@ def test_views_outlive_deletion(ctx: Any) -> None:
             use()
     with pytest.raises(BufferError):
         memoryview(segment)
-    del segment, piece
-    gc.collect()
-    assert (view == ctx.rank + 1).all()
-    assert raw[8191] == ctx.rank + 1
-    view[:] = 5
 
 
 @contract(ranks=2, on=PROCESSES, bare=True)
@@ -138,7 +141,7 @@ def test_views_outlive_the_context(join: Any) -> None:
 
 @contract(ranks=2)
 def test_create_same_and_reuse(ctx: Any) -> None:
-    """create, write_notify, delete, create larger ... (1000 rounds scaled to 50): ids stay unique."""
+    """create, write_notify, delete, create larger ... (1000 rounds scaled to 50); ids are new."""
     ids = set()
     for turn in range(50):
         nbytes = 1024 * (1 + turn % 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -52,10 +54,8 @@ def test_reset_hands_each_value_out_once(ctx: Any) -> None:
 
         def poll(_: int) -> None:
             while sum(taken.values()) < n:
-                try:
+                with contextlib.suppress(pgasdl.Timeout):
                     ctx.notify_waitsome(segment, 0, 1, timeout=0)
-                except pgasdl.Timeout:
-                    pass
                 if value := ctx.notify_reset(segment, 0):
                     with lock:
                         taken[value] += 1
@@ -252,27 +252,21 @@ def test_same_collective_from_two_threads_is_refused(ctx: Any) -> None:
 
 @contract(ranks=1)
 def test_passive_to_self_from_a_thread(ctx: Any) -> None:
-    for poll in (False, True):
+    """The receiver blocks, or polls."""
 
-        def receive(_: int, poll: bool = poll) -> tuple[int, bytes]:
-            while True:
-                try:
-                    answer: tuple[int, bytes] = ctx.passive_receive(timeout=0 if poll else None)
-                    return answer
-                except pgasdl.Timeout:
-                    pass
+    def receive(timeout: float | None) -> Any:
+        while True:
+            with contextlib.suppress(pgasdl.Timeout):
+                return ctx.passive_receive(timeout=timeout)
 
-        receiver = threading.Thread(target=lambda: answers.append(receive(0)))
-        answers: list[tuple[int, bytes]] = []
-        receiver.start()
-        ctx.passive_send(b"to myself", 0)
-        receiver.join(20)
-        assert answers == [(0, b"to myself")]
+    for timeout in (None, 0):
+        works = (lambda: ctx.passive_send(b"to myself", 0), lambda: receive(timeout))  # noqa: B023
+        assert in_threads(2, lambda thread: works[thread]())[1] == (0, b"to myself")  # noqa: B023
 
 
 @contract(ranks=2)
 def test_passive_receiver_answers_with_notify(ctx: Any) -> None:
-    """Passive messages through a receiver thread that answers each by a notification (300 to 100)."""
+    """A receiver thread answers each message by a notification (300 scaled to 100)."""
     n = 100
     segment = ctx.segment(0, notifications=n)
 
@@ -298,15 +292,15 @@ def test_close_while_a_thread_waits(ctx: Any) -> None:
     segment = ctx.segment(0)
     started = threading.Event()
 
-    def wait(_: int) -> None:
+    def wait() -> None:
         started.set()
-        ctx.notify_waitsome(segment, timeout=10)
+        with pytest.raises(pgasdl.ClosedError):
+            ctx.notify_waitsome(segment, timeout=10)
 
-    waiter = threading.Thread(target=lambda: outcomes.append(pytest.raises(Exception, wait, 0)))
-    outcomes: list[Any] = []
-    waiter.start()
-    started.wait()
-    ctx.close()
-    waiter.join(9)
-    assert not waiter.is_alive()
-    assert outcomes[0].type is pgasdl.ClosedError
+    def close() -> None:
+        started.wait()
+        ctx.close()
+
+    begin = time.monotonic()
+    in_threads(2, lambda thread: (wait, close)[thread]())
+    assert time.monotonic() - begin < 5

@@ -9,8 +9,11 @@ import pytest
 from failure_harness import Job
 
 
-@pytest.mark.parametrize("progress", ["turn", "thread"])
-@pytest.mark.parametrize("how", ["exit", "_exit", "close", "process"])
+@pytest.mark.parametrize(
+    ("how", "progress"),
+    [("exit", "turn"), ("exit", "thread"), ("_exit", "turn"), ("close", "thread"),
+     ("process", "thread")],
+)  # fmt: skip
 def test_child_is_refused_and_parent_goes_on(
     job: Callable[..., Job], how: str, progress: str
 ) -> None:

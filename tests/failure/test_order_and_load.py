@@ -10,7 +10,7 @@ from collections.abc import Callable
 from failure_harness import Job
 
 LAUNCHES = int(os.environ.get("PGASDL_LAUNCHES", "4"))
-LOAD_SECONDS = float(os.environ.get("PGASDL_LOAD_SECONDS", "4"))
+LOAD_SECONDS = float(os.environ.get("PGASDL_LOAD_SECONDS", "3"))
 
 
 def test_one_digest_whatever_the_order_of_arrival(job: Callable[..., Job]) -> None:

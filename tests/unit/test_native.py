@@ -135,8 +135,10 @@ def test_a_seeded_bug_is_found(bug: Seeded, build: Build, tmp_path: Path) -> Non
 
 def test_the_same_link_without_a_bug_passes(build: Build, tmp_path: Path) -> None:
     # Else every seeded bug above would be "found".
-    for file, test in (("native/pgas/group.cpp", "test_groups"),
-                       ("tests/native/plans.hpp", "test_memory")):
+    for file, test in (
+        ("native/pgas/group.cpp", "test_groups"),
+        ("tests/native/plans.hpp", "test_memory"),
+    ):
         program = build.link_changed(test, Path(file), (ROOT / file).read_text(), tmp_path)
         status, output = outcome(program)
         assert status == 0, output[-4000:]

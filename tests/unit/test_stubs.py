@@ -1,0 +1,40 @@
+"""The checked-in stub of the native module says what the module says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pgasdl
+
+ROOT = Path(__file__).parents[2]
+STUB = ROOT / "pgasdl" / "_native.pyi"
+
+
+def meaning(text: str) -> list[str]:
+    """Lines without their outer space: how a generator indents is its own affair."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def test_the_stub_is_fresh(tmp_path: Path) -> None:
+    pytest.importorskip("nanobind")
+    generated = tmp_path / "_native.pyi"
+    patterns = ROOT / "native" / "python" / "stubs.pat"
+    command = [
+        sys.executable, "-m", "nanobind.stubgen", "-q", "-P", "-m", "pgasdl._native",
+        "-p", str(patterns), "-o", str(generated),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, timeout=120, cwd=tmp_path)
+    assert meaning(generated.read_text()) == meaning(STUB.read_text()), (
+        "pgasdl/_native.pyi is stale; after building: python -m nanobind.stubgen -q -P "
+        "-m pgasdl._native -p native/python/stubs.pat -o pgasdl/_native.pyi"
+    )
+
+
+def test_types_are_shipped() -> None:
+    installed = Path(pgasdl.__file__).parent
+    assert (installed / "py.typed").exists()
+    assert meaning((installed / "_native.pyi").read_text()) == meaning(STUB.read_text())
