@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgasdl")
 
 PASSIVE_BYTES = 65536
+CROWDED_SPIN_US = 1
 _LOOK_SECONDS = 0.1  # between two looks for losses, while the store is waited for
 
 # The context of this process (ranks that are threads are not counted).
@@ -88,6 +89,8 @@ class Context(_native.ContextCore):
         if launch.rank == 0:
             store.put("token", secrets.token_bytes(16))
         token = store.get("token", owner=0)
+        # With fewer cores than ranks, whoever spins keeps the rank it waits for from running.
+        crowded = launch.local_size > len(os.sched_getaffinity(0))
         super().__init__(
             launch.rank,
             launch.size,
@@ -98,7 +101,7 @@ class Context(_native.ContextCore):
             queue_depth=config.queue_depth,
             queues=config.queues,
             passive_bytes=PASSIVE_BYTES,
-            spin_us=config.spin_us,
+            spin_us=min(config.spin_us, CROWDED_SPIN_US) if crowded else config.spin_us,
             yield_us=config.yield_us,
             heartbeat_ms=config.heartbeat_ms,
             stopped_after=config.stopped_after,

@@ -48,11 +48,6 @@ def test_one_of_three_leaves_a_barrier(job: Callable[..., Job], how: str, state:
             assert lost["rank"] == 1, ranks.transcript()
 
 
-@pytest.mark.xfail(
-    reason="a plan's wait does not know which rank owes its notification, so a member that closed "
-    "in peace is only noticed when all others have",
-    strict=True,
-)
 def test_one_of_three_leaves_a_plan(job: Callable[..., Job]) -> None:
     ranks = job("leaves.py", 3, "close", "allreduce", PGASDL_TIMEOUT="3")
     ranks.event(1, "leaving")
