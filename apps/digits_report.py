@@ -233,7 +233,7 @@ def _draw_timeline(axes: Any, trace: Trace, title: str) -> None:
             axes.barh(layer + shift, 1e3 * (end - begin), left=1e3 * begin, height=height,
                       color=_COLOURS[name], linewidth=0)  # fmt: skip
     turned = 1e3 * (trace.moment("turned")[chosen].max() - origin)
-    axes.axvline(turned, color="#888888", linewidth=0.8, linestyle=":")
+    axes.axvline(turned, 0, 0.9, color="#888888", linewidth=0.8, linestyle=":")
     axes.annotate("backward pass ends", (turned, -0.55), xytext=(4, 0), color="#666666",
                   textcoords="offset points", fontsize=8)  # fmt: skip
     axes.set_yticks(range(len(trace.layers)), trace.layers)

@@ -308,6 +308,8 @@ def main() -> None:
     with pgasdl.init(progress=given.progress) as ctx:
         if not ctx.size <= given.batch <= 1437:
             raise SystemExit(f"--batch {given.batch}: from {ctx.size} (one image a rank) to 1437")
+        if given.epochs < 1:
+            raise SystemExit(f"--epochs {given.epochs}: at least 1")
         trainer, course = train(ctx, given)
         report(ctx, given, trainer, course)
 

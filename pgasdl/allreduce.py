@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 KINDS = {"mean": "average", "sum": "sum"}
 
+# A notification has 20 bits for its generation, and 0 is none: then they begin anew.
+GENERATIONS = (1 << 20) - 1
+
 # Up to here one latency and two copies beat two latencies in place.
 STAGED_BYTES = 4096
 
@@ -224,7 +227,7 @@ class _Sequence:
         if name == "staged":
             bound.rebase("data", address)
         self._unfinished = (call, 0)
-        bound.run(timeout, self._number + 1)
+        bound.run(timeout, self._number % GENERATIONS + 1)
         self._unfinished = None
         self._turns[name] = turn + 1
         self._number += 1
@@ -311,7 +314,7 @@ class _Sequence:
                 bound.rebase("data", where)
             if private is not None:
                 self.workspace.copy[:nbytes] = private
-            bound.start(self._number + 1)
+            bound.start(self._number % GENERATIONS + 1)
         self._unfinished = (call, progress)
         bound.wait(timeout)
         if private is not None:

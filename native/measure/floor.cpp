@@ -22,8 +22,7 @@ constexpr std::uint64_t kPage = 4096;
 // Owners never write to the same cache line.
 constexpr std::uint64_t kLine = 16;  // float32
 
-// A piece of an array outside, and how many of them lie in the segment at once.
-constexpr std::uint64_t kPieceFloats = 32768;
+// How many pieces of an array outside lie in the segment at once.
 constexpr std::uint64_t kPieces = 4;
 
 std::uint64_t header_bytes(Rank size) {
@@ -77,7 +76,7 @@ Floor::Floor(Context& context, std::shared_ptr<Segment> segment, bool crowded)
 }
 
 std::uint64_t Floor::bytes(Rank size, std::uint64_t payload) {
-  const std::uint64_t pieces = kPieces * kPieceFloats * sizeof(float);
+  const std::uint64_t pieces = kPieces * kMostPiece * sizeof(float);
   return header_bytes(size) + std::max((payload + kPage - 1) / kPage * kPage, pieces);
 }
 
@@ -89,9 +88,9 @@ void Floor::require(std::uint64_t bytes) const {
 }
 
 Floor::Word& Floor::word(Rank at, Purpose purpose, Rank from) const {
-  const std::uint64_t index = static_cast<std::uint64_t>(purpose) *
-                                  static_cast<std::uint64_t>(size_) +
-                              static_cast<std::uint64_t>(from);
+  const std::uint64_t index =
+      static_cast<std::uint64_t>(purpose) * static_cast<std::uint64_t>(size_) +
+      static_cast<std::uint64_t>(from);
   return *reinterpret_cast<Word*>(copies_[static_cast<std::size_t>(at)] + index * kWordBytes);
 }
 
@@ -264,21 +263,27 @@ Calls Floor::layers(std::span<const std::uint64_t> counts, Kernel kernel, std::u
       });
 }
 
-Calls Floor::private_arrays(std::uint64_t count, std::uint32_t calls, bool paced) {
-  require(kPieces * kPieceFloats * sizeof(float));
+Calls Floor::private_arrays(std::uint64_t count, std::uint64_t piece_floats, Copy copy,
+                            std::uint32_t calls, bool paced) {
+  const std::uint64_t most = std::clamp<std::uint64_t>(piece_floats, kLine, kMostPiece);
+  require(kPieces * most * sizeof(float));
   std::vector<float> array(count);
   constexpr std::size_t kMost = 16;
   const auto ranks = static_cast<std::size_t>(size_);
   if (ranks > kMost) throw Error(ErrorKind::kUnavailable, "the floor is for at most 16 ranks");
   const double scale = 1.0 / static_cast<double>(size_);
-  const std::uint64_t pieces = (count + kPieceFloats - 1) / kPieceFloats;
-  const auto length = [&](std::uint64_t piece) {
-    return std::min(kPieceFloats, count - piece * kPieceFloats);
-  };
+  const std::uint64_t pieces = (count + most - 1) / most;
+  const auto length = [&](std::uint64_t piece) { return std::min(most, count - piece * most); };
   // A rank that announces piece k + 2 has read piece k of all others, so four places are enough.
   const auto stage = [&](std::uint64_t piece) {
-    std::memcpy(floats(rank_) + (piece % kPieces) * kPieceFloats, &array[piece * kPieceFloats],
-                length(piece) * sizeof(float));
+    float* place = floats(rank_) + (piece % kPieces) * most;
+    const float* from = &array[piece * most];
+    if (copy == Copy::kStream) {
+      best_kernels().stream(reinterpret_cast<char*>(place), reinterpret_cast<const char*>(from),
+                            length(piece) * sizeof(float));
+    } else {
+      std::memcpy(place, from, length(piece) * sizeof(float));
+    }
     tell_all(Purpose::kReady, ++ready_);
   };
   return timed(
@@ -296,10 +301,9 @@ Calls Floor::private_arrays(std::uint64_t count, std::uint32_t calls, bool paced
           if (piece + 1 < pieces) stage(piece + 1);
           await_all(Purpose::kReady, before + piece + 1);
           std::array<Source, kMost> sources;
-          float* own = &array[piece * kPieceFloats];
+          float* own = &array[piece * most];
           for (std::size_t rank = 0; rank < ranks; ++rank) {
-            const float* staged =
-                floats(static_cast<Rank>(rank)) + (piece % kPieces) * kPieceFloats;
+            const float* staged = floats(static_cast<Rank>(rank)) + (piece % kPieces) * most;
             sources[rank] = {static_cast<Rank>(rank) == rank_ ? own : staged, DType::kF32};
           }
           const Destination destination{own, DType::kF32};

@@ -46,8 +46,11 @@ class Floor {
   enum class Kernel : std::uint8_t { kPlain, kPrefetch };
   // In the segments themselves: two handshakes, in between each owner's one pass over all copies.
   Calls in_place(std::uint64_t count, Kernel kernel, std::uint32_t calls, bool paced);
-  // Arrays outside: a copy into the segment, a flag, one pass over all copies; in pieces.
-  Calls private_arrays(std::uint64_t count, std::uint32_t calls, bool paced);
+  // Arrays outside: a copy into the segment, a flag, one pass over all copies; in pieces of at
+  // most kMostPiece, staged past the caches (kStream) or through them.
+  static constexpr std::uint64_t kMostPiece = 32768;
+  Calls private_arrays(std::uint64_t count, std::uint64_t piece, Copy copy, std::uint32_t calls,
+                       bool paced);
   // Several tensors one after the other, each in place, all of them given at the beginning.
   Calls layers(std::span<const std::uint64_t> counts, Kernel kernel, std::uint32_t calls,
                bool paced);

@@ -1,9 +1,8 @@
-#include "measure/floor.hpp"
-
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "measure/floor.hpp"
 #include "measure/notified.hpp"
 #include "python/handles.hpp"
 
@@ -58,8 +57,8 @@ void bind_measure(nb::module_& module) {
           "batches"_a, "rounds"_a, "A bounced cache line, nanoseconds one way, per batch.")
       .def(
           "put",
-          [](FloorHandle& self, std::uint64_t bytes, const std::string& copy,
-             std::uint32_t batches, std::uint32_t rounds) {
+          [](FloorHandle& self, std::uint64_t bytes, const std::string& copy, std::uint32_t batches,
+             std::uint32_t rounds) {
             const Floor::Copy how = copy_named(copy);
             const nb::gil_scoped_release release;
             return self.floor.put(bytes, how, batches, rounds);
@@ -77,11 +76,14 @@ void bind_measure(nb::module_& module) {
           "Means of float32 in the segments: when each call began and ended, nanoseconds.")
       .def(
           "private_arrays",
-          [](FloorHandle& self, std::uint64_t count, std::uint32_t calls, bool paced) {
+          [](FloorHandle& self, std::uint64_t count, std::uint64_t piece, const std::string& copy,
+             std::uint32_t calls, bool paced) {
+            const Floor::Copy how = copy_named(copy);
             const nb::gil_scoped_release release;
-            return as_times(self.floor.private_arrays(count, calls, paced));
+            return as_times(self.floor.private_arrays(count, piece, how, calls, paced));
           },
-          "count"_a, "calls"_a, "paced"_a, "Means of float32 in arrays outside the segments.")
+          "count"_a, "piece"_a, "copy"_a, "calls"_a, "paced"_a,
+          "Means of float32 in arrays outside the segments.")
       .def(
           "layers",
           [](FloorHandle& self, const std::vector<std::uint64_t>& counts, bool prefetch,

@@ -53,13 +53,20 @@ class Floors:
         return self.layers((count,))
 
     def private_arrays(self, count: int, fill_ns: float) -> list[Contender]:
-        """An allreduce of arrays outside."""
+        """An allreduce of arrays outside, staged in several ways."""
 
-        def measure(calls: int) -> Sequence[float]:
-            moments = self._floor.private_arrays(count, calls, self._ranks.paced)
-            return self._ranks.durations(moments, self._clock_ns, fill_ns)
+        def contender(piece: int, copy: str) -> Contender:
+            def measure(calls: int) -> Sequence[float]:
+                moments = self._floor.private_arrays(count, piece, copy, calls, self._ranks.paced)
+                return self._ranks.durations(moments, self._clock_ns, fill_ns)
 
-        return [Contender("private arrays", "floor", measure)]
+            return Contender(f"pieces of {4 * piece} by {copy}", "floor", measure)
+
+        # Far from each other, stores past the caches win; near, small pieces that stay in them.
+        ways = [(32768, "memcpy")]
+        ways += [(8192, "memcpy")] if count > 8192 else []
+        ways += [(32768, "stream")] if count >= 1024 else []
+        return [contender(piece, copy) for piece, copy in ways]
 
     def layers(self, counts: Sequence[int], fill_ns: float = 0.0) -> list[Contender]:
         """A model's tensors in segments, by each kernel."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_harness import MAPPED, ORDERING, contract
+from contract_harness import MAPPED, ORDERING, PROCESSES, contract
 
 import pgasdl
 
@@ -167,6 +167,26 @@ def test_second_notify_overwrites(ctx: Any) -> None:
         assert ctx.notify_reset(segment, 0) == 0
         with pytest.raises(pgasdl.Timeout):
             ctx.notify_waitsome(segment, 0, 1, timeout=0)
+
+
+@contract(ranks=2, on=PROCESSES)
+def test_reset_loses_no_value_that_arrives_meanwhile(ctx: Any) -> None:
+    """Two values in a row, polled all the time: the second may replace the first, never vanish.
+
+    Between processes, because threads of one interpreter take turns at the board.
+    """
+    segment = ctx.segment(0, notifications=2)
+    for turn in range(1, 1001):
+        if ctx.rank == 0:
+            ctx.notify(1, segment, 0, 2 * turn)
+            ctx.notify(1, segment, 0, 2 * turn + 1)
+            assert take(ctx, segment, 1) == turn
+        else:
+            end = time.monotonic() + 5
+            while (seen := ctx.notify_reset(segment, 0)) != 2 * turn + 1:
+                assert seen in (0, 2 * turn)
+                assert time.monotonic() < end, "the value was lost"
+            ctx.notify(0, segment, 1, turn)
 
 
 @contract(ranks=2)
