@@ -568,7 +568,7 @@ class Floor:
     def line(self, batches: int, rounds: int) -> list[float]:
         """A bounced cache line, nanoseconds one way, per batch."""
 
-    def put(self, bytes: int, copy: "std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >", batches: int, rounds: int) -> list[float]:
+    def put(self, bytes: int, copy: str, batches: int, rounds: int) -> list[float]:
         """A copy and a flag, nanoseconds one way, per batch."""
 
     def in_place(self, count: int, prefetch: bool, calls: int, paced: bool) -> tuple[list[int], list[int]]:
@@ -576,7 +576,7 @@ class Floor:
         Means of float32 in the segments: when each call began and ended, nanoseconds.
         """
 
-    def private_arrays(self, count: int, calls: int, paced: bool) -> tuple[list[int], list[int]]:
+    def private_arrays(self, count: int, piece: int, copy: str, calls: int, paced: bool) -> tuple[list[int], list[int]]:
         """Means of float32 in arrays outside the segments."""
 
     def layers(self, counts: Sequence[int], prefetch: bool, calls: int, paced: bool) -> tuple[list[int], list[int]]:

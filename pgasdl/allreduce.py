@@ -3,7 +3,7 @@
 Three ways, by where the array lies:
 
 - in a segment that every rank maps: reduced in place by ``gdraa-direct``;
-- elsewhere, or small: ``staged``, which passes pieces through a workspace that is mapped and writes
+- elsewhere: ``staged``, which passes pieces through a workspace that is mapped and writes
   the result straight into the array;
 - any other plan, and on transports that map nothing: copied into the workspace, and out again.
 """
@@ -33,9 +33,6 @@ KINDS = {"mean": "average", "sum": "sum"}
 # A notification has 20 bits for its generation, and 0 is none: then they begin anew.
 GENERATIONS = (1 << 20) - 1
 
-# Up to here one latency and two copies beat two latencies in place.
-STAGED_BYTES = 4096
-
 
 def _checked(array: Any, op: str) -> Memory:
     memory = memory_of(array)
@@ -52,11 +49,11 @@ def _raw(memory: Memory) -> npt.NDArray[np.uint8]:
     return np.frombuffer(memoryview(bytes_there), np.uint8)
 
 
-def choose(context: Context, memory: Memory, in_place: bool) -> str:
+def choose(context: Context, in_place: bool) -> str:
     """The plan for an array, when the caller names none."""
     if not context.mapped:
         return "gdraa"
-    return "gdraa-direct" if in_place and memory.nbytes > STAGED_BYTES else "staged"
+    return "gdraa-direct" if in_place else "staged"
 
 
 class Allreduce:
@@ -89,7 +86,7 @@ class Allreduce:
         signature = f"{dtype} x {memory.count} {op} {plan or 'auto'}"
         places_of = set(group.allgather(f"allreduce {signature}", place.encode(), timeout))
         in_place = len(places_of) == 1 and segment is not None and context.mapped
-        self.plan = plan or choose(context, memory, in_place)
+        self.plan = plan or choose(context, in_place)
         if self.plan == "gdraa-direct" and not in_place:
             raise PlanError(
                 "plan gdraa-direct needs the array at one place of one segment on every rank, and "
@@ -170,14 +167,14 @@ class AllreduceCache:
     def run(
         self, array: Any, op: str, group: Group, plan: str | None, timeout: float | None
     ) -> None:
-        # Closed, or fenced off: said before anything else.
-        self._context._require_peer(self._context.rank, "allreduce")
         # Address, size and format by the buffer protocol; None for tensors and odd dtypes.
         where = _native.buffer_key(array)
         key = None if where is None else (*where, op, plan)
         sequence = self._sequences.get(group.core)
         if sequence is not None and key is not None and sequence.run_again(key, timeout):
             return
+        # Closed, or fenced off: said before anything else.
+        self._context._require_peer(self._context.rank, "allreduce")
         memory = _checked(array, op)
         if sequence is None:
             sequence = _Sequence(self._context, group, timeout)
@@ -243,7 +240,7 @@ class _Sequence:
     ) -> None:
         segment, offset = self.context.segment_at(memory)
         in_place = segment is not None and self.context.mapped
-        name = plan or choose(self.context, memory, in_place)
+        name = plan or choose(self.context, in_place)
         if name not in PLANS:
             raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
         if name == "gdraa-direct" and not in_place:

@@ -130,7 +130,7 @@ def options_for(name: str, dtype: str, count: int | None = None) -> dict[str, An
 
 
 # Of a staged array: long enough to hide a latency, short enough to stay in a cache.
-PIECE_BYTES = 256 << 10
+PIECE_BYTES = 128 << 10
 
 
 class Workspace:

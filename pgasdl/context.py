@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgasdl")
 
 PASSIVE_BYTES = 65536
-CROWDED_SPIN_US = 1
+CROWDED_YIELD_US = 20_000
 _LOOK_SECONDS = 0.1  # between two looks for losses, while the store is waited for
 
 # The context of this process (ranks that are threads are not counted).
@@ -89,7 +89,8 @@ class Context(_native.ContextCore):
         if launch.rank == 0:
             store.put("token", secrets.token_bytes(16))
         token = store.get("token", owner=0)
-        # With fewer cores than ranks, whoever spins keeps the rank it waits for from running.
+        # With fewer cores than ranks, whoever spins keeps the rank it waits for from running, and
+        # whoever sleeps is woken late: a wait gives its core away, again and again.
         crowded = launch.local_size > len(os.sched_getaffinity(0))
         super().__init__(
             launch.rank,
@@ -101,8 +102,8 @@ class Context(_native.ContextCore):
             queue_depth=config.queue_depth,
             queues=config.queues,
             passive_bytes=PASSIVE_BYTES,
-            spin_us=min(config.spin_us, CROWDED_SPIN_US) if crowded else config.spin_us,
-            yield_us=config.yield_us,
+            spin_us=0 if crowded else config.spin_us,
+            yield_us=max(config.yield_us, CROWDED_YIELD_US) if crowded else config.yield_us,
             heartbeat_ms=config.heartbeat_ms,
             stopped_after=config.stopped_after,
         )
@@ -114,6 +115,8 @@ class Context(_native.ContextCore):
         self._unfinished_groups: dict[tuple[int, ...], tuple[_native.GroupCore, bytes]] = {}
         self._accepted: frozenset[int] = frozenset()  # ranks whose loss survivors() took note of
         # Where segments lie, to find the one that holds an array; every change has a number.
+        # Peers write to bound memory by address: it must not go because a name went out of scope.
+        self.bound: dict[int, Segment] = {}
         self._segments: dict[int, tuple[int, int, weakref.ref[Segment]]] = {}
         self.segments_version = 0
         self._workspaces: dict[tuple[int, ...], Workspace] = {}
@@ -215,9 +218,11 @@ class Context(_native.ContextCore):
         number = self.config.notifications if notifications is None else notifications
         if memory.nbytes == 0:
             return Segment(group or self.world, 0, number, timeout=timeout)
-        return Segment(
+        segment = Segment(
             group or self.world, memory.nbytes, number, memory.owner, memory.address, timeout
         )
+        self.bound[segment.id] = segment
+        return segment
 
     def segment_at(self, memory: Memory) -> tuple[Segment | None, int]:
         """The segment that holds some memory, and where in it; (None, 0) if none does."""
@@ -525,6 +530,7 @@ class Context(_native.ContextCore):
         self._workspaces.clear()
         self._allreduces = AllreduceCache(self)
         self.exchanges.clear()
+        self.bound.clear()
         # Ranks in one process share a store object that must outlive them.
         self._store.close(drain=0.0 if failed else 5.0)
         if _current is not None and _current() is self:

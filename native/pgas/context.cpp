@@ -61,6 +61,7 @@ Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, con
       options_(options),
       fork_depth_(fork_depth()),
       transport_(std::move(transport)),
+      progresses_(transport_->needs_progress()),
       liveness_(rank, size, options),
       waiter_(liveness_, options),
       queues_(options.queues + 2),
@@ -68,7 +69,7 @@ Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, con
   if (size < 1 || rank < 0 || rank >= size) {
     throw Error(ErrorKind::kRank, text("rank ", rank, " of ", size, " ranks"));
   }
-  waiter_.set_polls(transport_->needs_progress());
+  waiter_.set_polls(progresses_);
   queues_[0].exists = true;
   queues_[internal_queue()].exists = true;
   queues_[plan_queue()].exists = true;
@@ -194,7 +195,7 @@ Outcome Context::post(QueueId id, Deadline deadline, Post&& try_post) {
   if (try_post()) [[likely]] return Outcome::kDone;
   const Outcome outcome = waiter_.until(
       [&] {
-        if (transport_->needs_progress()) transport_->progress();
+        if (progresses_) transport_->progress();
         return try_post();
       },
       deadline, "posting");
@@ -304,7 +305,7 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
   recorder_.record(Operation::kWaitQueue, -1, 0, id, 0);
   const Outcome outcome = waiter_.until(
       [&] {
-        if (transport_->needs_progress()) transport_->progress();
+        if (progresses_) transport_->progress();
         return transport_->complete(id);
       },
       deadline, "wait(queue)");
@@ -344,7 +345,7 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
     return false;
   };
   const auto ready = [&] {
-    if (transport_->needs_progress()) transport_->progress();
+    if (progresses_) transport_->progress();
     if (count == 1) return scan(begin, end);
     const std::uint32_t last = segment.scan_from.load(std::memory_order_relaxed);
     const std::uint32_t from = last >= begin && last < end ? last : begin;
@@ -392,7 +393,7 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
   return waiter_.until(
       [&] {
         if (!posted) posted = transport_->post_atomic(internal_queue(), peer, request);
-        if (transport_->needs_progress()) transport_->progress();
+        if (progresses_) transport_->progress();
         return posted && transport_->complete(internal_queue());
       },
       // Once posted it will change the peer's memory: to give up then would be to lie.

@@ -112,6 +112,7 @@ class Context {
   const Options options_;
   const std::uint64_t fork_depth_;
   std::unique_ptr<Transport> transport_;
+  const bool progresses_;  // the transport needs calls to move on
   Recorder recorder_;
   Liveness liveness_;
   Waiter waiter_;

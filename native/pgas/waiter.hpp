@@ -33,10 +33,13 @@ class Waiter {
     if (deadline.one_try()) return Outcome::kTimeout;
     // The clock is read rarely: a read costs as much as several polls.
     constexpr int kPollsPerLook = 64;
+    // The first polls follow each other closely: a pause is as long as a cache line's way here.
+    constexpr int kEagerLooks = 4;
     const auto start = Clock::now();
-    for (auto now = start; now - start < spin_; now = Clock::now()) {
+    int look = 0;
+    for (auto now = start; now - start < spin_; now = Clock::now(), ++look) {
       for (int poll = 0; poll < kPollsPerLook; ++poll) {
-        pause_briefly();
+        if (look >= kEagerLooks) pause_briefly();
         if (ready()) return Outcome::kDone;
         if (liveness_.alarmed()) [[unlikely]] check(what);
       }

@@ -91,9 +91,11 @@ class Peer:
         self._clock_ns = clock_cost()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: list[IO[str]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="pgasdl-bench-")
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         try:
-            self.version = self._start(KINDS[name])
+            # Gone as soon as all have met: whatever ends us later leaves no file.
+            with tempfile.TemporaryDirectory(prefix="pgasdl-bench-") as folder:
+                self.version = self._start(KINDS[name], folder)
         except (UnavailableError, OSError, ValueError) as error:
             self.close()
             raise UnavailableError(f"{name}: {error}") from error
@@ -134,7 +136,7 @@ class Peer:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._processes = []
-        self._folder.cleanup()
+        self._words.close()
 
     def _ask(self, **command: Any) -> list[dict[str, Any]]:
         text = json.dumps(command) + "\n"
@@ -146,15 +148,15 @@ class Peer:
             raise UnavailableError(f"{self.name} ended while it was measured: {self._last_words()}")
         return [json.loads(answer) for answer in answers]
 
-    def _start(self, kind: Kind) -> str:
+    def _start(self, kind: Kind, folder: str) -> str:
         for module in kind.needs:
             if importlib.util.find_spec(module) is None:
                 raise UnavailableError(f"{module} is not installed ({_INSTALL})")
-        path = os.path.join(self._folder.name, "socket")
+        path = os.path.join(folder, "socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(path)
             listener.listen(self._size)
-            self._launch(kind, path)
+            self._launch(kind, path, os.path.join(folder, "store"))
             hellos = self._meet(listener)
         order = sorted(range(len(hellos)), key=lambda place: int(hellos[place]["rank"]))
         self._lines = [self._lines[place] for place in order]
@@ -167,7 +169,7 @@ class Peer:
             )
         return version
 
-    def _launch(self, kind: Kind, path: str) -> None:
+    def _launch(self, kind: Kind, path: str, store: str) -> None:
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PGASDL_", "PMI"))}
         environ |= {"OMP_NUM_THREADS": "1", **kind.environ}
         program = [sys.executable, "-m", kind.module, path]
@@ -176,18 +178,20 @@ class Peer:
             environ["MPI4PY_LIBMPI"] = _first(_libraries(kind.libraries), kind.libraries)
             self._spawn([launcher, "-n", str(self._size), *program], environ)
             return
-        store = os.path.join(self._folder.name, "store")
         for rank in range(self._size):
             self._spawn([*program, str(rank), str(self._size), store], environ)
 
     def _spawn(self, command: list[str], environ: dict[str, str]) -> None:
-        with open(os.path.join(self._folder.name, "words"), "ab") as words:
-            self._processes.append(
-                subprocess.Popen(
-                    command, env=environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
-                    start_new_session=True,
-                )
-            )  # fmt: skip
+        self._processes.append(
+            subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+                start_new_session=True,
+            )
+        )
 
     def _meet(self, listener: socket.socket) -> list[dict[str, Any]]:
         hellos: list[dict[str, Any]] = []
@@ -210,7 +214,8 @@ class Peer:
         return hellos
 
     def _last_words(self) -> str:
-        text = Path(self._folder.name, "words").read_text(encoding="utf-8", errors="replace")
+        # From its beginning, without moving where the processes write.
+        text = os.pread(self._words.fileno(), 1 << 16, 0).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
         return " ".join(lines)[:400] or "without a word"
 

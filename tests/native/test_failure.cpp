@@ -25,11 +25,21 @@ void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::millisecon
 // The victim throws while the others are in `call`, which must end with PeerLost naming it, soon.
 void lost_during(const char* what, const Settings& settings,
                  const std::function<void(Local&, const std::shared_ptr<Segment>&)>& call) {
+  std::atomic<int> begun{0};
   std::atomic<int> told{0};
+  const auto until = [](const std::atomic<int>& count, int enough) {
+    const auto begin = Clock::now();
+    while (count.load() < enough) {
+      CHECK(Clock::now() - begin < std::chrono::seconds(60));
+      std::this_thread::yield();
+    }
+  };
   const auto thrown = outcomes(kSize, settings, [&](Local& local) {
     const auto segment = local.segment(256);
     local.barrier();
+    begun.fetch_add(1);
     if (local.rank() == kVictim) {
+      until(begun, kSize);  // none is still in the barrier
       nap(5);
       throw Failure();
     }
@@ -48,7 +58,7 @@ void lost_during(const char* what, const Settings& settings,
                     [&] { (void)local.context.notify_waitsome(*segment, 0, 8, soon(), found); });
       local.context.liveness().acknowledge();
       told.fetch_add(1);
-      while (told.load() < kSize - 1) std::this_thread::yield();
+      until(told, kSize - 1);
       const Rank other = 1 - local.rank();
       local.notify(other, *segment, 9, 4);
       CHECK(local.await(*segment, 9) == 4);
