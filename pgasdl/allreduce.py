@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pgasdl import _native
 from pgasdl.buffers import Memory, memory_of
 from pgasdl.collective import PIECE_BYTES, Place, Workspace, bind_phases, options_for
-from pgasdl.errors import BufferRefused, MismatchError, PlanError
+from pgasdl.errors import BufferRefused, MismatchError, PlanError, Timeout
 from pgasdl.plans import PLANS, build
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Allreduce:
         signature = f"{dtype} x {memory.count} {op} {plan or 'auto'}"
         places_of = set(group.allgather(f"allreduce {signature}", place.encode(), timeout))
         in_place = len(places_of) == 1 and segment is not None and context.mapped
-        self.plan = plan or choose(context, in_place)
+        self.plan = choose(context, in_place) if plan is None else plan
         if self.plan == "gdraa-direct" and not in_place:
             raise PlanError(
                 "plan gdraa-direct needs the array at one place of one segment on every rank, and "
@@ -223,12 +223,28 @@ class _Sequence:
         bound = phases[turn % len(phases)]
         if name == "staged":
             bound.rebase("data", address)
-        self._unfinished = (call, 0)
-        bound.run(timeout, self._number % GENERATIONS + 1)
+        self._execute(bound, name, call, 0, timeout, start=True)
         self._unfinished = None
-        self._turns[name] = turn + 1
-        self._number += 1
         return True
+
+    def _execute(
+        self, bound: _native.BoundPlan, name: str, call: tuple[Any, ...], progress: int,
+        timeout: float | None, *, start: bool,
+    ) -> None:  # fmt: skip
+        """One execution, or what a Timeout or Ctrl-C left of it."""
+        try:
+            if start:
+                bound.run(timeout, self._number % GENERATIONS + 1)
+            else:
+                bound.wait(timeout)
+        except (Timeout, KeyboardInterrupt):
+            self._unfinished = (call, progress)
+            raise
+        except BaseException:
+            self._unfinished = None
+            raise
+        self._turns[name] = self._turns.get(name, 0) + 1
+        self._number += 1
 
     def run(
         self,
@@ -240,7 +256,7 @@ class _Sequence:
     ) -> None:
         segment, offset = self.context.segment_at(memory)
         in_place = segment is not None and self.context.mapped
-        name = plan or choose(self.context, in_place)
+        name = choose(self.context, in_place) if plan is None else plan
         if name not in PLANS:
             raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
         if name == "gdraa-direct" and not in_place:
@@ -311,13 +327,9 @@ class _Sequence:
                 bound.rebase("data", where)
             if private is not None:
                 self.workspace.copy[:nbytes] = private
-            bound.start(self._number % GENERATIONS + 1)
-        self._unfinished = (call, progress)
-        bound.wait(timeout)
+        self._execute(bound, name, call, progress, timeout, start=not resumed)
         if private is not None:
             private[:] = self.workspace.copy[:nbytes]
-        self._turns[name] = turn + 1
-        self._number += 1
 
     def _bind(
         self, key: tuple[Any, ...], name: str, count: int, op: str, data: Place, dtype: str

@@ -126,8 +126,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.grace <= 3600:
         raise ConfigError(f"--grace {arguments.grace}: seconds, from 0 to 3600")
     job = Job(
-        arguments.program, arguments.n_ranks, environ, not arguments.no_prefix, arguments.grace,
-        arguments.keep_going
+        arguments.program,
+        arguments.n_ranks,
+        environ,
+        not arguments.no_prefix,
+        arguments.grace,
+        arguments.keep_going,
     )
     config = check(job)
     logging.basicConfig(level=config.log.upper(), format="%(name)s: %(message)s")

@@ -121,7 +121,8 @@ class GradientExchange:
         self.context = context
         self.group = group or context.world
         self.kind = kind
-        self.plan = plan or ("gdraa-direct" if context.mapped and wire is None else "gdraa")
+        best = "gdraa-direct" if context.mapped and wire is None else "gdraa"
+        self.plan = best if plan is None else plan
         if self.plan not in PLANS:
             raise PlanError(f"no plan named {self.plan!r}; there are {', '.join(sorted(PLANS))}")
         if PLANS[self.plan].mapped and not context.mapped:

@@ -62,7 +62,7 @@ class StoreClient(Store):
     BootstrapError   what answered is not this job's store, or it refused this rank
     """
 
-    def __init__(  # noqa: PLR0917 - the four after the address are the job
+    def __init__(
         self,
         address: Address | Sequence[Address],
         secret: bytes,
