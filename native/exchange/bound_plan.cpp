@@ -78,7 +78,8 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     const std::uint64_t offset = binding.offset + span.offset * item;
     std::byte* base = remote == nullptr ? binding.segment->local().data : remote->data;
     if (address && base == nullptr) {
-      throw refuse(text("needs rank ", peer, "'s memory mapped here, which this transport or "
+      throw refuse(text("needs rank ", peer,
+                        "'s memory mapped here, which this transport or "
                         "bound memory does not offer: use plan gdraa or tree"));
     }
     return {base == nullptr ? nullptr : base + offset, binding.dtype, remote, offset};
@@ -185,7 +186,8 @@ void BoundPlan::rebase(const std::string& buffer, std::byte* address) {
       }
       for (std::size_t i = 0; i < step.own_destinations.size(); ++i) {
         if (step.own_destinations[i] != number) continue;
-        step.destinations[i].address = static_cast<std::byte*>(step.destinations[i].address) + shift;
+        step.destinations[i].address =
+            static_cast<std::byte*>(step.destinations[i].address) + shift;
       }
     }
   }
@@ -202,12 +204,12 @@ void BoundPlan::look_around() const {
   for (std::uint64_t id = watched_first_; id < watched_first_ + watched_count_; ++id) {
     const std::uint32_t seen = board_->local().board[id].load(std::memory_order_acquire);
     if (seen != 0 && seen >> kTagBits == generation_ && seen != value()) {
-      throw Error(ErrorKind::kMismatch,
-                  text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
-                       ": another rank runs a different collective as its execution ", generation_,
-                       " (notification ", id, " carries tag ", seen & ((1u << kTagBits) - 1),
-                       ", expected ", tag_,
-                       "): order, size, dtype and plan must be the same on all ranks"));
+      throw Error(
+          ErrorKind::kMismatch,
+          text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
+               ": another rank runs a different collective as its execution ", generation_,
+               " (notification ", id, " carries tag ", seen & ((1u << kTagBits) - 1), ", expected ",
+               tag_, "): order, size, dtype and plan must be the same on all ranks"));
     }
   }
 }

@@ -76,7 +76,7 @@ class BoundPlan {
   struct Lane {
     std::vector<Step> steps;
     std::size_t at = 0;
-    std::uint64_t progress = 0;  // kReduce: elements done
+    std::uint64_t progress = 0;                  // kReduce: elements done
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
     enum class Call : std::uint8_t { kNone, kAsked, kAnswered } call = Call::kNone;

@@ -35,7 +35,8 @@ void Executor::start(BoundPlan& plan, std::uint32_t generation) {
 }
 
 void Executor::gather_calls(BoundPlan& plan) {
-  if (!plan.call_pending_) [[likely]] return;
+  if (!plan.call_pending_) [[likely]]
+    return;
   plan.call_pending_ = false;
   for (std::size_t lane = 0; lane < plan.lanes_.size(); ++lane) {
     BoundPlan::Lane& at = plan.lanes_[lane];

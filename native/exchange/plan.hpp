@@ -1,5 +1,5 @@
-// A plan as it comes from Python: data only, nothing resolved. See pgasdl/plans/plan.py for what the
-// steps mean; names and meanings are the same here.
+// A plan as it comes from Python: data only, nothing resolved. See pgasdl/plans/plan.py for what
+// the steps mean; names and meanings are the same here.
 #pragma once
 
 #include <cstdint>

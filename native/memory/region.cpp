@@ -57,7 +57,7 @@ std::shared_ptr<Region> Region::create(std::size_t bytes, UniqueFd& fd) {
 
 std::shared_ptr<Region> Region::attach(int fd, std::size_t bytes) {
   bytes = round_up(std::max<std::size_t>(bytes, 1), page_bytes());
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd, &status) != 0) throw_system("looking at a peer's memory", errno);
   if (static_cast<std::size_t>(status.st_size) < bytes ||
       (fcntl(fd, F_GET_SEALS) & kSeals) != kSeals) {

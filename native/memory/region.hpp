@@ -37,6 +37,8 @@ std::size_t page_bytes();
 // Makes the pages of a mapping present now rather than one fault at a time; changes no byte, so
 // peers may be writing there already. Silently does nothing where the kernel cannot.
 void prefault(std::byte* data, std::size_t bytes);
-inline std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+inline std::size_t round_up(std::size_t bytes, std::size_t to) {
+  return (bytes + to - 1) / to * to;
+}
 
 }  // namespace pgasdl

@@ -17,8 +17,9 @@ struct Introduction {
 
 void check_notification(const Segment& segment, std::uint64_t limit, std::uint64_t notification) {
   if (notification >= limit) [[unlikely]] {
-    throw Error(ErrorKind::kNotification, text("notification ", notification, " of segment ",
-                                               segment.id(), ": ids run from 0 to ", limit, " - 1"));
+    throw Error(ErrorKind::kNotification,
+                text("notification ", notification, " of segment ", segment.id(),
+                     ": ids run from 0 to ", limit, " - 1"));
   }
 }
 
@@ -32,8 +33,8 @@ void check_value(std::uint64_t value) {
 const RemoteSegment& remote_of(const Segment& segment, Rank peer) {
   const RemoteSegment* remote = segment.remote(peer);
   if (remote == nullptr) [[unlikely]] {
-    throw Error(ErrorKind::kRank,
-                text("rank ", peer, " has no copy of segment ", segment.id(), ": not in its group"));
+    throw Error(ErrorKind::kRank, text("rank ", peer, " has no copy of segment ", segment.id(),
+                                       ": not in its group"));
   }
   return *remote;
 }
@@ -46,10 +47,9 @@ void require_present(const Segment& segment) {
 
 void check_bounds(const char* side, const Slice& slice, std::uint64_t limit) {
   if (slice.offset > limit || slice.bytes > limit - slice.offset) [[unlikely]] {
-    throw Error(ErrorKind::kSegment,
-                text(side, " slice [", slice.offset, ":", slice.offset, "+", slice.bytes,
-                     "] leaves segment ", slice.segment->id(), ", which has ", limit,
-                     " bytes there"));
+    throw Error(ErrorKind::kSegment, text(side, " slice [", slice.offset, ":", slice.offset, "+",
+                                          slice.bytes, "] leaves segment ", slice.segment->id(),
+                                          ", which has ", limit, " bytes there"));
   }
 }
 
@@ -99,10 +99,9 @@ void Context::connect(const std::vector<std::string>& endpoints) {
     }
     std::memcpy(&introduction, endpoint.data(), sizeof introduction);
     if (introduction.passive_bytes != options_.passive_bytes) {
-      throw Error(ErrorKind::kMismatch,
-                  text("rank ", peer, " was started with passive_bytes ",
-                       introduction.passive_bytes, ", rank ", rank_, " with ",
-                       options_.passive_bytes, ": all ranks need the same"));
+      throw Error(ErrorKind::kMismatch, text("rank ", peer, " was started with passive_bytes ",
+                                             introduction.passive_bytes, ", rank ", rank_, " with ",
+                                             options_.passive_bytes, ": all ranks need the same"));
     }
     pids_[static_cast<std::size_t>(peer)] = introduction.pid;
     transport_->connect(peer, endpoint.substr(sizeof introduction));
@@ -152,7 +151,8 @@ void Context::close(bool failed) {
 void Context::require_usable() const {
   if (inherited()) [[unlikely]] {
     throw Error(ErrorKind::kClosed,
-                text("rank ", rank_, "'s context belongs to the parent process: a forked child "
+                text("rank ", rank_,
+                     "'s context belongs to the parent process: a forked child "
                      "cannot use it (start workers with spawn, or keep pgasdl out of them)"));
   }
   if (closed()) [[unlikely]] {
@@ -163,8 +163,8 @@ void Context::require_usable() const {
 void Context::require_peer(Rank peer, const char* operation) const {
   require_usable();
   if (peer < 0 || peer >= size_) [[unlikely]] {
-    throw Error(ErrorKind::kRank, text(operation, " to rank ", peer, ": ranks are 0 to ",
-                                       size_ - 1));
+    throw Error(ErrorKind::kRank,
+                text(operation, " to rank ", peer, ": ranks are 0 to ", size_ - 1));
   }
   liveness_.require(peer, operation);
   if (liveness_.health(rank_) != Health::kHealthy) [[unlikely]] {
@@ -174,8 +174,10 @@ void Context::require_peer(Rank peer, const char* operation) const {
 
 Context::Queue& Context::queue_at(QueueId queue) {
   if (queue >= options_.queues || !queues_[queue].exists.load(std::memory_order_relaxed)) {
-    throw Error(ErrorKind::kQueue, text("queue ", queue, " does not exist (queue_create() makes "
-                                        "one, at most ", options_.queues, ")"));
+    throw Error(ErrorKind::kQueue, text("queue ", queue,
+                                        " does not exist (queue_create() makes "
+                                        "one, at most ",
+                                        options_.queues, ")"));
   }
   return queues_[queue];
 }
@@ -192,7 +194,8 @@ template <typename Post>
 Outcome Context::post(QueueId id, Deadline deadline, Post&& try_post) {
   Queue& queue = queue_at(id);
   if (take_place(id, queue, deadline) != Outcome::kDone) return Outcome::kFull;
-  if (try_post()) [[likely]] return Outcome::kDone;
+  if (try_post()) [[likely]]
+    return Outcome::kDone;
   const Outcome outcome = waiter_.until(
       [&] {
         if (progresses_) transport_->progress();
@@ -207,8 +210,8 @@ Outcome Context::post(QueueId id, Deadline deadline, Post&& try_post) {
 std::span<const Transfer> Context::checked(std::span<const Pair> pairs, Rank peer, bool write,
                                            std::vector<Transfer>& list, Transfer& single) const {
   if (pairs.size() > kMaxListElements) {
-    throw Error(ErrorKind::kSegment, text("a list of ", pairs.size(), " transfers: at most ",
-                                          kMaxListElements));
+    throw Error(ErrorKind::kSegment,
+                text("a list of ", pairs.size(), " transfers: at most ", kMaxListElements));
   }
   if (pairs.size() > 1) list.reserve(pairs.size());
   for (const Pair& pair : pairs) {
@@ -231,7 +234,8 @@ std::span<const Transfer> Context::checked(std::span<const Pair> pairs, Rank pee
       list.push_back(transfer);
     }
   }
-  return pairs.size() == 1 ? std::span<const Transfer>(&single, 1) : std::span<const Transfer>(list);
+  return pairs.size() == 1 ? std::span<const Transfer>(&single, 1)
+                           : std::span<const Transfer>(list);
 }
 
 Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {

@@ -49,9 +49,7 @@ class Context {
   const std::shared_ptr<Group>& world() const { return world_; }
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
   pid_t pid_of(Rank peer) const { return pids_[static_cast<std::size_t>(peer)]; }
-  SegmentId next_segment_id() {
-    return next_segment_id_.fetch_add(1, std::memory_order_relaxed);
-  }
+  SegmentId next_segment_id() { return next_segment_id_.fetch_add(1, std::memory_order_relaxed); }
   // `id` was agreed on by a group: those that follow are larger.
   void use_segment_id(SegmentId id) {
     SegmentId next = next_segment_id_.load(std::memory_order_relaxed);
@@ -62,8 +60,8 @@ class Context {
   // --- posting. kFull: nothing was posted.
   Outcome write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
   Outcome read(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
-  Outcome notify(Rank peer, const Segment& segment, std::uint64_t notification,
-                 std::uint64_t value, QueueId queue, Deadline deadline);
+  Outcome notify(Rank peer, const Segment& segment, std::uint64_t notification, std::uint64_t value,
+                 QueueId queue, Deadline deadline);
   Outcome write_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                        std::uint64_t notification, std::uint64_t value, QueueId queue,
                        Deadline deadline);

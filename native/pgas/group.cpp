@@ -21,9 +21,9 @@ std::uint32_t following(std::uint32_t generation) {
 std::unique_lock<std::mutex> sole_caller(std::mutex& mutex, const char* what) {
   std::unique_lock lock(mutex, std::try_to_lock);
   if (!lock.owns_lock()) {
-    throw Error(ErrorKind::kMismatch,
-                text("two threads of one rank are in ", what, " of the same group at once: give "
-                     "each thread a group of its own"));
+    throw Error(ErrorKind::kMismatch, text("two threads of one rank are in ", what,
+                                           " of the same group at once: give "
+                                           "each thread a group of its own"));
   }
   return lock;
 }
@@ -71,8 +71,8 @@ Group::Group(Context& context, std::vector<Rank> ranks, bool world)
     mail_sent_.resize(members);
     mail_received_.resize(members);
   }
-  control_ = std::make_shared<Segment>(context.next_segment_id(), bytes, ids, nullptr,
-                                       context.size());
+  control_ =
+      std::make_shared<Segment>(context.next_segment_id(), bytes, ids, nullptr, context.size());
 }
 
 std::string Group::describe() { return context_.transport().publish(control_->local(), ranks_); }
@@ -83,8 +83,8 @@ void Group::attach(const std::vector<std::string>& descriptions, Deadline deadli
     if (peer == context_.rank()) {
       control_->set_self(peer);
     } else {
-      control_->set_remote(
-          peer, context_.transport().attach(peer, descriptions.at(member), deadline));
+      control_->set_remote(peer,
+                           context_.transport().attach(peer, descriptions.at(member), deadline));
     }
   }
   control_->local().descriptor.reset();
@@ -102,9 +102,9 @@ bool Group::send(Rank member, std::uint64_t offset, std::uint64_t bytes,
   const RemoteSegment* remote = control_->remote(peer);
   const Transfer transfer{&control_->local(), offset, remote, target_offset, bytes};
   const RemoteFlag flag{remote, id, value};
-  return context_.transport().post_write(
-      context_.internal_queue(), peer,
-      std::span<const Transfer>(&transfer, bytes == 0 ? 0 : 1), &flag);
+  return context_.transport().post_write(context_.internal_queue(), peer,
+                                         std::span<const Transfer>(&transfer, bytes == 0 ? 0 : 1),
+                                         &flag);
 }
 
 bool Group::raised(std::uint32_t id, std::uint32_t generation) const {
@@ -147,9 +147,7 @@ Outcome Group::barrier(Deadline deadline) {
       }
       return barrier_sent_ && raised(barrier_round_, barrier_generation_);
     };
-    const auto slow = [&] {
-      context_.liveness().require(behind, "barrier");
-    };
+    const auto slow = [&] { context_.liveness().require(behind, "barrier"); };
     if (context_.waiter().until(ready, slow, deadline, "barrier") != Outcome::kDone) {
       return Outcome::kTimeout;
     }
@@ -169,8 +167,8 @@ std::string Group::missing_in_barrier() const {
 }
 
 std::uint64_t Group::slot_offset(const Exchange& exchange, Kind kind, Rank member) const {
-  const std::uint64_t slot = (exchange.generation & 1) * ranks_.size() +
-                             static_cast<std::uint64_t>(member);
+  const std::uint64_t slot =
+      (exchange.generation & 1) * ranks_.size() + static_cast<std::uint64_t>(member);
   return exchange.slots_offset + slot * (sizeof(Header) + slot_bytes(kind));
 }
 
@@ -181,8 +179,8 @@ Outcome Group::allgather(Kind kind, const std::string& what, std::uint64_t finge
   const auto lock = sole_caller(exchange.mutex, what.c_str());
   check_members(what.c_str());
   if (mine.size() > slot_bytes(kind)) {
-    throw Error(ErrorKind::kSystem, text(what, ": ", mine.size(), " bytes for a slot of ",
-                                         slot_bytes(kind)));
+    throw Error(ErrorKind::kSystem,
+                text(what, ": ", mine.size(), " bytes for a slot of ", slot_bytes(kind)));
   }
   std::byte* data = control_->local().data;
   if (!exchange.under_way) {
@@ -251,8 +249,8 @@ std::string Group::missing_in_allgather(Kind kind) const {
   for (std::size_t member = 0; member < ranks_.size(); ++member) {
     const auto id = exchange.first_id + static_cast<std::uint32_t>(member);
     if (static_cast<Rank>(member) != index_ && !raised(id, exchange.generation)) {
-      missing += text(missing.empty() ? "" : ", ", "rank ", ranks_[member], " (notification ", id,
-                      ")");
+      missing +=
+          text(missing.empty() ? "" : ", ", "rank ", ranks_[member], " (notification ", id, ")");
     }
   }
   return text("collective ", exchange.generation, " of segment ", control_->id(),
@@ -331,9 +329,8 @@ Outcome Group::passive_send(Rank peer, std::span<const std::byte> message, Deadl
   context_.require_peer(peer, "passive_send");
   const std::uint64_t longest = context_.options().passive_bytes;
   if (message.size() > longest) {
-    throw Error(ErrorKind::kBuffer,
-                text("a passive message of ", message.size(), " bytes: at most ", longest,
-                     " (PGASDL_PASSIVE_BYTES)"));
+    throw Error(ErrorKind::kBuffer, text("a passive message of ", message.size(),
+                                         " bytes: at most ", longest, " (PGASDL_PASSIVE_BYTES)"));
   }
   const std::uint64_t slot = sizeof(std::uint64_t) + longest;
   const auto to = static_cast<std::uint32_t>(peer);
@@ -394,7 +391,8 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
   if (outcome != Outcome::kDone) return outcome;
   context_.recorder().record(Operation::kPassiveReceive, sender, control_->id(), 0, message.size());
   // The mailbox is free: tell the sender. Its health does not matter any more.
-  while (!send(sender, 0, 0, 0, credit_id_ + me, mail_received_[static_cast<std::size_t>(sender)])) {
+  while (
+      !send(sender, 0, 0, 0, credit_id_ + me, mail_received_[static_cast<std::size_t>(sender)])) {
     context_.transport().progress();
   }
   return outcome;

@@ -186,11 +186,11 @@ void Liveness::raise_alarm(const std::string& during) const {
   }
   if (count == 0) return;
   const auto finder = own_->finder.load(std::memory_order_relaxed);
-  throw Error(ErrorKind::kPeerLost,
-              text(lost, ", noticed during ", during, " on rank ", rank_, " (reported by rank ",
-                   static_cast<Rank>(finder) - 1,
-                   "); ctx.survivors() gives the group of those left"),
-              count == 1 ? last : culprit);
+  throw Error(
+      ErrorKind::kPeerLost,
+      text(lost, ", noticed during ", during, " on rank ", rank_, " (reported by rank ",
+           static_cast<Rank>(finder) - 1, "); ctx.survivors() gives the group of those left"),
+      count == 1 ? last : culprit);
 }
 
 void Liveness::refuse(Rank peer, const char* operation) const {
@@ -207,8 +207,8 @@ void Liveness::refuse(Rank peer, const char* operation) const {
   // Not the peer is to blame if it only left because of a loss that we have not noticed yet.
   raise_alarm(operation);
   throw Error(ErrorKind::kPeerLost,
-              text(operation, " to rank ", peer, ", which ", name(health(peer)) == "closed" ? "has " : "",
-                   name(health(peer))),
+              text(operation, " to rank ", peer, ", which ",
+                   name(health(peer)) == "closed" ? "has " : "", name(health(peer))),
               peer);
 }
 

@@ -40,7 +40,8 @@ class Liveness {
 
   // Starts the service thread; it polls the transport's descriptor from now on.
   void start(Transport* transport);
-  // From here on peers are watched: their blocks are mapped. `pids`: 0 for a thread of this process.
+  // From here on peers are watched: their blocks are mapped. `pids`: 0 for a thread of this
+  // process.
   void watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids);
   void stop();
 
@@ -54,7 +55,8 @@ class Liveness {
   void raise_alarm(const std::string& during) const;
   // Throws if `peer` can no longer be reached.
   void require(Rank peer, const char* operation) const {
-    if (health(peer) != Health::kHealthy) [[unlikely]] refuse(peer, operation);
+    if (health(peer) != Health::kHealthy) [[unlikely]]
+      refuse(peer, operation);
   }
   Health health(Rank rank) const {
     return own_ == nullptr
@@ -84,7 +86,7 @@ class Liveness {
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   ControlBlock* own_ = nullptr;
-  std::atomic<std::uint32_t> acknowledged_{0};            // so many losses were accepted,
+  std::atomic<std::uint32_t> acknowledged_{0};           // so many losses were accepted,
   const std::unique_ptr<std::atomic<bool>[]> accepted_;  // and of these ranks
 
   std::mutex watch_mutex_;  // of what follows

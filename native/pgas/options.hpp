@@ -6,14 +6,14 @@
 namespace pgasdl {
 
 struct Options {
-  double timeout = 60;                   // seconds, of every call that names none
-  std::uint32_t queue_depth = 1024;      // requests between two wait()s
-  std::uint32_t queues = 16;             // at most, user's
-  std::uint64_t passive_bytes = 65536;   // longest passive message
-  double spin_us = 20;                   // a wait spins, then yields, then sleeps
+  double timeout = 60;                  // seconds, of every call that names none
+  std::uint32_t queue_depth = 1024;     // requests between two wait()s
+  std::uint32_t queues = 16;            // at most, user's
+  std::uint64_t passive_bytes = 65536;  // longest passive message
+  double spin_us = 20;                  // a wait spins, then yields, then sleeps
   double yield_us = 1000;
   std::uint32_t heartbeat_ms = 200;
-  double stopped_after = 3;              // seconds without a heartbeat
+  double stopped_after = 3;  // seconds without a heartbeat
 };
 
 constexpr std::uint32_t kMaxListElements = 1u << 16;

@@ -6,9 +6,9 @@ namespace pgasdl {
 
 std::string_view name(Operation operation) {
   constexpr std::array<std::string_view, 15> kNames{
-      "write",      "read",    "notify",    "write_notify", "read_notify",
-      "atomic",     "waitsome", "reset",    "wait",         "barrier",
-      "allgather",  "passive_send", "passive_receive", "plan_start", "plan_done"};
+      "write",     "read",         "notify",          "write_notify", "read_notify",
+      "atomic",    "waitsome",     "reset",           "wait",         "barrier",
+      "allgather", "passive_send", "passive_receive", "plan_start",   "plan_done"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 
@@ -23,7 +23,8 @@ double Recorder::seconds(std::uint64_t at) const {
 
 std::string Recorder::dump(Rank rank) const {
   const std::uint64_t now = ticks();
-  const double elapsed_us = std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
+  const double elapsed_us =
+      std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
   const double us_per_tick = elapsed_us / static_cast<double>(now - start_ticks_ + 1);
   const std::uint64_t end = next_.load(std::memory_order_relaxed);
   const std::uint64_t begin = end > kRecords ? end - kRecords : 0;
@@ -38,7 +39,8 @@ std::string Recorder::dump(Rank rank) const {
     out << std::setw(14) << std::fixed << std::setprecision(1) << -age << " us  "
         << name(static_cast<Operation>(what >> 56));
     if (peer >= 0) out << " peer " << peer;
-    out << " segment " << ((what >> 32) & 0xffffff) << " id " << static_cast<std::int64_t>(record.detail.load(std::memory_order_relaxed));
+    out << " segment " << ((what >> 32) & 0xffffff) << " id "
+        << static_cast<std::int64_t>(record.detail.load(std::memory_order_relaxed));
     out << " bytes " << record.bytes.load(std::memory_order_relaxed) << '\n';
   }
   return out.str();

@@ -29,7 +29,8 @@ enum class Operation : std::uint8_t {
 };
 std::string_view name(Operation operation);
 
-// Any thread may record; two that do so at the same moment may lose one record, never tear one word.
+// Any thread may record; two that do so at the same moment may lose one record, never tear one
+// word.
 class Recorder {
  public:
   void record(Operation operation, Rank peer, SegmentId segment, std::uint64_t detail,

@@ -24,8 +24,9 @@ class Waiter {
         spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.spin_us * 1e3))),
         yield_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.yield_us * 1e3))) {}
 
-  // Until ready() answers true, or the deadline; throws if a loss is reported meanwhile. `slow` runs
-  // from time to time, to look for reasons why ready() never will (it throws). `what` names the wait.
+  // Until ready() answers true, or the deadline; throws if a loss is reported meanwhile. `slow`
+  // runs from time to time, to look for reasons why ready() never will (it throws). `what` names
+  // the wait.
   template <typename Ready, typename Slow>
   Outcome until(Ready&& ready, Slow&& slow, Deadline deadline, const char* what) {
     if (ready()) return Outcome::kDone;
@@ -41,7 +42,8 @@ class Waiter {
       for (int poll = 0; poll < kPollsPerLook; ++poll) {
         if (look >= kEagerLooks) pause_briefly();
         if (ready()) return Outcome::kDone;
-        if (liveness_.alarmed()) [[unlikely]] check(what);
+        if (liveness_.alarmed()) [[unlikely]]
+          check(what);
       }
     }
     for (auto now = start; now - start < spin_ + yield_; now = Clock::now()) {

@@ -40,8 +40,8 @@ std::vector<Pair> pairs_of(const nb::sequence& list) {
     if (!nb::isinstance<SliceHandle>(mine) || !nb::isinstance<SliceHandle>(theirs)) {
       throw Error(ErrorKind::kBuffer, "a list operation takes pairs (mine, theirs) of slices");
     }
-    pairs.push_back({&nb::inst_ptr<SliceHandle>(mine)->slice,
-                     &nb::inst_ptr<SliceHandle>(theirs)->slice});
+    pairs.push_back(
+        {&nb::inst_ptr<SliceHandle>(mine)->slice, &nb::inst_ptr<SliceHandle>(theirs)->slice});
   }
   return pairs;
 }
@@ -68,8 +68,7 @@ void post(const ContextHandle& self, std::uint64_t bytes, Integer queue,
     if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
   }
   if (outcome != Outcome::kDone) {
-    raise("QueueFull", text("queue ", queue.value, " holds ",
-                            self.context().options().queue_depth,
+    raise("QueueFull", text("queue ", queue.value, " holds ", self.context().options().queue_depth,
                             " requests; nothing was posted: wait(", queue.value,
                             "), then post again, or use another queue"));
   }
@@ -131,9 +130,8 @@ void write_list_notify(const ContextHandle& self, const nb::sequence& list, Inte
                        Integer queue, std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
   post(self, bytes_in(pairs), queue, timeout, [&](Deadline deadline) {
-    return self.context().write_notify(pairs, peer.rank(), *segment.segment,
-                                       notification.natural(), value.natural(), queue.queue(),
-                                       deadline);
+    return self.context().write_notify(pairs, peer.rank(), *segment.segment, notification.natural(),
+                                       value.natural(), queue.queue(), deadline);
   });
 }
 
@@ -153,9 +151,8 @@ void read_list_notify(const ContextHandle& self, const nb::sequence& list, Integ
                       Integer queue, std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
   post(self, bytes_in(pairs), queue, timeout, [&](Deadline deadline) {
-    return self.context().read_notify(pairs, peer.rank(), *segment.segment,
-                                      notification.natural(), value.natural(), queue.queue(),
-                                      deadline);
+    return self.context().read_notify(pairs, peer.rank(), *segment.segment, notification.natural(),
+                                      value.natural(), queue.queue(), deadline);
   });
 }
 
@@ -181,9 +178,9 @@ std::optional<std::uint32_t> notify_waitsome(const ContextHandle& self,
   if (blocking(seconds(context, timeout), [&](Deadline deadline) {
         return context.notify_waitsome(*segment.segment, begin, number, deadline, found);
       }) != Outcome::kDone) {
-    raise("Timeout", text("notify_waitsome: none of notifications ", begin, " to ",
-                          begin + number - 1, " of segment ", segment.segment->id(),
-                          " was raised on rank ", context.rank()));
+    raise("Timeout",
+          text("notify_waitsome: none of notifications ", begin, " to ", begin + number - 1,
+               " of segment ", segment.segment->id(), " was raised on rank ", context.rank()));
   }
   return found;
 }
@@ -197,8 +194,8 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
   Outcome outcome;
   {
     const nb::gil_scoped_release release;
-    outcome = context.atomic(kind, target.slice, peer.rank(), operand, compare,
-                             Deadline::in(limit), old);
+    outcome =
+        context.atomic(kind, target.slice, peer.rank(), operand, compare, Deadline::in(limit), old);
   }
   if (outcome != Outcome::kDone) {
     raise("Timeout", text("an atomic on rank ", peer.value, " did not complete"));
@@ -214,7 +211,8 @@ std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Ra
   if (name == "loopback" && world != nullptr) {
     return std::make_unique<LoopbackTransport>(std::move(world), rank);
   }
-  throw Error(ErrorKind::kUnavailable, text("transport \"", name, "\": this build has shm, and "
+  throw Error(ErrorKind::kUnavailable, text("transport \"", name,
+                                            "\": this build has shm, and "
                                             "loopback for ranks that are threads"));
 }
 
@@ -250,7 +248,8 @@ void bind_context(nb::module_& module) {
           "rank"_a, "size"_a, "transport"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
           "heartbeat_ms"_a, "stopped_after"_a)
-      .def("_endpoint", [](const ContextHandle& self) { return as_bytes(self.context().endpoint()); })
+      .def("_endpoint",
+           [](const ContextHandle& self) { return as_bytes(self.context().endpoint()); })
       .def("_connect",
            [](const ContextHandle& self, const nb::list& endpoints) {
              self.context().connect(as_strings(endpoints));
@@ -272,17 +271,20 @@ void bind_context(nb::module_& module) {
              if (!self.context().inherited()) self.runtime->executor.stop_thread();
              self.context().close(failed);
            })
-      .def("_record", [](const ContextHandle& self) {
-        return self.context().recorder().dump(self.context().rank());
-      })
-      .def("_pid_of", [](const ContextHandle& self, Integer peer) {
-        self.context().require_peer(peer.rank(), "kill");
-        return self.context().pid_of(peer.rank());
-      })
+      .def("_record",
+           [](const ContextHandle& self) {
+             return self.context().recorder().dump(self.context().rank());
+           })
+      .def("_pid_of",
+           [](const ContextHandle& self, Integer peer) {
+             self.context().require_peer(peer.rank(), "kill");
+             return self.context().pid_of(peer.rank());
+           })
       .def("_require_usable", [](const ContextHandle& self) { self.context().require_usable(); })
-      .def("_require_peer", [](const ContextHandle& self, Integer peer, const char* operation) {
-        self.context().require_peer(peer.rank(), operation);
-      })
+      .def("_require_peer",
+           [](const ContextHandle& self, Integer peer, const char* operation) {
+             self.context().require_peer(peer.rank(), operation);
+           })
       .def("_health",
            [](const ContextHandle& self) {
              nb::list states;
@@ -292,17 +294,19 @@ void bind_context(nb::module_& module) {
              }
              return states;
            })
-      .def("_acknowledge", [](const ContextHandle& self) {
-        self.context().require_usable();
-        self.context().liveness().acknowledge();
-      })
+      .def("_acknowledge",
+           [](const ContextHandle& self) {
+             self.context().require_usable();
+             self.context().liveness().acknowledge();
+           })
       .def_prop_ro("rank", [](const ContextHandle& self) { return self.context().rank(); })
       .def_prop_ro("size", [](const ContextHandle& self) { return self.context().size(); })
       .def_prop_ro("closed", [](const ContextHandle& self) { return self.context().closed(); })
-      .def_prop_ro("timeout", [](const ContextHandle& self) { return self.context().options().timeout; },
-                   "Seconds that a call waits at most when it names no timeout.")
-      .def("write", &write, "source"_a, "peer"_a, "target"_a, nb::kw_only(),
-           "queue"_a = Integer{0}, "timeout"_a.none() = nb::none(), docs::kWrite)
+      .def_prop_ro(
+          "timeout", [](const ContextHandle& self) { return self.context().options().timeout; },
+          "Seconds that a call waits at most when it names no timeout.")
+      .def("write", &write, "source"_a, "peer"_a, "target"_a, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kWrite)
       .def("read", &read, "target"_a, "peer"_a, "source"_a, nb::kw_only(), "queue"_a = Integer{0},
            "timeout"_a.none() = nb::none(), docs::kRead)
       .def("write_list", &write_list, "pairs"_a, "peer"_a, nb::kw_only(), "queue"_a = Integer{0},
@@ -357,9 +361,9 @@ void bind_context(nb::module_& module) {
             return self.context().queue_size(queue.queue());
           },
           "queue"_a = Integer{0}, "Requests posted on ``queue`` since it was last waited for.")
-      .def("queue_create",
-           [](const ContextHandle& self) { return self.context().queue_create(); },
-           "A new queue's id. Raises QueueError when ``limits.queues`` exist.")
+      .def(
+          "queue_create", [](const ContextHandle& self) { return self.context().queue_create(); },
+          "A new queue's id. Raises QueueError when ``limits.queues`` exist.")
       .def(
           "queue_delete",
           [](const ContextHandle& self, Integer queue) {

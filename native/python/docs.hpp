@@ -96,7 +96,8 @@ Notes
 -----
 GASPI: gaspi_notify.)";
 
-inline constexpr const char* kWriteNotify = R"(Write ``source`` into ``peer``'s memory, then raise one notification there.
+inline constexpr const char* kWriteNotify =
+    R"(Write ``source`` into ``peer``'s memory, then raise one notification there.
 
 Whoever sees the notification sees every byte, and every byte of earlier writes on the same queue
 to the same peer. Returns once posted: leave ``source`` unchanged until ``wait(queue)`` returns.
@@ -121,7 +122,8 @@ Notes
 -----
 shm: a copy, then one store-release. GASPI: gaspi_write_notify.)";
 
-inline constexpr const char* kWriteListNotify = R"(Write several slices to one peer, then raise one notification there.
+inline constexpr const char* kWriteListNotify =
+    R"(Write several slices to one peer, then raise one notification there.
 
 Parameters
 ----------
@@ -158,7 +160,8 @@ Notes
 -----
 GASPI: gaspi_read_notify.)";
 
-inline constexpr const char* kReadListNotify = R"(Read several slices from one peer, then raise one notification here.
+inline constexpr const char* kReadListNotify =
+    R"(Read several slices from one peer, then raise one notification here.
 
 Parameters
 ----------
@@ -175,7 +178,8 @@ Notes
 -----
 GASPI: gaspi_read_list_notify.)";
 
-inline constexpr const char* kWait = R"(Wait until everything posted on ``queue`` is locally complete.
+inline constexpr const char* kWait =
+    R"(Wait until everything posted on ``queue`` is locally complete.
 
 Sources may then change and what was read is here. It says nothing about the peers having seen it:
 that is what notifications are for.
@@ -195,7 +199,8 @@ Notes
 -----
 GASPI: gaspi_wait.)";
 
-inline constexpr const char* kNotifyWaitsome = R"(Wait until one of a range of notifications is raised here.
+inline constexpr const char* kNotifyWaitsome =
+    R"(Wait until one of a range of notifications is raised here.
 
 Parameters
 ----------
@@ -219,7 +224,8 @@ Notes
 -----
 A wait spins briefly, then yields, then sleeps; the GIL is not held. GASPI: gaspi_notify_waitsome.)";
 
-inline constexpr const char* kNotifyReset = R"(Take a notification's value and set it to "not raised", as one atomic operation.
+inline constexpr const char* kNotifyReset =
+    R"(Take a notification's value and set it to "not raised", as one atomic operation.
 
 Parameters
 ----------
@@ -238,7 +244,8 @@ Notes
 -----
 GASPI: gaspi_notify_reset.)";
 
-inline constexpr const char* kFetchAdd = R"(Add to a 64-bit word of ``peer``'s memory and return its old value.
+inline constexpr const char* kFetchAdd =
+    R"(Add to a 64-bit word of ``peer``'s memory and return its old value.
 
 Parameters
 ----------
@@ -261,7 +268,8 @@ Notes
 -----
 GASPI: gaspi_atomic_fetch_add.)";
 
-inline constexpr const char* kCompareSwap = R"(Replace a 64-bit word of ``peer``'s memory if it has the expected value.
+inline constexpr const char* kCompareSwap =
+    R"(Replace a 64-bit word of ``peer``'s memory if it has the expected value.
 
 Parameters
 ----------

@@ -94,12 +94,13 @@ void bind_exchange(nb::module_& module) {
       .def("__init__", &make_plan, "context"_a, "name"_a, "rank"_a, "size"_a, "notifications"_a,
            "buffers"_a, "lanes"_a, "bindings"_a, "ranks"_a, "board"_a, "first_notification"_a,
            "tag"_a)
-      .def("start",
-           [](const PlanHandle& self, std::uint32_t generation) {
-             self.runtime->executor.start(*self.plan, generation);
-           },
-           "generation"_a = 0,
-           "Begin the next execution; as many steps as go through at once are taken.")
+      .def(
+          "start",
+          [](const PlanHandle& self, std::uint32_t generation) {
+            self.runtime->executor.start(*self.plan, generation);
+          },
+          "generation"_a = 0,
+          "Begin the next execution; as many steps as go through at once are taken.")
       .def("wait", &wait_plan, "timeout"_a.none() = nb::none(),
            "Until done (True), or a Call waits for an answer (False).")
       .def(

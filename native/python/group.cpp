@@ -20,9 +20,9 @@ std::vector<std::string> strings_of(const nb::list& blobs) {
 }
 
 void barrier(const GroupHandle& self, std::optional<double> timeout) {
-  if (blocking(seconds(self.runtime->context, timeout),
-               [&](Deadline deadline) { return self.group->barrier(deadline); }) !=
-      Outcome::kDone) {
+  if (blocking(seconds(self.runtime->context, timeout), [&](Deadline deadline) {
+        return self.group->barrier(deadline);
+      }) != Outcome::kDone) {
     raise("Timeout", self.group->missing_in_barrier());
   }
 }
@@ -76,9 +76,9 @@ void bind_group(nb::module_& module) {
           "__init__",
           [](GroupHandle* self, const ContextHandle& context, std::vector<Rank> ranks) {
             context.context().require_usable();
-            new (self) GroupHandle{
-                context.runtime,
-                std::make_shared<Group>(context.context(), std::move(ranks), false)};
+            new (self)
+                GroupHandle{context.runtime,
+                            std::make_shared<Group>(context.context(), std::move(ranks), false)};
           },
           "context"_a, "ranks"_a)
       .def("describe",

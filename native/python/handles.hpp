@@ -1,4 +1,5 @@
-// What the Python objects hold, and how the bindings wait: never with the GIL, never deaf to Ctrl-C.
+// What the Python objects hold, and how the bindings wait: never with the GIL, never deaf to
+// Ctrl-C.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -55,9 +56,7 @@ struct Integer {
   std::uint64_t natural() const {
     return value < 0 ? UINT64_MAX : static_cast<std::uint64_t>(value);
   }
-  Rank rank() const {
-    return value < -1 || value > INT32_MAX ? -1 : static_cast<Rank>(value);
-  }
+  Rank rank() const { return value < -1 || value > INT32_MAX ? -1 : static_cast<Rank>(value); }
   QueueId queue() const {
     return value < 0 || value > INT32_MAX ? UINT32_MAX : static_cast<QueueId>(value);
   }

@@ -25,7 +25,8 @@ int get_buffer(PyObject* self, Py_buffer* view, int flags) {
                            static_cast<Py_ssize_t>(handle.segment->bytes()), 0, flags);
 }
 
-PyType_Slot segment_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)}, {0, nullptr}};
+PyType_Slot segment_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+                               {0, nullptr}};
 
 std::uint64_t bound_of(PyObject* bound, std::uint64_t missing, const Segment& segment) {
   if (bound == Py_None) return missing;
@@ -104,8 +105,9 @@ void bind_memory(nb::module_& module) {
       .def("__init__", &create, "group"_a, "nbytes"_a, "notifications"_a, "bound"_a,
            "timeout"_a.none())
       .def_prop_ro("id", [](const SegmentHandle& self) { return self.segment->id(); })
-      .def_prop_ro("nbytes", [](const SegmentHandle& self) { return self.segment->bytes(); },
-                   "Bytes of this rank's copy.")
+      .def_prop_ro(
+          "nbytes", [](const SegmentHandle& self) { return self.segment->bytes(); },
+          "Bytes of this rank's copy.")
       .def_prop_ro("notifications",
                    [](const SegmentHandle& self) { return self.segment->notifications(); })
       .def_prop_ro("bound", [](const SegmentHandle& self) { return self.segment->bound(); })
@@ -140,9 +142,12 @@ void bind_memory(nb::module_& module) {
           },
           "Make the pages of all copies that are mapped here present now; changes nothing.")
       .def("__getitem__", &slice_of, "slice"_a)
-      .def("delete", [](const SegmentHandle& self) {
-        Group::delete_segment(self.runtime->context, *self.segment);
-      }, "Gives this rank's copy up. Peers' copies stay reachable; views keep their memory.");
+      .def(
+          "delete",
+          [](const SegmentHandle& self) {
+            Group::delete_segment(self.runtime->context, *self.segment);
+          },
+          "Gives this rank's copy up. Peers' copies stay reachable; views keep their memory.");
 
   module.def(
       "local_memory",

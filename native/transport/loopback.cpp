@@ -123,13 +123,28 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
   count_operation();
   for (const Transfer& transfer : transfers) {
     if (transfer.bytes == 0) continue;
-    submit({queue, peer, transfer.local->data + transfer.local_offset,
-            base(*transfer.remote) + transfer.remote_offset, transfer.bytes, {}, nullptr, 0,
-            transfer.remote->keep, transfer.local->region});
+    submit({queue,
+            peer,
+            transfer.local->data + transfer.local_offset,
+            base(*transfer.remote) + transfer.remote_offset,
+            transfer.bytes,
+            {},
+            nullptr,
+            0,
+            transfer.remote->keep,
+            transfer.local->region});
   }
   if (flag != nullptr) {
-    submit({queue, peer, nullptr, nullptr, 0, {}, &flag->remote->board[flag->notification],
-            flag->value, flag->remote->keep, nullptr});
+    submit({queue,
+            peer,
+            nullptr,
+            nullptr,
+            0,
+            {},
+            &flag->remote->board[flag->notification],
+            flag->value,
+            flag->remote->keep,
+            nullptr});
   }
   return true;
 }
@@ -158,9 +173,16 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
     }
   }
   if (flag != nullptr) {
-    LoopbackWorld::Operation operation{
-        queue, peer, nullptr, nullptr, 0, {}, &flag->local->board[flag->notification], flag->value,
-        flag->local->region, nullptr};
+    LoopbackWorld::Operation operation{queue,
+                                       peer,
+                                       nullptr,
+                                       nullptr,
+                                       0,
+                                       {},
+                                       &flag->local->board[flag->notification],
+                                       flag->value,
+                                       flag->local->region,
+                                       nullptr};
     submit(std::move(operation));
   }
   return true;

@@ -15,12 +15,12 @@ namespace pgasdl {
 
 struct LoopbackFaults {
   std::uint64_t seed = 0;
-  std::uint32_t delay = 0;        // a pending operation moves on with probability 1 / (delay + 1)
-  bool reorder = false;           // writes of one queue to one peer in any order, flags still last
-  bool late_source = false;       // sources are read at delivery, as a network card may
-  std::int32_t fail_rank = -1;    // this rank ...
-  std::uint64_t fail_at = 0;      // ... throws at its n-th posted operation, counted from 1
-  bool mapped = true;             // false: peers' memory cannot be loaded and stored directly
+  std::uint32_t delay = 0;      // a pending operation moves on with probability 1 / (delay + 1)
+  bool reorder = false;         // writes of one queue to one peer in any order, flags still last
+  bool late_source = false;     // sources are read at delivery, as a network card may
+  std::int32_t fail_rank = -1;  // this rank ...
+  std::uint64_t fail_at = 0;    // ... throws at its n-th posted operation, counted from 1
+  bool mapped = true;           // false: peers' memory cannot be loaded and stored directly
   bool immediate() const { return delay == 0 && !reorder && !late_source; }
 };
 

@@ -309,9 +309,8 @@ void ShmTransport::copy_across(Rank peer, const Transfer& transfer, bool write) 
   std::uint64_t done = 0;
   while (done < transfer.bytes) {  // one call moves at most 2 GiB
     iovec here{transfer.local->data + transfer.local_offset + done, transfer.bytes - done};
-    iovec there{
-        reinterpret_cast<void*>(transfer.remote->address + transfer.remote_offset + done),
-        transfer.bytes - done};
+    iovec there{reinterpret_cast<void*>(transfer.remote->address + transfer.remote_offset + done),
+                transfer.bytes - done};
     const ssize_t moved = write ? process_vm_writev(pid, &here, 1, &there, 1, 0)
                                 : process_vm_readv(pid, &here, 1, &there, 1, 0);
     if (moved <= 0) {

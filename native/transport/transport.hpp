@@ -46,10 +46,10 @@ struct LocalSegment {
 struct RemoteSegment {
   std::uint64_t bytes = 0;
   std::uint32_t notifications = 0;
-  std::byte* data = nullptr;        // mapped here, for direct loads and stores; else nullptr
-  FlagWord* board = nullptr;        // likewise
-  std::uint64_t address = 0;        // the peer's own address of the data, where not mapped
-  std::shared_ptr<void> keep;       // what the transport holds for it
+  std::byte* data = nullptr;   // mapped here, for direct loads and stores; else nullptr
+  FlagWord* board = nullptr;   // likewise
+  std::uint64_t address = 0;   // the peer's own address of the data, where not mapped
+  std::shared_ptr<void> keep;  // what the transport holds for it
 };
 
 struct Transfer {
