@@ -24,7 +24,10 @@ void Executor::start(BoundPlan& plan, std::uint32_t generation) {
     // Most often the first steps go through at once, and a small plan may even end here.
     plan.advance();
     gather_calls(plan);
-    if (plan.done()) return;
+    if (plan.done()) {
+      record_end(plan);
+      return;
+    }
     live_.push_back(&plan);
     n_live_.store(live_.size(), std::memory_order_relaxed);
   }
@@ -32,6 +35,11 @@ void Executor::start(BoundPlan& plan, std::uint32_t generation) {
     const std::lock_guard lock(idle_mutex_);
     idle_.notify_one();
   }
+}
+
+void Executor::record_end(const BoundPlan& plan) {
+  context_.recorder().record(Operation::kPlanDone, -1, plan.board_->id(), plan.generation_,
+                             plan.first_notification_);
 }
 
 void Executor::gather_calls(BoundPlan& plan) {
@@ -66,8 +74,7 @@ bool Executor::turn() {
     news |= plan.call_pending_ || plan.done();
     gather_calls(plan);
     if (plan.done()) {
-      context_.recorder().record(Operation::kPlanDone, -1, plan.board_->id(), plan.generation_,
-                                 plan.first_notification_);
+      record_end(plan);
       live_[i] = live_.back();
       live_.pop_back();
     } else {

@@ -51,6 +51,7 @@ class Executor {
  private:
   void run();
   void gather_calls(BoundPlan& plan);
+  void record_end(const BoundPlan& plan);
 
   Context& context_;
   std::mutex mutex_;

@@ -96,8 +96,8 @@ SEEDED = [
     Seeded(
         "late-source-dropped",
         "native/transport/loopback.cpp",
-        "transfer.remote->keep, transfer.local->region});",
-        "transfer.remote->keep, nullptr});",
+        "            transfer.local->region});",
+        "            nullptr});",
         "test_failure",
         "",
     ),
