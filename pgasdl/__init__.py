@@ -15,6 +15,7 @@ Importing this package loads nothing else: what is used is loaded on first use, 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,7 +80,16 @@ def __getattr__(name: str) -> Any:
     module = _HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'pgasdl' has no attribute {name!r}")
-    value = getattr(import_module(f"pgasdl.{module}"), name)
+    try:
+        value = getattr(import_module(f"pgasdl.{module}"), name)
+    except ImportError as error:
+        if find_spec("pgasdl._native") is None:
+            raise ImportError(
+                f"{__path__[0]} has no compiled part (pgasdl._native). It is the source folder, "
+                "found before the installed package: work in another folder, or install with "
+                "pip install -e ."
+            ) from error
+        raise
     globals()[name] = value
     return value
 

@@ -42,8 +42,9 @@ def test_interrupt_of_the_launcher_ends_all_ranks() -> None:
         "import pgasdl\n"
         "with pgasdl.init() as ctx:\n"
         "    segment = ctx.segment(64)\n"
-        "    print('ready', flush=True)\n"
-        "    try: ctx.notify_waitsome(segment)\n"
+        "    try:\n"
+        "        print('ready', flush=True)\n"
+        "        ctx.notify_waitsome(segment)\n"
         "    except KeyboardInterrupt: print('interrupted', flush=True)\n"
     )
     with launched("-n", "2", "-c", program) as process:

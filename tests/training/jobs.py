@@ -7,15 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pgasdl.config
+
 ROOT = Path(__file__).parents[2]
 APPS = ROOT / "apps"
 PROGRAMS = Path(__file__).parent / "programs"
+# Where the pgasdl under test lies: the checkout's has no compiled part once it is installed.
+PLACE = Path(pgasdl.config.__file__).parents[1]
 
 
 def environment() -> dict[str, str]:
     """This process's, without a launcher's traces."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PGASDL_")}
-    paths = [str(ROOT), str(Path(__file__).parent), str(APPS), kept.get("PYTHONPATH", "")]
+    paths = [str(PLACE), str(Path(__file__).parent), str(APPS), kept.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return kept
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,20 @@ def test_wrong_variables_are_reported_not_raised(tmp_path: Path) -> None:
     launcher = next(f for f in json.loads(result.stdout) if f["name"] == "launcher")
     assert result.returncode == 1 and launcher["status"] == "FAIL"
     assert "PGASDL_RANK" in launcher["detail"] and "PGASDL_QUEUE" in launcher["detail"]
+
+
+def test_a_source_folder_says_why_it_cannot_be_used(tmp_path: Path) -> None:
+    source = tmp_path / "pgasdl"
+    shutil.copytree(
+        Path(PLACE) / "pgasdl", source, ignore=shutil.ignore_patterns("_native*.so", "__pycache__")
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", "import pgasdl; pgasdl.init"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert f"{source} has no compiled part" in result.stderr
+    assert "pip install -e ." in result.stderr
