@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pgasdl.allreduce import Allreduce as Allreduce
     from pgasdl.context import Context as Context
     from pgasdl.context import Limits as Limits
-    from pgasdl.context import init as init
     from pgasdl.errors import AlignmentError as AlignmentError
     from pgasdl.errors import BootstrapError as BootstrapError
     from pgasdl.errors import BufferRefused as BufferRefused
@@ -43,12 +42,13 @@ if TYPE_CHECKING:
     from pgasdl.exchange import GradientExchange as GradientExchange
     from pgasdl.group import Group as Group
     from pgasdl.segment import Segment as Segment
+    from pgasdl.startup import init as init
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "allreduce": ["Allreduce"],
-    "context": ["Context", "Limits", "init"],
+    "context": ["Context", "Limits"],
     "errors": [
         "AlignmentError",
         "BootstrapError",
@@ -70,6 +70,7 @@ _HOMES = {
     "exchange": ["Block", "GradientExchange"],
     "group": ["Group"],
     "segment": ["Segment"],
+    "startup": ["init"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

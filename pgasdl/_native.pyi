@@ -1,6 +1,7 @@
 """Native core of pgasdl."""
 
 from collections.abc import Sequence
+from typing import Any
 
 
 isa: str
@@ -541,15 +542,43 @@ def answer(context: ContextCore, call: Call) -> None: ...
 
 def progress_thread(context: ContextCore, run: bool) -> None: ...
 
-def buffer_key(buffer: object | None) -> tuple[int, int, str] | None:
-    """
-    (address, bytes, format) of contiguous, writable memory; None if it is not known to be.
-    """
-
 def reduce(destinations: Sequence[tuple[int, str]], sources: Sequence[tuple[int, str]], count: int, scale: float, op: str) -> None:
     """
     The kernel the executor uses, on (address, dtype) pairs; nothing is checked.
     """
+
+class AllreduceCalls:
+    """Executions of one group's ctx.allreduce, and the calls made before."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def number(self) -> int:
+        """Executions that have ended."""
+
+    @number.setter
+    def number(self, arg: int, /) -> None: ...
+
+    @property
+    def generation(self) -> int:
+        """Of the next execution."""
+
+    @property
+    def last(self) -> tuple[Any, ...]:
+        """What remember() was told of the last call."""
+
+    def turn(self, region: int) -> int:
+        """Executions of a region's plans."""
+
+    def executed(self, region: int) -> None: ...
+
+    def remember(self, array: object, op: object, plan: object | None, phases: Sequence[object], region: int, rebase: bool, description: tuple[Any, ...]) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def run(self, array: object | None, op: object | None, plan: object | None, timeout: float | None) -> bool: ...
 
 class Floor:
     """

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 KINDS = {"mean": "average", "sum": "sum"}
 
-# A notification has 20 bits for its generation, and 0 is none: then they begin anew.
-GENERATIONS = (1 << 20) - 1
-
 
 def _checked(array: Any, op: str) -> Memory:
     memory = memory_of(array)
@@ -162,24 +159,26 @@ class AllreduceCache:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sequences: dict[_native.GroupCore, _Sequence] = {}
+        self._sequences: dict[Group, _Sequence] = {}
 
     def run(
         self, array: Any, op: str, group: Group, plan: str | None, timeout: float | None
     ) -> None:
-        # Address, size and format by the buffer protocol; None for tensors and odd dtypes.
-        where = _native.buffer_key(array)
-        key = None if where is None else (*where, op, plan)
-        sequence = self._sequences.get(group.core)
-        if sequence is not None and key is not None and sequence.run_again(key, timeout):
+        sequence = self._sequences.get(group)
+        if sequence is not None and sequence.run_again(array, op, plan, timeout):
             return
         # Closed, or fenced off: said before anything else.
         self._context._require_peer(self._context.rank, "allreduce")
         memory = _checked(array, op)
         if sequence is None:
             sequence = _Sequence(self._context, group, timeout)
-            self._sequences[group.core] = sequence
-        sequence.run(memory, op, plan, timeout, key)
+            self._sequences[group] = sequence
+        sequence.run(memory, op, plan, timeout, array)
+
+    def forget(self) -> None:
+        """Segments came or went: where arrays lie has to be looked up again."""
+        for sequence in self._sequences.values():
+            sequence.calls.forget()
 
     def describe(self) -> list[str]:
         """One line per group."""
@@ -201,50 +200,45 @@ class _Sequence:
         self.context = context
         self.group = group
         self.workspace = context.workspace(group, timeout)
+        self.calls = _native.AllreduceCalls()
         self._first = self.workspace.take_notifications(self.REGION * self.REGIONS)
         self._regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], list[_native.BoundPlan]] = {}
-        self._number = 0
-        self._turns: dict[str, int] = {}
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
-        self._recent: dict[tuple[Any, ...], tuple[str, list[_native.BoundPlan], Any, int]] = {}
-        self._version = context.segments_version
 
-    def run_again(self, key: tuple[Any, ...], timeout: float | None) -> bool:
+    def run_again(self, array: Any, op: str, plan: str | None, timeout: float | None) -> bool:
         """Run what this very call ran before, if nothing has changed since."""
-        if self._version != self.context.segments_version:
-            self._recent.clear()
-            self._version = self.context.segments_version
-        found = self._recent.get(key)
-        if found is None or self._unfinished is not None:
-            return False
-        name, phases, call, address = found
-        turn = self._turns.get(name, 0)
-        bound = phases[turn % len(phases)]
-        if name == "staged":
-            bound.rebase("data", address)
-        self._execute(bound, name, call, 0, timeout, start=True)
-        self._unfinished = None
-        return True
+        try:
+            return self.calls.run(array, op, plan, timeout)
+        except (Timeout, KeyboardInterrupt):
+            self._unfinished = self.calls.last, 0
+            raise
+        except BaseException:
+            self.calls.resume()
+            raise
 
     def _execute(
-        self, bound: _native.BoundPlan, name: str, call: tuple[Any, ...], progress: int,
+        self, bound: _native.BoundPlan, region: int, call: tuple[Any, ...], progress: int,
         timeout: float | None, *, start: bool,
     ) -> None:  # fmt: skip
         """One execution, or what a Timeout or Ctrl-C left of it."""
         try:
             if start:
-                bound.run(timeout, self._number % GENERATIONS + 1)
+                bound.run(timeout, self.calls.generation)
             else:
                 bound.wait(timeout)
         except (Timeout, KeyboardInterrupt):
-            self._unfinished = (call, progress)
+            self._unfinished = call, progress
             raise
         except BaseException:
-            self._unfinished = None
+            self._end()
             raise
-        self._turns[name] = self._turns.get(name, 0) + 1
-        self._number += 1
+        self.calls.executed(region)
+
+    def _end(self) -> None:
+        """The call is over, well or not."""
+        self._unfinished = None
+        self.calls.resume()
 
     def run(
         self,
@@ -252,7 +246,7 @@ class _Sequence:
         op: str,
         plan: str | None,
         timeout: float | None,
-        key: tuple[Any, ...] | None,
+        array: Any,
     ) -> None:
         segment, offset = self.context.segment_at(memory)
         in_place = segment is not None and self.context.mapped
@@ -281,13 +275,23 @@ class _Sequence:
             )  # fmt: skip
             progress += count
             resumed = False
-        self._unfinished = None
-        if key is not None and memory.count <= longest and name in ("staged", "gdraa-direct"):
-            signature: tuple[Any, ...] = (name, memory.native_dtype, memory.count, op, memory.count)
-            if name == "gdraa-direct" and segment is not None:
-                signature = (*signature, segment.id, offset)
-            if signature in self._bound:
-                self._recent[key] = (name, self._bound[signature], call, memory.address)
+        self._end()
+        if memory.count <= longest and name in ("staged", "gdraa-direct"):
+            key = self._key(memory, memory.count, op, name, segment, offset)
+            if key in self._bound:
+                self.calls.remember(
+                    array, op, plan, self._bound[key], self._regions[name], name == "staged", call
+                )
+
+    def _key(
+        self, memory: Memory, count: int, op: str, name: str, segment: Segment | None, offset: int
+    ) -> tuple[Any, ...]:
+        """What tells plans apart; equal on all ranks, since their tags are made of it."""
+        key = name, memory.native_dtype, count, op, memory.count
+        if name == "gdraa-direct":
+            assert segment is not None
+            return *key, segment.id, offset
+        return key
 
     def _longest(self, name: str, memory: Memory) -> int:
         """Elements of one execution: all in place, else what ids or memory admit."""
@@ -306,11 +310,10 @@ class _Sequence:
         progress: int, timeout: float,
     ) -> None:  # fmt: skip
         dtype = memory.native_dtype
-        key: tuple[Any, ...] = (name, dtype, count, op, memory.count)
+        key = self._key(memory, count, op, name, segment, offset)
         copies = name not in ("staged", "gdraa-direct")
         if name == "gdraa-direct":
             assert segment is not None
-            key = (*key, segment.id, offset)
             data = Place(segment, offset, dtype)
         elif name == "staged":
             home = _native.local_memory(self.context, where, count * memory.dtype.itemsize)
@@ -318,8 +321,8 @@ class _Sequence:
         else:
             data = Place(self.workspace.segment, Workspace.STAGED_BYTES, dtype)
         phases = self._bound.get(key) or self._bind(key, name, count, op, data, dtype)
-        turn = self._turns.get(name, 0)
-        bound = phases[turn % len(phases)]
+        region = self._regions[name]
+        bound = phases[self.calls.turn(region) % len(phases)]
         nbytes = count * memory.dtype.itemsize
         private = _raw(Memory(where, nbytes, memory.dtype, (count,), None)) if copies else None
         if not resumed:
@@ -327,7 +330,7 @@ class _Sequence:
                 bound.rebase("data", where)
             if private is not None:
                 self.workspace.copy[:nbytes] = private
-        self._execute(bound, name, call, progress, timeout, start=not resumed)
+        self._execute(bound, region, call, progress, timeout, start=not resumed)
         if private is not None:
             private[:] = self.workspace.copy[:nbytes]
 
@@ -354,6 +357,6 @@ class _Sequence:
 
     def describe(self) -> str:
         return (
-            f"allreduce in {self.group}: {self._number} executions, {len(self._bound)} signatures, "
-            f"workspace {self.workspace.segment.nbytes} bytes"
+            f"allreduce in {self.group}: {self.calls.number} executions, "
+            f"{len(self._bound)} signatures, workspace {self.workspace.segment.nbytes} bytes"
         )

@@ -1,8 +1,7 @@
-"""``init`` and the context: one rank of a job."""
+"""The context: one rank of a job."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
@@ -11,7 +10,6 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Iterable
@@ -19,15 +17,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pgasdl import _native, bootstrap
+from pgasdl import _native
 from pgasdl.allreduce import Allreduce, AllreduceCache
 from pgasdl.bootstrap import Store
 from pgasdl.buffers import Memory, memory_of
 from pgasdl.collective import Workspace
 from pgasdl.config import Config
-from pgasdl.errors import ClosedError, PeerLost, PlanError, RankError, Timeout, UnavailableError
-from pgasdl.group import Array, Group
-from pgasdl.launch.detect import Launch, detect
+from pgasdl.errors import PeerLost, PlanError, RankError, Timeout, UnavailableError
+from pgasdl.formation import Formation
+from pgasdl.group import Group
+from pgasdl.launch.detect import Launch
 from pgasdl.segment import Segment
 
 if TYPE_CHECKING:
@@ -37,10 +36,6 @@ log = logging.getLogger("pgasdl")
 
 PASSIVE_BYTES = 65536
 CROWDED_YIELD_US = 20_000
-_LOOK_SECONDS = 0.1  # between two looks for losses, while the store is waited for
-
-# The context of this process (ranks that are threads are not counted).
-_current: weakref.ref[Context] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +106,11 @@ class Context(_native.ContextCore):
         self._connect(store.exchange("endpoint", self._endpoint()))
         self._join(store.exchange("world", self._open()), config.timeout)
         self.world = Group(self, self._world())
-        self._group_numbers: dict[tuple[int, ...], int] = {}
-        self._unfinished_groups: dict[tuple[int, ...], tuple[_native.GroupCore, bytes]] = {}
-        self._accepted: frozenset[int] = frozenset()  # ranks whose loss survivors() took note of
-        # Where segments lie, to find the one that holds an array; every change has a number.
+        self._formation = Formation(self, store)
+        # Where segments lie, to find the one that holds an array.
         # Peers write to bound memory by address: it must not go because a name went out of scope.
         self.bound: dict[int, Segment] = {}
         self._segments: dict[int, tuple[int, int, weakref.ref[Segment]]] = {}
-        self.segments_version = 0
         self._workspaces: dict[tuple[int, ...], Workspace] = {}
         self._allreduces = AllreduceCache(self)
         self.exchanges: list[GradientExchange] = []
@@ -185,7 +177,7 @@ class Context(_native.ContextCore):
         key = id(segment)
         where = segment.address, segment.address + segment.nbytes
         self._segments[key] = (*where, weakref.ref(segment, lambda _: self._forget_segment(key)))
-        self.segments_version += 1
+        self.segments_changed()
         return segment
 
     def bind(
@@ -236,7 +228,11 @@ class Context(_native.ContextCore):
 
     def _forget_segment(self, key: int) -> None:
         self._segments.pop(key, None)
-        self.segments_version += 1
+        self.segments_changed()
+
+    def segments_changed(self) -> None:
+        """Where arrays lie has to be looked up again."""
+        self._allreduces.forget()
 
     @property
     def mapped(self) -> bool:
@@ -274,62 +270,7 @@ class Context(_native.ContextCore):
         self._require_usable()
         for member in members:
             self._require_peer(member, "group")
-        unfinished = self._unfinished_groups.get(members)
-        if unfinished is None:
-            core = _native.GroupCore(self, list(members))
-            # Once only: every description is a datagram to each member.
-            unfinished = self._unfinished_groups[members] = core, core.describe()
-        core, description = unfinished
-        number = self._group_numbers.get(members, 0)
-        key = f"group/{','.join(map(str, members))}/{number}"
-        limit = self.timeout if timeout is None else timeout
-        deadline = time.monotonic() + limit
-        self._store.put(f"{key}/{self.rank}", description, limit or None)
-        descriptions = []
-        for member in members:
-            blob = self._await_member(f"{key}/{member}", member, deadline)
-            if blob is None:
-                raise Timeout(f"group {members}: rank {member} has not called it in {limit:g} s")
-            descriptions.append(blob)
-        core.attach(descriptions, self.timeout)
-        del self._unfinished_groups[members]
-        self._group_numbers[members] = number + 1
-        return Group(self, core)
-
-    def _await_member(self, key: str, member: int, deadline: float) -> bytes | None:
-        """What a member put into the store, None if it did not; PeerLost if a rank is lost.
-
-        The store only tells of an owner whose connection ended: not of one that was stopped, nor
-        of a third rank because of which the owner may never come.
-        """
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            try:
-                return self._store.get(key, min(left, _LOOK_SECONDS), owner=member)
-            except Timeout:
-                self._require_nobody_lost("group")
-                if left <= _LOOK_SECONDS:
-                    return None
-            except PeerLost:
-                # The owner may have left only because of a loss that was not noticed here yet.
-                self._require_nobody_lost("group")
-                raise
-
-    def _require_nobody_lost(self, during: str) -> None:
-        """Raise PeerLost for a loss that :meth:`survivors` has not accepted."""
-        self._require_peer(self.rank, during)
-        lost = {
-            rank: state
-            for rank, state in enumerate(self._health())
-            if state not in ("healthy", "closed") and rank not in self._accepted
-        }
-        if lost:
-            words = ", ".join(f"rank {rank} {state}" for rank, state in lost.items())
-            raise PeerLost(
-                f"{words}, noticed during {during} on rank {self.rank}; "
-                "ctx.survivors() gives the group of those left",
-                min(lost) if len(lost) == 1 else -1,
-            )
+        return self._formation.form(members, self.timeout if timeout is None else timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
         """``world.barrier``: wait until every rank is here."""
@@ -481,7 +422,7 @@ class Context(_native.ContextCore):
         self._acknowledge()
         states = self._health()
         healthy = [rank for rank, state in enumerate(states) if state == "healthy"]
-        self._accepted = frozenset(range(self.size)).difference(healthy)
+        self._formation.accepted = frozenset(range(self.size)).difference(healthy)
         return self.group(healthy, timeout=timeout)
 
     def describe(self) -> str:
@@ -522,7 +463,6 @@ class Context(_native.ContextCore):
         ``failed`` tells the others that this rank did not end in peace: their waits then raise
         PeerLost.
         """
-        global _current  # noqa: PLW0603
         if self.closed:
             return
         self._close(failed)
@@ -533,8 +473,6 @@ class Context(_native.ContextCore):
         self.bound.clear()
         # Ranks in one process share a store object that must outlive them.
         self._store.close(drain=0.0 if failed else 5.0)
-        if _current is not None and _current() is self:
-            _current = None
 
     def __enter__(self) -> Self:
         return self
@@ -569,106 +507,3 @@ def _tell_elastic(error: BaseException) -> None:
         }
         with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
             json.dump(message, file)
-
-
-def init(
-    *,
-    rank: int | None = None,
-    size: int | None = None,
-    transport: str | None = None,
-    timeout: float | None = None,
-    **settings: Any,
-) -> Context:
-    """Join the job and meet the other ranks. Collective.
-
-    Parameters
-    ----------
-    rank, size : this process's place; None: from ``PGASDL_*``, torchrun, mpiexec, srun, or alone
-    transport : "auto", "shm"; None: ``PGASDL_TRANSPORT``, else "auto"
-    timeout : seconds, of init and the default of every later call; None: ``PGASDL_TIMEOUT``, 60
-    settings : any other field of the table that ``pgasdl env`` prints, in lower case
-
-    Returns
-    -------
-    Context : use it in a ``with`` statement
-
-    Raises
-    ------
-    ConfigError       a variable or argument that cannot be right
-    BootstrapError    the ranks could not meet; says what to set
-    UnavailableError  the transport is not to be had; says why
-    ClosedError       this process has a context already
-    Timeout, PeerLost
-
-    Notes
-    -----
-    ``PGASDL_*`` variables are read here, never at import. GASPI: gaspi_proc_init.
-    """
-    global _current  # noqa: PLW0603
-    if _current is not None and _current() is not None:
-        raise ClosedError("this process has an open context already: close it first, or pass it on")
-    config = Config.from_environment(
-        rank=rank, size=size, transport=transport, timeout=timeout, **settings
-    )
-    _start_log(config.log)
-    launch = detect(config)
-    if config.transport not in ("auto", "shm"):
-        raise UnavailableError(
-            f'transport "{config.transport}" is not in this build; there is "shm", and '
-            '"loopback" through pgasdl.loopback.run'
-        )
-    if not launch.one_machine:
-        raise UnavailableError(
-            f"{launch.size} ranks on several machines ({launch.local_size} on this one) need a "
-            "transport between machines, which this build does not have: shm serves one machine"
-        )
-    store = bootstrap.connect(config, launch)
-    try:
-        context = Context(config, launch, store)
-    except BaseException:
-        store.close(drain=0.0)
-        raise
-    _current = weakref.ref(context)
-    _at_exit(context)
-    _on_signal(context)
-    return context
-
-
-def _start_log(level: str) -> None:
-    if not log.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("pgasdl: %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
-    log.setLevel(level.upper())
-
-
-def _at_exit(context: Context) -> None:
-    reference = weakref.ref(context)
-
-    def leave() -> None:
-        open_context = reference()
-        if open_context is not None:
-            open_context.close(failed=hasattr(sys, "last_value"))
-
-    atexit.register(leave)
-
-
-def _on_signal(context: Context) -> None:
-    """SIGUSR1 dumps the flight record, unless the program has its own use for it."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    # `pgasdl run` starts its ranks with the signal ignored.
-    if signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, signal.SIG_IGN):
-        return
-    reference = weakref.ref(context)
-
-    def dump(number: int, frame: object) -> None:
-        open_context = reference()
-        if open_context is not None:
-            open_context.dump_flight_record("on SIGUSR1")
-
-    signal.signal(signal.SIGUSR1, dump)
-
-
-__all__ = ["Array", "Context", "Limits", "init"]

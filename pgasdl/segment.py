@@ -100,7 +100,7 @@ class Segment(_native.SegmentCore):
         """
         super().delete()
         self.group.context.bound.pop(self.id, None)
-        self.group.context.segments_version += 1
+        self.group.context.segments_changed()
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.numpy().__dlpack__(**options)

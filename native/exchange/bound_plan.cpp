@@ -215,8 +215,12 @@ void BoundPlan::look_around() const {
 }
 
 void BoundPlan::begin(std::uint32_t generation) {
-  generation_ = (generation != 0 ? generation : generation_ + 1) & ((1u << (32 - kTagBits)) - 1);
-  if (generation_ == 0) generation_ = 1;
+  if (generation > kMostGenerations) {
+    throw Error(ErrorKind::kPlan, text("plan ", name_, ": execution ", generation,
+                                       ", but they are numbered 1 to ", kMostGenerations));
+  }
+  if (generation == 0) generation = generation_ == kMostGenerations ? 1 : generation_ + 1;
+  generation_ = generation;
   began_ = ticks();
   for (Lane& lane : lanes_) {
     lane.at = 0;

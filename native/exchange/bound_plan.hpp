@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -31,6 +32,9 @@ class BoundPlan {
   BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
             std::vector<Rank> ranks, std::shared_ptr<Segment> board,
             std::uint64_t first_notification, std::uint32_t tag);
+
+  // A notification has 20 bits for its generation, and 0 is none; after the last comes 1 again.
+  static constexpr std::uint32_t kMostGenerations = (1u << 20) - 1;
 
   // Lets the plan's own copy of a buffer lie elsewhere from now on; not while it runs.
   void rebase(const std::string& buffer, std::byte* address);
@@ -96,7 +100,7 @@ class BoundPlan {
   bool reduce_some(Lane& lane, const Step& step);
   std::uint32_t value() const { return (generation_ << kTagBits) | tag_; }
 
-  static constexpr std::uint32_t kTagBits = 12;
+  static constexpr std::uint32_t kTagBits = 32 - std::bit_width(kMostGenerations);
 
   Context& context_;
   const std::string name_;

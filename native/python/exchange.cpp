@@ -75,7 +75,8 @@ void make_plan(PlanHandle* self, const ContextHandle& context, const std::string
                                   board.segment, first_notification, tag));
 }
 
-// True when the execution is over; False when a Call waits to be taken and answered.
+}  // namespace
+
 bool wait_plan(const PlanHandle& self, std::optional<double> timeout) {
   Executor& executor = self.runtime->executor;
   Executor::Waited waited = Executor::Waited::kTimeout;
@@ -86,8 +87,6 @@ bool wait_plan(const PlanHandle& self, std::optional<double> timeout) {
   if (waited == Executor::Waited::kTimeout) raise("Timeout", executor.missing(*self.plan));
   return waited == Executor::Waited::kDone;
 }
-
-}  // namespace
 
 void bind_exchange(nb::module_& module) {
   nb::class_<PlanHandle>(module, "BoundPlan", "A plan bound to memory, ready to run repeatedly.")
@@ -177,22 +176,6 @@ void bind_exchange(nb::module_& module) {
         }
       },
       "context"_a, "run"_a);
-  module.def(
-      "buffer_key",
-      [](nb::handle object) -> nb::object {
-        Py_buffer view;
-        if (PyObject_GetBuffer(object.ptr(), &view,
-                               PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT) != 0) {
-          PyErr_Clear();
-          return nb::none();
-        }
-        nb::object key = nb::make_tuple(reinterpret_cast<std::uintptr_t>(view.buf), view.len,
-                                        nb::str(view.format == nullptr ? "" : view.format));
-        PyBuffer_Release(&view);
-        return key;
-      },
-      "buffer"_a.none(),
-      "(address, bytes, format) of contiguous, writable memory; None if it is not known to be.");
   module.def(
       "reduce",
       [](const std::vector<std::pair<std::uintptr_t, std::string>>& destinations,

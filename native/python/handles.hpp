@@ -90,11 +90,15 @@ Outcome blocking(double timeout, Attempt&& attempt) {
   }
 }
 
+// True when the execution is over; False when a Call waits to be taken and answered.
+bool wait_plan(const PlanHandle& self, std::optional<double> timeout);
+
 void bind_errors(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_context(nb::module_& module);
 void bind_group(nb::module_& module);
 void bind_exchange(nb::module_& module);
+void bind_allreduce(nb::module_& module);
 void bind_measure(nb::module_& module);
 
 }  // namespace pgasdl

@@ -17,7 +17,7 @@ def test_allreduce_when_the_numbers_begin_anew(plan: str) -> None:
             if call == 4:
                 # As if a million calls had been made; there is no faster way there.
                 (sequence,) = ctx._allreduces._sequences.values()
-                sequence._number += (1 << 20) - 8
+                sequence.calls.number += (1 << 20) - 8
             array[:] = 10 * call + ctx.rank
             ctx.allreduce(array, plan=plan)
             np.testing.assert_array_equal(array, 10 * call + 1, f"call {call}")

@@ -1,0 +1,123 @@
+"""``init``: from a launcher's variables to a context that has met all other ranks."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import signal
+import sys
+import threading
+import weakref
+from typing import Any
+
+from pgasdl import bootstrap
+from pgasdl.config import Config
+from pgasdl.context import Context
+from pgasdl.errors import ClosedError, UnavailableError
+from pgasdl.launch.detect import detect
+
+log = logging.getLogger("pgasdl")
+
+# The context of this process (ranks that are threads are not counted).
+_current: weakref.ref[Context] | None = None
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+    **settings: Any,
+) -> Context:
+    """Join the job and meet the other ranks. Collective.
+
+    Parameters
+    ----------
+    rank, size : this process's place; None: from ``PGASDL_*``, torchrun, mpiexec, srun, or alone
+    transport : "auto", "shm"; None: ``PGASDL_TRANSPORT``, else "auto"
+    timeout : seconds, of init and the default of every later call; None: ``PGASDL_TIMEOUT``, 60
+    settings : any other field of the table that ``pgasdl env`` prints, in lower case
+
+    Returns
+    -------
+    Context : use it in a ``with`` statement
+
+    Raises
+    ------
+    ConfigError       a variable or argument that cannot be right
+    BootstrapError    the ranks could not meet; says what to set
+    UnavailableError  the transport is not to be had; says why
+    ClosedError       this process has a context already
+    Timeout, PeerLost
+
+    Notes
+    -----
+    ``PGASDL_*`` variables are read here, never at import. GASPI: gaspi_proc_init.
+    """
+    global _current  # noqa: PLW0603
+    before = None if _current is None else _current()
+    if before is not None and not before.closed:
+        raise ClosedError("this process has an open context already: close it first, or pass it on")
+    config = Config.from_environment(
+        rank=rank, size=size, transport=transport, timeout=timeout, **settings
+    )
+    _start_log(config.log)
+    launch = detect(config)
+    if config.transport not in ("auto", "shm"):
+        raise UnavailableError(
+            f'transport "{config.transport}" is not in this build; there is "shm", and '
+            '"loopback" through pgasdl.loopback.run'
+        )
+    if not launch.one_machine:
+        raise UnavailableError(
+            f"{launch.size} ranks on several machines ({launch.local_size} on this one) need a "
+            "transport between machines, which this build does not have: shm serves one machine"
+        )
+    store = bootstrap.connect(config, launch)
+    try:
+        context = Context(config, launch, store)
+    except BaseException:
+        store.close(drain=0.0)
+        raise
+    _current = weakref.ref(context)
+    _at_exit(context)
+    _on_signal(context)
+    return context
+
+
+def _start_log(level: str) -> None:
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("pgasdl: %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+    log.setLevel(level.upper())
+
+
+def _at_exit(context: Context) -> None:
+    reference = weakref.ref(context)
+
+    def leave() -> None:
+        open_context = reference()
+        if open_context is not None:
+            open_context.close(failed=hasattr(sys, "last_value"))
+
+    atexit.register(leave)
+
+
+def _on_signal(context: Context) -> None:
+    """SIGUSR1 dumps the flight record, unless the program has its own use for it."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    # `pgasdl run` starts its ranks with the signal ignored.
+    if signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, signal.SIG_IGN):
+        return
+    reference = weakref.ref(context)
+
+    def dump(number: int, frame: object) -> None:
+        open_context = reference()
+        if open_context is not None:
+            open_context.dump_flight_record("on SIGUSR1")
+
+    signal.signal(signal.SIGUSR1, dump)
