@@ -136,7 +136,7 @@ class Trainer:
             return
         self.trace.begin_wait(number)
         self.exchange.wait(number)
-        self.trace.end_wait(number, self.exchange.timings[number])
+        self.trace.end_wait(number, self.exchange.timing(number))
         if not self.owners_update:
             self.sgd.step(number, layer.weights, layer.gradient)
         layer.gradient.zero_()  # autograd adds to it

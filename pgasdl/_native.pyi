@@ -531,8 +531,6 @@ class Call:
     @property
     def count(self) -> int: ...
 
-    def is_of(self, arg: BoundPlan, /) -> bool: ...
-
 def turn(context: ContextCore) -> bool:
     """Advance every live plan as far as it goes without blocking."""
 
@@ -579,6 +577,43 @@ class AllreduceCalls:
     def resume(self) -> None: ...
 
     def run(self, array: object | None, op: object | None, plan: object | None, timeout: float | None) -> bool: ...
+
+class LayerSchedule:
+    """Which layers are ready, and how far each bucket's exchange is."""
+
+    def __init__(self, context: ContextCore, buckets: Sequence[Sequence[int]]) -> None: ...
+
+    def bind(self, bucket: int, phases: Sequence[object]) -> None: ...
+
+    def require(self, layer: int) -> None:
+        """PlanError, ClosedError, or nothing."""
+
+    def ready(self, layer: int) -> bool:
+        """True if a Call waits for the program."""
+
+    def turn(self) -> bool:
+        """True if a Call waits for the program."""
+
+    def wait(self, layer: int, timeout: float | None = None) -> bool:
+        """False if a Call waits for the program: answer it and wait again."""
+
+    def finish(self, bucket: int, timeout: float | None = None) -> bool:
+        """wait() for a whole bucket."""
+
+    def timing(self, layer: int) -> tuple[float, float, float, float, float]:
+        """(waiting, ready, began, ended, waited), in seconds."""
+
+    def bucket_of(self, call: Call) -> int:
+        """-1: none of these."""
+
+    def end(self, why: str) -> None:
+        """From now on ready and wait raise ClosedError."""
+
+    def release(self) -> None:
+        """Let go of the plans."""
+
+    @property
+    def ended(self) -> str | None: ...
 
 class Floor:
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.collective import Place, bind_phases, options_for
-from pgasdl.errors import BufferRefused, ClosedError, PlanError
+from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.layout import Bucket, agree, aligned, lay_out
 from pgasdl.plans import PLANS, build
 from pgasdl.plans.plan import APPLICATION_BUFFERS, is_wire
@@ -88,7 +89,6 @@ class GradientExchange:
     layers : each layer's :class:`Layer`: where it lies
     gradients : the segment of all gradients
     weights : the segment of all weights, of the same layout, in kind "update"; else None
-    timings : each layer's :class:`Timing`
     inbox_bytes : memory the plan needs on this rank besides the two
 
     Raises
@@ -136,14 +136,13 @@ class GradientExchange:
         self._wire = None if wire is None else native_dtype(wire)
         self.layers, self._buckets = lay_out(layers, bucket_bytes)
         self._refuse_integers()
-        self.timings = [Timing() for _ in self.layers]
         self._segments: list[Segment] = []
-        self._broken: str | None = None
         settings = (
             f"kind {kind}, plan {self.plan}, buckets of {bucket_bytes} bytes, wire {self._wire}, "
             f"options {sorted(options.items())}"
         )
         agree(self.group, context.rank, settings, self.layers, timeout)
+        self._schedule = _native.LayerSchedule(context, [each.layers for each in self._buckets])
         self._allocate(options, timeout)
         context.exchanges.append(self)
 
@@ -192,6 +191,7 @@ class GradientExchange:
                 self.context, group, self.plan, bucket.count, self.kind, places, self.gradients,
                 first, f"bucket {bucket.index}", wire=self._wire is not None, **extra,
             )  # fmt: skip
+            self._schedule.bind(bucket.index, bucket.bound)
             first += shape.notifications
 
     def _segment(self, nbytes: int, notifications: int, timeout: float | None) -> Segment:
@@ -221,16 +221,18 @@ class GradientExchange:
         return self._view(self.weights, layer)
 
     def _view(self, segment: Segment, layer: int) -> Array:
-        self._bucket_of(layer)
+        self._schedule.require(layer)
         of = self.layers[layer]
         return segment.numpy(of.dtype, of.at, of.shape)
 
-    def _bucket_of(self, layer: int) -> Bucket:
-        if not 0 <= layer < len(self.layers):
-            raise PlanError(f"no layer {layer}: there are {len(self.layers)}, from 0 on")
-        if self._broken is not None:
-            raise ClosedError(f"this gradient exchange cannot go on: {self._broken}")
-        return self._buckets[self.layers[layer].bucket]
+    @property
+    def timings(self) -> list[Timing]:
+        """What each layer cost so far; a copy."""
+        return [self.timing(layer) for layer in range(len(self.layers))]
+
+    def timing(self, layer: int) -> Timing:
+        """What one layer cost so far; a copy."""
+        return Timing(*self._schedule.timing(layer))
 
     # --- one iteration
 
@@ -244,24 +246,13 @@ class GradientExchange:
         PlanError   no such layer, or it is ready already and was not waited for
         PeerLost, ClosedError
         """
-        bucket = self._bucket_of(layer)
-        now = time.monotonic()
-        if bucket.under_way or layer not in bucket.missing:
-            raise PlanError(
-                f"layer {layer} is ready twice in one iteration: wait({layer}) before its "
-                "gradient is computed again"
-            )
-        if len(bucket.missing) == 1:
-            bucket.plan.start()
-            bucket.under_way = True
-        bucket.missing.discard(layer)
-        self.timings[layer].ready = now
-        self.turn()
+        if self._schedule.ready(layer):
+            self.context.serve_calls()
 
     def turn(self) -> None:
         """Advance every exchange as far as it goes without waiting (CaffeGPI's turn)."""
-        _native.turn(self.context)
-        self.context.serve_calls()
+        if self._schedule.turn():
+            self.context.serve_calls()
 
     def wait(self, layer: int, timeout: float | None = None) -> None:
         """Until ``layer``'s mean gradient (or its new weights) is here.
@@ -279,33 +270,8 @@ class GradientExchange:
         PlanError   no such layer, or others of its bucket are not ready
         PeerLost, MismatchError, ClosedError
         """
-        bucket = self._bucket_of(layer)
-        began = time.monotonic()
-        try:
-            if bucket.under_way:
-                self._finish(bucket, timeout)
-            elif layer not in bucket.missing:
-                raise PlanError(
-                    f"layer {layer} shares bucket {bucket.index} with layers "
-                    f"{sorted(bucket.missing)}, which are not ready"
-                )
-        finally:
-            timing = self.timings[layer]
-            timing.waited = time.monotonic()
-            timing.waiting += timing.waited - began
-
-    def _finish(self, bucket: Bucket, timeout: float | None) -> None:
-        deadline = time.monotonic() + (self.context.timeout if timeout is None else timeout)
-        while not bucket.plan.wait(timeout):
-            self.context.serve_calls()
-            timeout = max(0.0, deadline - time.monotonic())
-        began, ended = bucket.plan.times
-        for layer in bucket.layers:
-            # A plan without steps, of a rank alone, ends as it begins.
-            self.timings[layer].began, self.timings[layer].ended = began, max(began, ended)
-        bucket.under_way = False
-        bucket.missing.update(bucket.layers)
-        bucket.phase = (bucket.phase + 1) % len(bucket.bound)
+        if not self._schedule.wait(layer, timeout):
+            self._serve_until(partial(self._schedule.wait, layer), timeout)
 
     def finish(self, timeout: float | None = None) -> None:
         """Until every exchange that was started is complete. No barrier: others may be behind.
@@ -318,33 +284,43 @@ class GradientExchange:
         """
         deadline = time.monotonic() + (self.context.timeout if timeout is None else timeout)
         for bucket in self._buckets:
-            if bucket.under_way:
-                self._finish(bucket, max(0.0, deadline - time.monotonic()))
+            left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            if not self._schedule.finish(bucket.index, left):
+                self._serve_until(partial(self._schedule.finish, bucket.index), timeout)
+
+    def _serve_until(self, wait: Callable[[float], bool], timeout: float | None) -> None:
+        """Run updates that are asked for until ``wait`` has nothing more to wait for."""
+        deadline = time.monotonic() + (self.context.timeout if timeout is None else timeout)
+        while True:
+            self.context.serve_calls()
+            if wait(max(0.0, deadline - time.monotonic())):
+                return
 
     # --- the owner's part
 
     def serve(self, call: _native.Call) -> bool:
         """Run the owner's update if ``call`` is of this exchange."""
-        for bucket in self._buckets:
-            if bucket.under_way and call.is_of(bucket.plan):
-                assert self.weights is not None and self._update is not None
-                dtype = as_numpy_dtype(bucket.dtype)
-                at = bucket.at + call.offset * dtype.itemsize
-                block = Block(
-                    bucket.index,
-                    call.offset,
-                    call.count,
-                    self.gradients.numpy(dtype, at, call.count),
-                    self.weights.numpy(dtype, at, call.count),
-                )
-                try:
-                    self._update(block)
-                except BaseException as error:
-                    # Half an update can be neither sent nor repeated.
-                    self._broken = f"update of bucket {bucket.index} raised {error!r}"
-                    raise
-                return True
-        return False
+        number = self._schedule.bucket_of(call)
+        if number < 0:
+            return False
+        assert self.weights is not None and self._update is not None
+        bucket = self._buckets[number]
+        dtype = as_numpy_dtype(bucket.dtype)
+        at = bucket.at + call.offset * dtype.itemsize
+        block = Block(
+            bucket.index,
+            call.offset,
+            call.count,
+            self.gradients.numpy(dtype, at, call.count),
+            self.weights.numpy(dtype, at, call.count),
+        )
+        try:
+            self._update(block)
+        except BaseException as error:
+            # Half an update can be neither sent nor repeated.
+            self._schedule.end(f"update of bucket {bucket.index} raised {error!r}")
+            raise
+        return True
 
     def describe(self) -> str:
         """Plan, buckets and the memory they take, for a log."""
@@ -366,13 +342,13 @@ class GradientExchange:
         if self not in self.context.exchanges or self.context.closed:
             return
         try:
-            if self._broken is None:
+            if self._schedule.ended is None:
                 self.finish()
         finally:
             self.context.exchanges.remove(self)
-            self._broken = self._broken or "it was closed"
+            self._schedule.end("it was closed")
+            self._schedule.release()
             for bucket in self._buckets:
                 bucket.bound.clear()
-                bucket.under_way = False
             for segment in self._segments:
                 segment.delete()

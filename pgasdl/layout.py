@@ -54,7 +54,7 @@ class Layer:
 
 @dataclass(slots=True)
 class Bucket:
-    """Layers that are exchanged together, and where their exchange stands."""
+    """Layers that are exchanged together."""
 
     index: int
     dtype: str
@@ -62,9 +62,6 @@ class Bucket:
     count: int = 0  # elements
     layers: list[int] = field(default_factory=list)
     bound: list[_native.BoundPlan] = field(default_factory=list)
-    phase: int = 0
-    missing: set[int] = field(default_factory=set)  # layers that are not ready
-    under_way: bool = False
 
     @property
     def item(self) -> int:
@@ -75,11 +72,6 @@ class Bucket:
     def nbytes(self) -> int:
         """Bytes from the first layer's begin to the last one's end."""
         return self.count * self.item
-
-    @property
-    def plan(self) -> _native.BoundPlan:
-        """The plan of this execution."""
-        return self.bound[self.phase]
 
 
 def aligned(nbytes: int) -> int:
@@ -108,7 +100,6 @@ def lay_out(given: Iterable[Any], bucket_bytes: int) -> tuple[list[Layer], list[
         layer = Layer(index, shape, dtype, last.index, offset, last.at + offset * last.item)
         layers.append(layer)
         last.layers.append(index)
-        last.missing.add(index)
         last.count = offset + layer.count
     return layers, buckets
 

@@ -8,6 +8,9 @@ namespace {
 // A reduction longer than this lets other lanes have their turn in between.
 constexpr std::uint64_t kBytesPerTurn = 8u << 20;
 
+// What plans call memory in which data is put down for peers.
+constexpr std::string_view kInbox = "inbox";
+
 }  // namespace
 
 BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
@@ -151,6 +154,11 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
             }
           }
           const std::uint64_t streams = step.sources.size() + step.destinations.size();
+          const std::int32_t into = step.own_destinations[0];
+          if (streams == 2 && into >= 0 && plan.buffers[from.targets[0].buffer] == kInbox &&
+              step.sources[0].dtype == step.destinations[0].dtype && from.scale == 1) {
+            step.staging = from.count * widest;
+          }
           lane.part_sources.reserve(std::max(lane.part_sources.capacity(), step.sources.size()));
           lane.part_destinations.reserve(
               std::max(lane.part_destinations.capacity(), step.destinations.size()));
@@ -246,6 +254,10 @@ bool BoundPlan::arrived(const Step& step) const {
 }
 
 bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
+  if (step.staging != 0) {
+    stage_(step.destinations[0].address, step.sources[0].address, step.staging);
+    return true;
+  }
   if (step.count <= step.pass) [[likely]] {
     reduce(step.destinations, step.sources, step.count, step.scale);
     return true;

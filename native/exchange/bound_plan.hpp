@@ -14,6 +14,7 @@
 #include "exchange/plan.hpp"
 #include "pgas/context.hpp"
 #include "reduce/reduce.hpp"
+#include "reduce/staging.hpp"
 
 namespace pgasdl {
 
@@ -72,7 +73,8 @@ class BoundPlan {
     std::vector<std::int32_t> own_destinations;  // buffer of each that is my own copy, else -1
     std::vector<std::int32_t> own_sources;
     std::uint64_t count = 0;
-    std::uint64_t pass = 0;  // elements reduced per turn at most
+    std::uint64_t pass = 0;     // elements reduced per turn at most
+    std::uint64_t staging = 0;  // bytes, of a plain copy into an inbox that peers load from
     double scale = 1;
     std::string hook;
     std::uint64_t offset = 0;  // kCall: of the span, in elements
@@ -111,6 +113,7 @@ class BoundPlan {
   const std::uint64_t first_notification_;
   const std::uint32_t tag_;
   std::vector<Lane> lanes_;
+  StagingCopy stage_;
   std::size_t lanes_left_ = 0;
   std::uint32_t generation_ = 0;  // 20 bits
   std::atomic<State> state_{State::kIdle};

@@ -23,6 +23,8 @@ class Executor {
   // The plan's next execution begins; it must not be running. `generation`: for plans that share
   // their notifications with others, the number of this execution among all; 0: the plan's own.
   void start(BoundPlan& plan, std::uint32_t generation = 0);
+  // A plan is under way.
+  bool live() const { return n_live_.load(std::memory_order_relaxed) != 0; }
   // Advances every live plan without blocking; true if anything moved.
   bool turn();
   enum class Waited : std::uint8_t { kDone, kTimeout, kCall };
@@ -41,6 +43,7 @@ class Executor {
     std::uint64_t count;
   };
   bool take_call(Call& call);
+  bool calls_wait() const { return n_calls_.load(std::memory_order_acquire) != 0; }
   void answer(const Call& call);
 
   void start_thread();

@@ -138,10 +138,7 @@ void bind_exchange(nb::module_& module) {
   nb::class_<Executor::Call>(module, "Call", "A step that waits for the program's answer.")
       .def_prop_ro("hook", [](const Executor::Call& self) { return self.hook; })
       .def_prop_ro("offset", [](const Executor::Call& self) { return self.offset; })
-      .def_prop_ro("count", [](const Executor::Call& self) { return self.count; })
-      .def("is_of", [](const Executor::Call& self, const PlanHandle& plan) {
-        return self.plan == plan.plan.get();
-      });
+      .def_prop_ro("count", [](const Executor::Call& self) { return self.count; });
 
   module.def(
       "turn",

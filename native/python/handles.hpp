@@ -99,6 +99,7 @@ void bind_context(nb::module_& module);
 void bind_group(nb::module_& module);
 void bind_exchange(nb::module_& module);
 void bind_allreduce(nb::module_& module);
+void bind_schedule(nb::module_& module);
 void bind_measure(nb::module_& module);
 
 }  // namespace pgasdl

@@ -24,5 +24,6 @@ NB_MODULE(_native, module) {
   pgasdl::bind_group(module);
   pgasdl::bind_exchange(module);
   pgasdl::bind_allreduce(module);
+  pgasdl::bind_schedule(module);
   pgasdl::bind_measure(module);
 }

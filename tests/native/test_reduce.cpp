@@ -14,6 +14,7 @@
 #include "reduce/copy.hpp"
 #include "reduce/kernels.hpp"
 #include "reduce/reduce.hpp"
+#include "reduce/staging.hpp"
 #include "reduce_reference.hpp"
 
 namespace {
@@ -285,6 +286,24 @@ void test_copy() {
   CHECK(to == from);
 }
 
+// Often enough for both ways to be taken.
+void test_staging_copy() {
+  StagingCopy stage;
+  Bytes from(2 << 20), to(from.size());
+  for (std::size_t i = 0; i < from.size(); i += 8) put(from.data() + i, 0, random_bits());
+  for (int round = 0; round < 200; ++round) {
+    for (const std::size_t bytes : {100ul, 16384ul, 16385ul, 131072ul, 131111ul}) {
+      const std::size_t target = 1 + static_cast<std::size_t>(round) % 64;
+      std::memset(to.data(), 0, bytes + 200);
+      stage(to.data() + target, from.data() + round, bytes);
+      CHECK_NOTE(std::memcmp(to.data() + target, from.data() + round, bytes) == 0, "%zu", bytes);
+      CHECK(to[target - 1] == 0 && to[target + bytes] == 0);
+    }
+  }
+  stage(to.data(), from.data(), to.size());
+  CHECK(to == from);
+}
+
 }  // namespace
 
 int main() {
@@ -295,5 +314,6 @@ int main() {
   test_mixed();
   test_large();
   test_copy();
+  test_staging_copy();
   std::puts("ok");
 }
