@@ -410,6 +410,8 @@ class Context(_native.ContextCore):
         if peer == self.rank:
             raise RankError(f"rank {peer} is this one; end it by leaving the program")
         pid = self._pid_of(peer)
+        if pid == 0:
+            raise UnavailableError(f"rank {peer} is a process of another machine")
         if pid == os.getpid():
             raise UnavailableError("the ranks of this job are threads of one process")
         os.kill(pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ namespace {
 
 // What a rank says of itself before anything is mapped.
 struct Introduction {
+  std::uint64_t host;
   std::int32_t pid;
   std::uint32_t queue_depth;
   std::uint64_t passive_bytes;
@@ -53,6 +54,8 @@ void check_bounds(const char* side, const Slice& slice, std::uint64_t limit) {
   }
 }
 
+std::uint64_t host() { return std::hash<std::string>{}(host_identity()); }
+
 }  // namespace
 
 Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, const Options& options)
@@ -85,7 +88,7 @@ Context::~Context() {
 }
 
 std::string Context::endpoint() {
-  const Introduction introduction{getpid(), options_.queue_depth, options_.passive_bytes};
+  const Introduction introduction{host(), getpid(), options_.queue_depth, options_.passive_bytes};
   return std::string(reinterpret_cast<const char*>(&introduction), sizeof introduction) +
          transport_->endpoint();
 }
@@ -103,7 +106,7 @@ void Context::connect(const std::vector<std::string>& endpoints) {
                                              introduction.passive_bytes, ", rank ", rank_, " with ",
                                              options_.passive_bytes, ": all ranks need the same"));
     }
-    pids_[static_cast<std::size_t>(peer)] = introduction.pid;
+    pids_[static_cast<std::size_t>(peer)] = introduction.host == host() ? introduction.pid : 0;
     transport_->connect(peer, endpoint.substr(sizeof introduction));
   }
 }
@@ -119,14 +122,21 @@ void Context::join(const std::vector<std::string>& descriptions, Deadline deadli
   world_->attach(descriptions, deadline);
   std::vector<ControlBlock*> blocks;
   std::vector<pid_t> watched;
+  std::vector<Rank> unmapped;
   for (Rank peer = 0; peer < size_; ++peer) {
     auto* block = reinterpret_cast<ControlBlock*>(world_->control().remote(peer)->data);
     blocks.push_back(block);
+    if (block == nullptr) unmapped.push_back(peer);
     if (block != nullptr) transport_->set_doorbell(peer, &block->doorbell);
     const pid_t pid = pids_[static_cast<std::size_t>(peer)];
     watched.push_back(pid == getpid() ? 0 : pid);
   }
-  liveness_.watch(std::move(blocks), watched);
+  std::unique_ptr<Gossip> gossip;
+  if (!unmapped.empty()) {
+    gossip = std::make_unique<Gossip>(*transport_, internal_queue(), rank_, size_,
+                                      world_->control(), world_->gossip_offset(), unmapped);
+  }
+  liveness_.watch(std::move(blocks), watched, std::move(gossip));
 }
 
 void Context::close(bool failed) {
@@ -134,18 +144,28 @@ void Context::close(bool failed) {
   if (!inherited()) {
     // What was posted still arrives, unless it cannot.
     const Deadline deadline = Deadline::in(failed ? 0.2 : 5);
-    for (QueueId queue = 0; queue < queues_.size(); ++queue) {
-      while (!transport_->complete(queue) && !deadline.passed()) {
-        transport_->progress();
-        std::this_thread::yield();
-      }
-    }
+    drain(deadline);
     liveness_.pass_on();
     liveness_.report(rank_, failed ? Health::kFailed : Health::kClosed);
+    liveness_.take_leave(deadline);
+    drain(deadline);
     liveness_.stop();
   }
   // The world's group, its segment and the transport stay until the last reference to the context
   // goes: other threads may still be on their way out of a call.
+}
+
+void Context::drain(Deadline deadline) {
+  for (QueueId queue = 0; queue < queues_.size(); ++queue) {
+    try {
+      while (!transport_->complete(queue) && !deadline.passed()) {
+        transport_->progress();
+        std::this_thread::yield();
+      }
+    } catch (const Error&) {
+      // A peer is gone: what was for it arrives nowhere.
+    }
+  }
 }
 
 void Context::require_usable() const {

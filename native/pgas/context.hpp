@@ -98,6 +98,8 @@ class Context {
     std::atomic<std::uint32_t> used{0};
     std::atomic<bool> exists{false};
   };
+  // Until everything posted has arrived, or cannot.
+  void drain(Deadline deadline);
   Queue& queue_at(QueueId queue);
   Outcome take_place(QueueId id, Queue& queue, Deadline deadline);
   template <typename Post>

@@ -52,7 +52,11 @@ Group::Group(Context& context, std::vector<Rank> ranks, bool world)
     throw Error(ErrorKind::kRank, text("rank ", context.rank(), " is not in the group it creates"));
   }
   const std::uint64_t members = ranks_.size();
-  std::uint64_t bytes = world ? round_up(ControlBlock::bytes(context.size()), 64) : 0;
+  std::uint64_t bytes = 0;
+  if (world) {
+    bytes = gossip_offset_ = round_up(ControlBlock::bytes(context.size()), 64);
+    bytes += Gossip::bytes(context.size());
+  }
   std::uint32_t ids = kBarrierRounds;
   for (Kind kind : {Kind::kExchange, Kind::kReduce}) {
     Exchange& exchange = exchanges_[static_cast<int>(kind)];
@@ -390,9 +394,11 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
   const Outcome outcome = context_.waiter().until(ready, slow, deadline, "passive_receive");
   if (outcome != Outcome::kDone) return outcome;
   context_.recorder().record(Operation::kPassiveReceive, sender, control_->id(), 0, message.size());
-  // The mailbox is free: tell the sender. Its health does not matter any more.
+  // The mailbox is free: tell the sender, if it is still there to send more.
+  const Deadline bounded = Deadline::in(context_.options().timeout);
   while (
       !send(sender, 0, 0, 0, credit_id_ + me, mail_received_[static_cast<std::size_t>(sender)])) {
+    if (context_.liveness().health(sender) != Health::kHealthy || bounded.passed()) break;
     context_.transport().progress();
   }
   return outcome;

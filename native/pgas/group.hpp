@@ -37,6 +37,7 @@ class Group {
   Rank size() const { return static_cast<Rank>(ranks_.size()); }
   Rank index() const { return index_; }  // of this rank among the members
   Segment& control() { return *control_; }
+  std::uint64_t gossip_offset() const { return gossip_offset_; }
   bool deleted() const { return deleted_; }
   void remove();
 
@@ -102,6 +103,7 @@ class Group {
   std::shared_ptr<Segment> pending_segment_;  // creation under way
   std::byte* pending_bound_ = nullptr;
 
+  std::uint64_t gossip_offset_ = 0;
   std::uint64_t mail_offset_ = 0;
   std::uint32_t mail_id_ = 0;    // + sender: a message lies in my mailbox
   std::uint32_t credit_id_ = 0;  // + receiver: it has taken my message

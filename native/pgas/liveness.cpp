@@ -37,9 +37,11 @@ void Liveness::start(Transport* transport) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids) {
+void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids,
+                     std::unique_ptr<Gossip> gossip) {
   const std::lock_guard lock(watch_mutex_);
   blocks_ = std::move(blocks);
+  gossip_ = std::move(gossip);
   own_ = blocks_[static_cast<std::size_t>(rank_)];
   own_->heartbeat.store(1, std::memory_order_relaxed);
   processes_.resize(blocks_.size());
@@ -83,6 +85,7 @@ void Liveness::run() {
     if (own_ == nullptr) continue;
     look_at_processes();
     look_at_heartbeats();
+    if (gossip_ != nullptr) exchange_gossip();
   }
 }
 
@@ -101,20 +104,49 @@ void Liveness::look_at_processes() {
 void Liveness::look_at_heartbeats() {
   own_->heartbeat.fetch_add(1, std::memory_order_relaxed);
   const auto now = Clock::now();
-  const auto limit = std::chrono::duration<double>(options_.stopped_after);
   // If this thread itself stood still (the whole job was stopped, a laptop slept), the others did
   // not necessarily: they get the full time again.
-  const bool was_away = now - last_look_ > limit / 2;
+  const bool was_away =
+      now - last_look_ > std::chrono::duration<double>(options_.stopped_after / 2);
   last_look_ = now;
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
     if (blocks_[peer] == nullptr || static_cast<Rank>(peer) == rank_) continue;
-    Beat& beat = beats_[peer];
-    const std::uint64_t seen = blocks_[peer]->heartbeat.load(std::memory_order_relaxed);
-    if (seen != beat.last || was_away || seen == 0) {
-      beat = {seen, now};
-    } else if (now - beat.at > limit && health(static_cast<Rank>(peer)) == Health::kHealthy) {
-      report(static_cast<Rank>(peer), Health::kStopped);
+    judge(static_cast<Rank>(peer), blocks_[peer]->heartbeat.load(std::memory_order_relaxed), now,
+          was_away);
+  }
+  if (gossip_ == nullptr) return;
+  for (const Rank peer : gossip_->ranks()) judge(peer, gossip_->beat(peer), now, was_away);
+}
+
+void Liveness::judge(Rank peer, std::uint64_t seen, Clock::time_point now, bool was_away) {
+  Beat& beat = beats_[static_cast<std::size_t>(peer)];
+  if (seen != beat.last || was_away || seen == 0) {
+    beat = {seen, now};
+  } else if (now - beat.at > std::chrono::duration<double>(options_.stopped_after) &&
+             health(peer) == Health::kHealthy) {
+    report(peer, Health::kStopped);
+  }
+}
+
+void Liveness::exchange_gossip() {
+  for (const Rank peer : gossip_->ranks()) {
+    for (Rank of = 0; of < size_; ++of) {
+      const Health told = gossip_->told(peer, of);
+      if (told != Health::kHealthy && health(of) == Health::kHealthy) report(of, told);
     }
+  }
+  gossip_->tell(own_->states(), [&](Rank peer) { report(peer, Health::kDied); });
+  transport_->progress();
+}
+
+void Liveness::take_leave(Deadline deadline) {
+  const std::lock_guard lock(watch_mutex_);
+  if (gossip_ == nullptr || own_ == nullptr) return;
+  for (;;) {
+    gossip_->tell(own_->states(), [&](Rank peer) { report(peer, Health::kDied); });
+    transport_->progress();
+    if (gossip_->told_all(own_->states()) || deadline.passed()) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

@@ -2,6 +2,7 @@
 //
 // Each rank has a ControlBlock that all ranks of the machine map. Whoever notices a loss first
 // writes it into everybody's state vector and raises everybody's alarm; every spin reads its own.
+// Of ranks that are not mapped Gossip tells, and is told.
 #pragma once
 
 #include <array>
@@ -12,15 +13,14 @@
 #include <thread>
 #include <vector>
 
+#include "pgas/gossip.hpp"
+#include "pgas/health.hpp"
 #include "pgas/options.hpp"
 #include "sys/doorbell.hpp"
 #include "sys/process.hpp"
 #include "transport/transport.hpp"
 
 namespace pgasdl {
-
-enum class Health : std::uint8_t { kHealthy, kDied, kStopped, kFailed, kClosed };
-std::string_view name(Health health);
 
 struct ControlBlock {
   Doorbell doorbell;
@@ -40,9 +40,10 @@ class Liveness {
 
   // Starts the service thread; it polls the transport's descriptor from now on.
   void start(Transport* transport);
-  // From here on peers are watched: their blocks are mapped. `pids`: 0 for a thread of this
-  // process.
-  void watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids);
+  // From here on peers are watched. `blocks`: null for peers that are not mapped, of whom `gossip`
+  // tells (null if there are none). `pids`: 0 for a thread of this process or of another machine.
+  void watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids,
+             std::unique_ptr<Gossip> gossip);
   void stop();
 
   // Cheap, in every spin: a loss was reported that survivors() has not acknowledged.
@@ -70,12 +71,16 @@ class Liveness {
   // Tells every rank of the losses this one knows, before it leaves because of them: whoever
   // reported them may not have come to all yet, and must not find us gone without the reason.
   void pass_on();
+  // Tells those that are not mapped what this rank's state vector says, its own end above all.
+  void take_leave(Deadline deadline);
   Doorbell* doorbell() { return own_ == nullptr ? nullptr : &own_->doorbell; }
 
  private:
   void run();
   void look_at_processes();
   void look_at_heartbeats();
+  void exchange_gossip();
+  void judge(Rank peer, std::uint64_t seen, Clock::time_point now, bool was_away);
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 
   const Rank rank_;
@@ -97,6 +102,7 @@ class Liveness {
     Clock::time_point at;
   };
   std::vector<Beat> beats_;
+  std::unique_ptr<Gossip> gossip_;
   Clock::time_point last_look_;
 };
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 
 namespace pgasdl {
@@ -34,6 +35,10 @@ class UniqueFd {
 // A descriptor that becomes readable when `pid` ends; empty when the process is gone already or the
 // kernel has none to give.
 UniqueFd open_pidfd(pid_t pid);
+
+// What is the same for processes that can open each other's pidfd and reach each other's AF_UNIX
+// sockets: the boot of the machine, and the namespaces of processes and of the network.
+std::string host_identity();
 
 // How many forks lie between this process and the one that loaded the library. Objects remember it
 // at birth and refuse to work in a child.

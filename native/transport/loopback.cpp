@@ -72,8 +72,7 @@ std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Ra
   RemoteSegment remote;
   remote.bytes = segment.bytes;
   remote.notifications = segment.notifications;
-  // The world's control segment (id 0) stays mapped whatever is asked: liveness lives there.
-  if ((world_->faults_.mapped || segment.id == 0) && !segment.bound) remote.data = segment.data;
+  if (world_->faults_.mapped && !segment.bound) remote.data = segment.data;
   remote.address = reinterpret_cast<std::uint64_t>(segment.data);
   remote.board = segment.board;
   remote.keep = segment.region;

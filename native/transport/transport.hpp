@@ -87,6 +87,8 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
+  // Of the transport that carries bytes to `peer`.
+  virtual std::string_view name_for(Rank /*peer*/) const { return name(); }
 
   // --- setup: endpoint() of every rank is exchanged, then connect()ed by every other.
   virtual std::string endpoint() = 0;
@@ -109,6 +111,8 @@ class Transport {
   virtual bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) = 0;
   // Everything posted on `queue` so far is locally complete.
   virtual bool complete(QueueId queue) = 0;
+  // Gives up what connects us with `peer`, after a fault; the next operation connects anew.
+  virtual void reconnect(Rank /*peer*/) {}
   // Moves on what cannot move by itself; called by every wait if needs_progress().
   virtual bool needs_progress() const { return false; }
   virtual void progress() {}

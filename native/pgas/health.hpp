@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace pgasdl {
+
+// What is known of a rank. It leaves kHealthy once, for good.
+enum class Health : std::uint8_t { kHealthy, kDied, kStopped, kFailed, kClosed };
+std::string_view name(Health health);
+
+}  // namespace pgasdl

@@ -1,0 +1,116 @@
+#include "transport/router.hpp"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace pgasdl {
+namespace {
+
+// Every transport's words, each after its length.
+void append(std::string& all, const std::string& part) {
+  const auto bytes = static_cast<std::uint32_t>(part.size());
+  all.append(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+  all += part;
+}
+
+std::vector<std::string> parts_of(const std::string& all, std::size_t count) {
+  std::vector<std::string> parts;
+  std::size_t at = 0;
+  while (parts.size() < count) {
+    std::uint32_t bytes = 0;
+    if (all.size() - at < sizeof bytes) break;
+    std::memcpy(&bytes, all.data() + at, sizeof bytes);
+    at += sizeof bytes;
+    if (all.size() - at < bytes) break;
+    parts.push_back(all.substr(at, bytes));
+    at += bytes;
+  }
+  if (parts.size() != count || at != all.size()) {
+    throw Error(ErrorKind::kMismatch,
+                "a peer's words are not of these transports: all ranks need the same version and "
+                "the same PGASDL_TRANSPORT");
+  }
+  return parts;
+}
+
+}  // namespace
+
+Router::Router(std::vector<std::unique_ptr<Transport>> transports, std::vector<std::size_t> routes)
+    : transports_(std::move(transports)),
+      routes_(std::move(routes)),
+      ready_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (!ready_) throw_system("epoll_create1", errno);
+  for (const auto& transport : transports_) {
+    const int descriptor = transport->service_descriptor();
+    if (descriptor < 0) continue;
+    epoll_event readable{};
+    readable.events = EPOLLIN;
+    if (epoll_ctl(ready_.get(), EPOLL_CTL_ADD, descriptor, &readable) != 0) {
+      throw_system("epoll_ctl", errno);
+    }
+  }
+}
+
+std::string Router::endpoint() {
+  std::string all;
+  for (const auto& transport : transports_) append(all, transport->endpoint());
+  return all;
+}
+
+void Router::connect(Rank peer, const std::string& endpoint) {
+  const std::size_t route = routes_[static_cast<std::size_t>(peer)];
+  transports_[route]->connect(peer, parts_of(endpoint, transports_.size())[route]);
+}
+
+void Router::set_doorbell(Rank peer, Doorbell* doorbell) {
+  // A rank's own is rung by every transport that raises its flags.
+  for (const auto& transport : transports_) transport->set_doorbell(peer, doorbell);
+}
+
+std::string Router::publish(LocalSegment& segment, std::span<const Rank> peers) {
+  std::string all;
+  std::vector<Rank> reached;
+  for (std::size_t route = 0; route < transports_.size(); ++route) {
+    reached.clear();
+    std::copy_if(peers.begin(), peers.end(), std::back_inserter(reached),
+                 [&](Rank peer) { return routes_[static_cast<std::size_t>(peer)] == route; });
+    append(all, reached.empty() ? "" : transports_[route]->publish(segment, reached));
+  }
+  return all;
+}
+
+RemoteSegment Router::attach(Rank peer, const std::string& description, Deadline deadline) {
+  const std::size_t route = routes_[static_cast<std::size_t>(peer)];
+  return transports_[route]->attach(peer, parts_of(description, transports_.size())[route],
+                                    deadline);
+}
+
+void Router::retract(const LocalSegment& segment) {
+  for (const auto& transport : transports_) transport->retract(segment);
+}
+
+void Router::service() {
+  for (const auto& transport : transports_) transport->service();
+}
+
+bool Router::complete(QueueId queue) {
+  bool all = true;
+  for (const auto& transport : transports_) all &= transport->complete(queue);
+  return all;
+}
+
+bool Router::needs_progress() const {
+  return std::any_of(transports_.begin(), transports_.end(),
+                     [](const auto& transport) { return transport->needs_progress(); });
+}
+
+void Router::progress() {
+  for (const auto& transport : transports_) {
+    if (transport->needs_progress()) transport->progress();
+  }
+}
+
+}  // namespace pgasdl

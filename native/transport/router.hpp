@@ -1,0 +1,50 @@
+// Several transports behind one: each peer is reached by the one its route names.
+#pragma once
+
+#include <vector>
+
+#include "transport/transport.hpp"
+
+namespace pgasdl {
+
+class Router final : public Transport {
+ public:
+  // `routes`: for each peer, which of `transports` carries bytes to it.
+  Router(std::vector<std::unique_ptr<Transport>> transports, std::vector<std::size_t> routes);
+
+  std::string_view name() const override { return "router"; }
+  std::string_view name_for(Rank peer) const override { return to(peer).name_for(peer); }
+  std::string endpoint() override;
+  void connect(Rank peer, const std::string& endpoint) override;
+  void set_doorbell(Rank peer, Doorbell* doorbell) override;
+  std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
+  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  void retract(const LocalSegment& segment) override;
+  int service_descriptor() const override { return ready_.get(); }
+  void service() override;
+
+  bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                  const RemoteFlag* flag) override {
+    return to(peer).post_write(queue, peer, transfers, flag);
+  }
+  bool post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                 const LocalFlag* flag) override {
+    return to(peer).post_read(queue, peer, transfers, flag);
+  }
+  bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override {
+    return to(peer).post_atomic(queue, peer, atomic);
+  }
+  bool complete(QueueId queue) override;
+  bool needs_progress() const override;
+  void progress() override;
+  void reconnect(Rank peer) override { to(peer).reconnect(peer); }
+
+ private:
+  Transport& to(Rank peer) const { return *transports_[routes_[static_cast<std::size_t>(peer)]]; }
+
+  std::vector<std::unique_ptr<Transport>> transports_;
+  const std::vector<std::size_t> routes_;
+  UniqueFd ready_;  // epoll: readable when one of the transports' descriptors is
+};
+
+}  // namespace pgasdl
