@@ -76,10 +76,16 @@ class LoopbackWorld:
     @property
     def size(self) -> int: ...
 
+def host_identity() -> str:
+    """Equal for processes that can map each other's memory."""
+
+def verbs_missing() -> str:
+    """Why there is no verbs transport here; empty if there is."""
+
 class ContextCore:
     """One rank of a job; see pgasdl.Context."""
 
-    def __init__(self, rank: int, size: int, transport: str, token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float) -> None: ...
+    def __init__(self, rank: int, size: int, transports: Sequence[str], token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float) -> None: ...
 
     def _endpoint(self) -> bytes: ...
 

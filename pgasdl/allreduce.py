@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import Memory, memory_of
-from pgasdl.collective import PIECE_BYTES, Place, Workspace, bind_phases, options_for
+from pgasdl.collective import Place, bind_phases, options_for, piece_bytes
 from pgasdl.errors import BufferRefused, MismatchError, PlanError, Timeout
 from pgasdl.plans import PLANS, build
 
@@ -101,7 +101,7 @@ class Allreduce:
             self._copy = home.numpy()
             self._private = _raw(memory)
             data = Place(home, 0, dtype)
-        options = options_for(self.plan, dtype, memory.count)
+        options = options_for(context, self.plan, dtype, memory.count)
         shape = build(self.plan, group.rank, group.size, memory.count, kind=KINDS[op], **options)
         places = {"data": data}
         self.inbox_bytes = 0 if self._copy is None else memory.nbytes
@@ -299,10 +299,10 @@ class _Sequence:
             return max(1, memory.count)
         if name == "staged":
             pieces = self.REGION // (4 * self.group.size)
-            return pieces * PIECE_BYTES // memory.dtype.itemsize
+            return pieces * piece_bytes(self.context) // memory.dtype.itemsize
         # Small enough that every plan's inbox fits in as much memory again.
         rounds = max(1, (self.group.size - 1).bit_length())
-        return Workspace.COPY_BYTES // rounds // memory.dtype.itemsize // 64 * 64
+        return self.workspace.copy_bytes // rounds // memory.dtype.itemsize // 64 * 64
 
     def _part(
         self, memory: Memory, op: str, name: str, count: int, where: int,
@@ -319,7 +319,7 @@ class _Sequence:
             home = _native.local_memory(self.context, where, count * memory.dtype.itemsize)
             data = Place(home, 0, dtype)
         else:
-            data = Place(self.workspace.segment, Workspace.STAGED_BYTES, dtype)
+            data = Place(self.workspace.segment, self.workspace.staged_bytes, dtype)
         phases = self._bound.get(key) or self._bind(key, name, count, op, data, dtype)
         region = self._regions[name]
         bound = phases[self.calls.turn(region) % len(phases)]
@@ -340,11 +340,12 @@ class _Sequence:
         region = self._regions.setdefault(name, len(self._regions))
         if region >= self.REGIONS:
             raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
-        options = options_for(name, dtype)
+        options = options_for(self.context, name, dtype)
         shape = build(name, self.group.rank, self.group.size, count, kind=KINDS[op], **options)
         if shape.notifications > self.REGION:
             raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
-        start = 0 if name == "staged" else Workspace.STAGED_BYTES + Workspace.COPY_BYTES
+        work = self.workspace
+        start = 0 if name == "staged" else work.staged_bytes + work.copy_bytes
         places = {"data": data, "inbox": Place(self.workspace.segment, start, dtype)}
         phases = bind_phases(
             self.context, self.group, name, count, KINDS[op], places, self.workspace.segment,

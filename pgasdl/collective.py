@@ -116,7 +116,9 @@ def bind_phases(
     return bound
 
 
-def options_for(name: str, dtype: str, count: int | None = None) -> dict[str, Any]:
+def options_for(
+    context: Context, name: str, dtype: str, count: int | None = None
+) -> dict[str, Any]:
     """Options a plan is built with here: how long a piece of a staged array is.
 
     ``count`` : of an array with an inbox of its own, which need not be longer than that
@@ -125,12 +127,16 @@ def options_for(name: str, dtype: str, count: int | None = None) -> dict[str, An
         raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
     if "piece" not in PLANS[name].options:
         return {}
-    piece = PIECE_BYTES // DTYPES[dtype].itemsize
+    piece = piece_bytes(context) // DTYPES[dtype].itemsize
     return {"piece": piece if count is None else max(1, min(piece, count))}
 
 
-# Of a staged array: long enough to hide a latency, short enough to stay in a cache.
-PIECE_BYTES = 128 << 10
+def piece_bytes(context: Context) -> int:
+    """Of a staged array: long enough to hide a latency, short enough to stay in a cache.
+
+    Where ranks share cores every piece costs turns of the scheduler: fewer, longer ones.
+    """
+    return 512 << 10 if context.crowded else 128 << 10
 
 
 class Workspace:
@@ -141,18 +147,18 @@ class Workspace:
     pages are made present once, here: a temporary allocated per call would fault per call.
     """
 
-    STAGED_BYTES = 8 * PIECE_BYTES
-    COPY_BYTES = 4 * PIECE_BYTES
     NOTIFICATIONS = 1 << 20
 
     def __init__(self, context: Context, group: Group, timeout: float | None = None) -> None:
+        self.staged_bytes = 8 * piece_bytes(context)
+        self.copy_bytes = 4 * piece_bytes(context)
         self.segment = context.segment(
-            self.STAGED_BYTES + 2 * self.COPY_BYTES,
+            self.staged_bytes + 2 * self.copy_bytes,
             notifications=self.NOTIFICATIONS,
             group=group,
             timeout=timeout,
         )
-        self.copy = self.segment.numpy(np.uint8, self.STAGED_BYTES, self.COPY_BYTES)
+        self.copy = self.segment.numpy(np.uint8, self.staged_bytes, self.copy_bytes)
         self.segment.prefault()
         self._next_notification = 0
 

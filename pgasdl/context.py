@@ -27,6 +27,7 @@ from pgasdl.errors import PeerLost, PlanError, RankError, Timeout, UnavailableEr
 from pgasdl.formation import Formation
 from pgasdl.group import Group
 from pgasdl.launch.detect import Launch
+from pgasdl.routes import Place, Routes, choose
 from pgasdl.segment import Segment
 
 if TYPE_CHECKING:
@@ -80,29 +81,33 @@ class Context(_native.ContextCore):
         self.launch = launch
         self._store = store
         self._world_of_threads = world
-        transport = "loopback" if world is not None else "shm"
+        place = Place.here(launch, "loopback" if world is not None else config.transport)
+        places = list(map(Place.decoded, store.exchange("place", place.encoded(), config.timeout)))
+        if world is None:
+            self.routes = choose(launch.rank, places)
+        else:
+            self.routes = Routes(("loopback",) * launch.size, "threads of one process")
+        # With fewer cores than ranks, whoever spins keeps the rank it waits for from running, and
+        # whoever sleeps is woken late: a wait gives its core away, again and again.
+        self.crowded = any(place.crowded for place in places)
         if launch.rank == 0:
             store.put("token", secrets.token_bytes(16))
         token = store.get("token", owner=0)
-        # With fewer cores than ranks, whoever spins keeps the rank it waits for from running, and
-        # whoever sleeps is woken late: a wait gives its core away, again and again.
-        crowded = launch.local_size > len(os.sched_getaffinity(0))
         super().__init__(
             launch.rank,
             launch.size,
-            transport,
+            list(self.routes.names),
             token,
             world,
             timeout=config.timeout,
             queue_depth=config.queue_depth,
             queues=config.queues,
             passive_bytes=PASSIVE_BYTES,
-            spin_us=0 if crowded else config.spin_us,
-            yield_us=max(config.yield_us, CROWDED_YIELD_US) if crowded else config.yield_us,
+            spin_us=0 if self.crowded else config.spin_us,
+            yield_us=max(config.yield_us, CROWDED_YIELD_US) if self.crowded else config.yield_us,
             heartbeat_ms=config.heartbeat_ms,
             stopped_after=config.stopped_after,
         )
-        self._transport = transport
         self._connect(store.exchange("endpoint", self._endpoint()))
         self._join(store.exchange("world", self._open()), config.timeout)
         self.world = Group(self, self._world())
@@ -118,18 +123,11 @@ class Context(_native.ContextCore):
             _native.progress_thread(self, True)
         self.world.barrier(config.timeout)
         log.info(
-            "rank %d of %d: %s to all ranks (%s)",
+            "rank %d of %d: %s",
             self.rank,
             self.size,
-            transport,
-            "threads of one process" if world is not None else self._why(),
+            self.routes,
         )
-
-    def _why(self) -> str:
-        if self.size == 1:
-            return "the only one"
-        reason = "asked for" if self.config.transport == "shm" else "all on this machine"
-        return reason if self.config.transport == "shm" else f"{reason}; no RDMA needed"
 
     @property
     def limits(self) -> Limits:
@@ -237,7 +235,9 @@ class Context(_native.ContextCore):
     @property
     def mapped(self) -> bool:
         """Whether every rank can load from and store to every other's segments."""
-        return self._transport == "shm" or self._loopback_mapped
+        if self._world_of_threads is not None:
+            return self._loopback_mapped
+        return all(name == "shm" for name in self.routes.names)
 
     def workspace(self, group: Group, timeout: float | None = None) -> Workspace:
         """The group's own memory for collectives; made by the first that needs it. Collective."""
@@ -392,7 +392,7 @@ class Context(_native.ContextCore):
         self._require_usable()
         if not 0 <= operator.index(peer) < self.size:
             raise RankError(f"rank {peer}: ranks are 0 to {self.size - 1}")
-        return self._transport
+        return self.routes.names[peer]
 
     def health(self) -> tuple[str, ...]:
         """The state vector: "healthy", "died", "stopped", "failed" or "closed" for every rank.
@@ -431,7 +431,7 @@ class Context(_native.ContextCore):
         """What this context is made of, for a log: ranks, transport, limits, plans and inboxes."""
         lines = [
             f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
-            f"transport {self._transport}: {self._why()}",
+            f"transport {self.routes}",
             f"health: {', '.join(self._health())}",
             str(self.limits),
             *self._allreduces.describe(),
@@ -493,7 +493,7 @@ class Context(_native.ContextCore):
         self.close(failed=not in_peace)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else self._transport
+        state = "closed" if self.closed else "/".join(sorted(set(self.routes.names)))
         return f"<Context rank {self.rank} of {self.size}, {state}>"
 
 

@@ -159,7 +159,10 @@ class GradientExchange:
     def _allocate(self, options: dict[str, int], timeout: float | None) -> None:
         group = self.group
         nbytes = sum(aligned(bucket.nbytes) for bucket in self._buckets)
-        chosen = [{**options_for(self.plan, bucket.dtype), **options} for bucket in self._buckets]
+        chosen = [
+            {**options_for(self.context, self.plan, bucket.dtype), **options}
+            for bucket in self._buckets
+        ]
         shapes = [
             build(self.plan, group.rank, group.size, bucket.count, kind=self.kind,
                   wire=self._wire is not None, **extra)

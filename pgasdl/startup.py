@@ -15,6 +15,7 @@ from pgasdl.config import Config
 from pgasdl.context import Context
 from pgasdl.errors import ClosedError, UnavailableError
 from pgasdl.launch.detect import detect
+from pgasdl.routes import OFFERED
 
 log = logging.getLogger("pgasdl")
 
@@ -35,7 +36,8 @@ def init(
     Parameters
     ----------
     rank, size : this process's place; None: from ``PGASDL_*``, torchrun, mpiexec, srun, or alone
-    transport : "auto", "shm"; None: ``PGASDL_TRANSPORT``, else "auto"
+    transport : "auto" (shm inside a machine, verbs between machines), "shm" or "verbs"; None:
+        ``PGASDL_TRANSPORT``, else "auto"
     timeout : seconds, of init and the default of every later call; None: ``PGASDL_TIMEOUT``, 60
     settings : any other field of the table that ``pgasdl env`` prints, in lower case
 
@@ -64,15 +66,10 @@ def init(
     )
     _start_log(config.log)
     launch = detect(config)
-    if config.transport not in ("auto", "shm"):
+    if config.transport not in OFFERED:
         raise UnavailableError(
-            f'transport "{config.transport}" is not in this build; there is "shm", and '
-            '"loopback" through pgasdl.loopback.run'
-        )
-    if not launch.one_machine:
-        raise UnavailableError(
-            f"{launch.size} ranks on several machines ({launch.local_size} on this one) need a "
-            "transport between machines, which this build does not have: shm serves one machine"
+            f'transport "{config.transport}" is not in this build; there are '
+            f'{", ".join(OFFERED)}, and "loopback" through pgasdl.loopback.run'
         )
     store = bootstrap.connect(config, launch)
     try:

@@ -3,9 +3,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "python/docs.hpp"
 #include "python/handles.hpp"
 #include "transport/loopback.hpp"
+#include "transport/router.hpp"
 #include "transport/shm.hpp"
 
 namespace pgasdl {
@@ -204,10 +207,9 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
 }
 
 std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Rank size,
-                                          nb::bytes token, std::shared_ptr<LoopbackWorld> world) {
-  if (name == "shm") {
-    return std::make_unique<ShmTransport>(rank, size, std::string(token.c_str(), token.size()));
-  }
+                                          const std::string& token,
+                                          std::shared_ptr<LoopbackWorld> world) {
+  if (name == "shm") return std::make_unique<ShmTransport>(rank, size, token);
   if (name == "loopback" && world != nullptr) {
     return std::make_unique<LoopbackTransport>(std::move(world), rank);
   }
@@ -216,13 +218,37 @@ std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Ra
                                             "loopback for ranks that are threads"));
 }
 
+// One transport, or several behind a router: `names` is what carries bytes to each rank.
+std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names, Rank rank,
+                                           nb::bytes token, std::shared_ptr<LoopbackWorld> world) {
+  const std::string secret(token.c_str(), token.size());
+  const auto size = static_cast<Rank>(names.size());
+  std::vector<std::string> different;
+  std::vector<std::unique_ptr<Transport>> made;
+  std::vector<std::size_t> routes;
+  for (const std::string& name : names) {
+    const auto found = std::find(different.begin(), different.end(), name);
+    routes.push_back(static_cast<std::size_t>(found - different.begin()));
+    if (found != different.end()) continue;
+    different.push_back(name);
+    made.push_back(make_transport(name, rank, size, secret, world));
+  }
+  if (made.size() == 1) return std::move(made[0]);
+  return std::make_unique<Router>(std::move(made), std::move(routes));
+}
+
 }  // namespace
 
 void bind_context(nb::module_& module) {
+  module.def("host_identity", &host_identity,
+             "Equal for processes that can map each other's memory.");
+  module.def(
+      "verbs_missing", [] { return std::string("this build has no verbs transport"); },
+      "Why there is no verbs transport here; empty if there is.");
   nb::class_<ContextHandle>(module, "ContextCore", "One rank of a job; see pgasdl.Context.")
       .def(
           "__init__",
-          [](ContextHandle* self, Rank rank, Rank size, const std::string& transport,
+          [](ContextHandle* self, Rank rank, Rank size, const std::vector<std::string>& transports,
              nb::bytes token, std::shared_ptr<LoopbackWorld> world, double timeout,
              std::uint32_t queue_depth, std::uint32_t queues, std::uint64_t passive_bytes,
              double spin_us, double yield_us, std::uint32_t heartbeat_ms, double stopped_after) {
@@ -238,14 +264,13 @@ void bind_context(nb::module_& module) {
             // A forked child never destroys what it inherited: its threads and locks are the
             // parent's.
             new (self) ContextHandle{std::shared_ptr<Runtime>(
-                new Runtime(rank, size,
-                            make_transport(transport, rank, size, token, std::move(world)),
+                new Runtime(rank, size, make_transports(transports, rank, token, std::move(world)),
                             options),
                 [](Runtime* runtime) {
                   if (!runtime->context.inherited()) delete runtime;
                 })};
           },
-          "rank"_a, "size"_a, "transport"_a, "token"_a, "world"_a.none(), nb::kw_only(),
+          "rank"_a, "size"_a, "transports"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
           "heartbeat_ms"_a, "stopped_after"_a)
       .def("_endpoint",

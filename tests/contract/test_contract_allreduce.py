@@ -18,7 +18,7 @@ DTYPES = {
     "float32": np.float32, "float64": np.float64, "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip
-# Odd counts, and both sides of: a cache line, STAGED_BYTES, a piece (all of float32).
+# Odd counts, and both sides of: a cache line, what is staged at once, a piece (all of float32).
 SIZES = (1, 2, 3, 7, 15, 17, 63, 65, 1023, 1024, 1025, 65535, 65537)
 
 

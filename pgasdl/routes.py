@@ -1,0 +1,110 @@
+"""Which transport carries bytes to which rank, and why: the same answer on every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Self
+
+from pgasdl import _native
+from pgasdl.errors import MismatchError, UnavailableError
+
+if TYPE_CHECKING:
+    from pgasdl.launch.detect import Launch
+
+OFFERED = ("auto", "shm", "verbs")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs, as all ranks are told at init.
+
+    Attributes
+    ----------
+    host : equal for ranks that can map each other's memory
+    asked : its ``transport`` setting
+    crowded : there are more ranks on its machine than cores it may use
+    no_verbs : why it has no verbs transport; "" if it has
+    """
+
+    host: str
+    asked: str
+    crowded: bool
+    no_verbs: str
+
+    @classmethod
+    def here(cls, launch: Launch, asked: str) -> Self:
+        """This rank's."""
+        crowded = launch.local_size > len(os.sched_getaffinity(0))
+        return cls(_native.host_identity(), asked, crowded, _native.verbs_missing())
+
+    def encoded(self) -> bytes:
+        """For the store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decoded(cls, words: bytes) -> Self:
+        """What :meth:`encoded` made."""
+        return cls(**json.loads(words))
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The transport to every rank, this one included."""
+
+    names: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        kinds = sorted(set(self.names))
+        if len(kinds) == 1:
+            return f"{kinds[0]} to all ranks ({self.reason})"
+        to = ", ".join(
+            f"{kind} to ranks {[rank for rank, name in enumerate(self.names) if name == kind]}"
+            for kind in kinds
+        )
+        return f"{to} ({self.reason})"
+
+
+def choose(rank: int, places: Sequence[Place]) -> Routes:
+    """Decide how this rank reaches every other.
+
+    Raises
+    ------
+    MismatchError      ranks ask for different transports
+    UnavailableError   what was asked for, or is needed between machines, cannot be had; says why
+    """
+    asked = places[rank].asked
+    for other, place in enumerate(places):
+        if place.asked != asked:
+            raise MismatchError(
+                f'rank {rank} asks for transport "{asked}", rank {other} for "{place.asked}": '
+                "give all ranks the same"
+            )
+    size = len(places)
+    away = [other for other in range(size) if places[other].host != places[rank].host]
+    everywhere = len({place.host for place in places}) == 1
+    if asked == "shm":
+        if away:
+            raise UnavailableError(
+                f"rank {rank} cannot map the memory of ranks {away}, which run on other machines "
+                'or in other containers: transport "shm" serves one machine, use "verbs" or "auto"'
+            )
+        return Routes(("shm",) * size, "asked for")
+    if asked == "verbs" or not everywhere:
+        for other, place in enumerate(places):
+            if place.no_verbs:
+                why = "asked for" if asked == "verbs" else "the ranks run on several machines"
+                raise UnavailableError(
+                    f"transport verbs ({why}) is not to be had on rank {other}: {place.no_verbs}; "
+                    "`pgasdl doctor` tells more"
+                )
+    if asked == "verbs":
+        return Routes(("verbs",) * size, "asked for")
+    names = tuple("verbs" if other in away else "shm" for other in range(size))
+    if size == 1:
+        return Routes(names, "the only one")
+    reason = "all on this machine; no RDMA needed" if everywhere else "shm inside a machine"
+    return Routes(names, reason)
