@@ -204,6 +204,14 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("PGASDL_TRANSPORT", Choice(TRANSPORTS), "auto", "how bytes reach the peers"),
     Variable(
+        "PGASDL_VERBS_DEVICE",
+        Text(r"[A-Za-z0-9_.-]{1,64}", "the name of an RDMA device, as ibv_devices lists it"),
+        None,
+        "RDMA device of transport verbs; unset: the best, as `pgasdl topo` shows",
+    ),
+    Variable("PGASDL_VERBS_PORT", Integer(1, 255), None, "port of that device; unset: the best"),
+    Variable("PGASDL_VERBS_GID", Integer(0, 4095), None, "GID index; unset: the best"),
+    Variable(
         "PGASDL_TIMEOUT",
         Seconds(0.001, 1e7),
         60.0,
@@ -261,6 +269,9 @@ class Config:
     secret_fd: int | None
     secret_file: str | None
     transport: str
+    verbs_device: str | None
+    verbs_port: int | None
+    verbs_gid: int | None
     timeout: float
     queue_depth: int
     queues: int
