@@ -79,13 +79,10 @@ class LoopbackWorld:
 def host_identity() -> str:
     """Equal for processes that can map each other's memory."""
 
-def verbs_missing() -> str:
-    """Why there is no verbs transport here; empty if there is."""
-
 class ContextCore:
     """One rank of a job; see pgasdl.Context."""
 
-    def __init__(self, rank: int, size: int, transports: Sequence[str], token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float) -> None: ...
+    def __init__(self, rank: int, size: int, transports: Sequence[str], token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float, verbs_device: str | None = None, verbs_port: int | None = None, verbs_gid: int | None = None) -> None: ...
 
     def _endpoint(self) -> bytes: ...
 
@@ -620,6 +617,53 @@ class LayerSchedule:
 
     @property
     def ended(self) -> str | None: ...
+
+class VerbsDeviceInfo:
+    """An address by which RDMA peers reach this machine."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def gid_index(self) -> int: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def link_layer(self) -> str: ...
+
+    @property
+    def mtu(self) -> int: ...
+
+    @property
+    def gid(self) -> str: ...
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def net_device(self) -> str: ...
+
+    @property
+    def numa_node(self) -> int: ...
+
+    @property
+    def chosen(self) -> bool: ...
+
+    @property
+    def refused(self) -> str: ...
+
+def verbs_devices(device: str | None = None, port: int | None = None, gid: int | None = None) -> list[VerbsDeviceInfo]:
+    """
+    Every address, best first, each with the reason why it is not used if it is not.
+    """
+
+def verbs_missing(device: str | None = None, port: int | None = None, gid: int | None = None) -> str:
+    """Why there is no verbs transport here; empty if there is."""
 
 class Floor:
     """

@@ -81,7 +81,7 @@ class Context(_native.ContextCore):
         self.launch = launch
         self._store = store
         self._world_of_threads = world
-        place = Place.here(launch, "loopback" if world is not None else config.transport)
+        place = Place.here(launch, config, "loopback" if world is not None else config.transport)
         places = list(map(Place.decoded, store.exchange("place", place.encoded(), config.timeout)))
         if world is None:
             self.routes = choose(launch.rank, places)
@@ -107,14 +107,18 @@ class Context(_native.ContextCore):
             yield_us=max(config.yield_us, CROWDED_YIELD_US) if self.crowded else config.yield_us,
             heartbeat_ms=config.heartbeat_ms,
             stopped_after=config.stopped_after,
+            verbs_device=config.verbs_device,
+            verbs_port=config.verbs_port,
+            verbs_gid=config.verbs_gid,
         )
         self._connect(store.exchange("endpoint", self._endpoint()))
         self._join(store.exchange("world", self._open()), config.timeout)
         self.world = Group(self, self._world())
         self._formation = Formation(self, store)
         # Where segments lie, to find the one that holds an array.
-        # Peers write to bound memory by address: it must not go because a name went out of scope.
-        self.bound: dict[int, Segment] = {}
+        # Peers reach memory that they do not map by its address: it must not go because a name went
+        # out of scope here.
+        self.kept: dict[int, Segment] = {}
         self._segments: dict[int, tuple[int, int, weakref.ref[Segment]]] = {}
         self._workspaces: dict[tuple[int, ...], Workspace] = {}
         self._allreduces = AllreduceCache(self)
@@ -165,7 +169,8 @@ class Context(_native.ContextCore):
 
         Notes
         -----
-        A sealed memfd, without a name in any file system: nothing is left after kill -9.
+        A sealed memfd, without a name in any file system: nothing is left after kill -9. Where
+        peers do not map it (verbs), it lives until it is deleted: nothing tells when they are done.
         GASPI: gaspi_segment_create.
         """
         if device != "cpu":
@@ -176,6 +181,8 @@ class Context(_native.ContextCore):
         where = segment.address, segment.address + segment.nbytes
         self._segments[key] = (*where, weakref.ref(segment, lambda _: self._forget_segment(key)))
         self.segments_changed()
+        if not self.mapped:
+            self.kept[segment.id] = segment
         return segment
 
     def bind(
@@ -211,7 +218,7 @@ class Context(_native.ContextCore):
         segment = Segment(
             group or self.world, memory.nbytes, number, memory.owner, memory.address, timeout
         )
-        self.bound[segment.id] = segment
+        self.kept[segment.id] = segment
         return segment
 
     def segment_at(self, memory: Memory) -> tuple[Segment | None, int]:
@@ -472,7 +479,7 @@ class Context(_native.ContextCore):
         self._workspaces.clear()
         self._allreduces = AllreduceCache(self)
         self.exchanges.clear()
-        self.bound.clear()
+        self.kept.clear()
         # Ranks in one process share a store object that must outlive them.
         self._store.close(drain=0.0 if failed else 5.0)
 

@@ -12,6 +12,7 @@ from pgasdl import _native
 from pgasdl.errors import MismatchError, UnavailableError
 
 if TYPE_CHECKING:
+    from pgasdl.config import Config
     from pgasdl.launch.detect import Launch
 
 OFFERED = ("auto", "shm", "verbs")
@@ -35,10 +36,15 @@ class Place:
     no_verbs: str
 
     @classmethod
-    def here(cls, launch: Launch, asked: str) -> Self:
+    def here(cls, launch: Launch, config: Config, asked: str) -> Self:
         """This rank's."""
         crowded = launch.local_size > len(os.sched_getaffinity(0))
-        return cls(_native.host_identity(), asked, crowded, _native.verbs_missing())
+        if asked == "verbs" or not launch.one_machine:
+            wanted = config.verbs_device, config.verbs_port, config.verbs_gid
+            missing = _native.verbs_missing(*wanted)
+        else:
+            missing = "not looked for: all ranks are on one machine"  # opening devices takes time
+        return cls(_native.host_identity(), asked, crowded, missing)
 
     def encoded(self) -> bytes:
         """For the store."""

@@ -99,7 +99,7 @@ class Segment(_native.SegmentCore):
         SegmentError   it was deleted already
         """
         super().delete()
-        self.group.context.bound.pop(self.id, None)
+        self.group.context.kept.pop(self.id, None)
         self.group.context.segments_changed()
 
     def __dlpack__(self, **options: Any) -> Any:

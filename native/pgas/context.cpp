@@ -67,7 +67,7 @@ Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, con
       progresses_(transport_->needs_progress()),
       liveness_(rank, size, options),
       waiter_(liveness_, options),
-      queues_(options.queues + 2),
+      queues_(options.queues + kOwnQueues),
       pids_(static_cast<std::size_t>(size)) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw Error(ErrorKind::kRank, text("rank ", rank, " of ", size, " ranks"));
@@ -211,7 +211,7 @@ Outcome Context::take_place(QueueId id, Queue& queue, Deadline deadline) {
 }
 
 template <typename Post>
-Outcome Context::post(QueueId id, Deadline deadline, Post&& try_post) {
+Outcome Context::post(QueueId id, Rank peer, Deadline deadline, Post&& try_post) {
   Queue& queue = queue_at(id);
   if (take_place(id, queue, deadline) != Outcome::kDone) return Outcome::kFull;
   if (try_post()) [[likely]]
@@ -224,7 +224,7 @@ Outcome Context::post(QueueId id, Deadline deadline, Post&& try_post) {
       deadline, "posting");
   if (outcome == Outcome::kDone) return outcome;
   queue.used.fetch_sub(1, std::memory_order_relaxed);
-  return Outcome::kFull;
+  return transport_->connecting(id, peer) ? Outcome::kConnecting : Outcome::kFull;
 }
 
 std::span<const Transfer> Context::checked(std::span<const Pair> pairs, Rank peer, bool write,
@@ -265,7 +265,7 @@ Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, De
   const auto transfers = checked(pairs, peer, true, list, single);
   recorder_.record(Operation::kWrite, peer, pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0,
                    pairs.empty() ? 0 : pairs[0].local->bytes);
-  return post(queue, deadline,
+  return post(queue, peer, deadline,
               [&] { return transport_->post_write(queue, peer, transfers, nullptr); });
 }
 
@@ -276,7 +276,7 @@ Outcome Context::read(std::span<const Pair> pairs, Rank peer, QueueId queue, Dea
   const auto transfers = checked(pairs, peer, false, list, single);
   recorder_.record(Operation::kRead, peer, pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0,
                    pairs.empty() ? 0 : pairs[0].local->bytes);
-  return post(queue, deadline,
+  return post(queue, peer, deadline,
               [&] { return transport_->post_read(queue, peer, transfers, nullptr); });
 }
 
@@ -299,7 +299,7 @@ Outcome Context::write_notify(std::span<const Pair> pairs, Rank peer, const Segm
                         static_cast<std::uint32_t>(value)};
   recorder_.record(pairs.empty() ? Operation::kNotify : Operation::kWriteNotify, peer, segment.id(),
                    notification, pairs.empty() ? 0 : pairs[0].local->bytes);
-  return post(queue, deadline,
+  return post(queue, peer, deadline,
               [&] { return transport_->post_write(queue, peer, transfers, &flag); });
 }
 
@@ -317,7 +317,7 @@ Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segme
                        static_cast<std::uint32_t>(value)};
   recorder_.record(Operation::kReadNotify, peer, segment.id(), notification,
                    pairs.empty() ? 0 : pairs[0].local->bytes);
-  return post(queue, deadline,
+  return post(queue, peer, deadline,
               [&] { return transport_->post_read(queue, peer, transfers, &flag); });
 }
 

@@ -57,7 +57,7 @@ class Context {
     }
   }
 
-  // --- posting. kFull: nothing was posted.
+  // --- posting. kFull: nothing was posted; kConnecting: likewise, the way to `peer` is being made.
   Outcome write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
   Outcome read(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
   Outcome notify(Rank peer, const Segment& segment, std::uint64_t notification, std::uint64_t value,
@@ -84,6 +84,7 @@ class Context {
   QueueId queue_create();
   void queue_delete(QueueId queue);
   std::uint32_t queue_size(QueueId queue) const;
+  static constexpr std::uint32_t kOwnQueues = 2;
   QueueId internal_queue() const { return options_.queues; }
   QueueId plan_queue() const { return options_.queues + 1; }
 
@@ -103,7 +104,7 @@ class Context {
   Queue& queue_at(QueueId queue);
   Outcome take_place(QueueId id, Queue& queue, Deadline deadline);
   template <typename Post>
-  Outcome post(QueueId queue, Deadline deadline, Post&& try_post);
+  Outcome post(QueueId queue, Rank peer, Deadline deadline, Post&& try_post);
   std::span<const Transfer> checked(std::span<const Pair> pairs, Rank peer, bool write,
                                     std::vector<Transfer>& list, Transfer& single) const;
 

@@ -10,6 +10,7 @@
 #include "transport/loopback.hpp"
 #include "transport/router.hpp"
 #include "transport/shm.hpp"
+#include "transport/verbs.hpp"
 
 namespace pgasdl {
 namespace {
@@ -69,6 +70,13 @@ void post(const ContextHandle& self, std::uint64_t bytes, Integer queue,
       outcome = attempt(Deadline::once());
     }
     if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
+  }
+  if (outcome == Outcome::kConnecting) {
+    // The first request to a peer makes the connection: that is not waiting for a free place.
+    const double patience = self.context().options().timeout;
+    if (limit < patience) outcome = blocking(patience, attempt);
+    if (outcome == Outcome::kConnecting)
+      raise("Timeout", "the peer does not answer to be connected");
   }
   if (outcome != Outcome::kDone) {
     raise("QueueFull", text("queue ", queue.value, " holds ", self.context().options().queue_depth,
@@ -208,8 +216,10 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
 
 std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Rank size,
                                           const std::string& token,
-                                          std::shared_ptr<LoopbackWorld> world) {
+                                          std::shared_ptr<LoopbackWorld> world,
+                                          const VerbsOptions& verbs) {
   if (name == "shm") return std::make_unique<ShmTransport>(rank, size, token);
+  if (name == "verbs") return std::make_unique<VerbsTransport>(rank, size, token, verbs);
   if (name == "loopback" && world != nullptr) {
     return std::make_unique<LoopbackTransport>(std::move(world), rank);
   }
@@ -220,7 +230,8 @@ std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Ra
 
 // One transport, or several behind a router: `names` is what carries bytes to each rank.
 std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names, Rank rank,
-                                           nb::bytes token, std::shared_ptr<LoopbackWorld> world) {
+                                           nb::bytes token, std::shared_ptr<LoopbackWorld> world,
+                                           const VerbsOptions& verbs) {
   const std::string secret(token.c_str(), token.size());
   const auto size = static_cast<Rank>(names.size());
   std::vector<std::string> different;
@@ -231,7 +242,7 @@ std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names
     routes.push_back(static_cast<std::size_t>(found - different.begin()));
     if (found != different.end()) continue;
     different.push_back(name);
-    made.push_back(make_transport(name, rank, size, secret, world));
+    made.push_back(make_transport(name, rank, size, secret, world, verbs));
   }
   if (made.size() == 1) return std::move(made[0]);
   return std::make_unique<Router>(std::move(made), std::move(routes));
@@ -242,16 +253,15 @@ std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names
 void bind_context(nb::module_& module) {
   module.def("host_identity", &host_identity,
              "Equal for processes that can map each other's memory.");
-  module.def(
-      "verbs_missing", [] { return std::string("this build has no verbs transport"); },
-      "Why there is no verbs transport here; empty if there is.");
   nb::class_<ContextHandle>(module, "ContextCore", "One rank of a job; see pgasdl.Context.")
       .def(
           "__init__",
           [](ContextHandle* self, Rank rank, Rank size, const std::vector<std::string>& transports,
              nb::bytes token, std::shared_ptr<LoopbackWorld> world, double timeout,
              std::uint32_t queue_depth, std::uint32_t queues, std::uint64_t passive_bytes,
-             double spin_us, double yield_us, std::uint32_t heartbeat_ms, double stopped_after) {
+             double spin_us, double yield_us, std::uint32_t heartbeat_ms, double stopped_after,
+             const std::optional<std::string>& verbs_device, std::optional<int> verbs_port,
+             std::optional<int> verbs_gid) {
             Options options;
             options.timeout = timeout;
             options.queue_depth = queue_depth;
@@ -261,10 +271,16 @@ void bind_context(nb::module_& module) {
             options.yield_us = yield_us;
             options.heartbeat_ms = heartbeat_ms;
             options.stopped_after = stopped_after;
+            VerbsOptions verbs;
+            verbs.device = verbs_device.value_or("");
+            verbs.port = verbs_port.value_or(0);
+            verbs.gid_index = verbs_gid.value_or(-1);
+            verbs.queues = queues + Context::kOwnQueues;
             // A forked child never destroys what it inherited: its threads and locks are the
             // parent's.
             new (self) ContextHandle{std::shared_ptr<Runtime>(
-                new Runtime(rank, size, make_transports(transports, rank, token, std::move(world)),
+                new Runtime(rank, size,
+                            make_transports(transports, rank, token, std::move(world), verbs),
                             options),
                 [](Runtime* runtime) {
                   if (!runtime->context.inherited()) delete runtime;
@@ -272,7 +288,8 @@ void bind_context(nb::module_& module) {
           },
           "rank"_a, "size"_a, "transports"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
-          "heartbeat_ms"_a, "stopped_after"_a)
+          "heartbeat_ms"_a, "stopped_after"_a, "verbs_device"_a.none() = nb::none(),
+          "verbs_port"_a.none() = nb::none(), "verbs_gid"_a.none() = nb::none())
       .def("_endpoint",
            [](const ContextHandle& self) { return as_bytes(self.context().endpoint()); })
       .def("_connect",

@@ -25,5 +25,6 @@ NB_MODULE(_native, module) {
   pgasdl::bind_exchange(module);
   pgasdl::bind_allreduce(module);
   pgasdl::bind_schedule(module);
+  pgasdl::bind_verbs(module);
   pgasdl::bind_measure(module);
 }

@@ -38,7 +38,7 @@ class Error : public std::runtime_error {
 };
 
 // What a call that may have to wait answers.
-enum class [[nodiscard]] Outcome : std::uint8_t { kDone, kTimeout, kFull };
+enum class [[nodiscard]] Outcome : std::uint8_t { kDone, kTimeout, kFull, kConnecting };
 
 // The parts one after another, as text.
 template <typename... Parts>

@@ -34,6 +34,9 @@ class Router final : public Transport {
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override {
     return to(peer).post_atomic(queue, peer, atomic);
   }
+  bool connecting(QueueId queue, Rank peer) const override {
+    return to(peer).connecting(queue, peer);
+  }
   bool complete(QueueId queue) override;
   bool needs_progress() const override;
   void progress() override;

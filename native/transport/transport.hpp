@@ -40,6 +40,7 @@ struct LocalSegment {
   bool bound = false;              // data is the caller's memory, not part of `region`
   std::shared_ptr<Region> region;  // the board, and the data unless bound
   UniqueFd descriptor;             // of `region`; closed once every peer was offered it
+  std::shared_ptr<void> keep;      // what the transport holds for it
 };
 
 // A peer's copy of a segment, as its transport reaches it.
@@ -111,6 +112,8 @@ class Transport {
   virtual bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) = 0;
   // Everything posted on `queue` so far is locally complete.
   virtual bool complete(QueueId queue) = 0;
+  // The last post was refused only because the way to `peer` is still being made.
+  virtual bool connecting(QueueId /*queue*/, Rank /*peer*/) const { return false; }
   // Gives up what connects us with `peer`, after a fault; the next operation connects anew.
   virtual void reconnect(Rank /*peer*/) {}
   // Moves on what cannot move by itself; called by every wait if needs_progress().

@@ -11,7 +11,7 @@ from pgasdl import models
 from pgasdl.errors import ConfigError
 
 OPS = ("write_notify", "allreduce", "model")
-TRANSPORTS = ("auto", "shm", "loopback")
+TRANSPORTS = ("auto", "shm", "verbs", "loopback")
 PEERS = ("mpich", "mpich-generic", "openmpi", "gloo")
 DEFAULT_SIZES = {
     "write_notify": "8,1K,16K,256K,4M",

@@ -54,6 +54,7 @@ def _adversary(seed: int) -> Transport:
 
 TRANSPORTS = (
     Transport("shm", settings={"transport": "shm"}),
+    Transport("verbs", settings={"transport": "verbs"}),
     Transport("loopback", threads=True),
     Transport("unmapped", threads=True, settings={"mapped": False}),
     _adversary(1),
@@ -61,7 +62,7 @@ TRANSPORTS = (
 # For what an adversary can upset: order and completion.
 ORDERING = (*TRANSPORTS, _adversary(2), _adversary(3))
 PROCESSES = tuple(row for row in TRANSPORTS if not row.threads)
-MAPPED = tuple(row for row in TRANSPORTS if row.name != "unmapped")
+MAPPED = tuple(row for row in TRANSPORTS if row.name not in ("unmapped", "verbs"))
 
 
 def run(

@@ -29,6 +29,7 @@ struct Settings {
   LoopbackFaults faults{};
   Options options{};
   bool shm = false;
+  std::function<std::unique_ptr<Transport>(Rank, Rank)> transport{};  // of a rank, in place of both
 };
 
 // Waits that go to sleep at once: every hand-over depends on the doorbell.
@@ -125,7 +126,9 @@ inline std::vector<std::exception_ptr> outcomes(Rank size, const Settings& setti
     threads.emplace_back([&, rank] {
       const auto me = static_cast<std::size_t>(rank);
       std::unique_ptr<Transport> transport;
-      if (settings.shm) {
+      if (settings.transport) {
+        transport = settings.transport(rank, size);
+      } else if (settings.shm) {
         transport = std::make_unique<ShmTransport>(rank, size, "sixteen bytes...");
       } else {
         transport = std::make_unique<LoopbackTransport>(world, rank);
