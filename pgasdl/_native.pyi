@@ -449,6 +449,8 @@ class ContextCore:
     def queue_create(self) -> int:
         """A new queue's id. Raises QueueError when ``limits.queues`` exist."""
 
+    def _reconnect(self, arg: int, /) -> None: ...
+
     def queue_delete(self, queue: int) -> None:
         """Frees a queue's id; wait for it first."""
 

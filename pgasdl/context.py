@@ -412,6 +412,19 @@ class Context(_native.ContextCore):
         """Raise PeerLost if ``peer`` is known to be gone. GASPI: gaspi_proc_ping."""
         self._require_peer(peer, "ping")
 
+    def reconnect(self, peer: int) -> None:
+        """Give up the connections to ``peer``; the next request makes them anew.
+
+        After a request was refused by the peer's adapter (a deleted segment, say) its connection is
+        broken, and everything posted on it fails until this is called. What was under way is lost.
+        Nothing happens where there are no connections (shm).
+
+        Raises
+        ------
+        RankError, PeerLost
+        """
+        self._reconnect(peer)
+
     def kill(self, peer: int) -> None:
         """Kill another rank's process (SIGKILL). GASPI: gaspi_proc_kill."""
         if peer == self.rank:

@@ -442,6 +442,11 @@ void Context::queue_delete(QueueId queue) {
   deleted.used = 0;
 }
 
+void Context::reconnect(Rank peer) {
+  require_peer(peer, "reconnect");
+  transport_->reconnect(peer);
+}
+
 std::uint32_t Context::queue_size(QueueId queue) const {
   require_usable();
   return const_cast<Context*>(this)->queue_at(queue).used.load(std::memory_order_relaxed);

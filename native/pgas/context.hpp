@@ -83,6 +83,8 @@ class Context {
   // --- queues 0 .. options.queues - 1; those beyond are the library's own
   QueueId queue_create();
   void queue_delete(QueueId queue);
+  // After a fault: what connects us with `peer` is given up, and made anew when it is needed.
+  void reconnect(Rank peer);
   std::uint32_t queue_size(QueueId queue) const;
   static constexpr std::uint32_t kOwnQueues = 2;
   QueueId internal_queue() const { return options_.queues; }

@@ -406,6 +406,11 @@ void bind_context(nb::module_& module) {
       .def(
           "queue_create", [](const ContextHandle& self) { return self.context().queue_create(); },
           "A new queue's id. Raises QueueError when ``limits.queues`` exist.")
+      .def("_reconnect",
+           [](const ContextHandle& self, Integer peer) {
+             const nb::gil_scoped_release release;
+             self.context().reconnect(peer.rank());
+           })
       .def(
           "queue_delete",
           [](const ContextHandle& self, Integer queue) {

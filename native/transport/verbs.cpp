@@ -139,7 +139,7 @@ bool VerbsTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic)
 
 bool VerbsTransport::connecting(QueueId queue, Rank peer) const {
   const VerbsConnection* connection = queue_at(queue).find(peer);
-  return peer != rank_ && (connection == nullptr || connection->apart());
+  return connection == nullptr || connection->apart();
 }
 
 bool VerbsTransport::complete(QueueId queue) { return queue_at(queue).complete(); }

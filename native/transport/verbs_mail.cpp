@@ -50,7 +50,9 @@ VerbsMail::VerbsMail(const VerbsDevice& device, std::uint32_t key)
   attributes.port_num = device.port();
   attributes.qkey = key;
   change(attributes, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
-  for (std::uint32_t slot = 0; slot < kReceives; ++slot) offer(slot);
+  for (std::uint32_t slot = 0; slot < kReceives; ++slot) {
+    if (!offer(slot)) throw_system("offering room for RDMA datagrams", errno);
+  }
   attributes.qp_state = IBV_QPS_RTR;
   change(attributes, 0);
   attributes.qp_state = IBV_QPS_RTS;
@@ -58,14 +60,12 @@ VerbsMail::VerbsMail(const VerbsDevice& device, std::uint32_t key)
   rearm();
 }
 
-void VerbsMail::offer(std::uint32_t slot) {
+bool VerbsMail::offer(std::uint32_t slot) {
   ibv_sge piece{reinterpret_cast<std::uint64_t>(buffer_.data() + slot * kSlotBytes),
                 kHeaderBytes + kMostBytes, buffer_.registered->lkey};
   ibv_recv_wr request{slot, nullptr, &piece, 1};
   ibv_recv_wr* refused = nullptr;
-  if (const int error = ibv_post_recv(pair_.get(), &request, &refused); error != 0) {
-    throw_system("offering room for RDMA datagrams", error);
-  }
+  return ibv_post_recv(pair_.get(), &request, &refused) == 0;
 }
 
 void VerbsMail::rearm() {
@@ -74,9 +74,7 @@ void VerbsMail::rearm() {
   unsigned events = 0;
   while (verbs_library().get_cq_event(channel_.get(), &queue, &ignored) == 0) ++events;
   if (events != 0) verbs_library().ack_cq_events(arrivals_.get(), events);
-  if (const int error = ibv_req_notify_cq(arrivals_.get(), 0); error != 0) {
-    throw_system("ibv_req_notify_cq", error);
-  }
+  ibv_req_notify_cq(arrivals_.get(), 0);
 }
 
 bool VerbsMail::receive(void* message, std::size_t bytes) {

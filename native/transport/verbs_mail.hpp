@@ -9,7 +9,8 @@
 
 namespace pgasdl {
 
-// By one thread at a time.
+// By one thread at a time. Once it is made nothing throws: a datagram that cannot be sent or taken
+// is one that was lost.
 class VerbsMail {
  public:
   static constexpr std::size_t kMostBytes = 128;
@@ -38,7 +39,7 @@ class VerbsMail {
  private:
   bool receive(void* message, std::size_t bytes);
   void send(ibv_ah* to, std::uint32_t number, const void* message, std::size_t bytes);
-  void offer(std::uint32_t slot);
+  bool offer(std::uint32_t slot);
   void take_departures();
 
   const std::uint32_t key_;

@@ -33,8 +33,8 @@ class VerbsQueue {
   // Adds what every connection has under way.
   void list_under_way(std::vector<VerbsMemory::Pending>& all) const;
 
-  // For connections: signalled requests posted, and completed or given up.
-  void posted() { outstanding_.fetch_add(1, std::memory_order_relaxed); }
+  // For connections: signalled requests about to be posted, and completed or given up.
+  void posted() { outstanding_.fetch_add(1, std::memory_order_release); }
   void settled(std::uint64_t count) { outstanding_.fetch_sub(count, std::memory_order_release); }
   // While a connection is closed: the polling lock is held, everything that has arrived is taken.
   std::mutex& polling() { return poll_mutex_; }

@@ -10,6 +10,7 @@ namespace {
 constexpr std::uint64_t kMagic = 0x317672656c646770;  // of this version of the protocol
 constexpr auto kFirstRepetition = std::chrono::milliseconds(20);
 constexpr auto kLongestInterval = std::chrono::milliseconds(500);
+constexpr int kLeastRepetitions = 4;
 // Reads and atomics under way at once, at most: adapters have room for 16.
 constexpr int kMostReads = 16;
 constexpr std::size_t kMostGids = 8;
@@ -184,7 +185,7 @@ void VerbsWire::want(QueueId queue, Rank peer) {
   }
   tell(connection, true);
   const auto now = Clock::now();
-  wanted_.push_back({&connection, now, now + kFirstRepetition, kFirstRepetition});
+  wanted_.push_back({&connection, now, now + kFirstRepetition, kFirstRepetition, 0});
   n_wanted_.store(wanted_.size(), std::memory_order_relaxed);
 }
 
@@ -197,44 +198,54 @@ void VerbsWire::progress() {
 
 void VerbsWire::service() {
   const std::lock_guard lock(mutex_);
-  try {
-    mail_.rearm();
-    take_mail();
-    repeat();
-  } catch (const Error&) {
-    // Who asked repeats itself, and in the end learns that nobody answered.
-  }
+  mail_.rearm();
+  take_mail();
+  repeat();
 }
 
 void VerbsWire::repeat() {
   const auto now = Clock::now();
-  const auto limit = std::chrono::duration<double>(timeout_s_);
-  std::erase_if(wanted_, [&](const Wanted& wanted) { return !wanted.connection->apart(); });
   for (Wanted& wanted : wanted_) {
     VerbsConnection& connection = *wanted.connection;
-    if (now < wanted.next) continue;
-    if (now - wanted.since > limit) {
-      const Rank peer = connection.peer();
-      connection.break_off(
-          Error(ErrorKind::kPeerLost,
+    if (now < wanted.next || !connection.apart()) continue;
+    try {
+      repeat(wanted, now);
+    } catch (const Error& error) {
+      connection.break_off(error, false);
+    }
+  }
+  std::erase_if(wanted_, [&](const Wanted& wanted) { return !wanted.connection->apart(); });
+  n_wanted_.store(wanted_.size(), std::memory_order_relaxed);
+}
+
+void VerbsWire::repeat(Wanted& wanted, Clock::time_point now) {
+  VerbsConnection& connection = *wanted.connection;
+  // Counted too: a process that was stopped for a while has to ask again before it gives up.
+  if (now - wanted.since > std::chrono::duration<double>(timeout_s_) &&
+      wanted.repetitions >= kLeastRepetitions) {
+    const Rank peer = connection.peer();
+    throw Error(ErrorKind::kPeerLost,
                 text("rank ", peer, " has not answered requests for a connection on queue ",
                      connection.queue().id(), " for ", timeout_s_, " s; ctx.reconnect(", peer,
                      ") tries again"),
-                peer),
-          false);
-      continue;
-    }
-    if (connection.here().number == 0) connection.open();
-    tell(connection, true);
-    wanted.interval = std::min<Nanoseconds>(2 * wanted.interval, kLongestInterval);
-    wanted.next = now + wanted.interval;
+                peer);
   }
-  n_wanted_.store(wanted_.size(), std::memory_order_relaxed);
+  if (connection.here().number == 0) connection.open();
+  tell(connection, true);
+  ++wanted.repetitions;
+  wanted.interval = std::min<Nanoseconds>(2 * wanted.interval, kLongestInterval);
+  wanted.next = now + wanted.interval;
 }
 
 void VerbsWire::take_mail() {
   Message message;
-  while (mail_.receive(message)) handle(message);
+  while (mail_.receive(message)) {
+    try {
+      handle(message);
+    } catch (const Error&) {
+      // Who asked repeats itself, and in the end learns that nobody answered.
+    }
+  }
 }
 
 void VerbsWire::handle(const Message& message) {

@@ -32,9 +32,9 @@ class VerbsWire {
   void want(QueueId queue, Rank peer);
   // Connections are wanted and not there yet: call progress().
   bool busy() const { return n_wanted_.load(std::memory_order_relaxed) != 0; }
+  // Neither throws: what goes wrong with one connection is the fault of that one.
   void progress();
-  // The descriptor was readable. Throws nothing.
-  void service();
+  void service();  // the descriptor was readable
   void reconnect(Rank peer);
   // Takes leave of everybody; the last call.
   void leave();
@@ -65,6 +65,7 @@ class VerbsWire {
     Clock::time_point since;
     Clock::time_point next;
     Nanoseconds interval;
+    int repetitions = 0;
   };
   struct Endpoint;
 
@@ -76,6 +77,7 @@ class VerbsWire {
   void send(Peer& peer, Message message);
   void tell(VerbsConnection& connection, bool answer);
   void repeat();
+  void repeat(Wanted& wanted, Clock::time_point now);
   void give_up_all(Rank peer, std::uint32_t count);
 
   const VerbsDevice& device_;
