@@ -1,0 +1,47 @@
+#pragma once
+
+// What the tests of the verbs transport share: whether there is a device, and their form.
+
+#include <cstdio>
+
+#include "check.hpp"
+#include "sys/clock.hpp"
+#include "transport/verbs.hpp"
+
+namespace pgasdl::testing {
+
+inline constexpr const char* kToken = "sixteen bytes...";
+
+// Prints what there is; false, with the reason, if tests have to be skipped.
+inline bool have_device() {
+  try {
+    const auto devices = verbs_devices();
+    for (const VerbsDeviceInfo& info : devices) {
+      std::printf("%s port %d GID %d %s %s %s: %s\n", info.device.c_str(), info.port,
+                  info.gid_index, info.gid.c_str(), info.type.c_str(), info.net_device.c_str(),
+                  info.chosen ? "chosen" : info.refused.c_str());
+    }
+    if (!devices.empty() && devices[0].chosen) return true;
+    std::puts("no RDMA device: skipped");
+  } catch (const Error& error) {
+    CHECK_NOTE(error.kind() == ErrorKind::kUnavailable, "%s", error.what());
+    std::printf("no RDMA device: skipped (%s)\n", error.what());
+  }
+  return false;
+}
+
+template <typename Test>
+void step(const char* name, Test&& test) {
+  const auto start = Clock::now();
+  test();
+  std::printf("%-16s %6.2f s\n", name, std::chrono::duration<double>(Clock::now() - start).count());
+  std::fflush(stdout);
+}
+
+inline VerbsOptions depth(std::uint32_t requests) {
+  VerbsOptions options;
+  options.depth = requests;
+  return options;
+}
+
+}  // namespace pgasdl::testing
