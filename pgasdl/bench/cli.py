@@ -29,6 +29,7 @@ _HELP = {
     "write_notify": "a notified write, from the core and from Python",
     "allreduce": "mean of float32 over all ranks: in segments, and of arrays outside",
     "model": "one iteration's gradients of a network, layer by layer",
+    "rdma": "notified writes over verbs beside perftest's ib_write_lat and ib_write_bw",
 }
 
 
@@ -40,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for op, text in _HELP.items():
         one = operations.add_parser(op, help=text, allow_abbrev=False)
         one.add_argument("-n", dest="n_ranks", type=int, default=2, metavar="N", help="ranks (2)")
-        one.add_argument("--transport", default="auto", choices=TRANSPORTS, help="(auto)")
+        usual = "verbs" if op == "rdma" else "auto"
+        one.add_argument("--transport", default=usual, choices=TRANSPORTS, help=f"({usual})")
         one.add_argument("--plan", metavar="P", help="name of a plan (chosen by size)")
         if op == "model":
             one.add_argument("models", nargs="?", default="all", metavar="MODELS",

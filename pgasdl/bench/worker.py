@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pgasdl
-from pgasdl.bench import machine, peers
+from pgasdl.bench import machine, peers, rdma
 from pgasdl.bench.floors import Floors, floor_of, placement
 from pgasdl.bench.ours import Ours
 from pgasdl.bench.peer import pin
@@ -244,7 +244,10 @@ def main() -> None:
     """One process of the job that ``pgasdl bench`` starts."""
     request = Request.load(sys.argv[1])
     with pgasdl.init() as context:
-        measure(context, request)
+        if request.op == "rdma":
+            rdma.measure(context, request)
+        else:
+            measure(context, request)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import pytest
 from launching import environment
 
 import pgasdl.cli
-from pgasdl import models
-from pgasdl.bench import peers
+from pgasdl import loopback, models
+from pgasdl.bench import peers, rdma
 from pgasdl.bench.floors import floor_of, placement
 from pgasdl.bench.report import Report, Row, ratio, short
 from pgasdl.bench.request import Request, parse_size, parse_sizes
@@ -274,3 +274,9 @@ def test_a_peer_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     started, missing = peers.start(["gloo"], 1)
     assert started == []
     assert "No module named pgasdl.bench.none" in missing[0]
+
+
+def test_rdma_needs_verbs_between_two_ranks() -> None:
+    request = Request("rdma", sizes=(8,), transport="loopback")
+    with pytest.raises(UnavailableError, match="two ranks with --transport verbs"):
+        loopback.run(2, lambda context: rdma.measure(context, request))

@@ -1,0 +1,200 @@
+"""``pgasdl bench rdma``: notified writes over verbs beside perftest's on the same device, in turns.
+
+``ib_write_lat`` and ``ib_write_bw`` (Debian's package perftest) are what everybody measures RDMA
+with: one queue pair, nothing but the device. Both sides run on the ranks' machines, by turns with
+ours, with the same number of requests in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgasdl import _native
+from pgasdl.bench.request import Request
+from pgasdl.bench.timing import rounds_of
+from pgasdl.context import Context
+from pgasdl.errors import BootstrapError, UnavailableError
+
+IN_FLIGHT = 128
+_TRIES = 3  # perftest's clock calibration fails now and then, and says "inf"
+_PATIENCE = 120.0
+
+
+@dataclass(slots=True)
+class Figures:
+    """Microseconds of every round: one way of a notified write, and per message of a stream."""
+
+    latency: list[float] = field(default_factory=list)
+    peer_latency: list[float] = field(default_factory=list)
+    message: list[float] = field(default_factory=list)
+    peer_message: list[float] = field(default_factory=list)
+
+    def row(self, nbytes: int) -> dict[str, Any]:
+        """Medians, as the JSON file has them."""
+        ours, theirs = statistics.median(self.message), _median(self.peer_message)
+        return {
+            "op": "rdma", "transport": "verbs", "ranks": 2, "bytes": nbytes, "dtype": "uint8",
+            "us": statistics.median(self.latency), "message_us": ours, "mb_s": nbytes / ours,
+            "peers": {"ib_write_lat": _median(self.peer_latency), "ib_write_bw": theirs},
+        }  # fmt: skip
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def measure(context: Context, request: Request) -> list[dict[str, Any]]:
+    """Measure every size; the rows, on rank 0, which prints them.
+
+    Raises
+    ------
+    UnavailableError   the ranks do not reach each other over verbs, or perftest is missing
+    """
+    if context.size != 2 or context.transport_of(1 - context.rank) != "verbs":
+        raise UnavailableError("bench rdma is between two ranks with --transport verbs")
+    chosen = next(device for device in _native.verbs_devices() if device.chosen)
+    perftest = Perftest(context, chosen)
+    say: Callable[..., None] = print if context.rank == 0 else (lambda *_, **__: None)
+    say(f"pgasdl bench rdma over {chosen.device}, port {chosen.port}, {chosen.type}, {chosen.gid}")
+    say(f"medians of {request.rounds} rounds in turns; {IN_FLIGHT} requests in flight")
+    say(f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'ratio':>6}"
+        f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}")  # fmt: skip
+    rows = []
+    for nbytes in request.sizes:
+        figures = _size(context, nbytes, request, perftest)
+        if context.rank != 0:
+            continue
+        row = figures.row(nbytes)
+        rows.append(row)
+        latency, message = row["peers"]["ib_write_lat"], row["peers"]["ib_write_bw"]
+        say(f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)} {_ratio(row['us'], latency)}"
+            f" {row['mb_s']:9.1f} {_cell(message and nbytes / message, 12)}"
+            f" {_ratio(message, row['message_us'])} {1e6 / row['message_us']:11.0f}",
+            flush=True)  # fmt: skip
+    if request.json_file is not None and context.rank == 0:
+        with open(request.json_file, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+    return rows
+
+
+def _cell(value: float | None, width: int) -> str:
+    return f"{value:{width}.2f}" if value is not None else f"{'-':>{width}}"
+
+
+def _ratio(ours: float | None, theirs: float | None) -> str:
+    return _cell(ours / theirs if ours and theirs else None, 6)
+
+
+def _size(context: Context, nbytes: int, request: Request, perftest: Perftest) -> Figures:
+    place = -(-nbytes // 4096) * 4096
+    segment = context.segment(2 * place, notifications=1)
+    figures = Figures()
+    stream = _stream(context, segment, nbytes, place)
+    trips = rounds_of(nbytes)
+    _native.notified_writes(context, segment, nbytes, place, 1, 2)
+    stream(2)
+    for _ in range(request.rounds):
+        context.barrier(_PATIENCE)
+        times = _native.notified_writes(context, segment, nbytes, place, 3, trips)
+        figures.latency += [ns / 1e3 for ns in times]
+        figures.peer_latency += perftest.run("ib_write_lat", nbytes, max(10, trips), _typical)
+        context.barrier(_PATIENCE)
+        count = max(IN_FLIGHT, min(20 * IN_FLIGHT, (4 << 20) // nbytes))
+        figures.message += stream(count)
+        figures.peer_message += perftest.run("ib_write_bw", nbytes, count, _per_message)
+    context.barrier(_PATIENCE)
+    segment.delete()
+    return figures
+
+
+def _stream(
+    context: Context, segment: Any, nbytes: int, place: int
+) -> Callable[[int], list[float]]:
+    """Rank 0 writes so many messages to rank 1; microseconds of each."""
+    here, there = segment[0:nbytes], segment[place : place + nbytes]
+
+    def stream(count: int) -> list[float]:
+        if context.rank == 1:
+            return []
+        write = context.write
+        began = time.perf_counter()
+        for _ in range(count):
+            write(here, 1, there)
+        context.wait(timeout=_PATIENCE)
+        return [(time.perf_counter() - began) / count * 1e6]
+
+    return stream
+
+
+class Perftest:
+    """Runs a tool of perftest between the two ranks: rank 1 serves, rank 0 asks and reads."""
+
+    def __init__(self, context: Context, device: _native.VerbsDeviceInfo) -> None:
+        missing = [tool for tool in ("ib_write_lat", "ib_write_bw") if shutil.which(tool) is None]
+        if missing:
+            raise UnavailableError(f"{', '.join(missing)}: Debian's package perftest has them")
+        self._context = context
+        self._options = [
+            "-d", device.device, "-i", str(device.port), "-x", str(device.gid_index),
+            "-t", str(IN_FLIGHT), "-F",
+        ]  # fmt: skip
+        address = device.gid.rpartition(":")[2]
+        addresses = context.world.allgather("perftest", address.encode())
+        self._server = addresses[1].decode()
+
+    def run(
+        self, tool: str, nbytes: int, count: int, read: Callable[[list[str]], float]
+    ) -> list[float]:
+        """What it measured, on rank 0; nothing if it printed no figure."""
+        options = [*self._options, "-s", str(nbytes), "-n", str(count)]
+        if tool == "ib_write_lat":
+            at = options.index("-t")
+            del options[at : at + 2]
+        found: list[float] = []
+        for _ in range(_TRIES):
+            self._context.barrier(_PATIENCE)
+            if self._context.rank == 1:
+                server = subprocess.Popen([tool, *options], stdout=subprocess.DEVNULL)
+                self._context.barrier(_PATIENCE)
+                server.wait(_PATIENCE)
+            else:
+                self._context.barrier(_PATIENCE)
+                found = self._ask([tool, *options, self._server], nbytes, read)
+            if self._context.world.allgather("perftest, again", bytes([bool(found)]))[0] != b"\0":
+                break
+        return found
+
+    def _ask(
+        self, command: list[str], nbytes: int, read: Callable[[list[str]], float]
+    ) -> list[float]:
+        deadline = time.monotonic() + 20
+        while True:  # the server may not listen yet
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            )
+            for line in done.stdout.splitlines():
+                fields = line.split()
+                if fields and fields[0] == str(nbytes):
+                    try:
+                        value = read(fields)
+                    except (ValueError, IndexError, ZeroDivisionError):
+                        return []
+                    return [value] if 0 < value < 1e12 else []
+            if time.monotonic() > deadline:
+                raise BootstrapError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
+            time.sleep(0.1)
+
+
+def _typical(fields: list[str]) -> float:
+    return float(fields[4])  # bytes, iterations, least, most, typical
+
+
+def _per_message(fields: list[str]) -> float:
+    return 1.0 / float(fields[4])  # bytes, iterations, peak, average, millions of messages a second
