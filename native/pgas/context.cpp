@@ -156,14 +156,17 @@ void Context::close(bool failed) {
 }
 
 void Context::drain(Deadline deadline) {
-  for (QueueId queue = 0; queue < queues_.size(); ++queue) {
+  const auto over = [&](QueueId queue) {
     try {
-      while (!transport_->complete(queue) && !deadline.passed()) {
-        transport_->progress();
-        std::this_thread::yield();
-      }
+      return transport_->complete(queue);
     } catch (const Error&) {
-      // A peer is gone: what was for it arrives nowhere.
+      return false;  // a peer is gone, and what was for it; each is told of once
+    }
+  };
+  for (QueueId queue = 0; queue < queues_.size(); ++queue) {
+    while (!over(queue) && !deadline.passed()) {
+      transport_->progress();
+      std::this_thread::yield();
     }
   }
 }
@@ -321,6 +324,19 @@ Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segme
               [&] { return transport_->post_read(queue, peer, transfers, &flag); });
 }
 
+bool Context::complete(QueueId id) {
+  try {
+    return transport_->complete(id);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPeerLost || error.rank() < 0) throw;
+    // Of a rank that left in peace, or whose loss was accepted, nobody waits for anything.
+    const Health health = liveness_.health(error.rank());
+    if (health == Health::kClosed || liveness_.accepted(error.rank())) return false;
+    if (health == Health::kHealthy) liveness_.report(error.rank(), Health::kDied);
+    throw;
+  }
+}
+
 Outcome Context::wait(QueueId id, Deadline deadline) {
   require_usable();
   Queue& queue = queue_at(id);
@@ -330,7 +346,7 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
   const Outcome outcome = waiter_.until(
       [&] {
         if (progresses_) transport_->progress();
-        return transport_->complete(id);
+        return complete(id);
       },
       deadline, "wait(queue)");
   // Two threads may complete the same requests: never below zero.
@@ -412,16 +428,33 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
   }
   check_bounds("target", target, there.bytes);
   recorder_.record(Operation::kAtomic, peer, target.segment->id(), target.offset, 8);
-  const Atomic request{kind, &there, target.offset, operand, compare, &old};
-  bool posted = false;
-  return waiter_.until(
+  // The result may come after this call was given up: it lies where it can.
+  struct Late {
+    explicit Late(Context& owner) : context(owner) {}
+    ~Late() {
+      if (!posted || done) return;
+      const std::lock_guard lock(context.queue_mutex_);
+      context.late_.push_back(std::move(old));
+    }
+    Context& context;
+    std::unique_ptr<std::uint64_t> old;
+    bool posted = false;
+    bool done = false;
+  } late(*this);
+  if (progresses_) late.old = std::make_unique<std::uint64_t>();
+  const Atomic request{kind,    &there,  target.offset,
+                       operand, compare, progresses_ ? late.old.get() : &old};
+  const Outcome outcome = waiter_.until(
       [&] {
-        if (!posted) posted = transport_->post_atomic(internal_queue(), peer, request);
+        if (!late.posted) late.posted = transport_->post_atomic(internal_queue(), peer, request);
         if (progresses_) transport_->progress();
-        return posted && transport_->complete(internal_queue());
+        return late.posted && complete(internal_queue());
       },
       // Once posted it will change the peer's memory: to give up then would be to lie.
       deadline.one_try() ? Deadline::in(options_.timeout) : deadline, "an atomic");
+  late.done = outcome == Outcome::kDone;
+  if (late.done && progresses_) old = *late.old;
+  return outcome;
 }
 
 QueueId Context::queue_create() {

@@ -103,6 +103,8 @@ class Context {
   };
   // Until everything posted has arrived, or cannot.
   void drain(Deadline deadline);
+  // The transport's, but for faults of ranks that nobody waits for any more.
+  bool complete(QueueId queue);
   Queue& queue_at(QueueId queue);
   Outcome take_place(QueueId id, Queue& queue, Deadline deadline);
   template <typename Post>
@@ -123,7 +125,8 @@ class Context {
   std::vector<pid_t> pids_;
   std::shared_ptr<Group> world_;
   std::atomic<SegmentId> next_segment_id_{0};
-  std::mutex queue_mutex_;  // create, delete
+  std::mutex queue_mutex_;                            // create, delete
+  std::vector<std::unique_ptr<std::uint64_t>> late_;  // results of atomics that were given up
   std::atomic<bool> closed_{false};
 };
 

@@ -135,15 +135,23 @@ void Liveness::exchange_gossip() {
       if (told != Health::kHealthy && health(of) == Health::kHealthy) report(of, told);
     }
   }
-  gossip_->tell(own_->states(), [&](Rank peer) { report(peer, Health::kDied); });
+  tell_gossip();
   transport_->progress();
+}
+
+void Liveness::tell_gossip() {
+  gossip_->tell(own_->states(), [&](Rank peer) {
+    // Its connections end when it leaves in peace, too; then it has said so.
+    const Health last_words = gossip_->told(peer, peer);
+    report(peer, last_words == Health::kHealthy ? Health::kDied : last_words);
+  });
 }
 
 void Liveness::take_leave(Deadline deadline) {
   const std::lock_guard lock(watch_mutex_);
   if (gossip_ == nullptr || own_ == nullptr) return;
   for (;;) {
-    gossip_->tell(own_->states(), [&](Rank peer) { report(peer, Health::kDied); });
+    tell_gossip();
     transport_->progress();
     if (gossip_->told_all(own_->states()) || deadline.passed()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

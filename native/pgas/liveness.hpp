@@ -65,6 +65,10 @@ class Liveness {
                : own_->states()[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
   }
   bool everybody_left() const;
+  // Its loss was acknowledged.
+  bool accepted(Rank rank) const {
+    return accepted_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
+  }
   void acknowledge();
   // Tells every rank (this one too) that `lost` is no more.
   void report(Rank lost, Health how);
@@ -80,6 +84,7 @@ class Liveness {
   void look_at_processes();
   void look_at_heartbeats();
   void exchange_gossip();
+  void tell_gossip();
   void judge(Rank peer, std::uint64_t seen, Clock::time_point now, bool was_away);
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 

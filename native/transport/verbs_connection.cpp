@@ -133,14 +133,15 @@ bool VerbsConnection::close() {
 void VerbsConnection::break_off(const Error& error, bool lost) {
   const std::lock_guard lock(fault_mutex_);
   if (broken()) return;
-  fault_ = error;
+  fault_.emplace(error);
   state_.store(State::kBroken, std::memory_order_release);
   if (lost) queue_.add_fault(error, peer_);
 }
 
 void VerbsConnection::throw_fault() {
   const std::lock_guard lock(fault_mutex_);
-  throw fault_ ? *fault_ : Error(ErrorKind::kPeerLost, text("rank ", peer_, " is lost"), peer_);
+  throw fault_ ? fault_->error()
+               : Error(ErrorKind::kPeerLost, text("rank ", peer_, " is lost"), peer_);
 }
 
 VerbsMemory::Pending VerbsConnection::under_way() const {

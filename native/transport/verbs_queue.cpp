@@ -71,7 +71,7 @@ bool VerbsQueue::complete() {
   if (n_faults_.load(std::memory_order_acquire) != 0) [[unlikely]] {
     const std::lock_guard lock(fault_mutex_);
     if (!faults_.empty()) {
-      const Error fault = faults_.front().error;
+      const Error fault = faults_.front().what.error();
       faults_.pop_front();
       n_faults_.store(faults_.size(), std::memory_order_release);
       throw fault;
@@ -84,7 +84,7 @@ void VerbsQueue::add_fault(const Error& fault, Rank peer) {
   const std::lock_guard lock(fault_mutex_);
   const bool known = std::any_of(faults_.begin(), faults_.end(),
                                  [&](const Fault& other) { return other.peer == peer; });
-  if (!known) faults_.push_back({peer, fault});
+  if (!known) faults_.push_back({peer, VerbsFault(fault)});
   n_faults_.store(faults_.size(), std::memory_order_release);
 }
 

@@ -43,7 +43,7 @@ class VerbsQueue {
  private:
   struct Fault {
     Rank peer;
-    Error error;
+    VerbsFault what;
   };
 
   const VerbsDevice& device_;
