@@ -48,12 +48,10 @@ def main() -> int:
     if lacks := rig.missing():
         print(*lacks, sep="\n", file=sys.stderr)
         return rig.VANISHED
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that guests end and files go
+    # So that guests end and files go. SIGINT too: below a background shell it begins ignored.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
-    try:
-        results = _run(options)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    results = _run(options)
     for result in results:
         name = f"guest {result.guest}"
         if result.status == rig.TIMED_OUT:

@@ -54,7 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the kernel of the soft-RoCE guests.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     jobs = parser.parse_args().jobs
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that temporary files go
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # so that temporary files go
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     kernel = path()
     built = kernel.exists()
