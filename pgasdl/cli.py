@@ -1,4 +1,4 @@
-"""The ``pgasdl`` command: run, env, doctor, bench, version."""
+"""The ``pgasdl`` command: run, env, doctor, topo, bench, version."""
 
 from __future__ import annotations
 
@@ -102,6 +102,10 @@ def _parser(bench_asked: bool) -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="as JSON")
     doctor.set_defaults(handler=_doctor)
 
+    topo = commands.add_parser("topo", help="list RDMA devices, the one used, and why not others")
+    topo.add_argument("--json", action="store_true", help="as JSON")
+    topo.set_defaults(handler=_topo)
+
     bench = commands.add_parser("bench", help="measure, beside the machine's floor and its peers")
     bench.set_defaults(handler=_no_bench)
     if bench_asked:
@@ -164,6 +168,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from pgasdl.doctor import main as diagnose
 
     return diagnose(as_json=arguments.json)
+
+
+def _topo(arguments: argparse.Namespace) -> int:
+    from pgasdl.topo import main as survey
+
+    return survey(as_json=arguments.json)
 
 
 def _configure_bench(parser: argparse.ArgumentParser) -> None:

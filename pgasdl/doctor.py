@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from pgasdl import probes
+from pgasdl import probes, topo
 from pgasdl.probes import Finding
 
 TESTED_TORCH = "2.13.0"
@@ -156,6 +156,48 @@ def _installed(name: str) -> str | None:
     return "version unknown"
 
 
+def _survey() -> topo.Survey:
+    """As a context would choose; wrong variables are reported by the launcher's finding."""
+    from pgasdl.config import Config
+    from pgasdl.errors import ConfigError
+
+    try:
+        config = Config.from_environment()
+    except ConfigError:
+        return topo.survey()
+    return topo.survey(config.verbs_device, config.verbs_port, config.verbs_gid)
+
+
+def _devices(name: str) -> Finding:
+    found = _survey()
+    parts = []
+    for address in found.addresses:
+        where = f"{address.device} port {address.port} GID {address.gid_index}"
+        if address.gid_index < 0:
+            where = address.device
+        parts.append(f"{where}: {'chosen' if address.chosen else address.refused}")
+    if not parts:
+        return Finding(name, "WARN", "none (needed for transport verbs only)", topo.GET_ONE)
+    text = "; ".join(parts)
+    return Finding(name, "OK" if found.chosen else "WARN", text, found.fix)
+
+
+def _verbs(name: str) -> Finding:
+    """Each step up to an open device, ending with the first that fails."""
+    found = _survey()
+    passed: list[str] = []
+    for stage, words in (
+        ("native", "native module"),
+        ("build", "built with it"),
+        ("library", "libibverbs loads"),
+        ("device", "a device opens"),
+    ):
+        if found.stage == stage:
+            return Finding(name, "WARN", "; ".join([*passed, found.missing]), found.fix)
+        passed.append(words)
+    return Finding(name, "OK", ", ".join(passed))
+
+
 PROBES: tuple[tuple[str, Callable[[str], Finding]], ...] = (
     ("python", _python),
     ("pgasdl", _package),
@@ -180,5 +222,6 @@ PROBES: tuple[tuple[str, Callable[[str], Finding]], ...] = (
     ("cupy", _optional),
     ("mpi4py", _optional),
     ("pyverbs", _optional),
-    ("RDMA devices", probes.verbs),
+    ("RDMA devices", _devices),
+    ("verbs transport", _verbs),
 )

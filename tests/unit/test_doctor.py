@@ -14,7 +14,7 @@ NAMES = {
     "python", "pgasdl", "native module", "cores", "memfd, sealed", "AF_UNIX descriptors", "pidfd",
     "process_vm_readv", "membarrier", "futex", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE",
     "vm.max_map_count", "memory", "huge pages, shared", "start-up store", "launcher", "numpy",
-    "ml_dtypes", "torch", "cupy", "mpi4py", "pyverbs", "RDMA devices",
+    "ml_dtypes", "torch", "cupy", "mpi4py", "pyverbs", "RDMA devices", "verbs transport",
 }  # fmt: skip
 
 
@@ -69,6 +69,21 @@ def test_what_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
     assert findings["numpy"]["status"] == "FAIL"
     assert "broken on purpose" in findings["numpy"]["detail"]
     assert findings["numpy"]["fix"] == "pip install numpy"
+    assert "numpy" not in findings["verbs transport"]["detail"]
+
+
+def test_verbs_without_the_native_module(tmp_path: Path) -> None:
+    source = tmp_path / "pgasdl"
+    shutil.copytree(
+        Path(PLACE) / "pgasdl", source, ignore=shutil.ignore_patterns("_native*.so", "__pycache__")
+    )
+    result = doctor(tmp_path, "--json", PYTHONPATH=str(tmp_path))
+    findings = {finding["name"]: finding for finding in json.loads(result.stdout)}
+    assert findings["native module"]["status"] == "FAIL"
+    assert findings["verbs transport"]["status"] == "WARN"
+    assert "the native module cannot be imported" in findings["verbs transport"]["detail"]
+    assert findings["verbs transport"]["fix"].startswith("pip install .")
+    assert findings["RDMA devices"]["status"] == "WARN"
 
 
 def test_wrong_variables_are_reported_not_raised(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+#!/bin/sh
+# Builds a wheel for every CPython from 3.11 to 3.14 found here, and imports each once.
+#   docker/build-wheels.sh [FOLDER]                   default: dist
+# The headers of libibverbs are needed here; libibverbs itself is loaded where the wheel is used,
+# when the first device is asked for.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+out=${1:-dist}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+
+if [ ! -e /usr/include/infiniband/verbs.h ]; then
+  echo "build-wheels.sh: no <infiniband/verbs.h>: apt-get install libibverbs-dev" >&2
+  exit 1
+fi
+
+# The first interpreter of a version: on PATH, else of pyenv.
+interpreter() {
+  for candidate in "$(command -v "python$1" || true)" "$HOME/.pyenv/versions/$1".*/bin/python; do
+    if [ -x "$candidate" ] && "$candidate" -c 'import sys, venv, ensurepip
+sys.exit(sys.implementation.name != "cpython" or "%d.%d" % sys.version_info[:2] != sys.argv[1])
+' "$1" 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 143' HUP INT TERM
+built=0
+for version in 3.11 3.12 3.13 3.14; do
+  python=$(interpreter "$version")
+  if [ -z "$python" ]; then
+    echo "$version: not found here"
+    continue
+  fi
+  "$python" -m venv "$work/$version"
+  "$work/$version/bin/pip" --quiet wheel --no-deps --wheel-dir "$work" \
+    --config-settings="build-dir=$work/{wheel_tag}" "$root"
+  wheel=$(ls "$work"/*-cp"$(echo "$version" | tr -d .)"-*.whl)
+  "$work/$version/bin/pip" --quiet install "$wheel"
+  (cd / && "$work/$version/bin/python" -c 'import sys, pgasdl._native as native
+missing = native.verbs_missing()
+sys.exit(missing if "verbs.h" in missing else None)')
+  mv "$wheel" "$out"
+  echo "$version: $out/${wheel##*/}"
+  built=$((built + 1))
+done
+[ "$built" -gt 0 ]

@@ -1,0 +1,293 @@
+"""The table of RDMA addresses: in guests that have some; and every way to have none."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import PLACE
+
+from pgasdl import cli, doctor, probes, topo
+from pgasdl.errors import UnavailableError
+
+ROOT = Path(__file__).parents[2]
+FIELDS = set(topo.Address.__dataclass_fields__)
+
+
+class Native(types.ModuleType):
+    """Answers in place of the compiled part."""
+
+    def __init__(self, answer: list[topo.Address] | Exception) -> None:
+        super().__init__("pgasdl._native")
+        self._answer = answer
+        self.wishes: list[tuple[object, ...]] = []
+
+    def verbs_devices(self, *wish: object) -> list[topo.Address]:
+        self.wishes.append(wish)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+GOOD = topo.Address("mlx5_0", 1, 3, "active", "Ethernet", "RoCE v2", 4096, "::ffff:10.0.0.1",
+                    "eth1", 0, chosen=True)  # fmt: skip
+LOCAL = topo.Address("mlx5_0", 1, 0, "active", "Ethernet", "RoCE v1", 4096, "fe80::1", "eth1", 0,
+                     refused="RoCE v1, which is not routed than mlx5_0")  # fmt: skip
+DOWN = topo.Address("mlx5_1", 1, 0, "down", refused="the port is down")
+CLOSED = topo.Address("mlx5_1", refused="it cannot be opened: Permission denied; in a container")
+
+
+def fake_port(folder: Path, state: str, gids: dict[int, tuple[str, str, str]]) -> None:
+    """As the kernel shows a port; entries without a type cannot be read there."""
+    for name in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+        (folder / name).mkdir(parents=True)
+    (folder / "state").write_text(state + "\n")
+    (folder / "link_layer").write_text("Ethernet\n")
+    for index, (gid, kind, net) in gids.items():
+        (folder / "gids" / str(index)).write_text(gid + "\n")
+        if kind:
+            (folder / "gid_attrs/types" / str(index)).write_text(kind + "\n")
+            (folder / "gid_attrs/ndevs" / str(index)).write_text(net + "\n")
+
+
+ZERO = ":".join(["0000"] * 8)
+V4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three devices: one with two ports, an iWARP one, one without any address."""
+    root = tmp_path / "infiniband"
+    for name, kind in (("rxe0", "1: CA"), ("siw0", "4: RNIC"), ("usnic", "1: CA")):
+        (root / name / "device").mkdir(parents=True)
+        (root / name / "node_type").write_text(kind + "\n")
+    (root / "rxe0/device/numa_node").write_text("1\n")
+    gids = {i: (ZERO, "", "") for i in range(3, 12)}
+    gids |= {10: (V4, "RoCE v2", "eth0"), 2: (V4, "IB/RoCE v1", "eth0")}
+    fake_port(root / "rxe0/ports/1", "4: ACTIVE", gids)
+    fake_port(root / "rxe0/ports/2", "1: DOWN", {0: (V4, "RoCE v2", "eth2")})
+    fake_port(root / "siw0/ports/1", "4: ACTIVE", {0: (V4, "RoCE v2", "eth0")})
+    monkeypatch.setattr(topo, "sysfs_addresses", lambda read=topo.sysfs_addresses: read(root))
+    monkeypatch.setattr(topo, "SYSFS", root)
+    monkeypatch.setattr(topo, "NODES", tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "pyverbs.device", None)
+    return root
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, given: list[topo.Address] | Exception) -> Native:
+    native = Native(given)
+    monkeypatch.setitem(sys.modules, "pgasdl._native", native)
+    return native
+
+
+def test_sysfs_is_read(sysfs: Path) -> None:
+    found = list(topo.sysfs_addresses())
+    assert [(a.device, a.port, a.gid_index, a.type) for a in found] == [
+        ("rxe0", 1, 2, "RoCE v1"), ("rxe0", 1, 10, "RoCE v2"), ("rxe0", 2, 0, "RoCE v2"),
+        ("siw0", 1, 0, "RoCE v2"), ("usnic", 0, -1, ""),
+    ]  # fmt: skip
+    assert [a.refused.partition(":")[0] for a in found] == [
+        "", "", "the port is down", "iWARP", "no port of it has an address",
+    ]  # fmt: skip
+    assert found[1] == topo.Address(
+        "rxe0", 1, 10, "active", "Ethernet", "RoCE v2", 0, "::ffff:10.77.0.1", "eth0", 1
+    )
+
+
+def test_chosen_and_refused_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    native = answer(monkeypatch, [GOOD, LOCAL])
+    monkeypatch.setenv("PGASDL_VERBS_DEVICE", "mlx5_0")
+    monkeypatch.setenv("PGASDL_VERBS_GID", "3")
+    assert cli.main(["topo"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("*  mlx5_0  1     3") and lines[1].endswith("chosen")
+    assert lines[2].startswith("   mlx5_0  1     0") and lines[2].endswith(LOCAL.refused)
+    assert native.wishes == [("mlx5_0", None, 3)]
+    assert doctor._verbs("x").status == doctor._devices("x").status == "OK"
+
+
+@pytest.mark.parametrize(
+    ("given", "wish", "fix"),
+    [
+        ([DOWN], (None, None, None), "ip link set"),
+        ([DOWN], ("mlx5_1", 1, None), "ip link set"),
+        ([CLOSED], (None, None, None), "--device=/dev/infiniband --ulimit memlock=-1"),
+        ([DOWN], ("mlx5_7", None, None), "unset PGASDL_VERBS_DEVICE"),
+    ],
+)
+def test_every_refusal_has_its_fix(
+    monkeypatch: pytest.MonkeyPatch, given: list[topo.Address], wish: topo.Wish, fix: str
+) -> None:
+    answer(monkeypatch, given)
+    found = topo.survey(*wish)
+    assert (found.source, found.stage, found.chosen) == ("libibverbs", "device", None)
+    assert found.missing == f"mlx5_1: {given[0].refused}"
+    assert fix in found.fix
+
+
+def test_a_build_without_verbs_lists_what_the_kernel_has(
+    sysfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = ROOT / "native/transport/verbs_stub.cpp"
+    assert topo._NOT_BUILT in stub.read_text()
+    answer(monkeypatch, UnavailableError(f"knows no verbs: {topo._NOT_BUILT} when it was made"))
+    found = topo.survey("rxe0", 1)
+    assert (found.source, found.stage) == ("sysfs", "build")
+    assert "libibverbs-dev" in found.fix
+    assert [a.refused.partition(":")[0] for a in found.addresses] == [
+        "knows no verbs", "knows no verbs", "port 1 was asked for", "device rxe0 was asked for",
+        "device rxe0 was asked for",
+    ]  # fmt: skip
+    finding = doctor._verbs("x")
+    assert finding.status == "WARN"
+    assert finding.detail.startswith("native module; knows no verbs")
+
+
+def test_no_libibverbs(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, UnavailableError("no RDMA here: libibverbs.so.1: cannot open"))
+    monkeypatch.setattr(topo, "LIBRARY", "libibverbs-not-there.so.1")
+    found = topo.survey()
+    assert (found.source, found.stage) == ("sysfs", "library")
+    assert found.fix == "apt-get install libibverbs1 ibverbs-providers rdma-core"
+    assert doctor._verbs("x").detail.startswith("native module; built with it; no RDMA here")
+
+
+def test_devices_that_are_not_passed_on_or_have_no_provider(
+    sysfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, [])
+    found = topo.survey()
+    assert found.stage == "device"
+    assert found.fix.startswith("in docker --device=/dev/infiniband --ulimit memlock=-1")
+    topo.NODES.mkdir()
+    (topo.NODES / "uverbs0").touch()
+    assert topo.survey().fix == "apt-get install ibverbs-providers"
+
+
+def test_pyverbs_adds_what_sysfs_does_not_tell(
+    sysfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Context:
+        def __init__(self, name: str) -> None:
+            if name != "rxe0":
+                raise OSError("no such device")
+
+        def __enter__(self) -> Context:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def query_port(self, port: int) -> Any:
+            return types.SimpleNamespace(active_mtu=5 if port == 1 else 1)
+
+    module: Any = types.ModuleType("pyverbs.device")
+    module.Context = Context
+    monkeypatch.setitem(sys.modules, "pyverbs", types.ModuleType("pyverbs"))
+    monkeypatch.setitem(sys.modules, "pyverbs.device", module)
+    monkeypatch.setitem(sys.modules, "pgasdl._native", None)
+    found = topo.survey()
+    assert (found.source, found.stage) == ("pyverbs", "native")
+    assert [a.mtu for a in found.addresses] == [4096, 4096, 256, 0, 0]
+    assert "cannot be opened: no such device" in found.addresses[3].refused
+
+
+def test_none_at_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(monkeypatch, [])
+    monkeypatch.setattr(topo, "SYSFS", tmp_path / "none")
+    assert cli.main(["topo"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("no transport verbs: no RDMA device\nfix: an RDMA adapter, or soft-RoCE")
+    assert cli.main(["topo", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["addresses"], report["fix"]) == ([], topo.GET_ONE)
+
+
+def test_wrong_wishes_are_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGASDL_VERBS_PORT", "first")
+    assert cli.main(["topo"]) == cli.USAGE_ERROR
+    assert "PGASDL_VERBS_PORT" in capsys.readouterr().err
+
+
+def test_memlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = [8 << 20]
+    monkeypatch.setattr(probes.resource, "getrlimit", lambda _: (limit[0], limit[0]))
+    monkeypatch.setattr(probes, "_may_lock_all", lambda: False)
+    monkeypatch.setattr(probes, "kernel_devices", list)
+    assert probes.memlock("x").status == "OK"
+    monkeypatch.setattr(probes, "kernel_devices", lambda: ["rxe0"])
+    finding = probes.memlock("x")
+    assert finding.status == "WARN"
+    assert "pinned whole" in finding.detail
+    assert "--ulimit memlock=-1" in finding.fix
+    limit[0] = 1 << 30
+    assert probes.memlock("x").status == "OK"
+
+
+def guest(command: str, mode: str = "dummy", **variables: str) -> Any:
+    """Runs ``command``, in which {topo} and {doctor} print JSON, where there is an RDMA device."""
+    sys.path.insert(0, str(ROOT / "tests/softroce"))
+    try:
+        rig = importlib.import_module("rig")
+    finally:
+        sys.path.pop(0)
+    rig.require()
+    pgasdl = f"{sys.executable} -m pgasdl"
+    line = command.format(topo=f"{pgasdl} topo --json", doctor=f"{pgasdl} doctor --json")
+    env = {"PYTHONPATH": PLACE, **variables}
+    return rig.run(line, mode=mode, env=env, directory="/", timeout=60)
+
+
+def test_in_a_guest_the_routable_address_is_chosen() -> None:
+    result = guest("{topo}; echo $SOFTROCE_GID_INDEX")
+    text, _, index = result.check().output.rstrip().rpartition("\n")
+    report = json.loads(text)
+    chosen, *others = report["addresses"]
+    assert set(chosen) == FIELDS
+    assert (report["source"], report["stage"]) == ("libibverbs", "")
+    assert chosen["chosen"] and (chosen["device"], chosen["gid_index"]) == ("rxe0", int(index))
+    assert (chosen["state"], chosen["type"], chosen["mtu"]) == ("active", "RoCE v2", 4096)
+    assert chosen["gid"].startswith("::ffff:") and chosen["net_device"]
+    assert others and all(not one["chosen"] and one["refused"] for one in others)
+
+
+def test_in_a_guest_another_device_can_be_asked_for() -> None:
+    report = json.loads(guest("{topo}", "veth", PGASDL_VERBS_DEVICE="rxe1").check().output)
+    assert report["addresses"][0]["device"] == "rxe1" and report["addresses"][0]["chosen"]
+    refused = {a["refused"] for a in report["addresses"] if a["device"] == "rxe0"}
+    assert refused == {"device rxe1 was asked for"}
+
+
+def test_in_a_guest_every_way_to_have_none_says_so() -> None:
+    hide = "mv /dev/infiniband /dev/away"
+    lines = [
+        "PGASDL_VERBS_DEVICE=rxe7 {topo} >/tmp/1; echo $? >>/tmp/status",
+        f"{hide}; {{topo}} >/tmp/2; echo $? >>/tmp/status; mv /dev/away /dev/infiniband",
+        "ip link set inner0 down; {topo} >/tmp/3; echo $? >>/tmp/status",
+        "{doctor} >/tmp/4; echo '['; for i in 1 2 3 4; do cat /tmp/$i; echo ,; done",
+        "echo \\\"$(cat /tmp/status)\\\" | tr '\\n' ' '; echo ']'",
+    ]
+    asked, hidden, down, findings, status = json.loads(guest("\n".join(lines)).check().output)
+    assert status.split() == ["1", "1", "1"]
+    assert "device rxe7 was asked for" in asked["missing"] and "unset" in asked["fix"]
+    assert "--device=/dev/infiniband" in hidden["fix"] and hidden["addresses"]
+    assert down["missing"] == "rxe0: the port is down"
+    verbs = next(finding for finding in findings if finding["name"] == "verbs transport")
+    assert verbs["status"] == "WARN" and "libibverbs loads; rxe0" in verbs["detail"]
+
+
+def test_in_a_guest_doctor_is_content() -> None:
+    findings = {f["name"]: f for f in json.loads(guest("{doctor}").output)}
+    assert findings["verbs transport"]["status"] == "OK", findings
+    assert findings["RDMA devices"]["detail"].startswith("rxe0 port 1 GID")
