@@ -234,15 +234,18 @@ std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names
                                            const VerbsOptions& verbs) {
   const std::string secret(token.c_str(), token.size());
   const auto size = static_cast<Rank>(names.size());
-  std::vector<std::string> different;
+  // In the same order on every rank: peers take each other's words apart by it.
+  std::vector<std::string> different(names);
+  std::sort(different.begin(), different.end());
+  different.erase(std::unique(different.begin(), different.end()), different.end());
   std::vector<std::unique_ptr<Transport>> made;
+  for (const std::string& name : different) {
+    made.push_back(make_transport(name, rank, size, secret, world, verbs));
+  }
   std::vector<std::size_t> routes;
   for (const std::string& name : names) {
     const auto found = std::find(different.begin(), different.end(), name);
     routes.push_back(static_cast<std::size_t>(found - different.begin()));
-    if (found != different.end()) continue;
-    different.push_back(name);
-    made.push_back(make_transport(name, rank, size, secret, world, verbs));
   }
   if (made.size() == 1) return std::move(made[0]);
   return std::make_unique<Router>(std::move(made), std::move(routes));
