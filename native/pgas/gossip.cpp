@@ -44,7 +44,7 @@ Gossip::Gossip(Transport& transport, QueueId queue, Rank rank, Rank size, Segmen
       ranks_(std::move(peers)) {
   for (const Rank peer : ranks_) {
     const Rank ahead = (peer - rank_ + size_) % size_;
-    peers_.push_back({peer, std::min(ahead, size_ - ahead) <= kNeighbours, 0});
+    peers_.push_back({peer, std::min(ahead, size_ - ahead) <= kNeighbours, 0, 0});
   }
 }
 

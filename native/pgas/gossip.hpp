@@ -30,9 +30,16 @@ class Gossip {
     for (std::size_t number = 0; number < peers_.size(); ++number) {
       Peer& peer = peers_[number];
       if (states[peer.rank].load(std::memory_order_relaxed) != Health::kHealthy) continue;
-      if (!peer.neighbour && peer.told == version_) continue;
+      // A beat that is still under way says as much as another would, and is not to be disturbed:
+      // soft-RoCE repeats what was lost only once its connection has been quiet for a while.
+      if (peer.told == version_ &&
+          (!peer.neighbour || !transport_.reached(queue_, peer.rank, peer.beat))) {
+        continue;
+      }
       try {
-        if (write_to(peer.rank)) peer.told = version_;
+        if (!write_to(peer.rank)) continue;
+        peer.told = version_;
+        peer.beat = transport_.mark(queue_, peer.rank);
       } catch (const Error&) {
         lost(peer.rank);
       }
@@ -51,6 +58,7 @@ class Gossip {
     Rank rank;
     bool neighbour;
     std::uint64_t told;  // version of the states it knows
+    std::uint64_t beat;  // mark of the last one
   };
   struct Record {
     volatile std::uint64_t beat;

@@ -50,19 +50,21 @@ std::vector<Pair> pairs_of(const nb::sequence& list) {
   return pairs;
 }
 
-std::uint64_t bytes_in(std::span<const Pair> pairs) {
-  std::uint64_t bytes = 0;
-  for (const Pair& pair : pairs) bytes += pair.local->bytes;
-  return bytes;
+// What posting a list costs, in bytes copied: a long one may wait for room on the way.
+std::uint64_t weight_of(std::span<const Pair> pairs) {
+  constexpr std::uint64_t kRequest = 1 << 10;
+  std::uint64_t weight = 0;
+  for (const Pair& pair : pairs) weight += pair.local->bytes + kRequest;
+  return weight;
 }
 
 // Posts; long copies and waits for a free place happen without the GIL.
 template <typename Post>
-void post(const ContextHandle& self, std::uint64_t bytes, Integer queue,
+void post(const ContextHandle& self, std::uint64_t weight, Integer peer, Integer queue,
           std::optional<double> timeout, Post&& attempt) {
   const double limit = seconds(self.context(), timeout);
   Outcome outcome;
-  if (bytes < kBytesWithoutGil) {
+  if (weight < kBytesWithoutGil) {
     outcome = blocking(limit, attempt);
   } else {
     {
@@ -72,11 +74,15 @@ void post(const ContextHandle& self, std::uint64_t bytes, Integer queue,
     if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
   }
   if (outcome == Outcome::kConnecting) {
-    // The first request to a peer makes the connection: that is not waiting for a free place.
-    const double patience = self.context().options().timeout;
-    if (limit < patience) outcome = blocking(patience, attempt);
-    if (outcome == Outcome::kConnecting)
-      raise("Timeout", "the peer does not answer to be connected");
+    // The first request to a peer makes the connection: one try includes that.
+    const double patience = limit > 0 ? limit : self.context().options().timeout;
+    if (limit == 0) outcome = blocking(patience, attempt);
+    if (outcome == Outcome::kConnecting) {
+      raise("Timeout", text("rank ", peer.value,
+                            " has not answered a request for a connection on "
+                            "queue ",
+                            queue.value, " for ", patience, " s; nothing was posted"));
+    }
   }
   if (outcome != Outcome::kDone) {
     raise("QueueFull", text("queue ", queue.value, " holds ", self.context().options().queue_depth,
@@ -88,7 +94,7 @@ void post(const ContextHandle& self, std::uint64_t bytes, Integer queue,
 void write(const ContextHandle& self, const SliceHandle& source, Integer peer,
            const SliceHandle& target, Integer queue, std::optional<double> timeout) {
   const Pair pair{&source.slice, &target.slice};
-  post(self, source.slice.bytes, queue, timeout, [&](Deadline deadline) {
+  post(self, source.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().write({&pair, 1}, peer.rank(), queue.queue(), deadline);
   });
 }
@@ -96,7 +102,7 @@ void write(const ContextHandle& self, const SliceHandle& source, Integer peer,
 void read(const ContextHandle& self, const SliceHandle& target, Integer peer,
           const SliceHandle& source, Integer queue, std::optional<double> timeout) {
   const Pair pair{&target.slice, &source.slice};
-  post(self, target.slice.bytes, queue, timeout, [&](Deadline deadline) {
+  post(self, target.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read({&pair, 1}, peer.rank(), queue.queue(), deadline);
   });
 }
@@ -104,7 +110,7 @@ void read(const ContextHandle& self, const SliceHandle& target, Integer peer,
 void write_list(const ContextHandle& self, const nb::sequence& list, Integer peer, Integer queue,
                 std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
-  post(self, bytes_in(pairs), queue, timeout, [&](Deadline deadline) {
+  post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
     return self.context().write(pairs, peer.rank(), queue.queue(), deadline);
   });
 }
@@ -112,14 +118,14 @@ void write_list(const ContextHandle& self, const nb::sequence& list, Integer pee
 void read_list(const ContextHandle& self, const nb::sequence& list, Integer peer, Integer queue,
                std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
-  post(self, bytes_in(pairs), queue, timeout, [&](Deadline deadline) {
+  post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read(pairs, peer.rank(), queue.queue(), deadline);
   });
 }
 
 void notify(const ContextHandle& self, Integer peer, const SegmentHandle& segment,
             Integer notification, Integer value, Integer queue, std::optional<double> timeout) {
-  post(self, 0, queue, timeout, [&](Deadline deadline) {
+  post(self, 0, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().notify(peer.rank(), *segment.segment, notification.natural(),
                                  value.natural(), queue.queue(), deadline);
   });
@@ -129,7 +135,7 @@ void write_notify(const ContextHandle& self, const SliceHandle& source, Integer 
                   const SliceHandle& target, Integer notification, Integer value, Integer queue,
                   std::optional<double> timeout) {
   const Pair pair{&source.slice, &target.slice};
-  post(self, source.slice.bytes, queue, timeout, [&](Deadline deadline) {
+  post(self, source.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().write_notify({&pair, 1}, peer.rank(), *target.slice.segment,
                                        notification.natural(), value.natural(), queue.queue(),
                                        deadline);
@@ -140,7 +146,7 @@ void write_list_notify(const ContextHandle& self, const nb::sequence& list, Inte
                        const SegmentHandle& segment, Integer notification, Integer value,
                        Integer queue, std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
-  post(self, bytes_in(pairs), queue, timeout, [&](Deadline deadline) {
+  post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
     return self.context().write_notify(pairs, peer.rank(), *segment.segment, notification.natural(),
                                        value.natural(), queue.queue(), deadline);
   });
@@ -150,7 +156,7 @@ void read_notify(const ContextHandle& self, const SliceHandle& target, Integer p
                  const SliceHandle& source, Integer notification, Integer value, Integer queue,
                  std::optional<double> timeout) {
   const Pair pair{&target.slice, &source.slice};
-  post(self, target.slice.bytes, queue, timeout, [&](Deadline deadline) {
+  post(self, target.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read_notify({&pair, 1}, peer.rank(), *target.slice.segment,
                                       notification.natural(), value.natural(), queue.queue(),
                                       deadline);
@@ -161,7 +167,7 @@ void read_list_notify(const ContextHandle& self, const nb::sequence& list, Integ
                       const SegmentHandle& segment, Integer notification, Integer value,
                       Integer queue, std::optional<double> timeout) {
   const auto pairs = pairs_of(list);
-  post(self, bytes_in(pairs), queue, timeout, [&](Deadline deadline) {
+  post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read_notify(pairs, peer.rank(), *segment.segment, notification.natural(),
                                       value.natural(), queue.queue(), deadline);
   });

@@ -38,6 +38,10 @@ class Router final : public Transport {
     return to(peer).connecting(queue, peer);
   }
   bool complete(QueueId queue) override;
+  std::uint64_t mark(QueueId queue, Rank peer) const override { return to(peer).mark(queue, peer); }
+  bool reached(QueueId queue, Rank peer, std::uint64_t mark) const override {
+    return to(peer).reached(queue, peer, mark);
+  }
   bool needs_progress() const override;
   void progress() override;
   void reconnect(Rank peer) override { to(peer).reconnect(peer); }

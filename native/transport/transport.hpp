@@ -112,6 +112,11 @@ class Transport {
   virtual bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) = 0;
   // Everything posted on `queue` so far is locally complete.
   virtual bool complete(QueueId queue) = 0;
+  // What was posted on `queue` to `peer` so far, and whether that much is complete, or was lost.
+  virtual std::uint64_t mark(QueueId /*queue*/, Rank /*peer*/) const { return 0; }
+  virtual bool reached(QueueId /*queue*/, Rank /*peer*/, std::uint64_t /*mark*/) const {
+    return true;
+  }
   // The last post was refused only because the way to `peer` is still being made.
   virtual bool connecting(QueueId /*queue*/, Rank /*peer*/) const { return false; }
   // Gives up what connects us with `peer`, after a fault; the next operation connects anew.

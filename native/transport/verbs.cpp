@@ -144,6 +144,19 @@ bool VerbsTransport::connecting(QueueId queue, Rank peer) const {
 
 bool VerbsTransport::complete(QueueId queue) { return queue_at(queue).complete(); }
 
+std::uint64_t VerbsTransport::mark(QueueId queue, Rank peer) const {
+  const VerbsConnection* connection = queue_at(queue).find(peer);
+  if (connection == nullptr) return 0;
+  const VerbsMemory::Pending now = connection->under_way();
+  return std::uint64_t{now.generation} << 32 | now.posted;
+}
+
+bool VerbsTransport::reached(QueueId queue, Rank peer, std::uint64_t mark) const {
+  const VerbsConnection* connection = queue_at(queue).find(peer);
+  return connection == nullptr || connection->over({connection, static_cast<std::uint32_t>(mark),
+                                                    static_cast<std::uint32_t>(mark >> 32)});
+}
+
 void VerbsTransport::progress() {
   for (const auto& queue : queues_) {
     if (queue->outstanding()) queue->poll();

@@ -80,6 +80,8 @@ class VerbsTransport final : public Transport {
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool connecting(QueueId queue, Rank peer) const override;
   bool complete(QueueId queue) override;
+  std::uint64_t mark(QueueId queue, Rank peer) const override;
+  bool reached(QueueId queue, Rank peer, std::uint64_t mark) const override;
   bool needs_progress() const override { return true; }
   void progress() override;
   void reconnect(Rank peer) override;

@@ -20,6 +20,10 @@ constexpr std::uint32_t kInlineBytes = 64;
 // the most there are, which soft-RoCE takes for "without end".
 constexpr std::uint8_t kRetries = 6;
 
+// Of one request where the kernel is the adapter: soft-RoCE sends a request again from the packet
+// that was lost, but counts its attempts by request, so that long ones run out of them.
+constexpr std::uint32_t kSoftwareBytes = 32 << 10;
+
 std::uint32_t random_packet_number() {
   std::uint32_t number = 0;
   if (getrandom(&number, sizeof number, 0) != sizeof number) throw_system("getrandom", errno);
@@ -36,7 +40,7 @@ VerbsConnection::VerbsConnection(const VerbsDevice& device, VerbsQueue& queue, i
       peer_(peer),
       depth_(depth),
       mask_(std::bit_ceil(depth) - 1),
-      most_(std::max(device.link().max_msg_sz, 1u << 20)),
+      most_(device.software() ? kSoftwareBytes : std::max(device.link().max_msg_sz, 1u << 20)),
       requests_(depth),
       pieces_(depth),
       notes_(mask_ + 1) {

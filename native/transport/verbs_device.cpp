@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -158,6 +159,13 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
   }
 }
 
+// Why it cannot be opened: libibverbs goes on looking, and ends with an error of something else.
+std::string opening_error(const ibv_device* device, int error) {
+  const std::string node = text("/dev/infiniband/", device->dev_name);
+  if (access(node.c_str(), R_OK | W_OK) != 0) error = errno;
+  return text(node, ": ", std::strerror(error));
+}
+
 void look_at_device(ibv_device* device, const VerbsOptions& options,
                     std::vector<Candidate>& found) {
   Candidate closed;
@@ -165,7 +173,7 @@ void look_at_device(ibv_device* device, const VerbsOptions& options,
   const VerbsPtr<ibv_context> context(verbs_library().open_device(device));
   if (context == nullptr) {
     closed.info.refused =
-        text("it cannot be opened: ", std::strerror(errno), "; ", kContainerFlags);
+        text("it cannot be opened: ", opening_error(device, errno), "; ", kContainerFlags);
     found.push_back(closed);
     return;
   }
@@ -190,8 +198,11 @@ std::string ranked_below(const Candidate& best, const Candidate& other) {
   constexpr std::array<std::string_view, 4> kReasons{"RoCE v1, which is not routed",
                                                      "its address reaches less far", "it is slower",
                                                      "it is on another NUMA node"};
+  const std::string than = other.info.device == best.info.device
+                               ? text("GID index ", best.info.gid_index, "'s")
+                               : best.info.device;
   for (std::size_t i = 0; i < kReasons.size(); ++i) {
-    if (other.merit[i] < best.merit[i]) return text(kReasons[i], " than ", best.info.device);
+    if (other.merit[i] < best.merit[i]) return text(kReasons[i], " than ", than);
   }
   return text(best.info.device, " comes first");
 }

@@ -32,9 +32,13 @@ class VerbsDevice {
   const ibv_port_attr& link() const { return link_; }
   // Of the port and of one kind, the best first.
   const std::vector<VerbsGid>& gids() const { return gids_; }
+  // The kernel is the adapter.
+  bool software() const { return limits_.vendor_id == kSoftRoce; }
   bool atomics() const { return limits_.atomic_cap != IBV_ATOMIC_NONE; }
 
  private:
+  static constexpr std::uint32_t kSoftRoce = 0xffffff;  // its vendor number
+
   VerbsPtr<ibv_context> context_;
   VerbsPtr<ibv_pd> domain_;
   std::string name_;

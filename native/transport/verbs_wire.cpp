@@ -40,10 +40,8 @@ std::uint32_t most_reads(const ibv_device_attr& limits) {
 std::uint8_t acknowledgement_timeout(double seconds) {
   constexpr double kUnit = 4.096e-6;
   constexpr int kAttempts = 8;
-  constexpr std::uint8_t kMostExponent = 14;  // 67 ms; heartbeats come every 200
+  constexpr std::uint8_t kMostExponent = 16;  // 268 ms
   std::uint8_t exponent = 8;
-  // Soft-RoCE starts its timer anew with every acknowledgement: one longer than the time between
-  // two heartbeats on the same connection would never run out, and a lost packet stay lost.
   while (exponent < kMostExponent && kAttempts * kUnit * (2u << exponent) <= seconds) ++exponent;
   return exponent;
 }

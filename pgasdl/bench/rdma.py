@@ -2,7 +2,8 @@
 
 ``ib_write_lat`` and ``ib_write_bw`` (Debian's package perftest) are what everybody measures RDMA
 with: one queue pair, nothing but the device. Both sides run on the ranks' machines, by turns with
-ours, with the same number of requests in flight.
+ours, with the same number of requests in flight. A notified write is two messages, ib_write_lat's one:
+it is held against that and what ib_write_bw takes for one more message of a flag's size.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pgasdl.context import Context
 from pgasdl.errors import BootstrapError, UnavailableError
 
 IN_FLIGHT = 128
+FLAG_BYTES = 4
 _TRIES = 3  # perftest's clock calibration fails now and then, and says "inf"
 _PATIENCE = 120.0
 
@@ -35,6 +37,7 @@ class Figures:
     peer_latency: list[float] = field(default_factory=list)
     message: list[float] = field(default_factory=list)
     peer_message: list[float] = field(default_factory=list)
+    peer_flag: list[float] = field(default_factory=list)
 
     def row(self, nbytes: int) -> dict[str, Any]:
         """Medians, as the JSON file has them."""
@@ -42,7 +45,10 @@ class Figures:
         return {
             "op": "rdma", "transport": "verbs", "ranks": 2, "bytes": nbytes, "dtype": "uint8",
             "us": statistics.median(self.latency), "message_us": ours, "mb_s": nbytes / ours,
-            "peers": {"ib_write_lat": _median(self.peer_latency), "ib_write_bw": theirs},
+            "peers": {
+                "ib_write_lat": _median(self.peer_latency), "ib_write_bw": theirs,
+                "flag": _median(self.peer_flag),
+            },
         }  # fmt: skip
 
 
@@ -64,7 +70,7 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
     say: Callable[..., None] = print if context.rank == 0 else (lambda *_, **__: None)
     say(f"pgasdl bench rdma over {chosen.device}, port {chosen.port}, {chosen.type}, {chosen.gid}")
     say(f"medians of {request.rounds} rounds in turns; {IN_FLIGHT} requests in flight")
-    say(f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'ratio':>6}"
+    say(f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'+ flag':>7} {'ratio':>6}"
         f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}")  # fmt: skip
     rows = []
     for nbytes in request.sizes:
@@ -73,8 +79,12 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
             continue
         row = figures.row(nbytes)
         rows.append(row)
-        latency, message = row["peers"]["ib_write_lat"], row["peers"]["ib_write_bw"]
-        say(f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)} {_ratio(row['us'], latency)}"
+        latency, message, flag = (
+            row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "flag")
+        )
+        both = latency and flag and latency + flag
+        say(f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)} {_cell(flag, 7)}"
+            f" {_ratio(row['us'], both)}"
             f" {row['mb_s']:9.1f} {_cell(message and nbytes / message, 12)}"
             f" {_ratio(message, row['message_us'])} {1e6 / row['message_us']:11.0f}",
             flush=True)  # fmt: skip
@@ -109,6 +119,8 @@ def _size(context: Context, nbytes: int, request: Request, perftest: Perftest) -
         count = max(IN_FLIGHT, min(20 * IN_FLIGHT, (4 << 20) // nbytes))
         figures.message += stream(count)
         figures.peer_message += perftest.run("ib_write_bw", nbytes, count, _per_message)
+        flags = 20 * IN_FLIGHT
+        figures.peer_flag += perftest.run("ib_write_bw", FLAG_BYTES, flags, _per_message)
     context.barrier(_PATIENCE)
     segment.delete()
     return figures

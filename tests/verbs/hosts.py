@@ -1,0 +1,147 @@
+"""Jobs in guests: what to start on which host, and what every rank said when."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rig
+
+import pgasdl.config
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = HERE / "programs"
+TESTS = HERE.parent
+PLACE = str(Path(pgasdl.config.__file__).parents[1])  # where the pgasdl under test lies
+ADDRESSES = ("10.77.2.1", "10.77.2.2")  # of a pair
+_BOOT_SECONDS = 60.0
+_FIRST_PORT = 21000
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Job:
+    """One job of the list that a pair of hosts, or a host, works through.
+
+    Attributes
+    ----------
+    program : file, below tests/
+    ranks : those of each host
+    harm : ("kill" or "stop", rank); ("cut", a rank of the host whose link goes down), only in the
+        last job; ("hole", any): from then on both hosts' packets vanish on their way
+    torchrun : ranks get torchrun's variables in place of PGASDL_RANK and its like
+    seconds : after which what still runs is killed, and "hung"
+    """
+
+    name: str
+    program: str
+    ranks: Sequence[Sequence[int]]
+    arguments: Sequence[str] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    path: Sequence[str] = ()
+    harm: tuple[str, int] | None = None
+    torchrun: bool = False
+    seconds: float = 60.0
+
+
+@dataclass
+class Story:
+    """What was said in one job: by rank, None for the hosts, with the time of its arrival."""
+
+    lines: list[tuple[float, int | None, str]] = field(default_factory=list)
+
+    def of(self, rank: int) -> list[str]:
+        return [text for _, who, text in self.lines if who == rank]
+
+    def events(self, what: str, rank: int | None = None) -> list[Event]:
+        """JSON lines of a rank, or of the hosts; "seen" is the time here."""
+        found = []
+        for seen, who, text in self.lines:
+            if who == rank and text.startswith("{"):
+                event = json.loads(text)
+                if event.get("event") == what:
+                    found.append(event | {"seen": seen})
+        return found
+
+    def event(self, what: str, rank: int | None = None) -> Event:
+        """The only one."""
+        found = self.events(what, rank)
+        assert len(found) == 1, f"{len(found)} events {what!r} of rank {rank}\n{self}"
+        return found[0]
+
+    def statuses(self) -> dict[int, int]:
+        """Of the ranks that ended by themselves or were killed; none may hang or leave anything."""
+        assert not self.events("hung"), f"hung\n{self}"
+        assert not any(event["pids"] for event in self.events("left")), f"left\n{self}"
+        return {event["rank"]: event["status"] for event in self.events("ended")}
+
+    def check(self, size: int) -> Story:
+        """All ranks ended well."""
+        assert self.statuses() == dict.fromkeys(range(size), 0), str(self)
+        return self
+
+    def __str__(self) -> str:
+        begin = self.lines[0][0] if self.lines else 0.0
+        return "\n".join(
+            f"{seen - begin:7.2f} {'host' if who is None else f'rank {who}'}: {text[:1000]}"
+            for seen, who, text in self.lines
+        )
+
+
+class _Listener:
+    """Takes the guests' output apart while it comes."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.stories = {job.name: Story() for job in jobs}
+        self._begun = {1: b"", 2: b""}
+
+    def __call__(self, guest: int, data: bytes) -> None:
+        *lines, self._begun[guest] = (self._begun[guest] + data).split(b"\n")
+        for line in lines:
+            name, _, rest = line.decode(errors="replace").partition(" ")
+            rank, _, text = rest.partition(" ")
+            if name in self.stories:
+                who = None if rank == "-" else int(rank)
+                self.stories[name].lines.append((time.monotonic(), who, text))
+
+
+def run(folder: Path, jobs: Sequence[Job], *, loss: float = 0.0) -> dict[str, Story]:
+    """Boot one guest, or two if the jobs have two hosts, and run the jobs one after the other.
+
+    Parameters
+    ----------
+    folder : an empty one, through which the hosts wait for each other
+    loss : percent of the packets lost between two hosts, each way
+    """
+    n_hosts = len(jobs[0].ranks)
+    orders: dict[str, Any] = {"secret": secrets.token_hex(32), "folder": str(folder), "jobs": []}
+    for number, job in enumerate(jobs):
+        assert len(job.ranks) == n_hosts
+        store = ADDRESSES[0] if n_hosts == 2 else "127.0.0.1"
+        more = {"store": store, "port": _FIRST_PORT + number, "program": str(TESTS / job.program)}
+        orders["jobs"].append(asdict(job) | more)
+    file = folder / "orders.json"
+    file.write_text(json.dumps(orders))
+    command = shlex.join([sys.executable, str(PROGRAMS / "host.py"), str(file)])
+    listener = _Listener(jobs)
+    settings: dict[str, Any] = {
+        "env": {"PYTHONPATH": PLACE},
+        "writable": [folder],
+        "timeout": _BOOT_SECONDS + sum(job.seconds for job in jobs),
+        "on_output": listener,
+    }
+    if n_hosts == 2:
+        results = rig.run_pair((command, command), loss=loss, **settings)
+    else:
+        results = (rig.run(command, **settings),)
+    for result in results:
+        result.check()
+    return listener.stories

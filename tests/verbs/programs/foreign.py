@@ -1,0 +1,307 @@
+"""Rank 1 of a job of two, made of pyverbs alone: no line of the transport under test runs in it.
+
+It speaks the protocol of verbs_wire.hpp, verbs_memory.cpp and group.hpp, below native/:
+endpoints and the world's memory go through the store, connections are agreed on by datagrams, and
+a barrier, the making of a segment and heartbeats are writes into memory of rank 0. Only the store's
+client is pgasdl's. The layouts are written down anew here: whoever changes one there sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyverbs.enums as e
+from pyverbs.addr import AH, GID, AHAttr, GlobalRoute
+from pyverbs.cq import CQ
+from pyverbs.device import Context
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.wr import SGE, RecvWR, SendWR
+
+from pgasdl.bootstrap import Store
+
+MAGIC = 0x317672656C646770
+ME, PEER, SIZE = 1, 0, 2
+INTRODUCTION = struct.Struct("<QiIQ")  # host, process, queue depth, bytes of a passive message
+ENDPOINT = struct.Struct("<QIIIIII128s")  # magic, mail, mtu, reads, lid, link, n_gids, GIDs
+# magic, token, from, to, queue, count, number and first packet of the end, joined, answer
+DATAGRAM = struct.Struct("<Q16siiIIIIII")
+DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, nothing
+HEADER = struct.Struct("<QII32s")  # of a slot: fingerprint, bytes, generation, what
+LEFT = 0xFFFFFFFF
+ROCE_V2 = 1
+PASSIVE_BYTES = 65536
+GRH_BYTES = 40
+N_RECEIVES = 16
+EXCHANGE_SLOT = HEADER.size + 1024
+REDUCE_SLOT = HEADER.size + 8192
+RECORD_BYTES = 64
+EXCHANGE_ID = 32  # the first notification of the exchange: those of barriers are before it
+N_IDS = EXCHANGE_ID + 4 * SIZE
+HEALTHY, CLOSED = 0, 4
+ACCESS = (
+    e.IBV_ACCESS_LOCAL_WRITE
+    | e.IBV_ACCESS_REMOTE_WRITE
+    | e.IBV_ACCESS_REMOTE_READ
+    | e.IBV_ACCESS_REMOTE_ATOMIC
+)
+BEAT = 0.1
+PATIENCE = 30.0
+
+
+@dataclass
+class Remote:
+    """A segment of rank 0."""
+
+    nbytes: int
+    data: int
+    board: int
+    notifications: int
+    data_key: int
+    board_key: int
+
+    @classmethod
+    def parse(cls, blob: bytes) -> Remote:
+        return cls(*DESCRIPTION.unpack(blob)[:6])
+
+
+class Memory:
+    """A segment of this rank: data and board, each registered."""
+
+    def __init__(self, pd: PD, nbytes: int, notifications: int) -> None:
+        self.nbytes, self.notifications = nbytes, notifications
+        self.data = MR(pd, nbytes, ACCESS)
+        self.board = MR(pd, 4 * notifications, ACCESS)
+        self.data.write(bytes(nbytes), nbytes)
+        self.board.write(bytes(4 * notifications), 4 * notifications)
+
+    def describe(self) -> bytes:
+        return DESCRIPTION.pack(self.nbytes, self.data.buf, self.board.buf, self.notifications,
+                                self.data.rkey, self.board.rkey, 0)  # fmt: skip
+
+    def flag(self, number: int) -> int:
+        return int.from_bytes(self.board.read(4, 4 * number), "little")
+
+
+class Foreign:
+    """The rank. Everything happens in :meth:`turn`, which whoever waits calls."""
+
+    def __init__(self, store: Store) -> None:
+        place = {"host": "elsewhere", "asked": "verbs", "crowded": False, "no_verbs": ""}
+        store.exchange("place", json.dumps(place).encode())
+        self.token = store.get("token", owner=PEER)
+        self.context = Context(name=os.environ["SOFTROCE_DEVICE"])
+        self.gid_index = int(os.environ["SOFTROCE_GID_INDEX"])
+        self.pd = PD(self.context)
+        self.cq = CQ(self.context, 256)
+        self.ends: dict[int, tuple[QP, int]] = {}  # by queue: ours, and the number of theirs
+        self.admitted: list[QP] = []
+        self.gone = False
+        self._open_mail()
+        self._meet(store)
+        self.n_beats = self.generation = self.round = 0
+        self.next_beat = 0.0
+
+    # --- meeting
+
+    def _open_mail(self) -> None:
+        slot = GRH_BYTES + DATAGRAM.size
+        self.slot_bytes = slot
+        self.letters = MR(self.pd, (N_RECEIVES + 1) * slot, e.IBV_ACCESS_LOCAL_WRITE)
+        self.mail_cq = CQ(self.context, 2 * N_RECEIVES)
+        key = 2166136261
+        for byte in self.token:
+            key = (key ^ byte) * 16777619 & 0xFFFFFFFF
+        self.mail_key = key & 0x7FFFFFFF
+        attributes = QPAttr(port_num=1)
+        attributes.qkey = self.mail_key
+        wanted = QPInitAttr(qp_type=e.IBV_QPT_UD, scq=self.mail_cq, rcq=self.mail_cq,
+                            cap=QPCap(N_RECEIVES, N_RECEIVES, 1, 1, 0), sq_sig_all=1)  # fmt: skip
+        self.mail = QP(self.pd, wanted, attributes)
+        for number in range(N_RECEIVES):
+            self._offer(number)
+
+    def _offer(self, number: int) -> None:
+        piece = SGE(self.letters.buf + number * self.slot_bytes, self.slot_bytes, self.letters.lkey)
+        self.mail.post_recv(RecvWR(wr_id=number, num_sge=1, sg=[piece]))
+
+    def _meet(self, store: Store) -> None:
+        gid = str(self.context.query_gid(1, self.gid_index))
+        raw = bytes.fromhex(gid.replace(":", ""))
+        mtu = self.context.query_port(1).active_mtu
+        endpoint = ENDPOINT.pack(MAGIC, self.mail.qp_num, mtu, 16, 0, ROCE_V2, 1, raw)
+        mine = INTRODUCTION.pack(0x5EED, os.getpid(), 1024, PASSIVE_BYTES) + endpoint
+        there = store.exchange("endpoint", mine)[PEER][INTRODUCTION.size :]
+        magic, self.mail_number, mtu_there, self.reads, _, _, n_gids, gids = ENDPOINT.unpack(there)
+        assert magic == MAGIC
+        self.mtu = min(mtu, mtu_there)
+        self.route = AHAttr(is_global=1, port_num=1, gr=self._route(gids[: 16 * n_gids]))
+        self.address = AH(self.pd, attr=self.route)
+        # Of equal size everywhere, and only rank 0 knows the length of what it begins with.
+        n_gossip = (1 + SIZE) * RECORD_BYTES
+        n_slots = 2 * SIZE * (EXCHANGE_SLOT + REDUCE_SLOT + 8 + PASSIVE_BYTES)
+        most = Memory(self.pd, n_gossip + n_slots + 4096, N_IDS)
+        self.control = most
+        self.there = Remote.parse(store.exchange("world", most.describe())[PEER])
+        assert self.there.notifications == N_IDS
+        self.gossip = self.there.nbytes - n_slots - n_gossip
+        assert 0 < self.gossip <= 4096
+        self.slots = self.gossip + n_gossip
+        self.source = MR(self.pd, 4096, e.IBV_ACCESS_LOCAL_WRITE)
+
+    def _route(self, gids: bytes) -> GlobalRoute:
+        """To the peer's GID that shares most with ours: both stand for IPv4 addresses."""
+        own = bytes.fromhex(str(self.context.query_gid(1, self.gid_index)).replace(":", ""))
+        all_gids = [gids[i : i + 16] for i in range(0, len(gids), 16)]
+        best = min(all_gids, key=lambda gid: bytes(a ^ b for a, b in zip(gid, own, strict=True)))
+        text = ":".join(best.hex()[i : i + 4] for i in range(0, 32, 4))
+        return GlobalRoute(dgid=GID(text), sgid_index=self.gid_index, hop_limit=64)
+
+    # --- connections
+
+    def turn(self) -> None:
+        """Take what arrived by mail; beat."""
+        _, completions = self.mail_cq.poll(N_RECEIVES)
+        for done in completions:
+            if done.opcode & e.IBV_WC_RECV and done.byte_len == self.slot_bytes:
+                at = done.wr_id * self.slot_bytes + GRH_BYTES
+                self._take(self.letters.read(DATAGRAM.size, at))
+            if done.opcode & e.IBV_WC_RECV:
+                self._offer(done.wr_id)
+        # Rank 0's own record, as it wrote it here: after a farewell nothing can be sent to it.
+        record = self.control.data.read(RECORD_BYTES, self.gossip + (1 + PEER) * RECORD_BYTES)
+        self.gone |= record[8 + PEER] == CLOSED
+        if self.admitted and not self.gone and time.monotonic() > self.next_beat:
+            self.beat()
+
+    def _take(self, letter: bytes) -> None:
+        magic, token, sender, to, queue, count, end, first, joined, answer = DATAGRAM.unpack(letter)
+        assert (magic, token, sender, to) == (MAGIC, self.token, PEER, ME)
+        if count == LEFT:
+            self.gone = True
+            return
+        assert count == 0
+        if queue not in self.ends:
+            self.ends[queue] = self._join(end, first), end
+        ours, theirs = self.ends[queue]
+        assert theirs == end
+        if joined == ours.qp_num and ours not in self.admitted:
+            self.admitted.append(ours)
+        if answer:
+            self._answer(queue, ours, theirs, joined != ours.qp_num)
+
+    def _answer(self, queue: int, ours: QP, theirs: int, ask: bool) -> None:
+        letter = DATAGRAM.pack(MAGIC, self.token, ME, PEER, queue, 0, ours.qp_num, 0, theirs, ask)
+        at = N_RECEIVES * self.slot_bytes
+        self.letters.write(letter, len(letter), at)
+        piece = SGE(self.letters.buf + at, len(letter), self.letters.lkey)
+        request = SendWR(opcode=e.IBV_WR_SEND, num_sge=1, sg=[piece],
+                         send_flags=e.IBV_SEND_SIGNALED)  # fmt: skip
+        request.set_wr_ud(self.address, self.mail_number, self.mail_key)
+        self.mail.post_send(request)
+
+    def _join(self, number: int, first_packet: int) -> QP:
+        wanted = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq,
+                            cap=QPCap(64, 1, 1, 1, 0))  # fmt: skip
+        attributes = QPAttr(port_num=1)
+        attributes.qp_access_flags = ACCESS
+        pair = QP(self.pd, wanted, attributes)
+        attributes.dest_qp_num, attributes.rq_psn = number, first_packet
+        attributes.path_mtu, attributes.ah_attr = self.mtu, self.route
+        attributes.max_dest_rd_atomic = attributes.max_rd_atomic = min(16, self.reads)
+        attributes.min_rnr_timer = 12
+        attributes.timeout, attributes.retry_cnt, attributes.rnr_retry = 14, 6, 6
+        attributes.sq_psn = 0
+        pair.to_rts(attributes)
+        return pair
+
+    # --- what a rank does
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"the foreign rank waits in vain for {what}"
+            self.turn()
+
+    def post(self, opcode: int, local: tuple[int, int, int], address: int, key: int) -> None:
+        """One request on any connection, and its completion."""
+        request = SendWR(opcode=opcode, num_sge=1, sg=[SGE(*local)],
+                         send_flags=e.IBV_SEND_SIGNALED)  # fmt: skip
+        if opcode == e.IBV_WR_ATOMIC_FETCH_AND_ADD:
+            request.set_wr_atomic(key, address, 1, 0)
+        else:
+            request.set_wr_rdma(key, address)
+        self.admitted[0].post_send(request)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            n_done, completions = self.cq.poll(1)
+            if n_done:
+                status = completions[0].status
+                assert status == e.IBV_WC_SUCCESS, f"request {opcode} ended with status {status}"
+                return
+            assert time.monotonic() < deadline, "a request does not complete"
+
+    def write(self, data: bytes, address: int, key: int) -> None:
+        self.source.write(data, len(data))
+        local = self.source.buf, len(data), self.source.lkey
+        self.post(e.IBV_WR_RDMA_WRITE, local, address, key)
+
+    def raise_flag(self, remote: Remote, number: int, value: int) -> None:
+        self.write(struct.pack("<I", value), remote.board + 4 * number, remote.board_key)
+
+    def read(self, nbytes: int, address: int, key: int) -> bytes:
+        local = self.source.buf, nbytes, self.source.lkey
+        self.post(e.IBV_WR_RDMA_READ, local, address, key)
+        return self.source.read(nbytes, 0)
+
+    def add_one(self, address: int, key: int) -> int:
+        """The old value."""
+        local = self.source.buf, 8, self.source.lkey
+        self.post(e.IBV_WR_ATOMIC_FETCH_AND_ADD, local, address, key)
+        return int.from_bytes(self.source.read(8, 0), "little")
+
+    def beat(self) -> None:
+        """Still alive, and nothing known of a loss."""
+        self.n_beats += 1
+        self.next_beat = time.monotonic() + BEAT
+        record = struct.pack("<QBB", self.n_beats, HEALTHY, HEALTHY).ljust(RECORD_BYTES, b"\0")
+        at = self.there.data + self.gossip + (1 + ME) * RECORD_BYTES
+        self.write(record, at, self.there.data_key)
+
+    def connect(self) -> None:
+        """Rank 0 asks for the connections; this one only ever answers."""
+        self.until(lambda: bool(self.admitted), "a connection")
+
+    def barrier(self) -> None:
+        self.round += 1
+        self.raise_flag(self.there, 0, self.round)
+        self.until(lambda: self.control.flag(0) >= self.round, "rank 0 in the barrier")
+
+    def segment(self, nbytes: int, notifications: int) -> tuple[Memory, Remote]:
+        """Collective: exchange descriptions as ``Group::allgather`` does."""
+        own = Memory(self.pd, nbytes, notifications)
+        self.generation += 1
+        slot = self.slots + (self.generation & 1) * SIZE * EXCHANGE_SLOT
+        body = struct.pack("<I", self.generation) + own.describe()
+        header = HEADER.pack(1, len(body), self.generation, b"segment")
+        self.write(header + body, self.there.data + slot + ME * EXCHANGE_SLOT, self.there.data_key)
+        self.raise_flag(self.there, EXCHANGE_ID + ME, self.generation)
+        self.until(lambda: self.control.flag(EXCHANGE_ID + PEER) >= self.generation, "a segment")
+        at = slot + PEER * EXCHANGE_SLOT
+        header = self.control.data.read(HEADER.size, at)
+        fingerprint, n_body, generation, what = HEADER.unpack(header)
+        assert (fingerprint, generation) == (1, self.generation), what
+        body = self.control.data.read(n_body, at + HEADER.size)
+        return own, Remote.parse(body[4:])
+
+    def leave(self) -> None:
+        """Stay until rank 0 has said goodbye: it closes once nothing more is to come from here."""
+        self.next_beat = math.inf
+        self.until(lambda: self.gone, "rank 0's farewell")

@@ -1,0 +1,58 @@
+"""Two hosts on a cable: shm inside a host, verbs between hosts, exact whatever is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hosts
+import pytest
+from hosts import Job, Story
+
+PARTS = ("writes_and_notifications", "lists", "atomics", "reductions", "messages")
+EXACT = "verbs/programs/exact.py"
+
+
+def assert_exact(story: Story, size: int) -> None:
+    story.check(size)
+    for rank in range(size):
+        said = story.of(rank)
+        assert [line for line in said if line.endswith("are exact")] == [
+            f"{part} are exact" for part in PARTS
+        ]
+        assert said[-1] == "complete"
+
+
+def assert_route(story: Story, rank: int, words: str) -> None:
+    """What a rank logs of its routes at init."""
+    assert any(line.startswith("pgasdl: rank") and words in line for line in story.of(rank)), (
+        f"no {words!r}\n{story}"
+    )
+
+
+@pytest.mark.parametrize("loss", [0, 0.1, 1, 5])
+def test_exact_with_loss(tmp_path: Path, loss: float) -> None:
+    """Nobody names a transport, and between the hosts it is verbs."""
+    job = Job("two", EXACT, [[0], [1]], ["0/1"], seconds=100)
+    story = hosts.run(tmp_path, [job], loss=loss)["two"]
+    assert_exact(story, 2)
+    assert_route(story, 0, "shm to ranks [0], verbs to ranks [1] (shm inside a machine)")
+    assert_route(story, 1, "shm to ranks [1], verbs to ranks [0] (shm inside a machine)")
+
+
+def test_mixed_routes(tmp_path: Path) -> None:
+    """Two ranks per host, found by torchrun's variables; and all of them forced onto verbs."""
+    four = [[0, 1], [2, 3]]
+    forced = {"PGASDL_TRANSPORT": "verbs"}
+    stories = hosts.run(
+        tmp_path,
+        [
+            Job("mixed", EXACT, four, ["01/23"], torchrun=True),
+            Job("forced", EXACT, four, ["01/23", "all"], forced),
+        ],
+        loss=0.1,
+    )
+    assert_exact(stories["mixed"], 4)
+    assert_route(stories["mixed"], 0, "shm to ranks [0, 1], verbs to ranks [2, 3]")
+    assert_route(stories["mixed"], 3, "shm to ranks [2, 3], verbs to ranks [0, 1]")
+    assert_exact(stories["forced"], 4)
+    assert_route(stories["forced"], 2, "verbs to all ranks (asked for)")
