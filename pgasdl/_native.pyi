@@ -703,6 +703,11 @@ def notified_writes(context: ContextCore, segment: SegmentCore, bytes: int, targ
     write_notify to notify_waitsome in the core, nanoseconds one way, per batch.
     """
 
+def streamed_writes(context: ContextCore, segment: SegmentCore, bytes: int, target: int, count: int) -> float:
+    """
+    Writes to rank 1 in a row in the core, nanoseconds each, until the queue is complete.
+    """
+
 def clock_cost() -> float:
     """
     The nanoseconds that reading the clock twice adds to what lies between.

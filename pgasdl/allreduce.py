@@ -78,7 +78,7 @@ class Allreduce:
         self.op = op
         self._memory = memory = _checked(array, op)
         dtype = memory.native_dtype
-        segment, offset = context.segment_at(memory)
+        segment, offset = context.segments.at(memory)
         place = "none" if segment is None else f"segment {segment.id} at {offset}"
         signature = f"{dtype} x {memory.count} {op} {plan or 'auto'}"
         places_of = set(group.allgather(f"allreduce {signature}", place.encode(), timeout))
@@ -180,6 +180,10 @@ class AllreduceCache:
         for sequence in self._sequences.values():
             sequence.calls.forget()
 
+    def clear(self) -> None:
+        """The context is closed: give up all plans, and the memory they hold."""
+        self._sequences.clear()
+
     def describe(self) -> list[str]:
         """One line per group."""
         return [sequence.describe() for sequence in self._sequences.values()]
@@ -248,7 +252,7 @@ class _Sequence:
         timeout: float | None,
         array: Any,
     ) -> None:
-        segment, offset = self.context.segment_at(memory)
+        segment, offset = self.context.segments.at(memory)
         in_place = segment is not None and self.context.mapped
         name = choose(self.context, in_place) if plan is None else plan
         if name not in PLANS:

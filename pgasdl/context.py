@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import operator
 import os
 import secrets
 import signal
-import sys
-import time
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pgasdl import _native
+from pgasdl import _native, flight
 from pgasdl.allreduce import Allreduce, AllreduceCache
 from pgasdl.bootstrap import Store
-from pgasdl.buffers import Memory, memory_of
+from pgasdl.buffers import memory_of
 from pgasdl.collective import Workspace
 from pgasdl.config import Config
 from pgasdl.errors import PeerLost, PlanError, RankError, Timeout, UnavailableError
@@ -28,7 +23,7 @@ from pgasdl.formation import Formation
 from pgasdl.group import Group
 from pgasdl.launch.detect import Launch
 from pgasdl.routes import Place, Routes, choose
-from pgasdl.segment import Segment
+from pgasdl.segment import Segment, SegmentTable
 
 if TYPE_CHECKING:
     from pgasdl.exchange import GradientExchange
@@ -115,13 +110,9 @@ class Context(_native.ContextCore):
         self._join(store.exchange("world", self._open()), config.timeout)
         self.world = Group(self, self._world())
         self._formation = Formation(self, store)
-        # Where segments lie, to find the one that holds an array.
-        # Peers reach memory that they do not map by its address: it must not go because a name went
-        # out of scope here.
-        self.kept: dict[int, Segment] = {}
-        self._segments: dict[int, tuple[int, int, weakref.ref[Segment]]] = {}
         self._workspaces: dict[tuple[int, ...], Workspace] = {}
         self._allreduces = AllreduceCache(self)
+        self.segments = SegmentTable(self._allreduces.forget)
         self.exchanges: list[GradientExchange] = []
         if config.progress == "thread":
             _native.progress_thread(self, True)
@@ -177,12 +168,9 @@ class Context(_native.ContextCore):
             raise UnavailableError(f'device {device!r}: segments are host memory so far ("cpu")')
         number = self.config.notifications if notifications is None else notifications
         segment = Segment(group or self.world, nbytes, number, timeout=timeout)
-        key = id(segment)
-        where = segment.address, segment.address + segment.nbytes
-        self._segments[key] = (*where, weakref.ref(segment, lambda _: self._forget_segment(key)))
-        self.segments_changed()
+        self.segments.add(segment)
         if not self.mapped:
-            self.kept[segment.id] = segment
+            self.segments.keep(segment)
         return segment
 
     def bind(
@@ -218,26 +206,8 @@ class Context(_native.ContextCore):
         segment = Segment(
             group or self.world, memory.nbytes, number, memory.owner, memory.address, timeout
         )
-        self.kept[segment.id] = segment
+        self.segments.keep(segment)
         return segment
-
-    def segment_at(self, memory: Memory) -> tuple[Segment | None, int]:
-        """The segment that holds some memory, and where in it; (None, 0) if none does."""
-        first, last = memory.address, memory.address + memory.nbytes
-        for begin, end, reference in list(self._segments.values()):
-            if begin <= first and last <= end:
-                segment = reference()
-                if segment is not None and not segment.deleted:
-                    return segment, first - begin
-        return None, 0
-
-    def _forget_segment(self, key: int) -> None:
-        self._segments.pop(key, None)
-        self.segments_changed()
-
-    def segments_changed(self) -> None:
-        """Where arrays lie has to be looked up again."""
-        self._allreduces.forget()
 
     @property
     def mapped(self) -> bool:
@@ -463,20 +433,6 @@ class Context(_native.ContextCore):
         """The last operations of this rank, one a line, with microseconds before now."""
         return self._record()
 
-    def dump_flight_record(self, reason: str) -> None:
-        """Write the flight record to ``PGASDL_TRACE/rank-N.txt``, or to standard error."""
-        record = f"flight record, {reason}\n{self._record()}"
-        if self.config.trace is not None:
-            name = f"pgasdl-{self.launch.job_id}-rank-{self.rank}.txt"
-            try:
-                with open(os.path.join(self.config.trace, name), "a", encoding="utf-8") as file:
-                    file.write(record)
-                return
-            except OSError as error:
-                # This must not take the place of the error that led here.
-                record = f"PGASDL_TRACE cannot be written: {error}\n{record}"
-        sys.stderr.write(record)
-
     # --- the end
 
     def close(self, *, failed: bool = False) -> None:
@@ -490,9 +446,9 @@ class Context(_native.ContextCore):
         self._close(failed)
         # Their NumPy views of segments would keep the context in a cycle that is never collected.
         self._workspaces.clear()
-        self._allreduces = AllreduceCache(self)
+        self._allreduces.clear()
         self.exchanges.clear()
-        self.kept.clear()
+        self.segments.kept.clear()
         # Ranks in one process share a store object that must outlive them.
         self._store.close(drain=0.0 if failed else 5.0)
 
@@ -506,26 +462,12 @@ class Context(_native.ContextCore):
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, (Timeout, PeerLost)):
-            self.dump_flight_record(f"after {type(error).__name__}: {error}")
+            flight.dump(self, f"after {type(error).__name__}: {error}")
         if error is not None:
-            _tell_elastic(error)
+            flight.tell_elastic(error)
         in_peace = error is None or (isinstance(error, SystemExit) and not error.code)
         self.close(failed=not in_peace)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "/".join(sorted(set(self.routes.names)))
         return f"<Context rank {self.rank} of {self.size}, {state}>"
-
-
-def _tell_elastic(error: BaseException) -> None:
-    """torchrun shows what a rank wrote to this file as the reason of its failure."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        message = {
-            "message": {
-                "message": f"{type(error).__name__}: {error}",
-                "extraInfo": {"timestamp": str(int(time.time()))},
-            }
-        }
-        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            json.dump(message, file)

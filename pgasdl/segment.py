@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pgasdl import _native
-from pgasdl.buffers import as_numpy_dtype
+from pgasdl.buffers import Memory, as_numpy_dtype
 from pgasdl.errors import SegmentError
 
 if TYPE_CHECKING:
@@ -99,8 +101,7 @@ class Segment(_native.SegmentCore):
         SegmentError   it was deleted already
         """
         super().delete()
-        self.group.context.kept.pop(self.id, None)
-        self.group.context.segments_changed()
+        self.group.context.segments.remove(self)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.numpy().__dlpack__(**options)
@@ -111,3 +112,47 @@ class Segment(_native.SegmentCore):
     def __repr__(self) -> str:
         state = ", deleted" if self.deleted else ""
         return f"<Segment {self.id}, {self.nbytes} bytes{state}>"
+
+
+class SegmentTable:
+    """The segments of one context: where they lie, and those that must outlive their names.
+
+    Attributes
+    ----------
+    kept : by id, segments that peers reach by address: they live until they are deleted
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed  # where arrays lie has to be looked up again
+        self._places: dict[int, tuple[int, int, weakref.ref[Segment]]] = {}
+        self.kept: dict[int, Segment] = {}
+
+    def add(self, segment: Segment) -> None:
+        """Find arrays in ``segment`` from now on, as long as it is there."""
+        key = id(segment)
+        where = segment.address, segment.address + segment.nbytes
+        self._places[key] = (*where, weakref.ref(segment, lambda _: self._forget(key)))
+        self._changed()
+
+    def keep(self, segment: Segment) -> None:
+        """It must not go because a name went out of scope here."""
+        self.kept[segment.id] = segment
+
+    def remove(self, segment: Segment) -> None:
+        """It was deleted."""
+        self.kept.pop(segment.id, None)
+        self._changed()
+
+    def at(self, memory: Memory) -> tuple[Segment | None, int]:
+        """The segment that holds some memory, and where in it; (None, 0) if none does."""
+        first, last = memory.address, memory.address + memory.nbytes
+        for begin, end, reference in list(self._places.values()):
+            if begin <= first and last <= end:
+                segment = reference()
+                if segment is not None and not segment.deleted:
+                    return segment, first - begin
+        return None, 0
+
+    def _forget(self, key: int) -> None:
+        self._places.pop(key, None)
+        self._changed()

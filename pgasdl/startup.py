@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any
 
-from pgasdl import bootstrap
+from pgasdl import bootstrap, flight
 from pgasdl.config import Config
 from pgasdl.context import Context
 from pgasdl.errors import ClosedError, UnavailableError
@@ -115,6 +115,6 @@ def _on_signal(context: Context) -> None:
     def dump(number: int, frame: object) -> None:
         open_context = reference()
         if open_context is not None:
-            open_context.dump_flight_record("on SIGUSR1")
+            flight.dump(open_context, "on SIGUSR1")
 
     signal.signal(signal.SIGUSR1, dump)

@@ -43,4 +43,23 @@ std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segm
   return one_way;
 }
 
+double streamed_writes(Context& context, const std::shared_ptr<Segment>& segment,
+                       std::uint64_t bytes, std::uint64_t target, std::uint32_t count) {
+  const Slice from{segment, 0, bytes};
+  const Slice to{segment, target, bytes};
+  const Pair pair{&from, &to};
+  const Deadline deadline = Deadline::in(context.options().timeout);
+  const auto began = Clock::now();
+  for (std::uint32_t message = 0; message < count; ++message) {
+    if (context.write({&pair, 1}, 1, 0, deadline) != Outcome::kDone) {
+      throw Error(ErrorKind::kQueue, "measuring: queue 0 stays full");
+    }
+  }
+  if (context.wait(0, deadline) != Outcome::kDone) {
+    throw Error(ErrorKind::kPeerLost, "measuring: rank 1 takes no writes", 1);
+  }
+  const std::chrono::duration<double, std::nano> spent = Clock::now() - began;
+  return spent.count() / count;
+}
+
 }  // namespace pgasdl

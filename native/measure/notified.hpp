@@ -16,4 +16,8 @@ std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segm
                                     std::uint64_t bytes, std::uint64_t target,
                                     std::uint32_t batches, std::uint32_t rounds);
 
+// Rank 0 writes `count` messages to rank 1 and waits for the queue; nanoseconds of each.
+double streamed_writes(Context& context, const std::shared_ptr<Segment>& segment,
+                       std::uint64_t bytes, std::uint64_t target, std::uint32_t count);
+
 }  // namespace pgasdl

@@ -4,6 +4,7 @@
 // give its core away keeps the one it waits for from running.
 #pragma once
 
+#include <algorithm>
 #include <thread>
 
 #include "pgas/liveness.hpp"
@@ -70,7 +71,10 @@ class Waiter {
       if (doorbell != nullptr && !polls_) {
         doorbell->sleep(left);
       } else {
-        std::this_thread::sleep_for(std::min<Nanoseconds>(left, kPollPeriod));
+        // The longer it took so far, the less another sleep matters: two percent of the wait.
+        const Nanoseconds period =
+            std::clamp<Nanoseconds>((Clock::now() - start) / 50, kShortestSleep, kLongestSleep);
+        std::this_thread::sleep_for(std::min<Nanoseconds>(left, period));
       }
       if (ready()) return Outcome::kDone;
     }
@@ -84,7 +88,8 @@ class Waiter {
   void set_polls(bool polls) { polls_ = polls; }
 
  private:
-  static constexpr Nanoseconds kPollPeriod = std::chrono::microseconds(100);
+  static constexpr Nanoseconds kShortestSleep = std::chrono::microseconds(100);
+  static constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(1);
   void check(const char* what) {
     if (liveness_.alarmed()) liveness_.raise_alarm(what);
   }

@@ -102,6 +102,15 @@ void bind_measure(nb::module_& module) {
       },
       "context"_a, "segment"_a, "bytes"_a, "target"_a, "batches"_a, "rounds"_a,
       "write_notify to notify_waitsome in the core, nanoseconds one way, per batch.");
+  module.def(
+      "streamed_writes",
+      [](const ContextHandle& context, const SegmentHandle& segment, std::uint64_t bytes,
+         std::uint64_t target, std::uint32_t count) {
+        const nb::gil_scoped_release release;
+        return streamed_writes(context.context(), segment.segment, bytes, target, count);
+      },
+      "context"_a, "segment"_a, "bytes"_a, "target"_a, "count"_a,
+      "Writes to rank 1 in a row in the core, nanoseconds each, until the queue is complete.");
   module.def("clock_cost", &clock_cost,
              "The nanoseconds that reading the clock twice adds to what lies between.");
 }

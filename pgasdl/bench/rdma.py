@@ -2,8 +2,8 @@
 
 ``ib_write_lat`` and ``ib_write_bw`` (Debian's package perftest) are what everybody measures RDMA
 with: one queue pair, nothing but the device. Both sides run on the ranks' machines, by turns with
-ours, with the same number of requests in flight. A notified write is two messages, ib_write_lat's one:
-it is held against that and what ib_write_bw takes for one more message of a flag's size.
+ours, with the same number of requests in flight. A notified write is two messages, ib_write_lat's
+is one: it is held against that and what ib_write_bw takes for one more message of a flag's size.
 """
 
 from __future__ import annotations
@@ -106,10 +106,9 @@ def _size(context: Context, nbytes: int, request: Request, perftest: Perftest) -
     place = -(-nbytes // 4096) * 4096
     segment = context.segment(2 * place, notifications=1)
     figures = Figures()
-    stream = _stream(context, segment, nbytes, place)
     trips = rounds_of(nbytes)
     _native.notified_writes(context, segment, nbytes, place, 1, 2)
-    stream(2)
+    _stream(context, segment, nbytes, place, 2)
     for _ in range(request.rounds):
         context.barrier(_PATIENCE)
         times = _native.notified_writes(context, segment, nbytes, place, 3, trips)
@@ -117,7 +116,7 @@ def _size(context: Context, nbytes: int, request: Request, perftest: Perftest) -
         figures.peer_latency += perftest.run("ib_write_lat", nbytes, max(10, trips), _typical)
         context.barrier(_PATIENCE)
         count = max(IN_FLIGHT, min(20 * IN_FLIGHT, (4 << 20) // nbytes))
-        figures.message += stream(count)
+        figures.message += _stream(context, segment, nbytes, place, count)
         figures.peer_message += perftest.run("ib_write_bw", nbytes, count, _per_message)
         flags = 20 * IN_FLIGHT
         figures.peer_flag += perftest.run("ib_write_bw", FLAG_BYTES, flags, _per_message)
@@ -126,23 +125,11 @@ def _size(context: Context, nbytes: int, request: Request, perftest: Perftest) -
     return figures
 
 
-def _stream(
-    context: Context, segment: Any, nbytes: int, place: int
-) -> Callable[[int], list[float]]:
+def _stream(context: Context, segment: Any, nbytes: int, place: int, count: int) -> list[float]:
     """Rank 0 writes so many messages to rank 1; microseconds of each."""
-    here, there = segment[0:nbytes], segment[place : place + nbytes]
-
-    def stream(count: int) -> list[float]:
-        if context.rank == 1:
-            return []
-        write = context.write
-        began = time.perf_counter()
-        for _ in range(count):
-            write(here, 1, there)
-        context.wait(timeout=_PATIENCE)
-        return [(time.perf_counter() - began) / count * 1e6]
-
-    return stream
+    if context.rank == 1:
+        return []
+    return [_native.streamed_writes(context, segment, nbytes, place, count) / 1e3]
 
 
 class Perftest:

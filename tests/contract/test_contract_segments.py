@@ -276,7 +276,7 @@ def test_bound_memory_stays_until_it_is_deleted(ctx: Any) -> None:
     """Neither the array nor the segment needs a name on the rank whose memory is read."""
     segment = ctx.bind(np.full(100_000, ctx.rank + 1.0))
     out = ctx.segment(800_000)
-    array = weakref.ref(ctx.kept[segment.id]._owner)
+    array = weakref.ref(ctx.segments.kept[segment.id]._owner)
     if ctx.rank == 0:
         identity = segment.id
         del segment
@@ -288,7 +288,7 @@ def test_bound_memory_stays_until_it_is_deleted(ctx: Any) -> None:
         assert (out.numpy(np.float64) == 1).all()
     ctx.barrier()
     if ctx.rank == 0:
-        ctx.kept[identity].delete()
+        ctx.segments.kept[identity].delete()
     else:
         segment.delete()
         del segment

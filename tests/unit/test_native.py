@@ -53,7 +53,7 @@ SEEDED = [
     ),
     Seeded(
         "waitsome-relaxed",
-        "native/pgas/context.cpp",
+        "native/pgas/operations.cpp",
         "board[id].load(std::memory_order_acquire) != 0",
         "board[id].load(std::memory_order_relaxed) != 0",
         "test_onesided",
@@ -85,7 +85,7 @@ SEEDED = [
     ),
     Seeded(
         "reset-in-two-steps",
-        "native/pgas/context.cpp",
+        "native/pgas/operations.cpp",
         "return word.exchange(0, std::memory_order_acq_rel);",
         "const std::uint32_t old = word.load(std::memory_order_acquire);\n"
         "  std::this_thread::yield();\n"

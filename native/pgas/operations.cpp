@@ -1,0 +1,301 @@
+// The one-sided operations of a context: arguments are checked, then the transport gets them.
+#include <algorithm>
+
+#include "pgas/context.hpp"
+
+namespace pgasdl {
+namespace {
+
+void check_notification(const Segment& segment, std::uint64_t limit, std::uint64_t notification) {
+  if (notification >= limit) [[unlikely]] {
+    throw Error(ErrorKind::kNotification,
+                text("notification ", notification, " of segment ", segment.id(),
+                     ": ids run from 0 to ", limit, " - 1"));
+  }
+}
+
+void check_value(std::uint64_t value) {
+  if (value == 0 || value > UINT32_MAX) [[unlikely]] {
+    throw Error(ErrorKind::kNotification,
+                text("notification value ", value, ": 1 to 2**32 - 1; 0 means \"not raised\""));
+  }
+}
+
+const RemoteSegment& remote_of(const Segment& segment, Rank peer) {
+  const RemoteSegment* remote = segment.remote(peer);
+  if (remote == nullptr) [[unlikely]] {
+    throw Error(ErrorKind::kRank, text("rank ", peer, " has no copy of segment ", segment.id(),
+                                       ": not in its group"));
+  }
+  return *remote;
+}
+
+void require_present(const Segment& segment) {
+  if (segment.deleted()) [[unlikely]] {
+    throw Error(ErrorKind::kSegment, text("segment ", segment.id(), " was deleted on this rank"));
+  }
+}
+
+void check_bounds(const char* side, const Slice& slice, std::uint64_t limit) {
+  if (slice.offset > limit || slice.bytes > limit - slice.offset) [[unlikely]] {
+    throw Error(ErrorKind::kSegment, text(side, " slice [", slice.offset, ":", slice.offset, "+",
+                                          slice.bytes, "] leaves segment ", slice.segment->id(),
+                                          ", which has ", limit, " bytes there"));
+  }
+}
+
+}  // namespace
+
+Outcome Context::take_place(QueueId id, Queue& queue, Deadline deadline) {
+  while (queue.used.fetch_add(1, std::memory_order_relaxed) >= options_.queue_depth) [[unlikely]] {
+    queue.used.fetch_sub(1, std::memory_order_relaxed);
+    if (deadline.one_try() || wait(id, deadline) != Outcome::kDone) return Outcome::kFull;
+  }
+  return Outcome::kDone;
+}
+
+template <typename Post>
+Outcome Context::post(QueueId id, Rank peer, Deadline deadline, Post&& try_post) {
+  Queue& queue = queue_at(id);
+  if (take_place(id, queue, deadline) != Outcome::kDone) return Outcome::kFull;
+  if (try_post()) [[likely]]
+    return Outcome::kDone;
+  const Outcome outcome = waiter_.until(
+      [&] {
+        if (progresses_) transport_->progress();
+        return try_post();
+      },
+      deadline, "posting");
+  if (outcome == Outcome::kDone) return outcome;
+  queue.used.fetch_sub(1, std::memory_order_relaxed);
+  return transport_->connecting(id, peer) ? Outcome::kConnecting : Outcome::kFull;
+}
+
+std::span<const Transfer> Context::checked(std::span<const Pair> pairs, Rank peer, bool write,
+                                           std::vector<Transfer>& list, Transfer& single) const {
+  if (pairs.size() > kMaxListElements) {
+    throw Error(ErrorKind::kSegment,
+                text("a list of ", pairs.size(), " transfers: at most ", kMaxListElements));
+  }
+  if (pairs.size() > 1) list.reserve(pairs.size());
+  for (const Pair& pair : pairs) {
+    const Slice& local = *pair.local;
+    const Slice& remote = *pair.remote;
+    require_present(*local.segment);
+    const RemoteSegment& there = remote_of(*remote.segment, peer);
+    if (local.bytes != remote.bytes) [[unlikely]] {
+      throw Error(ErrorKind::kSegment,
+                  text(write ? "source" : "target", " slice has ", local.bytes, " bytes, ",
+                       write ? "target" : "source", " slice ", remote.bytes));
+    }
+    check_bounds(write ? "source" : "target", local, local.segment->bytes());
+    check_bounds(write ? "target" : "source", remote, there.bytes);
+    const Transfer transfer{&local.segment->local(), local.offset, &there, remote.offset,
+                            local.bytes};
+    if (pairs.size() == 1) {
+      single = transfer;
+    } else {
+      list.push_back(transfer);
+    }
+  }
+  return pairs.size() == 1 ? std::span<const Transfer>(&single, 1)
+                           : std::span<const Transfer>(list);
+}
+
+Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {
+  require_peer(peer, "write");
+  std::vector<Transfer> list;
+  Transfer single;
+  const auto transfers = checked(pairs, peer, true, list, single);
+  recorder_.record(Operation::kWrite, peer, pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0,
+                   pairs.empty() ? 0 : pairs[0].local->bytes);
+  return post(queue, peer, deadline,
+              [&] { return transport_->post_write(queue, peer, transfers, nullptr); });
+}
+
+Outcome Context::read(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {
+  require_peer(peer, "read");
+  std::vector<Transfer> list;
+  Transfer single;
+  const auto transfers = checked(pairs, peer, false, list, single);
+  recorder_.record(Operation::kRead, peer, pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0,
+                   pairs.empty() ? 0 : pairs[0].local->bytes);
+  return post(queue, peer, deadline,
+              [&] { return transport_->post_read(queue, peer, transfers, nullptr); });
+}
+
+Outcome Context::notify(Rank peer, const Segment& segment, std::uint64_t notification,
+                        std::uint64_t value, QueueId queue, Deadline deadline) {
+  return write_notify({}, peer, segment, notification, value, queue, deadline);
+}
+
+Outcome Context::write_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
+                              std::uint64_t notification, std::uint64_t value, QueueId queue,
+                              Deadline deadline) {
+  require_peer(peer, "write_notify");
+  std::vector<Transfer> list;
+  Transfer single;
+  const auto transfers = checked(pairs, peer, true, list, single);
+  const RemoteSegment& there = remote_of(segment, peer);
+  check_notification(segment, there.notifications, notification);
+  check_value(value);
+  const RemoteFlag flag{&there, static_cast<std::uint32_t>(notification),
+                        static_cast<std::uint32_t>(value)};
+  recorder_.record(pairs.empty() ? Operation::kNotify : Operation::kWriteNotify, peer, segment.id(),
+                   notification, pairs.empty() ? 0 : pairs[0].local->bytes);
+  return post(queue, peer, deadline,
+              [&] { return transport_->post_write(queue, peer, transfers, &flag); });
+}
+
+Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
+                             std::uint64_t notification, std::uint64_t value, QueueId queue,
+                             Deadline deadline) {
+  require_peer(peer, "read_notify");
+  std::vector<Transfer> list;
+  Transfer single;
+  const auto transfers = checked(pairs, peer, false, list, single);
+  require_present(segment);
+  check_notification(segment, segment.notifications(), notification);
+  check_value(value);
+  const LocalFlag flag{&segment.local(), static_cast<std::uint32_t>(notification),
+                       static_cast<std::uint32_t>(value)};
+  recorder_.record(Operation::kReadNotify, peer, segment.id(), notification,
+                   pairs.empty() ? 0 : pairs[0].local->bytes);
+  return post(queue, peer, deadline,
+              [&] { return transport_->post_read(queue, peer, transfers, &flag); });
+}
+
+bool Context::complete(QueueId id) {
+  try {
+    return transport_->complete(id);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPeerLost || error.rank() < 0) throw;
+    // Of a rank that left in peace, or whose loss was accepted, nobody waits for anything.
+    const Health health = liveness_.health(error.rank());
+    if (health == Health::kClosed || liveness_.accepted(error.rank())) return false;
+    if (health == Health::kHealthy) liveness_.report(error.rank(), Health::kDied);
+    throw;
+  }
+}
+
+Outcome Context::wait(QueueId id, Deadline deadline) {
+  require_usable();
+  Queue& queue = queue_at(id);
+  const std::uint32_t posted = queue.used.load(std::memory_order_relaxed);
+  if (posted == 0) return Outcome::kDone;
+  recorder_.record(Operation::kWaitQueue, -1, 0, id, 0);
+  const Outcome outcome = waiter_.until(
+      [&] {
+        if (progresses_) transport_->progress();
+        return complete(id);
+      },
+      deadline, "wait(queue)");
+  // Two threads may complete the same requests: never below zero.
+  if (outcome == Outcome::kDone) {
+    std::uint32_t used = queue.used.load(std::memory_order_relaxed);
+    while (!queue.used.compare_exchange_weak(used, used - std::min(used, posted),
+                                             std::memory_order_relaxed)) {
+    }
+  }
+  return outcome;
+}
+
+Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uint64_t count,
+                                 Deadline deadline, std::uint32_t& found) {
+  require_usable();
+  require_present(segment);
+  const std::uint64_t limit = segment.notifications();
+  if (first > limit || count > limit - first) [[unlikely]] {
+    throw Error(ErrorKind::kNotification,
+                text("notifications [", first, ", ", first, " + ", count, ") of segment ",
+                     segment.id(), ": ids run from 0 to ", limit, " - 1"));
+  }
+  const FlagWord* board = segment.local().board;
+  const auto begin = static_cast<std::uint32_t>(first);
+  const auto end = static_cast<std::uint32_t>(first + count);
+  const auto scan = [&](std::uint32_t from, std::uint32_t to) {
+    for (std::uint32_t id = from; id < to; ++id) {
+      // Only the one that is found is acquired: by a second load, which sanitizers understand and
+      // a fence they do not.
+      if (board[id].load(std::memory_order_relaxed) != 0 &&
+          board[id].load(std::memory_order_acquire) != 0) {
+        found = id;
+        return true;
+      }
+    }
+    return false;
+  };
+  const auto ready = [&] {
+    if (progresses_) transport_->progress();
+    if (count == 1) return scan(begin, end);
+    const std::uint32_t last = segment.scan_from.load(std::memory_order_relaxed);
+    const std::uint32_t from = last >= begin && last < end ? last : begin;
+    if (!scan(from, end) && !scan(begin, from)) return false;
+    segment.scan_from.store(found + 1, std::memory_order_relaxed);
+    return true;
+  };
+  const auto slow = [&] {
+    if (liveness_.everybody_left()) {
+      throw Error(ErrorKind::kPeerLost,
+                  text("notify_waitsome on notifications [", first, ", ", first + count,
+                       ") of segment ", segment.id(), ": every other rank has left"));
+    }
+  };
+  const Outcome outcome = waiter_.until(ready, slow, deadline, "notify_waitsome");
+  if (outcome == Outcome::kDone) {
+    recorder_.record(Operation::kWaitsome, -1, segment.id(), found, 0);
+  }
+  return outcome;
+}
+
+std::uint32_t Context::notify_reset(Segment& segment, std::uint64_t notification) {
+  require_usable();
+  require_present(segment);
+  check_notification(segment, segment.notifications(), notification);
+  FlagWord& word = segment.local().board[notification];
+  // Nothing to hand out: leave the cache line with whoever is about to write it.
+  if (word.load(std::memory_order_relaxed) == 0) return 0;
+  return word.exchange(0, std::memory_order_acq_rel);
+}
+
+Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::uint64_t operand,
+                        std::uint64_t compare, Deadline deadline, std::uint64_t& old) {
+  require_peer(peer, "atomic");
+  const RemoteSegment& there = remote_of(*target.segment, peer);
+  if (target.bytes != 8 || target.offset % 8 != 0) {
+    throw Error(ErrorKind::kAlignment,
+                text("an atomic's target is 8 bytes at a multiple of 8, not ", target.bytes,
+                     " bytes at ", target.offset));
+  }
+  check_bounds("target", target, there.bytes);
+  recorder_.record(Operation::kAtomic, peer, target.segment->id(), target.offset, 8);
+  // The result may come after this call was given up: it lies where it can.
+  struct Late {
+    explicit Late(Context& owner) : context(owner) {}
+    ~Late() {
+      if (!posted || done) return;
+      const std::lock_guard lock(context.queue_mutex_);
+      context.late_.push_back(std::move(old));
+    }
+    Context& context;
+    std::unique_ptr<std::uint64_t> old;
+    bool posted = false;
+    bool done = false;
+  } late(*this);
+  if (progresses_) late.old = std::make_unique<std::uint64_t>();
+  const Atomic request{kind,    &there,  target.offset,
+                       operand, compare, progresses_ ? late.old.get() : &old};
+  const Outcome outcome = waiter_.until(
+      [&] {
+        if (!late.posted) late.posted = transport_->post_atomic(internal_queue(), peer, request);
+        if (progresses_) transport_->progress();
+        return late.posted && complete(internal_queue());
+      },
+      // Once posted it will change the peer's memory: to give up then would be to lie.
+      deadline.one_try() ? Deadline::in(options_.timeout) : deadline, "an atomic");
+  late.done = outcome == Outcome::kDone;
+  if (late.done && progresses_) old = *late.old;
+  return outcome;
+}
+
+}  // namespace pgasdl
