@@ -16,8 +16,8 @@ What does not
     Links that several ranks share: ``pgasdl.simulate`` has them, event by event, and agrees with
     this module on machines without.
 
-All figures may be exact (``fractions.Fraction``): nothing here rounds. Times are in seconds, betas in
-seconds per byte, or whatever unit the caller's figures are in.
+All figures may be exact (``fractions.Fraction``): nothing here rounds. Times are in seconds, betas
+in seconds per byte, or whatever unit the caller's figures are in.
 """
 
 from __future__ import annotations
