@@ -28,7 +28,8 @@ from pgasdl.formation import Formation
 from pgasdl.group import Group
 from pgasdl.handle import Collective, kind_of
 from pgasdl.launch.detect import Launch
-from pgasdl.routes import Place, Routes, choose
+from pgasdl.policy import load
+from pgasdl.routes import Place, Routes, choose, require_one_policy
 from pgasdl.segment import Segment
 
 if TYPE_CHECKING:
@@ -82,10 +83,13 @@ class Context(_native.ContextCore):
         self.launch = launch
         self._store = store
         self._world_of_threads = world
-        place = Place.here(launch, config, "loopback" if world is not None else config.transport)
+        self.policy = load(config.policy or "")
+        asked = "loopback" if world is not None else config.transport
+        place = Place.here(launch, config, asked, str(self.policy))
         places = list(map(Place.decoded, store.exchange("place", place.encoded(), config.timeout)))
         # How many ranks share a machine, as plans with nodes take it: as many as the first one has.
         self.node_size = sum(place.host == places[0].host for place in places)
+        require_one_policy(launch.rank, places)
         if world is None:
             self.routes = choose(launch.rank, places)
         else:
@@ -494,6 +498,7 @@ class Context(_native.ContextCore):
         lines = [
             f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
             f"transport {self.routes}",
+            f"policy: {str(self.policy) or 'none, plans are chosen automatically'}",
             f"health: {', '.join(self._health())}",
             str(self.limits),
             *self._allreduces.describe(),
