@@ -23,8 +23,8 @@ from pgasdl.plans import PLANS, build
 from pgasdl.plans.plan import EXCHANGES
 
 # An operation of a policy is a kind of plan; those that reduce for everybody are one.
-# ``allreduce-array`` is for arrays outside segments; if it is not given, ``allreduce`` applies there
-# too.
+# ``allreduce-array`` is for arrays outside segments, for which ``allreduce`` is meant too if it is
+# not given.
 OPERATIONS = (
     "allreduce",
     "allreduce-array",
