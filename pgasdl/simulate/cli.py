@@ -71,11 +71,12 @@ def run(given: argparse.Namespace) -> int:
         counts = models.layers(name)
     plans = choices(given.plans)
     machine = MACHINES[given.machine](given.n_ranks)
-    generator = random.Random(0)  # noqa: S311: every run the same
+    generator = random.Random(0)  # noqa: S311
     begin = [generator.uniform(0, given.skew * 1e-6) for _ in range(given.n_ranks)]
     print(f"machine  {machine.name}")
-    print(f"array    {', '.join(f'{n * 4} bytes' for n in counts[:3])}"
-          + (f" ... {len(counts)} layers, {4 * sum(counts)} bytes" if len(counts) > 3 else ""))  # fmt: skip
+    shown = ", ".join(str(4 * n) for n in counts[:4])
+    more = f" ... {len(counts)} layers, {4 * sum(counts)} in all" if len(counts) > 4 else ""
+    print(f"bytes    {shown}{more}")
     head = f"{'plan':<34} {'ms':>10} {'busiest port':>13} {'messages':>11} {'simulated in':>13}"
     print(f"{head}   busiest link and bytes met, by level")
     for choice in plans:

@@ -164,8 +164,10 @@ def of_model(size: int, model: Model, name: str = "model") -> Machine:
 
 # What `pgasdl sim --machine` offers: today's usual figures; the papers' machines are in papers.py.
 MACHINES: dict[str, Callable[[int], Machine]] = {
-    "flat": lambda size: flat(size, gamma=5e-11),
-    "fat-tree": lambda size: fat_tree(size, gamma=5e-11),
-    "supernodes": lambda size: supernodes(size, per_group=256, oversubscription=4, gamma=5e-11),
+    "flat": lambda size: flat(size, startup=2e-7, gamma=5e-11),
+    "fat-tree": lambda size: fat_tree(size, startup=2e-7, gamma=5e-11),
+    "supernodes": lambda size: supernodes(
+        size, per_group=256, oversubscription=4, startup=2e-7, gamma=5e-11
+    ),
     "numa-nodes": lambda size: numa_nodes(size, gamma=5e-11),
 }
