@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgasdl.allreduce import Allreduce as Allreduce
     from pgasdl.context import Context as Context
     from pgasdl.context import Limits as Limits
     from pgasdl.errors import AlignmentError as AlignmentError
@@ -41,13 +40,13 @@ if TYPE_CHECKING:
     from pgasdl.exchange import Block as Block
     from pgasdl.exchange import GradientExchange as GradientExchange
     from pgasdl.group import Group as Group
+    from pgasdl.handle import Collective as Collective
     from pgasdl.segment import Segment as Segment
     from pgasdl.startup import init as init
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "allreduce": ["Allreduce"],
     "context": ["Context", "Limits"],
     "errors": [
         "AlignmentError",
@@ -69,6 +68,7 @@ _HOMES = {
     ],
     "exchange": ["Block", "GradientExchange"],
     "group": ["Group"],
+    "handle": ["Collective"],
     "segment": ["Segment"],
     "startup": ["init"],
 }

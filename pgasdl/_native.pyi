@@ -1,7 +1,10 @@
 """Native core of pgasdl."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import numpy
+from numpy.typing import NDArray
 
 
 isa: str
@@ -711,4 +714,14 @@ def streamed_writes(context: ContextCore, segment: SegmentCore, bytes: int, targ
 def clock_cost() -> float:
     """
     The nanoseconds that reading the clock twice adds to what lies between.
+    """
+
+class Program:
+    """A plan of all ranks as arrays of steps, to be simulated."""
+
+    def __init__(self, ops: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], ranges: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], ranks: int, notifications: int) -> None: ...
+
+def simulate(levels: Sequence[tuple[Sequence[int], Sequence[int], float, bool, float, float, float]], costs: tuple[float, float, float, float, bool], programs: Sequence[Program], jobs: Sequence[int], application: Sequence[tuple[int, int, float]], begin: Sequence[float], slow: Sequence[float]) -> tuple[Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], list[float], list[float], int, str]:
+    """
+    Runs plans on a modelled machine; pgasdl.simulate says what it takes and gives.
     """

@@ -1,4 +1,4 @@
-"""Allreduce of one array: persistent handles, and what stands behind ``ctx.allreduce``.
+"""What stands behind ``ctx.allreduce``: calls that come again, in any order of arrays and sizes.
 
 Three ways, by where the array lies:
 
@@ -10,148 +10,20 @@ Three ways, by where the array lies:
 
 from __future__ import annotations
 
-import ctypes
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from pgasdl import _native
-from pgasdl.buffers import Memory, memory_of
-from pgasdl.collective import Place, bind_phases, options_for, piece_bytes
-from pgasdl.errors import BufferRefused, MismatchError, PlanError, Timeout
-from pgasdl.plans import PLANS, build
+from pgasdl.buffers import Memory
+from pgasdl.collective import Place, bind_phases, choose, options_for, piece_bytes
+from pgasdl.errors import MismatchError, PlanError, Timeout
+from pgasdl.handle import checked, kind_of, raw
+from pgasdl.plans import PLANS, Plan, build
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
     from pgasdl.group import Group
     from pgasdl.segment import Segment
-
-KINDS = {"mean": "average", "sum": "sum"}
-
-
-def _checked(array: Any, op: str) -> Memory:
-    memory = memory_of(array)
-    if op not in KINDS:
-        raise BufferRefused(f'operator {op!r}: an allreduce takes "mean" or "sum"')
-    if op == "mean" and memory.native_dtype.startswith("int"):
-        raise BufferRefused("the mean of integers is not an integer: sum, then divide")
-    return memory
-
-
-def _raw(memory: Memory) -> npt.NDArray[np.uint8]:
-    """A byte view of described memory."""
-    bytes_there = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
-    return np.frombuffer(memoryview(bytes_there), np.uint8)
-
-
-def choose(context: Context, in_place: bool) -> str:
-    """The plan for an array, when the caller names none."""
-    if not context.mapped:
-        return "gdraa"
-    return "gdraa-direct" if in_place else "staged"
-
-
-class Allreduce:
-    """A persistent allreduce of one piece of memory, made by :meth:`Context.allreduce_handle`.
-
-    ``handle()`` runs it. ``handle.start()`` and ``handle.wait()`` overlap it with computation;
-    several handles may be under way at once, in any order, also different ones on different ranks.
-
-    Attributes
-    ----------
-    plan : name of the algorithm
-    inbox_bytes : memory it needs on this rank besides the array
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        array: Any,
-        op: str,
-        group: Group,
-        plan: str | None,
-        timeout: float | None,
-    ) -> None:
-        self.context = context
-        self.op = op
-        self._memory = memory = _checked(array, op)
-        dtype = memory.native_dtype
-        segment, offset = context.segments.at(memory)
-        place = "none" if segment is None else f"segment {segment.id} at {offset}"
-        signature = f"{dtype} x {memory.count} {op} {plan or 'auto'}"
-        places_of = set(group.allgather(f"allreduce {signature}", place.encode(), timeout))
-        in_place = len(places_of) == 1 and segment is not None and context.mapped
-        self.plan = choose(context, in_place) if plan is None else plan
-        if self.plan == "gdraa-direct" and not in_place:
-            raise PlanError(
-                "plan gdraa-direct needs the array at one place of one segment on every rank, and "
-                f"a transport that maps it; here: {sorted(p.decode() for p in places_of)}"
-            )
-        workspace = context.workspace(group, timeout)
-        self._copy: npt.NDArray[np.uint8] | None = None
-        if in_place:
-            assert segment is not None
-            data = Place(segment, offset, dtype)
-        elif self.plan == "staged":
-            data = Place(_native.local_memory(context, memory.address, memory.nbytes), 0, dtype)
-        else:
-            home = context.segment(memory.nbytes, notifications=0, group=group, timeout=timeout)
-            self._copy = home.numpy()
-            self._private = _raw(memory)
-            data = Place(home, 0, dtype)
-        options = options_for(context, self.plan, dtype, memory.count)
-        shape = build(self.plan, group.rank, group.size, memory.count, kind=KINDS[op], **options)
-        places = {"data": data}
-        self.inbox_bytes = 0 if self._copy is None else memory.nbytes
-        inbox = sum(n for name, n in shape.buffers.items() if name != "data")
-        if inbox:
-            own = context.segment(
-                inbox * memory.dtype.itemsize, notifications=0, group=group, timeout=timeout
-            )
-            own.prefault()
-            self.inbox_bytes += own.nbytes
-            places["inbox"] = Place(own, 0, dtype)
-        self._bound = bind_phases(
-            context, group, self.plan, memory.count, KINDS[op], places, workspace.segment,
-            workspace.take_notifications(shape.notifications), signature, **options,
-        )  # fmt: skip
-        self._phase = 0
-        if len(self._bound) == 1 and self._copy is None:
-            # The shortest way from Python to the core.
-            self.run = self._bound[0].run  # type: ignore[method-assign]
-
-    def run(self, timeout: float | None = None) -> Any:
-        """Reduce the array; :meth:`start` and :meth:`wait` in one call."""
-        if self._copy is None:
-            bound = self._bound[self._phase]
-            bound.run(timeout)
-            self._phase = (self._phase + 1) % len(self._bound)
-        else:
-            self.start()
-            self.wait(timeout)
-
-    def __call__(self, timeout: float | None = None) -> None:
-        """Reduce the array; see :meth:`Context.allreduce` for what it raises."""
-        self.run(timeout)
-
-    def start(self) -> None:
-        """Begin; the array belongs to the exchange until :meth:`wait` returns."""
-        if self._copy is not None:
-            self._copy[: self._private.size] = self._private
-        self._bound[self._phase].start()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Until the array holds the result. After a Timeout it can be waited for again."""
-        self._bound[self._phase].wait(timeout)
-        if self._copy is not None:
-            self._private[:] = self._copy[: self._private.size]
-        self._phase = (self._phase + 1) % len(self._bound)
-
-    def __repr__(self) -> str:
-        memory = self._memory
-        return f"<Allreduce {self.op} of {memory.native_dtype} x {memory.count}, plan {self.plan}>"
 
 
 class AllreduceCache:
@@ -169,7 +41,7 @@ class AllreduceCache:
             return
         # Closed, or fenced off: said before anything else.
         self._context._require_peer(self._context.rank, "allreduce")
-        memory = _checked(array, op)
+        memory = checked(array, kind_of(op))
         if sequence is None:
             sequence = _Sequence(self._context, group, timeout)
             self._sequences[group] = sequence
@@ -197,8 +69,8 @@ class _Sequence:
     at all of them: a rank that executes something else under the same number is told of at once.
     """
 
-    REGION = 1 << 14
-    REGIONS = 4
+    REGION = 1 << 12
+    REGIONS = 16
 
     def __init__(self, context: Context, group: Group, timeout: float | None) -> None:
         self.context = context
@@ -254,7 +126,7 @@ class _Sequence:
     ) -> None:
         segment, offset = self.context.segments.at(memory)
         in_place = segment is not None and self.context.mapped
-        name = choose(self.context, in_place) if plan is None else plan
+        name = choose(self.context, kind_of(op), in_place) if plan is None else plan
         if name not in PLANS:
             raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
         if name == "gdraa-direct" and not in_place:
@@ -304,9 +176,16 @@ class _Sequence:
         if name == "staged":
             pieces = self.REGION // (4 * self.group.size)
             return pieces * piece_bytes(self.context) // memory.dtype.itemsize
-        # Small enough that every plan's inbox fits in as much memory again.
-        rounds = max(1, (self.group.size - 1).bit_length())
-        return self.workspace.copy_bytes // rounds // memory.dtype.itemsize // 64 * 64
+        # Small enough that the plan's inbox fits in as much memory again.
+        limit = count = self.workspace.copy_bytes // memory.dtype.itemsize // 64 * 64
+        while (inbox := self._shape(name, count).buffers.get("inbox", 0)) > limit and count > 64:
+            count = max(64, count * limit // inbox // 64 * 64)
+        return count
+
+    def _shape(self, name: str, count: int) -> Plan:
+        """How much memory a plan takes for so many elements."""
+        options = options_for(self.context, name, "float32")
+        return build(name, self.group.rank, self.group.size, count, **options)
 
     def _part(
         self, memory: Memory, op: str, name: str, count: int, where: int,
@@ -328,7 +207,7 @@ class _Sequence:
         region = self._regions[name]
         bound = phases[self.calls.turn(region) % len(phases)]
         nbytes = count * memory.dtype.itemsize
-        private = _raw(Memory(where, nbytes, memory.dtype, (count,), None)) if copies else None
+        private = raw(Memory(where, nbytes, memory.dtype, (count,), None)) if copies else None
         if not resumed:
             if name == "staged":
                 bound.rebase("data", where)
@@ -345,14 +224,14 @@ class _Sequence:
         if region >= self.REGIONS:
             raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
         options = options_for(self.context, name, dtype)
-        shape = build(name, self.group.rank, self.group.size, count, kind=KINDS[op], **options)
+        shape = build(name, self.group.rank, self.group.size, count, kind=kind_of(op), **options)
         if shape.notifications > self.REGION:
             raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
         work = self.workspace
         start = 0 if name == "staged" else work.staged_bytes + work.copy_bytes
         places = {"data": data, "inbox": Place(self.workspace.segment, start, dtype)}
         phases = bind_phases(
-            self.context, self.group, name, count, KINDS[op], places, self.workspace.segment,
+            self.context, self.group, name, count, kind_of(op), places, self.workspace.segment,
             self._first + region * self.REGION, str(key), **options,
         )  # fmt: skip
         for bound in phases:

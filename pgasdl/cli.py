@@ -1,4 +1,4 @@
-"""The ``pgasdl`` command: run, env, doctor, topo, bench, version."""
+"""The ``pgasdl`` command: run, env, doctor, topo, bench, tune, sim, version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["run"]:
         options, program = split_program(given[1:])
         given = ["run", *options]
-    parsed = _parser(given[:1] == ["bench"]).parse_args(given)
+    parsed = _parser(given[0] if given else "").parse_args(given)
     parsed.program = program
     handler: Handler = parsed.handler
     try:
@@ -63,7 +63,7 @@ def split_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:index]), list(arguments[index:])
 
 
-def _parser(bench_asked: bool) -> argparse.ArgumentParser:
+def _parser(asked: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pgasdl",
         description="One-sided communication for deep learning.",
@@ -106,10 +106,11 @@ def _parser(bench_asked: bool) -> argparse.ArgumentParser:
     topo.add_argument("--json", action="store_true", help="as JSON")
     topo.set_defaults(handler=_topo)
 
-    bench = commands.add_parser("bench", help="measure, beside the machine's floor and its peers")
-    bench.set_defaults(handler=_no_bench)
-    if bench_asked:
-        _configure_bench(bench)
+    for name, (module, text) in _OTHERS.items():
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(handler=_not_available)
+        if asked == name:
+            _configure(command, module)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(handler=_version)
@@ -176,19 +177,27 @@ def _topo(arguments: argparse.Namespace) -> int:
     return survey(as_json=arguments.json)
 
 
-def _configure_bench(parser: argparse.ArgumentParser) -> None:
-    """The benchmark's own options; loaded late, for it needs numpy and the native module."""
+# Commands with options of their own; loaded late, for they need numpy and the native module.
+_OTHERS = {
+    "bench": ("pgasdl.bench.cli", "measure, beside the machine's floor and its peers"),
+    "sim": ("pgasdl.simulate.cli", "simulate plans on modelled machines, and the papers' runs"),
+    "tune": ("pgasdl.tune.cli", "measure this machine, and write a policy: which plan for what"),
+}
+
+
+def _configure(parser: argparse.ArgumentParser, module: str) -> None:
+    """A command's own options."""
     try:
-        configure = importlib.import_module("pgasdl.bench.cli").configure
+        configure = importlib.import_module(module).configure
     except ImportError as error:
         parser.set_defaults(reason=str(error))
         return
     configure(parser)
 
 
-def _no_bench(arguments: argparse.Namespace) -> int:
+def _not_available(arguments: argparse.Namespace) -> int:
     reason = getattr(arguments, "reason", "not loaded")
-    print(f"pgasdl bench: not available: {reason}", file=sys.stderr)
+    print(f"pgasdl {arguments.command}: not available: {reason}", file=sys.stderr)
     return 1
 
 

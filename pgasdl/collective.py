@@ -16,6 +16,7 @@ from pgasdl import _native
 from pgasdl.buffers import DTYPES
 from pgasdl.errors import PlanError
 from pgasdl.plans import PLANS, Call, Flush, Plan, Put, Reduce, Span, Step, Wait, build
+from pgasdl.plans.plan import ROOTED
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
@@ -119,16 +120,32 @@ def bind_phases(
 def options_for(
     context: Context, name: str, dtype: str, count: int | None = None
 ) -> dict[str, Any]:
-    """Options a plan is built with here: how long a piece of a staged array is.
+    """Options a plan is built with here: how long a piece of a staged array is, what a node is.
 
     ``count`` : of an array with an inbox of its own, which need not be longer than that
     """
     if name not in PLANS:
         raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
+    if name == "gdraa-nodes":
+        return {"group_size": context.node_size, "direct": int(context.mapped)}
     if "piece" not in PLANS[name].options:
         return {}
     piece = piece_bytes(context) // DTYPES[dtype].itemsize
     return {"piece": piece if count is None else max(1, min(piece, count))}
+
+
+def choose(context: Context, kind: str, in_place: bool) -> str:
+    """The plan for an array, when the caller names none.
+
+    ``in_place`` : it lies at one place of one segment on every rank
+    """
+    if kind == "all-to-all":
+        return "all-to-all"
+    if kind in ROOTED:
+        return "tree"
+    if in_place and context.mapped:
+        return "gdraa-direct"
+    return "staged" if context.mapped and kind in PLANS["staged"].kinds else "gdraa"
 
 
 def piece_bytes(context: Context) -> int:

@@ -230,6 +230,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PGASDL_SPIN_US", Integer(0, 10**6), 20, "microseconds a wait spins before it yields"),
     Variable("PGASDL_YIELD_US", Integer(0, 10**7), 1000, "microseconds it yields before it sleeps"),
     Variable(
+        "PGASDL_POLICY",
+        Text(r".{0,65535}", "a policy such as allreduce:0-64k:tree#64k-inf:gdraa, or @FILE"),
+        None,
+        "which plan for which size, as `pgasdl tune` writes it; unset: chosen automatically",
+    ),
+    Variable(
         "PGASDL_PROGRESS",
         Choice(("turn", "thread")),
         "turn",
@@ -278,6 +284,7 @@ class Config:
     notifications: int
     spin_us: int
     yield_us: int
+    policy: str | None
     progress: str
     heartbeat_ms: int
     stopped_after: float

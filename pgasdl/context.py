@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pgasdl import _native, flight
-from pgasdl.allreduce import Allreduce, AllreduceCache
+from pgasdl.allreduce import AllreduceCache
 from pgasdl.bootstrap import Store
 from pgasdl.buffers import memory_of
 from pgasdl.collective import Workspace
@@ -21,8 +21,10 @@ from pgasdl.config import Config
 from pgasdl.errors import PeerLost, PlanError, RankError, Timeout, UnavailableError
 from pgasdl.formation import Formation
 from pgasdl.group import Group
+from pgasdl.handle import Collective, kind_of
 from pgasdl.launch.detect import Launch
-from pgasdl.routes import Place, Routes, choose
+from pgasdl.policy import load
+from pgasdl.routes import Place, Routes, choose, require_one_policy
 from pgasdl.segment import Segment, SegmentTable
 
 if TYPE_CHECKING:
@@ -76,8 +78,13 @@ class Context(_native.ContextCore):
         self.launch = launch
         self._store = store
         self._world_of_threads = world
-        place = Place.here(launch, config, "loopback" if world is not None else config.transport)
+        self.policy = load(config.policy or "")
+        asked = "loopback" if world is not None else config.transport
+        place = Place.here(launch, config, asked, str(self.policy))
         places = list(map(Place.decoded, store.exchange("place", place.encoded(), config.timeout)))
+        # How many ranks share a machine, as plans with nodes take it: as many as the first one has.
+        self.node_size = sum(place.host == places[0].host for place in places)
+        require_one_policy(launch.rank, places)
         if world is None:
             self.routes = choose(launch.rank, places)
         else:
@@ -300,19 +307,58 @@ class Context(_native.ContextCore):
         group: Group | None = None,
         plan: str | None = None,
         timeout: float | None = None,
-    ) -> Allreduce:
+        out: Any = None,
+        **options: int,
+    ) -> Collective:
         """A persistent allreduce of one piece of memory. Collective; call it to run it.
 
         Parameters
         ----------
         array : a view of a segment (``segment.numpy("f32")``), or any array or tensor
         op, group, plan, timeout : as for :meth:`allreduce`
+        out : where the result goes; None: into ``array``
+        options : of the plan, such as ``chunks=8``
 
         Returns
         -------
-        Allreduce : ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it
+        Collective : ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it
         """
-        return Allreduce(self, array, op, group or self.world, plan, timeout)
+        kind = kind_of(op)
+        return Collective(self, kind, array, out, group or self.world, plan, timeout, options)
+
+    def collective_handle(
+        self,
+        kind: str,
+        array: Any,
+        *,
+        group: Group | None = None,
+        plan: str | None = None,
+        timeout: float | None = None,
+        out: Any = None,
+        **options: int,
+    ) -> Collective:
+        """A persistent collective on one piece of memory. Collective; call it to run it.
+
+        Parameters
+        ----------
+        kind : what it leaves in the array: "broadcast" (everybody has what ``root`` had), "reduce"
+            (``root`` has the sum, others what happens to be there), "reduce-scatter" (member r has
+            block r of the sum), "all-gather" (everybody has block r of member r), "all-to-all"
+            (member r has block r of everybody), "sum", "average". Blocks are those of
+            :func:`pgasdl.plans.blocks`; all-to-all has equal ones, of count div size elements
+        array, out, group, plan, timeout : as for :meth:`allreduce_handle`
+        options : of the plan, such as ``root=1``
+
+        Returns
+        -------
+        Collective : ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it
+
+        Raises
+        ------
+        PlanError   no such kind, or a plan that does not offer it
+        BufferRefused, MismatchError, PeerLost, Timeout
+        """
+        return Collective(self, kind, array, out, group or self.world, plan, timeout, options)
 
     def serve_calls(self) -> None:
         """Run the updates that exchanges are waiting for on this rank."""
@@ -422,6 +468,7 @@ class Context(_native.ContextCore):
         lines = [
             f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
             f"transport {self.routes}",
+            f"policy: {str(self.policy) or 'none, plans are chosen automatically'}",
             f"health: {', '.join(self._health())}",
             str(self.limits),
             *self._allreduces.describe(),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype, native_dtype
-from pgasdl.collective import Place, bind_phases, options_for
+from pgasdl.collective import Place, bind_phases, choose, options_for
 from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.layout import Bucket, agree, aligned, lay_out
 from pgasdl.plans import PLANS, build
@@ -75,20 +75,26 @@ class GradientExchange:
     layers : in the model's order: ``(shape, dtype)`` pairs, or arrays, tensors or parameters
     kind : "average": every rank gets the mean gradient, in place; "update": the owner (the tree's
         root, or each owner of a GDRAA block) updates its part of the weights with the mean
-        gradient, and the weights travel; "sum": as "average", without the division
-    plan : name of an algorithm; None: "gdraa-direct" where memory is mapped, else "gdraa"
+        gradient, and the weights travel; "sum": as "average", without the division; "reduce": only
+        the root gets the sum; "broadcast": everybody gets the root's weights, no gradients. With
+        these two, S-Caffe's training: reduce by layer in the backward pass, broadcast by layer in
+        the forward pass, with ``ready`` of all layers first and ``wait`` just before each is used
+    plan : name of an algorithm; None: "gdraa-direct" where memory is mapped, else "gdraa"; "tree"
+        in kinds "reduce" and "broadcast"
     update : for kind "update": called as ``update(block)`` on the owner, elementwise in effect
     bucket_bytes : layers are put together until they have this many bytes; 0: every layer alone
     wire : dtype in which gradients travel ("bfloat16"), None: their own
     group : None: all ranks
     timeout : seconds, of making it; None: the context's default
+    rotate_root : bucket b's root is ``root`` + b (mod size), so that no rank has all the work
     options : of the plan, such as ``root=1``
 
     Attributes
     ----------
     layers : each layer's :class:`Layer`: where it lies
-    gradients : the segment of all gradients
-    weights : the segment of all weights, of the same layout, in kind "update"; else None
+    gradients : the segment of all gradients; of the weights, in kind "broadcast"
+    weights : the segment of all weights, of the same layout, in kinds "update" and "broadcast";
+        else None
     inbox_bytes : memory the plan needs on this rank besides the two
 
     Raises
@@ -116,12 +122,13 @@ class GradientExchange:
         wire: npt.DTypeLike | None = None,
         group: Group | None = None,
         timeout: float | None = None,
+        rotate_root: bool = False,
         **options: int,
     ) -> None:
         self.context = context
         self.group = group or context.world
         self.kind = kind
-        best = "gdraa-direct" if context.mapped and wire is None else "gdraa"
+        best = choose(context, kind, in_place=True) if wire is None else "gdraa"
         self.plan = best if plan is None else plan
         if self.plan not in PLANS:
             raise PlanError(f"no plan named {self.plan!r}; there are {', '.join(sorted(PLANS))}")
@@ -139,11 +146,11 @@ class GradientExchange:
         self._segments: list[Segment] = []
         settings = (
             f"kind {kind}, plan {self.plan}, buckets of {bucket_bytes} bytes, wire {self._wire}, "
-            f"options {sorted(options.items())}"
+            f"options {sorted(options.items())}{', root rotating' if rotate_root else ''}"
         )
         agree(self.group, context.rank, settings, self.layers, timeout)
         self._schedule = _native.LayerSchedule(context, [each.layers for each in self._buckets])
-        self._allocate(options, timeout)
+        self._allocate(options, rotate_root, timeout)
         context.exchanges.append(self)
 
     # --- setting up
@@ -156,13 +163,15 @@ class GradientExchange:
                     "neither averaged nor converted"
                 )
 
-    def _allocate(self, options: dict[str, int], timeout: float | None) -> None:
+    def _allocate(self, options: dict[str, int], rotate: bool, timeout: float | None) -> None:
         group = self.group
         nbytes = sum(aligned(bucket.nbytes) for bucket in self._buckets)
         chosen = [
             {**options_for(self.context, self.plan, bucket.dtype), **options}
             for bucket in self._buckets
         ]
+        for bucket, extra in zip(self._buckets, chosen, strict=True) if rotate else ():
+            extra["root"] = (options.get("root", 0) + bucket.index) % group.size
         shapes = [
             build(self.plan, group.rank, group.size, bucket.count, kind=self.kind,
                   wire=self._wire is not None, **extra)
@@ -177,6 +186,8 @@ class GradientExchange:
         flags = sum(shape.notifications for shape in shapes)
         self.gradients = self._segment(nbytes, flags, timeout)
         self.weights = self._segment(nbytes, 0, timeout) if self.kind == "update" else None
+        if self.kind == "broadcast":
+            self.weights = self.gradients
         inbox = self._segment(self.inbox_bytes, 0, timeout) if self.inbox_bytes else None
         first = position = 0
         for bucket, shape, extra in zip(self._buckets, shapes, chosen, strict=True):
@@ -215,12 +226,13 @@ class GradientExchange:
         return self._view(self.gradients, layer)
 
     def weight(self, layer: int) -> Array:
-        """A layer's weights (kind "update"): a view of the segment, in the layer's shape.
+        """A layer's weights (kinds "update", "broadcast"): a view of the segment, in its shape.
 
-        All ranks must begin with the same weights; from then on the exchange keeps them the same.
+        In kind "update" all ranks must begin with the same weights; from then on the exchange keeps
+        them the same.
         """
         if self.weights is None:
-            raise PlanError('only kind "update" keeps weights')
+            raise PlanError('only kinds "update" and "broadcast" keep weights')
         return self._view(self.weights, layer)
 
     def _view(self, segment: Segment, layer: int) -> Array:

@@ -28,15 +28,17 @@ class Place:
     asked : its ``transport`` setting
     crowded : there are more ranks on its machine than cores it may use
     no_verbs : why it has no verbs transport; "" if it has
+    policy : its policy, as text
     """
 
     host: str
     asked: str
     crowded: bool
     no_verbs: str
+    policy: str
 
     @classmethod
-    def here(cls, launch: Launch, config: Config, asked: str) -> Self:
+    def here(cls, launch: Launch, config: Config, asked: str, policy: str) -> Self:
         """This rank's."""
         crowded = launch.local_size > len(os.sched_getaffinity(0))
         if asked == "verbs" or not launch.one_machine:
@@ -44,7 +46,7 @@ class Place:
             missing = _native.verbs_missing(*wanted)
         else:
             missing = "not looked for: all ranks are on one machine"  # opening devices takes time
-        return cls(_native.host_identity(), asked, crowded, missing)
+        return cls(_native.host_identity(), asked, crowded, missing, policy)
 
     def encoded(self) -> bytes:
         """For the store."""
@@ -72,6 +74,17 @@ class Routes:
             for kind in kinds
         )
         return f"{to} ({self.reason})"
+
+
+def require_one_policy(rank: int, places: Sequence[Place]) -> None:
+    """Raise MismatchError if ranks have different policies: they would run different plans."""
+    mine = places[rank].policy
+    for other, place in enumerate(places):
+        if place.policy != mine:
+            raise MismatchError(
+                f'rank {rank} has the policy "{mine:.500}", rank {other} "{place.policy:.500}": '
+                "give all ranks the same PGASDL_POLICY, and the same file"
+            )
 
 
 def choose(rank: int, places: Sequence[Place]) -> Routes:

@@ -102,6 +102,7 @@ void bind_allreduce(nb::module_& module);
 void bind_schedule(nb::module_& module);
 void bind_verbs(nb::module_& module);
 void bind_measure(nb::module_& module);
+void bind_simulate(nb::module_& module);
 
 }  // namespace pgasdl
 

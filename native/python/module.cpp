@@ -27,4 +27,5 @@ NB_MODULE(_native, module) {
   pgasdl::bind_schedule(module);
   pgasdl::bind_verbs(module);
   pgasdl::bind_measure(module);
+  pgasdl::bind_simulate(module);
 }

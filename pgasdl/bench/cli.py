@@ -13,12 +13,10 @@ from pgasdl.bench.request import (
     TRANSPORTS,
     Request,
     model_names,
-    parse_names,
-    parse_size,
-    parse_sizes,
 )
 from pgasdl.errors import ConfigError
 from pgasdl.plans import PLANS
+from pgasdl.sizes import parse_names, parse_size, parse_sizes
 
 _DESCRIPTION = """\
 Measures on this machine, and prints a table: the median time of ours, the physical floor measured

@@ -8,9 +8,23 @@
 from __future__ import annotations
 
 from pgasdl.errors import PlanError
-from pgasdl.plans import gdraa, gdraa_direct, staged, tree
+from pgasdl.plans import (
+    all_to_all,
+    chain,
+    gdraa,
+    gdraa_direct,
+    gdraa_nodes,
+    halving_doubling,
+    kary,
+    multi_stage,
+    ring,
+    staged,
+    tree,
+    two_level,
+)
 from pgasdl.plans.blocks import blocks
 from pgasdl.plans.plan import (
+    EXCHANGES,
     KINDS,
     Call,
     Flush,
@@ -27,6 +41,7 @@ from pgasdl.plans.plan import (
 )
 
 __all__ = [
+    "EXCHANGES",
     "KINDS",
     "PLANS",
     "Call",
@@ -50,7 +65,22 @@ __all__ = [
 ]
 
 PLANS: dict[str, PlanSpec] = {
-    spec.name: spec for spec in (gdraa.SPEC, gdraa_direct.SPEC, staged.SPEC, tree.SPEC)
+    spec.name: spec
+    for spec in (
+        gdraa.SPEC,
+        gdraa_direct.SPEC,
+        gdraa_nodes.SPEC,
+        staged.SPEC,
+        tree.SPEC,
+        kary.SPEC,
+        chain.SPEC,
+        two_level.CHAIN_CHAIN,
+        two_level.CHAIN_BINOMIAL,
+        ring.SPEC,
+        halving_doubling.SPEC,
+        multi_stage.SPEC,
+        all_to_all.SPEC,
+    )
 }
 
 
@@ -88,7 +118,8 @@ def build(
     name : a key of :data:`PLANS`
     rank, size : 0 <= rank < size
     count : elements, 0 <= count; with 0 the plan has no steps
-    kind : ``average``, ``sum``, or ``update`` (owners update weights with the mean gradient)
+    kind : one of :data:`KINDS`, as :func:`pgasdl.plans.results.regions` defines them: ``average``,
+        ``sum``, ``update`` (owners update weights with the mean gradient), ``reduce`` ...
     wire : send gradients in a dtype of their own, held in the buffers ``wire_out``, ``wire_in``
     options : integers the plan itself names, such as ``root`` of ``tree``, and ``phase``,
         0 <= phase < phases, of a plan whose executions alternate between several
@@ -107,7 +138,9 @@ def build(
     if kind not in spec.kinds:
         raise PlanError(f"plan {name}: no kind {kind!r}; there are {', '.join(spec.kinds)}")
     if wire and not spec.wire:
-        raise PlanError(f"plan {name}: loads peers' memory as it is, in no wire precision")
+        raise PlanError(f"plan {name}: has no wire precision")
+    if wire and kind not in EXCHANGES:
+        raise PlanError(f"plan {name}: wire precision is for {', '.join(EXCHANGES)}, not {kind}")
     options_of_spec = (*spec.options, "phase") if spec.phases > 1 else spec.options
     for option in options:
         if option not in options_of_spec:

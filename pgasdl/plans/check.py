@@ -4,7 +4,8 @@ Three parts, each of which can find a fault by itself:
 
 ``validate_phases``   each step is well formed, and all ranks' steps match
 ``order``             happens-before: deadlocks, races and early flags in any interleaving at all
-``replay``            values: every contribution once, the same bits on every rank, in time
+``replay``            values: what the kind promises (``results``), the same bits on every rank,
+                      in time
 
 Without findings the first two prove, for any number of iterations and of layers in flight, that
 no run hangs and that no buffer is overwritten before it was read, and the third that the result
@@ -47,7 +48,8 @@ def check(
     plans : a registered name, built here for ``size`` ranks and ``count`` elements, or every
         rank's plan, in order of rank, or a list of these, one for each phase
     kind : what the result must be
-    wire, options : for building, as in :func:`pgasdl.plans.build`
+    wire, options : for building, as in :func:`pgasdl.plans.build`; ``root`` says, of built plans
+        too, whose result or elements kinds ``reduce`` and ``broadcast`` are about
     iterations : executions that follow each other, each of the next phase; if not given, two of
         each phase and one more
     layers : instances in flight at once, on buffers of their own, in the replayed schedules
@@ -75,7 +77,10 @@ def check(
     if any(finding.rule == "deadlock" for finding in findings):
         return findings
     for seed in range(seeds):
-        replayed = replay(phases, kind, iterations=iterations, layers=layers, seed=seed)
+        replayed = replay(
+            phases, kind, iterations=iterations, layers=layers, seed=seed,
+            root=options.get("root", 0),
+        )  # fmt: skip
         if replayed:
             return findings + replayed
     return findings

@@ -13,6 +13,7 @@ Steps, on rank r of P, with S bytes in P blocks (r owns block r)
 
     Blocks are whole cache lines, so few elements leave the last ranks without a block. Such a
     rank only sends and receives: a layer of up to 16 elements has one owner.
+    ``reduce-scatter`` is 1 and 2, ``all-gather`` is 3.
 
 Cost
     2 latencies; (P-1)/P S sent and received per rank and phase, 2(P-1)/P S in total.
@@ -20,12 +21,14 @@ Cost
 
 Notifications
     i: block from rank i is in my inbox. P + i: rank i's result is here.
+    reduce-scatter: P + i: rank i's inbox is free (credit). all-gather: i: its ``data`` is (credit).
 
 Which message proves a buffer free
     my ``data[j]`` (source of a scatter)    rank j's result: it had my block before it made it
     my inbox slot of rank j                 my own result: j waits for it before it sends again
     peers' ``data[r]`` / ``weights[r]``     their scatter to me: they had begun this execution
     my ``data[r]`` (source of the result)   nobody answers it: Flush
+    reduce-scatter, all-gather (one way)    the receiver's credit, raised when it begins; Flush
 
 Wire precision
     Step 1 casts block j into ``wire_out`` and puts it from there into ``wire_in``. The owner
@@ -46,8 +49,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.plans.blocks import blocks, cast, padded, peers_after, scale_of
-from pgasdl.plans.plan import Call, Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.blocks import blocks, flag, flushed, padded, peers_after
+from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.side import Side
 
 # Below this many elements one cast of everything costs less than the steps that casting block by
 # block adds; above, blocks cast and sent one after another overlap with the wire.
@@ -56,59 +60,63 @@ CAST_AT_ONCE = 16384
 
 def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool = False) -> Plan:
     """Return rank's plan of the exchange that this module describes."""
-    exchange = _Exchange(rank, size, count, kind, wire)
-    steps: tuple[Step, ...] = ()
-    if size > 1 and count:
-        steps = (*exchange.scatter(), *exchange.reduce(), *exchange.collect())
-    elif count and kind == "update":
-        steps = (Call("update", Span("data", 0), count),)
-    lanes = (steps,) if steps else ()
-    return Plan("gdraa", rank, size, count, lanes, exchange.buffers(), 2 * size)
+    side = Side("gdraa", rank, size, count, kind, wire)
+    if side.idle:
+        return side.plan()
+    exchange = _Exchange(side)
+    inbox = 0 if kind == "all-gather" else (size - 1) * exchange.slot
+    return side.plan([exchange.steps()], 2 * size, inbox)
 
 
 class _Exchange:
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
-    def __init__(self, rank: int, size: int, count: int, kind: str, wire: bool) -> None:
-        self.rank, self.size, self.count, self.kind, self.wire = rank, size, count, kind, wire
-        self.peers = peers_after(rank, size)
-        self.parts = blocks(count, size)
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.rank, self.size = side.rank, side.size
+        self.peers = peers_after(side.rank, side.size)
+        self.parts = blocks(side.count, side.size)
         self.slot = padded(self.parts[0][1])
-        self.send, self.receive = ("wire_out", "wire_in") if wire else ("data", "inbox")
-        self.result = "weights" if kind == "update" else self.send
-        self.piecewise = wire and count > CAST_AT_ONCE
+        self.piecewise = side.wire and side.count > CAST_AT_ONCE
 
-    def buffers(self) -> dict[str, int]:
-        """Elements of each buffer."""
-        sizes = {"data": self.count}
-        if self.kind == "update":
-            sizes["weights"] = self.count
-        if self.size > 1 and self.count:
-            sizes[self.receive] = (self.size - 1) * self.slot
-            if self.wire:
-                sizes["wire_out"] = self.count
-        return sizes
+    def steps(self) -> Iterator[Step]:
+        """All of one rank's."""
+        kind = self.side.kind
+        if kind == "reduce-scatter":
+            yield from flushed((*self.scatter(), *self.reduce()))
+            return
+        if kind != "all-gather":
+            yield from self.scatter()
+            yield from self.reduce()
+        yield from flushed((*self.spread(), *self.collect()))
 
     def inbox(self, sender: int, owner: int) -> Span:
         """Slot of ``sender`` at ``owner``, who has none for itself."""
-        return Span(self.receive, self.slot * (sender if sender < owner else sender - 1))
+        return Span(self.side.receive, self.slot * (sender if sender < owner else sender - 1))
 
     def scatter(self) -> Iterator[Step]:
         """Step 1, and the rounding of the own block."""
-        if self.wire and not self.piecewise:
-            yield cast("data", "wire_out", 0, self.count)
+        credit = self.side.kind == "reduce-scatter"
+        own = self.parts[self.rank]
+        if credit and own[1]:
+            for peer in self.peers:
+                yield flag(peer, self.size + self.rank)
+        if not self.piecewise:
+            yield from self.side.to_wire(0, self.side.count)
         for peer in self.peers:
             offset, n = self.parts[peer]
             if n:
                 if self.piecewise:
-                    yield cast("data", "wire_out", offset, n)
-                yield Put(Span(self.send, offset), n, peer, self.inbox(self.rank, peer), self.rank)
-        offset, n = self.parts[self.rank]
-        if n and self.piecewise:
-            yield cast("data", "wire_out", offset, n)
+                    yield from self.side.to_wire(offset, n)
+                if credit:
+                    yield Wait(self.size + peer, peer)
+                source = Span(self.side.send, offset)
+                yield Put(source, n, peer, self.inbox(self.rank, peer), self.rank)
+        if self.piecewise:
+            yield from self.side.to_wire(*own)
 
     def reduce(self) -> Iterator[Step]:
-        """Step 2 and the Puts of step 3, for a rank that owns a block."""
+        """Step 2, for a rank that owns a block."""
         offset, n = self.parts[self.rank]
         if not n:
             return
@@ -116,36 +124,42 @@ class _Exchange:
         for peer in reversed(self.peers):
             yield Wait(peer, peer)
         srcs = tuple(
-            Span(self.send, offset) if sender == self.rank else self.inbox(sender, self.rank)
+            Span(self.side.send, offset) if sender == self.rank else self.inbox(sender, self.rank)
             for sender in range(self.size)
         )
-        reduced = Span("data" if self.kind == "update" else self.send, offset)
-        yield Reduce((reduced,), srcs, n, scale_of(self.kind, self.size))
-        if self.kind == "update":
-            yield Call("update", reduced, n)
-        result = Span(self.result, offset)
-        for peer in self.peers:
+        yield Reduce((self.side.reduced(offset),), srcs, n, self.side.scale)
+        yield from self.side.update(offset, n)
+
+    def spread(self) -> Iterator[Step]:
+        """The Puts of step 3."""
+        credit = self.side.kind == "all-gather"
+        if credit:
+            for peer in self.peers:
+                if self.parts[peer][1]:
+                    yield flag(peer, self.rank)
+        offset, n = self.parts[self.rank]
+        result = Span(self.side.result, offset)
+        for peer in self.peers if n else ():
+            if credit:
+                yield Wait(peer, peer)
             yield Put(result, n, peer, result, self.size + self.rank)
 
     def collect(self) -> Iterator[Step]:
-        """The Waits of step 3; results that came in wire precision are cast back; Flush."""
-        back = self.result == "wire_out"
-        offset, n = self.parts[self.rank]
-        if back and self.piecewise and n:
-            yield cast("wire_out", "data", offset, n)
+        """The Waits of step 3; results that came in wire precision are cast back."""
+        if self.piecewise:
+            yield from self.side.from_wire(*self.parts[self.rank])
         for owner in reversed(self.peers):
             if self.parts[owner][1]:
                 yield Wait(self.size + owner, owner)
-                if back and self.piecewise:
-                    yield cast("wire_out", "data", *self.parts[owner])
-        if back and not self.piecewise:
-            yield cast("wire_out", "data", 0, self.count)
-        if n:
-            yield Flush()
+                if self.piecewise:
+                    yield from self.side.from_wire(*self.parts[owner])
+        if not self.piecewise:
+            yield from self.side.from_wire(0, self.side.count)
 
 
 SPEC = PlanSpec(
     "gdraa",
     build,
     "scatter, average, broadcast: 2 latencies, 2(P-1)/P S per rank, inbox of P-1 blocks",
+    kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
 )

@@ -12,6 +12,7 @@ Steps, on rank r of P, with S bytes in P blocks (r owns block r)
     3. Flag "your block r is done" to all; wait for the flag of every other owner.
 
     A rank without a block (few elements) flags the owners and waits for them, nothing else.
+    ``reduce-scatter`` stores the result nowhere else; ``all-gather`` stores own block to all.
 
 Cost
     2 latencies; every byte is read once and written once per rank, which is the least possible;
@@ -33,58 +34,62 @@ Example: P = 3, 40 elements, blocks [0:16] [16:32] [32:40]. Rank 1 runs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pgasdl.errors import PlanError
-from pgasdl.plans.blocks import blocks, flag, peers_after, scale_of
-from pgasdl.plans.plan import Call, Plan, PlanSpec, Reduce, Span, Step, Wait
+from pgasdl.plans.blocks import blocks, flag, peers_after
+from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait
+from pgasdl.plans.side import Side
 
 
 def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool = False) -> Plan:
     """Return rank's plan of the exchange that this module describes."""
     if wire:
         raise PlanError("plan gdraa-direct: loads peers' memory as it is, in no wire precision")
-    buffers = {"data": count}
-    if kind == "update":
-        buffers["weights"] = count
-    steps: list[Step] = []
-    if size == 1:
-        if kind == "update" and count:
-            steps.append(Call("update", Span("data", 0), count))
-    elif count:
-        steps += _steps(rank, size, blocks(count, size), kind)
-    lanes = (tuple(steps),) if steps else ()
-    return Plan("gdraa-direct", rank, size, count, lanes, buffers, 2 * size, mapped=True)
+    side = Side("gdraa-direct", rank, size, count, kind, wire)
+    lanes = [] if side.idle else [_steps(side)]
+    return side.plan(lanes, 2 * size, mapped=True)
 
 
-def _steps(rank: int, size: int, parts: list[tuple[int, int]], kind: str) -> list[Step]:
+def _steps(side: Side) -> Iterator[Step]:
+    rank, size, parts = side.rank, side.size, blocks(side.count, side.size)
     peers = peers_after(rank, size)
-    steps: list[Step] = [flag(peer, rank) for peer in peers if parts[peer][1]]
+    for peer in peers:
+        if parts[peer][1]:
+            yield flag(peer, rank)
     offset, n = parts[rank]
     if n:
-        steps += [Wait(peer, peer) for peer in reversed(peers)]
-        steps += _reduce(rank, size, offset, n, kind)
-        steps += [flag(peer, size + rank) for peer in peers]
-    steps += [Wait(size + owner, owner) for owner in reversed(peers) if parts[owner][1]]
-    return steps
+        for peer in reversed(peers):
+            yield Wait(peer, peer)
+        yield from _pass(side, offset, n, peers)
+        for peer in peers:
+            yield flag(peer, size + rank)
+    for owner in reversed(peers):
+        if parts[owner][1]:
+            yield Wait(size + owner, owner)
 
 
-def _reduce(rank: int, size: int, offset: int, n: int, kind: str) -> list[Step]:
-    everywhere = tuple(Span("data", offset, None if r == rank else r) for r in range(size))
-    scale = scale_of(kind, size)
-    if kind != "update":
-        return [Reduce(everywhere, everywhere, n, scale)]
+def _pass(side: Side, offset: int, n: int, peers: list[int]) -> Iterator[Step]:
+    """The owner's loads from all ranks and stores to all of them."""
+    ranks = sorted((*peers, side.rank))
+    everywhere = tuple(Span("data", offset, None if r == side.rank else r) for r in ranks)
     mine = Span("data", offset)
-    others = tuple(Span("weights", offset, peer) for peer in peers_after(rank, size))
-    return [
-        Reduce((mine,), everywhere, n, scale),
-        Call("update", mine, n),
-        Reduce(others, (Span("weights", offset),), n),
-    ]
+    others = tuple(Span(side.result, offset, peer) for peer in peers)
+    if side.kind in ("average", "sum"):
+        yield Reduce(everywhere, everywhere, n, side.scale)
+        return
+    if side.kind != "all-gather":
+        yield Reduce((mine,), everywhere, n, side.scale)
+        yield from side.update(offset, n)
+    if side.kind != "reduce-scatter":
+        yield Reduce(others, (Span(side.result, offset),), n)
 
 
 SPEC = PlanSpec(
     "gdraa-direct",
     build,
     "mapped peers: each owner loads its block from all and stores the result to all, one pass",
+    kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
     wire=False,
     mapped=True,
 )

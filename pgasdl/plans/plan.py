@@ -18,6 +18,10 @@ Notifications are numbered 0..n-1 within the plan, on the board of the rank that
 Each that a plan uses is raised once and waited for once in every execution, with the execution's
 generation as its value, so a flag of one execution is never taken for another's and none is ever
 reset.
+
+A credit is such a notification: a receiver raises it, in the execution that will use the place,
+when the place is free; the sender waits for it. Traffic that nothing answers needs credits: without
+them an exchange's second half is the proof that the first half's places are free.
 """
 
 from __future__ import annotations
@@ -28,7 +32,11 @@ from dataclasses import dataclass, field
 
 from pgasdl.errors import PlanError
 
-KINDS = ("average", "sum", "update")
+# What a plan's result is: ``results.py`` says it element by element. An exchange takes something
+# from every rank and leaves the same on all; the other kinds are parts of it, or stand alone.
+EXCHANGES = ("average", "sum", "update")
+ROOTED = ("reduce", "broadcast")
+KINDS = (*EXCHANGES, *ROOTED, "reduce-scatter", "all-gather", "all-to-all")
 HOOKS = frozenset({"update"})
 APPLICATION_BUFFERS = ("data", "weights")
 
@@ -172,7 +180,7 @@ class PlanSpec:
     build : ``build(rank, size, count, *, kind, wire, **options) -> Plan``, pure
     summary : one line for ``describe``
     kinds : of :data:`KINDS`, those it offers
-    wire : can send in a dtype of its own
+    wire : can send in a dtype of its own, in the kinds :data:`EXCHANGES`
     mapped : needs peers whose memory is mapped
     options : names of the integer options that ``build`` takes besides
     phases : executions alternate between this many plans, built with the option ``phase``. All
@@ -183,7 +191,7 @@ class PlanSpec:
     name: str
     build: Callable[..., Plan]
     summary: str
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = EXCHANGES
     wire: bool = True
     mapped: bool = False
     options: tuple[str, ...] = ()

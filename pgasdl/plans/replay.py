@@ -94,13 +94,14 @@ def replay(
     iterations: int | None = None,
     layers: int = 2,
     seed: int = 0,
+    root: int = 0,
 ) -> list[Finding]:
     """Run one schedule and report what went wrong in it.
 
     ``phases[f][r]`` is rank r's plan of phase f. ``iterations`` is two rounds and one more, if not
-    given.
+    given. ``root`` : whose result, or elements, kinds ``reduce`` and ``broadcast`` are about
     """
-    return _Replay(phases, kind, iterations or 2 * len(phases) + 1, layers, seed).run()
+    return _Replay(phases, kind, iterations or 2 * len(phases) + 1, layers, seed, root).run()
 
 
 class _Replay:
@@ -111,6 +112,7 @@ class _Replay:
         iterations: int,
         layers: int,
         seed: int,
+        root: int,
     ) -> None:
         plans = phases[0]
         self._phases = phases
@@ -120,7 +122,7 @@ class _Replay:
         self._together = seed % 2 == 1
         self._pace = [self._random.random() for _ in plans]
         self._symbols = Symbols()
-        self._verdict = Verdict(plans, kind, self._symbols)
+        self._verdict = Verdict(plans, kind, self._symbols, root)
         self._findings: dict[tuple[object, ...], Finding] = {}
         self._board: dict[tuple[int, int, int], tuple[int, bool]] = {}
         self._sleepers: dict[tuple[int, int, int], _Lane] = {}
@@ -173,7 +175,7 @@ class _Replay:
         if "weights" in plan.buffers and application.iteration:
             weights = self._memory[layer, rank, "weights"]
             touch = self._symbols.touch
-            weights.write(0, [(n, o, touch(v)) for n, o, v in weights.whole()])
+            weights.write(0, [(n, o, touch(v)) for n, o, v in weights.whole(0, plan.count)])
         if application.iteration == self._iterations:
             return
         application.open_lanes = len(plan.lanes)
@@ -199,7 +201,7 @@ class _Replay:
     def _verify(self, application: _Application, when: str) -> None:
         layer, rank = application.layer, application.rank
         memory = self._memory[layer, rank, self._verdict.buffer]
-        fault = self._verdict.fault(layer, rank, application.iteration, memory.whole())
+        fault = self._verdict.fault(layer, rank, application.iteration, memory)
         if fault is not None:
             text = f"{self._verdict.buffer} {when}: {fault}"
             self._report("value", (rank, -1, -1), application.iteration, text)

@@ -128,10 +128,10 @@ class Memory:
         self._starts[index:stop] = accumulate(lengths, initial=first)
         self._pieces[index:stop] = replaced
 
-    def whole(self) -> tuple[Piece, ...]:
+    def whole(self, offset: int, n: int) -> tuple[Piece, ...]:
         """Content with neighbours of one history joined, so that equal contents compare equal."""
         joined: list[Piece] = []
-        for length, origin, value in self._pieces:
+        for length, origin, value in self.read(offset, n):
             if joined:
                 before, start, same = joined[-1]
                 if same is value and start + before == origin:

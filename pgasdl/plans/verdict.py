@@ -7,7 +7,8 @@ from math import isclose
 
 from pgasdl.plans.blocks import scale_of
 from pgasdl.plans.plan import Plan
-from pgasdl.plans.symbols import Expr, Piece, Symbols
+from pgasdl.plans.results import Region, regions
+from pgasdl.plans.symbols import Expr, Memory, Piece, Symbols
 
 
 class Verdict:
@@ -18,32 +19,53 @@ class Verdict:
     buffer : where the result is
     """
 
-    def __init__(self, plans: Sequence[Plan], kind: str, symbols: Symbols) -> None:
+    def __init__(self, plans: Sequence[Plan], kind: str, symbols: Symbols, root: int = 0) -> None:
         self.buffer = "weights" if kind == "update" else "data"
         self._size = len(plans)
-        self._count = plans[0].count
+        count = plans[0].count
+        self._regions = [regions(kind, p.rank, self._size, count, root) for p in plans]
         self._scale = scale_of(kind, self._size)
         self._kind = kind
         self._symbols = symbols
-        self._first: dict[tuple[int, int], tuple[int, tuple[Piece, ...]]] = {}
+        self._first: dict[tuple[int, int, int, int], tuple[int, tuple[Piece, ...]]] = {}
         self._right: set[tuple[int, int, int]] = set()
 
-    def fault(self, layer: int, rank: int, iteration: int, pieces: tuple[Piece, ...]) -> str | None:
+    def fault(self, layer: int, rank: int, iteration: int, memory: Memory) -> str | None:
         """What is wrong with rank's result of an iteration, or None."""
-        if not self._count:
+        for region in self._regions[rank]:
+            fault = self._fault_in(region, layer, rank, iteration, memory)
+            if fault is not None:
+                return fault
+        return None
+
+    def _fault_in(
+        self, region: Region, layer: int, rank: int, iteration: int, memory: Memory
+    ) -> str | None:
+        pieces = memory.whole(region.begin, region.n)
+        key = layer, iteration, region.begin, region.n
+        first, agreed = self._first.setdefault(key, (rank, pieces))
+        if region.source is None and first != rank and pieces == agreed:
             return None
-        first, agreed = self._first.setdefault((layer, iteration), (rank, pieces))
-        if first != rank and pieces == agreed:
-            return None
-        start = 0
-        for n, origin, value in pieces:
-            fault = self._fault_of(layer, iteration, value)
-            if fault is None and origin != start:
-                fault = f"holds what belongs to [{origin}:{origin + n}]"
+        start, origin = region.begin, region.origin
+        for n, held, value in pieces:
+            if region.source is None:
+                fault = self._fault_of(layer, iteration, value)
+            else:
+                fault = self._no_copy(region.source, iteration, value)
+            if fault is None and held != origin:
+                fault = f"holds what belongs to [{held}:{held + n}], not [{origin}:{origin + n}]"
             if fault is not None:
                 return f"[{start}:{start + n}]: {fault}"
             start += n
-        return f"not the bits that rank {first} has" if pieces != agreed else None
+            origin += n
+        if region.source is None and pieces != agreed:
+            return f"not the bits that rank {first} has"
+        return None
+
+    def _no_copy(self, source: int, iteration: int, value: Expr) -> str | None:
+        if value.fault or value is self._symbols.gradient(source, iteration):
+            return value.fault
+        return f"not what rank {source} had in iteration {iteration}, unchanged"
 
     def _fault_of(self, layer: int, iteration: int, value: Expr) -> str | None:
         if (layer, iteration, id(value)) in self._right:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pgasdl.plans import KINDS, PLANS, Plan, Put, Reduce, Span, Step, Wait
+from pgasdl.plans import EXCHANGES, PLANS, Plan, Put, Reduce, Span, Step, Wait
 
 BUILT_IN = ("gdraa", "gdraa-direct", "tree")
 VARIANTS = [
     (name, kind, wire)
     for name in BUILT_IN
-    for kind in KINDS
+    for kind in EXCHANGES
     for wire in ((False, True) if PLANS[name].wire else (False,))
 ]
 

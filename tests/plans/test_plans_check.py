@@ -120,7 +120,7 @@ def test_memory_named_by_the_plans() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
-        (("ring", 0, 2, 8), {}, "ring"),
+        (("hexagon", 0, 2, 8), {}, "hexagon"),
         (("gdraa", 2, 2, 8), {}, "rank 2"),
         (("gdraa", -1, 2, 8), {}, "rank -1"),
         (("gdraa", 0, 0, 8), {}, "0 ranks"),

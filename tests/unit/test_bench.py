@@ -15,11 +15,12 @@ from pgasdl import loopback, models
 from pgasdl.bench import peers, rdma
 from pgasdl.bench.floors import floor_of, placement
 from pgasdl.bench.report import Report, Row, ratio, short
-from pgasdl.bench.request import Request, parse_size, parse_sizes
+from pgasdl.bench.request import Request
 from pgasdl.bench.timing import Samples, durations
 from pgasdl.bench.turns import Contender, usual
 from pgasdl.bench.worker import _buckets, _pieces
 from pgasdl.errors import ConfigError, UnavailableError
+from pgasdl.sizes import parse_size, parse_sizes
 
 KEYS = {"op", "transport", "plan", "ranks", "bytes", "dtype", "us", "floor_us"} | {
     "placement",

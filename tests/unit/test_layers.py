@@ -13,7 +13,17 @@ NATIVE = ROOT / "native"
 PACKAGE = ROOT / "pgasdl"
 
 # Bottom first. A layer may use those before it.
-LAYERS = ("sys", "memory", "reduce", "transport", "pgas", "exchange", "measure", "python")
+LAYERS = (
+    "sys",
+    "memory",
+    "reduce",
+    "transport",
+    "pgas",
+    "exchange",
+    "measure",
+    "simulate",
+    "python",
+)
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 

@@ -9,7 +9,7 @@ from pgasdl.routes import Place, choose
 
 
 def place(host: str = "a", asked: str = "auto", no_verbs: str = "") -> Place:
-    return Place(host, asked, False, no_verbs)
+    return Place(host, asked, False, no_verbs, "")
 
 
 def test_one_machine_needs_no_rdma() -> None:
@@ -45,5 +45,5 @@ def test_refusals_name_rank_and_reason() -> None:
 
 
 def test_places_travel_as_words() -> None:
-    here = Place("boot 1 2", "auto", True, "no libibverbs.so.1")
+    here = Place("boot 1 2", "auto", True, "no libibverbs.so.1", "")
     assert Place.decoded(here.encoded()) == here

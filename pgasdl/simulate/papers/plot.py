@@ -1,0 +1,48 @@
+"""Charts as pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from pgasdl.simulate.papers.study import Chart
+
+matplotlib.use("Agg")
+
+
+def draw(chart: Chart, path: Path) -> None:
+    """Draw a chart to a PNG file."""
+    figure = Figure(figsize=(8.6, 4.4), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for series in chart.series:
+        if series.paper:
+            axes.plot(series.x, series.y, "D", ms=7, mfc="none", mew=1.8, label=series.label)
+        else:
+            axes.plot(series.x, series.y, "-", marker=".", lw=1.6, label=series.label)
+    if chart.log_x:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted({x for series in chart.series for x in series.x}))
+        axes.xaxis.set_major_formatter(FuncFormatter(_short))
+        axes.tick_params(axis="x", labelsize=8, rotation=30)
+    if chart.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_title(chart.title, fontsize=11)
+    axes.set_xlabel(chart.xlabel)
+    axes.set_ylabel(chart.ylabel)
+    axes.grid(True, which="major", alpha=0.3)
+    axes.legend(fontsize=8.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path)
+
+
+def _short(value: float, _: object = None) -> str:
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if value > size and value % size == 0:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

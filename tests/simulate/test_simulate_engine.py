@@ -1,0 +1,154 @@
+"""The native engine: equal to the exact model where no link is shared, and right where one is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pgasdl import _native, models
+from pgasdl import simulate as sim
+from pgasdl.errors import ConfigError, PlanError
+from pgasdl.plans import PLANS, build_all
+from pgasdl.plans.cost import Model, Pair, finish_times
+from pgasdl.simulate.machine import of_model
+from pgasdl.simulate.program import OUTLINES, encoded, program
+
+MODEL = Model(
+    Pair(1.5e-6, 1e-10, 2e-7), Pair(2e-6, 4e-10, 3e-7), per_node=3, gamma=5e-11, copy=3e-11,
+    remote=2e-11, update=7e-11,
+)  # fmt: skip
+VARIANTS = [
+    (name, kind) for name, spec in PLANS.items() for kind in spec.kinds if kind not in ("sum",)
+]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize(("name", "kind"), VARIANTS)
+def test_the_engine_agrees_with_the_exact_model(name: str, kind: str, blocking: bool) -> None:
+    model = replace(MODEL, blocking=blocking)
+    phase = {"phase": 0} if PLANS[name].phases > 1 else {}
+    for size in (1, 2, 5, 8):
+        for count in (40, 3000):
+            begin = [1e-6 * (rank * 7 % 5) for rank in range(size)]
+            plans = build_all(name, size, count, kind=kind, **phase)
+            exact = finish_times(plans, model, begin=begin)
+            engine = sim.simulate(
+                of_model(size, model), [sim.Exchange(name, count, kind=kind)], begin=begin
+            )
+            assert engine.finish[0] == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", OUTLINES)
+@pytest.mark.parametrize("count", [1, 40, 1000, 4097])
+def test_an_outline_is_the_plan(name: str, count: int) -> None:
+    for size in (2, 3, 5, 8, 17):
+        exchange = sim.Exchange(name, count)
+        machine = sim.supernodes(size, per_group=3, oversubscription=2, gamma=5e-11)
+        begin = [3e-7 * (rank * 5 % 7) for rank in range(size)]
+        levels, costs = machine.native()
+        runs = []
+        for made in (
+            encoded(build_all(name, size, count), size),
+            OUTLINES[name](exchange, size),
+        ):
+            runs.append(
+                _native.simulate(
+                    levels, costs, [made], [0], [(1, 0, 0.0), (2, 0, 0.0)], begin, [1.0] * size
+                )
+            )
+        assert list(runs[0][0]) == list(runs[1][0])
+        assert runs[0][4] == runs[1][4]
+
+
+def test_an_over_subscribed_link_is_the_bottleneck() -> None:
+    # Two groups of 4 send everything across: through one link of a quarter of their bandwidth.
+    exchange = sim.Exchange("all-to-all", 8 << 20, kind="all-to-all")
+    full = sim.supernodes(8, per_group=4, oversubscription=1, latency=0.0)
+    tight = sim.supernodes(8, per_group=4, oversubscription=4, latency=0.0)
+    across = 4 * 4 * 4 * (1 << 20)
+    for machine, over in ((full, 1), (tight, 4)):
+        outcome = sim.simulate(machine, [exchange])
+        nbytes, busy = outcome.levels["group"]
+        assert outcome.levels["machine"][0] == 2 * across and nbytes == 2 * 12 * 4 * (1 << 20)
+        assert busy == pytest.approx(across * over / 4 / 10e9)
+        assert outcome.seconds >= busy
+    assert sim.simulate(tight, [exchange]).seconds < 1.5 * across / 10e9
+
+
+def test_round_robin_numbering_keeps_supernodes_links_free() -> None:
+    machine = sim.supernodes(64, per_group=16, oversubscription=4, gamma=5e-11)
+    adjacent = sim.Exchange("halving-doubling", 1 << 20)
+    round_robin = replace(adjacent, options=(("group_size", 16),))
+    one, other = (sim.simulate(machine, [each]) for each in (adjacent, round_robin))
+    assert other.seconds < 0.6 * one.seconds
+    # Bytes across, of all ranks and both phases: (p - q) n / p of each rank, or (p / q - 1) n / p.
+    assert one.levels["machine"][0] == 2 * 48 * (4 << 20)
+    assert other.levels["machine"][0] == 2 * 3 * (4 << 20)
+
+
+def test_rails_carry_more_than_one() -> None:
+    exchange = sim.Exchange("gdraa", 1 << 20)
+    one, two = (
+        sim.simulate(sim.numa_nodes(16, rails=rails), [exchange]).seconds for rails in (1, 2)
+    )
+    assert 1.5 < one / two < 2.05
+
+
+def test_skewed_ranks_and_computation() -> None:
+    machine = sim.flat(8)
+    exchange = sim.Exchange("tree", 1000)
+    application = [sim.Compute(1e-3), sim.Start(0), sim.Compute(2e-3), sim.Join(0)]
+    even = sim.simulate(machine, [exchange], application)
+    assert even.seconds == pytest.approx(3e-3)  # hidden behind the second computation
+    slow = [1.0] * 7 + [4.0]
+    late = sim.simulate(machine, [exchange], application, slow=slow)
+    assert late.finish.min() > 4e-3 and late.moments[2, 0] == pytest.approx(3e-3)
+    assert late.seconds == pytest.approx(12e-3)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(PlanError, match="no plan named 'nope'"):
+        sim.simulate(sim.flat(2), [sim.Exchange("nope", 4)])
+    with pytest.raises(ConfigError, match="begin: 2 figures"):
+        sim.simulate(sim.flat(2), [sim.Exchange("tree", 4)], begin=[0.0])
+    with pytest.raises(ValueError, match="a range leaves the ops"):
+        one = np.zeros((1, 4), np.int64)
+        _native.Program(one, np.array([[[0, 2]]]), np.zeros(0, np.int64), 1, 1)
+
+
+def test_a_plan_that_hangs_is_told() -> None:
+    plans = build_all("tree", 4, 64)
+    broken = encoded([*plans[:3], replace(plans[3], lanes=((),))], 4)  # rank 3 sends nothing up
+    levels, costs = sim.flat(4).native()
+    actions = [(1, 0, 0.0), (2, 0, 0.0)]
+    *_, stuck = _native.simulate(levels, costs, [broken], [0], actions, [0.0] * 4, [1.0] * 4)
+    assert "rank 0, job 0, lane 0 waits for 2 flags, of which 1 are ever raised" in stuck
+
+
+def test_a_thousand_ranks() -> None:
+    # Of ResNet-50's largest layers; all of it is what `pgasdl sim` runs within a minute.
+    largest = sorted(models.layers("resnet50"))[-3:]
+    machine = sim.flat(1024, startup=2e-7, gamma=5e-11)
+    outcome = sim.simulate(machine, [sim.Exchange("gdraa", n) for n in largest])
+    assert outcome.messages == 3 * 2 * 1023 * 1024
+    least = sum(2 * 4 * n * 1023 / 1024 for n in largest) / 10e9
+    assert least < outcome.seconds < 20 * least
+    halving = sim.simulate(machine, [sim.Exchange("halving-doubling", largest[-1])])
+    assert halving.messages == 1024 * 20
+    assert halving.seconds < 2 * 4 * largest[-1] / 10e9 + 1e-3
+
+
+def test_sixteen_thousand_ranks_of_a_tree() -> None:
+    size = 16384
+    outcome = sim.simulate(sim.MACHINES["fat-tree"](size), [sim.Exchange("tree", 1000)])
+    assert outcome.messages == 2 * (size - 1)
+    assert 14 * 1.5e-6 < outcome.seconds < 1e-3
+
+
+def test_programs_are_shared() -> None:
+    exchange = sim.Exchange("tree", 100)
+    assert program(exchange, 4) is not None
+    outcome = sim.simulate(sim.flat(4), [exchange] * 50)
+    assert outcome.messages == 50 * 6
