@@ -29,12 +29,16 @@ def main() -> None:
         return
     base, work, *files = (Path(argument).absolute() for argument in sys.argv[1:])
     images = {"debian:12-slim": base}
+    environments: dict[Path, dict[str, str]] = {}
     for file in files:
-        images["pgasdl" if file.suffix == "" else "pgasdl-test"] = rehearse(file, work, images)
+        name = "pgasdl" if file.suffix == "" else "pgasdl-test"
+        images[name] = rehearse(file, work, images, environments)
 
 
-def rehearse(file: Path, work: Path, images: dict[str, Path]) -> Path:
-    """The root folder of the image that a Dockerfile makes."""
+def rehearse(
+    file: Path, work: Path, images: dict[str, Path], environments: dict[Path, dict[str, str]]
+) -> Path:
+    """The root folder of the image that a Dockerfile makes; its variables go to `environments`."""
     stages = dict(images)
     variables: dict[str, str] = {}
     root, user, folder = Path("/"), "root", "/"
@@ -43,7 +47,9 @@ def rehearse(file: Path, work: Path, images: dict[str, Path]) -> Path:
         print(f"{file.name}: {instruction} {text[:100]}", flush=True)
         if instruction == "FROM":
             source, _, name = expand(text, variables).partition(" AS ")
+            variables = dict(environments.get(stages[source], {}))
             root = layer(stages[source], work / file.name / f"stage{n_stages}")
+            environments[root] = variables
             stages[name] = root
             user, folder, n_stages = "root", "/", n_stages + 1
         elif instruction == "ARG":

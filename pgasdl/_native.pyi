@@ -1,6 +1,6 @@
 """Native core of pgasdl."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy
@@ -79,13 +79,28 @@ class LoopbackWorld:
     @property
     def size(self) -> int: ...
 
+class MpiWorld:
+    """A communicator of mpi4py's MPI, and windows over segments' memory."""
+
+    @staticmethod
+    def make(file: str, handles_are_pointers: bool, handles: Mapping[str, int], numbers: Mapping[str, int], threads: str, rank: int, size: int) -> MpiWorld: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def finish(self, seconds: float) -> None:
+        """Frees all windows, if every rank comes here in time."""
+
 def host_identity() -> str:
     """Equal for processes that can map each other's memory."""
 
 class ContextCore:
     """One rank of a job; see pgasdl.Context."""
 
-    def __init__(self, rank: int, size: int, transports: Sequence[str], token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float, verbs_device: str | None = None, verbs_port: int | None = None, verbs_gid: int | None = None) -> None: ...
+    def __init__(self, rank: int, size: int, transports: Sequence[str], token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float, verbs_device: str | None = None, verbs_port: int | None = None, verbs_gid: int | None = None, mpi: MpiWorld | None = None, mpi_created: bool = False) -> None: ...
 
     def _endpoint(self) -> bytes: ...
 

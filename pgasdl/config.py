@@ -212,6 +212,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PGASDL_VERBS_PORT", Integer(1, 255), None, "port of that device; unset: the best"),
     Variable("PGASDL_VERBS_GID", Integer(0, 4095), None, "GID index; unset: the best"),
     Variable(
+        "PGASDL_MPI_WINDOWS",
+        Choice(("allocated", "created")),
+        "allocated",
+        "windows of transport mpi: memory of MPI's own, or made over ours (no /dev/shm needed)",
+    ),
+    Variable(
         "PGASDL_TIMEOUT",
         Seconds(0.001, 1e7),
         60.0,
@@ -278,6 +284,7 @@ class Config:
     verbs_device: str | None
     verbs_port: int | None
     verbs_gid: int | None
+    mpi_windows: str
     timeout: float
     queue_depth: int
     queues: int

@@ -72,6 +72,7 @@ class Context(_native.ContextCore):
         store: Store,
         world: _native.LoopbackWorld | None = None,
         mapped: bool = True,
+        mpi: _native.MpiWorld | None = None,
     ) -> None:
         self._loopback_mapped = mapped
         self.config = config
@@ -80,7 +81,7 @@ class Context(_native.ContextCore):
         self._world_of_threads = world
         self.policy = load(config.policy or "")
         asked = "loopback" if world is not None else config.transport
-        place = Place.here(launch, config, asked, str(self.policy))
+        place = Place.here(launch, config, asked, str(self.policy), mpi is not None)
         places = list(map(Place.decoded, store.exchange("place", place.encoded(), config.timeout)))
         # How many ranks share a machine, as plans with nodes take it: as many as the first one has.
         self.node_size = sum(place.host == places[0].host for place in places)
@@ -112,7 +113,10 @@ class Context(_native.ContextCore):
             verbs_device=config.verbs_device,
             verbs_port=config.verbs_port,
             verbs_gid=config.verbs_gid,
+            mpi=mpi,
+            mpi_created=config.mpi_windows == "created",
         )
+        self._over_mpi = "mpi" in self.routes.names
         self._connect(store.exchange("endpoint", self._endpoint()))
         self._join(store.exchange("world", self._open()), config.timeout)
         self.world = Group(self, self._world())
@@ -491,6 +495,10 @@ class Context(_native.ContextCore):
         if self.closed:
             return
         self._close(failed)
+        if self._over_mpi:
+            from pgasdl.mpi import note_losses
+
+            note_losses(self)
         # Their NumPy views of segments would keep the context in a cycle that is never collected.
         self._workspaces.clear()
         self._allreduces.clear()

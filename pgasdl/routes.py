@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pgasdl.config import Config
     from pgasdl.launch.detect import Launch
 
-OFFERED = ("auto", "shm", "verbs")
+OFFERED = ("auto", "shm", "verbs", "mpi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,18 @@ class Place:
     crowded : there are more ranks on its machine than cores it may use
     no_verbs : why it has no verbs transport; "" if it has
     policy : its policy, as text
+    mpi : it came through an MPI communicator
     """
 
     host: str
     asked: str
     crowded: bool
     no_verbs: str
-    policy: str
+    policy: str = ""
+    mpi: bool = False
 
     @classmethod
-    def here(cls, launch: Launch, config: Config, asked: str, policy: str) -> Self:
+    def here(cls, launch: Launch, config: Config, asked: str, policy: str, mpi: bool) -> Self:
         """This rank's."""
         crowded = launch.local_size > len(os.sched_getaffinity(0))
         if asked == "verbs" or not launch.one_machine:
@@ -46,7 +48,7 @@ class Place:
             missing = _native.verbs_missing(*wanted)
         else:
             missing = "not looked for: all ranks are on one machine"  # opening devices takes time
-        return cls(_native.host_identity(), asked, crowded, missing, policy)
+        return cls(_native.host_identity(), asked, crowded, missing, policy, mpi)
 
     def encoded(self) -> bytes:
         """For the store."""
@@ -112,8 +114,13 @@ def choose(rank: int, places: Sequence[Place]) -> Routes:
                 'or in other containers: transport "shm" serves one machine, use "verbs" or "auto"'
             )
         return Routes(("shm",) * size, "asked for")
+    if asked == "mpi":
+        return Routes(("mpi",) * size, "asked for")
     if asked == "verbs" or not everywhere:
         for other, place in enumerate(places):
+            if place.no_verbs and asked == "auto" and all(place.mpi for place in places):
+                reason = f"rank {other} has no verbs: {place.no_verbs}"
+                return Routes(("mpi",) * size, f"several machines, joined through MPI; {reason}")
             if place.no_verbs:
                 why = "asked for" if asked == "verbs" else "the ranks run on several machines"
                 raise UnavailableError(

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgasdl import bootstrap, flight
 from pgasdl.config import Config
@@ -16,6 +16,9 @@ from pgasdl.context import Context
 from pgasdl.errors import ClosedError, UnavailableError
 from pgasdl.launch.detect import detect
 from pgasdl.routes import OFFERED
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 log = logging.getLogger("pgasdl")
 
@@ -29,6 +32,7 @@ def init(
     size: int | None = None,
     transport: str | None = None,
     timeout: float | None = None,
+    comm: MPI.Comm | None = None,
     **settings: Any,
 ) -> Context:
     """Join the job and meet the other ranks. Collective.
@@ -36,9 +40,11 @@ def init(
     Parameters
     ----------
     rank, size : this process's place; None: from ``PGASDL_*``, torchrun, mpiexec, srun, or alone
-    transport : "auto" (shm inside a machine, verbs between machines), "shm" or "verbs"; None:
-        ``PGASDL_TRANSPORT``, else "auto"
+    transport : "auto" (shm inside a machine, verbs between machines, or MPI where there is no
+        verbs), "shm", "verbs" or "mpi"; None: ``PGASDL_TRANSPORT``, else "auto"
     timeout : seconds, of init and the default of every later call; None: ``PGASDL_TIMEOUT``, 60
+    comm : an mpi4py communicator whose ranks are the job's, with whatever transport: they meet
+        through it. None: with transport "mpi" ``MPI.COMM_WORLD``, else MPI is left alone
     settings : any other field of the table that ``pgasdl env`` prints, in lower case
 
     Returns
@@ -65,15 +71,22 @@ def init(
         rank=rank, size=size, transport=transport, timeout=timeout, **settings
     )
     _start_log(config.log)
-    launch = detect(config)
     if config.transport not in OFFERED:
         raise UnavailableError(
             f'transport "{config.transport}" is not in this build; there are '
             f'{", ".join(OFFERED)}, and "loopback" through pgasdl.loopback.run'
         )
-    store = bootstrap.connect(config, launch)
+    world = None
+    if comm is not None or config.transport == "mpi":
+        from pgasdl import mpi
+
+        joined = mpi.join(comm, config)
+        launch, store, world = joined.launch, joined.store, joined.world
+    else:
+        launch = detect(config)
+        store = bootstrap.connect(config, launch)
     try:
-        context = Context(config, launch, store)
+        context = Context(config, launch, store, mpi=world)
     except BaseException:
         store.close(drain=0.0)
         raise

@@ -84,13 +84,12 @@ std::string Group::describe() { return context_.transport().publish(control_->lo
 void Group::attach(const std::vector<std::string>& descriptions, Deadline deadline) {
   for (std::size_t member = 0; member < ranks_.size(); ++member) {
     const Rank peer = ranks_[member];
-    if (peer == context_.rank()) {
-      control_->set_self(peer);
-    } else {
+    if (peer != context_.rank()) {
       control_->set_remote(peer,
                            context_.transport().attach(peer, descriptions.at(member), deadline));
     }
   }
+  control_->set_self(context_.rank());
   control_->local().descriptor.reset();
 }
 
@@ -306,14 +305,13 @@ Outcome Group::create_segment(std::uint64_t bytes, std::uint32_t notifications, 
     std::memcpy(&proposal, all[member].data(), sizeof proposal);
     agreed = std::max(agreed, proposal);
     const Rank peer = ranks_[member];
-    if (peer == context_.rank()) {
-      created->set_self(peer);
-    } else {
-      // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
+    // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
+    if (peer != context_.rank()) {
       created->set_remote(peer, transport.attach(peer, all[member].substr(sizeof proposal),
                                                  Deadline::in(context_.options().timeout)));
     }
   }
+  created->set_self(context_.rank());  // last: a transport may have moved this rank's copy
   created->set_id(agreed);
   created->local().descriptor.reset();
   context_.use_segment_id(agreed);

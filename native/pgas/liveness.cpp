@@ -159,6 +159,9 @@ void Liveness::take_leave(Deadline deadline) {
 }
 
 void Liveness::report(Rank lost, Health how) {
+  if (how != Health::kClosed && lost != rank_ && health(lost) == Health::kHealthy) {
+    transport_->lost(lost);
+  }
   for (ControlBlock* block : blocks_) {
     if (block == nullptr) continue;
     Health expected = Health::kHealthy;

@@ -8,6 +8,7 @@
 #include "python/docs.hpp"
 #include "python/handles.hpp"
 #include "transport/loopback.hpp"
+#include "transport/mpi.hpp"
 #include "transport/router.hpp"
 #include "transport/shm.hpp"
 #include "transport/verbs.hpp"
@@ -223,11 +224,16 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
 std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Rank size,
                                           const std::string& token,
                                           std::shared_ptr<LoopbackWorld> world,
-                                          const VerbsOptions& verbs) {
+                                          const VerbsOptions& verbs,
+                                          std::shared_ptr<MpiWorld> mpi,
+                                          const MpiOptions& mpi_options) {
   if (name == "shm") return std::make_unique<ShmTransport>(rank, size, token);
   if (name == "verbs") return std::make_unique<VerbsTransport>(rank, size, token, verbs);
   if (name == "loopback" && world != nullptr) {
     return std::make_unique<LoopbackTransport>(std::move(world), rank);
+  }
+  if (name == "mpi" && mpi != nullptr) {
+    return std::make_unique<MpiTransport>(std::move(mpi), mpi_options);
   }
   throw Error(ErrorKind::kUnavailable, text("transport \"", name,
                                             "\": this build has shm, and "
@@ -237,7 +243,9 @@ std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Ra
 // One transport, or several behind a router: `names` is what carries bytes to each rank.
 std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names, Rank rank,
                                            nb::bytes token, std::shared_ptr<LoopbackWorld> world,
-                                           const VerbsOptions& verbs) {
+                                           const VerbsOptions& verbs,
+                                           const std::shared_ptr<MpiWorld>& mpi,
+                                           const MpiOptions& mpi_options) {
   const std::string secret(token.c_str(), token.size());
   const auto size = static_cast<Rank>(names.size());
   // In the same order on every rank: peers take each other's words apart by it.
@@ -246,7 +254,7 @@ std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names
   different.erase(std::unique(different.begin(), different.end()), different.end());
   std::vector<std::unique_ptr<Transport>> made;
   for (const std::string& name : different) {
-    made.push_back(make_transport(name, rank, size, secret, world, verbs));
+    made.push_back(make_transport(name, rank, size, secret, world, verbs, mpi, mpi_options));
   }
   std::vector<std::size_t> routes;
   for (const std::string& name : names) {
@@ -270,7 +278,7 @@ void bind_context(nb::module_& module) {
              std::uint32_t queue_depth, std::uint32_t queues, std::uint64_t passive_bytes,
              double spin_us, double yield_us, std::uint32_t heartbeat_ms, double stopped_after,
              const std::optional<std::string>& verbs_device, std::optional<int> verbs_port,
-             std::optional<int> verbs_gid) {
+             std::optional<int> verbs_gid, std::shared_ptr<MpiWorld> mpi, bool mpi_created) {
             Options options;
             options.timeout = timeout;
             options.queue_depth = queue_depth;
@@ -285,11 +293,13 @@ void bind_context(nb::module_& module) {
             verbs.port = verbs_port.value_or(0);
             verbs.gid_index = verbs_gid.value_or(-1);
             verbs.queues = queues + Context::kOwnQueues;
+            const MpiOptions mpi_options{verbs.queues, mpi_created, stopped_after};
             // A forked child never destroys what it inherited: its threads and locks are the
             // parent's.
             new (self) ContextHandle{std::shared_ptr<Runtime>(
                 new Runtime(rank, size,
-                            make_transports(transports, rank, token, std::move(world), verbs),
+                            make_transports(transports, rank, token, std::move(world), verbs, mpi,
+                                            mpi_options),
                             options),
                 [](Runtime* runtime) {
                   if (!runtime->context.inherited()) delete runtime;
@@ -298,7 +308,8 @@ void bind_context(nb::module_& module) {
           "rank"_a, "size"_a, "transports"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
           "heartbeat_ms"_a, "stopped_after"_a, "verbs_device"_a.none() = nb::none(),
-          "verbs_port"_a.none() = nb::none(), "verbs_gid"_a.none() = nb::none())
+          "verbs_port"_a.none() = nb::none(), "verbs_gid"_a.none() = nb::none(),
+          "mpi"_a.none() = nb::none(), "mpi_created"_a = false)
       .def("_endpoint",
            [](const ContextHandle& self) { return as_bytes(self.context().endpoint()); })
       .def("_connect",

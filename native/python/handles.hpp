@@ -100,6 +100,7 @@ void bind_group(nb::module_& module);
 void bind_exchange(nb::module_& module);
 void bind_allreduce(nb::module_& module);
 void bind_schedule(nb::module_& module);
+void bind_mpi(nb::module_& module);
 void bind_verbs(nb::module_& module);
 void bind_measure(nb::module_& module);
 void bind_simulate(nb::module_& module);

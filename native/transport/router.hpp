@@ -45,6 +45,7 @@ class Router final : public Transport {
   bool needs_progress() const override;
   void progress() override;
   void reconnect(Rank peer) override { to(peer).reconnect(peer); }
+  void lost(Rank peer) override { to(peer).lost(peer); }
 
  private:
   Transport& to(Rank peer) const { return *transports_[routes_[static_cast<std::size_t>(peer)]]; }

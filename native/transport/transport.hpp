@@ -96,7 +96,8 @@ class Transport {
   virtual void connect(Rank peer, const std::string& endpoint) = 0;
   // Where `peer` sleeps, if its doorbell is mapped here: ring it after raising a flag.
   virtual void set_doorbell(Rank /*peer*/, Doorbell* /*doorbell*/) {}
-  // Makes a segment reachable for `peers`; the answer is what they need for attach().
+  // Makes a segment reachable for `peers`; the answer is what they need for attach(). The transport
+  // may give it other memory until the last of them was attached.
   virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;
   virtual RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) = 0;
   virtual void retract(const LocalSegment& /*segment*/) {}
@@ -121,6 +122,8 @@ class Transport {
   virtual bool connecting(QueueId /*queue*/, Rank /*peer*/) const { return false; }
   // Gives up what connects us with `peer`, after a fault; the next operation connects anew.
   virtual void reconnect(Rank /*peer*/) {}
+  // `peer` is no more: nothing that waits for it will end.
+  virtual void lost(Rank /*peer*/) {}
   // Moves on what cannot move by itself; called by every wait if needs_progress().
   virtual bool needs_progress() const { return false; }
   virtual void progress() {}

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,13 +14,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from pgasdl.bench.timing import clock_cost, durations, rounds_of
 from pgasdl.errors import UnavailableError
+from pgasdl.launch import mpiexec
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 300.0
@@ -36,44 +35,24 @@ class Kind:
     ----------
     module : the program of its processes
     needs : Python modules
-    launchers, libraries : of an MPI, the first that is found; none: processes are simply started
-    says : part of the library's own name, so that another is not taken for it
+    mpi : which MPI starts them; none: they are simply started
     environ : of its processes
     """
 
     module: str
     needs: tuple[str, ...]
-    launchers: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    says: str = ""
+    mpi: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
 
 
-_MPICH = Kind(
-    "pgasdl.bench.mpi_peer", ("mpi4py",), ("mpiexec.hydra", "mpiexec.mpich"),
-    ("libmpi.so.12", "libmpich.so.12"), "MPICH",
-)  # fmt: skip
+_MPI = "pgasdl.bench.mpi_peer"
 KINDS = {
-    "mpich": _MPICH,
+    "mpich": Kind(_MPI, ("mpi4py",), "mpich"),
     "mpich-generic": Kind(
-        _MPICH.module, _MPICH.needs, _MPICH.launchers, _MPICH.libraries, _MPICH.says,
-        {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"},
+        _MPI, ("mpi4py",), "mpich", {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}
     ),
-    "openmpi": Kind(
-        "pgasdl.bench.mpi_peer", ("mpi4py",), ("prterun", "mpirun.openmpi", "orterun"),
-        ("libmpi.so.40",), "Open MPI",
-        {
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_ALLOW_RUN_AS_ROOT": "1",
-            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-            "PRTE_MCA_hwloc_default_binding_policy": "none",
-        },
-    ),
-    "gloo": Kind(
-        "pgasdl.bench.gloo_peer", ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}
-    ),
+    "openmpi": Kind(_MPI, ("mpi4py",), "openmpi"),
+    "gloo": Kind("pgasdl.bench.gloo_peer", ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}),
 }  # fmt: skip
 
 
@@ -162,9 +141,10 @@ class Peer:
         self._lines = [self._lines[place] for place in order]
         version = str(hellos[0]["version"])
         sizes = {int(hello["size"]) for hello in hellos}
-        if sizes != {self._size} or kind.says not in version:
+        says = "" if kind.mpi is None else mpiexec.KINDS[kind.mpi].says
+        if sizes != {self._size} or says not in version:
             raise UnavailableError(
-                f"{self._size} processes of {kind.says or 'it'} were started, but they are "
+                f"{self._size} processes of {says or 'it'} were started, but they are "
                 f"{sorted(sizes)} of {version}"
             )
         return version
@@ -173,10 +153,9 @@ class Peer:
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PGASDL_", "PMI"))}
         environ |= {"OMP_NUM_THREADS": "1", **kind.environ}
         program = [sys.executable, "-m", kind.module, path]
-        if kind.launchers:
-            launcher = _first(_programs(kind.launchers), kind.launchers)
-            environ["MPI4PY_LIBMPI"] = _first(_libraries(kind.libraries), kind.libraries)
-            self._spawn([launcher, "-n", str(self._size), *program], environ)
+        if kind.mpi is not None:
+            found = mpiexec.find(kind.mpi)
+            self._spawn(found.command(self._size, program), environ | found.environ())
             return
         for rank in range(self._size):
             self._spawn([*program, str(rank), str(self._size), store], environ)
@@ -230,19 +209,3 @@ def start(names: Sequence[str], size: int) -> tuple[list[Peer], list[str]]:
         except UnavailableError as error:
             missing.append(str(error))
     return peers, missing
-
-
-def _first(found: list[str], wanted: tuple[str, ...]) -> str:
-    if not found:
-        raise UnavailableError(f"no {' or '.join(wanted)} here ({_INSTALL})")
-    return found[0]
-
-
-def _programs(names: tuple[str, ...]) -> list[str]:
-    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    return [path for name in names if (path := shutil.which(name, path=places)) is not None]
-
-
-def _libraries(names: tuple[str, ...]) -> list[str]:
-    places = [Path(sys.prefix, "lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib")]
-    return [str(place / name) for name in names for place in places if (place / name).exists()]

@@ -10,14 +10,19 @@ between transports is in the rows and nowhere else.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from contract_pool import Pool, judged
+
+from pgasdl.errors import UnavailableError
+from pgasdl.launch import mpiexec
 
 Program = Callable[..., Any]
 
@@ -32,6 +37,7 @@ class Transport:
 
     name: str
     threads: bool = False
+    mpi: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
     def run(
@@ -39,12 +45,29 @@ class Transport:
         deadline: float,
     ) -> list[Any]:  # fmt: skip
         start = pool.run_threads if self.threads else pool.run_processes
+        if self.mpi is not None:
+            _require_mpi(self.mpi)
+            start = partial(pool.run_mpi, self.mpi)
         answers = start(command, ranks, SETTINGS | self.settings | settings, deadline)
         skipped = [answer["skip"] for answer in answers if "skip" in answer]
         if len(skipped) == len(answers):
             pytest.skip(f"{self.name}: {skipped[0]}")
         results = judged(answers)
         return results[0] if self.threads else results
+
+
+@cache
+def _missing_mpi(kind: str) -> str:
+    try:
+        mpiexec.find(kind)
+    except UnavailableError as error:
+        return str(error)
+    return "" if importlib.util.find_spec("mpi4py") else f"no mpi4py ({mpiexec.INSTALL})"
+
+
+def _require_mpi(kind: str) -> None:
+    if missing := _missing_mpi(kind):
+        pytest.skip(f"{kind}: {missing}")
 
 
 def _adversary(seed: int) -> Transport:
@@ -55,6 +78,8 @@ def _adversary(seed: int) -> Transport:
 TRANSPORTS = (
     Transport("shm", settings={"transport": "shm"}),
     Transport("verbs", settings={"transport": "verbs"}),
+    Transport("mpich", mpi="mpich", settings={"transport": "mpi"}),
+    Transport("openmpi", mpi="openmpi", settings={"transport": "mpi"}),
     Transport("loopback", threads=True),
     Transport("unmapped", threads=True, settings={"mapped": False}),
     _adversary(1),
@@ -62,7 +87,7 @@ TRANSPORTS = (
 # For what an adversary can upset: order and completion.
 ORDERING = (*TRANSPORTS, _adversary(2), _adversary(3))
 PROCESSES = tuple(row for row in TRANSPORTS if not row.threads)
-MAPPED = tuple(row for row in TRANSPORTS if row.name not in ("unmapped", "verbs"))
+MAPPED = tuple(row for row in TRANSPORTS if row.name in ("shm", "loopback", "adversary-1"))
 
 
 def run(

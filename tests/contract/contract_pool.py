@@ -17,15 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgasdl.bootstrap import StoreServer
 
-_WORKER = str(Path(__file__).with_name("contract_worker.py"))
+if TYPE_CHECKING:
+    from contract_mpi import MpiJob
+
+WORKER = str(Path(__file__).with_name("contract_worker.py"))
 _PLACE = str(Path(sys.modules["pgasdl"].__file__ or "").parents[1])
 _LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
 _STDERR_SHOWN = 4000
+_MPI_RANKS = 4  # of a job that is kept: as many as the largest test asks for
 
 Answer = dict[str, Any]
 
@@ -34,7 +39,7 @@ class RankFailure(AssertionError):
     """A rank of a test failed, or none answered in time; the text holds all tracebacks."""
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
     path = os.pathsep.join(filter(None, (_PLACE, kept.get("PYTHONPATH"))))
     # Two ranks per core already: no thread pools on top.
@@ -48,11 +53,11 @@ class Worker:
         read, write = os.pipe()
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, _WORKER, str(write), str(secret_fd)],
+            [sys.executable, WORKER, str(write), str(secret_fd)],
             stdin=subprocess.PIPE,
             stdout=self.stderr,
             stderr=self.stderr,
-            env=_environment(),
+            env=environment(),
             pass_fds=(write, secret_fd),
             start_new_session=True,  # Ctrl-C is pytest's; the pool ends its workers
         )
@@ -71,15 +76,18 @@ class Worker:
         """The answer, None while it is incomplete; a worker that died answers with how."""
         part = os.read(self.fd, 1 << 16)
         if not part:
-            status = self.process.wait()
-            how = f"signal {-status}" if status < 0 else f"status {status}"
-            return {"error": f"the worker process ended with {how}", "kind": "WorkerDied"}
+            return {"error": f"the worker process: {self.ended()}", "kind": "WorkerDied"}
         self._partial += part
         if not self._partial.endswith(b"\n"):
             return None
         line, self._partial = self._partial, b""
         answer: Answer = json.loads(line)
         return answer
+
+    def ended(self) -> str:
+        """How, once its answers have ended."""
+        status = self.process.wait()
+        return f"ended with signal {-status}" if status < 0 else f"ended with status {status}"
 
     @property
     def alive(self) -> bool:
@@ -118,6 +126,7 @@ class Pool:
         self._secret_fd = os.memfd_create("contract-secret", os.MFD_CLOEXEC)
         os.write(self._secret_fd, self._secret)
         self._workers: dict[object, Worker] = {}
+        self._mpi: dict[str, MpiJob] = {}
         self._job = 0
 
     def _at(self, place: object) -> Worker:
@@ -142,6 +151,23 @@ class Pool:
                 worker.send(command | {"init": place | settings})
             return self._gather(workers, deadline)
 
+    def run_mpi(
+        self, kind: str, command: dict[str, Any], size: int, settings: dict[str, Any],
+        deadline: float,
+    ) -> list[Answer]:  # fmt: skip
+        """The first ranks of a job that an MPI's launcher started."""
+        from contract_mpi import MpiJob
+
+        job = self._mpi.get(kind)
+        if job is None or job.size < size or job.process.poll() is not None or not job.workers:
+            if job is not None:
+                job.end()
+            job = self._mpi[kind] = MpiJob(kind, max(size, _MPI_RANKS))
+        workers = job.workers[:size]
+        for worker in workers:
+            worker.send(command | {"mpi": size, "init": settings})
+        return self._gather(workers, deadline)
+
     def run_threads(
         self, command: dict[str, Any], size: int, settings: dict[str, Any], deadline: float
     ) -> list[Answer]:
@@ -150,7 +176,7 @@ class Pool:
         worker.send(command | {"threads": size, "settings": settings})
         return self._gather([worker], deadline)
 
-    def _gather(self, workers: list[Worker], deadline: float) -> list[Answer]:
+    def _gather(self, workers: Sequence[Worker], deadline: float) -> list[Answer]:
         answers: dict[int, Answer] = {}
         end = time.monotonic() + deadline
         with selectors.DefaultSelector() as selector:
@@ -187,6 +213,8 @@ class Pool:
         """Kill and reap every worker."""
         for worker in self._workers.values():
             worker.end()
+        for job in self._mpi.values():
+            job.end()
         self._workers.clear()
         os.close(self._secret_fd)
 

@@ -1,4 +1,5 @@
-"""Runs contract tests inside a worker process: ``contract_worker.py ANSWER_FD SECRET_FD``."""
+"""Runs contract tests inside a worker process: ``contract_worker.py ANSWER_FD SECRET_FD``,
+or ``contract_worker.py mpi:SOCKET`` below an MPI's launcher."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -62,6 +64,30 @@ def _as_process(program: Callable[..., Any], command: dict[str, Any], secret_fd:
         return _to_its_end(program, context, command)
 
 
+_subsets: dict[int, Any] = {}
+
+
+def _of_mpi(size: int) -> Any:
+    """The communicator of the first ``size`` ranks; the same one for every test."""
+    from pgasdl.mpi import load
+
+    world = load().COMM_WORLD
+    if size not in _subsets:
+        _subsets[size] = world.Create_group(world.Get_group().Incl(range(size)), size)
+    return _subsets[size]
+
+
+def _as_mpi(program: Callable[..., Any], command: dict[str, Any]) -> Any:
+    comm = _of_mpi(command["mpi"])
+    place = command["init"] | {"comm": comm}
+    if command["bare"]:
+        join = partial(_join, place)
+        join.rank = comm.rank  # type: ignore[attr-defined]
+        return program(join, **command["parameters"])
+    with _join(place) as context:
+        return _to_its_end(program, context, command)
+
+
 def _as_threads(program: Callable[..., Any], command: dict[str, Any]) -> list[Any]:
     return loopback.run(
         command["threads"],
@@ -92,6 +118,8 @@ def _answer(command: dict[str, Any], secret_fd: int) -> dict[str, Any]:
         program = _program(command)
         if "threads" in command:
             return {"result": _as_threads(program, command)}
+        if "mpi" in command:
+            return {"result": _as_mpi(program, command)}
         return {"result": _as_process(program, command, secret_fd)}
     except pytest.skip.Exception as skipped:
         return {"skip": str(skipped)}
@@ -99,21 +127,41 @@ def _answer(command: dict[str, Any], secret_fd: int) -> dict[str, Any]:
         return _told(error, command["folder"])
 
 
+def _serve(commands: Iterable[bytes], answers: BinaryIO, secret_fd: int) -> None:
+    for line in commands:
+        answer = _answer(json.loads(line), secret_fd)
+        gc.collect()  # a test's segments go with it
+        sys.stderr.flush()
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+def _serve_over(path: str) -> None:
+    """Below MPI's launcher, which hands on no descriptors."""
+    from pgasdl.mpi import load
+
+    rank = load().COMM_WORLD.rank
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(path)
+        with connection.makefile("rwb") as lines:
+            lines.write(json.dumps({"rank": rank, "pid": os.getpid()}).encode() + b"\n")
+            lines.flush()
+            _serve(lines, lines, -1)
+
+
 def main() -> None:
-    answer_fd, secret_fd = int(sys.argv[1]), int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.set_inheritable(answer_fd, False)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a background shell
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     gc.freeze()
+    if sys.argv[1].startswith("mpi:"):
+        _serve_over(sys.argv[1].removeprefix("mpi:"))
+        return
+    answer_fd, secret_fd = int(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(answer_fd, False)
     with os.fdopen(answer_fd, "wb") as answers:
-        for line in sys.stdin.buffer:
-            answer = _answer(json.loads(line), secret_fd)
-            gc.collect()  # a test's segments go with it
-            sys.stderr.flush()
-            answers.write(json.dumps(answer).encode() + b"\n")
-            answers.flush()
+        _serve(sys.stdin.buffer, answers, secret_fd)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+// MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
+//
+// A flag goes out as an atomic REPLACE once the writes before it were flushed, for that is the only
+// order that MPI promises. Where the peer's window is mapped here (one machine, memory of MPI's own)
+// puts and flushes are stores and fences, and are done at once. Elsewhere each request of a queue to
+// a peer takes its place in a lane: writes are under way together, and whoever calls progress()
+// looks whether those before a flag have left, flushes, and sends the flag. That flush is the one
+// thing that may wait for the peer's MPI to be called: MPI has none that only asks.
+//
+// MPI progresses when it is called: by waits, by turns, by the thread that watches over the ranks
+// at every heartbeat.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/mpi_world.hpp"
+
+namespace pgasdl {
+
+struct MpiOptions {
+  std::uint32_t queues = 18;  // how many QueueIds there are
+  bool created = false;       // windows over our own memory only
+  double patience_s = 3;      // in a call that a lost peer keeps us in, before the process ends
+};
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(std::shared_ptr<MpiWorld> world, const MpiOptions& options);
+  ~MpiTransport() override;
+
+  std::string_view name() const override { return "mpi"; }
+  std::string endpoint() override { return {}; }
+  void connect(Rank, const std::string&) override {}
+  std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
+  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  void retract(const LocalSegment& segment) override { world_->retract(segment); }
+
+  bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                  const RemoteFlag* flag) override;
+  bool post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                 const LocalFlag* flag) override;
+  bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
+  bool complete(QueueId queue) override;
+  bool needs_progress() const override { return true; }
+  void progress() override;
+  void lost(Rank peer) override;
+
+ private:
+  using Handle = MpiLibrary::Handle;
+  using Aint = MpiLibrary::Aint;
+  struct Operation {
+    enum class Kind : std::uint8_t { kPut, kGet, kFlag, kLocalFlag, kAtomic };
+    Kind kind;
+    std::shared_ptr<MpiWindow> window;
+    int target = 0;  // in the window
+    Aint at = 0;
+    std::byte* here = nullptr;
+    int bytes = 0;
+    std::uint32_t notification = 0;
+    std::uint32_t value = 0;
+    FlagWord* word = nullptr;  // kLocalFlag
+    Atomic atomic{};
+    Handle request = 0;
+    enum class State : std::uint8_t { kWaiting, kIssued, kDone } state = State::kWaiting;
+  };
+  static constexpr std::size_t kMostOperations = 1u << 17;
+  // What is on its way from one queue to one peer.
+  struct Lane {
+    std::mutex mutex;
+    Rank peer = 0;
+    std::deque<Operation> operations;
+    std::unique_ptr<Error> fault;  // told to whoever asks next
+    struct Touched {
+      std::shared_ptr<MpiWindow> window;
+      Handle handle;
+      int target;
+      bool written;  // since the last flush; else it only has flags whose words may be in use
+    };
+    std::vector<Touched> touched;
+    // Words of flags sent at once, which MPI may still be reading.
+    static constexpr std::size_t kWords = 64;
+    std::uint32_t words[kWords] = {};
+    std::size_t next_word = 0;
+    std::atomic<bool> busy{false};  // there are operations, or it was touched
+    bool listed = false;            // among the active
+  };
+
+  Lane& lane(QueueId queue, Rank peer) {
+    return *lanes_[queue * static_cast<std::size_t>(world_->size()) +
+                   static_cast<std::size_t>(peer)];
+  }
+  void write_here(std::span<const Transfer> transfers, const RemoteFlag* flag);
+  void atomic_here(const Atomic& atomic);
+  void run(const Atomic& atomic, const MpiWindow& window, int target);
+  bool at_once(const Lane& lane, const MpiRemote& remote) const;
+  void put_now(Lane& lane, const MpiRemote& remote, const Transfer& transfer);
+  void flag_now(Lane& lane, const MpiRemote& remote, std::uint32_t notification,
+                std::uint32_t value);
+  static void touch(Lane& lane, const MpiRemote& remote, Handle handle, bool written);
+  void flush(Lane& lane, bool written_only);
+  void settle(Lane& lane);
+  static Operation& enqueue(Lane& lane, Operation::Kind kind, const MpiRemote& remote);
+  static void enqueue(Lane& lane, Operation::Kind kind, const MpiRemote& remote, std::byte* here,
+                      std::uint64_t offset, std::uint64_t bytes);
+  void activate(Lane& lane);
+  void issue(Lane& lane, Operation& operation);
+  void advance(Lane& lane);
+  bool move(Lane& lane);  // true: nothing is left
+  static void raise_fault(Lane& lane);
+  void help_library();
+  void end_if_stuck();
+
+  const std::shared_ptr<MpiWorld> world_;
+  const MpiOptions options_;
+  const Rank rank_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::mutex active_mutex_;
+  std::vector<Lane*> active_;
+  std::atomic<std::size_t> n_active_{0};
+  std::atomic<std::uint64_t> helped_{0};  // ticks
+  std::unique_ptr<std::atomic<bool>[]> lost_;
+  std::atomic<bool> any_lost_{false};
+  std::atomic<Rank> first_lost_{-1};
+};
+
+}  // namespace pgasdl

@@ -1,0 +1,84 @@
+// The functions of whichever MPI mpi4py has loaded, called without Python in between.
+//
+// Handles are integers in MPICH's ABI and pointers in Open MPI's and the standard's; above this file
+// both are Handle. Predefined ones come from mpi4py, so no mpi.h is needed and one build serves all.
+// Every function answers an error code: all handles have MPI_ERRORS_RETURN; check() turns it into an
+// Error that names the call and the peer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace pgasdl {
+
+class MpiLibrary {
+ public:
+  using Handle = std::uintptr_t;
+  using Aint = std::ptrdiff_t;
+
+  struct Constants {
+    Handle byte = 0;
+    Handle uint32 = 0;
+    Handle uint64 = 0;
+    Handle sum = 0;
+    Handle replace = 0;
+    Handle info_null = 0;
+    Handle errors_return = 0;
+    int no_check = 0;
+    int any_source = 0;
+    int any_tag = 0;
+  };
+
+  // `file`: mpi4py's extension module, which links the library. Throws kUnavailable.
+  static std::unique_ptr<MpiLibrary> load(const std::string& file, bool handles_are_pointers,
+                                          const Constants& constants);
+  virtual ~MpiLibrary() = default;
+  const Constants& constants() const { return constants_; }
+
+  // Throws kSystem unless `code` is success. `peer`: world rank, -1: none in particular.
+  void check(int code, std::string_view call, int peer) const {
+    if (code != 0) [[unlikely]]
+      fail(code, call, peer);
+  }
+
+  // --- data path; bytes at most kMostBytes
+  static constexpr std::uint64_t kMostBytes = 1u << 30;
+  virtual int put(const void* from, int bytes, int target, Aint at, Handle window) = 0;
+  virtual int rput(const void* from, int bytes, int target, Aint at, Handle window,
+                   Handle* request) = 0;
+  virtual int get(void* to, int bytes, int target, Aint at, Handle window) = 0;
+  virtual int rget(void* to, int bytes, int target, Aint at, Handle window, Handle* request) = 0;
+  virtual int replace(const std::uint32_t* value, int target, Aint at, Handle window) = 0;
+  virtual int fetch_add(const std::uint64_t* operand, std::uint64_t* old, int target, Aint at,
+                        Handle window) = 0;
+  virtual int compare_swap(const std::uint64_t* swap, const std::uint64_t* compare,
+                           std::uint64_t* old, int target, Aint at, Handle window) = 0;
+  virtual int flush(int target, Handle window) = 0;
+  virtual int flush_local(int target, Handle window) = 0;
+  virtual int test(Handle* request, bool* done) = 0;
+  virtual int probe(Handle communicator) = 0;  // lets the library work on what has come in
+
+  // --- setup; those that are collective block until all have called them
+  virtual int allocate(std::uint64_t bytes, Handle communicator, void** base, Handle* window) = 0;
+  virtual int create(void* base, std::uint64_t bytes, Handle communicator, Handle* window) = 0;
+  virtual int open(Handle window) = 0;          // error handler, and a passive epoch without end
+  virtual int close_and_free(Handle* window) = 0;
+  virtual bool maps(Handle window, int target) = 0;  // by loads and stores
+  virtual int ibarrier(Handle communicator, Handle* request) = 0;
+  virtual int allgather(std::uint64_t mine, std::uint64_t* all, Handle communicator) = 0;
+  virtual int subset(Handle communicator, const int* ranks, int count, int tag,
+                     Handle* made) = 0;
+
+ protected:
+  explicit MpiLibrary(const Constants& constants) : constants_(constants) {}
+  virtual std::string words(int code) const = 0;
+  const Constants constants_;
+
+ private:
+  [[noreturn]] void fail(int code, std::string_view call, int peer) const;
+};
+
+}  // namespace pgasdl

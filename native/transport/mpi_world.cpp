@@ -1,0 +1,368 @@
+#include "transport/mpi_world.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "memory/region.hpp"
+
+namespace pgasdl {
+namespace {
+
+// A description has to fit into a slot of the group's exchange.
+constexpr std::size_t kMostTold = 64;
+constexpr MpiLibrary::Handle kNone = 0;
+
+struct Description {
+  std::uint64_t circle;
+  std::uint64_t bytes;
+  std::uint64_t n_told;
+  std::uint32_t notifications;
+  std::uint32_t bound;
+  std::uint32_t created;
+  std::uint32_t padding;
+  std::uint64_t told[kMostTold];  // windows of this circle that the sender has dropped
+};
+constexpr std::size_t kShortest = offsetof(Description, told);
+
+std::uint64_t key_of(const std::vector<Rank>& members) {
+  std::uint64_t key = 14695981039346656037u;  // FNV-1a
+  for (Rank member : members) {
+    for (int byte = 0; byte < 4; ++byte) {
+      key = (key ^ ((static_cast<std::uint32_t>(member) >> (8 * byte)) & 255)) * 1099511628211u;
+    }
+  }
+  return key;
+}
+
+std::int64_t now() { return Clock::now().time_since_epoch().count(); }
+
+}  // namespace
+
+// Ranks that have segments together.
+struct MpiCircle {
+  struct Dropped {
+    MpiLibrary::Handle data;
+    MpiLibrary::Handle board;
+  };
+  std::vector<Rank> members;
+  std::uint64_t key = 0;
+  MpiLibrary::Handle communicator = kNone;  // made with the first window
+  std::uint64_t next = 1;
+  std::set<MpiWindow*> live;
+  std::map<std::uint64_t, Dropped> dropped;
+};
+
+// A segment that is published and not yet attached by everybody.
+struct MpiWorld::Pending {
+  LocalSegment* segment;
+  MpiCircle* circle;
+  std::shared_ptr<MpiWindow> window;
+  std::size_t left;
+  bool created;
+  std::set<std::uint64_t> told;  // what all so far have dropped
+  std::vector<Description> others;
+};
+
+MpiWindow::~MpiWindow() { world->drop(*this); }
+
+const std::vector<Rank>& MpiWindow::ranks() const { return circle->members; }
+
+MpiWorld::MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
+                   Threads threads)
+    : library_(std::move(library)),
+      communicator_(communicator),
+      rank_(rank),
+      size_(size),
+      threads_(threads),
+      main_(std::this_thread::get_id()) {}
+
+MpiWorld::~MpiWorld() = default;
+
+std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> members, bool created) {
+  std::vector<Rank> ranks(members.begin(), members.end());
+  std::sort(ranks.begin(), ranks.end());
+  Description mine{};
+  mine.circle = key_of(ranks);
+  mine.bytes = segment.bytes;
+  mine.notifications = segment.notifications;
+  mine.bound = segment.bound;
+  mine.created = created;
+  if (ranks.size() > 1) {
+    const std::lock_guard lock(mutex_);
+    auto& circle = circles_[ranks];
+    if (circle == nullptr) {
+      circle = std::make_unique<MpiCircle>();
+      circle->members = ranks;
+      circle->key = mine.circle;
+      if (static_cast<Rank>(ranks.size()) == size_) circle->communicator = communicator_;
+    }
+    auto pending = std::make_unique<Pending>();
+    pending->segment = &segment;
+    pending->circle = circle.get();
+    pending->window = std::make_shared<MpiWindow>(shared_from_this());
+    pending->window->circle = circle.get();
+    pending->window->members.resize(ranks.size());
+    pending->left = ranks.size() - 1;
+    pending->created = created;
+    pending->others.resize(ranks.size());
+    for (const auto& [number, dropped] : circle->dropped) {
+      if (mine.n_told == kMostTold) break;
+      mine.told[mine.n_told++] = number;
+      pending->told.insert(number);
+    }
+    const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+    pending->window->own_index = static_cast<int>(self);
+    pending->others[static_cast<std::size_t>(self)] = mine;
+    segment.keep = pending->window;
+    pending_[mine.circle] = std::move(pending);
+  }
+  return std::string(reinterpret_cast<const char*>(&mine), kShortest + 8 * mine.n_told);
+}
+
+RemoteSegment MpiWorld::attach(Rank peer, const std::string& bytes, Deadline deadline) {
+  Description theirs{};
+  if (bytes.size() >= kShortest) std::memcpy(&theirs, bytes.data(), kShortest);
+  if (bytes.size() < kShortest || theirs.n_told > kMostTold ||
+      bytes.size() != kShortest + 8 * theirs.n_told) {
+    throw Error(ErrorKind::kMismatch,
+                text("malformed segment description from rank ", peer, ": other version?"));
+  }
+  std::memcpy(theirs.told, bytes.data() + kShortest, 8 * theirs.n_told);
+  std::unique_ptr<Pending> complete;
+  auto remote = std::make_shared<MpiRemote>();
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pending_.find(theirs.circle);
+    if (found == pending_.end()) {
+      throw Error(ErrorKind::kMismatch,
+                  text("rank ", peer, " describes a segment of a group that creates none here"));
+    }
+    Pending& pending = *found->second;
+    const auto& members = pending.circle->members;
+    const auto at = std::find(members.begin(), members.end(), peer);
+    if (at == members.end()) {
+      throw Error(ErrorKind::kMismatch, text("rank ", peer, " is not in the segment's group"));
+    }
+    const auto index = static_cast<std::size_t>(at - members.begin());
+    pending.others[index] = theirs;
+    pending.created |= theirs.created != 0;
+    std::erase_if(pending.told, [&](std::uint64_t number) {
+      return std::find(theirs.told, theirs.told + theirs.n_told, number) ==
+             theirs.told + theirs.n_told;
+    });
+    *remote = {pending.window, static_cast<int>(index)};
+    if (--pending.left == 0) {
+      complete = std::move(found->second);
+      pending_.erase(found);
+    }
+  }
+  if (complete != nullptr) settle(*complete, deadline);
+  RemoteSegment result;
+  result.bytes = theirs.bytes;
+  result.notifications = theirs.notifications;
+  result.keep = std::move(remote);
+  return result;
+}
+
+void MpiWorld::retract(const LocalSegment& segment) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(pending_, [&](const auto& entry) { return entry.second->segment == &segment; });
+}
+
+MpiWindow* MpiWorld::own_window(const std::byte* data) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = own_.find(data);
+  return found == own_.end() ? nullptr : found->second;
+}
+
+// Everybody is on the way to what all must call at once; whoever is not, by the deadline, ends it
+// for us. Only then does nothing else than MPI itself keep us in there.
+void MpiWorld::meet(Handle communicator, Deadline deadline) {
+  Handle request = kNone;
+  {
+    const auto lock = turn();
+    library_->check(library_->ibarrier(communicator, &request), "MPI_Ibarrier", -1);
+  }
+  for (;;) {
+    bool done = false;
+    {
+      const auto lock = turn();
+      library_->check(library_->test(&request, &done), "MPI_Ibarrier", -1);
+    }
+    if (done) return;
+    if (deadline.passed()) {
+      throw Error(ErrorKind::kSystem,
+                  text("rank ", rank_,
+                       ": a member of the group described its segment, but does not come to make "
+                       "the MPI window: see its error"));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+void MpiWorld::settle(Pending& pending, Deadline deadline) {
+  if (!may_call()) {
+    throw Error(ErrorKind::kUnavailable,
+                "segments are created by the thread that initialised MPI, as this MPI gave no more "
+                "than MPI_THREAD_FUNNELED");
+  }
+  MpiCircle& circle = *pending.circle;
+  if (circle.communicator == kNone) {
+    const auto lock = turn();
+    const Blocking blocking(*this, "MPI_Comm_create_group");
+    const std::vector<int> members(circle.members.begin(), circle.members.end());
+    library_->check(
+        library_->subset(communicator_, members.data(), static_cast<int>(members.size()),
+                         static_cast<int>(circle.key & 0x3fff), &circle.communicator),
+        "MPI_Comm_create_group", -1);
+  }
+  meet(circle.communicator, deadline);
+  const auto lock = turn();
+  const Blocking blocking(*this, "the creation of a window");
+  reclaim(circle, pending.told);
+  allocate(pending);
+  MpiWindow& window = *pending.window;
+  int unmapped = 0;
+  for (std::size_t index = 0; index < circle.members.size(); ++index) {
+    MpiWindow::Member& member = window.members[index];
+    const int target = static_cast<int>(index);
+    member.mapped = window.board == window.data && library_->maps(window.data, target);
+    unmapped += member.mapped ? 0 : 1;
+  }
+  const std::lock_guard mine(mutex_);
+  if (unmapped > 0) n_unmapped_.fetch_add(1, std::memory_order_relaxed);
+  window.number = circle.next++;
+  window.own = pending.segment->data;
+  window.ready = true;
+  own_[window.own] = &window;
+  circle.live.insert(&window);
+}
+
+void MpiWorld::allocate(Pending& pending) {
+  MpiWindow& window = *pending.window;
+  LocalSegment& segment = *pending.segment;
+  const MpiCircle& circle = *pending.circle;
+  const bool bound = std::any_of(pending.others.begin(), pending.others.end(),
+                                 [](const Description& other) { return other.bound != 0; });
+  const std::uint64_t page = page_bytes();
+  const auto board_bytes = [&](const Description& of) {
+    return std::uint64_t{of.notifications} * sizeof(FlagWord);
+  };
+  const std::uint64_t board_offset = bound ? 0 : round_up(segment.bytes, page);
+  const std::uint64_t bytes =
+      board_offset + board_bytes(pending.others[static_cast<std::size_t>(window.own_index)]);
+  std::byte* base = segment.region->data();
+  std::uint64_t shift = 0;
+  if (pending.created) {
+    library_->check(library_->create(base, bytes, circle.communicator, &window.board),
+                    "MPI_Win_create", -1);
+  } else {
+    // A page more, to begin at one.
+    void* memory = nullptr;
+    library_->check(
+        library_->allocate(bytes + page, circle.communicator, &memory, &window.board),
+        "MPI_Win_allocate", -1);
+    const auto at = reinterpret_cast<std::uint64_t>(memory);
+    shift = round_up(at, page) - at;
+    base = static_cast<std::byte*>(memory) + shift;
+    std::memset(base, 0, bytes);
+    segment.board = reinterpret_cast<FlagWord*>(base + board_offset);
+    if (!bound) segment.data = base;
+    segment.region.reset();
+  }
+  library_->check(library_->open(window.board), "MPI_Win_lock_all", -1);
+  window.data = window.board;
+  if (bound) {
+    library_->check(library_->create(segment.data, segment.bytes, circle.communicator,
+                                     &window.data),
+                    "MPI_Win_create", -1);
+    library_->check(library_->open(window.data), "MPI_Win_lock_all", -1);
+  }
+  // Tells also that everybody's memory is zero by now, and open.
+  std::vector<std::uint64_t> shifts(circle.members.size());
+  library_->check(library_->allgather(shift, shifts.data(), circle.communicator), "MPI_Allgather",
+                  -1);
+  for (std::size_t index = 0; index < shifts.size(); ++index) {
+    const std::uint64_t begin = shifts[index];
+    const std::uint64_t after = bound ? 0 : round_up(pending.others[index].bytes, page);
+    window.members[index].data_at = static_cast<MpiLibrary::Aint>(bound ? 0 : begin);
+    window.members[index].board_at = static_cast<MpiLibrary::Aint>(begin + after);
+  }
+}
+
+// Collective, and in the same order everywhere: of windows that every member has dropped.
+void MpiWorld::reclaim(MpiCircle& circle, const std::set<std::uint64_t>& numbers) {
+  for (const std::uint64_t number : numbers) {
+    MpiCircle::Dropped dropped;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = circle.dropped.find(number);
+      if (found == circle.dropped.end()) continue;
+      dropped = found->second;
+      circle.dropped.erase(found);
+    }
+    if (dropped.data != dropped.board) {
+      library_->check(library_->close_and_free(&dropped.data), "MPI_Win_free", -1);
+    }
+    library_->check(library_->close_and_free(&dropped.board), "MPI_Win_free", -1);
+  }
+}
+
+void MpiWorld::drop(MpiWindow& window) {
+  if (!window.ready) return;
+  const std::lock_guard lock(mutex_);
+  const auto found = own_.find(window.own);
+  if (found != own_.end() && found->second == &window) own_.erase(found);
+  window.circle->live.erase(&window);
+  window.circle->dropped[window.number] = {window.data, window.board};
+  const bool unmapped = std::any_of(window.members.begin(), window.members.end(),
+                                    [](const auto& member) { return !member.mapped; });
+  if (unmapped) n_unmapped_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void MpiWorld::finish(double seconds) {
+  if (size_ == 1 || !may_call()) return;
+  try {
+    meet(communicator_, Deadline::in(seconds));
+    const auto lock = turn();
+    // Circles in the same order everywhere: those two ranks share come in one order on both.
+    for (auto& [members, circle] : circles_) {
+      std::map<std::uint64_t, MpiCircle::Dropped> all = circle->dropped;
+      for (const MpiWindow* window : circle->live) {
+        all[window->number] = {window->data, window->board};
+      }
+      circle->dropped = all;
+      circle->live.clear();
+      std::set<std::uint64_t> numbers;
+      for (const auto& [number, dropped] : all) numbers.insert(number);
+      reclaim(*circle, numbers);
+    }
+  } catch (const Error&) {
+    // Somebody ended another way: what there is goes with the process.
+  }
+}
+
+MpiWorld::Blocking::Blocking(MpiWorld& world, const char* call) : world_(&world) {
+  std::int64_t nobody = 0;
+  if (!world.blocked_since_.compare_exchange_strong(nobody, now())) {
+    world_ = nullptr;  // another thread is in one: that is watched
+    return;
+  }
+  world.blocked_in_.store(call, std::memory_order_release);
+}
+
+MpiWorld::Blocking::~Blocking() {
+  if (world_ == nullptr) return;
+  world_->blocked_in_.store(nullptr, std::memory_order_relaxed);
+  world_->blocked_since_.store(0, std::memory_order_release);
+}
+
+const char* MpiWorld::stuck(double seconds) const {
+  const std::int64_t since = blocked_since_.load(std::memory_order_acquire);
+  if (since == 0) return nullptr;
+  const std::chrono::duration<double> limit(seconds);
+  if (Clock::duration(now() - since) < limit) return nullptr;
+  return blocked_in_.load(std::memory_order_acquire);
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,142 @@
+// What this process has of MPI beside a context: a communicator, and windows over segments' memory.
+//
+// A window is made collectively by a segment's group, when every member has published and attached,
+// and freed when a later one is made and every member has dropped it: MPI knows no other way. It
+// outlives its context, as views of its memory may, so a world is kept from context to context.
+//
+// A segment's data and board are one window that MPI allocated, with shared memory inside a machine
+// where the library does that; memory that the program bound, and everything where allocated windows
+// are not wanted, has windows that are made over memory that is there.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "transport/mpi_library.hpp"
+#include "transport/transport.hpp"
+
+namespace pgasdl {
+
+class MpiWorld;
+struct MpiCircle;
+
+// A segment, at all its members.
+class MpiWindow {
+ public:
+  using Handle = MpiLibrary::Handle;
+  explicit MpiWindow(std::shared_ptr<MpiWorld> owner) : world(std::move(owner)) {}
+  ~MpiWindow();
+
+  struct Member {
+    MpiLibrary::Aint data_at = 0;  // displacements in the two windows
+    MpiLibrary::Aint board_at = 0;
+    bool mapped = false;  // a put is a store, and needs nobody at the other end
+  };
+  const std::shared_ptr<MpiWorld> world;  // outlives its windows
+  Handle data = 0;
+  Handle board = 0;  // may be the same one
+  bool ready = false;
+  std::uint64_t number = 0;  // in its circle, the same on every member
+  MpiCircle* circle = nullptr;
+  const std::byte* own = nullptr;  // this rank's data
+  int own_index = -1;
+  std::vector<Member> members;
+  const std::vector<Rank>& ranks() const;  // of the members
+};
+
+// What RemoteSegment::keep holds.
+struct MpiRemote {
+  std::shared_ptr<MpiWindow> window;
+  int index;  // of the peer among its members
+};
+
+class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
+ public:
+  using Handle = MpiLibrary::Handle;
+  // Which threads may call MPI: the one that initialised it, any one at a time, any.
+  enum class Threads : std::uint8_t { kOne, kSerialized, kMultiple };
+
+  // `communicator`: the library's own, whose ranks are those of the job. Of the thread that may call
+  // MPI.
+  MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
+           Threads threads);
+  ~MpiWorld();
+
+  MpiLibrary& library() { return *library_; }
+  Rank rank() const { return rank_; }
+  Rank size() const { return size_; }
+  Handle communicator() const { return communicator_; }
+
+  bool one_thread() const { return threads_ == Threads::kOne; }
+  // This thread may call MPI, alone with turn() held.
+  bool may_call() const {
+    return threads_ != Threads::kOne || std::this_thread::get_id() == main_;
+  }
+  [[nodiscard]] std::unique_lock<std::mutex> turn() {
+    return threads_ == Threads::kMultiple ? std::unique_lock<std::mutex>()
+                                          : std::unique_lock(serial_);
+  }
+  // Nothing if another thread is inside: whoever only helps on does not wait for it.
+  [[nodiscard]] bool try_turn(std::unique_lock<std::mutex>& lock) {
+    if (threads_ == Threads::kMultiple) return true;
+    lock = std::unique_lock(serial_, std::try_to_lock);
+    return lock.owns_lock();
+  }
+
+  // `created`: no memory of MPI's.
+  std::string publish(LocalSegment& segment, std::span<const Rank> members, bool created);
+  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline);
+  void retract(const LocalSegment& segment);
+  // The window of this rank's own copy; null while it is no other's.
+  MpiWindow* own_window(const std::byte* data) const;
+  // There are windows whose traffic moves only when we call MPI.
+  bool needs_help() const { return n_unmapped_.load(std::memory_order_relaxed) != 0; }
+
+  // While it lives, this thread is in a call that may wait for a peer. If that peer is lost, MPI may
+  // never return from it: then stuck() names the call.
+  class Blocking {
+   public:
+    Blocking(MpiWorld& world, const char* call);
+    ~Blocking();
+    Blocking(const Blocking&) = delete;
+    Blocking& operator=(const Blocking&) = delete;
+
+   private:
+    MpiWorld* world_;
+  };
+  const char* stuck(double seconds) const;
+
+  // At the end of the process, when no memory is looked at any more: all windows are freed if every
+  // rank comes here in time.
+  void finish(double seconds);
+
+ private:
+  friend class MpiWindow;
+  struct Pending;
+  void settle(Pending& pending, Deadline deadline);
+  void meet(Handle communicator, Deadline deadline);
+  void allocate(Pending& pending);
+  void create(Pending& pending, std::byte* data, std::uint64_t bytes);
+  void reclaim(MpiCircle& circle, const std::set<std::uint64_t>& numbers);
+  void drop(MpiWindow& window);
+
+  const std::unique_ptr<MpiLibrary> library_;
+  const Handle communicator_;
+  const Rank rank_;
+  const Rank size_;
+  const Threads threads_;
+  const std::thread::id main_;
+  std::mutex serial_;
+  mutable std::mutex mutex_;  // of what follows; never held while MPI waits
+  std::map<std::vector<Rank>, std::unique_ptr<MpiCircle>> circles_;
+  std::map<std::uint64_t, std::unique_ptr<Pending>> pending_;  // by the key of their circle
+  std::map<const std::byte*, MpiWindow*> own_;
+  std::atomic<int> n_unmapped_{0};
+  std::atomic<const char*> blocked_in_{nullptr};
+  std::atomic<std::int64_t> blocked_since_{0};
+};
+
+}  // namespace pgasdl
