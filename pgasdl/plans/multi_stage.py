@@ -12,7 +12,8 @@ Paper
 Steps on node v = (rank - root) mod P of a binomial tree, one lane per stage k
     1. Not the root: raise my credit of stage k at the parent, if k < ``ahead``; wait for the stage;
        then raise my credit of stage k + ``ahead``.
-    2. For each child, the deepest subtree first: wait for its credit of the stage; Put it. Flush.
+    2. For each child, the deepest subtree first: wait for its credit of the stage; Put it. Flush,
+       unless a later stage's credit will answer.
 
 Cost
     One stage takes ceil(log2 P) t(S/stages); on-demand they overlap like chunks in a pipeline,
@@ -23,12 +24,12 @@ Notifications, with D = ceil(log2 P) places
 
 Which message proves a buffer free
     a child's stage k of ``data``   its credit of stage k
-    my stage k, sent on             nobody answers it: Flush
+    my stage k, sent on             the credit of stage k + ``ahead``; nothing after the last: Flush
 
 Example: P = 3, root 0, 40 elements, 2 stages [0:32] [32:40], ahead 1. Rank 1 runs two lanes
     Put nothing -> rank 0, notify 0;  Wait 4;  Put nothing -> rank 0, notify 1
     Wait 5
-rank 0 in lane 0: Wait 2;  Put data[0:32] -> rank 2, notify 4;  Wait 0;  the same -> rank 1;  Flush
+rank 0 in lane 0: Wait 2;  Put data[0:32] -> rank 2, notify 4;  Wait 0;  the same -> rank 1
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def stage(tree: TreeSide, k: int, stages: int, ahead: int) -> Iterator[Step]:
     for child in reversed(tree.children):
         yield Wait(child.place * stages + k, child.rank)
         yield Put(part, n, child.rank, part, arrived + k)
-    if tree.children:
+    if tree.children and k + ahead >= stages:
         yield Flush()
 
 

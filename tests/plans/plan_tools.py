@@ -2,18 +2,96 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from pgasdl.plans import EXCHANGES, PLANS, Plan, Put, Reduce, Span, Step, Wait
+from pgasdl.plans import (
+    EXCHANGES,
+    KINDS,
+    PLANS,
+    Call,
+    Flush,
+    Plan,
+    Put,
+    Reduce,
+    Span,
+    Step,
+    Wait,
+    build_phases,
+)
+from pgasdl.plans.check import check
+from pgasdl.plans.findings import Finding
 
-BUILT_IN = ("gdraa", "gdraa-direct", "tree")
-VARIANTS = [
-    (name, kind, wire)
-    for name in BUILT_IN
-    for kind in EXCHANGES
-    for wire in ((False, True) if PLANS[name].wire else (False,))
-]
+# Options that make a plan something else, besides those it has by itself; -1 is the last rank.
+OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
+    "gdraa-nodes": (
+        {"group_size": 2},
+        {"group_size": 3, "direct": 1},
+        {"group_size": 4},
+    ),
+    "tree": ({}, {"root": -1, "chunks": 3}),
+    "kary": ({"root": -1, "arity": 3, "chunks": 2},),
+    "chain": ({"chunks": 3}, {"root": -1, "chunks": 1}),
+    "chain-chain": ({"chain_size": 2, "chunks": 2}, {"chain_size": 3, "root": -1}),
+    "chain-binomial": ({"chain_size": 2, "chunks": 2}, {"chain_size": 3, "root": -1}),
+    "halving-doubling": ({}, {"group_size": 3}),
+    "multi-stage": ({}, {"ahead": 1, "root": -1, "stages": 3}),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan with all that it is built with, but for the size and the count."""
+
+    name: str
+    kind: str
+    wire: bool = False
+    options: dict[str, int] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        chosen = [f"{name}={value}" for name, value in self.options.items()]
+        return "-".join([self.name, self.kind, *(["wire"] if self.wire else []), *chosen])
+
+    def chosen(self, size: int) -> dict[str, int]:
+        """Options for a job of this size."""
+        return {name: size - 1 if n == -1 else n for name, n in self.options.items()}
+
+    def plans(self, size: int, count: int) -> list[Plan]:
+        """Every rank's plan, of a plan with one phase."""
+        (plans,) = self.phases(size, count)
+        return plans
+
+    def phases(self, size: int, count: int) -> list[list[Plan]]:
+        """Every rank's plan, by phase."""
+        more: Any = {"kind": self.kind, "wire": self.wire, **self.chosen(size)}
+        return build_phases(self.name, size, count, **more)
+
+    def check(self, plans: Any, size: int, **how: Any) -> list[Finding]:
+        """What the checker finds in plans of this variant."""
+        root = self.chosen(size).get("root", 0)
+        return check(plans, kind=self.kind, root=root, **how)
+
+
+def variants() -> Iterator[Variant]:
+    """Every plan, of every kind it offers, with options and wire precision; all with one phase."""
+    for name, spec in PLANS.items():
+        for kind in spec.kinds if spec.phases == 1 else ():
+            for options in OPTIONS.get(name, ({},)):
+                if kind in EXCHANGES or "group_size" not in options:
+                    yield Variant(name, kind, options=options)
+                if spec.wire and kind in EXCHANGES and not options.get("direct"):
+                    yield Variant(name, kind, True, options)
+
+
+VARIANTS = list(variants())
+# The kinds that differ in more than a factor.
+TELLING = [variant for variant in VARIANTS if variant.kind != "sum"]
+assert {variant.kind for variant in VARIANTS} == set(KINDS)
+
+# What came of all mutants: killed, or equivalent, by how they were made. Reported at the end.
+SCORE: Counter[tuple[str, str]] = Counter()
 
 
 def with_steps(plans: list[Plan], rank: int, lane: int, steps: tuple[Step, ...]) -> list[Plan]:
@@ -36,7 +114,7 @@ def deletions(plans: list[Plan]) -> Iterator[tuple[str, list[Plan]]]:
             yield plan.where(lane, index), with_step(plans, plan.rank, lane, index)
 
 
-def swaps(plans: list[Plan]) -> Iterator[tuple[str, Step, Step, list[Plan]]]:
+def swaps(plans: list[Plan]) -> Iterator[tuple[int, str, Step, Step, list[Plan]]]:
     """Every plan with two neighbouring steps swapped."""
     for plan in plans:
         for lane, index, step in plan.steps():
@@ -45,7 +123,7 @@ def swaps(plans: list[Plan]) -> Iterator[tuple[str, Step, Step, list[Plan]]]:
                 after = steps[index + 1]
                 swapped = (*steps[:index], after, step, *steps[index + 2 :])
                 mutant = with_steps(plans, plan.rank, lane, swapped)
-                yield plan.where(lane, index), step, after, mutant
+                yield plan.rank, plan.where(lane, index), step, after, mutant
 
 
 def alterations(plans: list[Plan]) -> Iterator[tuple[str, list[Plan]]]:
@@ -96,3 +174,97 @@ def altered(plan: Plan, step: Step) -> Iterator[tuple[str, Step]]:
 
 def moved(span: Span, by: int) -> Span:
     return replace(span, offset=span.offset + by)
+
+
+def equivalent(plans: list[Plan], rank: int, first: Step, second: Step) -> str | None:
+    """Why a plan may be right with these neighbours swapped; None if they need each other."""
+    match first, second:
+        case (Wait(), Wait()):
+            return "both must have come"
+        case (_, Wait()):
+            return "waiting earlier is right, unless it is for ever"
+        case (Put(), Put()) if first.notify is not None and second.notify is not None:
+            return "each has its own flag"
+        case (Put(), Reduce() | Call()) if not overlap(written(second), [(first.src, first.n)]):
+            return "what is sent stays as it is"
+        case (Reduce() | Call(), Put()) if not overlap(written(first), [(second.src, second.n)]):
+            freed = [] if second.n else awaited_by(plans, second)
+            if not overlap(touched(first), freed):
+                return "what is sent, or given free, is something else"
+        case (Wait() | Reduce() | Call(), Flush()):
+            return "it sends nothing that would have to be flushed"
+        case (Flush(), Reduce() | Call()):
+            sent = [(s.src, s.n) for _, _, s in plans[rank].steps() if isinstance(s, Put)]
+            if not overlap(written(second), sent):
+                return "it writes to nothing that was sent"
+        case (Reduce() | Call(), Reduce() | Call()):
+            if not overlap(written(first), touched(second)) and not overlap(
+                written(second), touched(first)
+            ):
+                return "they touch different elements"
+        case (Wait(), _):
+            raised = raiser(plans, rank, first.notification)
+            if raised.n:
+                if not overlap(touched(second), [(raised.dst, raised.n)]):
+                    return "what comes is something else"
+            elif not (isinstance(second, Put) and second.peer == first.peer):
+                return "the credit is for something else"
+    return None
+
+
+Spans = list[tuple[Span, int]]
+
+
+def written(step: Step) -> Spans:
+    """Elements of this rank that a step writes."""
+    match step:
+        case Reduce(dsts, _, n, _):
+            return [(span, n) for span in dsts]
+        case Call(_, span, n):
+            return [(Span("weights", span.offset), n)]
+    return []
+
+
+def touched(step: Step) -> Spans:
+    """Elements of this rank that a step reads or writes."""
+    match step:
+        case Put(src, n):
+            return [(src, n)]
+        case Reduce(_, srcs, n, _):
+            return [*written(step), *((span, n) for span in srcs)]
+        case Call(_, span, n):
+            return [*written(step), (span, n)]
+    return []
+
+
+def overlap(some: Spans, others: Spans) -> bool:
+    """Some elements are among the others."""
+    return any(
+        a.buffer == b.buffer
+        and a.rank == b.rank
+        and a.offset < b.offset + m
+        and b.offset < a.offset + n
+        for a, n in some
+        for b, m in others
+    )
+
+
+def raiser(plans: list[Plan], rank: int, notification: int) -> Put:
+    """The Put that raises a notification."""
+    return next(
+        step
+        for plan in plans
+        for _, _, step in plan.steps()
+        if isinstance(step, Put) and (step.peer, step.notify) == (rank, notification)
+    )
+
+
+def awaited_by(plans: list[Plan], credit: Put) -> Spans:
+    """Where the receiver of a credit sends, having waited for it."""
+    peer = plans[credit.peer]
+    giver = next(p.rank for p in plans if any(step is credit for _, _, step in p.steps()))
+    return [
+        (step.dst, step.n)
+        for _, _, step in peer.steps()
+        if isinstance(step, Put) and step.peer == giver
+    ]

@@ -153,7 +153,7 @@ def test_flags_come_after_what_they_announce(size: int, count: int, piece: int) 
     phases = build_phases("staged", size, count, piece=piece)
     tried = [
         (what, check([plans, phases[1]], seeds=0))
-        for what, step, after, plans in swaps(phases[0])
+        for _, what, step, after, plans in swaps(phases[0])
         if isinstance(after, Put if isinstance(step, Reduce) else Reduce)
         # Copies from the others may begin before the last flag is here: that is another's.
         and not (isinstance(step, Wait) and isinstance(after, Reduce) and len(after.srcs) == 1)
