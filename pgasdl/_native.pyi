@@ -1,6 +1,6 @@
 """Native core of pgasdl."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 
@@ -80,7 +80,7 @@ class MpiWorld:
     """A communicator of mpi4py's MPI, and windows over segments' memory."""
 
     @staticmethod
-    def make(file: str, handles_are_pointers: bool, handles: Mapping[str, int], numbers: Mapping[str, int], threads: str, rank: int, size: int) -> MpiWorld: ...
+    def make(file: str, handles_are_pointers: bool, handles: Mapping[str, int], numbers: Mapping[str, int], threads: str, rank: int, size: int, near: Set[int]) -> MpiWorld: ...
 
     @property
     def rank(self) -> int: ...
