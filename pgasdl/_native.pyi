@@ -1,10 +1,7 @@
 """Native core of pgasdl."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-import numpy
-from numpy.typing import NDArray
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 
 isa: str
@@ -83,7 +80,7 @@ class MpiWorld:
     """A communicator of mpi4py's MPI, and windows over segments' memory."""
 
     @staticmethod
-    def make(file: str, handles_are_pointers: bool, handles: Mapping[str, int], numbers: Mapping[str, int], threads: str, rank: int, size: int) -> MpiWorld: ...
+    def make(file: str, handles_are_pointers: bool, handles: Mapping[str, int], numbers: Mapping[str, int], threads: str, rank: int, size: int, near: Set[int]) -> MpiWorld: ...
 
     @property
     def rank(self) -> int: ...
@@ -721,22 +718,7 @@ def notified_writes(context: ContextCore, segment: SegmentCore, bytes: int, targ
     write_notify to notify_waitsome in the core, nanoseconds one way, per batch.
     """
 
-def streamed_writes(context: ContextCore, segment: SegmentCore, bytes: int, target: int, count: int) -> float:
-    """
-    Writes to rank 1 in a row in the core, nanoseconds each, until the queue is complete.
-    """
-
 def clock_cost() -> float:
     """
     The nanoseconds that reading the clock twice adds to what lies between.
-    """
-
-class Program:
-    """A plan of all ranks as arrays of steps, to be simulated."""
-
-    def __init__(self, ops: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], ranges: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], ranks: int, notifications: int) -> None: ...
-
-def simulate(levels: Sequence[tuple[Sequence[int], Sequence[int], float, bool, float, float, float]], costs: tuple[float, float, float, float, bool], programs: Sequence[Program], jobs: Sequence[int], application: Sequence[tuple[int, int, float]], begin: Sequence[float], slow: Sequence[float]) -> tuple[Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], list[float], list[float], int, str]:
-    """
-    Runs plans on a modelled machine; pgasdl.simulate says what it takes and gives.
     """

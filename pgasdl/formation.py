@@ -43,9 +43,15 @@ class Formation:
         number = self._numbers.get(members, 0)
         key = f"group/{','.join(map(str, members))}/{number}"
         deadline = time.monotonic() + limit
-        self._store.put(f"{key}/{context.rank}", description, limit or None)
+        # A rank that is left alone needs nobody, not even whoever served the store.
+        others = [member for member in members if member != context.rank]
+        if others:
+            self._store.put(f"{key}/{context.rank}", description, limit or None)
         descriptions = []
         for member in members:
+            if member == context.rank:
+                descriptions.append(description)
+                continue
             blob = self._await_member(f"{key}/{member}", member, deadline)
             if blob is None:
                 raise Timeout(f"group {members}: rank {member} has not called it in {limit:g} s")

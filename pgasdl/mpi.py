@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import secrets
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from pgasdl import _native
 from pgasdl.bootstrap import HostedStore, LocalStore, Store, StoreClient, StoreServer, rendezvous
 from pgasdl.bootstrap.channel import SECRET_BYTES
 from pgasdl.config import Config
-from pgasdl.errors import MismatchError, Timeout, UnavailableError
+from pgasdl.errors import ConfigError, Timeout, UnavailableError
 from pgasdl.launch.detect import Launch
 from pgasdl.launch.mpiexec import INSTALL, KINDS, Mpiexec, library_beside
 
@@ -112,7 +113,6 @@ def _work_around() -> None:
     """Settings of Open MPI that avoid known defects, where the user has not chosen (see above)."""
     if not os.path.isdir("/sys/class/infiniband"):
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-    os.environ.setdefault("OMPI_MCA_osc_rdma_priority", "20")
 
 
 def threads(mpi: Any) -> str:
@@ -134,7 +134,7 @@ def version(mpi: Any) -> str:
 # --- meeting
 
 
-def join(communicator: MPI.Comm | None, config: Config) -> Joined:
+def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
     """Meet the ranks of a communicator. Collective over it.
 
     Parameters
@@ -150,25 +150,21 @@ def join(communicator: MPI.Comm | None, config: Config) -> Joined:
     mpi = load()
     comm = mpi.COMM_WORLD if communicator is None else communicator
     _require_whole_job(mpi, comm, config, explicit=communicator is not None)
-    local = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    place = (comm.rank, comm.size, local.rank, local.size)
-    local.Free()
-    launch, store = _meet(mpi, comm, config, place)
-    try:
-        return Joined(launch, store, _world_of(mpi, comm))
-    except BaseException:
-        store.close(drain=0.0)
-        raise
+    kept = _kept_with(mpi, comm)
+    kept.arrive(comm, config.timeout)
+    launch, store = _meet(mpi, kept, config)
+    return Joined(launch, store, kept.world)
 
 
-def _require_whole_job(mpi: Any, comm: MPI.Comm, config: Config, *, explicit: bool) -> None:
+def _require_whole_job(mpi: Any, comm: MPI.Intracomm, config: Config, *, explicit: bool) -> None:
     if comm == mpi.COMM_NULL or comm.Is_inter():
         raise UnavailableError("comm must be an intra-communicator that this rank belongs to")
+    given = config.rank, config.size
     if explicit:
-        if config.size is not None and (config.rank, config.size) != (comm.rank, comm.size):
-            raise MismatchError(
-                f"this is rank {config.rank} of {config.size}, but rank {comm.rank} of "
-                f"{comm.size} in the communicator: give comm alone"
+        if given not in ((None, None), (comm.rank, comm.size)):
+            raise ConfigError(
+                f"rank {given[0]} and size {given[1]} are not those of the communicator, rank "
+                f"{comm.rank} of {comm.size}: give comm alone"
             )
         return
     launcher = next((os.environ[n] for n in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -185,13 +181,11 @@ def _require_whole_job(mpi: Any, comm: MPI.Comm, config: Config, *, explicit: bo
         )
 
 
-def _meet(
-    mpi: Any, comm: MPI.Comm, config: Config, place: tuple[int, int, int, int]
-) -> tuple[Launch, Store]:
+def _meet(mpi: Any, kept: _Kept, config: Config) -> tuple[Launch, Store]:
     """Rank 0 serves the store, and tells the others where through MPI."""
-    rank, size, _, local_size = place
+    comm, (rank, size, _, local_size) = kept.comm, kept.place
     if size == 1:
-        launch = Launch("mpi", *place, f"mpi:{os.getpid()}")
+        launch = Launch("mpi", *kept.place, f"mpi:{os.getpid()}")
         return launch, LocalStore(timeout=config.timeout)
     frame = bytearray(_FRAME)
     server = None
@@ -202,10 +196,10 @@ def _meet(
         text = json.dumps(words).encode()
         frame[: len(text)] = text
     try:
-        _await(mpi, comm.Ibcast([frame, mpi.BYTE], 0), config.timeout, comm)
+        comm.Bcast([frame, mpi.BYTE], 0)
         words = json.loads(bytes(frame).rstrip(b"\0"))
         secret = bytes.fromhex(words["secret"])
-        launch = Launch("mpi", *place, words["job"])
+        launch = Launch("mpi", *kept.place, words["job"])
         if server is not None:
             return launch, HostedStore(server, secret, launch, launch.job_id, config.timeout)
     except BaseException:
@@ -226,26 +220,61 @@ def _address(config: Config, one_machine: bool) -> tuple[str, int]:
     return rendezvous.route_to(("192.0.2.1", 9)), 0
 
 
-def _await(mpi: Any, request: MPI.Request, seconds: float, comm: MPI.Comm) -> None:
-    deadline = time.monotonic() + seconds
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise Timeout(
-                f"rank {comm.rank} of {comm.size}: not every rank of the communicator has called "
-                f"init within {seconds:g} s"
-            )
-        time.sleep(0.0002)
-
-
 # --- what the core keeps, from context to context
 
 
 class _Kept:
-    """What hangs on a user's communicator: our own copy of it, and the core's world."""
+    """What hangs on a user's communicator: our own copy of it, and the core's world.
 
-    def __init__(self, mpi: Any, comm: MPI.Comm) -> None:
+    Attributes
+    ----------
+    comm : the copy
+    place : rank, size, and the same among the ranks of this machine
+    """
+
+    comm: MPI.Intracomm
+    place: tuple[int, int, int, int]
+    world: _native.MpiWorld
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        self._arriving: MPI.Request | None = None
+        self._complete = False
+
+    def arrive(self, comm: MPI.Intracomm, seconds: float) -> None:
+        """Wait until every rank is in init: collective calls that block come after this only.
+
+        Raises
+        ------
+        Timeout   not all came; who asks again waits on
+        """
+        # Once begun it cannot be called off.
+        arriving = self._arriving or (self.comm if self._complete else comm).Ibarrier()
+        self._arriving = arriving
+        deadline = time.monotonic() + seconds
+        while not arriving.Test():
+            if time.monotonic() > deadline:
+                others = [rank for rank in range(comm.size) if rank != comm.rank]
+                raise Timeout(
+                    f"init on rank {comm.rank} of {comm.size}: not all of rank "
+                    f"{', '.join(map(str, others[:16]))} came within {seconds:g} s (MPI does not "
+                    "tell who is missing)"
+                )
+            time.sleep(0.0002)
+        self._arriving = None
+        if not self._complete:
+            self._finish(comm)
+
+    def _finish(self, comm: MPI.Intracomm) -> None:
+        mpi = self._mpi
         self.comm = comm.Dup()
         self.comm.Set_errhandler(mpi.ERRORS_RETURN)
+        local = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
+        self.place = (comm.rank, comm.size, local.rank, local.size)
+        group, all_ranks = local.Get_group(), self.comm.Get_group()
+        near = mpi.Group.Translate_ranks(group, None, all_ranks)
+        local.Free()
+        _require_unified(mpi, self.comm)
         handles = {
             "communicator": self.comm,
             "byte": mpi.BYTE,
@@ -263,13 +292,16 @@ class _Kept:
         }
         self.world = _native.MpiWorld.make(
             mpi.__file__,
-            mpi._sizeof(mpi.Comm) == 8,
+            mpi._sizeof(mpi.Comm) == struct.calcsize("P"),
             {name: mpi._handleof(handle) for name, handle in handles.items()},
             numbers,
             threads(mpi),
             self.comm.rank,
             self.comm.size,
+            {int(rank) for rank in near},
         )
+        _worlds.append(self.world)
+        self._complete = True
 
 
 _keyval: int | None = None
@@ -277,22 +309,20 @@ _worlds: list[_native.MpiWorld] = []
 _ended_by: list[str] = []
 
 
-def _world_of(mpi: Any, comm: MPI.Comm) -> _native.MpiWorld:
-    """Windows are freed when later ones are made: what is there is used again. Collective."""
+def _kept_with(mpi: Any, comm: MPI.Intracomm) -> _Kept:
+    """Windows are freed when later ones are made: what is there is used again."""
     global _keyval  # noqa: PLW0603
     if _keyval is None:
         _keyval = mpi.Comm.Create_keyval()
     known = comm.Get_attr(_keyval)
     if isinstance(known, _Kept):
-        return known.world
-    _require_unified(mpi, comm)
-    kept = _Kept(mpi, comm)
+        return known
+    kept = _Kept(mpi)
     comm.Set_attr(_keyval, kept)
-    _worlds.append(kept.world)
-    return kept.world
+    return kept
 
 
-def _require_unified(mpi: Any, comm: MPI.Comm) -> None:
+def _require_unified(mpi: Any, comm: MPI.Intracomm) -> None:
     """A flag is polled by loads, which only a window of one memory allows."""
     window = mpi.Win.Allocate(64, 1, mpi.INFO_NULL, comm)
     model = window.Get_attr(mpi.WIN_MODEL)

@@ -32,7 +32,7 @@ def init(
     size: int | None = None,
     transport: str | None = None,
     timeout: float | None = None,
-    comm: MPI.Comm | None = None,
+    comm: MPI.Intracomm | None = None,
     **settings: Any,
 ) -> Context:
     """Join the job and meet the other ranks. Collective.

@@ -254,7 +254,10 @@ std::uint32_t Context::notify_reset(Segment& segment, std::uint64_t notification
   check_notification(segment, segment.notifications(), notification);
   FlagWord& word = segment.local().board[notification];
   // Nothing to hand out: leave the cache line with whoever is about to write it.
-  if (word.load(std::memory_order_relaxed) == 0) return 0;
+  if (word.load(std::memory_order_relaxed) == 0) {
+    if (progresses_) transport_->progress();  // whoever polls by this call alone waits, too
+    return 0;
+  }
   return word.exchange(0, std::memory_order_acq_rel);
 }
 

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
 
 #include "python/handles.hpp"
@@ -26,7 +27,7 @@ void bind_mpi(nb::module_& module) {
           [](const std::string& file, bool handles_are_pointers,
              const std::map<std::string, std::uintptr_t>& handles,
              const std::map<std::string, int>& numbers, const std::string& threads, Rank rank,
-             Rank size) {
+             Rank size, std::set<Rank> near) {
             MpiLibrary::Constants constants;
             constants.byte = handles.at("byte");
             constants.uint32 = handles.at("uint32");
@@ -40,10 +41,10 @@ void bind_mpi(nb::module_& module) {
             constants.any_tag = numbers.at("any_tag");
             return std::make_shared<MpiWorld>(
                 MpiLibrary::load(file, handles_are_pointers, constants),
-                handles.at("communicator"), rank, size, threads_of(threads));
+                handles.at("communicator"), rank, size, std::move(near), threads_of(threads));
           },
           "file"_a, "handles_are_pointers"_a, "handles"_a, "numbers"_a, "threads"_a, "rank"_a,
-          "size"_a)
+          "size"_a, "near"_a)
       .def_prop_ro("rank", &MpiWorld::rank)
       .def_prop_ro("size", &MpiWorld::size)
       .def(

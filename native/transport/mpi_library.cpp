@@ -28,6 +28,7 @@ constexpr int kLongestWords = 4096;
   X(Test, (H*, int*, Status*))                                                                    \
   X(Iprobe, (int, int, H, int*, Status*))                                                         \
   X(Win_allocate, (Aint, int, H, H, void*, H*))                                                   \
+  X(Win_allocate_shared, (Aint, int, H, H, void*, H*))                                            \
   X(Win_create, (void*, Aint, int, H, H, H*))                                                     \
   X(Win_shared_query, (H, int, Aint*, int*, void*))                                               \
   X(Win_lock_all, (int, H))                                                                       \
@@ -113,10 +114,11 @@ class Calls final : public MpiLibrary {
     return Iprobe(constants_.any_source, constants_.any_tag, native(communicator), &flag, &status);
   }
 
-  int allocate(std::uint64_t bytes, Handle communicator, void** base, Handle* window) override {
+  int allocate(std::uint64_t bytes, bool shared, Handle communicator, void** base,
+               Handle* window) override {
     H made;
-    const int code = Win_allocate(static_cast<Aint>(bytes), 1, info_null_, native(communicator),
-                                  base, &made);
+    const int code = (shared ? Win_allocate_shared : Win_allocate)(
+        static_cast<Aint>(bytes), 1, info_null_, native(communicator), base, &made);
     *window = ours(made);
     return code;
   }

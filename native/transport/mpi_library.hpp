@@ -62,7 +62,9 @@ class MpiLibrary {
   virtual int probe(Handle communicator) = 0;  // lets the library work on what has come in
 
   // --- setup; those that are collective block until all have called them
-  virtual int allocate(std::uint64_t bytes, Handle communicator, void** base, Handle* window) = 0;
+  // `shared`: all of the communicator's ranks are on one machine.
+  virtual int allocate(std::uint64_t bytes, bool shared, Handle communicator, void** base,
+                       Handle* window) = 0;
   virtual int create(void* base, std::uint64_t bytes, Handle communicator, Handle* window) = 0;
   virtual int open(Handle window) = 0;          // error handler, and a passive epoch without end
   virtual int close_and_free(Handle* window) = 0;

@@ -1,5 +1,7 @@
 #include "transport/mpi_world.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -32,6 +34,13 @@ std::uint64_t key_of(const std::vector<Rank>& members) {
     }
   }
   return key;
+}
+
+// To zero. Shared memory forgets its pages, and those that nobody uses stay without.
+void clear(std::byte* begin, std::uint64_t bytes) {
+  const std::uint64_t pages = bytes / page_bytes() * page_bytes();
+  if (pages == 0 || madvise(begin, pages, MADV_REMOVE) != 0) std::memset(begin, 0, pages);
+  std::memset(begin + pages, 0, bytes - pages);
 }
 
 std::int64_t now() { return Clock::now().time_since_epoch().count(); }
@@ -68,11 +77,12 @@ MpiWindow::~MpiWindow() { world->drop(*this); }
 const std::vector<Rank>& MpiWindow::ranks() const { return circle->members; }
 
 MpiWorld::MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
-                   Threads threads)
+                   std::set<Rank> near, Threads threads)
     : library_(std::move(library)),
       communicator_(communicator),
       rank_(rank),
       size_(size),
+      near_(std::move(near)),
       threads_(threads),
       main_(std::this_thread::get_id()) {}
 
@@ -259,13 +269,15 @@ void MpiWorld::allocate(Pending& pending) {
   } else {
     // A page more, to begin at one.
     void* memory = nullptr;
+    const bool shared = std::all_of(circle.members.begin(), circle.members.end(),
+                                    [&](Rank member) { return near_.contains(member); });
     library_->check(
-        library_->allocate(bytes + page, circle.communicator, &memory, &window.board),
+        library_->allocate(bytes + page, shared, circle.communicator, &memory, &window.board),
         "MPI_Win_allocate", -1);
     const auto at = reinterpret_cast<std::uint64_t>(memory);
     shift = round_up(at, page) - at;
     base = static_cast<std::byte*>(memory) + shift;
-    std::memset(base, 0, bytes);
+    clear(base, bytes);
     segment.board = reinterpret_cast<FlagWord*>(base + board_offset);
     if (!bound) segment.data = base;
     segment.region.reset();

@@ -59,10 +59,10 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   // Which threads may call MPI: the one that initialised it, any one at a time, any.
   enum class Threads : std::uint8_t { kOne, kSerialized, kMultiple };
 
-  // `communicator`: the library's own, whose ranks are those of the job. Of the thread that may call
-  // MPI.
+  // `communicator`: the library's own, whose ranks are those of the job. `near`: those of this
+  // machine, this one too. Of the thread that may call MPI.
   MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
-           Threads threads);
+           std::set<Rank> near, Threads threads);
   ~MpiWorld();
 
   MpiLibrary& library() { return *library_; }
@@ -127,6 +127,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   const Handle communicator_;
   const Rank rank_;
   const Rank size_;
+  const std::set<Rank> near_;
   const Threads threads_;
   const std::thread::id main_;
   std::mutex serial_;

@@ -102,6 +102,9 @@ class MpiJob:
         self.workers = [places[rank] for rank in range(self.size)]
 
     def said(self) -> str:
+        """What its processes wrote since this was last asked, at most the end."""
+        if self._output.closed:
+            return ""
         size = os.fstat(self._output.fileno()).st_size
         begin = max(self._shown, size - 4000)
         self._shown = size

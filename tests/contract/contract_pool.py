@@ -207,7 +207,8 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers.values()]
+        jobs = [worker.pid for job in self._mpi.values() for worker in job.workers]
+        return [worker.process.pid for worker in self._workers.values()] + jobs
 
     def close(self) -> None:
         """Kill and reap every worker."""
