@@ -608,6 +608,12 @@ class LayerSchedule:
     def finish(self, bucket: int, timeout: float | None = None) -> bool:
         """wait() for a whole bucket."""
 
+    def executions(self, layer: int) -> int:
+        """How often the exchange of the layer's bucket is over."""
+
+    def iterations(self) -> int:
+        """How often that of every bucket is."""
+
     def timing(self, layer: int) -> tuple[float, float, float, float, float]:
         """(waiting, ready, began, ended, waited), in seconds."""
 

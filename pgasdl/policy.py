@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, build
@@ -170,7 +171,8 @@ def _choice(operation: str, plan: str, options: str | None) -> Choice:
     choice = Choice(plan, tuple(sorted(pairs)))
     try:
         # Whether the plan takes these options does not depend on how many ranks there are.
-        build(plan, 0, 2, 64, kind=kinds[0], **dict(pairs))
+        extra: dict[str, Any] = dict(pairs)
+        build(plan, 0, 2, 64, kind=kinds[0], **extra)
     except PlanError as error:
         raise ConfigError(f"policy: {choice}: {error}") from None
     return choice

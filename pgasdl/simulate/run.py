@@ -93,7 +93,7 @@ def simulate(
     """
     size = machine.size
     numbers = range(len(exchanges))
-    actions = (
+    actions: list[Action] = (
         [*(Start(n) for n in numbers), *(Join(n) for n in numbers)]
         if application is None
         else list(application)
