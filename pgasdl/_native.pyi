@@ -1,7 +1,10 @@
 """Native core of pgasdl."""
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Annotated, Any
+
+import numpy
+from numpy.typing import NDArray
 
 
 isa: str
@@ -620,6 +623,12 @@ class LayerSchedule:
     def finish(self, bucket: int, timeout: float | None = None) -> bool:
         """wait() for a whole bucket."""
 
+    def executions(self, layer: int) -> int:
+        """How often the exchange of the layer's bucket is over."""
+
+    def iterations(self) -> int:
+        """How often that of every bucket is."""
+
     def timing(self, layer: int) -> tuple[float, float, float, float, float]:
         """(waiting, ready, began, ended, waited), in seconds."""
 
@@ -718,7 +727,22 @@ def notified_writes(context: ContextCore, segment: SegmentCore, bytes: int, targ
     write_notify to notify_waitsome in the core, nanoseconds one way, per batch.
     """
 
+def streamed_writes(context: ContextCore, segment: SegmentCore, bytes: int, target: int, count: int) -> float:
+    """
+    Writes to rank 1 in a row in the core, nanoseconds each, until the queue is complete.
+    """
+
 def clock_cost() -> float:
     """
     The nanoseconds that reading the clock twice adds to what lies between.
+    """
+
+class Program:
+    """A plan of all ranks as arrays of steps, to be simulated."""
+
+    def __init__(self, ops: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], ranges: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], ranks: int, notifications: int) -> None: ...
+
+def simulate(levels: Sequence[tuple[Sequence[int], Sequence[int], float, bool, float, float, float]], costs: tuple[float, float, float, float, bool], programs: Sequence[Program], jobs: Sequence[int], application: Sequence[tuple[int, int, float]], begin: Sequence[float], slow: Sequence[float]) -> tuple[Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], list[float], list[float], int, str]:
+    """
+    Runs plans on a modelled machine; pgasdl.simulate says what it takes and gives.
     """

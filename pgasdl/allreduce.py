@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from pgasdl import _native
 from pgasdl.buffers import Memory
-from pgasdl.collective import Place, bind_phases, choose, options_for, piece_bytes
+from pgasdl.choosing import choose
+from pgasdl.collective import Place, bind_phases, options_for, piece_bytes
 from pgasdl.errors import MismatchError, PlanError, Timeout
 from pgasdl.handle import checked, kind_of, raw
 from pgasdl.plans import PLANS, Plan, build
+from pgasdl.policy import Choice
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
@@ -80,6 +82,7 @@ class _Sequence:
         self._first = self.workspace.take_notifications(self.REGION * self.REGIONS)
         self._regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], list[_native.BoundPlan]] = {}
+        self._options: dict[str, int] = {}  # of the plan of the call that runs
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
 
     def run_again(self, array: Any, op: str, plan: str | None, timeout: float | None) -> bool:
@@ -126,7 +129,11 @@ class _Sequence:
     ) -> None:
         segment, offset = self.context.segments.at(memory)
         in_place = segment is not None and self.context.mapped
-        name = choose(self.context, kind_of(op), in_place) if plan is None else plan
+        if plan is None:
+            choice = choose(self.context, self.group, kind_of(op), memory.nbytes, in_place=in_place)
+        else:
+            choice = Choice(plan)
+        name, self._options = choice.plan, dict(choice.options)
         if name not in PLANS:
             raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
         if name == "gdraa-direct" and not in_place:
@@ -163,7 +170,7 @@ class _Sequence:
         self, memory: Memory, count: int, op: str, name: str, segment: Segment | None, offset: int
     ) -> tuple[Any, ...]:
         """What tells plans apart; equal on all ranks, since their tags are made of it."""
-        key = name, memory.native_dtype, count, op, memory.count
+        key = name, memory.native_dtype, count, op, memory.count, *self._options.items()
         if name == "gdraa-direct":
             assert segment is not None
             return *key, segment.id, offset
@@ -184,7 +191,7 @@ class _Sequence:
 
     def _shape(self, name: str, count: int) -> Plan:
         """How much memory a plan takes for so many elements."""
-        options = options_for(self.context, name, "float32")
+        options = {**options_for(self.context, name, "float32"), **self._options}
         return build(name, self.group.rank, self.group.size, count, **options)
 
     def _part(
@@ -223,7 +230,7 @@ class _Sequence:
         region = self._regions.setdefault(name, len(self._regions))
         if region >= self.REGIONS:
             raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
-        options = options_for(self.context, name, dtype)
+        options = {**options_for(self.context, name, dtype), **self._options}
         shape = build(name, self.group.rank, self.group.size, count, kind=kind_of(op), **options)
         if shape.notifications > self.REGION:
             raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
@@ -240,7 +247,9 @@ class _Sequence:
         return phases
 
     def describe(self) -> str:
+        plans = ", ".join(self._regions) or "none"
         return (
             f"allreduce in {self.group}: {self.calls.number} executions, "
-            f"{len(self._bound)} signatures, workspace {self.workspace.segment.nbytes} bytes"
+            f"{len(self._bound)} signatures, plans {plans}; "
+            f"workspace {self.workspace.segment.nbytes} bytes"
         )

@@ -16,7 +16,6 @@ from pgasdl import _native
 from pgasdl.buffers import DTYPES
 from pgasdl.errors import PlanError
 from pgasdl.plans import PLANS, Call, Flush, Plan, Put, Reduce, Span, Step, Wait, build
-from pgasdl.plans.plan import ROOTED
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
@@ -132,20 +131,6 @@ def options_for(
         return {}
     piece = piece_bytes(context) // DTYPES[dtype].itemsize
     return {"piece": piece if count is None else max(1, min(piece, count))}
-
-
-def choose(context: Context, kind: str, in_place: bool) -> str:
-    """The plan for an array, when the caller names none.
-
-    ``in_place`` : it lies at one place of one segment on every rank
-    """
-    if kind == "all-to-all":
-        return "all-to-all"
-    if kind in ROOTED:
-        return "tree"
-    if in_place and context.mapped:
-        return "gdraa-direct"
-    return "staged" if context.mapped and kind in PLANS["staged"].kinds else "gdraa"
 
 
 def piece_bytes(context: Context) -> int:

@@ -8,24 +8,28 @@ Layers may become ready in any order, also in different orders on different rank
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype, native_dtype
-from pgasdl.collective import Place, bind_phases, choose, options_for
+from pgasdl.choosing import choices
+from pgasdl.collective import Place, bind_phases, options_for
 from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.layout import Bucket, agree, aligned, lay_out
-from pgasdl.plans import PLANS, build
+from pgasdl.plans import build
 from pgasdl.plans.plan import APPLICATION_BUFFERS, is_wire
+from pgasdl.trial import Trial
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
     from pgasdl.group import Group
+    from pgasdl.policy import Choice
     from pgasdl.segment import Segment
 
 Array = npt.NDArray[Any]
@@ -79,13 +83,16 @@ class GradientExchange:
         the root gets the sum; "broadcast": everybody gets the root's weights, no gradients. With
         these two, S-Caffe's training: reduce by layer in the backward pass, broadcast by layer in
         the forward pass, with ``ready`` of all layers first and ``wait`` just before each is used
-    plan : name of an algorithm; None: "gdraa-direct" where memory is mapped, else "gdraa"; "tree"
-        in kinds "reduce" and "broadcast"
+    plan : name of an algorithm; None: chosen for each bucket by the policy (``PGASDL_POLICY``),
+        else by its size: "gdraa-direct" where memory is mapped
     update : for kind "update": called as ``update(block)`` on the owner, elementwise in effect
     bucket_bytes : layers are put together until they have this many bytes; 0: every layer alone
     wire : dtype in which gradients travel ("bfloat16"), None: their own
     group : None: all ranks
     timeout : seconds, of making it; None: the context's default
+    candidates : names of plans that are tried in the first iterations, in turn, if ``plan`` is not
+        given; the one with which iterations take least time is kept, the same on all ranks
+        (swCaffe). Until then they all have their inboxes
     rotate_root : bucket b's root is ``root`` + b (mod size), so that no rank has all the work
     options : of the plan, such as ``root=1``
 
@@ -123,37 +130,52 @@ class GradientExchange:
         group: Group | None = None,
         timeout: float | None = None,
         rotate_root: bool = False,
+        candidates: Sequence[str] = (),
         **options: int,
     ) -> None:
         self.context = context
         self.group = group or context.world
         self.kind = kind
-        best = choose(context, kind, in_place=True) if wire is None else "gdraa"
-        self.plan = best if plan is None else plan
-        if self.plan not in PLANS:
-            raise PlanError(f"no plan named {self.plan!r}; there are {', '.join(sorted(PLANS))}")
-        if PLANS[self.plan].mapped and not context.mapped:
-            raise PlanError(
-                f"plan {self.plan} loads and stores peers' memory, which is not mapped here: use "
-                "gdraa or tree"
-            )
+        self._wire = None if wire is None else native_dtype(wire)
+        self.layers, self._buckets = lay_out(layers, bucket_bytes)
+        asked = [plan] if plan is not None else candidates
+        # Of each bucket: its plan, or all that are tried.
+        self._chosen = [
+            choices(context, self.group, kind, bucket.nbytes, asked, wire=wire is not None)
+            for bucket in self._buckets
+        ]
         if (kind == "update") != (update is not None):
             raise PlanError('update=function, what the owner does, goes with kind "update" alone')
         self._update = update
-        self._wire = None if wire is None else native_dtype(wire)
-        self.layers, self._buckets = lay_out(layers, bucket_bytes)
         self._refuse_integers()
         self._segments: list[Segment] = []
         settings = (
-            f"kind {kind}, plan {self.plan}, buckets of {bucket_bytes} bytes, wire {self._wire}, "
-            f"options {sorted(options.items())}{', root rotating' if rotate_root else ''}"
+            f"kind {kind}, plan {self._plans()}, buckets of {bucket_bytes} bytes, "
+            f"wire {self._wire}, options {sorted(options.items())}"
+            f"{', root rotating' if rotate_root else ''}"
         )
         agree(self.group, context.rank, settings, self.layers, timeout)
         self._schedule = _native.LayerSchedule(context, [each.layers for each in self._buckets])
         self._allocate(options, rotate_root, timeout)
         context.exchanges.append(self)
+        self._trial = None
+        if len(candidates) > 1 and plan is None and self._buckets:
+            self._trial = Trial(self, candidates, timeout)
 
     # --- setting up
+
+    def _plans(self) -> str:
+        """Which plans the buckets have, in order."""
+        names = [" or ".join(map(str, each)) for each in self._chosen]
+        runs = [(name, len(list(group))) for name, group in groupby(names)]
+        if len(runs) == 1:
+            return runs[0][0]
+        return ", ".join(f"{name} x{number}" for name, number in runs) or "none"
+
+    @property
+    def plan(self) -> str:
+        """The plan of all buckets, or which plans they have, in their order."""
+        return self._plans()
 
     def _refuse_integers(self) -> None:
         for layer in self.layers:
@@ -166,20 +188,22 @@ class GradientExchange:
     def _allocate(self, options: dict[str, int], rotate: bool, timeout: float | None) -> None:
         group = self.group
         nbytes = sum(aligned(bucket.nbytes) for bucket in self._buckets)
-        chosen = [
-            {**options_for(self.context, self.plan, bucket.dtype), **options}
-            for bucket in self._buckets
-        ]
-        for bucket, extra in zip(self._buckets, chosen, strict=True) if rotate else ():
-            extra["root"] = (options.get("root", 0) + bucket.index) % group.size
+        wanted: list[tuple[Bucket, Choice, dict[str, Any]]] = []
+        for bucket, each in zip(self._buckets, self._chosen, strict=True):
+            for choice in each:
+                here = options_for(self.context, choice.plan, bucket.dtype)
+                extra = {**here, **dict(choice.options), **options}
+                if rotate:
+                    extra["root"] = (options.get("root", 0) + bucket.index) % group.size
+                wanted.append((bucket, choice, extra))
         shapes = [
-            build(self.plan, group.rank, group.size, bucket.count, kind=self.kind,
+            build(choice.plan, group.rank, group.size, bucket.count, kind=self.kind,
                   wire=self._wire is not None, **extra)
-            for bucket, extra in zip(self._buckets, chosen, strict=True)
+            for bucket, choice, extra in wanted
         ]  # fmt: skip
         self.inbox_bytes = sum(
             aligned(count * as_numpy_dtype(self._dtype(name, bucket)).itemsize)
-            for bucket, shape in zip(self._buckets, shapes, strict=True)
+            for (bucket, _, _), shape in zip(wanted, shapes, strict=True)
             for name, count in shape.buffers.items()
             if name not in APPLICATION_BUFFERS
         )
@@ -190,7 +214,7 @@ class GradientExchange:
             self.weights = self.gradients
         inbox = self._segment(self.inbox_bytes, 0, timeout) if self.inbox_bytes else None
         first = position = 0
-        for bucket, shape, extra in zip(self._buckets, shapes, chosen, strict=True):
+        for (bucket, choice, extra), shape in zip(wanted, shapes, strict=True):
             places = {}
             for name, count in shape.buffers.items():
                 dtype = self._dtype(name, bucket)
@@ -201,12 +225,13 @@ class GradientExchange:
                     position += aligned(count * as_numpy_dtype(dtype).itemsize)
                 else:
                     places[name] = Place(home, bucket.at, dtype)
-            bucket.bound = bind_phases(
-                self.context, group, self.plan, bucket.count, self.kind, places, self.gradients,
+            bucket.bound += bind_phases(
+                self.context, group, choice.plan, bucket.count, self.kind, places, self.gradients,
                 first, f"bucket {bucket.index}", wire=self._wire is not None, **extra,
             )  # fmt: skip
-            self._schedule.bind(bucket.index, bucket.bound)
             first += shape.notifications
+        for bucket in self._buckets:
+            self._schedule.bind(bucket.index, bucket.bound)
 
     def _segment(self, nbytes: int, notifications: int, timeout: float | None) -> Segment:
         segment = self.context.segment(
@@ -261,6 +286,8 @@ class GradientExchange:
         PlanError   no such layer, or it is ready already and was not waited for
         PeerLost, ClosedError
         """
+        if self._trial is not None:
+            self._trial.before(layer)
         if self._schedule.ready(layer):
             self.context.serve_calls()
 
@@ -287,6 +314,8 @@ class GradientExchange:
         """
         if not self._schedule.wait(layer, timeout):
             self._serve_until(partial(self._schedule.wait, layer), timeout)
+        if self._trial is not None:
+            self._trial.after()
 
     def finish(self, timeout: float | None = None) -> None:
         """Until every exchange that was started is complete. No barrier: others may be behind.
@@ -302,6 +331,8 @@ class GradientExchange:
             left = None if timeout is None else max(0.0, deadline - time.monotonic())
             if not self._schedule.finish(bucket.index, left):
                 self._serve_until(partial(self._schedule.finish, bucket.index), timeout)
+        if self._trial is not None:
+            self._trial.after()
 
     def _serve_until(self, wait: Callable[[float], bool], timeout: float | None) -> None:
         """Run updates that are asked for until ``wait`` has nothing more to wait for."""
@@ -342,7 +373,7 @@ class GradientExchange:
         sizes = [bucket.nbytes for bucket in self._buckets]
         segments = self.gradients.nbytes + (0 if self.weights is None else self.weights.nbytes)
         return (
-            f"gradient exchange {self.kind}, plan {self.plan}: {len(self.layers)} layers in "
+            f"gradient exchange {self.kind}, plan {self._plans()}: {len(self.layers)} layers in "
             f"{len(sizes)} buckets of {min(sizes, default=0)} to {max(sizes, default=0)} "
             f"bytes; segments {segments}, inboxes {self.inbox_bytes} bytes"
         )

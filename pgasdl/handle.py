@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import Memory, memory_of
-from pgasdl.collective import Place, bind_phases, choose, options_for
+from pgasdl.choosing import choose
+from pgasdl.collective import Place, bind_phases, options_for
 from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.plans import KINDS, build
+from pgasdl.policy import Choice
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
@@ -84,8 +86,7 @@ class Collective:
                     f"out is {memory.dtype} x {memory.count}, but the array {given.dtype} x "
                     f"{given.count}"
                 )
-            self._given = given
-            self._source, self._target = raw(given), raw(memory)
+            self._given, self._source, self._target = given, raw(given), raw(memory)
         dtype = memory.native_dtype
         segment, offset = context.segments.at(memory)
         place = "none" if segment is None else f"segment {segment.id} at {offset}"
@@ -93,7 +94,10 @@ class Collective:
         signature = f"{dtype} x {memory.count} {kind} {wanted}"
         places_of = set(group.allgather(f"collective {signature}", place.encode(), timeout))
         in_place = len(places_of) == 1 and segment is not None
-        self.plan = choose(context, kind, in_place) if plan is None else plan
+        choice = Choice(plan) if plan else choose(
+            context, group, kind, memory.nbytes, in_place=in_place
+        )  # fmt: skip
+        self.plan = choice.plan
         if self.plan == "gdraa-direct" and not (in_place and context.mapped):
             raise PlanError(
                 "plan gdraa-direct needs the array at one place of one segment on every rank, and "
@@ -111,7 +115,8 @@ class Collective:
             self._copy = home.numpy()
             self._private = raw(memory)
             data = Place(home, 0, dtype)
-        chosen = {**options_for(context, self.plan, dtype, memory.count), **options}
+        here = options_for(context, self.plan, dtype, memory.count)
+        chosen = {**here, **dict(choice.options), **options}
         shape = build(self.plan, group.rank, group.size, memory.count, kind=kind, **chosen)
         places = {"data": data}
         self.inbox_bytes = 0 if self._copy is None else memory.nbytes

@@ -30,13 +30,16 @@ class LayerSchedule {
         if (layer >= layers_.size()) layers_.resize(layer + 1);
         layers_[layer].bucket = buckets_.size();
       }
-      buckets_.push_back({members, {}, {}, 0, members.size(), false});
+      buckets_.push_back({members, {}, {}, 0, members.size(), false, 0});
     }
   }
 
-  // A bucket's plans: executions take them in turn.
+  // A bucket's plans: executions take them in turn. They replace those it had.
   void bind(std::size_t bucket, std::vector<nb::object> phases) {
     Bucket& at = buckets_.at(bucket);
+    if (at.under_way) raise("PlanError", text("bucket ", bucket, " is under way: wait for it"));
+    at.phases.clear();
+    at.phase = 0;
     for (const nb::object& phase : phases) at.phases.push_back(nb::cast<PlanHandle*>(phase));
     at.keep = std::move(phases);
   }
@@ -100,6 +103,18 @@ class LayerSchedule {
     return !bucket.under_way || finish(bucket, timeout);
   }
 
+  // How often the exchange of a layer's bucket is over.
+  std::uint64_t executions(std::size_t layer) const {
+    return buckets_[layers_.at(layer).bucket].executions;
+  }
+
+  // How often the exchange of every bucket is.
+  std::uint64_t iterations() const {
+    std::uint64_t least = UINT64_MAX;
+    for (const Bucket& bucket : buckets_) least = std::min(least, bucket.executions);
+    return buckets_.empty() ? 0 : least;
+  }
+
   Timing timing(std::size_t layer) const {
     const Layer& at = layers_.at(layer);
     const Recorder& recorder = runtime_->context.recorder();
@@ -151,6 +166,7 @@ class LayerSchedule {
     std::size_t phase;
     std::size_t missing;  // layers that are not ready
     bool under_way;
+    std::uint64_t executions;  // that are over
     BoundPlan* plan() const { return phases[phase]->plan.get(); }
   };
 
@@ -178,6 +194,7 @@ class LayerSchedule {
       layer.ready = false;
     }
     bucket.under_way = false;
+    ++bucket.executions;
     bucket.missing = bucket.layers.size();
     bucket.phase = (bucket.phase + 1) % bucket.phases.size();
     return true;
@@ -204,6 +221,9 @@ void bind_schedule(nb::module_& module) {
            "False if a Call waits for the program: answer it and wait again.")
       .def("finish", &LayerSchedule::finish_bucket, "bucket"_a, "timeout"_a.none() = nb::none(),
            "wait() for a whole bucket.")
+      .def("executions", &LayerSchedule::executions, "layer"_a,
+           "How often the exchange of the layer's bucket is over.")
+      .def("iterations", &LayerSchedule::iterations, "How often that of every bucket is.")
       .def("timing", &LayerSchedule::timing, "layer"_a,
            "(waiting, ready, began, ended, waited), in seconds.")
       .def("bucket_of", &LayerSchedule::bucket_of, "call"_a, "-1: none of these.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +69,7 @@ def _plans(exchange: Exchange, size: int) -> Iterable[Plan]:
     spec = PLANS.get(exchange.plan)
     if spec is None:
         raise PlanError(f"no plan named {exchange.plan!r}; there are {', '.join(sorted(PLANS))}")
-    options = dict(exchange.options)
+    options: dict[str, Any] = dict(exchange.options)
     if size <= _VALIDATED:
         for rank in range(size):
             yield build(

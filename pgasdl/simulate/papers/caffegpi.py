@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pgasdl import models
+from pgasdl.chart import Chart, Series
 from pgasdl.simulate.machine import Machine, flat
-from pgasdl.simulate.papers.study import Chart, Series, Study, Table, figures
+from pgasdl.simulate.papers.study import Study, Table, figures
 from pgasdl.simulate.program import Exchange
 from pgasdl.simulate.run import Action, Compute, Join, Start, simulate
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pgasdl.chart import Chart, Series
 from pgasdl.simulate.machine import Machine, flat, supernodes
-from pgasdl.simulate.papers.study import Chart, Series, Study, Table, figures
+from pgasdl.simulate.papers.study import Study, Table, figures
 from pgasdl.simulate.program import Exchange
 from pgasdl.simulate.run import simulate
 

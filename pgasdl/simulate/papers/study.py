@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pgasdl.chart import Chart, draw
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -35,29 +37,6 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """Points of one line; those of the paper are drawn as marks."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    paper: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One picture."""
-
-    name: str
-    title: str
-    xlabel: str
-    ylabel: str
-    series: Sequence[Series]
-    log_x: bool = True
-    log_y: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Study:
     """A paper's reproduction."""
 
@@ -77,15 +56,7 @@ class Study:
         text = folder / f"{self.paper}.md"
         text.write_text(str(self), encoding="utf-8")
         said = [f"wrote {text}"]
-        try:
-            from pgasdl.simulate.papers.plot import draw
-        except ImportError as error:
-            return [*said, f"no pictures: {error}; pip install 'pgasdl[apps]'"]
-        for chart in self.charts:
-            path = folder / f"{chart.name}.png"
-            draw(chart, path)
-            said.append(f"wrote {path}")
-        return said
+        return said + [draw(chart, folder) for chart in self.charts]
 
 
 def figures(paper: str) -> dict[str, Any]:

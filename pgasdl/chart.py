@@ -1,20 +1,42 @@
-"""Charts as pictures."""
+"""Charts as data, and as pictures where matplotlib is installed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from pgasdl.simulate.papers.study import Chart
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one line; those of the paper are drawn as marks."""
 
-matplotlib.use("Agg")
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    paper: bool = False
 
 
-def draw(chart: Chart, path: Path) -> None:
-    """Draw a chart to a PNG file."""
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One picture."""
+
+    name: str
+    title: str
+    xlabel: str
+    ylabel: str
+    series: Sequence[Series]
+    log_x: bool = True
+    log_y: bool = True
+
+
+def draw(chart: Chart, folder: Path) -> str:
+    """Draw a chart to a PNG file; says which, or why not."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, NullFormatter
+    except ImportError as error:
+        return f"no picture of {chart.name}: {error}; pip install 'pgasdl[apps]'"
     figure = Figure(figsize=(8.6, 4.4), dpi=120, layout="constrained")
     axes = figure.subplots()
     for series in chart.series:
@@ -38,7 +60,9 @@ def draw(chart: Chart, path: Path) -> None:
     axes.set_ylabel(chart.ylabel)
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(fontsize=8.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    path = folder / f"{chart.name}.png"
     figure.savefig(path)
+    return f"wrote {path}"
 
 
 def _short(value: float, _: object = None) -> str:
