@@ -57,14 +57,14 @@ KINDS = {
 
 
 class Peer:
-    """One job of another library.
+    """One job of another library; ``kind``: a row that is not in the table.
 
     Raises
     ------
     UnavailableError   it is not installed, or does not start; says why
     """
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, kind: Kind | None = None) -> None:
         self.name = name
         self._size = size
         self._clock_ns = clock_cost()
@@ -74,7 +74,7 @@ class Peer:
         try:
             # Gone as soon as all have met: whatever ends us later leaves no file.
             with tempfile.TemporaryDirectory(prefix="pgasdl-bench-") as folder:
-                self.version = self._start(KINDS[name], folder)
+                self.version = self._start(kind or KINDS[name], folder)
         except (UnavailableError, OSError, ValueError) as error:
             self.close()
             raise UnavailableError(f"{name}: {error}") from error

@@ -3,7 +3,8 @@
 ``ib_write_lat`` and ``ib_write_bw`` (Debian's package perftest) are what everybody measures RDMA
 with: one queue pair, nothing but the device. Both sides run on the ranks' machines, by turns with
 ours, with the same number of requests in flight. A notified write is two messages, ib_write_lat's
-is one: it is held against that and what ib_write_bw takes for one more message of a flag's size.
+is one: it is held against that and ib_write_lat's for a message of a flag's size. MPICH over UCX,
+where it works, shows what an MPI makes of the same device: a put, a flush and a flag.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgasdl import _native
+from pgasdl.bench.peers import KINDS, Peer
 from pgasdl.bench.request import Request
 from pgasdl.bench.timing import rounds_of
 from pgasdl.context import Context
@@ -38,6 +40,7 @@ class Figures:
     message: list[float] = field(default_factory=list)
     peer_message: list[float] = field(default_factory=list)
     peer_flag: list[float] = field(default_factory=list)
+    mpi: list[float] = field(default_factory=list)
 
     def row(self, nbytes: int) -> dict[str, Any]:
         """Medians, as the JSON file has them."""
@@ -47,7 +50,7 @@ class Figures:
             "us": statistics.median(self.latency), "message_us": ours, "mb_s": nbytes / ours,
             "peers": {
                 "ib_write_lat": _median(self.peer_latency), "ib_write_bw": theirs,
-                "flag": _median(self.peer_flag),
+                "flag": _median(self.peer_flag), "mpich": _median(self.mpi),
             },
         }  # fmt: skip
 
@@ -67,27 +70,32 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
         raise UnavailableError("bench rdma is between two ranks with --transport verbs")
     chosen = next(device for device in _native.verbs_devices() if device.chosen)
     perftest = Perftest(context, chosen)
+    mpi, missing = _mpich(chosen) if context.rank == 0 else (None, "")
     say: Callable[..., None] = print if context.rank == 0 else (lambda *_, **__: None)
     say(f"pgasdl bench rdma over {chosen.device}, port {chosen.port}, {chosen.type}, {chosen.gid}")
     say(f"medians of {request.rounds} rounds in turns; {IN_FLIGHT} requests in flight")
+    say(f"MPICH put: {missing if mpi is None else mpi.version}")
     say(f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'+ flag':>7} {'ratio':>6}"
+        f" {'MPICH put':>10}"
         f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}")  # fmt: skip
     rows = []
     for nbytes in request.sizes:
-        figures = _size(context, nbytes, request, perftest)
+        figures = _size(context, nbytes, request, perftest, mpi)
         if context.rank != 0:
             continue
         row = figures.row(nbytes)
         rows.append(row)
-        latency, message, flag = (
-            row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "flag")
+        latency, message, flag, put = (
+            row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "flag", "mpich")
         )
         both = latency and flag and latency + flag
         say(f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)} {_cell(flag, 7)}"
-            f" {_ratio(row['us'], both)}"
+            f" {_ratio(row['us'], both)} {_cell(put, 10)}"
             f" {row['mb_s']:9.1f} {_cell(message and nbytes / message, 12)}"
             f" {_ratio(message, row['message_us'])} {1e6 / row['message_us']:11.0f}",
             flush=True)  # fmt: skip
+    if mpi is not None:
+        mpi.close()
     if request.json_file is not None and context.rank == 0:
         with open(request.json_file, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)
@@ -102,7 +110,23 @@ def _ratio(ours: float | None, theirs: float | None) -> str:
     return _cell(ours / theirs if ours and theirs else None, 6)
 
 
-def _size(context: Context, nbytes: int, request: Request, perftest: Perftest) -> Figures:
+def _mpich(device: _native.VerbsDeviceInfo) -> tuple[Peer | None, str]:
+    """MPICH with both ranks on the device alone; or why not."""
+    environ = {
+        "MPIR_CVAR_NOLOCAL": "1",
+        "UCX_TLS": "rc_verbs,ud_verbs,self",
+        "UCX_NET_DEVICES": f"{device.device}:{device.port}",
+        "UCX_IB_GID_INDEX": str(device.gid_index),
+    }
+    try:
+        return Peer("mpich", 2, replace(KINDS["mpich"], environ=environ)), ""
+    except UnavailableError as error:
+        return None, str(error)
+
+
+def _size(
+    context: Context, nbytes: int, request: Request, perftest: Perftest, mpi: Peer | None
+) -> Figures:
     place = -(-nbytes // 4096) * 4096
     segment = context.segment(2 * place, notifications=1)
     figures = Figures()
@@ -118,8 +142,9 @@ def _size(context: Context, nbytes: int, request: Request, perftest: Perftest) -
         count = max(IN_FLIGHT, min(20 * IN_FLIGHT, (4 << 20) // nbytes))
         figures.message += _stream(context, segment, nbytes, place, count)
         figures.peer_message += perftest.run("ib_write_bw", nbytes, count, _per_message)
-        flags = 20 * IN_FLIGHT
-        figures.peer_flag += perftest.run("ib_write_bw", FLAG_BYTES, flags, _per_message)
+        figures.peer_flag += perftest.run("ib_write_lat", FLAG_BYTES, 1000, _typical)
+        if mpi is not None:
+            figures.mpi += mpi.ping("put", nbytes, 3)
     context.barrier(_PATIENCE)
     segment.delete()
     return figures
