@@ -24,6 +24,8 @@ DTYPES = {
     "int64": np.dtype(np.int64),
 }
 SHAPES: tuple[tuple[int, ...], ...] = ((7,), (3, 5), (1,), (33, 3), (0,), (1000,), (64,))
+# Those whose order of additions is computed here; tests/contract runs all the others.
+REFERENCED = ("gdraa", "gdraa-direct", "staged", "tree")
 RATE = 0.25  # of the update: a power of two, exact in every dtype
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from exchange_tools import Case, cases, contribution, expected, reduced, same_bits, train
+from exchange_tools import (
+    REFERENCED,
+    Case,
+    cases,
+    contribution,
+    expected,
+    reduced,
+    same_bits,
+    train,
+)
 
 from pgasdl import Context, loopback
 
-PLANS = ("gdraa", "gdraa-direct", "staged", "tree")
 N_ITERATIONS = 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", REFERENCED)
 def test_all_kinds_and_dtypes(plan: str, size: int) -> None:
     wanted = {case: expected(case, size, N_ITERATIONS) for case in cases(plan)}
 

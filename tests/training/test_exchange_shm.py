@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jobs
 import pytest
-from exchange_tools import cases
+from exchange_tools import REFERENCED, cases
 
 
 @pytest.mark.parametrize(("size", "progress"), [(2, "turn"), (3, "thread"), (5, "turn")])
 def test_all_cases_between_processes(size: int, progress: str) -> None:
-    n_cases = sum(len(list(cases(plan))) for plan in ("gdraa", "gdraa-direct", "staged", "tree"))
+    n_cases = sum(len(list(cases(plan))) for plan in REFERENCED)
     out = jobs.run(size, jobs.PROGRAMS / "exchange_over_shm.py", progress)
     lines = sorted(out.splitlines())
     assert lines == [f"[{rank}] checked {n_cases} cases" for rank in range(size)]
