@@ -136,6 +136,11 @@ class _Sequence:
         name, self._options = choice.plan, dict(choice.options)
         if name not in PLANS:
             raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
+        if not PLANS[name].shares:
+            raise PlanError(
+                f"plan {name} was not made for arrays in turns on one inbox: use a handle, "
+                "ctx.allreduce_handle"
+            )
         if name == "gdraa-direct" and not in_place:
             raise PlanError("plan gdraa-direct needs an array in a segment that peers can map")
         call = (memory.address, memory.nbytes, op, name)

@@ -73,4 +73,5 @@ SPEC = PlanSpec(
     "chunked chain and back: S per link and direction at full overlap, latency of P hops",
     kinds=KINDS,
     options=("root", "chunks"),
+    shares=True,
 )

@@ -162,4 +162,5 @@ SPEC = PlanSpec(
     build,
     "scatter, average, broadcast: 2 latencies, 2(P-1)/P S per rank, inbox of P-1 blocks",
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
+    shares=True,
 )

@@ -92,4 +92,5 @@ SPEC = PlanSpec(
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
     wire=False,
     mapped=True,
+    shares=True,
 )

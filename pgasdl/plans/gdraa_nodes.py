@@ -272,4 +272,5 @@ SPEC = PlanSpec(
     build,
     "sums inside nodes of group_size ranks, gdraa between them: 2(N-1)/N S per node on the network",
     options=("group_size", "direct"),
+    shares=True,
 )

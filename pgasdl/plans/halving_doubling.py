@@ -269,4 +269,5 @@ SPEC = PlanSpec(
     "halves, then doubles: 2 ceil(log2 P) latencies, 2(P-1)/P S; round-robin over group_size",
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
     options=("group_size",),
+    shares=True,
 )

@@ -76,4 +76,5 @@ SPEC = PlanSpec(
     "tree of arity 2, or another, in chunks: depth log P, inbox of arity S whatever P",
     kinds=KINDS,
     options=("root", "arity", "chunks"),
+    shares=True,
 )

@@ -186,6 +186,8 @@ class PlanSpec:
     phases : executions alternate between this many plans, built with the option ``phase``. All
         have the same buffers and notifications, at the same places; execution i is of phase
         ``i % phases`` and has generation i, the same on every rank.
+    shares : arrays of other counts, and other such plans, may take turns on one inbox, as in
+        ``ctx.allreduce``: whoever ends an execution knows that all ranks have read their slots
     """
 
     name: str
@@ -196,6 +198,7 @@ class PlanSpec:
     mapped: bool = False
     options: tuple[str, ...] = ()
     phases: int = 1
+    shares: bool = False
 
 
 def is_wire(buffer: str) -> bool:

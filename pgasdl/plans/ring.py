@@ -126,4 +126,5 @@ SPEC = PlanSpec(
     build,
     "two neighbours only: 2(P-1) latencies, 2(P-1)/P S per rank, inbox of P-1 blocks",
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
+    shares=True,
 )

@@ -213,4 +213,5 @@ SPEC = PlanSpec(
     mapped=True,
     options=("piece",),
     phases=PHASES,
+    shares=True,
 )

@@ -84,4 +84,5 @@ SPEC = PlanSpec(
     "binomial tree up and down: 2 ceil(log2 P) latencies, S per link, inbox of ceil(log2 P) S",
     kinds=KINDS,
     options=("root", "chunks"),
+    shares=True,
 )

@@ -105,6 +105,7 @@ CHAIN_CHAIN = PlanSpec(
     "chunked chains of chain_size ranks, their heads in a chain: S per link, to some 64 ranks",
     kinds=KINDS,
     options=("root", "chain_size", "chunks"),
+    shares=True,
 )
 CHAIN_BINOMIAL = PlanSpec(
     "chain-binomial",
@@ -112,4 +113,5 @@ CHAIN_BINOMIAL = PlanSpec(
     "chunked chains of chain_size ranks, their heads in a binomial tree: for many ranks",
     kinds=KINDS,
     options=("root", "chain_size", "chunks"),
+    shares=True,
 )

@@ -1,0 +1,77 @@
+"""Arrays of different counts, and different plans, in turns on one inbox, as in ctx.allreduce."""
+
+from __future__ import annotations
+
+import random
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plan_tools import OPTIONS
+
+from pgasdl.plans import PLANS, Plan, Put, Step, Wait, build_all
+from pgasdl.plans.order import orders
+
+# Staged has an inbox of its own there, and its own test of this.
+SHARING = [name for name, spec in PLANS.items() if spec.shares and name != "staged"]
+COUNTS = (5, 900, 17, 200, 1, 64, 1000, 33)
+
+Turn = list[Plan]
+
+
+def together(turns: list[Turn], regions: list[int]) -> list[Turn]:
+    """Executions that follow each other in the same memory, each plan with notifications of its
+    own."""
+    every = [plan for turn in turns for plan in turn]
+    buffers = {name: max(plan.buffers.get(name, 0) for plan in every) for name in ("data", "inbox")}
+    most = max(plan.notifications for plan in every)
+    count = buffers["data"]
+
+    def place(plan: Plan, region: int) -> Plan:
+        lanes = tuple(tuple(shifted(s, region * most) for s in lane) for lane in plan.lanes)
+        flags = most * (max(regions) + 1)
+        return replace(plan, lanes=lanes, buffers=buffers, count=count, notifications=flags)
+
+    return [
+        [place(plan, region) for plan in turn] for turn, region in zip(turns, regions, strict=True)
+    ]
+
+
+def shifted(step: Step, by: int) -> Step:
+    """The step with its notification in another region."""
+    if isinstance(step, Put) and step.notify is not None:
+        return replace(step, notify=step.notify + by)
+    return replace(step, notification=step.notification + by) if isinstance(step, Wait) else step
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("name", SHARING)
+def test_counts_take_turns(name: str, size: int) -> None:
+    for options in ({}, *OPTIONS.get(name, ())):
+        chosen = {key: n % size for key, n in options.items() if key == "root"} | {
+            key: n for key, n in options.items() if key != "root"
+        }
+        turns = [build_all(name, size, count, **chosen) for count in COUNTS]
+        assert orders(together(turns, [0] * len(turns)), len(turns)) == [], chosen
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plans_take_turns(seed: int) -> None:
+    dice = random.Random(seed)
+    size = 2 + seed % 5
+    names = [dice.choice(SHARING) for _ in range(10)]
+    turns = [build_all(name, size, dice.choice(COUNTS)) for name in names]
+    assert orders(together(turns, list(map(SHARING.index, names))), len(turns)) == []
+
+
+def test_a_plan_that_does_not_share_would_disturb_others() -> None:
+    """The example in apps ends without knowing of the others: found, if it were used so."""
+    flat = runpy.run_path(str(Path(__file__).parents[2] / "apps" / "own_plan.py"))["flat"]
+
+    def turns(*counts: int) -> list[Turn]:
+        return [[flat(rank, 3, n, phase=i % 2) for rank in range(3)] for i, n in enumerate(counts)]
+
+    assert orders(together(turns(64, 64, 64, 64), [0] * 4), 4) == []
+    findings = orders(together(turns(64, 32, 64, 48), [0] * 4), 4)
+    assert any(f.rule == "race" and "inbox" in f.text for f in findings)
