@@ -181,7 +181,10 @@ def _topo(arguments: argparse.Namespace) -> int:
 _OTHERS = {
     "bench": ("pgasdl.bench.cli", "measure, beside the machine's floor and its peers"),
     "sim": ("pgasdl.simulate.cli", "simulate plans on modelled machines, and the papers' runs"),
-    "tune": ("pgasdl.tune.cli", "measure this machine, and write a policy: which plan for what"),
+    "tune": (
+        "pgasdl.bench.plans_cli",
+        "measure this machine, and write which plan is best for what",
+    ),
 }
 
 

@@ -215,9 +215,11 @@ bool Engine::step(std::int64_t number, std::int64_t rank, std::uint32_t index, L
     case kReduce:
     case kCall: {
       const bool call = (op.flags & 7) == kCall;
-      const double per_byte = call ? machine_.update
-                                   : (op.peer > 0 ? machine_.gamma * op.peer : machine_.copy) +
-                                         machine_.remote * op.note;
+      const bool copy = op.peer == 0 && op.note == 0;
+      const auto added = static_cast<double>(op.peer), remote = static_cast<double>(op.note);
+      const double per_byte = call   ? machine_.update
+                              : copy ? machine_.copy
+                                     : machine_.gamma * added + machine_.remote * remote;
       ++lane.next;
       const double cost = per_byte * static_cast<double>(step.bytes);
       if (cost <= 0) return true;

@@ -71,8 +71,8 @@ struct Level {
 
 struct Machine {
   std::vector<Level> levels;  // nearest first; in the last one all ranks meet
-  double gamma = 0;           // per byte and addition
-  double copy = 0;            // per byte of a Reduce that adds nothing
+  double gamma = 0;           // per byte and addition of own elements
+  double copy = 0;            // per byte of a copy
   double remote = 0;          // per byte loaded from or stored to a peer's memory
   double update = 0;          // per byte of a Call
   bool blocking = false;      // a Put holds up its lane until it is sent

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 
+from pgasdl.bench.plans_cli import add_plans
 from pgasdl.bench.request import (
     DEFAULT_SIZES,
     PEERS,
@@ -56,7 +57,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--peers", nargs="?", const="all", metavar="LIST",
                          help=f"measure others too: {', '.join(PEERS)} (all)")  # fmt: skip
         one.add_argument("--json", metavar="FILE", help="write the rows there as well")
+    plans = operations.add_parser(
+        "plans",
+        help="every plan beside its predicted time, and the tuner's choice",
+        allow_abbrev=False,
+    )
     parser.set_defaults(handler=run)
+    add_plans(plans)
 
 
 def request_of(given: argparse.Namespace) -> Request:

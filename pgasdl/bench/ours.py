@@ -13,6 +13,7 @@ from pgasdl.bench.timing import batches, clock_cost, fill_cost, rounds_of, timed
 from pgasdl.bench.turns import Contender, Ranks
 from pgasdl.errors import MismatchError
 from pgasdl.exchange import GradientExchange
+from pgasdl.policy import Choice
 
 Array = npt.NDArray[np.float32]
 _PAGE = 4096
@@ -21,7 +22,7 @@ _PAGE = 4096
 class Ours:
     """Makes contenders; every member and everything it returns is collective."""
 
-    def __init__(self, ranks: Ranks, sync: Callable[[], None], plan: str | None) -> None:
+    def __init__(self, ranks: Ranks, sync: Callable[[], None] | None, plan: str | None) -> None:
         self._ranks = ranks
         self._context = ranks.context
         self._sync = sync if ranks.paced else None
@@ -81,6 +82,26 @@ class Ours:
         handle = self._context.allreduce_handle(gradient, plan=self._plan)
         measure = self._measure(gradient, [gradient], handle.run)
         return Contender("segment", "ours", measure), handle.plan, segment.delete
+
+    def handles(
+        self, count: int, choices: Sequence[Choice]
+    ) -> tuple[list[Contender], Callable[[], None]]:
+        """Handles of several plans on one segment, and what gives it up."""
+        segment = self._context.segment(4 * count, notifications=1)
+        gradient: Array = segment.numpy(np.float32)
+        contenders = []
+        for choice in choices:
+            options: dict[str, Any] = dict(choice.options)
+            handle = self._context.allreduce_handle(gradient, plan=choice.plan, **options)
+            measure = self._measure(gradient, [gradient], handle.run)
+            contenders.append(Contender(str(choice), "ours", measure))
+        return contenders, segment.delete
+
+    def uncounted(
+        self, memory: Array, call: Callable[[], object]
+    ) -> Callable[[int], Sequence[float]]:
+        """How long calls take whose results nobody looks at."""
+        return self._measure(memory, [], call)
 
     def array(self, count: int) -> tuple[Contender, float]:
         """``ctx.allreduce`` of an array outside segments; and nanoseconds to fill it."""

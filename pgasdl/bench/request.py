@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pgasdl import models
 from pgasdl.sizes import parse_names
 
-OPS = ("write_notify", "allreduce", "model", "rdma")
+OPS = ("write_notify", "allreduce", "model", "rdma", "plans", "tune")
 TRANSPORTS = ("auto", "shm", "verbs", "loopback")
 PEERS = ("mpich", "mpich-generic", "openmpi", "gloo")
 DEFAULT_SIZES = {

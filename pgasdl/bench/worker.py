@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pgasdl
-from pgasdl.bench import machine, peers, rdma
+from pgasdl.bench import machine, peers, plans, rdma
 from pgasdl.bench.floors import Floors, floor_of, placement
 from pgasdl.bench.ours import Ours
 from pgasdl.bench.peer import pin
@@ -246,6 +246,8 @@ def main() -> None:
     with pgasdl.init() as context:
         if request.op == "rdma":
             rdma.measure(context, request)
+        elif request.op in ("plans", "tune"):
+            plans.measure(context, request)
         else:
             measure(context, request)
 

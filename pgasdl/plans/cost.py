@@ -9,8 +9,9 @@ What happens
     Each rank has a port out and a port in, full duplex. A Put takes ``startup + beta * bytes`` of
     the port out, in the order of posting; its first byte is at the receiver ``startup + latency``
     after it began, and takes ``beta * bytes`` of the port in, in the order of coming. Its flag is
-    raised when its last byte is there. A Reduce takes ``gamma`` per byte and addition, one Reduce
-    of a rank at a time; a copy ``copy`` per byte, and each remote span ``remote`` per byte more.
+    raised when its last byte is there. A Reduce takes ``gamma`` per byte and addition of own
+    elements, and ``remote`` per byte of each span in a peer's memory, its addition included; a copy
+    of own elements ``copy`` per byte. One Reduce of a rank at a time.
     Two betas: pairs inside a node (or supernode), and pairs across.
 What does not
     Links that several ranks share: ``pgasdl.simulate`` has them, event by event, and agrees with
@@ -52,8 +53,8 @@ class Model:
     ----------
     inside, across : pairs of ranks of one node, and of two; None: there is one node
     per_node : ranks r and s are in one node if ``r // per_node == s // per_node``
-    gamma, copy, remote, update : per byte: of an addition, of a Reduce without one, of a span in a
-        peer's memory, of a Call
+    gamma, copy, remote, update : per byte: of an addition, of a copy, of a span in a peer's memory,
+        of a Call
     blocking : a Put holds up its lane until it has left: where the processor copies it
     """
 
@@ -77,9 +78,16 @@ def work(step: Reduce | Call, model: Model, item: int, wire_item: int) -> Number
     """Time of a Reduce or Call."""
     if isinstance(step, Call):
         return model.update * step.n * item
-    per_byte = model.gamma * (len(step.srcs) - 1) if len(step.srcs) > 1 else model.copy
-    per_byte += model.remote * remote_spans(step)
+    added, remote = additions(step), remote_spans(step)
+    per_byte = model.gamma * added + model.remote * remote
+    if not added and not remote:
+        per_byte = model.copy
     return per_byte * step.n * bytes_of(step.dsts[0], item, wire_item)
+
+
+def additions(step: Reduce) -> int:
+    """How many additions of own elements a Reduce makes."""
+    return max(0, sum(span.rank is None for span in step.srcs) - 1)
 
 
 def remote_spans(step: Reduce) -> int:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pgasdl import _native
 from pgasdl.errors import PlanError
 from pgasdl.plans import PLANS, Call, Flush, Plan, Put, Reduce, Step, Wait, blocks, build
-from pgasdl.plans.cost import bytes_of, remote_spans
+from pgasdl.plans.cost import additions, bytes_of, remote_spans
 
 Ops = npt.NDArray[np.int64]
 
@@ -108,8 +108,8 @@ def _row(step: Step, item: int) -> tuple[int, int, int, int]:
             return _PUT, peer, -1 if notify is None else notify, n * bytes_of(src, item, item)
         case Wait(notification):
             return _WAIT, 0, notification, 0
-        case Reduce(_, srcs, n):
-            return _REDUCE, len(srcs) - 1, remote_spans(step), n * item
+        case Reduce(_, _, n):
+            return _REDUCE, additions(step), remote_spans(step), n * item
         case Call(_, _, n):
             return _CALL, 0, 0, n * item
         case Flush():

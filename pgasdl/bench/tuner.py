@@ -1,0 +1,135 @@
+"""The tuner: reckon with every plan, measure those that come near, keep the fastest by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pgasdl.bench.calibrate import Calibration
+from pgasdl.bench.ours import Ours
+from pgasdl.bench.turns import Ranks, take_turns
+from pgasdl.choosing import able
+from pgasdl.collective import options_for
+from pgasdl.context import Context
+from pgasdl.plans import PLANS, build_all
+from pgasdl.plans.cost import predict
+from pgasdl.policy import Choice, Policy, Rule
+
+# Options that are worth trying beside a plan's own defaults, if it takes them.
+CHUNKS = (1, 8)
+# Candidates are those predicted within this factor of the best, so many at least and at most.
+NEAR, FEWEST, MOST = 2.5, 3, 6
+# A neighbour's choice is kept if it costs no more than this: fewer rules, less noise.
+TOLERANCE = 1.03
+Figures = dict[Choice, float]
+
+
+@dataclass(slots=True)
+class Size:
+    """Microseconds of one size, by choice."""
+
+    nbytes: int
+    predicted: Figures = field(default_factory=dict)
+    measured: Figures = field(default_factory=dict)
+
+
+def choices_here(context: Context) -> list[Choice]:
+    """Every plan that exchanges gradients here, in segments."""
+    found = []
+    for name in PLANS:
+        if not able(context, name, "average", in_place=True):
+            continue
+        if name == "gdraa-nodes" and not 1 < context.node_size < context.size:
+            continue
+        found.append(Choice(name))
+        if "chunks" in PLANS[name].options:
+            found += [Choice(name, (("chunks", chunks),)) for chunks in CHUNKS]
+    return found
+
+
+def predict_all(
+    context: Context, calibration: Calibration, choices: Sequence[Choice], nbytes: int
+) -> Figures:
+    """Microseconds that each is reckoned to take."""
+    model = calibration.model(nbytes)
+    found = {}
+    for choice in choices:
+        here = options_for(context, choice.plan, "float32", nbytes // 4)
+        extra = {**here, **dict(choice.options)}
+        plans = build_all(choice.plan, context.size, nbytes // 4, **extra)
+        found[choice] = 1e6 * float(predict(plans, model))
+    return found
+
+
+def measure_all(
+    ranks: Ranks, sync: Callable[[], None], choices: Sequence[Choice], nbytes: int, rounds: int,
+    seconds: float,
+) -> Figures:  # fmt: skip
+    """Microseconds that each takes, in turns, on one segment: lower quartiles, which somebody
+    else's work on the machine hardly moves. The same on every rank."""
+    ours = Ours(ranks, sync, None)
+    contenders, free = ours.handles(nbytes // 4, choices)
+    take_turns(ranks, contenders, rounds, seconds, lambda: "")
+    times = ranks.latest(np.array([one.samples("").quartile for one in contenders]))
+    free()
+    return {choice: float(time) for choice, time in zip(choices, times, strict=True)}
+
+
+def near(predicted: Figures) -> list[Choice]:
+    """Those worth measuring, the best first."""
+    ranked = sorted(predicted, key=lambda choice: (predicted[choice], str(choice)))
+    limit = NEAR * predicted[ranked[0]]
+    close = [choice for choice in ranked if predicted[choice] <= limit]
+    return ranked[: min(MOST, max(FEWEST, len(close)))]
+
+
+def tune(
+    ranks: Ranks, sync: Callable[[], None], calibration: Calibration, sizes: Sequence[int],
+    rounds: int, seconds: float, say: Callable[[str], None] = lambda line: None,
+) -> tuple[Policy, list[Size]]:  # fmt: skip
+    """Measure candidates at each size; the policy is the same on every rank."""
+    context = ranks.context
+    choices = choices_here(context)
+    found = []
+    for nbytes in sizes:
+        size = Size(nbytes, predict_all(context, calibration, choices, nbytes))
+        size.measured = measure_all(ranks, sync, near(size.predicted), nbytes, rounds, seconds)
+        say(
+            f"{nbytes:>10} bytes: "
+            + ", ".join(
+                f"{choice} {us:.1f} ({size.predicted[choice]:.1f})"
+                for choice, us in sorted(size.measured.items(), key=lambda item: item[1])
+            )
+        )
+        found.append(size)
+    return policy_of(found), found
+
+
+def policy_of(sizes: Sequence[Size]) -> Policy:
+    """Rules between the geometric means of neighbouring sizes."""
+    picks: list[Choice] = []
+    for size in sizes:
+        best = min(size.measured, key=size.measured.__getitem__)
+        before = picks[-1] if picks else best
+        keeps = size.measured.get(before, math.inf) <= TOLERANCE * size.measured[best]
+        picks.append(before if keeps else best)
+    rules: list[Rule] = []
+    low = 0
+    for at, pick in enumerate(picks):
+        last = at + 1 == len(picks)
+        if not last and picks[at + 1] == pick:
+            continue
+        high = math.inf
+        if not last:
+            high = float(_round(math.sqrt(sizes[at].nbytes * sizes[at + 1].nbytes)))
+        rules.append(Rule(low, high, pick))
+        low = 0 if last else int(high)
+    return Policy((("allreduce", tuple(rules)),)) if rules else Policy()
+
+
+def _round(nbytes: float) -> int:
+    """To a whole power of two, which prints short."""
+    return 1 << round(math.log2(nbytes))
