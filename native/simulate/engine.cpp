@@ -48,12 +48,12 @@ Result Engine::run() {
     }
     if (earliest != nullptr) {
       Message& message = earliest->front();
-      const Event head{message.head, message.number, kStage, 0};
+      const Event head{message.head, message.number, kPort, 0};
       if (events_.empty() || head.before(events_.first())) {
         now_ = message.head;
-        Message moving = message;
+        const Message arrived = message;
         earliest->pop_front();
-        if (!pass(moving)) keep(moving);
+        pass(arrived);
         continue;
       }
     } else if (events_.empty()) {
@@ -65,12 +65,6 @@ Result Engine::run() {
       case kPort:
         serve(event.which);
         break;
-      case kStage: {
-        Message moving = messages_[event.which];
-        unused_.push_back(event.which);
-        if (!pass(moving)) keep(moving);
-        break;
-      }
       case kLane: {
         const Resume resume = resumes_[event.which];
         unused_resumes_.push_back(event.which);
@@ -285,10 +279,10 @@ void Engine::send(const Run& run, const Resolved& put, std::int64_t rank) {
   const Level& level = machine_.levels[met];
   const auto bytes = static_cast<double>(put.bytes);
   const double busy = level.startup + bytes * level.port_beta;
-  heads_[met].push_back({static_cast<std::int32_t>(rank), static_cast<std::int32_t>(put.peer), 0,
-                         static_cast<std::int16_t>(met), static_cast<std::int32_t>(run.job),
-                         put.note, put.bytes, now_ + level.startup + level.latency,
-                         now_ + busy + level.latency, number_++});
+  heads_[met].push_back({static_cast<std::int32_t>(rank), static_cast<std::int32_t>(put.peer), met,
+                         static_cast<std::int32_t>(run.job), put.note, put.bytes,
+                         now_ + level.startup + level.latency, now_ + busy + level.latency,
+                         number_++});
   ++result_.messages;
   result_.bytes[met] += bytes;
   port_busy_[rank] += busy;
@@ -298,43 +292,28 @@ void Engine::send(const Run& run, const Resolved& put, std::int64_t rank) {
   }
 }
 
-// A message's head is at its next link, or at the receiver's port. Links up to where the two meet,
-// links down from there: stage s is level s upwards, then level 2 * met - 1 - s downwards.
-// False: it has to wait for a link, until its head's time.
-bool Engine::pass(Message& message) {
+// A message's head has come: through links up to where the two meet, and links down from there.
+// Its last byte is there when each of these, and the receiver's port, has passed all bytes that
+// came before it, and its own.
+void Engine::pass(const Message& message) {
   const auto bytes = static_cast<double>(message.bytes);
-  while (message.stage < 2 * message.met) {
-    const bool up = message.stage < message.met;
-    const std::int32_t at = up ? message.stage : 2 * message.met - 1 - message.stage;
-    ++message.stage;
+  double tail = message.tail;
+  for (std::int32_t at = 0; at < message.met; ++at) {
     const Level& level = machine_.levels[at];
-    const std::int32_t link = level.link[up ? message.source : message.target];
-    if (link < 0 || (!level.through && at + 1 != message.met)) continue;
-    double& free = (up ? up_free_ : down_free_)[at][link];
-    message.head = std::max(now_, free);
-    free = message.head + bytes * level.link_beta;
-    if (up) link_busy_[at][link] += bytes * level.link_beta;
-    message.tail = std::max(message.tail, free);
-    if (message.head > now_) return false;
+    if (!level.through && at + 1 != message.met) continue;
+    const double busy = bytes * level.link_beta;
+    for (const bool up : {true, false}) {
+      const std::int32_t link = level.link[up ? message.source : message.target];
+      if (link < 0) continue;
+      double& free = (up ? up_free_ : down_free_)[at][link];
+      free = std::max(now_, free) + busy;
+      tail = std::max(tail, free);
+      if (up) link_busy_[at][link] += busy;
+    }
   }
   double& free = ports_[message.target].receiver_free;
   free = std::max(now_, free) + bytes * machine_.levels[message.met].port_beta;
-  message.tail = std::max(message.tail, free);
-  deliver(message);
-  return true;
-}
-
-void Engine::keep(const Message& message) {
-  std::uint32_t slot;
-  if (unused_.empty()) {
-    slot = static_cast<std::uint32_t>(messages_.size());
-    messages_.push_back(message);
-  } else {
-    slot = unused_.back();
-    unused_.pop_back();
-    messages_[slot] = message;
-  }
-  push(message.head, kStage, slot);
+  deliver(message, std::max(tail, free));
 }
 
 std::vector<Engine::Gathering>& Engine::gatherings(std::int64_t number, std::int64_t rank) {
@@ -343,14 +322,14 @@ std::vector<Engine::Gathering>& Engine::gatherings(std::int64_t number, std::int
   return here;
 }
 
-void Engine::deliver(const Message& message) {
+void Engine::deliver(const Message& message, double tail) {
   if (message.note < 0) return;
   const Program& of = program(message.job);
   const std::int64_t row = of.alike ? 0 : message.target * of.notifications;
   const std::int32_t which = of.gathering_of_note[row + message.note];
   if (which < 0) return;  // nobody waits for it
   Gathering& gathering = gatherings(message.job, message.target)[which];
-  gathering.latest = std::max(gathering.latest, message.tail);
+  gathering.latest = std::max(gathering.latest, tail);
   if (++gathering.raised != gathering.needed) return;
   job(message.job, message.target).lanes[gathering.lane].awaits = -1;
   resume(gathering.latest, message.job, message.target, gathering.lane);

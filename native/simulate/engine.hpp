@@ -9,8 +9,9 @@
 
 namespace pgasdl::simulate {
 
-// Ports and links serve messages in the order in which their heads come, each at its full rate, and
-// pass the first byte on before the last has come (virtual cut-through, unbounded buffers).
+// A port out sends one message at a time, in the order of posting. Links and ports in pass bytes in
+// the order in which messages' heads come, those of several messages interleaved: heads are not
+// held up, last bytes are (unbounded buffers, no loss).
 class Engine {
  public:
   Engine(const Machine& machine, const Scenario& scenario);
@@ -53,7 +54,7 @@ class Engine {
 
   struct Message {
     std::int32_t source, target;
-    std::int16_t stage, met;  // next link or port; level at which the two meet
+    std::int32_t met;  // level at which the two meet
     std::int32_t job;
     std::int64_t note, bytes;
     double head, tail;
@@ -79,10 +80,9 @@ class Engine {
   void serve(std::int64_t rank);
   void end_run(const Run& run, std::int64_t rank);
   void send(const Run& run, const Resolved& put, std::int64_t rank);
-  bool pass(Message& message);
-  void keep(const Message& message);
+  void pass(const Message& message);
   std::vector<Gathering>& gatherings(std::int64_t number, std::int64_t rank);
-  void deliver(const Message& message);
+  void deliver(const Message& message, double tail);
   std::string stuck() const;
 
   const Machine& machine_;
@@ -102,8 +102,6 @@ class Engine {
   // Heads on their way to the first link: between ranks that meet at one level all take equally
   // long, so that they come in the order in which they left.
   std::vector<std::deque<Message>> heads_;
-  std::vector<Message> messages_;
-  std::vector<std::uint32_t> unused_;
   // What a lane's event means: kept beside the event, which stays small.
   struct Resume {
     std::int64_t job;

@@ -7,13 +7,13 @@
 
 namespace pgasdl::simulate {
 
-enum What : std::uint32_t { kPort, kStage, kLane, kApplication };
+enum What : std::uint32_t { kPort, kLane, kApplication };
 
 struct Event {
   double at;
   std::uint64_t number;
   What what;
-  std::uint32_t which;  // rank, message, or slot of a lane
+  std::uint32_t which;  // rank, or slot of a lane
   bool before(const Event& other) const {
     return at != other.at ? at < other.at : number < other.number;
   }
