@@ -2,8 +2,8 @@
 
 Where ranks send one message at a time over links of their own, the two agree to rounding. Else:
 several messages of a rank leave ours one after the other, in the order of posting. SimGrid lets
-them leave together, sharing the port (as queue pairs of one adapter do), or, in turns, each when the
-one before has arrived, latency included. Trees and chains are far from the first and near the
+them leave together, sharing the port (as queue pairs of one adapter do), or, in turns, each when
+the one before has arrived, latency included. Trees and chains are far from the first and near the
 second; GDRAA the other way round. And where links are shared by several ranks, SimGrid shares them
 fairly among messages, ours passes bytes in the order in which messages' heads come. The tolerances
 are what was seen against the nearer of the two orders, rounded up.

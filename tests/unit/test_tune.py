@@ -1,0 +1,151 @@
+"""``pgasdl tune`` and ``pgasdl bench plans``: what is chosen, written and summed up."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import pgasdl.cli
+from pgasdl import Context, loopback
+from pgasdl.bench import plans
+from pgasdl.bench.calibrate import SIZES, Calibration, Class
+from pgasdl.bench.plans_cli import cases, charts, summary
+from pgasdl.bench.request import Request
+from pgasdl.bench.tuner import MOST, Size, choices_here, near, policy_of, predict_all
+from pgasdl.policy import Choice, Policy
+
+A, B, C = Choice("gdraa"), Choice("tree"), Choice("chain", (("chunks", 8),))
+FAST = ("--repeat", "1", "--seconds", "0.001", "--sizes", "64,4K,64K", "--transport", "loopback")
+
+
+def size(nbytes: int, **us: float) -> Size:
+    return Size(nbytes, {}, {{"a": A, "b": B, "c": C}[name]: value for name, value in us.items()})
+
+
+def test_rules_meet_between_the_sizes() -> None:
+    found = policy_of([size(64, a=1, b=2), size(4096, a=3, b=2), size(1 << 20, c=5, b=9)])
+    assert str(found) == "allreduce:0-512:gdraa#512-64k:tree#64k-inf:chain(chunks=8)"
+    assert Policy.parse(str(found)) == found
+
+
+def test_a_neighbours_choice_is_kept_within_the_noise() -> None:
+    found = policy_of([size(64, a=1.00, b=2), size(4096, a=1.02, b=1.00), size(1 << 20, b=1, a=2)])
+    assert str(found) == "allreduce:0-64k:gdraa#64k-inf:tree"
+    assert str(policy_of([])) == ""
+
+
+def test_candidates_are_those_near_the_best() -> None:
+    assert near({A: 1.0, B: 2.0, C: 50.0, Choice("ring"): 60.0}) == [A, B, C]
+    many = {Choice(f"p{n}"): 1.0 + n / 100 for n in range(20)}
+    assert len(near(many)) == MOST
+
+
+def test_figures_depend_on_the_size() -> None:
+    steps = (1e-10, 2e-10, 4e-10)
+    near_class = Class("one node", 4, 1e-6, 1e-7, steps, steps, steps)
+    figures = Calibration(near_class, None, 4, blocking=True)
+    assert figures.model(SIZES[0]).inside.beta == pytest.approx(1e-10)
+    assert 1e-10 < figures.model(256 << 10).gamma < 2e-10
+    assert figures.model(1 << 30).inside.beta == pytest.approx(4e-10)
+    assert figures.model(8).blocking and "latency 1.00 us" in str(near_class)
+    far = Class("across nodes", 2, 5e-6, 0.0, steps, steps, steps)
+    model = Calibration(near_class, far, 2, blocking=False).model(64)
+    assert model.pair(0, 1).latency == 1e-6 and model.pair(1, 2).latency == 5e-6
+
+
+def test_every_plan_is_a_candidate_where_it_can_run() -> None:
+    def program(ctx: Context) -> list[str]:
+        return [str(choice) for choice in choices_here(ctx)]
+
+    mapped, unmapped = loopback.run(2, program)[0], loopback.run(2, program, mapped=False)[0]
+    assert {"gdraa", "gdraa-direct", "tree(chunks=8)", "ring", "halving-doubling"} <= set(mapped)
+    assert set(mapped) - set(unmapped) == {"gdraa-direct"}
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_policy_is_tuned_and_can_be_used(tmp_path: Path, mapped: bool) -> None:
+    file = tmp_path / "policy"
+    request = Request(
+        "tune", 3, "loopback", sizes=(64, 65536), rounds=1, seconds=0.001, json_file=str(file)
+    )
+    loopback.run(3, lambda ctx: plans.measure(ctx, request), mapped=mapped)
+    text = file.read_text()
+    assert text.startswith("# pgasdl tune: ") and '"latency"' in text
+    policy = Policy.parse(text)
+    assert policy.find("allreduce", 0) and policy.find("allreduce", 1 << 40)
+
+    def program(ctx: Context) -> str:
+        return ctx.describe()
+
+    described = loopback.run(3, program, mapped=mapped, policy=f"@{file}")
+    assert all(f"policy: {policy}" in each for each in described)
+
+
+def test_predictions_are_for_every_choice() -> None:
+    steps = (1e-10,) * 3
+    figures = Calibration(Class("one node", 3, 1e-6, 0.0, steps, steps, steps), None, 3, False)
+
+    def program(ctx: Context) -> dict[Choice, float]:
+        return predict_all(ctx, figures, choices_here(ctx), 4096)
+
+    predicted = loopback.run(3, program)[0]
+    assert min(predicted.values()) >= 2.0 and predicted[Choice("gdraa-direct")] < 5
+
+
+def test_bench_plans(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert pgasdl.cli.main(["bench", "plans", "-n", "2,3", *FAST, "--out", str(out)]) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"within 10 % of the best in \d of 6 cases", said)
+    rows = json.loads((out / "plans.json").read_text())
+    assert {row["ranks"] for row in rows} == {2, 3}
+    assert {row["bytes"] for row in rows if row["tuned"]} == {64, 65536}
+    assert all(row["us"] > 0 and row["predicted_us"] > 0 for row in rows)
+    assert sum(row["chosen"] for row in rows) == 6
+    assert len(list(out.glob("*.png"))) == 4
+
+
+def test_the_summary_is_of_choices_in_hindsight() -> None:
+    def row(plan: str, us: float, chosen: bool) -> dict[str, object]:
+        return {"ranks": 2, "transport": "shm", "bytes": 64, "plan": plan, "us": us,
+                "predicted_us": 3 * us, "chosen": chosen, "tuned": True}  # fmt: skip
+
+    rows = [row("tree", 1.0, False), row("gdraa", 1.2, True)]
+    assert [(a["plan"], b["plan"]) for a, b in cases(rows)] == [("gdraa", "tree")]
+    text = "\n".join(summary(rows))
+    assert "in 0 of 1 cases (0 %)" in text and "x 1.20" in text and "median 3.00" in text
+    assert [chart.name for chart in charts(rows, 2)] == ["plans-2-measured", "plans-2-predicted"]
+    assert charts([], 2) == []
+
+
+def test_tune_over_shm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "policy"
+    arguments = ["tune", "-n", "2", "--sizes", "64,16K", "--repeat", "1", "--seconds", "0.001"]
+    assert pgasdl.cli.main([*arguments, "--transport", "shm", "--out", str(file)]) == 0
+    said = capfd.readouterr().out
+    assert "measured   one node (2 ranks)" in said and f"PGASDL_POLICY=@{file}" in said
+    assert Policy.parse(file.read_text()).find("allreduce", 64)
+    assert pgasdl.cli.main([*arguments, "--print-request", "--out", str(file)]) == 0
+    assert Request.load(capfd.readouterr().out).op == "tune"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["tune", "-n", "0"], "-n 0"),
+        (["tune", "--out", "/no/such/folder/policy"], "--out"),
+        (["tune", "--repeat", "0"], "--repeat 0"),
+        (["tune", "--sizes", "6"], "size 6"),
+        (["bench", "plans", "-n", "2,x"], "-n 2,x"),
+        (["bench", "plans", "-n", "17"], "-n 17"),
+        (["bench", "plans", "--seconds", "inf"], "--seconds"),
+    ],
+)
+def test_what_is_refused(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pgasdl.cli.main(arguments) == pgasdl.cli.USAGE_ERROR
+    assert named in capsys.readouterr().err
