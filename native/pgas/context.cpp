@@ -417,7 +417,7 @@ std::uint32_t Context::notify_reset(Segment& segment, std::uint64_t notification
     if (progresses_) transport_->progress();  // whoever polls by this call alone waits, too
     return 0;
   }
-  return word.exchange(0, std::memory_order_acq_rel);
+  return progresses_ ? transport_->take(word) : word.exchange(0, std::memory_order_acq_rel);
 }
 
 Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::uint64_t operand,

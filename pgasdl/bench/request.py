@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pgasdl import models
 from pgasdl.errors import ConfigError
 
-OPS = ("write_notify", "allreduce", "model", "rdma")
-TRANSPORTS = ("auto", "shm", "verbs", "loopback")
+OPS = ("write_notify", "allreduce", "model", "rdma", "mpi")
+TRANSPORTS = ("auto", "shm", "verbs", "mpi", "loopback")
 PEERS = ("mpich", "mpich-generic", "openmpi", "gloo")
 DEFAULT_SIZES = {
     "write_notify": "8,1K,16K,256K,4M",
     "allreduce": "8,1K,16K,256K,1M,4M,16M,64M,256M",
     "model": "",
     "rdma": "8,4K,64K,1M",
+    "mpi": "8,4K,64K,1M,4M,16M",
 }
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST = 1 << 36

@@ -246,6 +246,10 @@ def main() -> None:
     with pgasdl.init() as context:
         if request.op == "rdma":
             rdma.measure(context, request)
+        elif request.op == "mpi":
+            from pgasdl.bench import mpi  # not without mpi4py
+
+            mpi.measure(context, request)
         else:
             measure(context, request)
 
