@@ -22,7 +22,7 @@ Start N ranks of a Python program on this machine and end with the status of the
 fails (128 + the signal's number if it was killed). Everything from the program on is the
 program's own. Signals go to all ranks; standard input goes to rank 0.
 """
-_RUN_USAGE = "pgasdl run -n N [options] (PROGRAM.py | -m MODULE | -c CODE) [arguments ...]"
+_RUN_USAGE = "pgasdl run -n N [--mpi] [options] (PROGRAM.py | -m MODULE | -c CODE) [arguments ...]"
 _VALUE_OPTIONS = ("-n", "--transport", "--timeout", "--grace")
 
 
@@ -81,6 +81,11 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     )
     run.add_argument("-n", dest="n_ranks", type=int, required=True, metavar="N", help="ranks")
     run.add_argument("--transport", metavar="T", help="PGASDL_TRANSPORT of the ranks")
+    run.add_argument(
+        "--mpi", nargs="?", const="any", choices=("any", "mpich", "openmpi"), metavar="KIND",
+        help="by MPI's launcher, --mpi=mpich or --mpi=openmpi; transport mpi unless --transport "
+        "names another",
+    )  # fmt: skip
     run.add_argument("--timeout", metavar="S", help="PGASDL_TIMEOUT of the ranks, seconds")
     run.add_argument(
         "--grace", type=float, default=5.0, metavar="S", help="seconds from SIGTERM to SIGKILL (5)"
@@ -139,8 +144,18 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.keep_going,
     )
     config = check(job)
+    if arguments.mpi is not None:
+        _become_mpiexec(arguments, environ)
     logging.basicConfig(level=config.log.upper(), format="%(name)s: %(message)s")
     return run(job)
+
+
+def _become_mpiexec(arguments: argparse.Namespace, environ: dict[str, str]) -> None:
+    from pgasdl.launch import mpiexec
+
+    found = mpiexec.find_any() if arguments.mpi == "any" else mpiexec.find(arguments.mpi)
+    environ.setdefault("PGASDL_TRANSPORT", "mpi")
+    mpiexec.run(found, arguments.n_ranks, arguments.program, environ)
 
 
 def _env(arguments: argparse.Namespace) -> int:

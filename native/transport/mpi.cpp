@@ -93,7 +93,7 @@ void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target
 // --- where a put is a store
 
 bool MpiTransport::at_once(const Lane& lane, const MpiRemote& remote) const {
-  return remote.window->members[static_cast<std::size_t>(remote.index)].mapped &&
+  return remote.window->members[static_cast<std::size_t>(remote.index)].mapped() &&
          lane.operations.empty() && world_->may_call();
 }
 
@@ -129,14 +129,27 @@ void MpiTransport::flag_now(Lane& lane, const MpiRemote& remote, std::uint32_t n
   const bool full = lane.next_word == Lane::kWords;
   flush(lane, !full);
   if (full) lane.next_word = 0;
+  const MpiWindow::Member& member = remote.window->members[static_cast<std::size_t>(remote.index)];
+  if (member.mapped()) {
+    // One store. MPI's own REPLACE may be a memcpy, and that two: a flag that its owner took in
+    // between would be raised again.
+    member.board[notification].store(value, std::memory_order_release);
+    return;
+  }
   std::uint32_t& word = lane.words[lane.next_word++];
   word = value;
   MpiLibrary& library = world_->library();
-  const Aint at = remote.window->members[static_cast<std::size_t>(remote.index)].board_at +
-                  static_cast<Aint>(notification * sizeof(FlagWord));
+  const Aint at = member.board_at + static_cast<Aint>(notification * sizeof(FlagWord));
   library.check(library.replace(&word, remote.index, at, remote.window->board), "MPI_Accumulate",
                 lane.peer);
   touch(lane, remote, remote.window->board, false);
+}
+
+std::uint32_t MpiTransport::take(FlagWord& word) {
+  // Flags that come as messages are set by whichever thread of ours is in MPI, maybe by two stores.
+  std::unique_lock<std::mutex> alone;
+  if (world_->needs_help()) alone = world_->alone();
+  return word.exchange(0, std::memory_order_acq_rel);
 }
 
 // Everything written has arrived.

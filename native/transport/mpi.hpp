@@ -48,6 +48,7 @@ class MpiTransport final : public Transport {
   bool complete(QueueId queue) override;
   bool needs_progress() const override { return true; }
   void progress() override;
+  std::uint32_t take(FlagWord& word) override;
   void lost(Rank peer) override;
 
  private:

@@ -138,12 +138,12 @@ class Calls final : public MpiLibrary {
     const int code = Win_unlock_all(freed);
     return code != 0 ? code : Win_free(&freed);
   }
-  bool maps(Handle window, int target) override {
+  std::byte* mapped(Handle window, int target) override {
     Aint bytes = 0;
     int unit = 0;
     void* base = nullptr;
-    return Win_shared_query(native(window), target, &bytes, &unit, &base) == 0 && bytes > 0 &&
-           base != nullptr;
+    const int code = Win_shared_query(native(window), target, &bytes, &unit, &base);
+    return code == 0 && bytes > 0 ? static_cast<std::byte*>(base) : nullptr;
   }
   int ibarrier(Handle communicator, Handle* request) override {
     H made;

@@ -68,7 +68,8 @@ class MpiLibrary {
   virtual int create(void* base, std::uint64_t bytes, Handle communicator, Handle* window) = 0;
   virtual int open(Handle window) = 0;          // error handler, and a passive epoch without end
   virtual int close_and_free(Handle* window) = 0;
-  virtual bool maps(Handle window, int target) = 0;  // by loads and stores
+  // Where a target's memory is mapped here; null: nowhere.
+  virtual std::byte* mapped(Handle window, int target) = 0;
   virtual int ibarrier(Handle communicator, Handle* request) = 0;
   virtual int allgather(std::uint64_t mine, std::uint64_t* all, Handle communicator) = 0;
   virtual int subset(Handle communicator, const int* ranks, int count, int tag,

@@ -236,8 +236,11 @@ void MpiWorld::settle(Pending& pending, Deadline deadline) {
   for (std::size_t index = 0; index < circle.members.size(); ++index) {
     MpiWindow::Member& member = window.members[index];
     const int target = static_cast<int>(index);
-    member.mapped = window.board == window.data && library_->maps(window.data, target);
-    unmapped += member.mapped ? 0 : 1;
+    if (window.board == window.data) {
+      std::byte* base = library_->mapped(window.board, target);
+      if (base != nullptr) member.board = reinterpret_cast<FlagWord*>(base + member.board_at);
+    }
+    unmapped += member.mapped() ? 0 : 1;
   }
   const std::lock_guard mine(mutex_);
   if (unmapped > 0) n_unmapped_.fetch_add(1, std::memory_order_relaxed);
@@ -328,7 +331,7 @@ void MpiWorld::drop(MpiWindow& window) {
   window.circle->live.erase(&window);
   window.circle->dropped[window.number] = {window.data, window.board};
   const bool unmapped = std::any_of(window.members.begin(), window.members.end(),
-                                    [](const auto& member) { return !member.mapped; });
+                                    [](const auto& member) { return !member.mapped(); });
   if (unmapped) n_unmapped_.fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -33,7 +33,8 @@ class MpiWindow {
   struct Member {
     MpiLibrary::Aint data_at = 0;  // displacements in the two windows
     MpiLibrary::Aint board_at = 0;
-    bool mapped = false;  // a put is a store, and needs nobody at the other end
+    FlagWord* board = nullptr;  // if mapped here: a put is a store, and needs nobody at the other end
+    bool mapped() const { return board != nullptr; }
   };
   const std::shared_ptr<MpiWorld> world;  // outlives its windows
   Handle data = 0;
@@ -71,20 +72,22 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   Handle communicator() const { return communicator_; }
 
   bool one_thread() const { return threads_ == Threads::kOne; }
-  // This thread may call MPI, alone with turn() held.
+  // This thread may call MPI, with turn() held.
   bool may_call() const {
     return threads_ != Threads::kOne || std::this_thread::get_id() == main_;
   }
+  // One thread at a time, where MPI wants it so, and where flags come as messages: see take().
   [[nodiscard]] std::unique_lock<std::mutex> turn() {
-    return threads_ == Threads::kMultiple ? std::unique_lock<std::mutex>()
-                                          : std::unique_lock(serial_);
+    return threads_ == Threads::kMultiple && !needs_help() ? std::unique_lock<std::mutex>()
+                                                           : std::unique_lock(serial_);
   }
-  // Nothing if another thread is inside: whoever only helps on does not wait for it.
+  // False if another thread is inside: whoever only helps on does not wait for it.
   [[nodiscard]] bool try_turn(std::unique_lock<std::mutex>& lock) {
-    if (threads_ == Threads::kMultiple) return true;
+    if (threads_ == Threads::kMultiple && !needs_help()) return true;
     lock = std::unique_lock(serial_, std::try_to_lock);
     return lock.owns_lock();
   }
+  [[nodiscard]] std::unique_lock<std::mutex> alone() { return std::unique_lock(serial_); }
 
   // `created`: no memory of MPI's.
   std::string publish(LocalSegment& segment, std::span<const Rank> members, bool created);

@@ -127,6 +127,8 @@ class Transport {
   // Moves on what cannot move by itself; called by every wait if needs_progress().
   virtual bool needs_progress() const { return false; }
   virtual void progress() {}
+  // The value of one of this rank's own flags, which is 0 afterwards; if needs_progress().
+  virtual std::uint32_t take(FlagWord& word) { return word.exchange(0, std::memory_order_acq_rel); }
 };
 
 }  // namespace pgasdl

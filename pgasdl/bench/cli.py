@@ -29,6 +29,7 @@ _HELP = {
     "allreduce": "mean of float32 over all ranks: in segments, and of arrays outside",
     "model": "one iteration's gradients of a network, layer by layer",
     "rdma": "notified writes over verbs beside perftest's ib_write_lat and ib_write_bw",
+    "mpi": "transport mpi beside mpi4py's put + flush + flag and Allreduce, in the same ranks",
 }
 
 
@@ -40,8 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for op, text in _HELP.items():
         one = operations.add_parser(op, help=text, allow_abbrev=False)
         one.add_argument("-n", dest="n_ranks", type=int, default=2, metavar="N", help="ranks (2)")
-        usual = "verbs" if op == "rdma" else "auto"
+        usual = {"rdma": "verbs", "mpi": "mpi"}.get(op, "auto")
         one.add_argument("--transport", default=usual, choices=TRANSPORTS, help=f"({usual})")
+        one.add_argument("--mpi", default="any", choices=("any", "mpich", "openmpi"),
+                         help="MPI of transport mpi (the first that is here)")  # fmt: skip
         one.add_argument("--plan", metavar="P", help="name of a plan (chosen by size)")
         if op == "model":
             one.add_argument("models", nargs="?", default="all", metavar="MODELS",
@@ -120,4 +123,9 @@ def run(given: argparse.Namespace) -> int:
     environ.setdefault("PGASDL_LOG", "warning")  # the header says it
     sys.stdout.flush()
     program = ["-m", "pgasdl.bench.worker", request.dump()]
+    if request.transport == "mpi":
+        from pgasdl.launch import mpiexec
+
+        found = mpiexec.find_any() if given.mpi == "any" else mpiexec.find(given.mpi)
+        mpiexec.run(found, request.ranks, program, environ)
     return run(Job(program, request.ranks, environ, prefix=False))

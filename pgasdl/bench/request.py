@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pgasdl import models
 from pgasdl.sizes import parse_names
 
-OPS = ("write_notify", "allreduce", "model", "rdma", "plans", "tune")
-TRANSPORTS = ("auto", "shm", "verbs", "loopback")
+OPS = ("write_notify", "allreduce", "model", "rdma", "mpi", "plans", "tune")
+TRANSPORTS = ("auto", "shm", "verbs", "mpi", "loopback")
 PEERS = ("mpich", "mpich-generic", "openmpi", "gloo")
 DEFAULT_SIZES = {
     "write_notify": "8,1K,16K,256K,4M",
     "allreduce": "8,1K,16K,256K,1M,4M,16M,64M,256M",
     "model": "",
     "rdma": "8,4K,64K,1M",
+    "mpi": "8,4K,64K,1M,4M,16M",
 }
 
 

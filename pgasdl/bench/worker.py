@@ -248,6 +248,10 @@ def main() -> None:
             rdma.measure(context, request)
         elif request.op in ("plans", "tune"):
             plans.measure(context, request)
+        elif request.op == "mpi":
+            from pgasdl.bench import mpi  # not without mpi4py
+
+            mpi.measure(context, request)
         else:
             measure(context, request)
 

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pgasdl.errors import UnavailableError
@@ -112,6 +112,30 @@ def find(kind: str) -> Mpiexec:
                 "MPICC=mpicc.mpich pip install --no-binary mpi4py mpi4py)"
             )
     raise UnavailableError(problem)
+
+
+def find_any() -> Mpiexec:
+    """The first that is here.
+
+    Raises
+    ------
+    UnavailableError   names what is missing of each
+    """
+    problems = []
+    for kind in KINDS:
+        try:
+            return find(kind)
+        except UnavailableError as error:
+            problems.append(str(error))
+    raise UnavailableError("; ".join(problems))
+
+
+def run(found: Mpiexec, n_ranks: int, program: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Become the launcher of so many ranks of a Python program; does not return."""
+    command = found.command(n_ranks, [sys.executable, "-u", *program])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, found.environ() | dict(environ))
 
 
 def _mpi4py_is_a_wheel(kind: str) -> bool:
