@@ -224,8 +224,7 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
 std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Rank size,
                                           const std::string& token,
                                           std::shared_ptr<LoopbackWorld> world,
-                                          const VerbsOptions& verbs,
-                                          std::shared_ptr<MpiWorld> mpi,
+                                          const VerbsOptions& verbs, std::shared_ptr<MpiWorld> mpi,
                                           const MpiOptions& mpi_options) {
   if (name == "shm") return std::make_unique<ShmTransport>(rank, size, token);
   if (name == "verbs") return std::make_unique<VerbsTransport>(rank, size, token, verbs);

@@ -1,8 +1,8 @@
 #include "transport/mpi.hpp"
 
 #include <nanobind/stl/map.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/set.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include "python/handles.hpp"
@@ -40,8 +40,8 @@ void bind_mpi(nb::module_& module) {
             constants.any_source = numbers.at("any_source");
             constants.any_tag = numbers.at("any_tag");
             return std::make_shared<MpiWorld>(
-                MpiLibrary::load(file, handles_are_pointers, constants),
-                handles.at("communicator"), rank, size, std::move(near), threads_of(threads));
+                MpiLibrary::load(file, handles_are_pointers, constants), handles.at("communicator"),
+                rank, size, std::move(near), threads_of(threads));
           },
           "file"_a, "handles_are_pointers"_a, "handles"_a, "numbers"_a, "threads"_a, "rank"_a,
           "size"_a, "near"_a)

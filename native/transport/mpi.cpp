@@ -75,8 +75,8 @@ void MpiTransport::atomic_here(const Atomic& atomic) {
 
 void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target) {
   MpiLibrary& library = world_->library();
-  const Aint at = window.members[static_cast<std::size_t>(target)].data_at +
-                  static_cast<Aint>(atomic.offset);
+  const Aint at =
+      window.members[static_cast<std::size_t>(target)].data_at + static_cast<Aint>(atomic.offset);
   const Rank peer = window.ranks()[static_cast<std::size_t>(target)];
   if (atomic.kind == Atomic::Kind::kFetchAdd) {
     library.check(library.fetch_add(&atomic.operand, atomic.old, target, at, window.data),
@@ -294,8 +294,8 @@ void MpiTransport::activate(Lane& lane) {
   if (!world_->may_call()) return;
   const auto turn = world_->turn();
   for (Operation& operation : lane.operations) {
-    const bool moves = operation.kind == Operation::Kind::kPut ||
-                       operation.kind == Operation::Kind::kGet;
+    const bool moves =
+        operation.kind == Operation::Kind::kPut || operation.kind == Operation::Kind::kGet;
     if (moves && operation.state == Operation::State::kWaiting) issue(lane, operation);
   }
 }

@@ -1,11 +1,11 @@
 // MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
 //
 // A flag goes out as an atomic REPLACE once the writes before it were flushed, for that is the only
-// order that MPI promises. Where the peer's window is mapped here (one machine, memory of MPI's own)
-// puts and flushes are stores and fences, and are done at once. Elsewhere each request of a queue to
-// a peer takes its place in a lane: writes are under way together, and whoever calls progress()
-// looks whether those before a flag have left, flushes, and sends the flag. That flush is the one
-// thing that may wait for the peer's MPI to be called: MPI has none that only asks.
+// order that MPI promises. Where the peer's window is mapped here (one machine, memory of MPI's
+// own) puts and flushes are stores and fences, and are done at once. Elsewhere each request of a
+// queue to a peer takes its place in a lane: writes are under way together, and whoever calls
+// progress() looks whether those before a flag have left, flushes, and sends the flag. That flush
+// is the one thing that may wait for the peer's MPI to be called: MPI has none that only asks.
 //
 // MPI progresses when it is called: by waits, by turns, by the thread that watches over the ranks
 // at every heartbeat.

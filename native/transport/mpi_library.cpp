@@ -15,33 +15,33 @@ struct Status {
 constexpr int kLongestWords = 4096;
 
 // X-macro: return type int, name, parameters. H: a handle.
-#define PGASDL_MPI_FUNCTIONS(X)                                                                   \
-  X(Put, (const void*, int, H, int, Aint, int, H, H))                                             \
-  X(Rput, (const void*, int, H, int, Aint, int, H, H, H*))                                        \
-  X(Get, (void*, int, H, int, Aint, int, H, H))                                                   \
-  X(Rget, (void*, int, H, int, Aint, int, H, H, H*))                                              \
-  X(Accumulate, (const void*, int, H, int, Aint, int, H, H, H))                                   \
-  X(Fetch_and_op, (const void*, void*, H, int, Aint, H, H))                                       \
-  X(Compare_and_swap, (const void*, const void*, void*, H, int, Aint, H))                         \
-  X(Win_flush, (int, H))                                                                          \
-  X(Win_flush_local, (int, H))                                                                    \
-  X(Test, (H*, int*, Status*))                                                                    \
-  X(Iprobe, (int, int, H, int*, Status*))                                                         \
-  X(Win_allocate, (Aint, int, H, H, void*, H*))                                                   \
-  X(Win_allocate_shared, (Aint, int, H, H, void*, H*))                                            \
-  X(Win_create, (void*, Aint, int, H, H, H*))                                                     \
-  X(Win_shared_query, (H, int, Aint*, int*, void*))                                               \
-  X(Win_lock_all, (int, H))                                                                       \
-  X(Win_unlock_all, (H))                                                                          \
-  X(Win_free, (H*))                                                                               \
-  X(Win_set_errhandler, (H, H))                                                                   \
-  X(Ibarrier, (H, H*))                                                                            \
-  X(Allgather, (const void*, int, H, void*, int, H, H))                                           \
-  X(Comm_group, (H, H*))                                                                          \
-  X(Group_incl, (H, int, const int*, H*))                                                         \
-  X(Group_free, (H*))                                                                             \
-  X(Comm_create_group, (H, H, int, H*))                                                           \
-  X(Comm_set_errhandler, (H, H))                                                                  \
+#define PGASDL_MPI_FUNCTIONS(X)                                           \
+  X(Put, (const void*, int, H, int, Aint, int, H, H))                     \
+  X(Rput, (const void*, int, H, int, Aint, int, H, H, H*))                \
+  X(Get, (void*, int, H, int, Aint, int, H, H))                           \
+  X(Rget, (void*, int, H, int, Aint, int, H, H, H*))                      \
+  X(Accumulate, (const void*, int, H, int, Aint, int, H, H, H))           \
+  X(Fetch_and_op, (const void*, void*, H, int, Aint, H, H))               \
+  X(Compare_and_swap, (const void*, const void*, void*, H, int, Aint, H)) \
+  X(Win_flush, (int, H))                                                  \
+  X(Win_flush_local, (int, H))                                            \
+  X(Test, (H*, int*, Status*))                                            \
+  X(Iprobe, (int, int, H, int*, Status*))                                 \
+  X(Win_allocate, (Aint, int, H, H, void*, H*))                           \
+  X(Win_allocate_shared, (Aint, int, H, H, void*, H*))                    \
+  X(Win_create, (void*, Aint, int, H, H, H*))                             \
+  X(Win_shared_query, (H, int, Aint*, int*, void*))                       \
+  X(Win_lock_all, (int, H))                                               \
+  X(Win_unlock_all, (H))                                                  \
+  X(Win_free, (H*))                                                       \
+  X(Win_set_errhandler, (H, H))                                           \
+  X(Ibarrier, (H, H*))                                                    \
+  X(Allgather, (const void*, int, H, void*, int, H, H))                   \
+  X(Comm_group, (H, H*))                                                  \
+  X(Group_incl, (H, int, const int*, H*))                                 \
+  X(Group_free, (H*))                                                     \
+  X(Comm_create_group, (H, H, int, H*))                                   \
+  X(Comm_set_errhandler, (H, H))                                          \
   X(Error_string, (int, char*, int*))
 
 template <typename H>
@@ -56,9 +56,9 @@ class Calls final : public MpiLibrary {
         replace_(native(constants.replace)),
         info_null_(native(constants.info_null)),
         errors_return_(native(constants.errors_return)) {
-#define PGASDL_FIND(name, parameters)                                             \
-  name = reinterpret_cast<int(*) parameters>(dlsym(library, "MPI_" #name));       \
-  if (name == nullptr) {                                                          \
+#define PGASDL_FIND(name, parameters)                                                      \
+  name = reinterpret_cast<int(*) parameters>(dlsym(library, "MPI_" #name));                \
+  if (name == nullptr) {                                                                   \
     throw Error(ErrorKind::kUnavailable, text("the MPI of ", file, " has no MPI_" #name)); \
   }
     PGASDL_MPI_FUNCTIONS(PGASDL_FIND)

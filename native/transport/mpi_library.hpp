@@ -1,9 +1,9 @@
 // The functions of whichever MPI mpi4py has loaded, called without Python in between.
 //
-// Handles are integers in MPICH's ABI and pointers in Open MPI's and the standard's; above this file
-// both are Handle. Predefined ones come from mpi4py, so no mpi.h is needed and one build serves all.
-// Every function answers an error code: all handles have MPI_ERRORS_RETURN; check() turns it into an
-// Error that names the call and the peer.
+// Handles are integers in MPICH's ABI and pointers in Open MPI's and the standard's; above this
+// file both are Handle. Predefined ones come from mpi4py, so no mpi.h is needed and one build
+// serves all. Every function answers an error code: all handles have MPI_ERRORS_RETURN; check()
+// turns it into an Error that names the call and the peer.
 #pragma once
 
 #include <cstddef>
@@ -66,14 +66,13 @@ class MpiLibrary {
   virtual int allocate(std::uint64_t bytes, bool shared, Handle communicator, void** base,
                        Handle* window) = 0;
   virtual int create(void* base, std::uint64_t bytes, Handle communicator, Handle* window) = 0;
-  virtual int open(Handle window) = 0;          // error handler, and a passive epoch without end
+  virtual int open(Handle window) = 0;  // error handler, and a passive epoch without end
   virtual int close_and_free(Handle* window) = 0;
   // Where a target's memory is mapped here; null: nowhere.
   virtual std::byte* mapped(Handle window, int target) = 0;
   virtual int ibarrier(Handle communicator, Handle* request) = 0;
   virtual int allgather(std::uint64_t mine, std::uint64_t* all, Handle communicator) = 0;
-  virtual int subset(Handle communicator, const int* ranks, int count, int tag,
-                     Handle* made) = 0;
+  virtual int subset(Handle communicator, const int* ranks, int count, int tag, Handle* made) = 0;
 
  protected:
   explicit MpiLibrary(const Constants& constants) : constants_(constants) {}

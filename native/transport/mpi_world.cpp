@@ -288,9 +288,9 @@ void MpiWorld::allocate(Pending& pending) {
   library_->check(library_->open(window.board), "MPI_Win_lock_all", -1);
   window.data = window.board;
   if (bound) {
-    library_->check(library_->create(segment.data, segment.bytes, circle.communicator,
-                                     &window.data),
-                    "MPI_Win_create", -1);
+    library_->check(
+        library_->create(segment.data, segment.bytes, circle.communicator, &window.data),
+        "MPI_Win_create", -1);
     library_->check(library_->open(window.data), "MPI_Win_lock_all", -1);
   }
   // Tells also that everybody's memory is zero by now, and open.

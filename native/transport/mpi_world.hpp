@@ -5,8 +5,8 @@
 // outlives its context, as views of its memory may, so a world is kept from context to context.
 //
 // A segment's data and board are one window that MPI allocated, with shared memory inside a machine
-// where the library does that; memory that the program bound, and everything where allocated windows
-// are not wanted, has windows that are made over memory that is there.
+// where the library does that; memory that the program bound, and everything where allocated
+// windows are not wanted, has windows that are made over memory that is there.
 #pragma once
 
 #include <map>
@@ -33,7 +33,8 @@ class MpiWindow {
   struct Member {
     MpiLibrary::Aint data_at = 0;  // displacements in the two windows
     MpiLibrary::Aint board_at = 0;
-    FlagWord* board = nullptr;  // if mapped here: a put is a store, and needs nobody at the other end
+    FlagWord* board =
+        nullptr;  // if mapped here: a put is a store, and needs nobody at the other end
     bool mapped() const { return board != nullptr; }
   };
   const std::shared_ptr<MpiWorld> world;  // outlives its windows
@@ -73,9 +74,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
 
   bool one_thread() const { return threads_ == Threads::kOne; }
   // This thread may call MPI, with turn() held.
-  bool may_call() const {
-    return threads_ != Threads::kOne || std::this_thread::get_id() == main_;
-  }
+  bool may_call() const { return threads_ != Threads::kOne || std::this_thread::get_id() == main_; }
   // One thread at a time, where MPI wants it so, and where flags come as messages: see take().
   [[nodiscard]] std::unique_lock<std::mutex> turn() {
     return threads_ == Threads::kMultiple && !needs_help() ? std::unique_lock<std::mutex>()
@@ -98,8 +97,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   // There are windows whose traffic moves only when we call MPI.
   bool needs_help() const { return n_unmapped_.load(std::memory_order_relaxed) != 0; }
 
-  // While it lives, this thread is in a call that may wait for a peer. If that peer is lost, MPI may
-  // never return from it: then stuck() names the call.
+  // While it lives, this thread is in a call that may wait for a peer. If that peer is lost, MPI
+  // may never return from it: then stuck() names the call.
   class Blocking {
    public:
     Blocking(MpiWorld& world, const char* call);

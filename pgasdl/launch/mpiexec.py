@@ -135,7 +135,7 @@ def run(found: Mpiexec, n_ranks: int, program: Sequence[str], environ: Mapping[s
     command = found.command(n_ranks, [sys.executable, "-u", *program])
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, found.environ() | dict(environ))
+    os.execve(command[0], command, found.environ() | dict(environ))  # noqa: S606
 
 
 def _mpi4py_is_a_wheel(kind: str) -> bool:

@@ -39,9 +39,7 @@ def test_swcaffe_follows_alexnet_and_not_resnet50() -> None:
     printed = figures("swcaffe")
     for model, shares in printed["share"].items():
         for batch, share in shares.items():
-            assert printed["speedup"][model][batch] == pytest.approx(
-                1024 * (1 - share / 100), 0.02
-            )
+            assert printed["speedup"][model][batch] == pytest.approx(1024 * (1 - share / 100), 0.02)
 
 
 def test_s_caffe_has_the_papers_order_at_4_mb() -> None:
