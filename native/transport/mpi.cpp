@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "reduce/copy.hpp"
+
 namespace pgasdl {
 namespace {
 
@@ -13,6 +15,26 @@ constexpr std::uint64_t kTicksBetweenHelp = 1000;
 
 const MpiRemote& reach(const RemoteSegment& remote) {
   return *static_cast<const MpiRemote*>(remote.keep.get());
+}
+
+void by_processor(const Atomic& atomic, std::byte* data) {
+  std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(data + atomic.offset));
+  if (atomic.kind == Atomic::Kind::kFetchAdd) {
+    *atomic.old = word.fetch_add(atomic.operand, std::memory_order_acq_rel);
+  } else {
+    *atomic.old = atomic.compare;
+    word.compare_exchange_strong(*atomic.old, atomic.operand, std::memory_order_acq_rel);
+  }
+}
+
+const MpiWindow::Member& member_of(const MpiRemote& remote) {
+  return remote.window->members[static_cast<std::size_t>(remote.index)];
+}
+
+bool mapped(std::span<const Transfer> transfers) {
+  return std::all_of(transfers.begin(), transfers.end(), [](const Transfer& transfer) {
+    return member_of(reach(*transfer.remote)).mapped();
+  });
 }
 
 std::byte* source_of(const Transfer& transfer) {
@@ -58,15 +80,8 @@ void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteF
 
 void MpiTransport::atomic_here(const Atomic& atomic) {
   MpiWindow* window = world_->own_window(atomic.remote->data);
-  if (window == nullptr) {
-    std::atomic_ref<std::uint64_t> word(
-        *reinterpret_cast<std::uint64_t*>(atomic.remote->data + atomic.offset));
-    if (atomic.kind == Atomic::Kind::kFetchAdd) {
-      *atomic.old = word.fetch_add(atomic.operand, std::memory_order_acq_rel);
-    } else {
-      *atomic.old = atomic.compare;
-      word.compare_exchange_strong(*atomic.old, atomic.operand, std::memory_order_acq_rel);
-    }
+  if (window == nullptr || window->shared) {
+    by_processor(atomic, atomic.remote->data);
     return;
   }
   const auto turn = world_->turn();
@@ -90,66 +105,41 @@ void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target
   library.check(library.flush(target, window.data), "MPI_Win_flush", peer);
 }
 
-// --- where a put is a store
-
-bool MpiTransport::at_once(const Lane& lane, const MpiRemote& remote) const {
-  return remote.window->members[static_cast<std::size_t>(remote.index)].mapped() &&
-         lane.operations.empty() && world_->may_call();
-}
-
-void MpiTransport::touch(Lane& lane, const MpiRemote& remote, Handle handle, bool written) {
-  for (Lane::Touched& touched : lane.touched) {
-    if (touched.handle == handle && touched.target == remote.index) {
-      touched.written |= written;
-      return;
-    }
-  }
-  lane.touched.push_back({remote.window, handle, remote.index, written});
-  lane.busy.store(true, std::memory_order_release);
-}
-
-void MpiTransport::put_now(Lane& lane, const MpiRemote& remote, const Transfer& transfer) {
-  MpiLibrary& library = world_->library();
-  const std::byte* from = source_of(transfer);
-  Aint at = remote.window->members[static_cast<std::size_t>(remote.index)].data_at +
-            static_cast<Aint>(transfer.remote_offset);
-  for (std::uint64_t left = transfer.bytes; left > 0;) {
-    const int bytes = static_cast<int>(std::min(left, MpiLibrary::kMostBytes));
-    library.check(library.put(from, bytes, remote.index, at, remote.window->data), "MPI_Put",
-                  lane.peer);
-    from += bytes;
-    at += bytes;
-    left -= static_cast<std::uint64_t>(bytes);
-  }
-  touch(lane, remote, remote.window->data, true);
-}
-
-void MpiTransport::flag_now(Lane& lane, const MpiRemote& remote, std::uint32_t notification,
-                            std::uint32_t value) {
-  const bool full = lane.next_word == Lane::kWords;
-  flush(lane, !full);
-  if (full) lane.next_word = 0;
-  const MpiWindow::Member& member = remote.window->members[static_cast<std::size_t>(remote.index)];
-  if (member.mapped()) {
-    // One store. MPI's own REPLACE may be a memcpy, and that two: a flag that its owner took in
-    // between would be raised again.
-    member.board[notification].store(value, std::memory_order_release);
-    return;
-  }
-  std::uint32_t& word = lane.words[lane.next_word++];
-  word = value;
-  MpiLibrary& library = world_->library();
-  const Aint at = member.board_at + static_cast<Aint>(notification * sizeof(FlagWord));
-  library.check(library.replace(&word, remote.index, at, remote.window->board), "MPI_Accumulate",
-                lane.peer);
-  touch(lane, remote, remote.window->board, false);
-}
+// --- to peers
 
 std::uint32_t MpiTransport::take(FlagWord& word) {
   // Flags that come as messages are set by whichever thread of ours is in MPI, maybe by two stores.
   std::unique_lock<std::mutex> alone;
   if (world_->needs_help()) alone = world_->alone();
   return word.exchange(0, std::memory_order_acq_rel);
+}
+
+void MpiTransport::touch(Lane& lane, const Operation& operation, Handle handle, bool written) {
+  for (Lane::Touched& touched : lane.touched) {
+    if (touched.handle == handle && touched.target == operation.target) {
+      touched.written |= written;
+      return;
+    }
+  }
+  lane.touched.push_back({operation.window, handle, operation.target, written});
+}
+
+void MpiTransport::send_flag(Lane& lane, const Operation& operation) {
+  const bool full = lane.next_word == Lane::kWords;
+  flush(lane, !full);
+  if (full) lane.next_word = 0;
+  const MpiWindow::Member& member = member_of({operation.window, operation.target});
+  if (member.mapped()) {
+    member.board()[operation.notification].store(operation.value, std::memory_order_release);
+    return;
+  }
+  std::uint32_t& word = lane.words[lane.next_word++];
+  word = operation.value;
+  MpiLibrary& library = world_->library();
+  const Aint at = member.board_at + static_cast<Aint>(operation.notification * sizeof(FlagWord));
+  library.check(library.replace(&word, operation.target, at, operation.window->board),
+                "MPI_Accumulate", lane.peer);
+  touch(lane, operation, operation.window->board, false);
 }
 
 // Everything written has arrived.
@@ -184,19 +174,23 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
     return true;
   }
   Lane& lane = this->lane(queue, peer);
+  // What goes as messages must not be overtaken; where nothing does nobody needs the lane.
+  const bool direct = !lane.busy.load(std::memory_order_acquire) && mapped(transfers) &&
+                      (flag == nullptr || member_of(reach(*flag->remote)).mapped());
+  if (direct) {
+    for (const Transfer& transfer : transfers) {
+      pgasdl::copy(member_of(reach(*transfer.remote)).data() + transfer.remote_offset,
+                   source_of(transfer), transfer.bytes);
+    }
+    if (flag != nullptr) {
+      FlagWord* board = member_of(reach(*flag->remote)).board();
+      board[flag->notification].store(flag->value, std::memory_order_release);
+    }
+    return true;
+  }
   const std::lock_guard lock(lane.mutex);
   raise_fault(lane);
   if (lane.operations.size() >= kMostOperations) return false;
-  bool now = flag == nullptr || at_once(lane, reach(*flag->remote));
-  for (const Transfer& transfer : transfers) now &= at_once(lane, reach(*transfer.remote));
-  if (now) {
-    const auto turn = world_->turn();
-    for (const Transfer& transfer : transfers) {
-      if (transfer.bytes != 0) put_now(lane, reach(*transfer.remote), transfer);
-    }
-    if (flag != nullptr) flag_now(lane, reach(*flag->remote), flag->notification, flag->value);
-    return true;
-  }
   for (const Transfer& transfer : transfers) {
     enqueue(lane, Operation::Kind::kPut, reach(*transfer.remote), source_of(transfer),
             transfer.remote_offset, transfer.bytes);
@@ -216,6 +210,15 @@ bool MpiTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer>
   if (peer == rank_) {
     for (const Transfer& transfer : transfers) {
       std::memmove(source_of(transfer), transfer.remote->data + transfer.remote_offset,
+                   transfer.bytes);
+    }
+    if (word != nullptr) word->store(flag->value, std::memory_order_release);
+    return true;
+  }
+  if (mapped(transfers)) {
+    for (const Transfer& transfer : transfers) {
+      pgasdl::copy(source_of(transfer),
+                   member_of(reach(*transfer.remote)).data() + transfer.remote_offset,
                    transfer.bytes);
     }
     if (word != nullptr) word->store(flag->value, std::memory_order_release);
@@ -243,15 +246,14 @@ bool MpiTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic) {
     atomic_here(atomic);
     return true;
   }
+  const MpiRemote& remote = reach(*atomic.remote);
+  if (remote.window->shared) {
+    by_processor(atomic, member_of(remote).data());
+    return true;
+  }
   Lane& lane = this->lane(queue, peer);
   const std::lock_guard lock(lane.mutex);
   raise_fault(lane);
-  const MpiRemote& remote = reach(*atomic.remote);
-  if (at_once(lane, remote)) {
-    const auto turn = world_->turn();
-    run(atomic, *remote.window, remote.index);
-    return true;
-  }
   enqueue(lane, Operation::Kind::kAtomic, remote).atomic = atomic;
   activate(lane);
   return true;
@@ -268,8 +270,7 @@ MpiTransport::Operation& MpiTransport::enqueue(Lane& lane, Operation::Kind kind,
 
 void MpiTransport::enqueue(Lane& lane, Operation::Kind kind, const MpiRemote& remote,
                            std::byte* here, std::uint64_t offset, std::uint64_t bytes) {
-  Aint at = remote.window->members[static_cast<std::size_t>(remote.index)].data_at +
-            static_cast<Aint>(offset);
+  Aint at = member_of(remote).data_at + static_cast<Aint>(offset);
   while (bytes > 0) {
     Operation& operation = enqueue(lane, kind, remote);
     operation.here = here;
@@ -304,12 +305,11 @@ void MpiTransport::activate(Lane& lane) {
 
 void MpiTransport::issue(Lane& lane, Operation& operation) {
   MpiLibrary& library = world_->library();
-  const MpiRemote remote{operation.window, operation.target};
   if (operation.kind == Operation::Kind::kPut) {
     library.check(library.rput(operation.here, operation.bytes, operation.target, operation.at,
                                operation.window->data, &operation.request),
                   "MPI_Rput", lane.peer);
-    touch(lane, remote, operation.window->data, true);
+    touch(lane, operation, operation.window->data, true);
   } else {
     library.check(library.rget(operation.here, operation.bytes, operation.target, operation.at,
                                operation.window->data, &operation.request),
@@ -333,8 +333,7 @@ void MpiTransport::advance(Lane& lane) {
           break;
         case Kind::kFlag:
           if (!all_before) break;
-          flag_now(lane, {operation.window, operation.target}, operation.notification,
-                   operation.value);
+          send_flag(lane, operation);
           operation.state = State::kDone;
           break;
         case Kind::kLocalFlag:

@@ -1,11 +1,14 @@
 // MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
 //
 // A flag goes out as an atomic REPLACE once the writes before it were flushed, for that is the only
-// order that MPI promises. Where the peer's window is mapped here (one machine, memory of MPI's
-// own) puts and flushes are stores and fences, and are done at once. Elsewhere each request of a
-// queue to a peer takes its place in a lane: writes are under way together, and whoever calls
-// progress() looks whether those before a flag have left, flushes, and sends the flag. That flush
-// is the one thing that may wait for the peer's MPI to be called: MPI has none that only asks.
+// order that MPI promises. Each request of a queue to a peer takes its place in a lane: writes are
+// under way together, and whoever calls progress() looks whether those before a flag have left,
+// flushes, and sends the flag. That flush is the one thing that may wait for the peer's MPI to be
+// called: MPI has none that only asks.
+//
+// Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
+// writes and flags are our own stores into it, as MPI allows for such windows: MPI_Put copies
+// there, too, but at a third of the speed, and a REPLACE that is a memcpy may store a flag twice.
 //
 // MPI progresses when it is called: by waits, by turns, by the thread that watches over the ranks
 // at every heartbeat.
@@ -83,7 +86,7 @@ class MpiTransport final : public Transport {
       bool written;  // since the last flush; else it only has flags whose words may be in use
     };
     std::vector<Touched> touched;
-    // Words of flags sent at once, which MPI may still be reading.
+    // Words of flags that were sent, which MPI may still be reading.
     static constexpr std::size_t kWords = 64;
     std::uint32_t words[kWords] = {};
     std::size_t next_word = 0;
@@ -98,11 +101,8 @@ class MpiTransport final : public Transport {
   void write_here(std::span<const Transfer> transfers, const RemoteFlag* flag);
   void atomic_here(const Atomic& atomic);
   void run(const Atomic& atomic, const MpiWindow& window, int target);
-  bool at_once(const Lane& lane, const MpiRemote& remote) const;
-  void put_now(Lane& lane, const MpiRemote& remote, const Transfer& transfer);
-  void flag_now(Lane& lane, const MpiRemote& remote, std::uint32_t notification,
-                std::uint32_t value);
-  static void touch(Lane& lane, const MpiRemote& remote, Handle handle, bool written);
+  void send_flag(Lane& lane, const Operation& operation);
+  static void touch(Lane& lane, const Operation& operation, Handle handle, bool written);
   void flush(Lane& lane, bool written_only);
   void settle(Lane& lane);
   static Operation& enqueue(Lane& lane, Operation::Kind kind, const MpiRemote& remote);

@@ -236,10 +236,7 @@ void MpiWorld::settle(Pending& pending, Deadline deadline) {
   for (std::size_t index = 0; index < circle.members.size(); ++index) {
     MpiWindow::Member& member = window.members[index];
     const int target = static_cast<int>(index);
-    if (window.board == window.data) {
-      std::byte* base = library_->mapped(window.board, target);
-      if (base != nullptr) member.board = reinterpret_cast<FlagWord*>(base + member.board_at);
-    }
+    if (window.board == window.data) member.base = library_->mapped(window.board, target);
     unmapped += member.mapped() ? 0 : 1;
   }
   const std::lock_guard mine(mutex_);
@@ -272,10 +269,11 @@ void MpiWorld::allocate(Pending& pending) {
   } else {
     // A page more, to begin at one.
     void* memory = nullptr;
-    const bool shared = std::all_of(circle.members.begin(), circle.members.end(),
-                                    [&](Rank member) { return near_.contains(member); });
+    const bool near =
+        std::includes(near_.begin(), near_.end(), circle.members.begin(), circle.members.end());
+    window.shared = near && !bound;
     library_->check(
-        library_->allocate(bytes + page, shared, circle.communicator, &memory, &window.board),
+        library_->allocate(bytes + page, near, circle.communicator, &memory, &window.board),
         "MPI_Win_allocate", -1);
     const auto at = reinterpret_cast<std::uint64_t>(memory);
     shift = round_up(at, page) - at;

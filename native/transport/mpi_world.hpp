@@ -33,14 +33,16 @@ class MpiWindow {
   struct Member {
     MpiLibrary::Aint data_at = 0;  // displacements in the two windows
     MpiLibrary::Aint board_at = 0;
-    FlagWord* board =
-        nullptr;  // if mapped here: a put is a store, and needs nobody at the other end
-    bool mapped() const { return board != nullptr; }
+    std::byte* base = nullptr;  // of the one window, if it is mapped here: then a put is stores
+    bool mapped() const { return base != nullptr; }
+    std::byte* data() const { return base + data_at; }
+    FlagWord* board() const { return reinterpret_cast<FlagWord*>(base + board_at); }
   };
   const std::shared_ptr<MpiWorld> world;  // outlives its windows
   Handle data = 0;
   Handle board = 0;  // may be the same one
   bool ready = false;
+  bool shared = false;       // mapped by all members, so that atomics are the processor's
   std::uint64_t number = 0;  // in its circle, the same on every member
   MpiCircle* circle = nullptr;
   const std::byte* own = nullptr;  // this rank's data

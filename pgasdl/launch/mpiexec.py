@@ -58,7 +58,7 @@ KINDS = {
         ("prterun", "prted", "orterun", "orted"),
         "Open MPI",
         {
-            "prterun": ("--map-by", ":oversubscribe", "--bind-to", "none"),
+            "prterun": ("--personality", "ompi", "--map-by", ":oversubscribe", "--bind-to", "none"),
             "mpirun.openmpi": ("--oversubscribe", "--bind-to", "none"),
             "orterun": ("--oversubscribe", "--bind-to", "none"),
         },

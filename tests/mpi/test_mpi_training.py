@@ -1,0 +1,62 @@
+"""Every plan that runs without mapped memory, and the training app, give over MPI shm's bits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import mpi_jobs
+import pytest
+
+sys.path.insert(0, str(mpi_jobs.TRAINING))
+from exchange_tools import cases
+
+PLANS = ("gdraa", "tree")
+WAYS = [
+    f"--epochs 1 --batch 120 --plan {plan} --kind {kind}"
+    for plan in PLANS
+    for kind in ("average", "update")
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "progress", "windows"),
+    [(2, "turn", "allocated"), (3, "thread", "allocated"), (2, "turn", "created")],
+)
+def test_every_case_of_every_plan(kind: str, size: int, progress: str, windows: str) -> None:
+    n_cases = sum(len(list(cases(plan))) for plan in PLANS)
+    program = mpi_jobs.PROGRAMS / "exchange_all.py"
+    lines = mpi_jobs.run(kind, size, program, progress, *PLANS, PGASDL_MPI_WINDOWS=windows)
+    assert lines == [f"checked {n_cases} cases"]
+
+
+@pytest.fixture(scope="module")
+def digests_over_shm() -> list[str]:
+    return digests("", "shm")
+
+
+def digests(kind: str, transport: str, *ways: str, **variables: str) -> list[str]:
+    """Of the weights after each way of training, the same on both ranks."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    program = Path(mpi_jobs.TRAINING, "programs", "train_many.py")
+    lines = mpi_jobs.run(
+        kind, 2, program, json.dumps([*(ways or WAYS)]), PGASDL_TRANSPORT=transport, **variables
+    )
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    return json.loads(lines[0])
+
+
+def test_the_training_app_to_the_bit(kind: str, digests_over_shm: list[str]) -> None:
+    assert digests(kind, "mpi") == digests_over_shm
+
+
+def test_the_training_app_over_created_windows(kind: str, digests_over_shm: list[str]) -> None:
+    found = digests(kind, "mpi", WAYS[0], PGASDL_MPI_WINDOWS="created")
+    assert found == digests_over_shm[:1]
+
+
+def test_mpi_only_starts_the_ranks(kind: str, digests_over_shm: list[str]) -> None:
+    assert digests(kind, "shm", WAYS[0]) == digests_over_shm[:1]
