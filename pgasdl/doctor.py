@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -146,6 +147,54 @@ def _optional(name: str) -> Finding:
     return Finding(name, "OK", _installed(name) or "not installed (optional)")
 
 
+_MPI_WORDS = """
+import json
+from mpi4py import MPI
+from pgasdl.mpi import threads, version
+abi = "pointers" if MPI._sizeof(MPI.Comm) == 8 else "integers"
+print(json.dumps([version(MPI), MPI.Get_version(), threads(MPI), abi]))
+"""
+
+
+def _mpi(kind: str) -> Finding:
+    """One MPI, started alone: what it says of itself, and what its launcher will refuse."""
+    from pgasdl.errors import UnavailableError
+    from pgasdl.launch import mpiexec
+
+    if importlib.util.find_spec("mpi4py") is None:
+        return Finding(kind, "OK", f"no mpi4py (optional: {mpiexec.INSTALL})")
+    try:
+        found = mpiexec.find(kind)
+    except UnavailableError as error:
+        return Finding(kind, "OK", f"{error} (optional)")
+    done = subprocess.run(
+        [sys.executable, "-c", _MPI_WORDS],
+        env=found.environ() | dict(os.environ) | {"MPI4PY_LIBMPI": found.library},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    if done.returncode != 0:
+        words = " ".join(done.stderr.split())[-300:]
+        return Finding(kind, "WARN", f"{found.library} does not start: {words}", mpiexec.INSTALL)
+    version, (major, minor), threads, abi = json.loads(done.stdout.splitlines()[-1])
+    text = (
+        f"{version} (MPI {major}.{minor}), {found.library} by {found.program}; handles are {abi}; "
+        f"threads: {threads}"
+    )
+    if kind != "openmpi":
+        return Finding(kind, "OK", text)
+    refused = []
+    if os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in os.environ:
+        refused.append("root")
+    n_cores = len(os.sched_getaffinity(0))
+    refused.append(f"more ranks than {n_cores} cores")
+    fix = "`pgasdl run --mpi=openmpi` tells it not to; by hand: OMPI_ALLOW_RUN_AS_ROOT=1 and "
+    fix += "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, mpirun --oversubscribe"
+    return Finding(kind, "OK", f"{text}; its launcher refuses {' and '.join(refused)}", fix)
+
+
 def _installed(name: str) -> str | None:
     """Version of a package that is there, without importing it: some take seconds."""
     if importlib.util.find_spec(name) is None:
@@ -221,6 +270,8 @@ PROBES: tuple[tuple[str, Callable[[str], Finding]], ...] = (
     ("torch", _torch),
     ("cupy", _optional),
     ("mpi4py", _optional),
+    ("mpich", _mpi),
+    ("openmpi", _mpi),
     ("pyverbs", _optional),
     ("RDMA devices", _devices),
     ("verbs transport", _verbs),

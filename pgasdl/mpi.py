@@ -4,6 +4,17 @@ mpi4py finds and loads the library, initialises it, and owns communicators and t
 them. Data never passes through Python: the core is given the handles and calls the library's own
 functions (native/transport/mpi_library.hpp), so that neither turns nor the thread that watches over
 the ranks need the GIL.
+
+Known defects, and what is done about them (tests/mpi/test_mpi_defects.py tells when no longer):
+
+- Open MPI 5.0.11 (PyPI): each window that is made where there is no RDMA device writes "OSC UCX
+  component priority set inside component query failed" to standard error. ``OMPI_MCA_osc=^ucx`` is
+  set where the kernel has no such device and nobody has set it.
+- Open MPI 4.1.4 (Debian 12): MPI_Compare_and_swap of a rank on its own memory, in a window over
+  memory that is there, ends in a segmentation fault. Such atomics are the processor's, which this
+  library's own are at the target, too.
+- MPICH 4.0.2 (Debian 12) calls its library libmpich.so.12, and mpi4py's wheels ask for
+  libmpi.so.12: mpi4py has to be built for it, and ``pgasdl.launch.mpiexec.find`` says how.
 """
 
 from __future__ import annotations
@@ -289,6 +300,7 @@ class _Kept:
             "no_check": mpi.MODE_NOCHECK,
             "any_source": mpi.ANY_SOURCE,
             "any_tag": mpi.ANY_TAG,
+            "own_by_processor": int(version(mpi).startswith("Open MPI v4.")),
         }
         self.world = _native.MpiWorld.make(
             mpi.__file__,

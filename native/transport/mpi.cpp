@@ -80,7 +80,7 @@ void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteF
 
 void MpiTransport::atomic_here(const Atomic& atomic) {
   MpiWindow* window = world_->own_window(atomic.remote->data);
-  if (window == nullptr || window->shared) {
+  if (window == nullptr || window->shared || world_->library().constants().own_by_processor) {
     by_processor(atomic, atomic.remote->data);
     return;
   }

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pgasdl.config
+from pgasdl.launch import mpiexec
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -50,3 +51,8 @@ def run(
     assert done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stderr}"
     # MPICH forwards what ranks write in pieces of its own.
     return sorted(filter(None, (line.strip() for line in done.stdout.splitlines())))
+
+
+def library(kind: str) -> str:
+    """Its file; UnavailableError if it is not here."""
+    return mpiexec.find(kind).library
