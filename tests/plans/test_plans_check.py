@@ -38,15 +38,19 @@ def test_every_plan_is_right(variant: Variant, sizes: range) -> None:
     for size in sizes:
         counts = [0, 1, 5, 17, 100, 1000] if size <= 5 else [17, 1000]
         if size > 9:
-            counts = [(1000, 17, 300)[size % 3]]
-            if variant.kind == "sum" or (variant.wire and size not in (16, 17, 33)):
+            # Sums and updates are made as averages are.
+            if variant.kind in ("sum", "update") or (variant.wire and size not in (17, 33)):
                 continue
+            counts = [(1000, 17, 300)[size % 3]]
         if variant.wire and variant.name == "gdraa" and size <= 9:
             counts.append(20_000)  # casts block by block
         layers, seeds = (2, 2) if size <= 4 else (1, int(size <= 9 or size % 8 < 2))
+        iterations = 3 if size <= 9 else 2
         for count in counts:
             phases = variant.phases(size, count)
-            findings = variant.check(phases, size, layers=layers, seeds=seeds)
+            findings = variant.check(
+                phases, size, iterations=iterations, layers=layers, seeds=seeds
+            )
             assert findings == [], (size, count)
 
 
@@ -61,7 +65,7 @@ def test_any_root(name: str, size: int) -> None:
 @pytest.mark.parametrize("variant", [v for v in TELLING if not v.wire], ids=str)
 def test_many_schedules_agree_with_the_proof(variant: Variant) -> None:
     plans = variant.plans(4, 100)
-    assert variant.check(plans, 4, iterations=5, layers=3, seeds=12) == []
+    assert variant.check(plans, 4, iterations=5, layers=3, seeds=6) == []
 
 
 def test_supernodes_are_numbered_round_robin() -> None:

@@ -25,7 +25,7 @@ from pgasdl.plans.replay import replay
 
 Plans = list[Plan]
 # What plans do in wire precision differs between these only.
-WITH_WIRE = ("gdraa", "gdraa-nodes", "tree", "ring", "halving-doubling")
+WITH_WIRE = ("gdraa", "tree", "ring")
 MUTATED = [each for each in TELLING if not each.wire or each.name in WITH_WIRE]
 each_variant = pytest.mark.parametrize("variant", MUTATED, ids=str)
 
@@ -45,7 +45,7 @@ def judge(what: str, mutants: Iterable[tuple[str, Plans, str | None]], variant: 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_no_step_can_be_deleted(variant: Variant, size: int) -> None:
     many = 20_000 if variant.wire and variant.name == "gdraa" and size < 5 else 100
-    for count in (1, 100, many) if many > 100 else (1, 100):
+    for count in {1 if size < 5 else 100, 100, many}:
         mutants = deletions(variant.plans(size, count))
         judge("step deleted", ((what, mutant, None) for what, mutant in mutants), variant)
 
@@ -71,7 +71,7 @@ def test_no_field_can_be_changed(variant: Variant, size: int) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [3, 5])
 def test_steps_that_need_each_other_cannot_be_swapped(variant: Variant, size: int) -> None:
     """Mutants that survive are right plans, and there is a reason why."""
     plans = variant.plans(size, 100)
