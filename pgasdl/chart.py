@@ -67,6 +67,6 @@ def draw(chart: Chart, folder: Path) -> str:
 
 def _short(value: float, _: object = None) -> str:
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
-        if value > size and value % size == 0:
+        if (value > size and value % size == 0) or value == size == 1 << 20:
             return f"{value / size:g}{unit}"
     return f"{value:g}"

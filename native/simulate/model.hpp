@@ -8,9 +8,9 @@
 
 namespace pgasdl::simulate {
 
-enum Kind : std::int64_t { kPut, kWait, kReduce, kCall, kFlush };
+constexpr std::int64_t kPut = 0, kWait = 1, kReduce = 2, kCall = 3, kFlush = 4;
 
-// How an operation's fields are meant; the low three bits are its Kind.
+// How an operation's fields are meant; the low three bits are its kind, one of the above.
 enum Flags : std::int64_t {
   kRelative = 8,      // peer counts from the own rank
   kBytesOfPeer = 16,  // bytes: those of the peer, in the program's table

@@ -30,7 +30,8 @@ class MpiLibrary {
     int no_check = 0;
     int any_source = 0;
     int any_tag = 0;
-    bool own_by_processor = false;  // atomics on own memory crash; the library's are the processor's
+    bool own_by_processor =
+        false;  // atomics on own memory crash; the library's are the processor's
   };
 
   // `file`: mpi4py's extension module, which links the library. Throws kUnavailable.

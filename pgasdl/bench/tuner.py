@@ -11,7 +11,7 @@ import numpy as np
 from pgasdl.bench.calibrate import Calibration
 from pgasdl.bench.ours import Ours
 from pgasdl.bench.turns import Ranks, take_turns
-from pgasdl.choosing import able
+from pgasdl.choosing import able, automatic
 from pgasdl.collective import options_for
 from pgasdl.context import Context
 from pgasdl.plans import PLANS, build_all
@@ -21,9 +21,12 @@ from pgasdl.policy import Choice, Policy, Rule
 # Options that are worth trying beside a plan's own defaults, if it takes them.
 CHUNKS = (1, 8)
 # Candidates are those predicted within this factor of the best, so many at least and at most.
-NEAR, FEWEST, MOST = 2.5, 3, 6
+NEAR, FEWEST, MOST = 2.5, 3, 12
 # A neighbour's choice is kept if it costs no more than this: fewer rules, less noise.
 TOLERANCE = 1.03
+# Where ranks share cores, times tell more of the scheduler than of plans: there the choice that is
+# automatic is kept up to this.
+CROWDED_TOLERANCE = 1.25
 Figures = dict[Choice, float]
 
 
@@ -34,6 +37,7 @@ class Size:
     nbytes: int
     predicted: Figures = field(default_factory=dict)
     measured: Figures = field(default_factory=dict)
+    usual: Choice | None = None  # kept unless another is clearly faster
 
 
 def choices_here(context: Context) -> list[Choice]:
@@ -96,7 +100,13 @@ def tune(
     found = []
     for nbytes in sizes:
         size = Size(nbytes, predict_all(context, calibration, choices, nbytes))
-        size.measured = measure_all(ranks, sync, near(size.predicted), nbytes, rounds, seconds)
+        usual = automatic(context, context.world, "average", nbytes, in_place=True, wire=False)
+        candidates = near(size.predicted)
+        if usual not in candidates:
+            candidates.append(usual)
+        size.measured = measure_all(ranks, sync, candidates, nbytes, rounds, seconds)
+        if context.crowded:
+            size.usual = usual
         say(
             f"{nbytes:>10} bytes: "
             + ", ".join(
@@ -113,6 +123,9 @@ def policy_of(sizes: Sequence[Size]) -> Policy:
     picks: list[Choice] = []
     for size in sizes:
         best = min(size.measured, key=size.measured.__getitem__)
+        if size.usual is not None:
+            limit = CROWDED_TOLERANCE * size.measured[best]
+            best = size.usual if size.measured[size.usual] <= limit else best
         before = picks[-1] if picks else best
         keeps = size.measured.get(before, math.inf) <= TOLERANCE * size.measured[best]
         picks.append(before if keeps else best)

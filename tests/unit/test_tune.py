@@ -37,6 +37,13 @@ def test_a_neighbours_choice_is_kept_within_the_noise() -> None:
     assert str(policy_of([])) == ""
 
 
+def test_crowded_ranks_keep_the_usual_plan_unless_another_is_clearly_faster() -> None:
+    sizes = [size(64, a=1.2, b=1), size(4096, a=2, b=1)]
+    for each in sizes:
+        each.usual = A
+    assert str(policy_of(sizes)) == "allreduce:0-512:gdraa#512-inf:tree"
+
+
 def test_candidates_are_those_near_the_best() -> None:
     assert near({A: 1.0, B: 2.0, C: 50.0, Choice("ring"): 60.0}) == [A, B, C]
     many = {Choice(f"p{n}"): 1.0 + n / 100 for n in range(20)}

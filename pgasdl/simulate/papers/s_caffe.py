@@ -144,5 +144,6 @@ def crossover(printed: int) -> tuple[Table, Chart]:
             Series("ours", [x for x, _ in found], [y for _, y in found]),
             Series("paper: 8 MB, up to 8 ranks", [8], [printed / MB], paper=True),
         ],
+        log_y=False,
     )  # fmt: skip
     return table, chart
