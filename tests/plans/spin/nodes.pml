@@ -3,9 +3,6 @@
  * Broken: NO_FLUSH; NO_DONE (leaves without the mate's block).
  */
 #define N 4
-#ifndef ITERATIONS
-#define ITERATIONS 2
-#endif
 #define LANES 1
 #define CELLS (N * 4 + N * 3)
 #define FLAGS (N * 4)

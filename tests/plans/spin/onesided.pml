@@ -6,7 +6,7 @@
  * A model gives N, LANES, CELLS and FLAGS before it includes this file, and Rank() behind it.
  */
 #ifndef ITERATIONS
-#define ITERATIONS 3
+#define ITERATIONS 2
 #endif
 #define RESULT 100
 #define TORN 255
