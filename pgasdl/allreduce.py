@@ -130,7 +130,10 @@ class _Sequence:
         segment, offset = self.context.segments.at(memory)
         in_place = segment is not None and self.context.mapped
         if plan is None:
-            choice = choose(self.context, self.group, kind_of(op), memory.nbytes, in_place=in_place)
+            choice = choose(
+                self.context, self.group, kind_of(op), memory.nbytes, in_place=in_place,
+                shares=True,
+            )  # fmt: skip
         else:
             choice = Choice(plan)
         name, self._options = choice.plan, dict(choice.options)

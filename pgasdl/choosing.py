@@ -26,8 +26,9 @@ _CHAIN_BYTES, _CHAIN_RANKS = 8 << 20, 8
 
 
 def choose(
-    context: Context, group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool = False
-) -> Choice:
+    context: Context, group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool = False,
+    shares: bool = False,
+) -> Choice:  # fmt: skip
     """The plan for an array, and its options.
 
     Parameters
@@ -35,6 +36,7 @@ def choose(
     kind : of :data:`pgasdl.plans.KINDS`
     in_place : the array lies at one place of one segment on every rank
     wire : it travels in a dtype of its own
+    shares : it takes turns with others on one inbox, which not every plan may
     """
     operation = operation_of(kind)
     names = (operation,) if in_place else (f"{operation}-array", operation)
@@ -42,7 +44,9 @@ def choose(
         choice = context.policy.find(name, nbytes)
         # A policy for all sizes may name plans that this array cannot have, such as those that
         # need its memory mapped.
-        if choice is not None and able(context, choice.plan, kind, in_place=in_place, wire=wire):
+        if choice is None or (shares and not PLANS[choice.plan].shares):
+            continue
+        if able(context, choice.plan, kind, in_place=in_place, wire=wire):
             return choice
     return automatic(context, group, kind, nbytes, in_place=in_place, wire=wire)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.choosing import choose
 from pgasdl.errors import MismatchError, PeerLost
+from pgasdl.plans import PLANS, register
 from pgasdl.trial import ROUNDS
 
 POLICY = "allreduce:0-1k:tree#1k-64k:ring#64k-1m:chain(chunks=4);broadcast:0-inf:kary(arity=3)"
@@ -53,6 +55,23 @@ def test_what_cannot_run_here_is_chosen_automatically() -> None:
     policy = "allreduce:0-inf:gdraa-direct;allreduce-array:0-1k:tree"
     assert loopback.run(2, program, policy=policy)[0] == ["gdraa-direct", "staged", "gdraa"]
     assert loopback.run(2, program, policy=policy, mapped=False)[0] == ["gdraa"] * 3
+
+
+def test_what_cannot_share_an_inbox_is_not_chosen_for_arrays_in_turns() -> None:
+    def program(ctx: Context) -> tuple[str, str]:
+        array = np.ones(100, np.float32)
+        ctx.allreduce(array, "sum")
+        assert np.all(array == 2)
+        in_turns = choose(ctx, ctx.world, "sum", 400, in_place=False, shares=True)
+        return in_turns.plan, ctx.allreduce_handle(array, "sum").plan
+
+    register(replace(PLANS["tree"], name="alone", shares=False))
+    try:
+        policy = "allreduce:0-inf:alone"
+        chosen = loopback.run(2, program, policy=policy, mapped=False)
+    finally:
+        del PLANS["alone"]
+    assert chosen == [("gdraa", "alone")] * 2
 
 
 def test_without_a_policy_the_size_chooses() -> None:

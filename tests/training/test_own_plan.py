@@ -21,10 +21,12 @@ def test_it_runs_in_under_60_lines() -> None:
     ends = [
         f"rank {rank} of 3: <Collective average of float32 x 1000, plan flat>" for rank in range(3)
     ]
-    assert sorted(out.splitlines()) == sorted(
+    simulated = [line for line in out.splitlines() if "simulated" in line]
+    assert [line.split()[-3] for line in simulated] == ["flat", "gdraa"]
+    assert sorted(set(out.splitlines()) - set(simulated)) == sorted(
         [f"[0] {said}", *(f"[{rank}] {end}" for rank, end in enumerate(ends))]
     )
-    assert jobs.run(0, PROGRAM).startswith(said)
+    assert said in jobs.run(0, PROGRAM)
 
 
 def test_everything_takes_it_like_any_other() -> None:
