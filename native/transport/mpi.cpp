@@ -63,7 +63,7 @@ std::string MpiTransport::publish(LocalSegment& segment, std::span<const Rank> p
 }
 
 RemoteSegment MpiTransport::attach(Rank peer, const std::string& description, Deadline deadline) {
-  return world_->attach(peer, description, deadline);
+  return world_->attach(peer, description, deadline, [this] { progress(); });
 }
 
 // --- to this rank itself: stores, and atomics by the way that the others' take

@@ -129,7 +129,8 @@ std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> membe
   return std::string(reinterpret_cast<const char*>(&mine), kShortest + 8 * mine.n_told);
 }
 
-RemoteSegment MpiWorld::attach(Rank peer, const std::string& bytes, Deadline deadline) {
+RemoteSegment MpiWorld::attach(Rank peer, const std::string& bytes, Deadline deadline,
+                               const std::function<void()>& help) {
   Description theirs{};
   if (bytes.size() >= kShortest) std::memcpy(&theirs, bytes.data(), kShortest);
   if (bytes.size() < kShortest || theirs.n_told > kMostTold ||
@@ -166,7 +167,7 @@ RemoteSegment MpiWorld::attach(Rank peer, const std::string& bytes, Deadline dea
       pending_.erase(found);
     }
   }
-  if (complete != nullptr) settle(*complete, deadline);
+  if (complete != nullptr) settle(*complete, deadline, help);
   RemoteSegment result;
   result.bytes = theirs.bytes;
   result.notifications = theirs.notifications;
@@ -187,7 +188,7 @@ MpiWindow* MpiWorld::own_window(const std::byte* data) const {
 
 // Everybody is on the way to what all must call at once; whoever is not, by the deadline, ends it
 // for us. Only then does nothing else than MPI itself keep us in there.
-void MpiWorld::meet(Handle communicator, Deadline deadline) {
+void MpiWorld::meet(Handle communicator, Deadline deadline, const std::function<void()>& help) {
   Handle request = kNone;
   {
     const auto lock = turn();
@@ -206,11 +207,12 @@ void MpiWorld::meet(Handle communicator, Deadline deadline) {
                        ": a member of the group described its segment, but does not come to make "
                        "the MPI window: see its error"));
     }
+    help();
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
-void MpiWorld::settle(Pending& pending, Deadline deadline) {
+void MpiWorld::settle(Pending& pending, Deadline deadline, const std::function<void()>& help) {
   if (!may_call()) {
     throw Error(ErrorKind::kUnavailable,
                 "segments are created by the thread that initialised MPI, as this MPI gave no more "
@@ -226,7 +228,7 @@ void MpiWorld::settle(Pending& pending, Deadline deadline) {
                          static_cast<int>(circle.key & 0x3fff), &circle.communicator),
         "MPI_Comm_create_group", -1);
   }
-  meet(circle.communicator, deadline);
+  meet(circle.communicator, deadline, help);
   const auto lock = turn();
   const Blocking blocking(*this, "the creation of a window");
   reclaim(circle, pending.told);
@@ -336,7 +338,7 @@ void MpiWorld::drop(MpiWindow& window) {
 void MpiWorld::finish(double seconds) {
   if (size_ == 1 || !may_call()) return;
   try {
-    meet(communicator_, Deadline::in(seconds));
+    meet(communicator_, Deadline::in(seconds), [] {});
     const auto lock = turn();
     // Circles in the same order everywhere: those two ranks share come in one order on both.
     for (auto& [members, circle] : circles_) {

@@ -9,6 +9,7 @@
 // windows are not wanted, has windows that are made over memory that is there.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -92,7 +93,9 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
 
   // `created`: no memory of MPI's.
   std::string publish(LocalSegment& segment, std::span<const Rank> members, bool created);
-  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline);
+  // `help` is called while others are waited for: what they wait for may still be on its way.
+  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline,
+                       const std::function<void()>& help);
   void retract(const LocalSegment& segment);
   // The window of this rank's own copy; null while it is no other's.
   MpiWindow* own_window(const std::byte* data) const;
@@ -120,8 +123,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
  private:
   friend class MpiWindow;
   struct Pending;
-  void settle(Pending& pending, Deadline deadline);
-  void meet(Handle communicator, Deadline deadline);
+  void settle(Pending& pending, Deadline deadline, const std::function<void()>& help);
+  void meet(Handle communicator, Deadline deadline, const std::function<void()>& help);
   void allocate(Pending& pending);
   void create(Pending& pending, std::byte* data, std::uint64_t bytes);
   void reclaim(MpiCircle& circle, const std::set<std::uint64_t>& numbers);

@@ -49,7 +49,10 @@ KINDS = {
         ("libmpi.so.12", "libmpich.so.12"),
         ("hydra_pmi_proxy",),
         "MPICH",
-        {"mpiexec.hydra": (), "mpiexec.mpich": ()},
+        {
+            "mpiexec.hydra": ("-disable-auto-cleanup",),
+            "mpiexec.mpich": ("-disable-auto-cleanup",),
+        },
         {},
     ),
     "openmpi": Kind(

@@ -12,9 +12,8 @@ PROGRAM = mpi_jobs.PROGRAMS / "one_dies.py"
 def test_a_killed_rank_is_named(kind: str, windows: str) -> None:
     done = mpi_jobs.start(kind, 3, PROGRAM, "killed", timeout=60, PGASDL_MPI_WINDOWS=windows)
     assert done.returncode != 0
-    words = done.stdout + done.stderr
-    assert "rank 1 died" in words
-    assert "MPI_Abort" in words
+    # Whoever comes to its end first aborts the job, and the launcher then ends the others.
+    assert "rank 1 died" in done.stdout + done.stderr
 
 
 def test_a_failing_rank_is_named(kind: str) -> None:
