@@ -13,6 +13,9 @@ Known defects, and what is done about them (tests/mpi/test_mpi_defects.py tells 
 - Open MPI 4.1.4 (Debian 12): MPI_Compare_and_swap of a rank on its own memory, in a window over
   memory that is there, ends in a segmentation fault. Such atomics are the processor's, which this
   library's own are at the target, too.
+- MPICH 5.0.2: its launcher kills all ranks as soon as one dies, so that survivors rarely come to
+  name it (the launcher names its process). With ``-disable-auto-cleanup`` it sends SIGUSR1 to those
+  that are left, of which they die; so that is not used.
 - MPICH 4.0.2 (Debian 12) calls its library libmpich.so.12, and mpi4py's wheels ask for
   libmpi.so.12: mpi4py has to be built for it, and ``pgasdl.launch.mpiexec.find`` says how.
 """

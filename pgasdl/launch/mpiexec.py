@@ -24,7 +24,7 @@ class Kind:
     programs, libraries : names, the first that is found counts
     servants : programs that start the ranks, so parents of a rank's process
     says : part of the library's own name, so that another is not taken for it
-    options : of each program: ranks may share cores, and survive each other's end for a moment
+    options : of each program: ranks may share cores
     environ : of program and ranks
     """
 
@@ -49,10 +49,7 @@ KINDS = {
         ("libmpi.so.12", "libmpich.so.12"),
         ("hydra_pmi_proxy",),
         "MPICH",
-        {
-            "mpiexec.hydra": ("-disable-auto-cleanup",),
-            "mpiexec.mpich": ("-disable-auto-cleanup",),
-        },
+        {"mpiexec.hydra": (), "mpiexec.mpich": ()},
         {},
     ),
     "openmpi": Kind(
