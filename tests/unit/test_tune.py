@@ -128,7 +128,10 @@ def test_the_summary_is_of_choices_in_hindsight() -> None:
     assert charts([], 2) == []
 
 
-def test_tune_over_shm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_tune_over_shm(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # ranks find the installed package, not the source folder
     file = tmp_path / "policy"
     arguments = ["tune", "-n", "2", "--sizes", "64,16K", "--repeat", "1", "--seconds", "0.001"]
     assert pgasdl.cli.main([*arguments, "--transport", "shm", "--out", str(file)]) == 0
