@@ -1,6 +1,7 @@
 """Native core of pgasdl."""
 
 from collections.abc import Mapping, Sequence, Set
+import enum
 from typing import Annotated, Any
 
 import numpy
@@ -568,6 +569,18 @@ def reduce(destinations: Sequence[tuple[int, str]], sources: Sequence[tuple[int,
     The kernel the executor uses, on (address, dtype) pairs; nothing is checked.
     """
 
+class Reach(enum.Enum):
+    """How a plan gets at the caller's array."""
+
+    IN_PLACE = 0
+    """It lies where the plan works."""
+
+    REBASED = 1
+    """The plan is told where it lies."""
+
+    COPIED = 2
+    """To where the plan works, and back."""
+
 class AllreduceCalls:
     """Executions of one group's ctx.allreduce, and the calls made before."""
 
@@ -593,7 +606,7 @@ class AllreduceCalls:
 
     def executed(self, region: int) -> None: ...
 
-    def remember(self, array: object, op: object, plan: object | None, phases: Sequence[object], region: int, rebase: bool, description: tuple[Any, ...]) -> None: ...
+    def remember(self, array: object, op: object, plan: object | None, phases: Sequence[object], region: int, reach: Reach, description: tuple[Any, ...]) -> None: ...
 
     def forget(self) -> None: ...
 

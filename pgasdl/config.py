@@ -242,6 +242,12 @@ VARIABLES: tuple[Variable, ...] = (
         "which plan for which size, as `pgasdl tune` writes it; unset: chosen automatically",
     ),
     Variable(
+        "PGASDL_PLAN_MODULES",
+        Text(r"[^\0]{0,65535}", "modules or .py files, by commas"),
+        None,
+        "modules that register plans of your own, imported by init, before the policy is read",
+    ),
+    Variable(
         "PGASDL_PROGRESS",
         Choice(("turn", "thread")),
         "turn",
@@ -292,6 +298,7 @@ class Config:
     spin_us: int
     yield_us: int
     policy: str | None
+    plan_modules: str | None
     progress: str
     heartbeat_ms: int
     stopped_after: float

@@ -23,8 +23,9 @@ from pgasdl.formation import Formation
 from pgasdl.group import Group
 from pgasdl.handle import Collective, kind_of
 from pgasdl.launch.detect import Launch
+from pgasdl.plans import outside
 from pgasdl.policy import load
-from pgasdl.routes import Place, Routes, choose, require_one_policy
+from pgasdl.routes import Place, Routes, choose, require_one_choice
 from pgasdl.segment import Segment, SegmentTable
 
 if TYPE_CHECKING:
@@ -79,13 +80,14 @@ class Context(_native.ContextCore):
         self.launch = launch
         self._store = store
         self._world_of_threads = world
+        outside.load(config.plan_modules or "")
         self.policy = load(config.policy or "")
         asked = "loopback" if world is not None else config.transport
-        place = Place.here(launch, config, asked, str(self.policy), mpi is not None)
+        plans = ", ".join(outside.names())
+        place = Place.here(launch, config, asked, str(self.policy), plans, mpi is not None)
         places = list(map(Place.decoded, store.exchange("place", place.encoded(), config.timeout)))
-        # How many ranks share a machine, as plans with nodes take it: as many as the first one has.
-        self.node_size = sum(place.host == places[0].host for place in places)
-        require_one_policy(launch.rank, places)
+        self.hosts = tuple(place.host for place in places)
+        require_one_choice(launch.rank, places)
         if world is None:
             self.routes = choose(launch.rank, places)
         else:
@@ -116,7 +118,6 @@ class Context(_native.ContextCore):
             mpi=mpi,
             mpi_created=config.mpi_windows == "created",
         )
-        self._over_mpi = "mpi" in self.routes.names
         self._connect(store.exchange("endpoint", self._endpoint()))
         self._join(store.exchange("world", self._open()), config.timeout)
         self.world = Group(self, self._world())
@@ -180,7 +181,7 @@ class Context(_native.ContextCore):
         number = self.config.notifications if notifications is None else notifications
         segment = Segment(group or self.world, nbytes, number, timeout=timeout)
         self.segments.add(segment)
-        if not self.mapped:
+        if not (group or self.world).mapped:
             self.segments.keep(segment)
         return segment
 
@@ -223,9 +224,14 @@ class Context(_native.ContextCore):
     @property
     def mapped(self) -> bool:
         """Whether every rank can load from and store to every other's segments."""
+        return self.world.mapped
+
+    @property
+    def mapped_inside(self) -> bool:
+        """Whether ranks on one machine can do so; the same on all ranks, as their routes are."""
         if self._world_of_threads is not None:
             return self._loopback_mapped
-        return all(name == "shm" for name in self.routes.names)
+        return self.routes.names[self.rank] == "shm"
 
     def workspace(self, group: Group, timeout: float | None = None) -> Workspace:
         """The group's own memory for collectives; made by the first that needs it. Collective."""
@@ -495,7 +501,7 @@ class Context(_native.ContextCore):
         if self.closed:
             return
         self._close(failed)
-        if self._over_mpi:
+        if "mpi" in self.routes.names:
             from pgasdl.mpi import note_losses
 
             note_losses(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from pgasdl import _native
 from pgasdl.buffers import memory_of, native_dtype
 from pgasdl.errors import BufferRefused, RankError
+from pgasdl.routes import node_size
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
@@ -55,6 +57,17 @@ class Group:
     def rank(self) -> int:
         """This rank's place among the members."""
         return self.core.index
+
+    @cached_property
+    def node_size(self) -> int:
+        """Ranks of a node, as plans with nodes take it: neighbours that share a machine."""
+        return node_size([self.context.hosts[rank] for rank in self.ranks])
+
+    @cached_property
+    def mapped(self) -> bool:
+        """Whether every member can load from and store to every other's segments."""
+        one_host = len({self.context.hosts[rank] for rank in self.ranks}) == 1
+        return one_host and self.context.mapped_inside
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every member is here.

@@ -16,16 +16,19 @@ Known defects, and what is done about them (tests/mpi/test_mpi_defects.py tells 
 - MPICH 5.0.2: its launcher kills all ranks as soon as one dies, so that survivors rarely come to
   name it (the launcher names its process). With ``-disable-auto-cleanup`` it sends SIGUSR1 to those
   that are left, of which they die; so that is not used.
+- MPICH 5.0.2: the file of its shared memory, /dev/shm/mpich_shm_*, has a name until MPI_Finalize,
+  and so stays after MPI_Abort. Who aborts here takes the name away; ranks that are killed cannot.
 - MPICH 4.0.2 (Debian 12) calls its library libmpich.so.12, and mpi4py's wheels ask for
-  libmpi.so.12: mpi4py has to be built for it, and ``pgasdl.launch.mpiexec.find`` says how.
+  libmpi.so.12: mpi4py has to be built for it, and ``pgasdl.launch.mpiexec.find`` says how. Built
+  where PyPI's mpich lies beside Python it has that one's mpi.h, and misses MPI_Buffer_iflush.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.util
 import json
-import logging
 import os
 import secrets
 import struct
@@ -49,10 +52,9 @@ if TYPE_CHECKING:
 
     from pgasdl.context import Context
 
-log = logging.getLogger("pgasdl")
-
 _FRAME = 1024  # bytes in which rank 0 tells where the store is
 _END_SECONDS = 10.0
+_WORDS_SECONDS = 0.5  # launchers drop at an abort what they have not forwarded yet, tracebacks too
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +159,9 @@ def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
 
     Raises
     ------
-    UnavailableError   no MPI, or one that cannot do it
+    UnavailableError   no MPI, one that cannot do it, or one that sees another number of ranks
     Timeout            a rank of the communicator did not come
-    MismatchError      the job has another size
+    ConfigError        rank and size are given too, and are not the communicator's
     """
     mpi = load()
     comm = mpi.COMM_WORLD if communicator is None else communicator
@@ -364,13 +366,9 @@ def note_losses(context: Context) -> None:
         _ended_by.append(f"rank {context.rank} of {context.size}: {words}")
 
 
+@functools.cache  # once
 def _end_with_python() -> None:
-    if _end not in _registered:
-        _registered.append(_end)
-        atexit.register(_end)
-
-
-_registered: list[Any] = []
+    atexit.register(_end)
 
 
 def _end() -> None:
@@ -384,6 +382,18 @@ def _end() -> None:
         why = _ended_by[0] if _ended_by else "this rank ends with an exception"
         print(f"pgasdl: {why}: MPI_Abort, for MPI_Finalize would wait", file=sys.stderr, flush=True)
         sys.stdout.flush()
+        _unlink_shared_memory()
+        time.sleep(_WORDS_SECONDS)
         MPI.COMM_WORLD.Abort(1)
     for world in _worlds:
         world.finish(_END_SECONDS)
+
+
+def _unlink_shared_memory() -> None:
+    """Of MPICH, which does so in MPI_Finalize alone (see above)."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        names = {line.rstrip().split(maxsplit=5)[-1] for line in maps}
+    for name in names:
+        if name.startswith("/dev/shm/mpich_shm_"):  # noqa: S108
+            with suppress(OSError):
+                os.unlink(name)

@@ -29,6 +29,7 @@ class Place:
     crowded : there are more ranks on its machine than cores it may use
     no_verbs : why it has no verbs transport; "" if it has
     policy : its policy, as text
+    plans : names of its plans from outside the package
     mpi : it came through an MPI communicator
     """
 
@@ -37,10 +38,13 @@ class Place:
     crowded: bool
     no_verbs: str
     policy: str = ""
+    plans: str = ""
     mpi: bool = False
 
     @classmethod
-    def here(cls, launch: Launch, config: Config, asked: str, policy: str, mpi: bool) -> Self:
+    def here(
+        cls, launch: Launch, config: Config, asked: str, policy: str, plans: str, mpi: bool
+    ) -> Self:
         """This rank's."""
         crowded = launch.local_size > len(os.sched_getaffinity(0))
         if asked == "verbs" or not launch.one_machine:
@@ -48,7 +52,7 @@ class Place:
             missing = _native.verbs_missing(*wanted)
         else:
             missing = "not looked for: all ranks are on one machine"  # opening devices takes time
-        return cls(_native.host_identity(), asked, crowded, missing, policy, mpi)
+        return cls(_native.host_identity(), asked, crowded, missing, policy, plans, mpi)
 
     def encoded(self) -> bytes:
         """For the store."""
@@ -78,14 +82,33 @@ class Routes:
         return f"{to} ({self.reason})"
 
 
-def require_one_policy(rank: int, places: Sequence[Place]) -> None:
-    """Raise MismatchError if ranks have different policies: they would run different plans."""
-    mine = places[rank].policy
+def node_size(hosts: Sequence[str]) -> int:
+    """How many neighbours share a host: as many as the first ones; 1 if ranks do not lie so.
+
+    >>> node_size("AABBC"), node_size("AAABBB"), node_size("ABAB"), node_size("AAABBC")
+    (2, 3, 1, 1)
+    """
+    size = hosts.count(hosts[0])
+    regular = all(host == hosts[rank - rank % size] for rank, host in enumerate(hosts))
+    return size if regular else 1
+
+
+def require_one_choice(rank: int, places: Sequence[Place]) -> None:
+    """Raise MismatchError if ranks have different policies, or plans of their own to choose from:
+    they would run different plans."""
+    mine = places[rank]
     for other, place in enumerate(places):
-        if place.policy != mine:
+        if place.policy != mine.policy:
             raise MismatchError(
-                f'rank {rank} has the policy "{mine:.500}", rank {other} "{place.policy:.500}": '
+                f'rank {rank} has the policy "{mine.policy:.500}", '
+                f'rank {other} "{place.policy:.500}": '
                 "give all ranks the same PGASDL_POLICY, and the same file"
+            )
+        if place.plans != mine.plans:
+            raise MismatchError(
+                f'rank {rank} has registered the plans "{mine.plans:.500}", '
+                f'rank {other} "{place.plans:.500}": '
+                "give all ranks the same PGASDL_PLAN_MODULES, and register the same before init"
             )
 
 

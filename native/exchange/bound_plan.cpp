@@ -177,6 +177,12 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   }
 }
 
+std::byte* BoundPlan::base(const std::string& buffer) const {
+  const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
+  if (found == buffer_names_.end()) return nullptr;
+  return own_[static_cast<std::size_t>(found - buffer_names_.begin())];
+}
+
 void BoundPlan::rebase(const std::string& buffer, std::byte* address) {
   const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
   if (found == buffer_names_.end()) return;

@@ -37,6 +37,8 @@ class BoundPlan {
   // A notification has 20 bits for its generation, and 0 is none; after the last comes 1 again.
   static constexpr std::uint32_t kMostGenerations = (1u << 20) - 1;
 
+  // Where the plan's own copy of a buffer lies; null if it has no such buffer.
+  std::byte* base(const std::string& buffer) const;
   // Lets the plan's own copy of a buffer lie elsewhere from now on; not while it runs.
   void rebase(const std::string& buffer, std::byte* address);
   // Notifications of the board that other plans with the same numbering of executions raise: while

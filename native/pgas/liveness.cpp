@@ -70,9 +70,9 @@ void Liveness::run() {
     watched.push_back({wake_.get(), POLLIN, 0});
     watched.push_back({transport_->service_descriptor(), POLLIN, 0});
     {
-      const std::lock_guard lock(watch_mutex_);
-      for (const UniqueFd& process : processes_) {
-        if (process) watched.push_back({process.get(), POLLIN, 0});
+      const std::unique_lock lock(watch_mutex_, std::try_to_lock);
+      for (std::size_t peer = 0; lock.owns_lock() && peer < processes_.size(); ++peer) {
+        if (processes_[peer]) watched.push_back({processes_[peer].get(), POLLIN, 0});
       }
     }
     poll(watched.data(), watched.size(), static_cast<int>(options_.heartbeat_ms));
@@ -81,7 +81,12 @@ void Liveness::run() {
       eventfd_read(wake_.get(), &ignored);
     }
     if (watched[1].revents != 0) transport_->service();
-    const std::lock_guard lock(watch_mutex_);
+    const std::unique_lock lock(watch_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      // This rank takes leave: a lost peer may keep it in the transport, which ends that from here.
+      transport_->progress();
+      continue;
+    }
     if (own_ == nullptr) continue;
     look_at_processes();
     look_at_heartbeats();

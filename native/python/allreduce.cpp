@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "python/handles.hpp"
+#include "reduce/copy.hpp"
 
 namespace pgasdl {
 namespace {
@@ -28,6 +29,13 @@ struct CallHash {
   std::size_t operator()(const CallKey& key) const {
     return key.address ^ (key.address >> 12) ^ (key.bytes << 7) ^ key.format;
   }
+};
+
+// How a plan gets at the caller's array.
+enum class Reach {
+  kInPlace,  // it lies where the plan works
+  kRebased,  // the plan is told where it lies
+  kCopied,   // to where the plan works, and back
 };
 
 PyObject* interned(nb::handle text) {
@@ -98,11 +106,11 @@ class AllreduceCalls {
   }
 
   void remember(nb::handle array, nb::handle op, nb::handle plan, std::vector<nb::object> phases,
-                std::size_t region, bool rebase, Description description) {
+                std::size_t region, Reach reach, Description description) {
     CallKey key;
     if (!key_of(array, op, plan, key)) return;
     if (calls_.size() >= kMostCalls) calls_.clear();
-    Call call{{}, std::move(phases), region, rebase, std::move(description)};
+    Call call{{}, std::move(phases), region, reach, std::move(description)};
     for (const nb::object& phase : call.keep) call.phases.push_back(nb::cast<PlanHandle*>(phase));
     calls_.insert_or_assign(key, std::move(call));
   }
@@ -120,11 +128,15 @@ class AllreduceCalls {
     const std::size_t number = turn(region) % call.phases.size();
     const nb::object keep = call.keep[number];  // while it runs the table may be emptied
     const PlanHandle& phase = *call.phases[number];
-    if (call.rebase) phase.plan->rebase("data", reinterpret_cast<std::byte*>(key.address));
+    auto* const given = reinterpret_cast<std::byte*>(key.address);
+    std::byte* const home = call.reach == Reach::kCopied ? phase.plan->base("data") : nullptr;
+    if (call.reach == Reach::kRebased) phase.plan->rebase("data", given);
     last_ = call.description;
     suspended_ = true;
+    if (home != nullptr) move(home, given, key.bytes);
     phase.runtime->executor.start(*phase.plan, generation());
     wait_plan(phase, timeout);
+    if (home != nullptr) move(given, home, key.bytes);
     suspended_ = false;
     executed(region);
     return true;
@@ -134,11 +146,23 @@ class AllreduceCalls {
 
  private:
   static constexpr std::size_t kMostCalls = 4096;
+  static constexpr std::uint64_t kLong = 64 << 10;
+
+  // Other threads may run while much is copied.
+  static void move(std::byte* destination, const std::byte* source, std::uint64_t bytes) {
+    if (bytes < kLong) {
+      std::memcpy(destination, source, bytes);
+      return;
+    }
+    const nb::gil_scoped_release release;
+    copy(destination, source, bytes);
+  }
+
   struct Call {
     std::vector<const PlanHandle*> phases;
     std::vector<nb::object> keep;
     std::size_t region;
-    bool rebase;
+    Reach reach;
     Description description;
   };
   std::unordered_map<CallKey, Call, CallHash> calls_;
@@ -151,6 +175,10 @@ class AllreduceCalls {
 }  // namespace
 
 void bind_allreduce(nb::module_& module) {
+  nb::enum_<Reach>(module, "Reach", "How a plan gets at the caller's array.")
+      .value("IN_PLACE", Reach::kInPlace, "It lies where the plan works.")
+      .value("REBASED", Reach::kRebased, "The plan is told where it lies.")
+      .value("COPIED", Reach::kCopied, "To where the plan works, and back.");
   nb::class_<AllreduceCalls>(module, "AllreduceCalls",
                              "Executions of one group's ctx.allreduce, and the calls made before.")
       .def(nb::init<>())
@@ -161,7 +189,7 @@ void bind_allreduce(nb::module_& module) {
       .def("turn", &AllreduceCalls::turn, "region"_a, "Executions of a region's plans.")
       .def("executed", &AllreduceCalls::executed, "region"_a)
       .def("remember", &AllreduceCalls::remember, "array"_a, "op"_a, "plan"_a.none(), "phases"_a,
-           "region"_a, "rebase"_a, "description"_a)
+           "region"_a, "reach"_a, "description"_a)
       .def("forget", &AllreduceCalls::forget)
       .def("resume", &AllreduceCalls::resume)
       .def("run", &AllreduceCalls::run, "array"_a.none(), "op"_a.none(), "plan"_a.none(),

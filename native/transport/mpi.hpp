@@ -1,10 +1,10 @@
 // MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
 //
 // A flag goes out as an atomic REPLACE once the writes before it were flushed, for that is the only
-// order that MPI promises. Each request of a queue to a peer takes its place in a lane: writes are
-// under way together, and whoever calls progress() looks whether those before a flag have left,
-// flushes, and sends the flag. That flush is the one thing that may wait for the peer's MPI to be
-// called: MPI has none that only asks.
+// order that MPI promises. Each request of a queue to a peer takes its place in their connection:
+// writes are under way together, and whoever calls progress() looks whether those before a flag
+// have left, flushes, and sends the flag. That flush is the one thing that may wait for the peer's
+// MPI to be called: MPI has none that only asks.
 //
 // Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
 // writes and flags are our own stores into it, as MPI allows for such windows: MPI_Put copies
@@ -70,20 +70,21 @@ class MpiTransport final : public Transport {
     FlagWord* word = nullptr;  // kLocalFlag
     Atomic atomic{};
     Handle request = 0;
-    enum class State : std::uint8_t { kWaiting, kIssued, kDone } state = State::kWaiting;
   };
   static constexpr std::size_t kMostOperations = 1u << 17;
   // What is on its way from one queue to one peer.
-  struct Lane {
-    std::mutex mutex;
+  struct Connection {
+    std::mutex mutex;  // held in MPI's calls, which a lost peer may never let end: only tried for
     Rank peer = 0;
     std::deque<Operation> operations;
+    std::size_t n_begun = 0;       // of operations, from the first
     std::unique_ptr<Error> fault;  // told to whoever asks next
     struct Touched {
       std::shared_ptr<MpiWindow> window;
       Handle handle;
       int target;
-      bool written;  // since the last flush; else it only has flags whose words may be in use
+      bool written;  // since the last flush
+      bool flagged;  // words of flags may still be read
     };
     std::vector<Touched> touched;
     // Words of flags that were sent, which MPI may still be reading.
@@ -94,34 +95,37 @@ class MpiTransport final : public Transport {
     bool listed = false;            // among the active
   };
 
-  Lane& lane(QueueId queue, Rank peer) {
-    return *lanes_[queue * static_cast<std::size_t>(world_->size()) +
-                   static_cast<std::size_t>(peer)];
+  Connection& connection(QueueId queue, Rank peer) {
+    return *connections_[queue * static_cast<std::size_t>(world_->size()) +
+                         static_cast<std::size_t>(peer)];
   }
   void write_here(std::span<const Transfer> transfers, const RemoteFlag* flag);
   void atomic_here(const Atomic& atomic);
   void run(const Atomic& atomic, const MpiWindow& window, int target);
-  void send_flag(Lane& lane, const Operation& operation);
-  static void touch(Lane& lane, const Operation& operation, Handle handle, bool written);
-  void flush(Lane& lane, bool written_only);
-  void settle(Lane& lane);
-  static Operation& enqueue(Lane& lane, Operation::Kind kind, const MpiRemote& remote);
-  static void enqueue(Lane& lane, Operation::Kind kind, const MpiRemote& remote, std::byte* here,
-                      std::uint64_t offset, std::uint64_t bytes);
-  void activate(Lane& lane);
-  void issue(Lane& lane, Operation& operation);
-  void advance(Lane& lane);
-  bool move(Lane& lane);  // true: nothing is left
-  static void raise_fault(Lane& lane);
+  void send_flag(Connection& connection, const Operation& operation);
+  static void touch(Connection& connection, const Operation& operation, Handle handle,
+                    bool written);
+  void flush(Connection& connection, bool written_only);
+  void settle(Connection& connection);
+  static Operation& enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote);
+  static void enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote,
+                      std::byte* here, std::uint64_t offset, std::uint64_t bytes);
+  void activate(Connection& connection);
+  void begin(Connection& connection);
+  bool finish(Connection& connection, Operation& operation);
+  void advance(Connection& connection);
+  static void drop(Connection& connection);
+  bool move(Connection& connection);  // true: nothing is left
+  static void raise_fault(Connection& connection);
   void help_library();
   void end_if_stuck();
 
   const std::shared_ptr<MpiWorld> world_;
   const MpiOptions options_;
   const Rank rank_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Connection>> connections_;
   std::mutex active_mutex_;
-  std::vector<Lane*> active_;
+  std::vector<Connection*> active_;
   std::atomic<std::size_t> n_active_{0};
   std::atomic<std::uint64_t> helped_{0};  // ticks
   std::unique_ptr<std::atomic<bool>[]> lost_;

@@ -16,9 +16,7 @@ constexpr int kLongestWords = 4096;
 
 // X-macro: return type int, name, parameters. H: a handle.
 #define PGASDL_MPI_FUNCTIONS(X)                                           \
-  X(Put, (const void*, int, H, int, Aint, int, H, H))                     \
   X(Rput, (const void*, int, H, int, Aint, int, H, H, H*))                \
-  X(Get, (void*, int, H, int, Aint, int, H, H))                           \
   X(Rget, (void*, int, H, int, Aint, int, H, H, H*))                      \
   X(Accumulate, (const void*, int, H, int, Aint, int, H, H, H))           \
   X(Fetch_and_op, (const void*, void*, H, int, Aint, H, H))               \
@@ -65,18 +63,12 @@ class Calls final : public MpiLibrary {
 #undef PGASDL_FIND
   }
 
-  int put(const void* from, int bytes, int target, Aint at, Handle window) override {
-    return Put(from, bytes, byte_, target, at, bytes, byte_, native(window));
-  }
   int rput(const void* from, int bytes, int target, Aint at, Handle window,
            Handle* request) override {
     H made;
     const int code = Rput(from, bytes, byte_, target, at, bytes, byte_, native(window), &made);
     *request = ours(made);
     return code;
-  }
-  int get(void* to, int bytes, int target, Aint at, Handle window) override {
-    return Get(to, bytes, byte_, target, at, bytes, byte_, native(window));
   }
   int rget(void* to, int bytes, int target, Aint at, Handle window, Handle* request) override {
     H made;

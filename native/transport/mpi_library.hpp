@@ -48,10 +48,8 @@ class MpiLibrary {
 
   // --- data path; bytes at most kMostBytes
   static constexpr std::uint64_t kMostBytes = 1u << 30;
-  virtual int put(const void* from, int bytes, int target, Aint at, Handle window) = 0;
   virtual int rput(const void* from, int bytes, int target, Aint at, Handle window,
                    Handle* request) = 0;
-  virtual int get(void* to, int bytes, int target, Aint at, Handle window) = 0;
   virtual int rget(void* to, int bytes, int target, Aint at, Handle window, Handle* request) = 0;
   virtual int replace(const std::uint32_t* value, int target, Aint at, Handle window) = 0;
   virtual int fetch_add(const std::uint64_t* operand, std::uint64_t* old, int target, Aint at,

@@ -52,6 +52,7 @@ struct MpiCircle {
   struct Dropped {
     MpiLibrary::Handle data;
     MpiLibrary::Handle board;
+    std::shared_ptr<Region> region;
   };
   std::vector<Rank> members;
   std::uint64_t key = 0;
@@ -266,6 +267,7 @@ void MpiWorld::allocate(Pending& pending) {
   std::byte* base = segment.region->data();
   std::uint64_t shift = 0;
   if (pending.created) {
+    window.region = segment.region;
     library_->check(library_->create(base, bytes, circle.communicator, &window.board),
                     "MPI_Win_create", -1);
   } else {
@@ -329,7 +331,7 @@ void MpiWorld::drop(MpiWindow& window) {
   const auto found = own_.find(window.own);
   if (found != own_.end() && found->second == &window) own_.erase(found);
   window.circle->live.erase(&window);
-  window.circle->dropped[window.number] = {window.data, window.board};
+  window.circle->dropped[window.number] = {window.data, window.board, window.region};
   const bool unmapped = std::any_of(window.members.begin(), window.members.end(),
                                     [](const auto& member) { return !member.mapped(); });
   if (unmapped) n_unmapped_.fetch_sub(1, std::memory_order_relaxed);
@@ -344,7 +346,7 @@ void MpiWorld::finish(double seconds) {
     for (auto& [members, circle] : circles_) {
       std::map<std::uint64_t, MpiCircle::Dropped> all = circle->dropped;
       for (const MpiWindow* window : circle->live) {
-        all[window->number] = {window->data, window->board};
+        all[window->number] = {window->data, window->board, window->region};
       }
       circle->dropped = all;
       circle->live.clear();

@@ -43,12 +43,15 @@ class MpiWindow {
   Handle data = 0;
   Handle board = 0;  // may be the same one
   bool ready = false;
-  bool shared = false;       // mapped by all members, so that atomics are the processor's
+  bool shared = false;  // mapped by all members, so that atomics are the processor's
+  // Of ours, that MPI made the window over: what peers sent may arrive until it is freed.
+  std::shared_ptr<Region> region;
   std::uint64_t number = 0;  // in its circle, the same on every member
   MpiCircle* circle = nullptr;
   const std::byte* own = nullptr;  // this rank's data
   int own_index = -1;
   std::vector<Member> members;
+  const Member& member(int index) const { return members[static_cast<std::size_t>(index)]; }
   const std::vector<Rank>& ranks() const;  // of the members
 };
 
@@ -56,6 +59,7 @@ class MpiWindow {
 struct MpiRemote {
   std::shared_ptr<MpiWindow> window;
   int index;  // of the peer among its members
+  const MpiWindow::Member& member() const { return window->member(index); }
 };
 
 class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
@@ -126,7 +130,6 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   void settle(Pending& pending, Deadline deadline, const std::function<void()>& help);
   void meet(Handle communicator, Deadline deadline, const std::function<void()>& help);
   void allocate(Pending& pending);
-  void create(Pending& pending, std::byte* data, std::uint64_t bytes);
   void reclaim(MpiCircle& circle, const std::set<std::uint64_t>& numbers);
   void drop(MpiWindow& window);
 

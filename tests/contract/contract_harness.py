@@ -10,19 +10,19 @@ between transports is in the rows and nowhere else.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from contract_pool import Pool, judged
 
-from pgasdl.errors import UnavailableError
-from pgasdl.launch import mpiexec
+sys.path.insert(0, str(Path(__file__).parents[1] / "mpi"))
+import mpi_rows
 
 Program = Callable[..., Any]
 
@@ -33,11 +33,18 @@ DEADLINE = 40.0
 
 @dataclass(frozen=True)
 class Transport:
-    """A row: how a job of this transport is started, and with which settings."""
+    """A row: how a job of this transport is started, and with which settings.
+
+    Attributes
+    ----------
+    mpi : a key of ``mpi_rows.ROWS``, whose launcher starts it
+    modules : of tests that it runs; none: of all
+    """
 
     name: str
     threads: bool = False
     mpi: str | None = None
+    modules: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
     def run(
@@ -46,8 +53,9 @@ class Transport:
     ) -> list[Any]:  # fmt: skip
         start = pool.run_threads if self.threads else pool.run_processes
         if self.mpi is not None:
-            _require_mpi(self.mpi)
-            start = partial(pool.run_mpi, self.mpi)
+            if missing := mpi_rows.missing(self.mpi):
+                pytest.skip(f"{self.name}: {missing}")
+            start = partial(pool.run_mpi, mpi_rows.ROWS[self.mpi])
         answers = start(command, ranks, SETTINGS | self.settings | settings, deadline)
         skipped = [answer["skip"] for answer in answers if "skip" in answer]
         if len(skipped) == len(answers):
@@ -56,30 +64,26 @@ class Transport:
         return results[0] if self.threads else results
 
 
-@cache
-def _missing_mpi(kind: str) -> str:
-    try:
-        mpiexec.find(kind)
-    except UnavailableError as error:
-        return str(error)
-    return "" if importlib.util.find_spec("mpi4py") else f"no mpi4py ({mpiexec.INSTALL})"
-
-
-def _require_mpi(kind: str) -> None:
-    if missing := _missing_mpi(kind):
-        pytest.skip(f"{kind}: {missing}")
-
-
 def _adversary(seed: int) -> Transport:
     faults = {"seed": seed, "delay": 3, "reorder": True, "late_source": True}
     return Transport(f"adversary-{seed}", threads=True, settings=faults)
 
 
+def _mpi(name: str, *modules: str) -> Transport:
+    return Transport(name, mpi=name, modules=modules, settings={"transport": "mpi"})
+
+
+# Of older versions of an MPI: what reaches its functions by every way that there is.
+CORE = tuple(
+    f"test_contract_{part}" for part in ("transfers", "notifications", "atomics", "segments")
+)
 TRANSPORTS = (
     Transport("shm", settings={"transport": "shm"}),
     Transport("verbs", settings={"transport": "verbs"}),
-    Transport("mpich", mpi="mpich", settings={"transport": "mpi"}),
-    Transport("openmpi", mpi="openmpi", settings={"transport": "mpi"}),
+    _mpi("mpich"),
+    _mpi("openmpi"),
+    _mpi("debian_mpich", *CORE),
+    _mpi("debian_openmpi", *CORE),
     Transport("loopback", threads=True),
     Transport("unmapped", threads=True, settings={"mapped": False}),
     _adversary(1),
@@ -136,6 +140,7 @@ def contract(
         def test(pool: Pool, transport: Transport, n_ranks: int, **parameters: Any) -> None:
             run(pool, transport, test, n_ranks, deadline, **parameters)
 
+        rows = [row for row in on if not row.modules or program.__module__ in row.modules]
         test.__name__ = test.__qualname__ = program.__name__
         test.__module__, test.__doc__ = program.__module__, program.__doc__
         test.__wrapped__ = program  # type: ignore[attr-defined]  # where pytest says it stands
@@ -149,6 +154,6 @@ def contract(
         test.bare, test.meet = bare, meet  # type: ignore[attr-defined]
         test.pytestmark = list(getattr(program, "pytestmark", []))  # type: ignore[attr-defined]
         test = pytest.mark.parametrize("n_ranks", sizes, ids=[f"{n}r" for n in sizes])(test)
-        return pytest.mark.parametrize("transport", on, ids=[row.name for row in on])(test)
+        return pytest.mark.parametrize("transport", rows, ids=[row.name for row in rows])(test)
 
     return decorate

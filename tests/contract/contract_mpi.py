@@ -19,8 +19,7 @@ import time
 from typing import Any
 
 from contract_pool import WORKER, Worker, environment
-
-from pgasdl.launch import mpiexec
+from mpi_rows import Row
 
 _START_SECONDS = 60.0
 
@@ -60,9 +59,9 @@ class MpiWorker(Worker):
 class MpiJob:
     """A job of so many workers."""
 
-    def __init__(self, kind: str, size: int) -> None:
+    def __init__(self, mpi: Row, size: int) -> None:
         self.size = size
-        found = mpiexec.find(kind)
+        found = mpi.found()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._shown = 0
         self.workers: list[MpiWorker] = []
@@ -79,7 +78,7 @@ class MpiJob:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                env=environment() | found.environ(),
+                env=mpi.environ(environment()) | found.environ(),
                 start_new_session=True,
             )
             self._meet(listener)

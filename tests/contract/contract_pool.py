@@ -25,6 +25,7 @@ from pgasdl.bootstrap import StoreServer
 
 if TYPE_CHECKING:
     from contract_mpi import MpiJob
+    from mpi_rows import Row
 
 WORKER = str(Path(__file__).with_name("contract_worker.py"))
 _PLACE = str(Path(sys.modules["pgasdl"].__file__ or "").parents[1])
@@ -152,17 +153,17 @@ class Pool:
             return self._gather(workers, deadline)
 
     def run_mpi(
-        self, kind: str, command: dict[str, Any], size: int, settings: dict[str, Any],
+        self, mpi: Row, command: dict[str, Any], size: int, settings: dict[str, Any],
         deadline: float,
     ) -> list[Answer]:  # fmt: skip
         """The first ranks of a job that an MPI's launcher started."""
         from contract_mpi import MpiJob
 
-        job = self._mpi.get(kind)
+        job = self._mpi.get(mpi.name)
         if job is None or job.size < size or job.process.poll() is not None or not job.workers:
             if job is not None:
                 job.end()
-            job = self._mpi[kind] = MpiJob(kind, max(size, _MPI_RANKS))
+            job = self._mpi[mpi.name] = MpiJob(mpi, max(size, _MPI_RANKS))
         workers = job.workers[:size]
         for worker in workers:
             worker.send(command | {"mpi": size, "init": settings})

@@ -37,8 +37,7 @@ def runs(ctx: Any, kind: str, *, wire: bool = False) -> Iterator[tuple[str, dict
         if kind not in spec.kinds or (spec.mapped and not ctx.mapped) or (wire and not spec.wire):
             continue
         for options in ({}, *(OPTIONS.get(name, ()) if ctx.size > 2 else ())):
-            direct = options.get("direct", 0) if options else name == "gdraa-nodes"
-            if direct and (wire or not ctx.mapped):
+            if options.get("direct", 0) and (wire or not ctx.mapped):
                 continue
             regular = kind in EXCHANGES or "group_size" not in options
             if regular:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
-
-from pgasdl.errors import UnavailableError
-from pgasdl.launch import mpiexec
+from mpi_rows import ROWS, Row, missing
 
 
-@pytest.fixture(params=sorted(mpiexec.KINDS))
-def kind(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=list(ROWS))
+def mpi(request: pytest.FixtureRequest) -> Row:
     """The MPI whose launcher and library the test runs with."""
-    name: str = request.param
-    if importlib.util.find_spec("mpi4py") is None:
-        pytest.skip(f"{name}: no mpi4py ({mpiexec.INSTALL})")
-    try:
-        mpiexec.find(name)
-    except UnavailableError as error:
-        pytest.skip(f"{name}: {error}")
-    return name
+    if why := missing(request.param):
+        pytest.skip(f"{request.param}: {why}")
+    return ROWS[request.param]

@@ -1,4 +1,4 @@
-"""Start programs as a user does, ``pgasdl run --mpi=KIND -n N``, and hand back how they ended."""
+"""Start programs as a user does, ``pgasdl run --mpi=... -n N``, and hand back how they ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mpi_rows import Row
+
 import pgasdl.config
-from pgasdl.launch import mpiexec
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -27,14 +28,20 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def start(
-    kind: str, size: int, program: Path, *arguments: str, timeout: float = 120, **variables: str
+    mpi: Row | None,
+    size: int,
+    program: Path,
+    *arguments: str,
+    timeout: float = 120,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on ``size`` ranks of an MPI; "": of `pgasdl run` alone."""
-    launcher = [f"--mpi={kind}"] if kind else ["--no-prefix"]
+    """Run a program on ``size`` ranks of an MPI; None: of `pgasdl run` alone."""
+    launcher = [f"--mpi={mpi.launcher}"] if mpi else ["--no-prefix"]
+    environ = environment(**variables)
     return subprocess.run(
         [sys.executable, "-m", "pgasdl", "run", *launcher, "-n", str(size), str(program),
          *arguments],
-        env=environment(**variables),
+        env=mpi.environ(environ) if mpi else environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -44,15 +51,15 @@ def start(
 
 
 def run(
-    kind: str, size: int, program: Path, *arguments: str, timeout: float = 120, **variables: str
+    mpi: Row | None,
+    size: int,
+    program: Path,
+    *arguments: str,
+    timeout: float = 120,
+    **variables: str,
 ) -> list[str]:
     """The lines that a program printed, sorted; it has to end with 0."""
-    done = start(kind, size, program, *arguments, timeout=timeout, **variables)
+    done = start(mpi, size, program, *arguments, timeout=timeout, **variables)
     assert done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stderr}"
     # MPICH forwards what ranks write in pieces of its own.
     return sorted(filter(None, (line.strip() for line in done.stdout.splitlines())))
-
-
-def library(kind: str) -> str:
-    """Its file; UnavailableError if it is not here."""
-    return mpiexec.find(kind).library

@@ -2,23 +2,63 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
+
 import mpi_jobs
 import pytest
+from mpi_rows import Row
 
 PROGRAM = mpi_jobs.PROGRAMS / "one_dies.py"
 
 
 @pytest.mark.parametrize("windows", ["allocated", "created"])
-def test_a_killed_rank_is_named(kind: str, windows: str) -> None:
-    done = mpi_jobs.start(kind, 3, PROGRAM, "killed", timeout=60, PGASDL_MPI_WINDOWS=windows)
+def test_a_killed_rank_is_named(mpi: Row, windows: str) -> None:
+    done = mpi_jobs.start(mpi, 3, PROGRAM, "killed", timeout=60, PGASDL_MPI_WINDOWS=windows)
     assert done.returncode != 0
     words = done.stdout + done.stderr
     # MPICH's launcher kills the others at once, and tells of the one that died itself.
     told = ("rank 1 died", "KILLED BY SIGNAL: 9", "Killed (signal 9)")
-    assert any(word in words for word in (told if kind == "mpich" else told[:1])), words
+    assert any(word in words for word in (told if mpi.kind == "mpich" else told[:1])), words
 
 
-def test_a_failing_rank_is_named(kind: str) -> None:
-    done = mpi_jobs.start(kind, 3, PROGRAM, "fails", timeout=60)
+def test_a_failing_rank_is_named(mpi: Row) -> None:
+    done = mpi_jobs.start(mpi, 3, PROGRAM, "fails", timeout=60)
     assert done.returncode != 0
     assert "ZeroDivisionError: on purpose" in done.stderr
+
+
+def nothing_stays(words: str, n_ranks: int, begins: str = "/") -> None:
+    """Of what the ranks said that they hold, once their launcher has ended and reaped them."""
+    held = re.findall(r"holds <(.*?)>", words)
+    assert sum(name.startswith("/proc/") for name in held) == n_ranks, words
+    end = time.monotonic() + 20
+    while left := [name for name in held if name.startswith(begins) and os.path.exists(name)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.02)
+
+
+def test_survivors_of_a_stopped_rank_end_by_abort(mpi: Row) -> None:
+    """No launcher sees that a rank stopped, and MPI_Finalize would wait for it for ever."""
+    done = mpi_jobs.start(mpi, 3, PROGRAM, "stopped", timeout=60, PGASDL_STOPPED_AFTER="1")
+    words = done.stdout + done.stderr
+    assert done.returncode != 0, words
+    assert re.search("rank [02] goes on without rank 1", words), words
+    ended = r"pgasdl: rank [02] of 3: rank 1 stopped: MPI_Abort, for MPI_Finalize would wait"
+    assert re.search(ended, words), words
+    nothing_stays(words, 3)
+
+
+@pytest.mark.parametrize("windows", ["allocated", "created"])
+def test_writers_to_a_stopped_rank_end(mpi: Row, windows: str) -> None:
+    """By PeerLost, or where MPI never returns from the call that waits for it, without it."""
+    done = mpi_jobs.start(
+        mpi, 3, PROGRAM, "unread", timeout=60, PGASDL_STOPPED_AFTER="1", PGASDL_MPI_WINDOWS=windows
+    )
+    words = done.stdout + done.stderr
+    assert done.returncode != 0, words
+    stuck = r"rank 1 of 3 was lost, and rank [02] has been in MPI_Win_flush\w* since: MPI does not"
+    assert re.search(f"rank 1 stopped|{stuck}", words), words
+    # A process that ends in the middle of MPI leaves the library's own files.
+    nothing_stays(words, 3, "/proc/")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mpi_jobs
 import pytest
+from mpi_rows import ROWS, Row, missing
+
+from pgasdl.errors import ConfigError, UnavailableError
+from pgasdl.launch.mpiexec import find
 
 PROGRAM = mpi_jobs.PROGRAMS / "meet.py"
 LEVELS = {"multiple": "3", "serialized": "2", "funneled": "1", "single": "0"}
@@ -11,39 +17,57 @@ LEVELS = {"multiple": "3", "serialized": "2", "funneled": "1", "single": "0"}
 
 @pytest.mark.parametrize("windows", ["allocated", "created"])
 @pytest.mark.parametrize(("way", "size"), [("again", 2), ("late", 3), ("halves", 4), ("shm", 2)])
-def test_ways_in(kind: str, way: str, size: int, windows: str) -> None:
-    (line,) = mpi_jobs.run(kind, size, PROGRAM, way, PGASDL_MPI_WINDOWS=windows)
+def test_ways_in(mpi: Row, way: str, size: int, windows: str) -> None:
+    (line,) = mpi_jobs.run(mpi, size, PROGRAM, way, PGASDL_MPI_WINDOWS=windows)
     mean = 0.5 if way == "halves" else (size - 1) / 2
     assert line.startswith(f"{way}: mean {mean}, thread level")
 
 
-def test_beside_the_programs_own_messages(kind: str) -> None:
-    (line,) = mpi_jobs.run(kind, 2, PROGRAM, "beside")
+def test_beside_the_programs_own_messages(mpi: Row) -> None:
+    (line,) = mpi_jobs.run(mpi, 2, PROGRAM, "beside")
     assert line.startswith("beside: mean 0.5")
 
 
 @pytest.mark.parametrize("windows", ["allocated", "created"])
 @pytest.mark.parametrize("level", ["serialized", "funneled", "single"])
-def test_with_fewer_threads_allowed(kind: str, level: str, windows: str) -> None:
+def test_with_fewer_threads_allowed(mpi: Row, level: str, windows: str) -> None:
     """The same results where MPI may be called by one thread at a time, or by one only."""
     (line,) = mpi_jobs.run(
-        kind, 2, PROGRAM, "again", MPI4PY_RC_THREAD_LEVEL=level, PGASDL_MPI_WINDOWS=windows
+        mpi, 2, PROGRAM, "again", MPI4PY_RC_THREAD_LEVEL=level, PGASDL_MPI_WINDOWS=windows
     )
     assert line.startswith("again: mean 0.5, thread level ")
     # A library may grant more than was asked for.
     assert line.rpartition(" ")[2] >= LEVELS[level]
 
 
-def test_the_wrong_launcher_is_named(kind: str) -> None:
+# Of the others mpi4py was built for one library.
+@pytest.mark.parametrize(
+    "mpi", [name for name, row in ROWS.items() if not row.mpi4py], indirect=True
+)
+def test_the_wrong_launcher_is_named(mpi: Row) -> None:
     """Processes of one MPI's launcher that load another MPI are all alone: they are told so."""
-    other = {"mpich": "openmpi", "openmpi": "mpich"}[kind]
-    try:
-        library = mpi_jobs.library(other)
-    except Exception as error:  # the other one is not here
-        pytest.skip(f"{other}: {error}")
-    done = mpi_jobs.start(kind, 2, PROGRAM, "again", MPI4PY_LIBMPI=library)
+    other = next(name for name, row in ROWS.items() if row.kind != mpi.kind)
+    if why := missing(other):
+        pytest.skip(f"{other}: {why}")
+    done = mpi_jobs.start(mpi, 2, PROGRAM, "again", MPI4PY_LIBMPI=ROWS[other].found().library)
     assert done.returncode != 0
     if "MPI_Init_thread" in done.stderr or "internal_Init_thread" in done.stderr:
         return  # the library itself refuses this launcher
     assert "this job has 2 ranks, but MPI" in done.stderr
     assert "MPI4PY_LIBMPI" in done.stderr
+
+
+@pytest.mark.parametrize("mpi", ["debian_mpich"], indirect=True)
+def test_a_library_that_mpi4py_does_not_load_is_refused(mpi: Row) -> None:
+    """Its name is one that mpi4py's wheels do not know."""
+    done = mpi_jobs.start(replace(mpi, mpi4py=""), 2, PROGRAM, "again")
+    assert done.returncode != 0
+    assert "mpi4py's wheel asks for libmpi.so.12, which" in done.stderr
+    assert "MPICC=mpicc.mpich pip install --no-binary mpi4py" in done.stderr
+
+
+def test_a_launcher_that_is_none_is_refused() -> None:
+    with pytest.raises(UnavailableError, match="no launcher of an MPI at /bin/true: known are mpi"):
+        find("/bin/true")
+    with pytest.raises(ConfigError, match="no MPI 'lam': mpich, openmpi, or the path of a"):
+        find("lam")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import mpi_jobs
 import pytest
+from mpi_rows import Row
+
+from pgasdl import plans
 
 sys.path.insert(0, str(mpi_jobs.TRAINING))
 from exchange_tools import cases
@@ -24,39 +28,59 @@ WAYS = [
     ("size", "progress", "windows"),
     [(2, "turn", "allocated"), (3, "thread", "allocated"), (2, "turn", "created")],
 )
-def test_every_case_of_every_plan(kind: str, size: int, progress: str, windows: str) -> None:
+def test_every_case_of_every_plan(mpi: Row, size: int, progress: str, windows: str) -> None:
     n_cases = sum(len(list(cases(plan))) for plan in PLANS)
     program = mpi_jobs.PROGRAMS / "exchange_all.py"
-    lines = mpi_jobs.run(kind, size, program, progress, *PLANS, PGASDL_MPI_WINDOWS=windows)
+    lines = mpi_jobs.run(mpi, size, program, progress, *PLANS, PGASDL_MPI_WINDOWS=windows)
     assert lines == [f"checked {n_cases} cases"]
+
+
+@cache
+def exchanges(mpi: Row | None, size: int, **variables: str) -> dict[str, str]:
+    """Digests of what every plan gives, the same on all ranks."""
+    program = mpi_jobs.PROGRAMS / "exchange_digests.py"
+    transport = "mpi" if mpi else "shm"
+    lines = mpi_jobs.run(mpi, size, program, PGASDL_TRANSPORT=transport, **variables)
+    used, digests = json.loads("".join(lines))
+    assert used == transport
+    return digests
+
+
+@pytest.mark.parametrize(("size", "windows"), [(4, "allocated"), (3, "created")])
+def test_every_plan_gives_the_bits_of_shm(mpi: Row, size: int, windows: str) -> None:
+    found = exchanges(mpi, size, PGASDL_MPI_WINDOWS=windows)
+    assert found == exchanges(None, size)
+    able = {name for name, spec in plans.PLANS.items() if not spec.mapped}
+    able = {name for name in able if {*plans.EXCHANGES} & {*plans.PLANS[name].kinds}}
+    assert {name.split()[0] for name in found} == able
 
 
 @pytest.fixture(scope="module")
 def digests_over_shm() -> list[str]:
-    return digests("", "shm")
+    return digests(None, "shm")
 
 
-def digests(kind: str, transport: str, *ways: str, **variables: str) -> list[str]:
+def digests(mpi: Row | None, transport: str, *ways: str, **variables: str) -> list[str]:
     """Of the weights after each way of training, the same on both ranks."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     program = Path(mpi_jobs.TRAINING, "programs", "train_many.py")
     lines = mpi_jobs.run(
-        kind, 2, program, json.dumps([*(ways or WAYS)]), PGASDL_TRANSPORT=transport, **variables
+        mpi, 2, program, json.dumps([*(ways or WAYS)]), PGASDL_TRANSPORT=transport, **variables
     )
     assert len(lines) == 2
     assert lines[0] == lines[1]
     return json.loads(lines[0])
 
 
-def test_the_training_app_to_the_bit(kind: str, digests_over_shm: list[str]) -> None:
-    assert digests(kind, "mpi") == digests_over_shm
+def test_the_training_app_to_the_bit(mpi: Row, digests_over_shm: list[str]) -> None:
+    assert digests(mpi, "mpi") == digests_over_shm
 
 
-def test_the_training_app_over_created_windows(kind: str, digests_over_shm: list[str]) -> None:
-    found = digests(kind, "mpi", WAYS[0], PGASDL_MPI_WINDOWS="created")
+def test_the_training_app_over_created_windows(mpi: Row, digests_over_shm: list[str]) -> None:
+    found = digests(mpi, "mpi", WAYS[0], PGASDL_MPI_WINDOWS="created")
     assert found == digests_over_shm[:1]
 
 
-def test_mpi_only_starts_the_ranks(kind: str, digests_over_shm: list[str]) -> None:
-    assert digests(kind, "shm", WAYS[0]) == digests_over_shm[:1]
+def test_mpi_only_starts_the_ranks(mpi: Row, digests_over_shm: list[str]) -> None:
+    assert digests(mpi, "shm", WAYS[0]) == digests_over_shm[:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgasdl.errors import MismatchError, UnavailableError
-from pgasdl.routes import Place, choose
+from pgasdl.routes import Place, choose, node_size
 
 
 def place(host: str = "a", asked: str = "auto", no_verbs: str = "") -> Place:
@@ -42,6 +42,14 @@ def test_refusals_name_rank_and_reason() -> None:
         choose(0, [place(asked="verbs"), place(asked="verbs", no_verbs="no device")])
     with pytest.raises(UnavailableError, match=r"several machines.*on rank 0: old build"):
         choose(1, [place("a", no_verbs="old build"), place("b")])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "size"),
+    [("A", 1), ("AAA", 3), ("AABB", 2), ("AABBC", 2), ("AABBBB", 2), ("AAABBC", 1), ("ABAB", 1)],
+)
+def test_a_node_is_as_large_as_the_first_if_all_are_regular(hosts: str, size: int) -> None:
+    assert node_size(hosts) == size
 
 
 def test_places_travel_as_words() -> None:

@@ -24,5 +24,6 @@ def a_window() -> None:
     MPI.Win.Allocate(64, 1, MPI.INFO_NULL, MPI.COMM_WORLD).Free()
 
 
-{"own": compare_and_swap_on_oneself, "window": a_window}[sys.argv[1]]()
+# Before what may be its end.
 print(MPI.Get_library_version().splitlines()[0], flush=True)
+{"own": compare_and_swap_on_oneself, "window": a_window}[sys.argv[1]]()

@@ -1,0 +1,256 @@
+// What is under way over MPI: moved on, completed, and given up with a peer that is lost.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "transport/mpi.hpp"
+
+namespace pgasdl {
+namespace {
+
+// Asking the library costs as much as a small put: not more often than this.
+constexpr std::uint64_t kTicksBetweenHelp = 1000;
+
+}  // namespace
+
+void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target) {
+  MpiLibrary& library = world_->library();
+  const Aint at = window.member(target).data_at + static_cast<Aint>(atomic.offset);
+  const Rank peer = window.ranks()[static_cast<std::size_t>(target)];
+  if (atomic.kind == Atomic::Kind::kFetchAdd) {
+    library.check(library.fetch_add(&atomic.operand, atomic.old, target, at, window.data),
+                  "MPI_Fetch_and_op", peer);
+  } else {
+    library.check(
+        library.compare_swap(&atomic.operand, &atomic.compare, atomic.old, target, at, window.data),
+        "MPI_Compare_and_swap", peer);
+  }
+  const MpiWorld::Blocking blocking(*world_, "MPI_Win_flush");
+  library.check(library.flush(target, window.data), "MPI_Win_flush", peer);
+}
+
+void MpiTransport::touch(Connection& connection, const Operation& operation, Handle handle,
+                         bool written) {
+  for (Connection::Touched& touched : connection.touched) {
+    if (touched.handle == handle && touched.target == operation.target) {
+      touched.written |= written;
+      touched.flagged |= !written;
+      return;
+    }
+  }
+  connection.touched.push_back({operation.window, handle, operation.target, written, !written});
+}
+
+void MpiTransport::send_flag(Connection& connection, const Operation& operation) {
+  const bool full = connection.next_word == Connection::kWords;
+  flush(connection, !full);
+  if (full) connection.next_word = 0;
+  const MpiWindow::Member& member = operation.window->member(operation.target);
+  if (member.mapped()) {
+    member.board()[operation.notification].store(operation.value, std::memory_order_release);
+    return;
+  }
+  std::uint32_t& word = connection.words[connection.next_word++];
+  word = operation.value;
+  MpiLibrary& library = world_->library();
+  const Aint at = member.board_at + static_cast<Aint>(operation.notification * sizeof(FlagWord));
+  library.check(library.replace(&word, operation.target, at, operation.window->board),
+                "MPI_Accumulate", connection.peer);
+  touch(connection, operation, operation.window->board, false);
+}
+
+// Everything written has arrived.
+void MpiTransport::flush(Connection& connection, bool written_only) {
+  MpiLibrary& library = world_->library();
+  for (Connection::Touched& touched : connection.touched) {
+    if (written_only && !touched.written) continue;
+    const MpiWorld::Blocking blocking(*world_, "MPI_Win_flush");
+    library.check(library.flush(touched.target, touched.handle), "MPI_Win_flush", connection.peer);
+    touched.written = false;
+  }
+}
+
+void MpiTransport::settle(Connection& connection) {
+  MpiLibrary& library = world_->library();
+  for (Connection::Touched& touched : connection.touched) {
+    // Writes have requests that say so. Not asked about without need, which may wait for a peer
+    // that has left and calls MPI no more.
+    if (!touched.flagged) continue;
+    const MpiWorld::Blocking blocking(*world_, "MPI_Win_flush_local");
+    library.check(library.flush_local(touched.target, touched.handle), "MPI_Win_flush_local",
+                  connection.peer);
+    touched.flagged = false;
+  }
+  // What was written is complete here only: a flag that comes later still has to flush it.
+  std::erase_if(connection.touched, [](const Connection::Touched& touched) {
+    return !touched.written || touched.window.use_count() == 1;
+  });
+  connection.next_word = 0;
+  connection.busy.store(false, std::memory_order_release);
+}
+
+// Writes and reads begin together; the others keep their place until they are the first.
+void MpiTransport::begin(Connection& connection) {
+  using Kind = Operation::Kind;
+  MpiLibrary& library = world_->library();
+  for (; connection.n_begun < connection.operations.size(); ++connection.n_begun) {
+    Operation& operation = connection.operations[connection.n_begun];
+    if (operation.kind == Kind::kPut) {
+      library.check(library.rput(operation.here, operation.bytes, operation.target, operation.at,
+                                 operation.window->data, &operation.request),
+                    "MPI_Rput", connection.peer);
+      touch(connection, operation, operation.window->data, true);
+    } else if (operation.kind == Kind::kGet) {
+      library.check(library.rget(operation.here, operation.bytes, operation.target, operation.at,
+                                 operation.window->data, &operation.request),
+                    "MPI_Rget", connection.peer);
+    }
+  }
+}
+
+// True: it is over. Everything before it is.
+bool MpiTransport::finish(Connection& connection, Operation& operation) {
+  using Kind = Operation::Kind;
+  bool done = true;
+  switch (operation.kind) {
+    case Kind::kPut:
+    case Kind::kGet:
+      world_->library().check(world_->library().test(&operation.request, &done), "MPI_Test",
+                              connection.peer);
+      break;
+    case Kind::kFlag:
+      send_flag(connection, operation);
+      break;
+    case Kind::kLocalFlag:
+      operation.word->store(operation.value, std::memory_order_release);
+      break;
+    case Kind::kAtomic:
+      run(operation.atomic, *operation.window, operation.target);
+      break;
+  }
+  return done;
+}
+
+// As far as it goes. Holding its mutex, and the turn. One test moves all that is under way in the
+// library, so only the oldest is asked about.
+void MpiTransport::advance(Connection& connection) {
+  std::deque<Operation>& operations = connection.operations;
+  begin(connection);
+  while (!operations.empty() && finish(connection, operations.front())) {
+    operations.pop_front();
+    --connection.n_begun;
+  }
+}
+
+void MpiTransport::drop(Connection& connection) {
+  connection.operations.clear();
+  connection.n_begun = 0;
+}
+
+bool MpiTransport::move(Connection& connection) {
+  try {
+    if (lost_[static_cast<std::size_t>(connection.peer)].load(std::memory_order_relaxed)) {
+      drop(connection);
+      connection.touched.clear();
+      connection.busy.store(false, std::memory_order_release);
+    } else {
+      advance(connection);
+    }
+  } catch (const Error& error) {
+    connection.fault = std::make_unique<Error>(error);
+    drop(connection);
+  }
+  return connection.operations.empty();
+}
+
+void MpiTransport::raise_fault(Connection& connection) {
+  if (connection.fault == nullptr) [[likely]]
+    return;
+  const Error fault = *connection.fault;
+  connection.fault.reset();
+  throw fault;
+}
+
+bool MpiTransport::complete(QueueId queue) {
+  bool all = true;
+  for (Rank peer = 0; peer < world_->size(); ++peer) {
+    Connection& connection = this->connection(queue, peer);
+    if (!connection.busy.load(std::memory_order_acquire)) continue;
+    const std::unique_lock lock(connection.mutex, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      all = false;
+      continue;
+    }
+    raise_fault(connection);
+    std::unique_lock<std::mutex> turn;
+    if (world_->may_call() && world_->try_turn(turn)) {
+      if (move(connection) && connection.busy.load(std::memory_order_relaxed) &&
+          connection.fault == nullptr) {
+        settle(connection);
+      }
+    }
+    raise_fault(connection);
+    all &= !connection.busy.load(std::memory_order_relaxed);
+  }
+  return all;
+}
+
+void MpiTransport::progress() {
+  if (any_lost_.load(std::memory_order_relaxed)) [[unlikely]]
+    end_if_stuck();
+  if (!world_->may_call()) return;
+  for (std::size_t number = 0; number < n_active_.load(std::memory_order_relaxed); ++number) {
+    Connection* connection = nullptr;
+    {
+      const std::lock_guard lock(active_mutex_);
+      if (number >= active_.size()) break;
+      connection = active_[number];
+    }
+    const std::unique_lock lock(connection->mutex, std::try_to_lock);
+    if (!lock.owns_lock()) continue;
+    std::unique_lock<std::mutex> turn;
+    if (!world_->try_turn(turn)) return;
+    if (!move(*connection)) continue;
+    // Those who may not call MPI wait for this one to finish their work.
+    if (world_->one_thread() && connection->fault == nullptr) settle(*connection);
+    const std::lock_guard active(active_mutex_);
+    connection->listed = false;
+    std::erase(active_, connection);
+    n_active_.store(active_.size(), std::memory_order_relaxed);
+  }
+  help_library();
+}
+
+void MpiTransport::help_library() {
+  if (!world_->needs_help()) return;
+  const std::uint64_t now = ticks();
+  if (now - helped_.load(std::memory_order_relaxed) < kTicksBetweenHelp) return;
+  helped_.store(now, std::memory_order_relaxed);
+  std::unique_lock<std::mutex> turn;
+  if (!world_->try_turn(turn)) return;
+  world_->library().probe(world_->communicator());
+}
+
+// --- losses
+
+void MpiTransport::lost(Rank peer) {
+  lost_[static_cast<std::size_t>(peer)].store(true, std::memory_order_relaxed);
+  Rank nobody = -1;
+  first_lost_.compare_exchange_strong(nobody, peer);
+  any_lost_.store(true, std::memory_order_release);
+}
+
+// MPI does not return from a call that waits for a rank that is no more, and nothing else can make
+// it: the whole process ends, with the reason.
+void MpiTransport::end_if_stuck() {
+  const char* call = world_->stuck(options_.patience_s);
+  if (call == nullptr) return;
+  std::fprintf(stderr,
+               "pgasdl: rank %d of %d was lost, and rank %d has been in %s since: MPI does not "
+               "return from it, so this process ends (transport mpi)\n",
+               first_lost_.load(), world_->size(), rank_, call);
+  std::fflush(nullptr);
+  std::_Exit(EXIT_FAILURE);
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,46 @@
+"""A job of MPI's over two hosts: ``joined.py PARTS ROUTES``, as rank 0 is to find them.
+
+Operations between all ranks, as in exact.py, "all" of them or "some", then exchanges of nodes.py;
+rank 0 says how it went.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import exact
+import nodes
+import numpy as np
+from mpi4py import MPI
+
+import pgasdl
+
+SOME = (exact.lists, exact.atomics)
+PARTS = {
+    "all": (*SOME, exact.writes_and_notifications, exact.reductions, exact.messages),
+    "some": SOME,
+}
+PLANS = {"all": ("gdraa", "gdraa-nodes", "tree", "halving-doubling"), "some": ("gdraa-nodes",)}
+
+
+def main(what: str, wanted: str) -> None:
+    comm = MPI.COMM_WORLD
+    with pgasdl.init(comm=comm) as ctx:
+        assert (ctx.rank, ctx.size) == (comm.rank, comm.size)
+        assert ctx.launch.local_size == comm.size // 2 == ctx.world.node_size
+        for part in PARTS[what]:
+            part(ctx)
+        for plan in PLANS[what]:
+            for kind in ("average", "update"):
+                nodes.exchange(ctx.world, plan, kind, np.float32)
+        # MPI stays the program's own.
+        assert comm.allreduce(ctx.rank) == sum(range(comm.size))
+        routes = str(ctx.routes)
+        same = ctx.routes.names == tuple(wanted.split())
+        assert same or ctx.rank, routes
+        if ctx.rank == 0:
+            print(f"exact: {routes}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
