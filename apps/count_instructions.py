@@ -10,6 +10,7 @@ kernel, and Python around our own stream.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pgasdl
@@ -27,6 +29,7 @@ NBYTES = 8
 LENGTHS = (2000, 8000)
 N_RUNS = 3
 PORT = 29731
+PATIENCE = 120.0  # seconds
 PROVIDER = "RDMA provider"
 OBJECTS = {  # parts of their names, and what they are called here
     "_native": "pgasdl",
@@ -41,7 +44,9 @@ def counted(folder: Path, command: list[str], environ: dict[str, str]) -> Counte
     """Run a command under callgrind; instructions by object."""
     out = folder / f"callgrind.{secrets.token_hex(4)}"
     tool = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
-    subprocess.run([*tool, *command], env=environ, check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [*tool, *command], env=environ, check=True, capture_output=True, timeout=PATIENCE
+    )
     table = subprocess.run(
         ["callgrind_annotate", "--threshold=100", str(out)],
         check=True, capture_output=True, text=True,
@@ -52,6 +57,29 @@ def counted(folder: Path, command: list[str], environ: dict[str, str]) -> Counte
             if part in Path(path).name:
                 found[name] += int(number.replace(",", ""))
     return found
+
+
+@contextlib.contextmanager
+def beside(command: list[str], environ: dict[str, str]) -> Iterator[None]:
+    """The other side of what is counted; it ends with it, one way or the other."""
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
+
+
+def await_listener() -> None:
+    """perftest says nowhere that it listens; the kernel does."""
+    deadline = time.monotonic() + PATIENCE
+    listens = re.compile(rf":{PORT:04X} [0-9A-F:]+ 0A ")
+    while not any(
+        listens.search(Path(f"/proc/net/{name}").read_text()) for name in ("tcp", "tcp6")
+    ):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"ib_write_bw does not listen on port {PORT}")
+        time.sleep(0.02)
 
 
 def stream(n_messages: int) -> None:
@@ -74,16 +102,16 @@ def ours(folder: Path, n_messages: int) -> Counter[str]:
            "PGASDL_SECRET_FILE": str(secret)}  # fmt: skip
     ranks = [{**os.environ, **job, "PGASDL_RANK": str(rank)} for rank in range(2)]
     command = [sys.executable, __file__, str(n_messages)]
-    with subprocess.Popen(command, env=ranks[1]):
+    with beside(command, ranks[1]):
         return counted(folder, command, ranks[0])
 
 
 def perftest(folder: Path, n_messages: int) -> Counter[str]:
     device = next(device for device in _native.verbs_devices() if device.chosen)
     command = ["ib_write_bw", "-F", "-d", device.device, "-x", str(device.gid_index),
-               "-s", str(NBYTES), "-n", str(n_messages), "-t", "128"]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-        time.sleep(1)  # it says nowhere that it listens
+               "-s", str(NBYTES), "-n", str(n_messages), "-t", "128", "-p", str(PORT)]  # fmt: skip
+    with beside(command, dict(os.environ)):
+        await_listener()
         address = device.gid.rpartition(":")[2]
         return counted(folder, [*command, address], dict(os.environ))
 

@@ -1,8 +1,11 @@
 """A plan of one's own: registered from outside the package, checked, simulated, chosen, and run.
 
 "flat": everybody sends everything to everybody and adds up all of it. One latency, where GDRAA
-takes two, for P - 1 times the bytes: for layers of a few elements. Start it with
-``pgasdl run -n 3 apps/own_plan.py``.
+takes two, for P - 1 times the bytes: for layers of a few elements.
+
+    pgasdl run -n 3 apps/own_plan.py
+    pgasdl tune -n 3 --plan-modules apps/own_plan.py            also bench plans, sim
+    PGASDL_PLAN_MODULES=apps/own_plan.py PGASDL_POLICY=@pgasdl.policy pgasdl run -n 3 train.py
 """
 
 import numpy as np
@@ -23,17 +26,17 @@ def flat(rank, size, count, *, kind="average", wire=False, phase=0):
     steps.append(Flush())  # data may be overwritten
     slots = [Span("inbox", (2 * sender + phase) * count) for sender in range(size)]
     slots[rank] = everything
-    scale = 1.0 if kind == "sum" else 1.0 / size
-    steps.append(Reduce((everything,), tuple(slots), count, scale))
+    steps.append(Reduce((everything,), tuple(slots), count, 1.0 if kind == "sum" else 1.0 / size))
     lanes = (tuple(steps),) if size > 1 and count else ()
     buffers = {"data": count, "inbox": 2 * size * count}
     return Plan("flat", rank, size, count, lanes, buffers, 2 * size)
 
 
+register(PlanSpec("flat", flat, "all to all: 1 latency", ("average", "sum"), wire=False, phases=2))
+
+
 def main() -> None:
-    """Register, prove, run."""
-    kinds = ("average", "sum")
-    register(PlanSpec("flat", flat, "all to all: 1 latency", kinds, wire=False, phases=2))
+    """Prove, simulate, run."""
     for size in range(1, 9):
         assert_ok("flat", size, 10)
     wrong = check([flat(rank, 3, 10) for rank in range(3)])  # with one phase only

@@ -19,13 +19,16 @@ from pgasdl.choosing import choose
 from pgasdl.collective import Place, bind_phases, options_for, piece_bytes
 from pgasdl.errors import MismatchError, PlanError, Timeout
 from pgasdl.handle import checked, kind_of, raw
-from pgasdl.plans import PLANS, Plan, build
+from pgasdl.plans import PLANS, build
 from pgasdl.policy import Choice
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
     from pgasdl.group import Group
     from pgasdl.segment import Segment
+
+
+_REACH = {"staged": _native.Reach.REBASED, "gdraa-direct": _native.Reach.IN_PLACE}
 
 
 class AllreduceCache:
@@ -83,6 +86,7 @@ class _Sequence:
         self._regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], list[_native.BoundPlan]] = {}
         self._options: dict[str, int] = {}  # of the plan of the call that runs
+        self._longests: dict[tuple[Any, ...], int] = {}
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
 
     def run_again(self, array: Any, op: str, plan: str | None, timeout: float | None) -> bool:
@@ -128,7 +132,7 @@ class _Sequence:
         array: Any,
     ) -> None:
         segment, offset = self.context.segments.at(memory)
-        in_place = segment is not None and self.context.mapped
+        in_place = segment is not None and self.group.mapped
         if plan is None:
             choice = choose(
                 self.context, self.group, kind_of(op), memory.nbytes, in_place=in_place,
@@ -167,11 +171,12 @@ class _Sequence:
             progress += count
             resumed = False
         self._end()
-        if memory.count <= longest and name in ("staged", "gdraa-direct"):
+        if memory.count <= longest:
             key = self._key(memory, memory.count, op, name, segment, offset)
             if key in self._bound:
+                reach = _REACH.get(name, _native.Reach.COPIED)
                 self.calls.remember(
-                    array, op, plan, self._bound[key], self._regions[name], name == "staged", call
+                    array, op, plan, self._bound[key], self._regions[name], reach, call
                 )
 
     def _key(
@@ -191,16 +196,20 @@ class _Sequence:
         if name == "staged":
             pieces = self.REGION // (4 * self.group.size)
             return pieces * piece_bytes(self.context) // memory.dtype.itemsize
-        # Small enough that the plan's inbox fits in as much memory again.
-        limit = count = self.workspace.copy_bytes // memory.dtype.itemsize // 64 * 64
-        while (inbox := self._shape(name, count).buffers.get("inbox", 0)) > limit and count > 64:
-            count = max(64, count * limit // inbox // 64 * 64)
-        return count
+        key = name, memory.dtype.itemsize, *self._options.items()
+        if key not in self._longests:
+            # Small enough that the plan's inbox fits in as much memory again.
+            limit = count = self.workspace.copy_bytes // memory.dtype.itemsize // 64 * 64
+            while (needed := self._inbox(name, count)) > limit and count > 64:
+                count = max(64, count * limit // needed // 64 * 64)
+            self._longests[key] = count
+        return self._longests[key]
 
-    def _shape(self, name: str, count: int) -> Plan:
-        """How much memory a plan takes for so many elements."""
-        options = {**options_for(self.context, name, "float32"), **self._options}
-        return build(name, self.group.rank, self.group.size, count, **options)
+    def _inbox(self, name: str, count: int) -> int:
+        """How many elements a plan's inbox has for an array of so many."""
+        options = {**options_for(self.group, name, "float32"), **self._options}
+        shape = build(name, self.group.rank, self.group.size, count, **options)
+        return shape.buffers.get("inbox", 0)
 
     def _part(
         self, memory: Memory, op: str, name: str, count: int, where: int,
@@ -209,7 +218,7 @@ class _Sequence:
     ) -> None:  # fmt: skip
         dtype = memory.native_dtype
         key = self._key(memory, count, op, name, segment, offset)
-        copies = name not in ("staged", "gdraa-direct")
+        copies = name not in _REACH
         if name == "gdraa-direct":
             assert segment is not None
             data = Place(segment, offset, dtype)
@@ -238,7 +247,7 @@ class _Sequence:
         region = self._regions.setdefault(name, len(self._regions))
         if region >= self.REGIONS:
             raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
-        options = {**options_for(self.context, name, dtype), **self._options}
+        options = {**options_for(self.group, name, dtype), **self._options}
         shape = build(name, self.group.rank, self.group.size, count, kind=kind_of(op), **options)
         if shape.notifications > self.REGION:
             raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")

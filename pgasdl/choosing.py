@@ -46,9 +46,9 @@ def choose(
         # need its memory mapped.
         if choice is None or (shares and not PLANS[choice.plan].shares):
             continue
-        if able(context, choice.plan, kind, in_place=in_place, wire=wire):
+        if able(group, choice.plan, kind, in_place=in_place, wire=wire):
             return choice
-    return automatic(context, group, kind, nbytes, in_place=in_place, wire=wire)
+    return automatic(group, kind, nbytes, in_place=in_place, wire=wire)
 
 
 def choices(
@@ -65,31 +65,29 @@ def choices(
     for plan in plans:
         if plan not in PLANS:
             raise PlanError(f"no plan named {plan!r}; there are {', '.join(sorted(PLANS))}")
-        if PLANS[plan].mapped and not context.mapped:
+        if PLANS[plan].mapped and not group.mapped:
             raise PlanError(
                 f"plan {plan} loads and stores peers' memory, which is not mapped here: use "
                 "gdraa or tree"
             )
-        if len(plans) > 1 and not able(context, plan, kind, in_place=True, wire=wire):
+        if len(plans) > 1 and not able(group, plan, kind, in_place=True, wire=wire):
             raise PlanError(f"plan {plan} is no candidate for kind {kind!r} here")
     return [Choice(plan) for plan in plans]
 
 
-def able(context: Context, plan: str, kind: str, *, in_place: bool, wire: bool = False) -> bool:
+def able(group: Group, plan: str, kind: str, *, in_place: bool, wire: bool = False) -> bool:
     """Whether a plan can serve such an array here."""
     spec = PLANS[plan]
     if kind not in spec.kinds or (wire and not spec.wire):
         return False
-    if spec.mapped and not context.mapped:
+    if spec.mapped and not group.mapped:
         return False
     if plan == "staged":
         return not in_place
     return in_place or not spec.mapped
 
 
-def automatic(
-    context: Context, group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool
-) -> Choice:
+def automatic(group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool) -> Choice:
     """The plan where no policy says one."""
     if kind == "all-to-all":
         return Choice("all-to-all")
@@ -98,7 +96,7 @@ def automatic(
             return Choice("tree")
         return Choice("chain" if group.size <= _CHAIN_RANKS else "chain-binomial")
     for plan in ("gdraa-direct", "staged"):
-        if able(context, plan, kind, in_place=in_place, wire=wire):
+        if able(group, plan, kind, in_place=in_place, wire=wire):
             return Choice(plan)
     # Blocks are whole cache lines: few elements have few owners.
     owners = min(group.size, -(-nbytes // (4 * ALIGN)))

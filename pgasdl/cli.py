@@ -82,9 +82,9 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     run.add_argument("-n", dest="n_ranks", type=int, required=True, metavar="N", help="ranks")
     run.add_argument("--transport", metavar="T", help="PGASDL_TRANSPORT of the ranks")
     run.add_argument(
-        "--mpi", nargs="?", const="any", choices=("any", "mpich", "openmpi"), metavar="KIND",
-        help="by MPI's launcher, --mpi=mpich or --mpi=openmpi; transport mpi unless --transport "
-        "names another",
+        "--mpi", nargs="?", const="any", metavar="KIND",
+        help="by MPI's launcher: --mpi=mpich, --mpi=openmpi, or the path of one; transport mpi "
+        "unless --transport names another",
     )  # fmt: skip
     run.add_argument("--timeout", metavar="S", help="PGASDL_TIMEOUT of the ranks, seconds")
     run.add_argument(

@@ -117,19 +117,21 @@ def bind_phases(
 
 
 def options_for(
-    context: Context, name: str, dtype: str, count: int | None = None
+    group: Group, name: str, dtype: str, count: int | None = None, *, wire: bool = False
 ) -> dict[str, Any]:
-    """Options a plan is built with here: how long a piece of a staged array is, what a node is.
+    """Options a plan is built with here: how long a piece of a staged array is, what a node is,
+    and whether its ranks load each other's memory, whatever lies between nodes.
 
     ``count`` : of an array with an inbox of its own, which need not be longer than that
     """
     if name not in PLANS:
         raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
-    if name == "gdraa-nodes":
-        return {"group_size": context.node_size, "direct": int(context.mapped)}
+    if "direct" in PLANS[name].options:
+        direct = group.context.mapped_inside and not wire
+        return {"group_size": group.node_size, "direct": int(direct)}
     if "piece" not in PLANS[name].options:
         return {}
-    piece = piece_bytes(context) // DTYPES[dtype].itemsize
+    piece = piece_bytes(group.context) // DTYPES[dtype].itemsize
     return {"piece": piece if count is None else max(1, min(piece, count))}
 
 

@@ -150,7 +150,7 @@ class GradientExchange:
         self._refuse_integers()
         self._segments: list[Segment] = []
         settings = (
-            f"kind {kind}, plan {self._plans()}, buckets of {bucket_bytes} bytes, "
+            f"kind {kind}, plan {self.plan}, buckets of {bucket_bytes} bytes, "
             f"wire {self._wire}, options {sorted(options.items())}"
             f"{', root rotating' if rotate_root else ''}"
         )
@@ -164,18 +164,14 @@ class GradientExchange:
 
     # --- setting up
 
-    def _plans(self) -> str:
-        """Which plans the buckets have, in order."""
+    @property
+    def plan(self) -> str:
+        """The plan of all buckets, or which plans they have, in their order."""
         names = [" or ".join(map(str, each)) for each in self._chosen]
         runs = [(name, len(list(group))) for name, group in groupby(names)]
         if len(runs) == 1:
             return runs[0][0]
         return ", ".join(f"{name} x{number}" for name, number in runs) or "none"
-
-    @property
-    def plan(self) -> str:
-        """The plan of all buckets, or which plans they have, in their order."""
-        return self._plans()
 
     def _refuse_integers(self) -> None:
         for layer in self.layers:
@@ -191,7 +187,7 @@ class GradientExchange:
         wanted: list[tuple[Bucket, Choice, dict[str, Any]]] = []
         for bucket, each in zip(self._buckets, self._chosen, strict=True):
             for choice in each:
-                here = options_for(self.context, choice.plan, bucket.dtype)
+                here = options_for(group, choice.plan, bucket.dtype, wire=self._wire is not None)
                 extra = {**here, **dict(choice.options), **options}
                 if rotate:
                     extra["root"] = (options.get("root", 0) + bucket.index) % group.size
@@ -371,9 +367,10 @@ class GradientExchange:
     def describe(self) -> str:
         """Plan, buckets and the memory they take, for a log."""
         sizes = [bucket.nbytes for bucket in self._buckets]
-        segments = self.gradients.nbytes + (0 if self.weights is None else self.weights.nbytes)
+        own = {id(each): each.nbytes for each in (self.gradients, self.weights) if each is not None}
+        segments = sum(own.values())  # in kind "broadcast" both are one
         return (
-            f"gradient exchange {self.kind}, plan {self._plans()}: {len(self.layers)} layers in "
+            f"gradient exchange {self.kind}, plan {self.plan}: {len(self.layers)} layers in "
             f"{len(sizes)} buckets of {min(sizes, default=0)} to {max(sizes, default=0)} "
             f"bytes; segments {segments}, inboxes {self.inbox_bytes} bytes"
         )

@@ -78,6 +78,7 @@ class Collective:
         self.context = context
         self.kind = kind
         self._memory = memory = checked(array if out is None else out, kind)
+        self._target = raw(memory)
         self._source: npt.NDArray[np.uint8] | None = None
         if out is not None:
             given = memory_of(array, writable=False)
@@ -86,7 +87,7 @@ class Collective:
                     f"out is {memory.dtype} x {memory.count}, but the array {given.dtype} x "
                     f"{given.count}"
                 )
-            self._given, self._source, self._target = given, raw(given), raw(memory)
+            self._given, self._source = given, raw(given)
         dtype = memory.native_dtype
         segment, offset = context.segments.at(memory)
         place = "none" if segment is None else f"segment {segment.id} at {offset}"
@@ -98,7 +99,7 @@ class Collective:
             context, group, kind, memory.nbytes, in_place=in_place
         )  # fmt: skip
         self.plan = choice.plan
-        if self.plan == "gdraa-direct" and not (in_place and context.mapped):
+        if self.plan == "gdraa-direct" and not (in_place and group.mapped):
             raise PlanError(
                 "plan gdraa-direct needs the array at one place of one segment on every rank, and "
                 f"a transport that maps it; here: {sorted(p.decode() for p in places_of)}"
@@ -113,9 +114,8 @@ class Collective:
         else:
             home = context.segment(memory.nbytes, notifications=0, group=group, timeout=timeout)
             self._copy = home.numpy()
-            self._private = raw(memory)
             data = Place(home, 0, dtype)
-        here = options_for(context, self.plan, dtype, memory.count)
+        here = options_for(group, self.plan, dtype, memory.count)
         chosen = {**here, **dict(choice.options), **options}
         shape = build(self.plan, group.rank, group.size, memory.count, kind=kind, **chosen)
         places = {"data": data}
@@ -153,17 +153,17 @@ class Collective:
 
     def start(self) -> None:
         """Begin; the memory belongs to the collective until :meth:`wait` returns."""
-        if self._source is not None:
-            self._target[:] = self._source
-        if self._copy is not None:
-            self._copy[: self._private.size] = self._private
+        given = self._target if self._source is None else self._source
+        home = self._target if self._copy is None else self._copy
+        if home is not given:
+            home[: given.size] = given
         self._bound[self._phase].start()
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the result is there. After a Timeout it can be waited for again."""
         self._bound[self._phase].wait(timeout)
         if self._copy is not None:
-            self._private[:] = self._copy[: self._private.size]
+            self._target[:] = self._copy[: self._target.size]
         self._phase = (self._phase + 1) % len(self._bound)
 
     def __repr__(self) -> str:

@@ -156,7 +156,10 @@ def _rules(operation: str, text: str) -> tuple[Rule, ...]:
 
 def _choice(operation: str, plan: str, options: str | None) -> Choice:
     if plan not in PLANS:
-        raise ConfigError(f"policy: no plan named {plan!r}; there are {', '.join(sorted(PLANS))}")
+        raise ConfigError(
+            f"policy: no plan named {plan!r}; there are {', '.join(sorted(PLANS))}, and those that "
+            "PGASDL_PLAN_MODULES brings"
+        )
     kinds = _kinds(plan, operation)
     if not kinds:
         able = ", ".join(sorted(name for name in PLANS if _kinds(name, operation)))

@@ -87,24 +87,24 @@ class Calibration:
 def calibrate(ranks: Ranks, sync: Callable[[], None], rounds: int, seconds: float) -> Calibration:
     """Measure; collective, and the same figures on every rank."""
     context = ranks.context
-    size, node = context.size, context.node_size
+    size, node = context.size, context.world.node_size
     ours = Ours(ranks, sync, None)
     if node >= size or node == 1:
         name = "across nodes" if node == 1 and size > 1 else "one node"
-        inside = _class(name, ranks, ours, context.world, size, rounds, seconds)
+        inside = _class(name, ranks, ours, context.world, size, context.mapped, rounds, seconds)
         return Calibration(inside, None, max(1, node), context.mapped)
     here = context.rank // node
     mine = context.group(range(here * node, min(size, (here + 1) * node)))
     heads = range(0, size, node)
     across = context.group(heads) if context.rank in heads else None
-    near = _class("inside nodes", ranks, ours, mine, node, rounds, seconds)
-    far = _class("across nodes", ranks, ours, across, len(heads), rounds, seconds)
+    near = _class("inside nodes", ranks, ours, mine, node, mine.mapped, rounds, seconds)
+    far = _class("across nodes", ranks, ours, across, len(heads), False, rounds, seconds)
     return Calibration(near, far, node, context.mapped)
 
 
 def _class(
-    name: str, ranks: Ranks, ours: Ours, group: Group | None, size: int, rounds: int,
-    seconds: float,
+    name: str, ranks: Ranks, ours: Ours, group: Group | None, size: int, mapped: bool,
+    rounds: int, seconds: float,
 ) -> Class:  # fmt: skip
     """Measure pairs of a group's members; those outside, None, only keep time."""
     if size == 1:
@@ -125,7 +125,7 @@ def _class(
     gather = [contender("all-gather", "gdraa", nbytes // 4) for nbytes in SIZES]
     whole = [contender("average", "gdraa", nbytes // 4) for nbytes in SIZES]
     direct = []
-    if context.mapped:
+    if mapped:
         direct = [contender("average", "gdraa-direct", nbytes // 4) for nbytes in SIZES]
     everything = [tree, scatter, *gather, *whole, *direct]
     take_turns(ranks, everything, rounds, seconds, lambda: "")

@@ -43,7 +43,7 @@ class Gloo:
     def ping(self, way: str, nbytes: int) -> Callable[[int], None]:
         """Messages, whatever way is asked for: there are no puts."""
         peer = 1 - self.rank
-        source = torch.zeros(nbytes, dtype=torch.uint8)
+        source = torch.ones(nbytes, dtype=torch.uint8)
         target = torch.zeros(nbytes, dtype=torch.uint8)
 
         def first(rounds: int) -> None:

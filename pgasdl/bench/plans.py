@@ -21,7 +21,7 @@ from pgasdl.bench.request import Request
 from pgasdl.bench.tuner import choices_here, measure_all, predict_all, tune
 from pgasdl.bench.turns import Ranks
 from pgasdl.context import Context
-from pgasdl.policy import Choice
+from pgasdl.policy import Choice, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,13 @@ class PlanBench:
     def __init__(self, context: Context, request: Request) -> None:
         cores = len(os.sched_getaffinity(0))
         self.described = machine.describe()
+        launch = context.launch
         if request.transport != "loopback":
-            pin(context.rank, context.size)
-        crowded = context.size > cores
+            pin(launch.local_rank, launch.local_size)
+        crowded = context.crowded  # all ranks have to agree
         paced = context.mapped and not crowded
         self.context, self.request = context, request
-        self.ranks = Ranks(context, paced, max(1.0, context.size / cores))
+        self.ranks = Ranks(context, paced, max(1.0, launch.local_size / cores))
         self.sync = Floors(self.ranks, 4096, crowded).sync if context.mapped else context.barrier
         self.placed = "share cores" if crowded else "a core each"
 
@@ -76,7 +77,7 @@ class PlanBench:
                 self.say(f"measured   {each}")
         return figures
 
-    def tune(self) -> None:
+    def tune(self) -> Policy:
         """Measure candidates, write a policy."""
         calibration = self.header()
         self.say("figures    microseconds measured (predicted), the fastest first")
@@ -92,10 +93,13 @@ class PlanBench:
                 f"# {calibration.dump()}",
                 str(policy),
             ]
+            used = f"PGASDL_POLICY=@{self.request.json_file}"
+            if modules := self.context.config.plan_modules:
+                lines.insert(2, f"# plans of {modules}")
+                used += f" PGASDL_PLAN_MODULES={modules}"
             Path(self.request.json_file).write_text("\n".join(lines) + "\n", encoding="utf-8")
-            self.say(
-                f"wrote      {self.request.json_file}: PGASDL_POLICY=@{self.request.json_file}"
-            )
+            self.say(f"wrote      {self.request.json_file}: {used}")
+        return policy
 
     def plans(self) -> list[PlanRow]:
         """Measure every plan at every size."""

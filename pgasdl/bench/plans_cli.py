@@ -15,6 +15,7 @@ from typing import Any
 from pgasdl.bench.request import TRANSPORTS, Request
 from pgasdl.chart import Chart, Series, draw
 from pgasdl.errors import ConfigError
+from pgasdl.plans import outside
 from pgasdl.sizes import parse_sizes
 
 PLAN_SIZES = "64,256,1K,4K,16K,64K,256K,1M,4M"
@@ -55,6 +56,9 @@ def _common(parser: argparse.ArgumentParser, sizes: str) -> None:
     parser.add_argument("--repeat", type=int, default=7, metavar="R", help="rounds (7)")
     parser.add_argument("--seconds", type=float, default=0.02, metavar="S",
                         help="of one turn in a round, about (0.02)")  # fmt: skip
+    parser.add_argument("--plan-modules", metavar="LIST",
+                        help="modules or .py files that register more plans, by commas "
+                        "(PGASDL_PLAN_MODULES)")  # fmt: skip
 
 
 def _request(given: argparse.Namespace, op: str, ranks: int, file: str | None) -> Request:
@@ -64,10 +68,11 @@ def _request(given: argparse.Namespace, op: str, ranks: int, file: str | None) -
         raise ConfigError(f"--repeat {given.repeat}: 1 to 10000 rounds")
     if not (math.isfinite(given.seconds) and 0 < given.seconds <= 3600):
         raise ConfigError(f"--seconds {given.seconds}: more than 0, at most 3600")
+    outside.require_found(given.plan_modules or "")
     return Request(
         op=op, ranks=ranks, transport=given.transport,
         sizes=tuple(sorted(set(parse_sizes(given.sizes, 4)))), rounds=given.repeat,
-        seconds=given.seconds, json_file=file,
+        seconds=given.seconds, json_file=file, plan_modules=given.plan_modules,
     )  # fmt: skip
 
 
@@ -122,7 +127,11 @@ def _start(request: Request) -> int:
         from pgasdl import loopback
         from pgasdl.bench.plans import measure
 
-        loopback.run(request.ranks, lambda context: measure(context, request))
+        loopback.run(
+            request.ranks,
+            lambda context: measure(context, request),
+            plan_modules=request.plan_modules,
+        )
         return 0
     program = ["-m", "pgasdl.bench.worker", request.dump()]
     return run(Job(program, request.ranks, environ, prefix=False))

@@ -36,6 +36,7 @@ class Request:
     rounds : how often the contenders take turns
     seconds : of one contender's turn, about
     peers : names of :data:`PEERS`
+    plan_modules : None: those of ``PGASDL_PLAN_MODULES``
     """
 
     op: str
@@ -49,6 +50,7 @@ class Request:
     seconds: float = 0.02
     peers: tuple[str, ...] = ()
     json_file: str | None = None
+    plan_modules: str | None = None
 
     def dump(self) -> str:
         """As one argument of the ranks' command line."""

@@ -243,7 +243,7 @@ def _buckets(counts: Sequence[int], nbytes: int) -> list[int]:
 def main() -> None:
     """One process of the job that ``pgasdl bench`` starts."""
     request = Request.load(sys.argv[1])
-    with pgasdl.init() as context:
+    with pgasdl.init(plan_modules=request.plan_modules) as context:
         if request.op == "rdma":
             rdma.measure(context, request)
         elif request.op in ("plans", "tune"):

@@ -82,6 +82,7 @@ PLANS: dict[str, PlanSpec] = {
         all_to_all.SPEC,
     )
 }
+OWN = frozenset(PLANS)  # those of this package; others are registered
 
 
 def register(spec: PlanSpec) -> None:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from pgasdl.plans.plan import Plan, PlanSpec
 from pgasdl.plans.side import Side
-from pgasdl.plans.trees import KINDS, TreeSide
+from pgasdl.plans.trees import KINDS, tree_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,7 @@ def build(
     chunks: int = 0,
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
-    side = Side("chain", rank, size, count, kind, wire)
-    side.require_root(root)
-    side.require("chunks", chunks, 0)
-    return side.plan() if side.idle else TreeSide(side, Chain(size), root, chunks).plan()
+    return tree_plan(Side("chain", rank, size, count, kind, wire), Chain(size), root, chunks)
 
 
 SPEC = PlanSpec(

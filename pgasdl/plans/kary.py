@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from pgasdl.plans.plan import Plan, PlanSpec
 from pgasdl.plans.side import Side
-from pgasdl.plans.trees import KINDS, TreeSide
+from pgasdl.plans.trees import KINDS, tree_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,8 @@ def build(
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
     side = Side("kary", rank, size, count, kind, wire)
-    side.require_root(root)
     side.require("arity", arity, 1)
-    side.require("chunks", chunks, 0)
-    return side.plan() if side.idle else TreeSide(side, Kary(size, arity), root, chunks).plan()
+    return tree_plan(side, Kary(size, arity), root, chunks)
 
 
 SPEC = PlanSpec(

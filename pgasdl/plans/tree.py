@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from pgasdl.plans.plan import Plan, PlanSpec
 from pgasdl.plans.side import Side
-from pgasdl.plans.trees import KINDS, TreeSide
+from pgasdl.plans.trees import KINDS, tree_plan
 
 
 def children(node: int, size: int) -> list[int]:
@@ -72,10 +72,7 @@ def build(
     chunks: int = 1,
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
-    side = Side("tree", rank, size, count, kind, wire)
-    side.require_root(root)
-    side.require("chunks", chunks, 0)
-    return side.plan() if side.idle else TreeSide(side, Binomial(size), root, chunks).plan()
+    return tree_plan(Side("tree", rank, size, count, kind, wire), Binomial(size), root, chunks)
 
 
 SPEC = PlanSpec(

@@ -72,6 +72,13 @@ class Link:
     place: int
 
 
+def tree_plan(side: Side, shape: Shape, root: int, chunks: int) -> Plan:
+    """The plan of one rank in a tree of this shape; 0 chunks: as many as fit."""
+    side.require_root(root)
+    side.require("chunks", chunks, 0)
+    return side.plan() if side.idle else TreeSide(side, shape, root, chunks).plan()
+
+
 class TreeSide:
     """One rank's neighbours in a tree, and its steps."""
 

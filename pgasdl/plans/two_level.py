@@ -37,7 +37,7 @@ from pgasdl.plans.chain import Chain
 from pgasdl.plans.plan import Plan, PlanSpec
 from pgasdl.plans.side import Side
 from pgasdl.plans.tree import Binomial
-from pgasdl.plans.trees import KINDS, Shape, TreeSide
+from pgasdl.plans.trees import KINDS, Shape, tree_plan
 
 # S-Caffe: the benefit of longer chains decreases beyond this.
 CHAIN_SIZE = 8
@@ -89,14 +89,10 @@ def build(
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
     side = Side(f"chain-{upper}", rank, size, count, kind, wire)
-    side.require_root(root)
     side.require("chain_size", chain_size, 1)
-    side.require("chunks", chunks, 0)
-    if side.idle:
-        return side.plan()
     heads = -(-size // chain_size)
     over: Shape = Chain(heads) if upper == "chain" else Binomial(heads)
-    return TreeSide(side, TwoLevel(size, chain_size, over), root, chunks).plan()
+    return tree_plan(side, TwoLevel(size, chain_size, over), root, chunks)
 
 
 CHAIN_CHAIN = PlanSpec(

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from pgasdl import models
+from pgasdl.config import Config
 from pgasdl.errors import ConfigError
-from pgasdl.plans import PLANS
+from pgasdl.plans import PLANS, outside
 from pgasdl.policy import Choice, Policy
 from pgasdl.simulate.machine import MACHINES
 from pgasdl.simulate.papers import STUDIES
@@ -38,6 +39,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plans", default="gdraa,halving-doubling,ring,tree", metavar="LIST",
         help="plans, with options in parentheses",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plan-modules", metavar="LIST",
+        help="modules or .py files that register more plans, by commas (PGASDL_PLAN_MODULES)",
     )  # fmt: skip
     parser.add_argument("--size", metavar="BYTES", help="one array of so many bytes (16M)")
     parser.add_argument("--model", metavar="M", help="or a network's layers, each alone")
@@ -69,6 +74,8 @@ def run(given: argparse.Namespace) -> int:
     else:
         (name,) = parse_names(given.model, models.NAMES, "model")
         counts = models.layers(name)
+    config = Config.from_environment(plan_modules=given.plan_modules)
+    outside.load(config.plan_modules or "")
     plans = choices(given.plans)
     machine = MACHINES[given.machine](given.n_ranks)
     generator = random.Random(0)  # noqa: S311

@@ -9,7 +9,7 @@ than its ranks' ports together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pgasdl.errors import ConfigError
@@ -67,10 +67,6 @@ class Machine:
             for level in self.levels
         ]  # fmt: skip
         return levels, (self.gamma, self.copy, self.remote, self.update, self.blocking)
-
-    def with_(self, **changes: Any) -> Machine:
-        """The same with some fields changed."""
-        return replace(self, **changes)
 
 
 def flat(
@@ -162,7 +158,7 @@ def of_model(size: int, model: Model, name: str = "model") -> Machine:
     )  # fmt: skip
 
 
-# What `pgasdl sim --machine` offers: today's usual figures; the papers' machines are in papers.py.
+# What `pgasdl sim --machine` offers: today's usual figures; the papers' machines are in papers/.
 MACHINES: dict[str, Callable[[int], Machine]] = {
     "flat": lambda size: flat(size, startup=2e-7, gamma=5e-11),
     "fat-tree": lambda size: fat_tree(size, startup=2e-7, gamma=5e-11),
