@@ -530,5 +530,7 @@ class Context(_native.ContextCore):
         self.close(failed=not in_peace)
 
     def __repr__(self) -> str:
+        if not hasattr(self, "world"):  # debuggers and error reporters ask while it is made
+            return "<Context, not joined>"
         state = "closed" if self.closed else "/".join(sorted(set(self.routes.names)))
         return f"<Context rank {self.rank} of {self.size}, {state}>"

@@ -110,6 +110,8 @@ class Segment(_native.SegmentCore):
         return (1, 0)  # host memory
 
     def __repr__(self) -> str:
+        if not hasattr(self, "group"):  # debuggers and error reporters ask while it is made
+            return "<Segment, not created>"
         state = ", deleted" if self.deleted else ""
         return f"<Segment {self.id}, {self.nbytes} bytes{state}>"
 

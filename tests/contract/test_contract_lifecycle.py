@@ -99,6 +99,13 @@ def test_use_after_close(ctx: Any) -> None:
     assert ctx.limits.queues == 16
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [pgasdl.Context, pgasdl.Segment])
+def test_what_is_not_made_yet_can_be_shown(kind: type) -> None:
+    """As who reports an exception of ``__init__`` with all its variables does."""
+    assert repr(kind.__new__(kind)).startswith(f"<{kind.__name__}, not ")
+
+
 @contract(ranks=2)
 def test_what_a_context_says_of_itself(ctx: Any) -> None:
     assert [ctx.transport_of(peer) for peer in range(2)] == [ctx.transport_of(0)] * 2
