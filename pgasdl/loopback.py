@@ -29,6 +29,7 @@ def run(
     delay: int = 0,
     reorder: bool = False,
     late_source: bool = False,
+    refuse: int = 0,
     fail_at: tuple[int, int] | None = None,
     mapped: bool = True,
     **settings: Any,
@@ -42,6 +43,7 @@ def run(
     delay : a pending transfer moves on with probability 1 / (delay + 1) at each look
     reorder : deliver unordered writes in any order
     late_source : read a source when its write is delivered, as a network card may
+    refuse : a post finds room in its queue with probability 1 / (refuse + 1)
     fail_at : (rank, n): that rank's n-th posted operation raises
     mapped : False: peers' memory cannot be loaded and stored directly
     settings : as for :func:`pgasdl.init`
@@ -61,6 +63,7 @@ def run(
         delay=delay,
         reorder=reorder,
         late_source=late_source,
+        refuse=refuse,
         fail_rank=-1 if fail_at is None else fail_at[0],
         fail_at=0 if fail_at is None else fail_at[1],
         mapped=mapped,

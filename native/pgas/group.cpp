@@ -190,6 +190,7 @@ Outcome Group::allgather(Kind kind, const std::string& what, std::uint64_t finge
     exchange.under_way = true;
     exchange.generation = following(exchange.generation);
     exchange.next_to_send = 0;
+    exchange.bytes = sizeof(Header) + mine.size();
     Header header{fingerprint, static_cast<std::uint32_t>(mine.size()), exchange.generation, {}};
     what.copy(header.what, sizeof header.what - 1);
     std::byte* slot = data + slot_offset(exchange, kind, index_);
@@ -205,7 +206,7 @@ Outcome Group::allgather(Kind kind, const std::string& what, std::uint64_t finge
     for (; exchange.next_to_send < members; ++exchange.next_to_send) {
       const auto member = static_cast<Rank>(exchange.next_to_send);
       if (member == index_) continue;
-      if (!send(member, my_slot, sizeof(Header) + mine.size(), my_slot,
+      if (!send(member, my_slot, exchange.bytes, my_slot,
                 exchange.first_id + static_cast<std::uint32_t>(index_), exchange.generation)) {
         return false;
       }

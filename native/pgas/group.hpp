@@ -70,6 +70,7 @@ class Group {
     std::uint64_t slots_offset = 0;
     std::uint32_t first_id = 0;
     std::uint32_t generation = 0;
+    std::uint64_t bytes = 0;  // of this rank's slot, also when a later call continues
     bool under_way = false;
     std::size_t next_to_send = 0;
     std::mutex mutex;

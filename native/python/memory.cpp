@@ -163,12 +163,13 @@ void bind_memory(nb::module_& module) {
       .def(
           "__init__",
           [](LoopbackWorld* self, Rank size, std::uint64_t seed, std::uint32_t delay, bool reorder,
-             bool late_source, std::int32_t fail_rank, std::uint64_t fail_at, bool mapped) {
+             bool late_source, std::uint32_t refuse, std::int32_t fail_rank, std::uint64_t fail_at,
+             bool mapped) {
             new (self) LoopbackWorld(
-                size, {seed, delay, reorder, late_source, fail_rank, fail_at, mapped});
+                size, {seed, delay, reorder, late_source, refuse, fail_rank, fail_at, mapped});
           },
           "size"_a, "seed"_a = 0, "delay"_a = 0, "reorder"_a = false, "late_source"_a = false,
-          "fail_rank"_a = -1, "fail_at"_a = 0, "mapped"_a = true)
+          "refuse"_a = 0, "fail_rank"_a = -1, "fail_at"_a = 0, "mapped"_a = true)
       .def_prop_ro("size", &LoopbackWorld::size);
 }
 

@@ -94,14 +94,17 @@ RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& descriptio
   return remote;
 }
 
-void LoopbackTransport::count_operation() {
+// Holding the mutex, of every post: false where a transport's queue may be full.
+bool LoopbackTransport::room() {
   auto& state = mine();
   const LoopbackFaults& faults = world_->faults_;
+  if (faults.refuse != 0 && state.random() % (faults.refuse + 1) != 0) return false;
   ++state.posted;
   if (faults.fail_rank == rank_ && faults.fail_at == state.posted) {
     throw Error(ErrorKind::kSystem,
                 text("rank ", rank_, " failed at operation ", state.posted, ", as was asked for"));
   }
+  return true;
 }
 
 void LoopbackTransport::submit(LoopbackWorld::Operation&& operation) {
@@ -119,7 +122,7 @@ void LoopbackTransport::submit(LoopbackWorld::Operation&& operation) {
 bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                                    const RemoteFlag* flag) {
   const std::lock_guard lock(mine().mutex);
-  count_operation();
+  if (!room()) return false;
   for (const Transfer& transfer : transfers) {
     if (transfer.bytes == 0) continue;
     submit({queue,
@@ -151,7 +154,7 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
 bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                                   const LocalFlag* flag) {
   const std::lock_guard lock(mine().mutex);
-  count_operation();
+  if (!room()) return false;
   for (const Transfer& transfer : transfers) {
     if (transfer.bytes == 0) continue;
     LoopbackWorld::Operation operation{queue,
@@ -190,7 +193,7 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
 bool LoopbackTransport::post_atomic(QueueId, Rank, const Atomic& atomic) {
   {
     const std::lock_guard lock(mine().mutex);
-    count_operation();
+    if (!room()) return false;
   }
   std::atomic_ref<std::uint64_t> word(
       *reinterpret_cast<std::uint64_t*>(base(*atomic.remote) + atomic.offset));

@@ -1,6 +1,7 @@
 // Ranks as threads of one process over one mapping. It exists to find bugs: the thread sanitizer
 // sees every access, and an adversary, seeded, may delay transfers, deliver unordered writes out of
-// order, read a source only when it delivers, and fail a chosen operation of a chosen rank.
+// order, read a source only when it delivers, refuse posts as a full queue does, and fail a chosen
+// operation of a chosen rank.
 #pragma once
 
 #include <deque>
@@ -18,6 +19,7 @@ struct LoopbackFaults {
   std::uint32_t delay = 0;      // a pending operation moves on with probability 1 / (delay + 1)
   bool reorder = false;         // writes of one queue to one peer in any order, flags still last
   bool late_source = false;     // sources are read at delivery, as a network card may
+  std::uint32_t refuse = 0;     // a post finds room with probability 1 / (refuse + 1)
   std::int32_t fail_rank = -1;  // this rank ...
   std::uint64_t fail_at = 0;    // ... throws at its n-th posted operation, counted from 1
   bool mapped = true;           // false: peers' memory cannot be loaded and stored directly
@@ -88,7 +90,7 @@ class LoopbackTransport final : public Transport {
 
  private:
   LoopbackWorld::RankState& mine() { return world_->ranks_[static_cast<std::size_t>(rank_)]; }
-  void count_operation();
+  bool room();
   void submit(LoopbackWorld::Operation&& operation);
 
   const std::shared_ptr<LoopbackWorld> world_;

@@ -64,8 +64,8 @@ class Transport:
         return results[0] if self.threads else results
 
 
-def _adversary(seed: int) -> Transport:
-    faults = {"seed": seed, "delay": 3, "reorder": True, "late_source": True}
+def _adversary(seed: int, refuse: int = 0) -> Transport:
+    faults = {"seed": seed, "delay": 3, "reorder": True, "late_source": True, "refuse": refuse}
     return Transport(f"adversary-{seed}", threads=True, settings=faults)
 
 
@@ -88,8 +88,8 @@ TRANSPORTS = (
     Transport("unmapped", threads=True, settings={"mapped": False}),
     _adversary(1),
 )
-# For what an adversary can upset: order and completion.
-ORDERING = (*TRANSPORTS, _adversary(2), _adversary(3))
+# For what an adversary can upset: order, completion, and posts that find no room at first.
+ORDERING = (*TRANSPORTS, _adversary(2), _adversary(3, refuse=2))
 PROCESSES = tuple(row for row in TRANSPORTS if not row.threads)
 MAPPED = tuple(row for row in TRANSPORTS if row.name in ("shm", "loopback", "adversary-1"))
 

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from contract_harness import contract
+from contract_harness import ORDERING, contract
 
 import pgasdl
 
@@ -54,7 +54,7 @@ def test_operators(ctx: Any, name: str) -> None:
             ctx.world.allreduce(operand(ctx.rank, 3, dtype), "mean")
 
 
-@contract(ranks=2)
+@contract(ranks=2, on=ORDERING)
 @pytest.mark.parametrize("name", ["float64", "bfloat16", "int32"])
 def test_longer_than_a_slot(ctx: Any, name: str) -> None:
     dtype = DTYPES[name]
@@ -174,7 +174,7 @@ def test_disagreement(ctx: Any, what: str) -> None:
     assert ctx.world.allreduce(np.ones(4))[0] == 3
 
 
-@contract(ranks=2)
+@contract(ranks=2, on=ORDERING)
 def test_resumes_after_timeout(ctx: Any) -> None:
     """Short and long: the same call goes on where it stopped."""
     flag = ctx.segment(0)
@@ -191,7 +191,7 @@ def test_resumes_after_timeout(ctx: Any) -> None:
         assert (result == expected(2, n, np.float64, "sum")).all()
 
 
-@contract(ranks=2)
+@contract(ranks=2, on=ORDERING)
 def test_short_patience(ctx: Any) -> None:
     """Chunked arrays with 0.2 ms at a time: nothing is added twice or left out."""
     for turn in range(10):
@@ -205,7 +205,7 @@ def test_short_patience(ctx: Any) -> None:
         assert (result == expected(2, 4000 + turn, np.int64, "sum")).all()
 
 
-@contract(ranks=3)
+@contract(ranks=3, on=ORDERING)
 def test_allgather(ctx: Any) -> None:
     for blob in (b"", bytes([ctx.rank]) * 1024):
         assert ctx.world.allgather("blobs", blob) == [

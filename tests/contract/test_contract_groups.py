@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_harness import contract
+from contract_harness import ORDERING, contract
 
 import pgasdl
 
@@ -29,7 +29,7 @@ def test_world(ctx: Any) -> None:
     ctx.barrier()
 
 
-@contract(ranks=4)
+@contract(ranks=4, on=ORDERING)
 def test_one_hole(ctx: Any) -> None:
     """For every excluded rank: a group with a hole, segments in it, deleted."""
     for left_out in range(ctx.size):
@@ -146,7 +146,7 @@ def test_creation_continues_after_timeout(ctx: Any) -> None:
     assert group.allreduce(np.array([1]))[0] == 2
 
 
-@contract(ranks=(1, 2, 3, 4))
+@contract(ranks=(1, 2, 3, 4), on=ORDERING)
 def test_barriers(ctx: Any) -> None:
     """Nobody leaves a barrier before everybody has come (1000 scaled to 100)."""
     segment = ctx.segment(8)
@@ -157,7 +157,7 @@ def test_barriers(ctx: Any) -> None:
         assert seen >= ctx.size * (turn + 1)
 
 
-@contract(ranks=3)
+@contract(ranks=3, on=ORDERING)
 def test_barrier_resumes(ctx: Any) -> None:
     """20 ms while others sleep, then the interrupted barrier completes; the message names them."""
     group = ctx.group(range(ctx.size))
@@ -190,7 +190,7 @@ def test_odd_ranks_time_out_first(ctx: Any) -> None:
     ctx.barrier()
 
 
-@contract(ranks=2)
+@contract(ranks=2, on=ORDERING)
 def test_short_barriers_retried(ctx: Any) -> None:
     """100 barriers of 0.2 ms patience each, repeated until they are over."""
     group = ctx.group([0, 1])
@@ -206,7 +206,7 @@ def test_short_barriers_retried(ctx: Any) -> None:
         assert ctx.atomic_fetch_add(counter[0:8], 0, 0) >= 2 * (turn + 1)
 
 
-@contract(ranks=2)
+@contract(ranks=2, on=ORDERING)
 def test_kinds_overlap(ctx: Any) -> None:
     """A barrier timed out, an allreduce and a segment creation run, the barrier goes on."""
     flag = ctx.segment(0)

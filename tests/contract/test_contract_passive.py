@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_harness import contract
+from contract_harness import ORDERING, contract
 
 import pgasdl
 
 
-@contract(ranks=3)
+@contract(ranks=3, on=ORDERING)
 def test_from_one_to_all(ctx: Any) -> None:
     if ctx.rank == 0:
         for peer in range(1, ctx.size):
@@ -40,7 +40,7 @@ def test_sizes(ctx: Any) -> None:
         assert ctx.passive_receive() == (0, b"end")
 
 
-@contract(ranks=2)
+@contract(ranks=2, on=ORDERING)
 def test_order_of_999(ctx: Any) -> None:
     n = 999 if ctx.transport_of(0) == "shm" else 99
     if ctx.rank == 0:
@@ -86,7 +86,7 @@ def test_receive_timeout(ctx: Any) -> None:
     assert ctx.passive_receive() == (1 - ctx.rank, b"now")
 
 
-@contract(ranks=2)
+@contract(ranks=2, on=ORDERING)
 def test_send_retried_until_taken(ctx: Any) -> None:
     """timeout=0 in a loop: a message that was refused is not sent, one that was not comes once."""
     n = 20
@@ -126,7 +126,7 @@ def test_anything_with_bytes(ctx: Any) -> None:
         ctx.passive_receive(timeout=0)
 
 
-@contract(ranks=2)
+@contract(ranks=2, on=ORDERING)
 def test_several_senders_of_one_rank(ctx: Any) -> None:
     """Threads may send at once; no message is lost, doubled or torn."""
     n = 25

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from contract_harness import contract
+from contract_harness import ORDERING, contract
 
 import pgasdl
 from pgasdl.plans import EXCHANGES, PLANS, blocks
@@ -71,7 +71,7 @@ def make_handle(ctx: Any, kind: str, array: Any, **more: Any) -> Any:
 KINDS = ("average", "sum", "reduce", "broadcast", "reduce-scatter", "all-gather", "all-to-all")
 
 
-@contract(ranks=(1, 2, 3, 5), deadline=150)
+@contract(ranks=(1, 2, 3, 5), deadline=150, on=ORDERING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_plan(ctx: Any, kind: str) -> None:
     """Several counts in flight, started and waited for in any order, three times over."""
@@ -176,7 +176,7 @@ def train(ctx: Any, plan: str, kind: str, options: dict[str, Any]) -> None:
     exchange.close()
 
 
-@contract(ranks=(2, 3, 5), deadline=150)
+@contract(ranks=(2, 3, 5), deadline=150, on=ORDERING)
 @pytest.mark.parametrize("kind", [*EXCHANGES, "reduce", "broadcast"])
 def test_gradient_exchange(ctx: Any, kind: str) -> None:
     """Every plan by layer; where there is a root, also with one that rotates; wire precision."""
@@ -189,7 +189,7 @@ def test_gradient_exchange(ctx: Any, kind: str) -> None:
         train(ctx, plan, kind, {"rotate_root": True, "root": ctx.size - 1})
 
 
-@contract(ranks=3)
+@contract(ranks=3, on=ORDERING)
 def test_s_caffe(ctx: Any) -> None:
     """Reduce by layer to the root, which updates; broadcast by layer, each awaited on demand."""
     layers = [(shape, np.float32) for shape in SHAPES]

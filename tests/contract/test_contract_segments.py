@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_harness import PROCESSES, contract
+from contract_harness import ORDERING, PROCESSES, contract
 
 import pgasdl
 
@@ -330,6 +331,21 @@ def test_creation_continues_after_timeout(ctx: Any) -> None:
     segment = ctx.segment(4096)
     assert segment.nbytes_of(1 - ctx.rank) == 4096
     assert segment.id == int(ctx.world.allgather("id", str(segment.id).encode())[0])
+
+
+@contract(ranks=3, on=ORDERING)
+def test_creation_in_many_short_calls(ctx: Any) -> None:
+    """What a call could not send a later one sends, whole."""
+
+    def create(nbytes: int) -> Any:
+        while True:
+            with contextlib.suppress(pgasdl.Timeout):
+                return ctx.segment(nbytes, timeout=0)
+
+    for turn in range(10):
+        segment = create(8 * (turn + ctx.rank))
+        sizes = [segment.nbytes_of(peer) for peer in range(ctx.size)]
+        assert sizes == [8 * (turn + peer) for peer in range(ctx.size)]
 
 
 @contract(ranks=2)

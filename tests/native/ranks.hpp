@@ -46,8 +46,9 @@ inline std::vector<Settings> adversaries(std::uint64_t seed) {
   all[1].faults = {.seed = seed, .delay = 3};
   all[2].faults = {.seed = seed, .delay = 2, .reorder = true};
   all[3].faults = {.seed = seed, .delay = 2, .late_source = true};
-  all[4].faults = {.seed = seed, .delay = 4, .reorder = true, .late_source = true};
-  all[5].faults = {.seed = seed, .delay = 1, .reorder = true, .late_source = true, .mapped = false};
+  all[4].faults = {.seed = seed, .delay = 4, .reorder = true, .late_source = true, .refuse = 2};
+  all[5].faults = {
+      .seed = seed, .delay = 1, .reorder = true, .late_source = true, .refuse = 1, .mapped = false};
   return all;
 }
 

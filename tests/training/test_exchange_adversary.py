@@ -27,8 +27,15 @@ ADVERSARIES: tuple[dict[str, Any], ...] = (
     {"seed": 1, "delay": 4},
     {"seed": 2, "delay": 2, "reorder": True},
     {"seed": 3, "delay": 3, "late_source": True},
-    {"seed": 4, "delay": 2, "reorder": True, "late_source": True},
-    {"seed": 5, "delay": 2, "reorder": True, "late_source": True, "progress": "thread"},
+    {"seed": 4, "delay": 2, "reorder": True, "late_source": True, "refuse": 2},
+    {
+        "seed": 5,
+        "delay": 2,
+        "reorder": True,
+        "late_source": True,
+        "refuse": 1,
+        "progress": "thread",
+    },
 )
 
 
