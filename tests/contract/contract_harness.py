@@ -69,11 +69,14 @@ def _adversary(seed: int, refuse: int = 0) -> Transport:
     return Transport(f"adversary-{seed}", threads=True, settings=faults)
 
 
-def _mpi(name: str, *modules: str) -> Transport:
-    return Transport(name, mpi=name, modules=modules, settings={"transport": "mpi"})
+def _mpi(name: str, *modules: str, windows: str = "allocated") -> Transport:
+    settings = {"transport": "mpi", "mpi_windows": windows}
+    row = name if windows == "allocated" else f"{name}_{windows}"
+    return Transport(row, mpi=name, modules=modules, settings=settings)
 
 
-# Of older versions of an MPI: what reaches its functions by every way that there is.
+# Of older versions of an MPI, and of windows over memory that is there: what reaches its functions
+# by every way that there is.
 CORE = tuple(
     f"test_contract_{part}" for part in ("transfers", "notifications", "atomics", "segments")
 )
@@ -82,8 +85,11 @@ TRANSPORTS = (
     Transport("verbs", settings={"transport": "verbs"}),
     _mpi("mpich"),
     _mpi("openmpi"),
+    _mpi("mpich", *CORE, windows="created"),
+    _mpi("openmpi", *CORE, windows="created"),
     _mpi("debian_mpich", *CORE),
     _mpi("debian_openmpi", *CORE),
+    _mpi("debian_openmpi", *CORE, windows="created"),
     Transport("loopback", threads=True),
     Transport("unmapped", threads=True, settings={"mapped": False}),
     _adversary(1),
