@@ -21,6 +21,9 @@ Known defects, and what is done about them (tests/mpi/test_mpi_defects.py tells 
 - MPICH 4.0.2 (Debian 12) calls its library libmpich.so.12, and mpi4py's wheels ask for
   libmpi.so.12: mpi4py has to be built for it, and ``pgasdl.launch.mpiexec.find`` says how. Built
   where PyPI's mpich lies beside Python it has that one's mpi.h, and misses MPI_Buffer_iflush.
+- MPICH 4.0.2 (Debian 12): MPI_Win_unlock_all of a window over memory that is there may wait for
+  ranks that have no part in the window, until they call MPI. Ranks that have a context do so at
+  every heartbeat; others of the job have to themselves.
 """
 
 from __future__ import annotations

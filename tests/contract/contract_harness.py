@@ -88,6 +88,7 @@ TRANSPORTS = (
     _mpi("mpich", *CORE, windows="created"),
     _mpi("openmpi", *CORE, windows="created"),
     _mpi("debian_mpich", *CORE),
+    _mpi("debian_mpich", *CORE, windows="created"),
     _mpi("debian_openmpi", *CORE),
     _mpi("debian_openmpi", *CORE, windows="created"),
     Transport("loopback", threads=True),

@@ -9,11 +9,12 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -136,6 +137,20 @@ def _serve(commands: Iterable[bytes], answers: BinaryIO, secret_fd: int) -> None
         answers.flush()
 
 
+def _calling_mpi(connection: socket.socket, lines: BinaryIO) -> Iterator[bytes]:
+    """Lines as they come, and MPI called meanwhile, as a rank of a job does sooner or later: MPICH
+    4.0.2 may keep others in MPI_Win_unlock_all until ranks with no part in the window call it."""
+    from mpi4py import MPI
+
+    while True:
+        while not select.select([connection], [], [], 0.01)[0]:
+            MPI.COMM_WORLD.Iprobe()
+        line = lines.readline()
+        if not line:
+            return
+        yield line
+
+
 def _serve_over(path: str) -> None:
     """Below MPI's launcher, which hands on no descriptors."""
     from pgasdl.mpi import load
@@ -146,7 +161,7 @@ def _serve_over(path: str) -> None:
         with connection.makefile("rwb") as lines:
             lines.write(json.dumps({"rank": rank, "pid": os.getpid()}).encode() + b"\n")
             lines.flush()
-            _serve(lines, lines, -1)
+            _serve(_calling_mpi(connection, lines), lines, -1)
 
 
 def main() -> None:
