@@ -37,9 +37,11 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
     """
     if context.size < 2 or context.transport_of(1 - min(context.rank, 1)) != "mpi":
         raise UnavailableError("bench mpi is between ranks with --transport mpi")
-    peer = Mpi()
+    created = context.config.mpi_windows == "created"
+    peer = Mpi(created=created)
     bench = _Bench(context, request, peer)
-    bench.say(f"pgasdl bench mpi over {peer.version}: {context.size} ranks")
+    windows = "created windows" if created else "allocated windows"
+    bench.say(f"pgasdl bench mpi over {peer.version}: {context.size} ranks, {windows}")
     bench.say(f"microseconds, medians of {request.rounds} rounds in turns; ratio: ours / theirs")
     bench.say(f"{'':>14} {'bytes':>9} {'ours':>10} {'best':>10} {'theirs':>10} {'best':>10} ratio")
     for nbytes in request.sizes:

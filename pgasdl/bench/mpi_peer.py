@@ -14,10 +14,13 @@ _POLLS_PER_PROGRESS = 64
 
 
 class Mpi:
-    """The operations; see :class:`pgasdl.bench.peer.Library`."""
+    """The operations; see :class:`pgasdl.bench.peer.Library`.
 
-    def __init__(self) -> None:
-        self._comm = MPI.COMM_WORLD
+    ``created`` : windows are made over memory that is there, in place of MPI's own
+    """
+
+    def __init__(self, *, created: bool = False) -> None:
+        self._comm, self._created = MPI.COMM_WORLD, created
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
         self.version = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
@@ -69,7 +72,7 @@ class Mpi:
     def _puts(self, nbytes: int) -> Callable[[int], None]:
         if self._window is None or self._window[0] != nbytes:
             self.close()
-            self._window = (nbytes, MPI.Win.Allocate(nbytes + 64, 1, comm=self._comm))
+            self._window = (nbytes, self._window_of(nbytes + 64))
             self._window[1].Lock_all()
         window: Any = self._window[1]
         memory = np.frombuffer(window.tomemory(), np.uint8)
@@ -115,6 +118,11 @@ class Mpi:
             state[0] += rounds
 
         return first if self.rank == 0 else second
+
+    def _window_of(self, nbytes: int) -> Any:
+        if self._created:
+            return MPI.Win.Create(bytearray(nbytes), 1, comm=self._comm)
+        return MPI.Win.Allocate(nbytes, 1, comm=self._comm)
 
     def close(self) -> None:
         """Give the window up; collective."""
