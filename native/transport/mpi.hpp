@@ -128,6 +128,7 @@ class MpiTransport final : public Transport {
   std::vector<Connection*> active_;
   std::atomic<std::size_t> n_active_{0};
   std::atomic<std::uint64_t> helped_{0};  // ticks
+  std::atomic<int> looks_{0};             // since the last long pause
   std::unique_ptr<std::atomic<bool>[]> lost_;
   std::atomic<bool> any_lost_{false};
   std::atomic<Rank> first_lost_{-1};
