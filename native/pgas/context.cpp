@@ -28,13 +28,12 @@ Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, con
       transport_(std::move(transport)),
       progresses_(transport_->needs_progress()),
       liveness_(rank, size, options),
-      waiter_(liveness_, options),
+      waiter_(liveness_, *transport_, options),
       queues_(options.queues + kOwnQueues),
       pids_(static_cast<std::size_t>(size)) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw Error(ErrorKind::kRank, text("rank ", rank, " of ", size, " ranks"));
   }
-  waiter_.set_polls(progresses_);
   queues_[0].exists = true;
   queues_[internal_queue()].exists = true;
   queues_[plan_queue()].exists = true;

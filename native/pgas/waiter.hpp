@@ -20,8 +20,9 @@ inline void pause_briefly() {
 
 class Waiter {
  public:
-  Waiter(Liveness& liveness, const Options& options)
+  Waiter(Liveness& liveness, const Transport& transport, const Options& options)
       : liveness_(liveness),
+        transport_(transport),
         spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.spin_us * 1e3))),
         yield_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.yield_us * 1e3))) {}
 
@@ -68,13 +69,19 @@ class Waiter {
       check(what);
       const Nanoseconds left = deadline.left();
       if (left.count() <= 0) return Outcome::kTimeout;
-      if (doorbell != nullptr && !polls_) {
+      if (doorbell != nullptr && !transport_.needs_progress()) {
         doorbell->sleep(left);
       } else {
         // The longer it took so far, the less another sleep matters: two percent of the wait.
         const Nanoseconds period =
             std::clamp<Nanoseconds>((Clock::now() - start) / 50, kShortestSleep, kLongestSleep);
         std::this_thread::sleep_for(std::min<Nanoseconds>(left, period));
+        const auto woke = Clock::now();
+        while (transport_.receives_in_progress() && Clock::now() - woke < kShortestSleep) {
+          if (ready()) return Outcome::kDone;
+          check(what);
+          std::this_thread::yield();
+        }
       }
       if (ready()) return Outcome::kDone;
     }
@@ -84,9 +91,6 @@ class Waiter {
     return until(ready, [] {}, deadline, what);
   }
 
-  // A transport that nobody's doorbell announces is polled instead of slept on.
-  void set_polls(bool polls) { polls_ = polls; }
-
  private:
   static constexpr Nanoseconds kShortestSleep = std::chrono::microseconds(100);
   static constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(1);
@@ -94,9 +98,9 @@ class Waiter {
     if (liveness_.alarmed()) liveness_.raise_alarm(what);
   }
   Liveness& liveness_;
+  const Transport& transport_;
   const Nanoseconds spin_;
   const Nanoseconds yield_;
-  bool polls_ = false;
 };
 
 }  // namespace pgasdl

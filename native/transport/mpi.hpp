@@ -50,6 +50,7 @@ class MpiTransport final : public Transport {
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId queue) override;
   bool needs_progress() const override { return true; }
+  bool receives_in_progress() const override { return world_->needs_help(); }
   void progress() override;
   std::uint32_t take(FlagWord& word) override;
   void lost(Rank peer) override;
@@ -128,7 +129,6 @@ class MpiTransport final : public Transport {
   std::vector<Connection*> active_;
   std::atomic<std::size_t> n_active_{0};
   std::atomic<std::uint64_t> helped_{0};  // ticks
-  std::atomic<int> looks_{0};             // since the last long pause
   std::unique_ptr<std::atomic<bool>[]> lost_;
   std::atomic<bool> any_lost_{false};
   std::atomic<Rank> first_lost_{-1};

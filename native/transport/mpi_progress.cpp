@@ -10,10 +10,6 @@ namespace {
 
 // Asking the library costs as much as a small put: not more often than this.
 constexpr std::uint64_t kTicksBetweenHelp = 1000;
-// Who asks a few times only after each pause of this length sleeps in between: then the library
-// gets as long again, for a long message comes in many pieces, of which each look moves a few.
-constexpr std::uint64_t kTicksOfSleep = 200'000;
-constexpr int kLooksPerSleep = 4;
 
 }  // namespace
 
@@ -228,19 +224,11 @@ void MpiTransport::progress() {
 void MpiTransport::help_library() {
   if (!world_->needs_help()) return;
   const std::uint64_t now = ticks();
-  const std::uint64_t since = now - helped_.load(std::memory_order_relaxed);
-  if (since < kTicksBetweenHelp) return;
+  if (now - helped_.load(std::memory_order_relaxed) < kTicksBetweenHelp) return;
   helped_.store(now, std::memory_order_relaxed);
   std::unique_lock<std::mutex> turn;
   if (!world_->try_turn(turn)) return;
-  const bool rare =
-      since > kTicksOfSleep && looks_.load(std::memory_order_relaxed) <= kLooksPerSleep;
-  looks_.store(since > kTicksOfSleep ? 0 : looks_.load(std::memory_order_relaxed) + 1,
-               std::memory_order_relaxed);
-  do {
-    world_->library().probe(world_->communicator());
-  } while (rare && ticks() - now < kTicksOfSleep);
-  if (rare) helped_.store(ticks(), std::memory_order_relaxed);
+  world_->library().probe(world_->communicator());
 }
 
 // --- losses

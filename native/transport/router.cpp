@@ -107,6 +107,11 @@ bool Router::needs_progress() const {
                      [](const auto& transport) { return transport->needs_progress(); });
 }
 
+bool Router::receives_in_progress() const {
+  return std::any_of(transports_.begin(), transports_.end(),
+                     [](const auto& transport) { return transport->receives_in_progress(); });
+}
+
 void Router::progress() {
   for (const auto& transport : transports_) {
     if (transport->needs_progress()) transport->progress();

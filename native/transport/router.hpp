@@ -44,6 +44,7 @@ class Router final : public Transport {
   }
   bool needs_progress() const override;
   void progress() override;
+  bool receives_in_progress() const override;
   void reconnect(Rank peer) override { to(peer).reconnect(peer); }
   void lost(Rank peer) override { to(peer).lost(peer); }
 
