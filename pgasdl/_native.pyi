@@ -92,6 +92,12 @@ class MpiWorld:
     @property
     def size(self) -> int: ...
 
+    @property
+    def near(self) -> set[int]:
+        """
+        Ranks whose windows of MPI's own memory are mapped here, this one among them.
+        """
+
     def finish(self, seconds: float) -> None:
         """Frees all windows, if every rank comes here in time."""
 

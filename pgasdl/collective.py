@@ -127,7 +127,7 @@ def options_for(
     if name not in PLANS:
         raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
     if "direct" in PLANS[name].options:
-        direct = group.context.mapped_inside and not wire
+        direct = (group.mapped or group.context.mapped_inside) and not wire
         return {"group_size": group.node_size, "direct": int(direct)}
     if "piece" not in PLANS[name].options:
         return {}

@@ -7,7 +7,7 @@ import operator
 import os
 import secrets
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -87,6 +87,8 @@ class Context(_native.ContextCore):
         place = Place.here(launch, config, asked, str(self.policy), plans, mpi is not None)
         places = list(map(Place.decoded, store.exchange("place", place.encoded(), config.timeout)))
         self.hosts = tuple(place.host for place in places)
+        created = any(place.created for place in places)
+        self._near = mpi.near if mpi is not None and not created else set()
         require_one_choice(launch.rank, places)
         if world is None:
             self.routes = choose(launch.rank, places)
@@ -208,8 +210,8 @@ class Context(_native.ContextCore):
 
         Notes
         -----
-        Peers reach it by process_vm_writev and process_vm_readv, not by loads and stores: plans
-        that need mapped memory refuse it. GASPI: gaspi_segment_bind, gaspi_segment_use.
+        Peers reach it by process_vm_writev and process_vm_readv (shm), not by loads and stores:
+        plans that need mapped memory refuse it. GASPI: gaspi_segment_bind, gaspi_segment_use.
         """
         memory = memory_of(buffer)
         number = self.config.notifications if notifications is None else notifications
@@ -226,9 +228,16 @@ class Context(_native.ContextCore):
         """Whether every rank can load from and store to every other's segments."""
         return self.world.mapped
 
+    def maps(self, ranks: Sequence[int]) -> bool:
+        """Whether each of ``ranks``, this one among them, maps segments of theirs; known alike."""
+        if self.routes.names[self.rank] == "mpi":  # windows are shared by all members, or by none
+            return self._near.issuperset(ranks)
+        one_host = len({self.hosts[rank] for rank in ranks}) == 1
+        return one_host and self.mapped_inside
+
     @property
     def mapped_inside(self) -> bool:
-        """Whether ranks on one machine can do so; the same on all ranks, as their routes are."""
+        """Whether ranks on one machine do so whatever group they are in; the same on all ranks."""
         if self._world_of_threads is not None:
             return self._loopback_mapped
         return self.routes.names[self.rank] == "shm"

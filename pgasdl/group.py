@@ -66,8 +66,7 @@ class Group:
     @cached_property
     def mapped(self) -> bool:
         """Whether every member can load from and store to every other's segments."""
-        one_host = len({self.context.hosts[rank] for rank in self.ranks}) == 1
-        return one_host and self.context.mapped_inside
+        return self.context.maps(self.ranks)
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every member is here.

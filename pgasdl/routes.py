@@ -31,6 +31,7 @@ class Place:
     policy : its policy, as text
     plans : names of its plans from outside the package
     mpi : it came through an MPI communicator
+    created : it wants no memory of MPI's own
     """
 
     host: str
@@ -40,6 +41,7 @@ class Place:
     policy: str = ""
     plans: str = ""
     mpi: bool = False
+    created: bool = False
 
     @classmethod
     def here(
@@ -52,7 +54,8 @@ class Place:
             missing = _native.verbs_missing(*wanted)
         else:
             missing = "not looked for: all ranks are on one machine"  # opening devices takes time
-        return cls(_native.host_identity(), asked, crowded, missing, policy, plans, mpi)
+        created = config.mpi_windows == "created"
+        return cls(_native.host_identity(), asked, crowded, missing, policy, plans, mpi, created)
 
     def encoded(self) -> bytes:
         """For the store."""

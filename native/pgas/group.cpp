@@ -301,6 +301,7 @@ Outcome Group::create_segment(std::uint64_t bytes, std::uint32_t notifications, 
   created = std::move(pending_segment_);
   pending_segment_.reset();
   SegmentId agreed = created->id();
+  std::vector<RemoteSegment> remotes(ranks_.size());
   for (std::size_t member = 0; member < ranks_.size(); ++member) {
     SegmentId proposal;
     std::memcpy(&proposal, all[member].data(), sizeof proposal);
@@ -308,9 +309,15 @@ Outcome Group::create_segment(std::uint64_t bytes, std::uint32_t notifications, 
     const Rank peer = ranks_[member];
     // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
     if (peer != context_.rank()) {
-      created->set_remote(peer, transport.attach(peer, all[member].substr(sizeof proposal),
-                                                 Deadline::in(context_.options().timeout)));
+      remotes[member] = transport.attach(peer, all[member].substr(sizeof proposal),
+                                         Deadline::in(context_.options().timeout));
     }
+  }
+  for (std::size_t member = 0; member < ranks_.size(); ++member) {
+    const Rank peer = ranks_[member];
+    if (peer == context_.rank()) continue;
+    transport.attached(peer, remotes[member]);
+    created->set_remote(peer, std::move(remotes[member]));
   }
   created->set_self(context_.rank());  // last: a transport may have moved this rank's copy
   created->set_id(agreed);

@@ -48,6 +48,8 @@ void bind_mpi(nb::module_& module) {
           "size"_a, "near"_a)
       .def_prop_ro("rank", &MpiWorld::rank)
       .def_prop_ro("size", &MpiWorld::size)
+      .def_prop_ro("near", &MpiWorld::near,
+                   "Ranks whose windows of MPI's own memory are mapped here, this one among them.")
       .def(
           "finish",
           [](MpiWorld& self, double seconds) {

@@ -57,6 +57,14 @@ RemoteSegment MpiTransport::attach(Rank peer, const std::string& description, De
   return world_->attach(peer, description, deadline, [this] { progress(); });
 }
 
+// The window was made with the last of the peers, and with it came where the others' memory is.
+void MpiTransport::attached(Rank /*peer*/, RemoteSegment& remote) {
+  const MpiWindow::Member& member = reach(remote).member();
+  if (!member.mapped()) return;
+  remote.data = member.data();
+  remote.board = member.board();
+}
+
 // --- to this rank itself: stores, and atomics by the way that the others' take
 
 void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteFlag* flag) {

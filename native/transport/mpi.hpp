@@ -7,8 +7,9 @@
 // MPI to be called: MPI has none that only asks.
 //
 // Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
-// writes and flags are our own stores into it, as MPI allows for such windows: MPI_Put copies
-// there, too, but at a third of the speed, and a REPLACE that is a memcpy may store a flag twice.
+// plans load and store there, and writes and flags are our own stores, as MPI allows for such
+// windows: MPI_Put copies there, too, but at a third of the speed, and a REPLACE that is a memcpy
+// may store a flag twice.
 //
 // MPI progresses when it is called: by waits, by turns, by the thread that watches over the ranks
 // at every heartbeat.
@@ -41,6 +42,7 @@ class MpiTransport final : public Transport {
   void connect(Rank, const std::string&) override {}
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  void attached(Rank peer, RemoteSegment& remote) override;
   void retract(const LocalSegment& segment) override { world_->retract(segment); }
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,

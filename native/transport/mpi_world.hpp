@@ -77,6 +77,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   MpiLibrary& library() { return *library_; }
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
+  const std::set<Rank>& near() const { return near_; }
   Handle communicator() const { return communicator_; }
 
   bool one_thread() const { return threads_ == Threads::kOne; }

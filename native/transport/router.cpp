@@ -88,6 +88,10 @@ RemoteSegment Router::attach(Rank peer, const std::string& description, Deadline
                                     deadline);
 }
 
+void Router::attached(Rank peer, RemoteSegment& remote) {
+  transports_[routes_[static_cast<std::size_t>(peer)]]->attached(peer, remote);
+}
+
 void Router::retract(const LocalSegment& segment) {
   for (const auto& transport : transports_) transport->retract(segment);
 }

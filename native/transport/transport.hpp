@@ -100,6 +100,8 @@ class Transport {
   // may give it other memory until the last of them was attached.
   virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;
   virtual RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) = 0;
+  // All peers of a segment were attached: adds what is known only now of `peer`'s copy.
+  virtual void attached(Rank /*peer*/, RemoteSegment& /*remote*/) {}
   virtual void retract(const LocalSegment& /*segment*/) {}
   // A descriptor that a service thread should poll for input, and what it does then; -1: none.
   virtual int service_descriptor() const { return -1; }
