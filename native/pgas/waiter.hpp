@@ -48,7 +48,10 @@ class Waiter {
           check(what);
       }
     }
-    for (auto now = start; now - start < spin_ + yield_; now = Clock::now()) {
+    // Of a long message a piece comes at every look: whoever sleeps makes all that follow late.
+    const bool receives = transport_.receives_in_progress();
+    const Nanoseconds yield = receives ? std::max(yield_, kReceiving) : yield_;
+    for (auto now = start; now - start < spin_ + yield; now = Clock::now()) {
       std::this_thread::yield();
       if (ready()) return Outcome::kDone;
       check(what);
@@ -77,7 +80,7 @@ class Waiter {
             std::clamp<Nanoseconds>((Clock::now() - start) / 50, kShortestSleep, kLongestSleep);
         std::this_thread::sleep_for(std::min<Nanoseconds>(left, period));
         const auto woke = Clock::now();
-        while (transport_.receives_in_progress() && Clock::now() - woke < kShortestSleep) {
+        while (receives && Clock::now() - woke < period) {
           if (ready()) return Outcome::kDone;
           check(what);
           std::this_thread::yield();
@@ -93,6 +96,7 @@ class Waiter {
 
  private:
   static constexpr Nanoseconds kShortestSleep = std::chrono::microseconds(100);
+  static constexpr Nanoseconds kReceiving = std::chrono::milliseconds(20);
   static constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(1);
   void check(const char* what) {
     if (liveness_.alarmed()) liveness_.raise_alarm(what);
