@@ -297,10 +297,8 @@ class _Kept:
         handles = {
             "communicator": self.comm,
             "byte": mpi.BYTE,
-            "uint32": mpi.UINT32_T,
             "uint64": mpi.UINT64_T,
             "sum": mpi.SUM,
-            "replace": mpi.REPLACE,
             "info_null": mpi.INFO_NULL,
             "errors_return": mpi.ERRORS_RETURN,
         }

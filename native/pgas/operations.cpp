@@ -258,7 +258,6 @@ std::uint32_t Context::notify_reset(Segment& segment, std::uint64_t notification
     if (progresses_) transport_->progress();  // whoever polls by this call alone waits, too
     return 0;
   }
-  if (progresses_) return transport_->take(word);
   return word.exchange(0, std::memory_order_acq_rel);
 }
 

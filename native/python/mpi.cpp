@@ -30,10 +30,8 @@ void bind_mpi(nb::module_& module) {
              Rank size, std::set<Rank> near) {
             MpiLibrary::Constants constants;
             constants.byte = handles.at("byte");
-            constants.uint32 = handles.at("uint32");
             constants.uint64 = handles.at("uint64");
             constants.sum = handles.at("sum");
-            constants.replace = handles.at("replace");
             constants.info_null = handles.at("info_null");
             constants.errors_return = handles.at("errors_return");
             constants.no_check = numbers.at("no_check");

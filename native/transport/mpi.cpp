@@ -28,6 +28,12 @@ bool mapped(std::span<const Transfer> transfers) {
   });
 }
 
+// What a letter takes along: one short write.
+bool goes_with(const RemoteFlag& flag, std::span<const Transfer> transfers) {
+  return transfers.size() == 1 && transfers[0].bytes <= MpiMail::kMostBytes &&
+         !reach(*flag.remote).member().mapped();
+}
+
 std::byte* source_of(const Transfer& transfer) {
   return transfer.local->data + transfer.local_offset;
 }
@@ -89,13 +95,6 @@ void MpiTransport::atomic_here(const Atomic& atomic) {
 
 // --- to peers
 
-std::uint32_t MpiTransport::take(FlagWord& word) {
-  // Flags that come as messages are set by whichever thread of ours is in MPI, maybe by two stores.
-  std::unique_lock<std::mutex> alone;
-  if (world_->needs_help()) alone = world_->alone();
-  return word.exchange(0, std::memory_order_acq_rel);
-}
-
 // --- posting
 
 bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
@@ -107,7 +106,8 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
   Connection& connection = this->connection(queue, peer);
   // What goes as messages must not be overtaken; where nothing does nobody needs the connection.
   const bool direct = !connection.busy.load(std::memory_order_acquire) && mapped(transfers) &&
-                      (flag == nullptr || reach(*flag->remote).member().mapped());
+                      (flag == nullptr || (!connection.unflushed.load(std::memory_order_acquire) &&
+                                           reach(*flag->remote).member().mapped()));
   if (direct) {
     for (const Transfer& transfer : transfers) {
       pgasdl::copy(reach(*transfer.remote).member().data() + transfer.remote_offset,
@@ -123,7 +123,9 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
   if (!lock.owns_lock()) return false;
   raise_fault(connection);
   if (connection.operations.size() >= kMostOperations) return false;
+  const bool together = flag != nullptr && goes_with(*flag, transfers);
   for (const Transfer& transfer : transfers) {
+    if (together) break;
     enqueue(connection, Operation::Kind::kPut, reach(*transfer.remote), source_of(transfer),
             transfer.remote_offset, transfer.bytes);
   }
@@ -131,6 +133,12 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
     Operation& operation = enqueue(connection, Operation::Kind::kFlag, reach(*flag->remote));
     operation.notification = flag->notification;
     operation.value = flag->value;
+    if (together) {
+      operation.data = reach(*transfers[0].remote).window;
+      operation.here = source_of(transfers[0]);
+      operation.offset = transfers[0].remote_offset;
+      operation.bytes = static_cast<int>(transfers[0].bytes);
+    }
   }
   activate(connection);
   return true;
@@ -229,7 +237,13 @@ void MpiTransport::activate(Connection& connection) {
   if (!world_->may_call()) return;
   // The thread that sends heartbeats must not wait for one that a lost peer keeps in MPI.
   std::unique_lock<std::mutex> turn;
-  if (world_->try_turn(turn)) begin(connection);
+  if (!world_->try_turn(turn)) return;
+  begin(connection);
+  // What needs no flush leaves at once.
+  if (connection.operations.front().kind != Operation::Kind::kFlag || !connection.written.empty()) {
+    return;
+  }
+  if (move(connection) && connection.fault == nullptr) settle(connection);
 }
 
 }  // namespace pgasdl

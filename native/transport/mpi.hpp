@@ -54,7 +54,6 @@ class MpiTransport final : public Transport {
   bool needs_progress() const override { return true; }
   bool receives_in_progress() const override { return world_->needs_help(); }
   void progress() override;
-  std::uint32_t take(FlagWord& word) override;
   void lost(Rank peer) override;
 
  private:
@@ -70,6 +69,8 @@ class MpiTransport final : public Transport {
     int bytes = 0;
     std::uint32_t notification = 0;
     std::uint32_t value = 0;
+    std::shared_ptr<MpiWindow> data;  // kFlag: where the bytes go that it takes along, if any
+    std::uint64_t offset = 0;
     FlagWord* word = nullptr;  // kLocalFlag
     Atomic atomic{};
     Handle request = 0;
@@ -82,20 +83,14 @@ class MpiTransport final : public Transport {
     std::deque<Operation> operations;
     std::size_t n_begun = 0;       // of operations, from the first
     std::unique_ptr<Error> fault;  // told to whoever asks next
-    struct Touched {
+    struct Written {
       std::shared_ptr<MpiWindow> window;
-      Handle handle;
       int target;
-      bool written;  // since the last flush
-      bool flagged;  // words of flags may still be read
     };
-    std::vector<Touched> touched;
-    // Words of flags that were sent, which MPI may still be reading.
-    static constexpr std::size_t kWords = 64;
-    std::uint32_t words[kWords] = {};
-    std::size_t next_word = 0;
-    std::atomic<bool> busy{false};  // there are operations, or it was touched
-    bool listed = false;            // among the active
+    std::vector<Written> written;        // since the last flush
+    std::atomic<bool> unflushed{false};  // there is any
+    std::atomic<bool> busy{false};       // there are operations
+    bool listed = false;                 // among the active
   };
 
   Connection& connection(QueueId queue, Rank peer) {
@@ -105,11 +100,10 @@ class MpiTransport final : public Transport {
   void write_here(std::span<const Transfer> transfers, const RemoteFlag* flag);
   void atomic_here(const Atomic& atomic);
   void run(const Atomic& atomic, const MpiWindow& window, int target);
-  void send_flag(Connection& connection, const Operation& operation);
-  static void touch(Connection& connection, const Operation& operation, Handle handle,
-                    bool written);
-  void flush(Connection& connection, bool written_only);
-  void settle(Connection& connection);
+  bool send_flag(Connection& connection, const Operation& operation);
+  void flush(Connection& connection);
+  static void forget_written(Connection& connection);
+  static void settle(Connection& connection);
   static Operation& enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote);
   static void enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote,
                       std::byte* here, std::uint64_t offset, std::uint64_t bytes);

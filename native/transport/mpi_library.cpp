@@ -18,13 +18,13 @@ constexpr int kLongestWords = 4096;
 #define PGASDL_MPI_FUNCTIONS(X)                                           \
   X(Rput, (const void*, int, H, int, Aint, int, H, H, H*))                \
   X(Rget, (void*, int, H, int, Aint, int, H, H, H*))                      \
-  X(Accumulate, (const void*, int, H, int, Aint, int, H, H, H))           \
+  X(Isend, (const void*, int, H, int, int, H, H*))                        \
+  X(Improbe, (int, int, H, int*, H*, Status*))                            \
+  X(Imrecv, (void*, int, H, H*, H*))                                      \
   X(Fetch_and_op, (const void*, void*, H, int, Aint, H, H))               \
   X(Compare_and_swap, (const void*, const void*, void*, H, int, Aint, H)) \
   X(Win_flush, (int, H))                                                  \
-  X(Win_flush_local, (int, H))                                            \
   X(Test, (H*, int*, Status*))                                            \
-  X(Iprobe, (int, int, H, int*, Status*))                                 \
   X(Win_allocate, (Aint, int, H, H, void*, H*))                           \
   X(Win_allocate_shared, (Aint, int, H, H, void*, H*))                    \
   X(Win_create, (void*, Aint, int, H, H, H*))                             \
@@ -48,10 +48,8 @@ class Calls final : public MpiLibrary {
   Calls(void* library, const std::string& file, const Constants& constants)
       : MpiLibrary(constants),
         byte_(native(constants.byte)),
-        uint32_(native(constants.uint32)),
         uint64_(native(constants.uint64)),
         sum_(native(constants.sum)),
-        replace_(native(constants.replace)),
         info_null_(native(constants.info_null)),
         errors_return_(native(constants.errors_return)) {
 #define PGASDL_FIND(name, parameters)                                                      \
@@ -76,9 +74,6 @@ class Calls final : public MpiLibrary {
     *request = ours(made);
     return code;
   }
-  int replace(const std::uint32_t* value, int target, Aint at, Handle window) override {
-    return Accumulate(value, 1, uint32_, target, at, 1, uint32_, replace_, native(window));
-  }
   int fetch_add(const std::uint64_t* operand, std::uint64_t* old, int target, Aint at,
                 Handle window) override {
     return Fetch_and_op(operand, old, uint64_, target, at, sum_, native(window));
@@ -88,9 +83,6 @@ class Calls final : public MpiLibrary {
     return Compare_and_swap(swap, compare, old, uint64_, target, at, native(window));
   }
   int flush(int target, Handle window) override { return Win_flush(target, native(window)); }
-  int flush_local(int target, Handle window) override {
-    return Win_flush_local(target, native(window));
-  }
   int test(Handle* request, bool* done) override {
     H tested = native(*request);
     int flag = 0;
@@ -100,10 +92,28 @@ class Calls final : public MpiLibrary {
     *done = flag != 0;
     return code;
   }
-  int probe(Handle communicator) override {
+  int isend(const void* from, int bytes, int peer, Handle communicator, Handle* request) override {
+    H made;
+    const int code = Isend(from, bytes, byte_, peer, 0, native(communicator), &made);
+    *request = ours(made);
+    return code;
+  }
+  int probe(Handle communicator, bool* there, Handle* message) override {
     int flag = 0;
+    H found;
     Status status;
-    return Iprobe(constants_.any_source, constants_.any_tag, native(communicator), &flag, &status);
+    const int code = Improbe(constants_.any_source, constants_.any_tag, native(communicator), &flag,
+                             &found, &status);
+    *there = code == 0 && flag != 0;
+    if (*there) *message = ours(found);
+    return code;
+  }
+  int receive(void* to, int bytes, Handle* message, Handle* request) override {
+    H received = native(*message);
+    H made;
+    const int code = Imrecv(to, bytes, byte_, &received, &made);
+    *request = ours(made);
+    return code;
   }
 
   int allocate(std::uint64_t bytes, bool shared, Handle communicator, void** base,
@@ -192,10 +202,8 @@ class Calls final : public MpiLibrary {
 #undef PGASDL_DECLARE
 
   const H byte_;
-  const H uint32_;
   const H uint64_;
   const H sum_;
-  const H replace_;
   const H info_null_;
   const H errors_return_;
 };

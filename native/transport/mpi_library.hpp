@@ -21,10 +21,8 @@ class MpiLibrary {
 
   struct Constants {
     Handle byte = 0;
-    Handle uint32 = 0;
     Handle uint64 = 0;
     Handle sum = 0;
-    Handle replace = 0;
     Handle info_null = 0;
     Handle errors_return = 0;
     int no_check = 0;
@@ -51,15 +49,18 @@ class MpiLibrary {
   virtual int rput(const void* from, int bytes, int target, Aint at, Handle window,
                    Handle* request) = 0;
   virtual int rget(void* to, int bytes, int target, Aint at, Handle window, Handle* request) = 0;
-  virtual int replace(const std::uint32_t* value, int target, Aint at, Handle window) = 0;
   virtual int fetch_add(const std::uint64_t* operand, std::uint64_t* old, int target, Aint at,
                         Handle window) = 0;
   virtual int compare_swap(const std::uint64_t* swap, const std::uint64_t* compare,
                            std::uint64_t* old, int target, Aint at, Handle window) = 0;
   virtual int flush(int target, Handle window) = 0;
-  virtual int flush_local(int target, Handle window) = 0;
   virtual int test(Handle* request, bool* done) = 0;
-  virtual int probe(Handle communicator) = 0;  // lets the library work on what has come in
+  virtual int isend(const void* from, int bytes, int peer, Handle communicator,
+                    Handle* request) = 0;
+  // Whether a message has come, from any rank: it is taken out then, and received by itself. Lets
+  // the library work on what comes in.
+  virtual int probe(Handle communicator, bool* there, Handle* message) = 0;
+  virtual int receive(void* to, int bytes, Handle* message, Handle* request) = 0;
 
   // --- setup; those that are collective block until all have called them
   // `shared`: all of the communicator's ranks are on one machine.

@@ -10,6 +10,7 @@ namespace {
 
 // Asking the library costs as much as a small put: not more often than this.
 constexpr std::uint64_t kTicksBetweenHelp = 1000;
+constexpr int kLettersAtOnce = 16;
 
 }  // namespace
 
@@ -29,63 +30,43 @@ void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target
   library.check(library.flush(target, window.data), "MPI_Win_flush", peer);
 }
 
-void MpiTransport::touch(Connection& connection, const Operation& operation, Handle handle,
-                         bool written) {
-  for (Connection::Touched& touched : connection.touched) {
-    if (touched.handle == handle && touched.target == operation.target) {
-      touched.written |= written;
-      touched.flagged |= !written;
-      return;
-    }
-  }
-  connection.touched.push_back({operation.window, handle, operation.target, written, !written});
-}
-
-void MpiTransport::send_flag(Connection& connection, const Operation& operation) {
-  const bool full = connection.next_word == Connection::kWords;
-  flush(connection, !full);
-  if (full) connection.next_word = 0;
+// False: not now. A flag says that everything written before it has arrived.
+bool MpiTransport::send_flag(Connection& connection, const Operation& operation) {
+  flush(connection);
   const MpiWindow::Member& member = operation.window->member(operation.target);
   if (member.mapped()) {
     member.board()[operation.notification].store(operation.value, std::memory_order_release);
-    return;
+    return true;
   }
-  std::uint32_t& word = connection.words[connection.next_word++];
-  word = operation.value;
-  MpiLibrary& library = world_->library();
-  const Aint at = member.board_at + static_cast<Aint>(operation.notification * sizeof(FlagWord));
-  library.check(library.replace(&word, operation.target, at, operation.window->board),
-                "MPI_Accumulate", connection.peer);
-  touch(connection, operation, operation.window->board, false);
+  const MpiLetter letter{
+      .data = operation.data == nullptr ? MpiWindowName{} : operation.data->name(),
+      .offset = operation.offset,
+      .board = operation.window->name(),
+      .notification = operation.notification,
+      .value = operation.value,
+      .bytes = static_cast<std::uint64_t>(operation.bytes)};
+  return world_->mail().send(connection.peer, letter, operation.here);
 }
 
-// Everything written has arrived.
-void MpiTransport::flush(Connection& connection, bool written_only) {
+void MpiTransport::flush(Connection& connection) {
   MpiLibrary& library = world_->library();
-  for (Connection::Touched& touched : connection.touched) {
-    if (written_only && !touched.written) continue;
+  for (const Connection::Written& written : connection.written) {
     const MpiWorld::Blocking blocking(*world_, "MPI_Win_flush");
-    library.check(library.flush(touched.target, touched.handle), "MPI_Win_flush", connection.peer);
-    touched.written = false;
+    library.check(library.flush(written.target, written.window->data), "MPI_Win_flush",
+                  connection.peer);
   }
+  forget_written(connection);
 }
 
+void MpiTransport::forget_written(Connection& connection) {
+  connection.written.clear();
+  connection.unflushed.store(false, std::memory_order_release);
+}
+
+// What was written is complete here only: a flag that comes later still has to flush it.
 void MpiTransport::settle(Connection& connection) {
-  MpiLibrary& library = world_->library();
-  for (Connection::Touched& touched : connection.touched) {
-    // Writes have requests that say so. Not asked about without need, which may wait for a peer
-    // that has left and calls MPI no more.
-    if (!touched.flagged) continue;
-    const MpiWorld::Blocking blocking(*world_, "MPI_Win_flush_local");
-    library.check(library.flush_local(touched.target, touched.handle), "MPI_Win_flush_local",
-                  connection.peer);
-    touched.flagged = false;
-  }
-  // What was written is complete here only: a flag that comes later still has to flush it.
-  std::erase_if(connection.touched, [](const Connection::Touched& touched) {
-    return !touched.written || touched.window.use_count() == 1;
-  });
-  connection.next_word = 0;
+  std::erase_if(connection.written,
+                [](const Connection::Written& written) { return written.window.use_count() == 1; });
   connection.busy.store(false, std::memory_order_release);
 }
 
@@ -99,7 +80,12 @@ void MpiTransport::begin(Connection& connection) {
       library.check(library.rput(operation.here, operation.bytes, operation.target, operation.at,
                                  operation.window->data, &operation.request),
                     "MPI_Rput", connection.peer);
-      touch(connection, operation, operation.window->data, true);
+      const bool known = std::any_of(
+          connection.written.begin(), connection.written.end(), [&](const auto& written) {
+            return written.window == operation.window && written.target == operation.target;
+          });
+      if (!known) connection.written.push_back({operation.window, operation.target});
+      connection.unflushed.store(true, std::memory_order_release);
     } else if (operation.kind == Kind::kGet) {
       library.check(library.rget(operation.here, operation.bytes, operation.target, operation.at,
                                  operation.window->data, &operation.request),
@@ -119,7 +105,7 @@ bool MpiTransport::finish(Connection& connection, Operation& operation) {
                               connection.peer);
       break;
     case Kind::kFlag:
-      send_flag(connection, operation);
+      done = send_flag(connection, operation);
       break;
     case Kind::kLocalFlag:
       operation.word->store(operation.value, std::memory_order_release);
@@ -151,7 +137,7 @@ bool MpiTransport::move(Connection& connection) {
   try {
     if (lost_[static_cast<std::size_t>(connection.peer)].load(std::memory_order_relaxed)) {
       drop(connection);
-      connection.touched.clear();
+      forget_written(connection);
       connection.busy.store(false, std::memory_order_release);
     } else {
       advance(connection);
@@ -228,7 +214,8 @@ void MpiTransport::help_library() {
   helped_.store(now, std::memory_order_relaxed);
   std::unique_lock<std::mutex> turn;
   if (!world_->try_turn(turn)) return;
-  world_->library().probe(world_->communicator());
+  for (int letters = 0; letters < kLettersAtOnce && world_->receive(); ++letters) {
+  }
 }
 
 // --- losses

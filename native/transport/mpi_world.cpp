@@ -76,11 +76,13 @@ struct MpiWorld::Pending {
 MpiWindow::~MpiWindow() { world->drop(*this); }
 
 const std::vector<Rank>& MpiWindow::ranks() const { return circle->members; }
+MpiWindowName MpiWindow::name() const { return {circle->key, number}; }
 
 MpiWorld::MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
                    std::set<Rank> near, Threads threads)
     : library_(std::move(library)),
       communicator_(communicator),
+      mail_(*library_, communicator),
       rank_(rank),
       size_(size),
       near_(std::move(near)),
@@ -187,6 +189,23 @@ MpiWindow* MpiWorld::own_window(const std::byte* data) const {
   return found == own_.end() ? nullptr : found->second;
 }
 
+bool MpiWorld::receive() {
+  const MpiLetter* letter = mail_.receive();
+  if (letter == nullptr) return false;
+  const std::lock_guard lock(mutex_);
+  // Of windows that are not there any more nobody looks at the memory.
+  const auto data = named_.find(letter->data);
+  if (letter->bytes > 0 && data != named_.end()) {
+    std::memcpy(data->second->own + letter->offset, mail_.bytes(), letter->bytes);
+  }
+  const auto board = named_.find(letter->board);
+  if (board != named_.end()) {
+    FlagWord& flag = board->second->own_board[letter->notification];
+    flag.store(letter->value, std::memory_order_release);
+  }
+  return true;
+}
+
 // Everybody is on the way to what all must call at once; whoever is not, by the deadline, ends it
 // for us. Only then does nothing else than MPI itself keep us in there.
 void MpiWorld::meet(Handle communicator, Deadline deadline, const std::function<void()>& help) {
@@ -246,8 +265,10 @@ void MpiWorld::settle(Pending& pending, Deadline deadline, const std::function<v
   if (unmapped > 0) n_unmapped_.fetch_add(1, std::memory_order_relaxed);
   window.number = circle.next++;
   window.own = pending.segment->data;
+  window.own_board = pending.segment->board;
   window.ready = true;
   own_[window.own] = &window;
+  named_[window.name()] = &window;
   circle.live.insert(&window);
 }
 
@@ -330,6 +351,7 @@ void MpiWorld::drop(MpiWindow& window) {
   const std::lock_guard lock(mutex_);
   const auto found = own_.find(window.own);
   if (found != own_.end() && found->second == &window) own_.erase(found);
+  named_.erase(window.name());
   window.circle->live.erase(&window);
   window.circle->dropped[window.number] = {window.data, window.board, window.region};
   const bool unmapped = std::any_of(window.members.begin(), window.members.end(),
@@ -340,7 +362,13 @@ void MpiWorld::drop(MpiWindow& window) {
 void MpiWorld::finish(double seconds) {
   if (size_ == 1 || !may_call()) return;
   try {
-    meet(communicator_, Deadline::in(seconds), [] {});
+    const auto collect = [this] {
+      const auto lock = turn();
+      while (receive()) {
+      }
+    };
+    meet(communicator_, Deadline::in(seconds), collect);
+    collect();
     const auto lock = turn();
     // Circles in the same order everywhere: those two ranks share come in one order on both.
     for (auto& [members, circle] : circles_) {

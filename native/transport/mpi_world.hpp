@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "transport/mpi_library.hpp"
+#include "transport/mpi_mail.hpp"
 #include "transport/transport.hpp"
 
 namespace pgasdl {
@@ -48,11 +49,13 @@ class MpiWindow {
   std::shared_ptr<Region> region;
   std::uint64_t number = 0;  // in its circle, the same on every member
   MpiCircle* circle = nullptr;
-  const std::byte* own = nullptr;  // this rank's data
+  std::byte* own = nullptr;  // this rank's data, and board
+  FlagWord* own_board = nullptr;
   int own_index = -1;
   std::vector<Member> members;
   const Member& member(int index) const { return members[static_cast<std::size_t>(index)]; }
   const std::vector<Rank>& ranks() const;  // of the members
+  MpiWindowName name() const;
 };
 
 // What RemoteSegment::keep holds.
@@ -83,7 +86,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   bool one_thread() const { return threads_ == Threads::kOne; }
   // This thread may call MPI, with turn() held.
   bool may_call() const { return threads_ != Threads::kOne || std::this_thread::get_id() == main_; }
-  // One thread at a time, where MPI wants it so, and where flags come as messages: see take().
+  // One thread at a time, where MPI wants it so, and where there is mail.
   [[nodiscard]] std::unique_lock<std::mutex> turn() {
     return threads_ == Threads::kMultiple && !needs_help() ? std::unique_lock<std::mutex>()
                                                            : std::unique_lock(serial_);
@@ -94,7 +97,9 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
     lock = std::unique_lock(serial_, std::try_to_lock);
     return lock.owns_lock();
   }
-  [[nodiscard]] std::unique_lock<std::mutex> alone() { return std::unique_lock(serial_); }
+  // With turn() held: letters to peers, and what came of theirs, put where it belongs.
+  MpiMail& mail() { return mail_; }
+  bool receive();  // true: something came
 
   // `created`: no memory of MPI's.
   std::string publish(LocalSegment& segment, std::span<const Rank> members, bool created);
@@ -136,6 +141,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
 
   const std::unique_ptr<MpiLibrary> library_;
   const Handle communicator_;
+  MpiMail mail_;
   const Rank rank_;
   const Rank size_;
   const std::set<Rank> near_;
@@ -146,6 +152,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   std::map<std::vector<Rank>, std::unique_ptr<MpiCircle>> circles_;
   std::map<std::uint64_t, std::unique_ptr<Pending>> pending_;  // by the key of their circle
   std::map<const std::byte*, MpiWindow*> own_;
+  std::map<MpiWindowName, MpiWindow*> named_;
   std::atomic<int> n_unmapped_{0};
   std::atomic<const char*> blocked_in_{nullptr};
   std::atomic<std::int64_t> blocked_since_{0};

@@ -131,8 +131,6 @@ class Transport {
   virtual void progress() {}
   // What peers send moves on in progress() too, a few pieces of a long message at each call.
   virtual bool receives_in_progress() const { return false; }
-  // The value of one of this rank's own flags, which is 0 afterwards; if needs_progress().
-  virtual std::uint32_t take(FlagWord& word) { return word.exchange(0, std::memory_order_acq_rel); }
 };
 
 }  // namespace pgasdl
