@@ -85,6 +85,23 @@ def test_notify_covers_writes_to_other_segments(ctx: Any) -> None:
 
 
 @contract(ranks=2, on=ORDERING)
+def test_notify_covers_completed_writes_to_bound_memory(ctx: Any) -> None:
+    """Some transports reach bound memory by other ways than what is mapped, and boards."""
+    n = 1 << 20
+    target, source, board = np.zeros(n, np.int32), ctx.segment(4 * n), ctx.segment(0)
+    bound, values = ctx.bind(target), source.numpy(np.int32)
+    peer = 1 - ctx.rank
+    for turn in range(1, 11):
+        values[:] = turn
+        ctx.barrier()
+        ctx.write(source[0 : 4 * n], peer, bound[0 : 4 * n])
+        ctx.wait()
+        ctx.notify(peer, board, 0, turn)
+        assert take(ctx, board, 0) == turn
+        assert (target == turn).all()
+
+
+@contract(ranks=2, on=ORDERING)
 def test_a_flag_covers_its_own_queue(ctx: Any) -> None:
     """Several queues at once: each queue's flag stands for that queue's writes."""
     n_queues, n = 4, 2048
