@@ -13,6 +13,8 @@ Known defects, and what is done about them (tests/mpi/test_mpi_defects.py tells 
 - Open MPI 4.1.4 (Debian 12): MPI_Compare_and_swap of a rank on its own memory, in a window over
   memory that is there, ends in a segmentation fault. Such atomics are the processor's, which this
   library's own are at the target, too.
+- MPICH 5.0.2 (PyPI) over UCX: what MPI_Iprobe has found, of any source and tag, an MPI_Irecv of any
+  source and tag does not receive, ever. Messages are taken by MPI_Improbe and MPI_Imrecv.
 - MPICH 5.0.2: its launcher kills all ranks as soon as one dies, so that survivors rarely come to
   name it (the launcher names its process). With ``-disable-auto-cleanup`` it sends SIGUSR1 to those
   that are left, of which they die; so that is not used.

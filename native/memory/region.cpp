@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 
 #include "sys/error.hpp"
 
@@ -16,11 +17,13 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // From here on a mapping asks for huge pages: fewer faults and TLB misses for large models.
 constexpr std::size_t kHugeFrom = 4u << 20;
 
+constexpr std::size_t kHugePage = 2u << 20;
+
 std::byte* map(int fd, std::size_t bytes) {
-  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (address == MAP_FAILED) {
-    throw_system(text("mapping ", bytes, " bytes of shared memory (vm.max_map_count, or memory)"),
-                 errno);
+    throw_system(text("mapping ", bytes, " bytes of memory (vm.max_map_count, or memory)"), errno);
   }
   if (bytes >= kHugeFrom) madvise(address, bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(address);
@@ -53,6 +56,18 @@ std::shared_ptr<Region> Region::create(std::size_t bytes, UniqueFd& fd) {
   }
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw_system("sealing a memfd", errno);
   return std::shared_ptr<Region>(new Region(map(fd.get(), bytes), bytes));
+}
+
+std::shared_ptr<Region> Region::create_private(std::size_t bytes) {
+  bytes = round_up(std::max<std::size_t>(bytes, 1), page_bytes());
+  if (bytes < kHugeFrom) return std::shared_ptr<Region>(new Region(map(-1, bytes), bytes));
+  // Only what begins at a multiple of a huge page is one: a page more, and the ends given back.
+  std::byte* mapped = map(-1, bytes + kHugePage);
+  const std::size_t before = -reinterpret_cast<std::uintptr_t>(mapped) % kHugePage;
+  std::byte* data = mapped + before;
+  if (before > 0) munmap(mapped, before);
+  munmap(data + bytes, kHugePage - before);
+  return std::shared_ptr<Region>(new Region(data, bytes));
 }
 
 std::shared_ptr<Region> Region::attach(int fd, std::size_t bytes) {

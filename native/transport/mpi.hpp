@@ -1,15 +1,14 @@
 // MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
 //
-// A flag goes out as an atomic REPLACE once the writes before it were flushed, for that is the only
-// order that MPI promises. Each request of a queue to a peer takes its place in their connection:
+// A flag goes out as a message (mpi_mail.hpp) once the writes before it were flushed, and a short
+// write with it. Each request of a queue to a peer takes its place in their connection: longer
 // writes are under way together, and whoever calls progress() looks whether those before a flag
 // have left, flushes, and sends the flag. That flush is the one thing that may wait for the peer's
-// MPI to be called: MPI has none that only asks.
+// MPI to be called, beside atomics: MPI has none that only asks.
 //
 // Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
 // plans load and store there, and writes and flags are our own stores, as MPI allows for such
-// windows: MPI_Put copies there, too, but at a third of the speed, and a REPLACE that is a memcpy
-// may store a flag twice.
+// windows: MPI_Put copies there, too, but at a third of the speed.
 //
 // MPI progresses when it is called: by waits, by turns, by the thread that watches over the ranks
 // at every heartbeat.

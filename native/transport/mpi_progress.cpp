@@ -18,15 +18,13 @@ void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target
   MpiLibrary& library = world_->library();
   const Aint at = window.member(target).data_at + static_cast<Aint>(atomic.offset);
   const Rank peer = window.ranks()[static_cast<std::size_t>(target)];
-  if (atomic.kind == Atomic::Kind::kFetchAdd) {
-    library.check(library.fetch_add(&atomic.operand, atomic.old, target, at, window.data),
-                  "MPI_Fetch_and_op", peer);
-  } else {
-    library.check(
-        library.compare_swap(&atomic.operand, &atomic.compare, atomic.old, target, at, window.data),
-        "MPI_Compare_and_swap", peer);
-  }
-  const MpiWorld::Blocking blocking(*world_, "MPI_Win_flush");
+  const bool adds = atomic.kind == Atomic::Kind::kFetchAdd;
+  const char* call = adds ? "MPI_Fetch_and_op" : "MPI_Compare_and_swap";
+  const MpiWorld::Blocking blocking(*world_, call);  // in Open MPI already this, not the flush only
+  library.check(adds ? library.fetch_add(&atomic.operand, atomic.old, target, at, window.data)
+                     : library.compare_swap(&atomic.operand, &atomic.compare, atomic.old, target,
+                                            at, window.data),
+                call, peer);
   library.check(library.flush(target, window.data), "MPI_Win_flush", peer);
 }
 
@@ -77,6 +75,7 @@ void MpiTransport::begin(Connection& connection) {
   for (; connection.n_begun < connection.operations.size(); ++connection.n_begun) {
     Operation& operation = connection.operations[connection.n_begun];
     if (operation.kind == Kind::kPut) {
+      const MpiWorld::Blocking blocking(*world_, "MPI_Rput");
       library.check(library.rput(operation.here, operation.bytes, operation.target, operation.at,
                                  operation.window->data, &operation.request),
                     "MPI_Rput", connection.peer);
@@ -87,6 +86,7 @@ void MpiTransport::begin(Connection& connection) {
       if (!known) connection.written.push_back({operation.window, operation.target});
       connection.unflushed.store(true, std::memory_order_release);
     } else if (operation.kind == Kind::kGet) {
+      const MpiWorld::Blocking blocking(*world_, "MPI_Rget");
       library.check(library.rget(operation.here, operation.bytes, operation.target, operation.at,
                                  operation.window->data, &operation.request),
                     "MPI_Rget", connection.peer);

@@ -288,6 +288,12 @@ void MpiWorld::allocate(Pending& pending) {
   std::byte* base = segment.region->data();
   std::uint64_t shift = 0;
   if (pending.created) {
+    if (!bound) {
+      segment.region = Region::create_private(bytes);
+      base = segment.region->data();
+      segment.data = base;
+      segment.board = reinterpret_cast<FlagWord*>(base + board_offset);
+    }
     window.region = segment.region;
     library_->check(library_->create(base, bytes, circle.communicator, &window.board),
                     "MPI_Win_create", -1);

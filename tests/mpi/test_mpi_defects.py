@@ -13,13 +13,13 @@ from mpi_rows import Row
 PROGRAM = mpi_jobs.PROGRAMS / "defect.py"
 
 
-def seen(mpi: Row, defect: str) -> subprocess.CompletedProcess[str]:
+def seen(mpi: Row, defect: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Two ranks of mpi4py alone, without what pgasdl sets."""
     environ, found = mpi.environ(mpi_jobs.environment()), mpi.found()
     environ.pop("OMPI_MCA_osc", None)
     return subprocess.run(
         found.command(2, [sys.executable, str(PROGRAM), defect]),
-        env=environ | found.environ(),
+        env=environ | found.environ() | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -45,3 +45,11 @@ def test_compare_and_swap_on_oneself(mpi: Row) -> None:
         assert "Segmentation fault" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
+
+
+def test_a_message_from_anybody_that_was_probed(mpi: Row) -> None:
+    done = seen(mpi, "message", UCX_TLS="tcp,self", MPIR_CVAR_NOLOCAL="1")
+    if "5.0.2" in done.stdout and mpi.kind == "mpich":
+        assert "never received" in done.stdout, "MPI_Iprobe would do in place of MPI_Improbe"
+    else:
+        assert done.returncode == 0, done.stdout + done.stderr

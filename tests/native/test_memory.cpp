@@ -48,6 +48,20 @@ void regions() {
   require_error(ErrorKind::kSystem, [&] { (void)Region::create(std::size_t{1} << 62, unused); });
 }
 
+void private_regions() {
+  constexpr std::size_t kMega = 1 << 20;
+  for (const std::size_t bytes : {std::size_t{1}, 5000 * page_bytes(), 8 * kMega + 3}) {
+    const auto region = Region::create_private(bytes);
+    CHECK(region->bytes() == round_up(bytes, page_bytes()));
+    const auto address = reinterpret_cast<std::uintptr_t>(region->data());
+    CHECK(address % (bytes < 4 * kMega ? page_bytes() : 2 * kMega) == 0);
+    for (std::size_t i = 0; i < region->bytes(); ++i) {
+      CHECK(region->data()[i] == std::byte{0});
+      region->data()[i] = std::byte{7};
+    }
+  }
+}
+
 int open_descriptors() {
   int count = 0;
   for (int fd = 0; fd < 1024; ++fd) count += fcntl(fd, F_GETFD) != -1 ? 1 : 0;
@@ -173,6 +187,7 @@ void nothing_left() {
 
 int main() {
   regions();
+  private_regions();
   strangers();
   bound_memory();
   exchanges();

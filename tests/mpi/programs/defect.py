@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 from mpi4py import MPI
@@ -24,6 +25,25 @@ def a_window() -> None:
     MPI.Win.Allocate(64, 1, MPI.INFO_NULL, MPI.COMM_WORLD).Free()
 
 
+def a_message_from_anybody() -> None:
+    comm = MPI.COMM_WORLD
+    sent = comm.Isend(bytearray(48), 1 - comm.rank)
+    while not comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG):
+        pass
+    received = comm.Irecv(bytearray(48), MPI.ANY_SOURCE, MPI.ANY_TAG)
+    end = time.monotonic() + 3
+    while not received.Test():
+        if time.monotonic() > end:
+            print("never received", flush=True)
+            comm.Abort(1)
+    sent.Wait()
+
+
 # Before what may be its end.
 print(MPI.Get_library_version().splitlines()[0], flush=True)
-{"own": compare_and_swap_on_oneself, "window": a_window}[sys.argv[1]]()
+DEFECTS = {
+    "message": a_message_from_anybody,
+    "own": compare_and_swap_on_oneself,
+    "window": a_window,
+}
+DEFECTS[sys.argv[1]]()

@@ -43,6 +43,9 @@ def main() -> None:
             while True:
                 ctx.write(segment[:8], 1, segment[8:16])
                 ctx.wait()
+        if HOW == "unanswered":
+            while True:
+                ctx.atomic_fetch_add(segment[8:16], 1, 1)
         try:
             ctx.notify_waitsome(segment)
         except pgasdl.PeerLost as error:
