@@ -48,9 +48,11 @@ class Waiter {
           check(what);
       }
     }
-    // Of a long message a piece comes at every look: whoever sleeps makes all that follow late.
+    // Of a long message a piece comes at every look: whoever sleeps makes all that follow late. But
+    // after long nobody is sending, and a wait takes no more of a core than it has to.
     const bool receives = transport_.receives_in_progress();
-    const Nanoseconds yield = receives ? std::max(yield_, kReceiving) : yield_;
+    const bool eager = receives && start - deadline.since() < kLong;
+    const Nanoseconds yield = eager ? std::max(yield_, kReceiving) : yield_;
     for (auto now = start; now - start < spin_ + yield; now = Clock::now()) {
       std::this_thread::yield();
       if (ready()) return Outcome::kDone;
@@ -80,7 +82,8 @@ class Waiter {
             std::clamp<Nanoseconds>((Clock::now() - start) / 50, kShortestSleep, kLongestSleep);
         std::this_thread::sleep_for(std::min<Nanoseconds>(left, period));
         const auto woke = Clock::now();
-        while (receives && Clock::now() - woke < period) {
+        const Nanoseconds look = eager ? period : kShortestSleep;
+        while (receives && Clock::now() - woke < look) {
           if (ready()) return Outcome::kDone;
           check(what);
           std::this_thread::yield();
@@ -97,6 +100,7 @@ class Waiter {
  private:
   static constexpr Nanoseconds kShortestSleep = std::chrono::microseconds(100);
   static constexpr Nanoseconds kReceiving = std::chrono::milliseconds(20);
+  static constexpr Nanoseconds kLong = std::chrono::seconds(1);
   static constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(1);
   void check(const char* what) {
     if (liveness_.alarmed()) liveness_.raise_alarm(what);

@@ -26,12 +26,13 @@ inline std::uint64_t ticks() {
 class Deadline {
  public:
   static Deadline in(double seconds) {
-    if (seconds <= 0) return Deadline(Clock::time_point::min());
-    if (seconds > 1e9) return Deadline(Clock::time_point::max());
-    return Deadline(Clock::now() + std::chrono::duration_cast<Nanoseconds>(
-                                       std::chrono::duration<double>(seconds)));
+    if (seconds <= 0) return once();
+    const auto now = Clock::now();
+    if (seconds > 1e9) return {Clock::time_point::max(), now};
+    return {now + std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(seconds)),
+            now};
   }
-  static Deadline once() { return Deadline(Clock::time_point::min()); }
+  static Deadline once() { return {Clock::time_point::min(), {}}; }
 
   bool one_try() const { return at_ == Clock::time_point::min(); }
   bool passed() const { return one_try() || Clock::now() >= at_; }
@@ -41,14 +42,18 @@ class Deadline {
     auto now = Clock::now();
     return now >= at_ ? Nanoseconds(0) : Nanoseconds(at_ - now);
   }
+  // Of a piece of the same wait.
   Deadline sooner(Nanoseconds from_now) const {
     auto other = Clock::now() + from_now;
-    return Deadline(other < at_ ? other : at_);
+    return {other < at_ ? other : at_, since_};
   }
+  // When the whole wait began.
+  Clock::time_point since() const { return since_; }
 
  private:
-  explicit Deadline(Clock::time_point at) : at_(at) {}
+  Deadline(Clock::time_point at, Clock::time_point since) : at_(at), since_(since) {}
   Clock::time_point at_;
+  Clock::time_point since_;
 };
 
 }  // namespace pgasdl
