@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import mpi_jobs
 import pytest
@@ -53,3 +55,21 @@ def test_a_message_from_anybody_that_was_probed(mpi: Row) -> None:
         assert "never received" in done.stdout, "MPI_Iprobe would do in place of MPI_Improbe"
     else:
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_abort_leaves_shared_memory(mpi: Row) -> None:
+    done = seen(mpi, "abort")
+    assert done.returncode != 0
+    files = [Path(name) for name in re.findall(r"/dev/shm/mpich_shm_\w+", done.stdout)]
+    left = [file for file in files if file.exists()]
+    for file in left:
+        file.unlink()
+    if "5.0.2" in done.stdout and mpi.kind == "mpich":
+        assert left, "whoever aborts need not unlink MPICH's shared memory now"
+
+
+def test_the_launcher_kills_survivors_at_once(mpi: Row) -> None:
+    done = seen(mpi, "killed")
+    assert done.returncode != 0
+    if "5.0.2" in done.stdout and mpi.kind == "mpich":
+        assert "goes on" not in done.stdout, "MPICH's survivors can name who died now"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -25,6 +28,25 @@ def a_window() -> None:
     MPI.Win.Allocate(64, 1, MPI.INFO_NULL, MPI.COMM_WORLD).Free()
 
 
+def abort() -> None:
+    MPI.COMM_WORLD.Barrier()
+    if MPI.COMM_WORLD.rank == 0:
+        names = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+        print([name for name in names if name.startswith("/dev/shm/mpich_shm_")], flush=True)
+        time.sleep(0.2)
+        MPI.COMM_WORLD.Abort(1)
+    MPI.COMM_WORLD.Barrier()
+
+
+def a_killed_rank() -> None:
+    MPI.COMM_WORLD.Barrier()
+    if MPI.COMM_WORLD.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(2)
+    print("goes on", flush=True)
+    MPI.COMM_WORLD.Abort(1)
+
+
 def a_message_from_anybody() -> None:
     comm = MPI.COMM_WORLD
     sent = comm.Isend(bytearray(48), 1 - comm.rank)
@@ -42,6 +64,8 @@ def a_message_from_anybody() -> None:
 # Before what may be its end.
 print(MPI.Get_library_version().splitlines()[0], flush=True)
 DEFECTS = {
+    "abort": abort,
+    "killed": a_killed_rank,
     "message": a_message_from_anybody,
     "own": compare_and_swap_on_oneself,
     "window": a_window,
