@@ -31,6 +31,7 @@ Known defects, and what is done about them (tests/mpi/test_mpi_defects.py tells 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import importlib.util
 import json
@@ -308,6 +309,7 @@ class _Kept:
             "no_check": mpi.MODE_NOCHECK,
             "any_source": mpi.ANY_SOURCE,
             "any_tag": mpi.ANY_TAG,
+            "source_in_status": _source_in_status(mpi),
             "own_by_processor": int(version(mpi).startswith("Open MPI v4.")),
         }
         self.world = _native.MpiWorld.make(
@@ -340,6 +342,14 @@ def _kept_with(mpi: Any, comm: MPI.Intracomm) -> _Kept:
     kept = _Kept(mpi)
     comm.Set_attr(_keyval, kept)
     return kept
+
+
+def _source_in_status(mpi: Any) -> int:
+    """Where a status has its source; each library has another place for it."""
+    status, rank = mpi.Status(), 0x5EED
+    status.Set_source(rank)
+    content = ctypes.string_at(mpi._addressof(status), mpi._sizeof(mpi.Status))
+    return content.index(rank.to_bytes(4, sys.byteorder))
 
 
 def _require_unified(mpi: Any, comm: MPI.Intracomm) -> None:

@@ -228,22 +228,23 @@ void MpiTransport::enqueue(Connection& connection, Operation::Kind kind, const M
 void MpiTransport::activate(Connection& connection) {
   if (connection.operations.empty()) return;
   connection.busy.store(true, std::memory_order_release);
-  if (!connection.listed) {
-    connection.listed = true;
-    const std::lock_guard lock(active_mutex_);
-    active_.push_back(&connection);
-    n_active_.store(active_.size(), std::memory_order_relaxed);
-  }
-  if (!world_->may_call()) return;
   // The thread that sends heartbeats must not wait for one that a lost peer keeps in MPI.
   std::unique_lock<std::mutex> turn;
-  if (!world_->try_turn(turn)) return;
-  begin(connection);
-  // What needs no flush leaves at once.
-  if (connection.operations.front().kind != Operation::Kind::kFlag || !connection.written.empty()) {
-    return;
+  if (world_->may_call() && world_->try_turn(turn)) {
+    begin(connection);
+    // What needs no flush leaves at once.
+    const bool leaves =
+        connection.operations.front().kind == Operation::Kind::kFlag && connection.written.empty();
+    if (leaves && move(connection) && connection.fault == nullptr) {
+      settle(connection);
+      return;
+    }
   }
-  if (move(connection) && connection.fault == nullptr) settle(connection);
+  if (connection.listed) return;
+  connection.listed = true;
+  const std::lock_guard lock(active_mutex_);
+  active_.push_back(&connection);
+  n_active_.store(active_.size(), std::memory_order_relaxed);
 }
 
 }  // namespace pgasdl

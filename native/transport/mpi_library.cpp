@@ -2,12 +2,14 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
+
 #include "sys/error.hpp"
 
 namespace pgasdl {
 namespace {
 
-// No status is looked at; every library's fits.
+// Every library's fits.
 struct Status {
   alignas(16) char bytes[256];
 };
@@ -98,14 +100,17 @@ class Calls final : public MpiLibrary {
     *request = ours(made);
     return code;
   }
-  int probe(Handle communicator, bool* there, Handle* message) override {
+  int probe(Handle communicator, bool* there, Handle* message, int* source) override {
     int flag = 0;
     H found;
     Status status;
     const int code = Improbe(constants_.any_source, constants_.any_tag, native(communicator), &flag,
                              &found, &status);
     *there = code == 0 && flag != 0;
-    if (*there) *message = ours(found);
+    if (*there) {
+      *message = ours(found);
+      std::memcpy(source, status.bytes + constants_.source_in_status, sizeof *source);
+    }
     return code;
   }
   int receive(void* to, int bytes, Handle* message, Handle* request) override {

@@ -28,6 +28,7 @@ class MpiLibrary {
     int no_check = 0;
     int any_source = 0;
     int any_tag = 0;
+    int source_in_status = 0;  // bytes from its beginning
     bool own_by_processor =
         false;  // atomics on own memory crash; the library's are the processor's
   };
@@ -57,9 +58,9 @@ class MpiLibrary {
   virtual int test(Handle* request, bool* done) = 0;
   virtual int isend(const void* from, int bytes, int peer, Handle communicator,
                     Handle* request) = 0;
-  // Whether a message has come, from any rank: it is taken out then, and received by itself. Lets
-  // the library work on what comes in.
-  virtual int probe(Handle communicator, bool* there, Handle* message) = 0;
+  // Whether a message has come, and from which rank: it is taken out then, and received by itself.
+  // Lets the library work on what comes in.
+  virtual int probe(Handle communicator, bool* there, Handle* message, int* source) = 0;
   virtual int receive(void* to, int bytes, Handle* message, Handle* request) = 0;
 
   // --- setup; those that are collective block until all have called them

@@ -1,5 +1,6 @@
 #include "transport/mpi_mail.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -20,34 +21,59 @@ void MpiMail::reap() {
   }
 }
 
+std::unique_ptr<MpiMail::Sheet> MpiMail::take_spare() {
+  if (spare_.empty()) return std::make_unique<Sheet>();
+  auto sheet = std::move(spare_.back());
+  spare_.pop_back();
+  return sheet;
+}
+
 bool MpiMail::send(int peer, const MpiLetter& letter, const std::byte* bytes) {
   reap();
-  if (under_way_.size() == kMostUnderWay) return false;
-  if (spare_.empty()) spare_.push_back(std::make_unique<Sheet>());
-  Sheet& sheet = *spare_.back();
-  sheet.letter = letter;
-  if (letter.bytes > 0) std::memcpy(sheet.bytes, bytes, letter.bytes);
-  library_.check(library_.isend(&sheet.letter, static_cast<int>(sizeof letter + letter.bytes), peer,
-                                communicator_, &sheet.request),
+  const auto there = std::count_if(under_way_.begin(), under_way_.end(),
+                                   [&](const auto& sheet) { return sheet->peer == peer; });
+  if (there >= kMostUnderWay) return false;
+  auto sheet = take_spare();
+  sheet->peer = peer;
+  sheet->letter = letter;
+  if (letter.bytes > 0) std::memcpy(sheet->bytes, bytes, letter.bytes);
+  library_.check(library_.isend(&sheet->letter, static_cast<int>(sizeof letter + letter.bytes),
+                                peer, communicator_, &sheet->request),
                  "MPI_Isend", peer);
-  under_way_.push_back(std::move(spare_.back()));
-  spare_.pop_back();
+  under_way_.push_back(std::move(sheet));
   return true;
 }
 
 const MpiLetter* MpiMail::receive() {
   reap();
-  if (!arriving_) {
-    bool there = false;
-    MpiLibrary::Handle message = 0;
-    if (library_.probe(communicator_, &there, &message) != 0 || !there) return nullptr;
+  if (read_ != nullptr) spare_.push_back(std::move(read_));
+  bool there = false;
+  MpiLibrary::Handle message = 0;
+  int source = 0;
+  if (library_.probe(communicator_, &there, &message, &source) == 0 && there) {
+    auto sheet = take_spare();
+    sheet->peer = source;
     constexpr int kMost = sizeof(MpiLetter) + kMostBytes;
-    if (library_.receive(&arrival_.letter, kMost, &message, &arrival_.request) != 0) return nullptr;
+    const int code = library_.receive(&sheet->letter, kMost, &message, &sheet->request);
+    (code == 0 ? arriving_ : spare_).push_back(std::move(sheet));
   }
-  bool done = false;
-  const bool well = library_.test(&arrival_.request, &done) == 0;
-  arriving_ = well && !done;
-  return well && done ? &arrival_.letter : nullptr;
+  for (auto at = arriving_.begin(); at != arriving_.end(); ++at) {
+    // A sender that stops in the middle of one keeps back its own only.
+    const bool waits = std::any_of(
+        arriving_.begin(), at, [&](const auto& earlier) { return earlier->peer == (*at)->peer; });
+    bool done = false;
+    const bool well = waits || library_.test(&(*at)->request, &done) == 0;
+    if (well && !done) continue;
+    auto sheet = std::move(*at);
+    arriving_.erase(at);
+    if (!well) {
+      spare_.push_back(std::move(sheet));
+      return nullptr;
+    }
+    read_ = std::move(sheet);
+    return &read_->letter;
+  }
+  return nullptr;
 }
 
 }  // namespace pgasdl

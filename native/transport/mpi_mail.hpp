@@ -41,30 +41,35 @@ class MpiMail {
   MpiMail(MpiLibrary& library, MpiLibrary::Handle communicator)
       : library_(library), communicator_(communicator) {}
 
-  // The bytes may change afterwards. False: too many are under way, nothing was sent.
+  // The bytes may change afterwards. False: too many are on their way there, nothing was sent.
   bool send(int peer, const MpiLetter& letter, const std::byte* bytes);
   // Lets the library work on what has come in. The letter that came, and its bytes, until the next
   // call; null: none.
   const MpiLetter* receive();
-  const std::byte* bytes() const { return arrival_.bytes; }
+  const std::byte* bytes() const { return read_->bytes; }
 
  private:
   struct Sheet {
     MpiLetter letter;
     std::byte bytes[kMostBytes];
     MpiLibrary::Handle request;
+    int peer;
   };
   static_assert(offsetof(Sheet, bytes) == sizeof(MpiLetter));
-  static constexpr std::size_t kMostUnderWay = 64;
+  using Sheets = std::vector<std::unique_ptr<Sheet>>;
+  // To one peer: one that has stopped must not take all that the library has for messages.
+  static constexpr int kMostUnderWay = 8;
 
+  std::unique_ptr<Sheet> take_spare();
   void reap();
 
   MpiLibrary& library_;
   const MpiLibrary::Handle communicator_;
-  std::vector<std::unique_ptr<Sheet>> spare_;
-  std::vector<std::unique_ptr<Sheet>> under_way_;
-  Sheet arrival_;
-  bool arriving_ = false;
+  Sheets spare_;
+  Sheets under_way_;
+  // In the order of their arrival, which is that of each sender's.
+  Sheets arriving_;
+  std::unique_ptr<Sheet> read_;
 };
 
 }  // namespace pgasdl

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pgasdl
 
 HOW = sys.argv[1]
+LETTER = 32 << 10  # the longest write that goes with its flag
 
 
 def leave_the_others() -> None:
@@ -34,9 +36,14 @@ def say_what_may_stay() -> None:
 def main() -> None:
     """Wait for what never comes."""
     with pgasdl.init(log="warning", timeout=60) as ctx:
-        segment = ctx.segment(64)
+        segment = ctx.segment(LETTER)
         say_what_may_stay()
         ctx.barrier()
+        if ctx.rank == 1 and HOW == "writing":
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+            while True:
+                ctx.write_notify(segment[:LETTER], 0, segment[:LETTER], 1)
+                ctx.wait()
         if ctx.rank == 1:
             leave_the_others()
         if HOW == "unread":
@@ -47,7 +54,8 @@ def main() -> None:
             while True:
                 ctx.atomic_fetch_add(segment[8:16], 1, 1)
         try:
-            ctx.notify_waitsome(segment)
+            while ctx.notify_waitsome(segment) is not None:
+                ctx.notify_reset(segment, 1)
         except pgasdl.PeerLost as error:
             if HOW != "stopped":
                 raise
