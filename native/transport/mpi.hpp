@@ -81,6 +81,7 @@ class MpiTransport final : public Transport {
     Rank peer = 0;
     std::deque<Operation> operations;
     std::size_t n_begun = 0;       // of operations, from the first
+    std::size_t flags_ahead = 0;   // among the begun
     std::unique_ptr<Error> fault;  // told to whoever asks next
     struct Written {
       std::shared_ptr<MpiWindow> window;
@@ -88,6 +89,8 @@ class MpiTransport final : public Transport {
     };
     std::vector<Written> written;        // since the last flush
     std::atomic<bool> unflushed{false};  // there is any
+    bool lettered = false;               // letters were sent that may not have been read
+    std::uint64_t question = 0;          // that asks whether they were
     std::atomic<bool> busy{false};       // there are operations
     bool listed = false;                 // among the active
   };
@@ -100,6 +103,7 @@ class MpiTransport final : public Transport {
   void atomic_here(const Atomic& atomic);
   void run(const Atomic& atomic, const MpiWindow& window, int target);
   bool send_flag(Connection& connection, const Operation& operation);
+  bool letters_read(Connection& connection);
   void flush(Connection& connection);
   static void forget_written(Connection& connection);
   static void settle(Connection& connection);

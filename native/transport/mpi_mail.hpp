@@ -22,8 +22,12 @@ struct MpiWindowName {
   auto operator<=>(const MpiWindowName&) const = default;
 };
 
-// What goes ahead of the bytes: where they belong, and the flag that they come with.
+// What goes ahead of the bytes: where they belong, and the flag that they come with. Or a question
+// whether all letters so far were put where they belong, which is answered with its number.
 struct MpiLetter {
+  enum class Kind : std::uint64_t { kFlag, kAsk, kAnswer };
+  Kind kind;
+  std::uint64_t question;
   MpiWindowName data;
   std::uint64_t offset;
   MpiWindowName board;
@@ -47,6 +51,7 @@ class MpiMail {
   // call; null: none.
   const MpiLetter* receive();
   const std::byte* bytes() const { return read_->bytes; }
+  int sender() const { return read_->peer; }
 
  private:
   struct Sheet {

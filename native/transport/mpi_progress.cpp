@@ -37,13 +37,26 @@ bool MpiTransport::send_flag(Connection& connection, const Operation& operation)
     return true;
   }
   const MpiLetter letter{
+      .kind = MpiLetter::Kind::kFlag,
+      .question = 0,
       .data = operation.data == nullptr ? MpiWindowName{} : operation.data->name(),
       .offset = operation.offset,
       .board = operation.window->name(),
       .notification = operation.notification,
       .value = operation.value,
       .bytes = static_cast<std::uint64_t>(operation.bytes)};
-  return world_->mail().send(connection.peer, letter, operation.here);
+  if (!world_->mail().send(connection.peer, letter, operation.here)) return false;
+  connection.lettered = true;
+  return true;
+}
+
+// What is read is what earlier letters wrote, which MPI_Rget would overtake.
+bool MpiTransport::letters_read(Connection& connection) {
+  if (!connection.lettered) return true;
+  if (!world_->answered(connection.peer, connection.question)) return false;
+  connection.question = 0;
+  connection.lettered = false;
+  return true;
 }
 
 void MpiTransport::flush(Connection& connection) {
@@ -68,7 +81,8 @@ void MpiTransport::settle(Connection& connection) {
   connection.busy.store(false, std::memory_order_release);
 }
 
-// Writes and reads begin together; the others keep their place until they are the first.
+// Writes and reads begin together; the others keep their place until they are the first, and so do
+// reads after letters.
 void MpiTransport::begin(Connection& connection) {
   using Kind = Operation::Kind;
   MpiLibrary& library = world_->library();
@@ -86,10 +100,13 @@ void MpiTransport::begin(Connection& connection) {
       if (!known) connection.written.push_back({operation.window, operation.target});
       connection.unflushed.store(true, std::memory_order_release);
     } else if (operation.kind == Kind::kGet) {
+      if (connection.flags_ahead > 0 || !letters_read(connection)) return;
       const MpiWorld::Blocking blocking(*world_, "MPI_Rget");
       library.check(library.rget(operation.here, operation.bytes, operation.target, operation.at,
                                  operation.window->data, &operation.request),
                     "MPI_Rget", connection.peer);
+    } else if (operation.kind == Kind::kFlag) {
+      ++connection.flags_ahead;
     }
   }
 }
@@ -122,7 +139,8 @@ bool MpiTransport::finish(Connection& connection, Operation& operation) {
 void MpiTransport::advance(Connection& connection) {
   std::deque<Operation>& operations = connection.operations;
   begin(connection);
-  while (!operations.empty() && finish(connection, operations.front())) {
+  while (connection.n_begun > 0 && finish(connection, operations.front())) {
+    if (operations.front().kind == Operation::Kind::kFlag) --connection.flags_ahead;
     operations.pop_front();
     --connection.n_begun;
   }
@@ -131,6 +149,7 @@ void MpiTransport::advance(Connection& connection) {
 void MpiTransport::drop(Connection& connection) {
   connection.operations.clear();
   connection.n_begun = 0;
+  connection.flags_ahead = 0;
 }
 
 bool MpiTransport::move(Connection& connection) {

@@ -189,9 +189,38 @@ MpiWindow* MpiWorld::own_window(const std::byte* data) const {
   return found == own_.end() ? nullptr : found->second;
 }
 
+bool MpiWorld::answered(Rank peer, std::uint64_t& question) {
+  if (question == 0) {
+    MpiLetter letter{};
+    letter.kind = MpiLetter::Kind::kAsk;
+    letter.question = questions_ + 1;
+    if (!mail_.send(peer, letter, nullptr)) return false;
+    question = ++questions_;
+  }
+  return answers_[peer] >= question;
+}
+
 bool MpiWorld::receive() {
+  std::erase_if(unanswered_, [&](const auto& asked) {
+    MpiLetter letter{};
+    letter.kind = MpiLetter::Kind::kAnswer;
+    letter.question = asked.second;
+    try {
+      return mail_.send(asked.first, letter, nullptr);
+    } catch (const Error&) {
+      return true;  // of a peer that is lost
+    }
+  });
   const MpiLetter* letter = mail_.receive();
   if (letter == nullptr) return false;
+  if (letter->kind == MpiLetter::Kind::kAsk) {
+    unanswered_.emplace_back(mail_.sender(), letter->question);
+    return true;
+  }
+  if (letter->kind == MpiLetter::Kind::kAnswer) {
+    answers_[mail_.sender()] = letter->question;
+    return true;
+  }
   const std::lock_guard lock(mutex_);
   // Of windows that are not there any more nobody looks at the memory.
   const auto data = named_.find(letter->data);

@@ -100,6 +100,9 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   // With turn() held: letters to peers, and what came of theirs, put where it belongs.
   MpiMail& mail() { return mail_; }
   bool receive();  // true: something came
+  // Asks whether all letters so far to `peer` were put where they belong; `question` is 0 until it
+  // could be sent. True: they were.
+  bool answered(Rank peer, std::uint64_t& question);
 
   // `created`: no memory of MPI's.
   std::string publish(LocalSegment& segment, std::span<const Rank> members, bool created);
@@ -142,6 +145,9 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   const std::unique_ptr<MpiLibrary> library_;
   const Handle communicator_;
   MpiMail mail_;
+  std::uint64_t questions_ = 0;
+  std::map<Rank, std::uint64_t> answers_;                   // the last of each peer
+  std::vector<std::pair<Rank, std::uint64_t>> unanswered_;  // their questions
   const Rank rank_;
   const Rank size_;
   const std::set<Rank> near_;

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_harness import ORDERING, contract
+from contract_harness import ORDERING, PROCESSES, contract
 
 import pgasdl
 
@@ -301,3 +301,18 @@ def test_pressure(ctx: Any) -> None:
         ctx.wait()
         assert (copy.numpy() == segment.numpy()[:n]).all()
         ctx.barrier()
+
+
+@contract(ranks=2, on=PROCESSES)
+def test_read_back(ctx: Any) -> None:
+    """A read on the same queue gives what was written there before with a flag."""
+    n = 1000
+    segment = ctx.segment(3 * n)
+    source, _, copy = segment.numpy().reshape(3, n)
+    peer = 1 - ctx.rank
+    for turn in range(1, 201):
+        source[:] = turn
+        ctx.write_notify(segment[0:n], peer, segment[n : 2 * n], 0, turn)
+        ctx.read(segment[2 * n : 3 * n], peer, segment[n : 2 * n])
+        ctx.wait()
+        assert (copy == turn).all()
