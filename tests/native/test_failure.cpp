@@ -164,6 +164,31 @@ void leaving() {
   });
 }
 
+// A source that is read late stays until then, whoever has given it up meanwhile.
+void source_outlives_its_segment(const Settings& settings) {
+  constexpr std::uint64_t kBytes = 1 << 20;
+  run(2, settings, [&](Local& local) {
+    const auto target = local.segment(kBytes);
+    auto source = local.segment(kBytes);
+    std::memset(source->local().data, 3, kBytes);
+    if (local.rank() == 1) source.reset();
+    local.barrier();
+    if (local.rank() == 0) {
+      {
+        const Slice mine{std::move(source), 0, kBytes};
+        const Slice theirs{target, 0, kBytes};
+        const Pair pair{&mine, &theirs};
+        CHECK(local.context.write({&pair, 1}, 1, 0, soon()) == Outcome::kDone);
+      }
+      local.notify(1, *target, 0, 5);
+    } else {
+      CHECK(local.await(*target, 0) == 5);
+      CHECK(items<char>(target)[kBytes - 1] == 3);
+    }
+    local.barrier();
+  });
+}
+
 // Threads of the closing rank itself, waiting in short pieces as the bindings do.
 void closed_under_its_threads() {
   run(2, {}, [&](Local& local) {
@@ -253,6 +278,7 @@ int main() {
   }
   failing_operation(all[4], Kind::kGdraa);
   leaving();
+  source_outlives_its_segment(all[3]);
   closed_under_its_threads();
   forked();
   std::puts("ok");
