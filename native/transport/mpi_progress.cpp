@@ -45,7 +45,7 @@ bool MpiTransport::send_flag(Connection& connection, const Operation& operation)
       .notification = operation.notification,
       .value = operation.value,
       .bytes = static_cast<std::uint64_t>(operation.bytes)};
-  if (!world_->mail().send(connection.peer, letter, operation.here)) return false;
+  if (!world_->send(connection.peer, letter, operation.here)) return false;
   connection.lettered = true;
   return true;
 }

@@ -189,7 +189,13 @@ MpiWindow* MpiWorld::own_window(const std::byte* data) const {
   return found == own_.end() ? nullptr : found->second;
 }
 
+bool MpiWorld::send(Rank peer, const MpiLetter& letter, const std::byte* bytes) {
+  const std::lock_guard lock(mail_mutex_);
+  return mail_.send(peer, letter, bytes);
+}
+
 bool MpiWorld::answered(Rank peer, std::uint64_t& question) {
+  const std::lock_guard lock(mail_mutex_);
   if (question == 0) {
     MpiLetter letter{};
     letter.kind = MpiLetter::Kind::kAsk;
@@ -201,6 +207,8 @@ bool MpiWorld::answered(Rank peer, std::uint64_t& question) {
 }
 
 bool MpiWorld::receive() {
+  const std::unique_lock mine(mail_mutex_, std::try_to_lock);
+  if (!mine.owns_lock()) return false;  // another thread is at it
   std::erase_if(unanswered_, [&](const auto& asked) {
     MpiLetter letter{};
     letter.kind = MpiLetter::Kind::kAnswer;

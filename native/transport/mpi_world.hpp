@@ -86,19 +86,19 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   bool one_thread() const { return threads_ == Threads::kOne; }
   // This thread may call MPI, with turn() held.
   bool may_call() const { return threads_ != Threads::kOne || std::this_thread::get_id() == main_; }
-  // One thread at a time, where MPI wants it so, and where there is mail.
+  // One thread at a time, where MPI wants it so.
   [[nodiscard]] std::unique_lock<std::mutex> turn() {
-    return threads_ == Threads::kMultiple && !needs_help() ? std::unique_lock<std::mutex>()
-                                                           : std::unique_lock(serial_);
+    return threads_ == Threads::kMultiple ? std::unique_lock<std::mutex>()
+                                          : std::unique_lock(serial_);
   }
   // False if another thread is inside: whoever only helps on does not wait for it.
   [[nodiscard]] bool try_turn(std::unique_lock<std::mutex>& lock) {
-    if (threads_ == Threads::kMultiple && !needs_help()) return true;
+    if (threads_ == Threads::kMultiple) return true;
     lock = std::unique_lock(serial_, std::try_to_lock);
     return lock.owns_lock();
   }
   // With turn() held: letters to peers, and what came of theirs, put where it belongs.
-  MpiMail& mail() { return mail_; }
+  bool send(Rank peer, const MpiLetter& letter, const std::byte* bytes);
   bool receive();  // true: something came
   // Asks whether all letters so far to `peer` were put where they belong; `question` is 0 until it
   // could be sent. True: they were.
@@ -144,6 +144,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
 
   const std::unique_ptr<MpiLibrary> library_;
   const Handle communicator_;
+  std::mutex mail_mutex_;  // of what follows; not held in calls of MPI that wait
   MpiMail mail_;
   std::uint64_t questions_ = 0;
   std::map<Rank, std::uint64_t> answers_;                   // the last of each peer

@@ -326,7 +326,7 @@ def test_handle_misuse(ctx: Any) -> None:
         with pytest.raises(pgasdl.PlanError, match="under way"):
             handle.start()
         with pytest.raises(pgasdl.Timeout, match="waits for notification"):
-            handle.wait(0.5)
+            handle.wait(0.02)
         ctx.notify(1, flag, 0)
         handle.wait()
     else:
