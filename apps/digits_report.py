@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from pgasdl.exchange import Timing
+    from pgasdl.training.exchange import Timing
 
 Floats = npt.NDArray[np.float64]
 

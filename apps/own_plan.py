@@ -47,7 +47,7 @@ def main() -> None:
                 print(f"simulated, 32 ranks, 400 bytes: {plan} {us:.1f} us")
             print(f"right for 1 to 8 ranks; with one phase: {wrong[0].rule}")
         array = np.empty(1000, np.float32)
-        handle = ctx.allreduce_handle(array)  # the policy chooses
+        handle = ctx.allreduce_handle(array, op="mean")  # the policy chooses
         for turn in range(5):
             array[:] = ctx.rank + turn
             handle()

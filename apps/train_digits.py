@@ -25,8 +25,8 @@ from digits_report import Trace, draw, table
 from torch import Tensor, nn
 
 import pgasdl
-from pgasdl.exchange import Block, GradientExchange
 from pgasdl.plans import PLANS
+from pgasdl.training.exchange import Block, GradientExchange
 
 
 class Layer:

@@ -15,12 +15,13 @@ Importing this package loads nothing else: what is used is loaded on first use, 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
+    from pgasdl.collectives.handle import Collective as Collective
+    from pgasdl.config import Limits as Limits
     from pgasdl.context import Context as Context
-    from pgasdl.context import Limits as Limits
     from pgasdl.errors import AlignmentError as AlignmentError
     from pgasdl.errors import BootstrapError as BootstrapError
     from pgasdl.errors import BufferRefused as BufferRefused
@@ -37,17 +38,15 @@ if TYPE_CHECKING:
     from pgasdl.errors import SegmentError as SegmentError
     from pgasdl.errors import Timeout as Timeout
     from pgasdl.errors import UnavailableError as UnavailableError
-    from pgasdl.exchange import Block as Block
-    from pgasdl.exchange import GradientExchange as GradientExchange
     from pgasdl.group import Group as Group
-    from pgasdl.handle import Collective as Collective
+    from pgasdl.runtime.init import init as init
     from pgasdl.segment import Segment as Segment
-    from pgasdl.startup import init as init
-
-__version__ = "0.1.0"
+    from pgasdl.training.exchange import Block as Block
+    from pgasdl.training.exchange import GradientExchange as GradientExchange
 
 _HOMES = {
-    "context": ["Context", "Limits"],
+    "config": ["Limits"],
+    "context": ["Context"],
     "errors": [
         "AlignmentError",
         "BootstrapError",
@@ -66,11 +65,11 @@ _HOMES = {
         "Timeout",
         "UnavailableError",
     ],
-    "exchange": ["Block", "GradientExchange"],
     "group": ["Group"],
-    "handle": ["Collective"],
     "segment": ["Segment"],
-    "startup": ["init"],
+    "collectives.handle": ["Collective"],
+    "training.exchange": ["Block", "GradientExchange"],
+    "runtime.init": ["init"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -78,22 +77,31 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_native":  # `from pgasdl import _native` asks here first
+        return _load_native()
+    if name == "__version__":  # pyproject.toml has it
+        from importlib.metadata import version
+
+        return version("pgasdl")
     module = _HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'pgasdl' has no attribute {name!r}")
-    try:
-        value = getattr(import_module(f"pgasdl.{module}"), name)
-    except ImportError as error:
-        if find_spec("pgasdl._native") is None:
-            raise ImportError(
-                f"{__path__[0]} has no compiled part (pgasdl._native). It is the source folder, "
-                "found before the installed package: work in another folder, or install with "
-                "pip install -e ."
-            ) from error
-        raise
+    value = getattr(import_module(f"pgasdl.{module}"), name)
     globals()[name] = value
     return value
 
 
+def _load_native() -> Any:
+    """Return the compiled part. Raises ImportError that says what to do where there is none."""
+    try:
+        return import_module("pgasdl._native")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{__path__[0]} has no compiled part (pgasdl._native). If it is the source folder, "
+            "found before the installed package: start a program that lies in another folder, or "
+            "set PYTHONSAFEPATH=1, or pip install -e .; if nothing is installed: pip install ."
+        ) from error
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__all__, "__version__"])

@@ -2,7 +2,7 @@
 
 import sys
 
-from pgasdl.cli import main
+from pgasdl.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -32,26 +32,31 @@ class SegmentCore:
     def __init__(self, group: GroupCore, nbytes: int, notifications: int, bound: int, timeout: float | None) -> None: ...
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Number of the segment, the same on every member."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of this rank's copy."""
 
     @property
-    def notifications(self) -> int: ...
+    def notifications(self) -> int:
+        """Number of notifications of this rank's copy."""
 
     @property
-    def bound(self) -> bool: ...
+    def bound(self) -> bool:
+        """Whether the memory was allocated elsewhere (:meth:`Context.bind`)."""
 
     @property
-    def deleted(self) -> bool: ...
+    def deleted(self) -> bool:
+        """Whether this rank's copy was given up."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Where this rank's copy begins in its memory."""
 
     def nbytes_of(self, peer: int) -> int:
-        """Bytes of ``peer``'s copy."""
+        """Return the bytes of ``peer``'s copy."""
 
     def prefault(self) -> None:
         """
@@ -62,7 +67,7 @@ class SegmentCore:
 
     def delete(self) -> None:
         """
-        Gives this rank's copy up. Peers' copies stay reachable; views keep their memory.
+        Give this rank's copy up. Peers' copies stay reachable; views keep their memory.
         """
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -101,6 +106,11 @@ class MpiWorld:
     def finish(self, seconds: float) -> None:
         """Frees all windows, if every rank comes here in time."""
 
+def common_ancestor(pids: Sequence[int]) -> int:
+    """
+    The nearest process that each of these is or descends from, 0 if there is none.
+    """
+
 def host_identity() -> str:
     """Equal for processes that can map each other's memory."""
 
@@ -119,6 +129,9 @@ class ContextCore:
 
     def _world(self) -> GroupCore: ...
 
+    def _seconds(self, timeout: float | None) -> float:
+        """A timeout, checked, or the default."""
+
     def _close(self, arg: bool, /) -> None: ...
 
     def _record(self) -> str: ...
@@ -134,13 +147,16 @@ class ContextCore:
     def _acknowledge(self) -> None: ...
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This rank's number, 0 <= rank < size."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks in the job."""
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether the context was closed."""
 
     @property
     def timeout(self) -> float:
@@ -155,17 +171,25 @@ class ContextCore:
 
         Parameters
         ----------
-        source : n bytes of a local segment, ``seg[0:4096]``; n = 0 does nothing
-        peer : rank, 0 <= peer < size
-        target : n bytes of a segment of ``peer``
-        queue : order holds inside one queue only
-        timeout : seconds to wait for a free place; None: the context's default, 0: one try
+        source : Slice
+            n bytes of a local segment, ``seg[0:4096]``; n = 0 does nothing.
+        peer : int
+            Rank, 0 <= peer < size.
+        target : Slice
+            n bytes of a segment of ``peer``.
+        queue : int, default 0
+            Order holds inside one queue only.
+        timeout : float, optional
+            Seconds to wait for a free place; None: the context's default, 0: one try.
 
         Raises
         ------
-        QueueFull : nothing was posted; ``wait(queue)`` and repeat
-        PeerLost : ``peer`` is gone
-        RankError, SegmentError, QueueError : no such rank, slice or queue; nothing was posted
+        QueueFull
+            Nothing was posted; ``wait(queue)`` and repeat.
+        PeerLost
+            ``peer`` is gone.
+        RankError, SegmentError, QueueError
+            No such rank, slice or queue; nothing was posted.
 
         Notes
         -----
@@ -180,14 +204,19 @@ class ContextCore:
 
         Parameters
         ----------
-        target : n bytes of a local segment
-        peer : rank
-        source : n bytes of a segment of ``peer``
-        queue, timeout : as for ``write``
+        target : Slice
+            n bytes of a local segment.
+        peer : int
+            Rank.
+        source : Slice
+            n bytes of a segment of ``peer``.
+        queue, timeout
+            As for ``write``.
 
         Raises
         ------
-        QueueFull, PeerLost, RankError, SegmentError, QueueError : as for ``write``
+        QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write``.
 
         Notes
         -----
@@ -200,12 +229,15 @@ class ContextCore:
 
         Parameters
         ----------
-        pairs : sequence of (source, target) slices, at most 65536
-        peer, queue, timeout : as for ``write``
+        pairs : Sequence[tuple[Slice, Slice]]
+            Sequence of (source, target) slices, at most 65536.
+        peer, queue, timeout
+            As for ``write``.
 
         Raises
         ------
-        as ``write``; nothing is posted if any pair is refused
+        QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write``; nothing is posted if any pair is refused.
 
         Notes
         -----
@@ -218,12 +250,15 @@ class ContextCore:
 
         Parameters
         ----------
-        pairs : sequence of (target, source) slices, at most 65536
-        peer, queue, timeout : as for ``read``
+        pairs : Sequence[tuple[Slice, Slice]]
+            Sequence of (target, source) slices, at most 65536.
+        peer, queue, timeout
+            As for ``read``.
 
         Raises
         ------
-        as ``read``; nothing is posted if any pair is refused
+        QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``read``; nothing is posted if any pair is refused.
 
         Notes
         -----
@@ -238,16 +273,23 @@ class ContextCore:
 
         Parameters
         ----------
-        peer : rank
-        segment : whose board at ``peer`` is meant
-        notification : 0 <= notification < segment.notifications at ``peer``
-        value : 1 <= value < 2**32; a second one before the reset overwrites the first
-        queue, timeout : as for ``write``
+        peer : int
+            Rank.
+        segment : Segment
+            Whose board at ``peer`` is meant.
+        notification : int
+            0 <= notification < segment.notifications at ``peer``.
+        value : int, default 1
+            1 <= value < 2**32; a second one before the reset overwrites the first.
+        queue, timeout
+            As for ``write``.
 
         Raises
         ------
-        NotificationError : id or value out of range
-        QueueFull, PeerLost, RankError, SegmentError, QueueError : as for ``write``
+        NotificationError
+            Id or value out of range.
+        QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write``.
 
         Notes
         -----
@@ -263,19 +305,29 @@ class ContextCore:
 
         Parameters
         ----------
-        source : n bytes of a local segment, ``seg[0:4096]``; n = 0 raises the notification alone
-        peer : rank, 0 <= peer < size
-        target : n bytes of a segment of ``peer``, which also holds the notification
-        notification : 0 <= notification < segment.notifications at ``peer``
-        value : 1 <= value < 2**32; 0 means "not raised" and is refused
-        queue : order holds inside one queue only
-        timeout : seconds to wait for a free place; None: the context's default, 0: one try
+        source : Slice
+            n bytes of a local segment, ``seg[0:4096]``; n = 0 raises the notification alone.
+        peer : int
+            Rank, 0 <= peer < size.
+        target : Slice
+            n bytes of a segment of ``peer``, which also holds the notification.
+        notification : int
+            0 <= notification < segment.notifications at ``peer``.
+        value : int, default 1
+            1 <= value < 2**32; 0 means "not raised" and is refused.
+        queue : int, default 0
+            Order holds inside one queue only.
+        timeout : float, optional
+            Seconds to wait for a free place; None: the context's default, 0: one try.
 
         Raises
         ------
-        QueueFull : nothing was posted; ``wait(queue)`` and repeat
-        PeerLost : ``peer`` is gone
-        NotificationError, RankError, SegmentError, QueueError : out of range; nothing was posted
+        QueueFull
+            Nothing was posted; ``wait(queue)`` and repeat.
+        PeerLost
+            ``peer`` is gone.
+        NotificationError, RankError, SegmentError, QueueError
+            Out of range; nothing was posted.
 
         Notes
         -----
@@ -288,14 +340,19 @@ class ContextCore:
 
         Parameters
         ----------
-        pairs : sequence of (source, target) slices, at most 65536; may be empty
-        peer : rank
-        segment, notification, value : the notification, as for ``notify``
-        queue, timeout : as for ``write``
+        pairs : Sequence[tuple[Slice, Slice]]
+            Sequence of (source, target) slices, at most 65536; may be empty.
+        peer : int
+            Rank.
+        segment, notification, value
+            The notification, as for ``notify``.
+        queue, timeout
+            As for ``write``.
 
         Raises
         ------
-        as ``write_notify``; nothing is posted if any pair is refused
+        NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write_notify``; nothing is posted if any pair is refused.
 
         Notes
         -----
@@ -311,14 +368,19 @@ class ContextCore:
 
         Parameters
         ----------
-        target : n bytes of a local segment; n = 0 raises the notification alone
-        peer : rank
-        source : n bytes of a segment of ``peer``
-        notification, value, queue, timeout : as for ``write_notify``
+        target : Slice
+            n bytes of a local segment; n = 0 raises the notification alone.
+        peer : int
+            Rank.
+        source : Slice
+            n bytes of a segment of ``peer``.
+        notification, value, queue, timeout
+            As for ``write_notify``.
 
         Raises
         ------
-        as ``write_notify``
+        NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write_notify``.
 
         Notes
         -----
@@ -331,14 +393,19 @@ class ContextCore:
 
         Parameters
         ----------
-        pairs : sequence of (target, source) slices, at most 65536; may be empty
-        peer : rank
-        segment, notification, value : the notification on this rank's board of ``segment``
-        queue, timeout : as for ``write``
+        pairs : Sequence[tuple[Slice, Slice]]
+            Sequence of (target, source) slices, at most 65536; may be empty.
+        peer : int
+            Rank.
+        segment, notification, value
+            The notification on this rank's board of ``segment``.
+        queue, timeout
+            As for ``write``.
 
         Raises
         ------
-        as ``write_notify``; nothing is posted if any pair is refused
+        NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write_notify``; nothing is posted if any pair is refused.
 
         Notes
         -----
@@ -354,14 +421,19 @@ class ContextCore:
 
         Parameters
         ----------
-        queue : a queue's id
-        timeout : seconds; None: the context's default, 0: one try
+        queue : int, default 0
+            A queue's id.
+        timeout : float, optional
+            Seconds; None: the context's default, 0: one try.
 
         Raises
         ------
-        Timeout : requests are still under way; call again
-        PeerLost : a rank was lost meanwhile
-        QueueError : no such queue
+        Timeout
+            Requests are still under way; call again.
+        PeerLost
+            A rank was lost meanwhile.
+        QueueError
+            No such queue.
 
         Notes
         -----
@@ -374,21 +446,29 @@ class ContextCore:
 
         Parameters
         ----------
-        segment : whose board on this rank is meant
-        first : first id of the range
-        count : how many ids; None: all from ``first`` on; 0 returns None at once
-        timeout : seconds; None: the context's default, 0: one try
+        segment : Segment
+            Whose board on this rank is meant.
+        first : int, default 0
+            First id of the range.
+        count : int, optional
+            How many ids; None: all from ``first`` on; 0 returns None at once.
+        timeout : float, optional
+            Seconds; None: the context's default, 0: one try.
 
         Returns
         -------
-        int : an id that is raised. It stays raised until ``notify_reset``; repeated calls go round the
-            range, so that no id starves.
+        int
+            An id that is raised. It stays raised until ``notify_reset``; repeated calls go round the range,
+            so that no id starves.
 
         Raises
         ------
-        Timeout : none is raised; names the range
-        PeerLost : a rank was lost, or all others have left
-        NotificationError : the range leaves the board
+        Timeout
+            None is raised; names the range.
+        PeerLost
+            A rank was lost, or all others have left.
+        NotificationError
+            The range leaves the board.
 
         Notes
         -----
@@ -401,16 +481,20 @@ class ContextCore:
 
         Parameters
         ----------
-        segment : whose board on this rank is meant
-        notification : id
+        segment : Segment
+            Whose board on this rank is meant.
+        notification : int
+            Id.
 
         Returns
         -------
-        int : the value, 0 if it was not raised. Of several threads exactly one gets each value.
+        int
+            The value, 0 if it was not raised. Of several threads exactly one gets each value.
 
         Raises
         ------
-        NotificationError : id out of range
+        NotificationError
+            Id out of range.
 
         Notes
         -----
@@ -423,20 +507,28 @@ class ContextCore:
 
         Parameters
         ----------
-        target : 8 bytes of a segment of ``peer``, at a multiple of 8
-        peer : rank
-        value : -2**63 <= value < 2**63; the sum wraps
-        timeout : seconds; None: the context's default
+        target : Slice
+            8 bytes of a segment of ``peer``, at a multiple of 8.
+        peer : int
+            Rank.
+        value : int
+            -2**63 <= value < 2**63; the sum wraps.
+        timeout : float, optional
+            Seconds; None: the context's default.
 
         Returns
         -------
-        int : the old value, unsigned
+        int
+            The old value, unsigned.
 
         Raises
         ------
-        AlignmentError : not 8 bytes at a multiple of 8
-        UnavailableError : the peer's memory was bound, not created (shm)
-        PeerLost, RankError, SegmentError : as for ``write``
+        AlignmentError
+            Not 8 bytes at a multiple of 8.
+        UnavailableError
+            The peer's memory was bound, not created (shm).
+        PeerLost, RankError, SegmentError
+            As for ``write``.
 
         Notes
         -----
@@ -449,19 +541,26 @@ class ContextCore:
 
         Parameters
         ----------
-        target : 8 bytes of a segment of ``peer``, at a multiple of 8
-        peer : rank
-        compare : the expected value, 0 <= compare < 2**64
-        swap : the new value
-        timeout : seconds; None: the context's default
+        target : Slice
+            8 bytes of a segment of ``peer``, at a multiple of 8.
+        peer : int
+            Rank.
+        compare : int
+            The expected value, 0 <= compare < 2**64.
+        swap : int
+            The new value.
+        timeout : float, optional
+            Seconds; None: the context's default.
 
         Returns
         -------
-        int : the old value; the exchange took place if it equals ``compare``
+        int
+            The old value; the exchange took place if it equals ``compare``.
 
         Raises
         ------
-        as ``atomic_fetch_add``
+        AlignmentError, UnavailableError, PeerLost, RankError, SegmentError
+            As for ``atomic_fetch_add``.
 
         Notes
         -----
@@ -469,15 +568,17 @@ class ContextCore:
         """
 
     def queue_size(self, queue: int = 0) -> int:
-        """Requests posted on ``queue`` since it was last waited for."""
+        """Return the requests posted on ``queue`` since it was last waited for."""
 
     def queue_create(self) -> int:
-        """A new queue's id. Raises QueueError when ``limits.queues`` exist."""
+        """
+        Make a queue and return its id; QueueError when ``limits.queues`` exist.
+        """
 
     def _reconnect(self, arg: int, /) -> None: ...
 
     def queue_delete(self, queue: int) -> None:
-        """Frees a queue's id; wait for it first."""
+        """Free a queue's id; wait for it first."""
 
 class GroupCore:
     """Ranks that act together; see pgasdl.Group."""
@@ -501,9 +602,9 @@ class GroupCore:
 
     def allgather(self, reduction: bool, what: str, fingerprint: int, mine: bytes, timeout: float | None = None) -> list[bytes]: ...
 
-    exchange_bytes: int
-
-    reduce_bytes: int
+    @property
+    def half_bound(self) -> int:
+        """Address of memory whose binding ended half way, or 0."""
 
     def passive_send(self, data: object, peer: int, timeout: float | None = None) -> None: ...
 
@@ -511,35 +612,70 @@ class GroupCore:
 
     def remove(self) -> None: ...
 
-class BoundPlan:
-    """A plan bound to memory, ready to run repeatedly."""
+class Reach(enum.Enum):
+    """How a plan gets at the caller's array."""
 
-    def __init__(self, context: ContextCore, name: str, rank: int, size: int, notifications: int, buffers: Sequence[tuple[str, int]], lanes: Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]], bindings: Sequence[tuple[SegmentCore, int, str]], ranks: Sequence[int], board: SegmentCore, first_notification: int, tag: int) -> None: ...
+    IN_PLACE = 0
+    """It lies where the plan works."""
 
-    def start(self, generation: int = 0) -> None:
+    REBASED = 1
+    """The plan is told where it lies."""
+
+    COPIED = 2
+    """To where the plan works, and back."""
+
+class Numbering:
+    """Numbers executions that share notifications of a board."""
+
+    def __init__(self, board: SegmentCore, first: int, count: int, exclusive: bool = False) -> None: ...
+
+    @property
+    def under_way(self) -> bool:
+        """An exclusive one has begun, and its result was not taken."""
+
+    @property
+    def failed(self) -> bool:
+        """Of an exclusive one: nothing can follow."""
+
+    def enter(self, what: str) -> None:
+        """MismatchError if another thread is inside."""
+
+    def leave(self) -> None: ...
+
+class Execution:
+    """A collective bound to memory, which runs any number of times."""
+
+    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, reach: Reach = Reach.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0) -> None: ...
+
+    def start(self) -> None:
         """
         Begin the next execution; as many steps as go through at once are taken.
         """
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Until done (True), or a Call waits for an answer (False)."""
+    def wait(self, *, timeout: float | None = None) -> None:
+        """Until its result is there; returns at once if none is under way."""
 
-    def run(self, timeout: float | None = None, generation: int = 0) -> bool:
-        """start() and wait() in one call."""
+    def run(self, *, timeout: float | None = None) -> None:
+        """start() and wait(); what a run() that did not end has begun goes on."""
 
-    def rebase(self, buffer: str, address: int) -> None:
-        """Let this rank's copy of a buffer lie elsewhere."""
+    def run_on(self, owner: object, address: int, nbytes: int, *, timeout: float | None = None) -> None:
+        """run() on memory of `owner`; the caller has entered the numbering."""
 
-    def watch(self, first: int, count: int) -> None: ...
+    def close(self) -> None:
+        """Nothing of it moves any more; idempotent."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def done(self) -> bool: ...
+    def under_way(self) -> bool:
+        """It has begun, and its result was not taken."""
 
     @property
-    def generation(self) -> int: ...
+    def idle(self) -> bool:
+        """
+        It can begin: nothing is under way, it did not fail and was not closed.
+        """
 
     @property
     def times(self) -> tuple[float, float]:
@@ -561,6 +697,9 @@ class Call:
     @property
     def count(self) -> int: ...
 
+def serve_with(context: ContextCore, serve: object) -> None:
+    """Whom waits call when a Call waits for an answer."""
+
 def turn(context: ContextCore) -> bool:
     """Advance every live plan as far as it goes without blocking."""
 
@@ -575,71 +714,51 @@ def reduce(destinations: Sequence[tuple[int, str]], sources: Sequence[tuple[int,
     The kernel the executor uses, on (address, dtype) pairs; nothing is checked.
     """
 
-class Reach(enum.Enum):
-    """How a plan gets at the caller's array."""
-
-    IN_PLACE = 0
-    """It lies where the plan works."""
-
-    REBASED = 1
-    """The plan is told where it lies."""
-
-    COPIED = 2
-    """To where the plan works, and back."""
-
 class AllreduceCalls:
-    """Executions of one group's ctx.allreduce, and the calls made before."""
+    """Which execution each call of ctx.allreduce made before runs."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, numbering: Numbering) -> None: ...
 
     @property
     def number(self) -> int:
-        """Executions that have ended."""
+        """Executions that have begun."""
 
     @number.setter
     def number(self, arg: int, /) -> None: ...
 
     @property
-    def generation(self) -> int:
-        """Of the next execution."""
-
-    @property
     def last(self) -> tuple[Any, ...]:
         """What remember() was told of the last call."""
 
-    def turn(self, region: int) -> int:
-        """Executions of a region's plans."""
-
-    def executed(self, region: int) -> None: ...
-
-    def remember(self, array: object, op: object, plan: object | None, phases: Sequence[object], region: int, reach: Reach, description: tuple[Any, ...]) -> None: ...
+    def remember(self, array: object, op: object, plan: object | None, execution: object, description: tuple[Any, ...]) -> None: ...
 
     def forget(self) -> None: ...
 
-    def resume(self) -> None: ...
+    def take_interrupted(self) -> bool:
+        """Whether run() left the call `last` under way; tells it once."""
 
-    def run(self, array: object | None, op: object | None, plan: object | None, timeout: float | None) -> bool: ...
+    def run(self, array: object | None, op: object | None, plan: object | None, timeout: float | None) -> bool:
+        """False: not made before, or the last one did not end."""
 
 class LayerSchedule:
     """Which layers are ready, and how far each bucket's exchange is."""
 
     def __init__(self, context: ContextCore, buckets: Sequence[Sequence[int]]) -> None: ...
 
-    def bind(self, bucket: int, phases: Sequence[object]) -> None: ...
+    def bind(self, bucket: int, executions: Sequence[Execution]) -> None: ...
 
     def require(self, layer: int) -> None:
         """PlanError, ClosedError, or nothing."""
 
-    def ready(self, layer: int) -> bool:
-        """True if a Call waits for the program."""
+    def ready(self, layer: int) -> None:
+        """Begin its exchange, and make a turn."""
 
-    def turn(self) -> bool:
-        """True if a Call waits for the program."""
+    def turn(self) -> None: ...
 
-    def wait(self, layer: int, timeout: float | None = None) -> bool:
-        """False if a Call waits for the program: answer it and wait again."""
+    def wait(self, layer: int, *, timeout: float | None = None) -> None:
+        """Until its exchange is over."""
 
-    def finish(self, bucket: int, timeout: float | None = None) -> bool:
+    def finish(self, bucket: int, *, timeout: float) -> None:
         """wait() for a whole bucket."""
 
     def executions(self, layer: int) -> int:
@@ -657,8 +776,12 @@ class LayerSchedule:
     def end(self, why: str) -> None:
         """From now on ready and wait raise ClosedError."""
 
-    def release(self) -> None:
-        """Let go of the plans."""
+    def close(self) -> None:
+        """Nothing of it moves any more."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way, and nothing failed."""
 
     @property
     def ended(self) -> str | None: ...
@@ -709,6 +832,11 @@ def verbs_devices(device: str | None = None, port: int | None = None, gid: int |
 
 def verbs_missing(device: str | None = None, port: int | None = None, gid: int | None = None) -> str:
     """Why there is no verbs transport here; empty if there is."""
+
+def transports() -> dict[str, str]:
+    """
+    The table of transports: each one's name, and why it was left out of this build if it was.
+    """
 
 class Floor:
     """

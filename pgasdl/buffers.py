@@ -25,6 +25,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),
 }
+# Layers, blocks and copies begin at cache lines; two ranks' writes never share one.
+ALIGNMENT = 64
+
 _NATIVE = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
@@ -49,12 +52,18 @@ class Memory:
         return native_dtype(self.dtype)
 
 
+def aligned(nbytes: int) -> int:
+    """Round up to whole cache lines."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def native_dtype(dtype: npt.DTypeLike) -> str:
-    """The core's name of a dtype ("float32", "bfloat16" ...).
+    """Return the core's name of a dtype ("float32", "bfloat16" ...).
 
     Raises
     ------
-    BufferRefused   not float32, float64, float16, bfloat16, int32 or int64
+    BufferRefused
+        Not float32, float64, float16, bfloat16, int32 or int64.
     """
     name = _NATIVE.get(np.dtype(as_numpy_dtype(dtype)))
     if name is None:
@@ -63,7 +72,7 @@ def native_dtype(dtype: npt.DTypeLike) -> str:
 
 
 def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """A NumPy dtype from a NumPy or PyTorch dtype, or one of the core's names."""
+    """Return a NumPy dtype from a NumPy or PyTorch dtype, or one of the core's names."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return np.dtype(DTYPES[dtype])
     torch = sys.modules.get("torch")
@@ -79,12 +88,15 @@ def memory_of(buffer: object, *, writable: bool = True) -> Memory:
 
     Parameters
     ----------
-    buffer : C-contiguous memory on the host
-    writable : refuse memory that may not be written to
+    buffer : object
+        C-contiguous memory on the host.
+    writable : bool, default True
+        Refuse memory that may not be written to.
 
     Raises
     ------
-    BufferRefused   strided, read-only, on a device, or no memory at all
+    BufferRefused
+        Strided, read-only, on a device, or no memory at all.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):

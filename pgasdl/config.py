@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pgasdl.errors import ConfigError
+from pgasdl.transports import AUTO, SETTINGS
 
 PREFIX = "PGASDL_"
 
 Address = tuple[str, int]
+
+PASSIVE_BYTES = 65536
 
 
 class Parser(Protocol):
@@ -29,29 +32,37 @@ class Parser(Protocol):
     """
 
     @property
-    def accepted(self) -> str: ...
+    def accepted(self) -> str:
+        """What it accepts, for messages."""
 
-    def parse(self, text: str) -> object: ...
+    def parse(self, text: str) -> object:
+        """Turn a variable's text into a value."""
 
-    def check(self, value: object) -> object: ...
+    def check(self, value: object) -> object:
+        """Turn an argument into a value."""
 
 
 @dataclass(frozen=True)
 class Integer:
+    """An integer in a range, both ends included."""
+
     low: int
     high: int
 
     @property
     def accepted(self) -> str:
+        """What it accepts, for messages."""
         return f"an integer from {self.low} to {self.high}"
 
     def parse(self, text: str) -> int:
+        """Turn a variable's text into a value."""
         # int() alone would take "1_000", " 1 " and other scripts' digits. 20 digits bound its work.
         if not re.fullmatch(r"[0-9]{1,20}", text):
             raise ValueError
         return self.check(int(text))
 
     def check(self, value: object) -> int:
+        """Turn an argument into a value."""
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError
         number = int(value.__index__())
@@ -62,14 +73,18 @@ class Integer:
 
 @dataclass(frozen=True)
 class Seconds:
+    """Seconds in a range, both ends included."""
+
     low: float
     high: float
 
     @property
     def accepted(self) -> str:
+        """What it accepts, for messages."""
         return f"seconds, from {self.low:g} to {self.high:g}"
 
     def parse(self, text: str) -> float:
+        """Turn a variable's text into a value."""
         if not re.fullmatch(
             r"([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?", text
         ):
@@ -77,6 +92,7 @@ class Seconds:
         return self.check(float(text))
 
     def check(self, value: object) -> float:
+        """Turn an argument into a value."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError
         if not math.isfinite(value) or not self.low <= value <= self.high:
@@ -85,17 +101,22 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
+    """One of several names."""
+
     names: tuple[str, ...]
 
     @property
     def accepted(self) -> str:
+        """What it accepts, for messages."""
         return "one of " + ", ".join(self.names)
 
     def parse(self, text: str) -> str:
+        """Turn a variable's text into a value."""
         return self.check(text)
 
     def check(self, value: object) -> str:
+        """Turn an argument into a value."""
         if not isinstance(value, str) or value not in self.names:
             raise ValueError
         return value
@@ -103,13 +124,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Text:
+    """Text that a pattern matches as a whole."""
+
     pattern: str
     accepted: str
 
     def parse(self, text: str) -> str:
+        """Turn a variable's text into a value."""
         return self.check(text)
 
     def check(self, value: object) -> str:
+        """Turn an argument into a value."""
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if not isinstance(value, str) or not re.fullmatch(self.pattern, value, re.DOTALL):
@@ -119,15 +144,19 @@ class Text:
 
 @dataclass(frozen=True)
 class HostPort:
+    """A host and a port."""
+
     accepted: str = "HOST:PORT, or [IPV6]:PORT, with a port from 1 to 65535"
 
     def parse(self, text: str) -> Address:
+        """Turn a variable's text into a value."""
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([\w.-]+)):([0-9]{1,5})", text, re.ASCII)
         if match is None:
             raise ValueError
         return self.check((match[1] or match[2], int(match[3])))
 
     def check(self, value: object) -> Address:
+        """Turn an argument into a value."""
         if isinstance(value, str):
             return self.parse(value)
         if not isinstance(value, tuple) or len(value) != 2:
@@ -151,9 +180,11 @@ class Variable:
 
     @property
     def field(self) -> str:
+        """Its field of :class:`Config`."""
         return self.name.removeprefix(PREFIX).lower()
 
     def parse(self, text: str) -> object:
+        """Turn its text into a value; ConfigError names it."""
         try:
             return self.parser.parse(text)
         except (ValueError, TypeError):
@@ -162,6 +193,7 @@ class Variable:
             ) from None
 
     def check(self, value: object) -> object:
+        """Turn an argument into a value; ConfigError names it."""
         try:
             return self.parser.check(value)
         except (ValueError, TypeError):
@@ -171,7 +203,6 @@ class Variable:
             ) from None
 
 
-TRANSPORTS = ("auto", "shm", "loopback", "verbs", "mpi")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _RANKS = 2**20
 _RANK = Integer(0, _RANKS - 1)
@@ -202,7 +233,7 @@ VARIABLES: tuple[Variable, ...] = (
         None,
         "file with the job's secret, at least 32 random bytes, mode 0600, owned by you",
     ),
-    Variable("PGASDL_TRANSPORT", Choice(TRANSPORTS), "auto", "how bytes reach the peers"),
+    Variable("PGASDL_TRANSPORT", OneOf(SETTINGS), AUTO, "how bytes reach the peers"),
     Variable(
         "PGASDL_VERBS_DEVICE",
         Text(r"[A-Za-z0-9_.-]{1,64}", "the name of an RDMA device, as ibv_devices lists it"),
@@ -213,7 +244,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PGASDL_VERBS_GID", Integer(0, 4095), None, "GID index; unset: the best"),
     Variable(
         "PGASDL_MPI_WINDOWS",
-        Choice(("allocated", "created")),
+        OneOf(("allocated", "created")),
         "allocated",
         "windows of transport mpi: memory of MPI's own, or made over ours (no /dev/shm needed)",
     ),
@@ -249,7 +280,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "PGASDL_PROGRESS",
-        Choice(("turn", "thread")),
+        OneOf(("turn", "thread")),
         "turn",
         "who advances exchanges: the training loop's calls, or a thread of their own",
     ),
@@ -262,9 +293,13 @@ VARIABLES: tuple[Variable, ...] = (
         3.0,
         "silence after which a rank counts as stopped",
     ),
-    Variable("PGASDL_LOG", Choice(LOG_LEVELS), "info", "least level that is logged"),
+    Variable("PGASDL_LOG", OneOf(LOG_LEVELS), "info", "least level that is logged"),
     Variable("PGASDL_TRACE", _PATH, None, "directory of flight records; unset: standard error"),
 )
+
+OVERSUBSCRIBED_YIELD_US = 20_000
+
+_LEAST_HEARTBEATS = 3  # within stopped_after; the native layer has the same limit
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 _BY_FIELD = {variable.field: variable for variable in VARIABLES}
@@ -272,6 +307,32 @@ _BY_FIELD = {variable.field: variable for variable in VARIABLES}
 
 def _nearest(name: str, known: Mapping[str, Variable]) -> str:
     return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a context admits.
+
+    Attributes
+    ----------
+    notifications : int
+        Of a segment that names no number; any segment may have up to 2**28.
+    queues, queue_depth : int
+        Queues at once; requests in one between two waits.
+    list_elements : int
+        Transfers in one list operation.
+    passive_bytes : int
+        Longest passive message.
+    allreduce_bytes : int
+        Largest piece of :meth:`Group.allreduce` that travels at once.
+    """
+
+    notifications: int
+    queues: int
+    queue_depth: int
+    list_elements: int = 65536
+    passive_bytes: int = PASSIVE_BYTES
+    allreduce_bytes: int = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +366,16 @@ class Config:
     log: str
     trace: str | None
 
+    def __post_init__(self) -> None:
+        if self.stopped_after * 1e3 < _LEAST_HEARTBEATS * self.heartbeat_ms:
+            raise ConfigError(
+                f"PGASDL_HEARTBEAT_MS={self.heartbeat_ms} and PGASDL_STOPPED_AFTER="
+                f"{self.stopped_after:g}: a stopped rank would never be noticed; at least "
+                f"{_LEAST_HEARTBEATS} heartbeats have to fit in, so ask for one at least every "
+                f"{int(self.stopped_after * 1e3 / _LEAST_HEARTBEATS)} ms, or wait for longer than "
+                f"{_LEAST_HEARTBEATS * self.heartbeat_ms / 1e3:g} s"
+            )
+
     @classmethod
     def from_environment(
         cls, environ: Mapping[str, str] | None = None, **arguments: object
@@ -313,12 +384,15 @@ class Config:
 
         Parameters
         ----------
-        environ : the variables; None: ``os.environ``
-        arguments : fields by name; None means "not given"
+        environ : Mapping[str, str], optional
+            The variables; None: ``os.environ``.
+        **arguments : object
+            Fields by name; None means "not given".
 
         Raises
         ------
-        ConfigError   an unknown variable or argument, or a value that cannot be right
+        ConfigError
+            An unknown variable or argument, or a value that cannot be right.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {variable.field: variable.default for variable in VARIABLES}
@@ -343,14 +417,41 @@ class Config:
                 values[field] = None
         return cls(**{**values, **given})
 
+    @property
+    def limits(self) -> Limits:
+        """What a context with these settings admits."""
+        return Limits(self.notifications, self.queues, self.queue_depth)
+
+    def core_options(self, *, oversubscribed: bool) -> dict[str, Any]:
+        """Return what the core is told of these settings.
+
+        With fewer cores than ranks, whoever spins keeps the rank it waits for from running, and
+        whoever sleeps is woken late: a wait gives its core away, again and again.
+        """
+        least_yield_us = OVERSUBSCRIBED_YIELD_US if oversubscribed else 0
+        return {
+            "timeout": self.timeout,
+            "queue_depth": self.queue_depth,
+            "queues": self.queues,
+            "passive_bytes": PASSIVE_BYTES,
+            "spin_us": 0 if oversubscribed else self.spin_us,
+            "yield_us": max(self.yield_us, least_yield_us),
+            "heartbeat_ms": self.heartbeat_ms,
+            "stopped_after": self.stopped_after,
+            "verbs_device": self.verbs_device,
+            "verbs_port": self.verbs_port,
+            "verbs_gid": self.verbs_gid,
+            "mpi_created": self.mpi_windows == "created",
+        }
+
     def replace(self, **changes: object) -> Config:
-        """The same settings with some fields changed, checked like arguments."""
+        """Return the same settings with some fields changed, checked like arguments."""
         checked = {field: _BY_FIELD[field].check(value) for field, value in changes.items()}
         return dataclasses.replace(self, **checked)  # type: ignore[arg-type]
 
 
 def format_value(value: object) -> str:
-    """A field's value the way its variable is written."""
+    """Return a field's value the way its variable is written."""
     if value is None:
         return "unset"
     if isinstance(value, tuple):

@@ -1,61 +1,30 @@
-"""The context: one rank of a job."""
+"""The context: one rank of a job, and all that a program asks of it.
+
+A facade: memory is in ``segment``, collectives in ``collectives``, and the job that start-up made
+is behind :class:`Job`. Of the one-sided operations nothing lies between a program and the core.
+"""
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
-import secrets
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from pgasdl import _native, flight
-from pgasdl.allreduce import AllreduceCache
-from pgasdl.bootstrap import Store
+from pgasdl import _native
 from pgasdl.buffers import memory_of
-from pgasdl.collective import Workspace
-from pgasdl.config import Config
-from pgasdl.errors import PeerLost, PlanError, RankError, Timeout, UnavailableError
-from pgasdl.formation import Formation
+from pgasdl.collectives.allreduce import AllreduceCache
+from pgasdl.collectives.handle import Collective, kind_of
+from pgasdl.collectives.policy import Policy
+from pgasdl.collectives.resources import AnswerCalls, Resources
+from pgasdl.config import Config, Limits
+from pgasdl.errors import RankError, UnavailableError
 from pgasdl.group import Group
-from pgasdl.handle import Collective, kind_of
-from pgasdl.launch.detect import Launch
-from pgasdl.plans import outside
-from pgasdl.policy import load
-from pgasdl.routes import Place, Routes, choose, require_one_choice
+from pgasdl.job import Job
 from pgasdl.segment import Segment, SegmentTable
-
-if TYPE_CHECKING:
-    from pgasdl.exchange import GradientExchange
-
-log = logging.getLogger("pgasdl")
-
-PASSIVE_BYTES = 65536
-CROWDED_YIELD_US = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a context admits.
-
-    Attributes
-    ----------
-    notifications : of a segment that names no number; any segment may have up to 2**28
-    queues, queue_depth : queues at once; requests in one between two waits
-    list_elements : transfers in one list operation
-    passive_bytes : longest passive message
-    allreduce_bytes : largest piece of :meth:`Group.allreduce` that travels at once
-    """
-
-    notifications: int
-    queues: int
-    queue_depth: int
-    list_elements: int = 65536
-    passive_bytes: int = PASSIVE_BYTES
-    allreduce_bytes: int = 8192
+from pgasdl.topology import Topology
 
 
 class Context(_native.ContextCore):
@@ -64,85 +33,52 @@ class Context(_native.ContextCore):
     The one-sided operations (``write``, ``write_notify``, ``notify_waitsome`` ...) may be called
     from any thread. Leaving the ``with`` block closes the context; leaving it by an exception tells
     the other ranks, whose waits then end with :class:`PeerLost`.
+
+    Attributes
+    ----------
+    config : Config
+        Its settings.
+    topology : Topology
+        Ranks, hosts and routes.
+    launch : Launch
+        The place of this rank in the job.
+    policy : Policy
+        Which plan for which size; may be empty.
+    world : Group
+        The group of all ranks.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        launch: Launch,
-        store: Store,
-        world: _native.LoopbackWorld | None = None,
-        mapped: bool = True,
-        mpi: _native.MpiWorld | None = None,
-    ) -> None:
-        self._loopback_mapped = mapped
+    def __init__(self, config: Config, topology: Topology, policy: Policy, job: Job) -> None:
         self.config = config
-        self.launch = launch
-        self._store = store
-        self._world_of_threads = world
-        outside.load(config.plan_modules or "")
-        self.policy = load(config.policy or "")
-        asked = "loopback" if world is not None else config.transport
-        plans = ", ".join(outside.names())
-        place = Place.here(launch, config, asked, str(self.policy), plans, mpi is not None)
-        places = list(map(Place.decoded, store.exchange("place", place.encoded(), config.timeout)))
-        self.hosts = tuple(place.host for place in places)
-        created = any(place.created for place in places)
-        self._near = mpi.near if mpi is not None and not created else set()
-        require_one_choice(launch.rank, places)
-        if world is None:
-            self.routes = choose(launch.rank, places)
-        else:
-            self.routes = Routes(("loopback",) * launch.size, "threads of one process")
-        # With fewer cores than ranks, whoever spins keeps the rank it waits for from running, and
-        # whoever sleeps is woken late: a wait gives its core away, again and again.
-        self.crowded = any(place.crowded for place in places)
-        if launch.rank == 0:
-            store.put("token", secrets.token_bytes(16))
-        token = store.get("token", owner=0)
+        self.topology = topology
+        self.launch = topology.launch
+        self.policy = policy
+        self._job = job
         super().__init__(
-            launch.rank,
-            launch.size,
-            list(self.routes.names),
-            token,
-            world,
-            timeout=config.timeout,
-            queue_depth=config.queue_depth,
-            queues=config.queues,
-            passive_bytes=PASSIVE_BYTES,
-            spin_us=0 if self.crowded else config.spin_us,
-            yield_us=max(config.yield_us, CROWDED_YIELD_US) if self.crowded else config.yield_us,
-            heartbeat_ms=config.heartbeat_ms,
-            stopped_after=config.stopped_after,
-            verbs_device=config.verbs_device,
-            verbs_port=config.verbs_port,
-            verbs_gid=config.verbs_gid,
-            mpi=mpi,
-            mpi_created=config.mpi_windows == "created",
+            self.launch.rank,
+            self.launch.size,
+            list(topology.routes.names),
+            job.token,
+            job.threads,
+            mpi=job.mpi,
+            **config.core_options(oversubscribed=topology.oversubscribed),
         )
-        self._connect(store.exchange("endpoint", self._endpoint()))
-        self._join(store.exchange("world", self._open()), config.timeout)
-        self.world = Group(self, self._world())
-        self._formation = Formation(self, store)
-        self._workspaces: dict[tuple[int, ...], Workspace] = {}
-        self._allreduces = AllreduceCache(self)
-        self.segments = SegmentTable(self._allreduces.forget)
-        self.exchanges: list[GradientExchange] = []
+        self._connect(job.exchange("endpoint", self._endpoint()))
+        self._join(job.exchange("world", self._open()), config.timeout)
+        self.world = Group(self, topology, self._world())
+        self.segments = SegmentTable(self)
+        self.resources = Resources(self, self.segments, policy)
+        self._allreduces = AllreduceCache(self.resources)
+        self.segments.watch(self._allreduces.forget)
+        _native.serve_with(self, AnswerCalls(self.resources))
         if config.progress == "thread":
             _native.progress_thread(self, True)
-        self.world.barrier(config.timeout)
-        log.info(
-            "rank %d of %d: %s",
-            self.rank,
-            self.size,
-            self.routes,
-        )
+        self.world.barrier(timeout=config.timeout)
 
     @property
     def limits(self) -> Limits:
         """What this context admits."""
-        config = self.config
-        return Limits(config.notifications, config.queues, config.queue_depth)
+        return self.config.limits
 
     # --- memory
 
@@ -159,18 +95,27 @@ class Context(_native.ContextCore):
 
         Parameters
         ----------
-        nbytes : of this rank's copy, 0 <= nbytes; ranks may differ. Zero-filled, page-aligned
-        device : "cpu"
-        notifications : of this rank's copy; None: ``limits.notifications``
-        group : None: all ranks
-        timeout : seconds; None: the context's default. After a Timeout the same call continues
+        nbytes : int
+            Of this rank's copy, 0 <= nbytes; ranks may differ. Zero-filled, page-aligned.
+        device : str, default "cpu"
+            "cpu".
+        notifications : int, optional
+            Of this rank's copy; None: ``limits.notifications``.
+        group : Group, optional
+            None: all ranks.
+        timeout : float, optional
+            Seconds; None: the context's default. After a Timeout the same call continues.
 
         Raises
         ------
-        Timeout         names the ranks that have not called it
-        MismatchError   a rank is in another collective
-        SegmentError, NotificationError   impossible sizes
-        UnavailableError   a device that is not to be had
+        Timeout
+            Names the ranks that have not called it.
+        MismatchError
+            A rank is in another collective.
+        SegmentError, NotificationError
+            Impossible sizes.
+        UnavailableError
+            A device that is not available.
 
         Notes
         -----
@@ -181,11 +126,7 @@ class Context(_native.ContextCore):
         if device != "cpu":
             raise UnavailableError(f'device {device!r}: segments are host memory so far ("cpu")')
         number = self.config.notifications if notifications is None else notifications
-        segment = Segment(group or self.world, nbytes, number, timeout=timeout)
-        self.segments.add(segment)
-        if not (group or self.world).mapped:
-            self.segments.keep(segment)
-        return segment
+        return self.segments.make(group or self.world, nbytes, number, timeout)
 
     def bind(
         self,
@@ -199,55 +140,35 @@ class Context(_native.ContextCore):
 
         Parameters
         ----------
-        buffer : contiguous, writable host memory: array, tensor, anything with the buffer protocol.
-            It is kept alive, and must not be resized, until the segment is deleted
-        notifications, group, timeout : as for :meth:`segment`
+        buffer : object
+            Contiguous, writable host memory: array, tensor, anything with the buffer protocol. It
+            is kept alive, and must not be resized, until the segment is deleted.
+        notifications, group, timeout
+            As for :meth:`segment`.
 
         Raises
         ------
-        BufferRefused   strided, read-only, on a device, or no memory
-        UnavailableError   when a peer may not reach this process's memory (on first use)
+        BufferRefused
+            Strided, read-only, on a device, or no memory.
+        UnavailableError
+            When a peer may not reach this process's memory (on first use).
 
         Notes
         -----
         Peers reach it by process_vm_writev and process_vm_readv (shm), not by loads and stores:
-        plans that need mapped memory refuse it. GASPI: gaspi_segment_bind, gaspi_segment_use.
+        plans that need mapped memory refuse it. Where Yama restricts such calls (ptrace_scope 1)
+        this process admits, from the first bind on, its one peer or the launcher of all and what
+        that started; ranks without a common launcher admit every process of their user, and say so.
+        GASPI: gaspi_segment_bind, gaspi_segment_use.
         """
         memory = memory_of(buffer)
         number = self.config.notifications if notifications is None else notifications
-        if memory.nbytes == 0:
-            return Segment(group or self.world, 0, number, timeout=timeout)
-        segment = Segment(
-            group or self.world, memory.nbytes, number, memory.owner, memory.address, timeout
-        )
-        self.segments.keep(segment)
-        return segment
+        return self.segments.bind(group or self.world, memory, number, timeout)
 
     @property
     def mapped(self) -> bool:
         """Whether every rank can load from and store to every other's segments."""
         return self.world.mapped
-
-    def maps(self, ranks: Sequence[int]) -> bool:
-        """Whether each of ``ranks``, this one among them, maps segments of theirs; known alike."""
-        if self.routes.names[self.rank] == "mpi":  # windows are shared by all members, or by none
-            return self._near.issuperset(ranks)
-        one_host = len({self.hosts[rank] for rank in ranks}) == 1
-        return one_host and self.mapped_inside
-
-    @property
-    def mapped_inside(self) -> bool:
-        """Whether ranks on one machine do so whatever group they are in; the same on all ranks."""
-        if self._world_of_threads is not None:
-            return self._loopback_mapped
-        return self.routes.names[self.rank] == "shm"
-
-    def workspace(self, group: Group, timeout: float | None = None) -> Workspace:
-        """The group's own memory for collectives; made by the first that needs it. Collective."""
-        found = self._workspaces.get(group.ranks)
-        if found is None:
-            found = self._workspaces[group.ranks] = Workspace(self, group, timeout)
-        return found
 
     # --- groups and collectives
 
@@ -256,14 +177,19 @@ class Context(_native.ContextCore):
 
         Parameters
         ----------
-        ranks : the members, this rank among them
-        timeout : seconds; None: the context's default. After a Timeout the same call continues
+        ranks : Iterable[int]
+            The members, this rank among them.
+        timeout : float, optional
+            Seconds; None: the context's default. After a Timeout the same call continues.
 
         Raises
         ------
-        RankError   no such rank, a rank twice, or this rank is not among them
-        Timeout     names the rank that has not called it
-        PeerLost    a member is gone
+        RankError
+            No such rank, a rank twice, or this rank is not among them.
+        Timeout
+            Names the rank that has not called it.
+        PeerLost
+            A member is gone.
 
         Notes
         -----
@@ -273,40 +199,49 @@ class Context(_native.ContextCore):
         self._require_usable()
         for member in members:
             self._require_peer(member, "group")
-        return self._formation.form(members, self.timeout if timeout is None else timeout)
+        core = self._job.form(self, members, self._seconds(timeout))
+        return Group(self, self.topology, core)
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, *, timeout: float | None = None) -> None:
         """``world.barrier``: wait until every rank is here."""
-        self.world.barrier(timeout)
+        self.world.barrier(timeout=timeout)
 
     def allreduce(
         self,
         array: Any,
-        op: str = "mean",
+        op: str = "sum",
         *,
         group: Group | None = None,
         plan: str | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Replace every rank's array by the mean (or sum) of all. Collective.
+        """Replace every rank's array by the sum (or mean) of all. Collective.
 
         Parameters
         ----------
-        array : contiguous and writable, same size and dtype on all ranks: array, tensor, or a
-            segment slice (float32). float32, float64, float16, bfloat16, int32, int64
-        op : "mean" or "sum"; integers can be summed only
-        group : None: all ranks
-        plan : name of an algorithm; None: chosen by size
-        timeout : seconds; None: the context's default
+        array : array_like
+            Contiguous and writable, same size and dtype on all ranks: array, tensor, or a segment
+            slice (float32). float32, float64, float16, bfloat16, int32, int64.
+        op : str, default "sum"
+            "sum" or "mean"; integers can be summed only.
+        group : Group, optional
+            None: all ranks.
+        plan : str, optional
+            Name of an algorithm; None: chosen by size.
+        timeout : float, optional
+            Seconds; None: the context's default.
 
         Returns
         -------
-        ``array``, with the same bits on every rank and in every run
+        object
+            ``array``, with the same bits on every rank and in every run.
 
         Raises
         ------
-        BufferRefused   strided, read-only, or a dtype that is not reduced
-        MismatchError   a rank is in another collective, or came with another size or dtype
+        BufferRefused
+            Strided, read-only, or a dtype that is not reduced.
+        MismatchError
+            A rank is in another collective, or came with another size or dtype.
         PeerLost, Timeout
 
         Notes
@@ -321,7 +256,7 @@ class Context(_native.ContextCore):
     def allreduce_handle(
         self,
         array: Any,
-        op: str = "mean",
+        op: str = "sum",
         *,
         group: Group | None = None,
         plan: str | None = None,
@@ -329,21 +264,28 @@ class Context(_native.ContextCore):
         out: Any = None,
         **options: int,
     ) -> Collective:
-        """A persistent allreduce of one piece of memory. Collective; call it to run it.
+        """Make a persistent allreduce of one piece of memory. Collective; call it to run it.
 
         Parameters
         ----------
-        array : a view of a segment (``segment.numpy("f32")``), or any array or tensor
-        op, group, plan, timeout : as for :meth:`allreduce`
-        out : where the result goes; None: into ``array``
-        options : of the plan, such as ``chunks=8``
+        array : array_like
+            A view of a segment (``segment.numpy("f32")``), or any array or tensor.
+        op, group, plan, timeout
+            As for :meth:`allreduce`.
+        out : array_like, optional
+            Where the result goes; None: into ``array``.
+        **options : int
+            Of the plan, such as ``chunks=8``.
 
         Returns
         -------
-        Collective : ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it
+        Collective
+            ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it.
         """
         kind = kind_of(op)
-        return Collective(self, kind, array, out, group or self.world, plan, timeout, options)
+        return Collective(
+            self.resources, kind, array, out, group or self.world, plan, timeout, options
+        )
 
     def collective_handle(
         self,
@@ -356,35 +298,35 @@ class Context(_native.ContextCore):
         out: Any = None,
         **options: int,
     ) -> Collective:
-        """A persistent collective on one piece of memory. Collective; call it to run it.
+        """Make a persistent collective on one piece of memory. Collective; call it to run it.
 
         Parameters
         ----------
-        kind : what it leaves in the array: "broadcast" (everybody has what ``root`` had), "reduce"
+        kind : str
+            What it leaves in the array: "broadcast" (everybody has what ``root`` had), "reduce"
             (``root`` has the sum, others what happens to be there), "reduce-scatter" (member r has
             block r of the sum), "all-gather" (everybody has block r of member r), "all-to-all"
             (member r has block r of everybody), "sum", "average". Blocks are those of
-            :func:`pgasdl.plans.blocks`; all-to-all has equal ones, of count div size elements
-        array, out, group, plan, timeout : as for :meth:`allreduce_handle`
-        options : of the plan, such as ``root=1``
+            :func:`pgasdl.plans.blocks`; all-to-all has equal ones, of count div size elements.
+        array, out, group, plan, timeout
+            As for :meth:`allreduce_handle`.
+        **options : int
+            Of the plan, such as ``root=1``.
 
         Returns
         -------
-        Collective : ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it
+        Collective
+            ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it.
 
         Raises
         ------
-        PlanError   no such kind, or a plan that does not offer it
+        PlanError
+            No such kind, or a plan that does not offer it.
         BufferRefused, MismatchError, PeerLost, Timeout
         """
-        return Collective(self, kind, array, out, group or self.world, plan, timeout, options)
-
-    def serve_calls(self) -> None:
-        """Run the updates that exchanges are waiting for on this rank."""
-        while (call := _native.take_call(self)) is not None:
-            if not any(exchange.serve(call) for exchange in self.exchanges):
-                raise PlanError(f"nobody answers a call of {call.hook!r}")
-            _native.answer(self, call)
+        return Collective(
+            self.resources, kind, array, out, group or self.world, plan, timeout, options
+        )
 
     # --- passive messages
 
@@ -393,14 +335,19 @@ class Context(_native.ContextCore):
 
         Parameters
         ----------
-        data : bytes-like, at most ``limits.passive_bytes``
-        peer : rank, may be this one
-        timeout : seconds; None: the context's default, 0: one try
+        data : bytes-like
+            Bytes-like, at most ``limits.passive_bytes``.
+        peer : int
+            Rank, may be this one.
+        timeout : float, optional
+            Seconds; None: the context's default, 0: one try.
 
         Raises
         ------
-        Timeout   ``peer`` has not taken this rank's previous message; nothing was sent
-        BufferRefused   the message is too long
+        Timeout
+            ``peer`` has not taken this rank's previous message; nothing was sent.
+        BufferRefused
+            The message is too long.
         PeerLost, RankError
 
         Notes
@@ -414,11 +361,13 @@ class Context(_native.ContextCore):
 
         Returns
         -------
-        (sender, message) : messages of one sender come in order, senders take turns
+        (sender, message)
+            Messages of one sender come in order, senders take turns.
 
         Raises
         ------
-        Timeout   there is none
+        Timeout
+            There is none.
 
         Notes
         -----
@@ -430,14 +379,14 @@ class Context(_native.ContextCore):
     # --- who is there
 
     def transport_of(self, peer: int) -> str:
-        """The name of the transport that carries bytes to ``peer``."""
+        """Return the name of the transport that carries bytes to ``peer``."""
         self._require_usable()
         if not 0 <= operator.index(peer) < self.size:
             raise RankError(f"rank {peer}: ranks are 0 to {self.size - 1}")
-        return self.routes.names[peer]
+        return self.topology.routes.names[peer]
 
     def health(self) -> tuple[str, ...]:
-        """The state vector: "healthy", "died", "stopped", "failed" or "closed" for every rank.
+        """Return every rank's state: "healthy", "died", "stopped", "failed" or "closed".
 
         Kept by the failure detector, whatever this rank is doing. GASPI: gaspi_state_vec_get.
         """
@@ -479,25 +428,29 @@ class Context(_native.ContextCore):
         self._acknowledge()
         states = self._health()
         healthy = [rank for rank, state in enumerate(states) if state == "healthy"]
-        self._formation.accepted = frozenset(range(self.size)).difference(healthy)
+        self._job.accept(set(range(self.size)).difference(healthy))
         return self.group(healthy, timeout=timeout)
 
     def describe(self) -> str:
-        """What this context is made of, for a log: ranks, transport, limits, plans and inboxes."""
+        """Describe this context, for a log: ranks, transport, limits, plans and inboxes."""
         lines = [
             f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
-            f"transport {self.routes}",
+            f"transport {self.topology.routes}",
             f"policy: {str(self.policy) or 'none, plans are chosen automatically'}",
             f"health: {', '.join(self._health())}",
             str(self.limits),
             *self._allreduces.describe(),
-            *(exchange.describe() for exchange in self.exchanges),
+            *(exchange.describe() for exchange in self.resources.servers),
         ]
         return "\n".join(lines)
 
     def flight_record(self) -> str:
-        """The last operations of this rank, one a line, with microseconds before now."""
+        """Return the last operations of this rank, one a line, with microseconds before now."""
         return self._record()
+
+    def dump_flight_record(self, reason: str) -> None:
+        """Write the flight record to ``PGASDL_TRACE``, or to standard error."""
+        self._job.dump(self, reason)
 
     # --- the end
 
@@ -510,17 +463,9 @@ class Context(_native.ContextCore):
         if self.closed:
             return
         self._close(failed)
-        if "mpi" in self.routes.names:
-            from pgasdl.mpi import note_losses
-
-            note_losses(self)
-        # Their NumPy views of segments would keep the context in a cycle that is never collected.
-        self._workspaces.clear()
         self._allreduces.clear()
-        self.exchanges.clear()
-        self.segments.kept.clear()
-        # Ranks in one process share a store object that must outlive them.
-        self._store.close(drain=0.0 if failed else 5.0)
+        self.resources.clear()
+        self._job.leave(self, failed=failed)
 
     def __enter__(self) -> Self:
         return self
@@ -531,15 +476,13 @@ class Context(_native.ContextCore):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, (Timeout, PeerLost)):
-            flight.dump(self, f"after {type(error).__name__}: {error}")
         if error is not None:
-            flight.tell_elastic(error)
+            self._job.report(self, error)
         in_peace = error is None or (isinstance(error, SystemExit) and not error.code)
         self.close(failed=not in_peace)
 
     def __repr__(self) -> str:
         if not hasattr(self, "world"):  # debuggers and error reporters ask while it is made
             return "<Context, not joined>"
-        state = "closed" if self.closed else "/".join(sorted(set(self.routes.names)))
+        state = "closed" if self.closed else "/".join(sorted(set(self.topology.routes.names)))
         return f"<Context rank {self.rank} of {self.size}, {state}>"

@@ -12,8 +12,11 @@ class PgasError(Exception):
 
 
 class Timeout(PgasError, TimeoutError):
-    """The deadline passed. A posting call has posted nothing; a collective is continued by
-    calling it again with the same arguments."""
+    """The deadline passed.
+
+    A posting call has posted nothing; a collective is continued by calling it again with the same
+    arguments.
+    """
 
 
 class QueueFull(PgasError):
@@ -25,7 +28,8 @@ class PeerLost(PgasError, ConnectionError):
 
     Attributes
     ----------
-    rank : the rank that was lost; of several that the message names the first, -1 if unknown
+    rank : int
+        The rank that was lost; of several that the message names the first, -1 if unknown.
     """
 
     def __init__(self, message: str, rank: int = -1) -> None:
@@ -50,7 +54,7 @@ class NotificationError(PgasError, ValueError):
 
 
 class QueueError(PgasError, ValueError):
-    """No such queue, or no more queues to be had."""
+    """No such queue, or no more queues available."""
 
 
 class BufferRefused(PgasError, ValueError):
@@ -78,4 +82,4 @@ class PlanError(PgasError, ValueError):
 
 
 class UnavailableError(PgasError, RuntimeError):
-    """A transport or feature that is not to be had here; the message gives the reason."""
+    """A transport or feature that is not available here; the message gives the reason."""

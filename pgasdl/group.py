@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +13,7 @@ import numpy.typing as npt
 from pgasdl import _native
 from pgasdl.buffers import memory_of, native_dtype
 from pgasdl.errors import BufferRefused, RankError
-from pgasdl.routes import node_size
-
-if TYPE_CHECKING:
-    from pgasdl.context import Context
+from pgasdl.topology import Topology
 
 Array = npt.NDArray[Any]
 Operator = str | Callable[[Array, Array], Array]
@@ -34,14 +30,20 @@ OPERATORS = ("sum", "mean", "min", "max", "prod")
 class Group:
     """Ranks that act together. Made by :meth:`Context.group`; ``ctx.world`` holds all ranks.
 
-    One collective of each kind may be under way at a time, and different kinds overlap. A
-    collective that timed out is continued by calling it again with the same arguments.
+    One collective of each kind (barriers; allreduces; the making of segments and handles) may be
+    under way at a time, by one thread: a second one gets a MismatchError at once and changes
+    nothing. Different kinds overlap. A collective that ended half way (Timeout, Ctrl-C) is
+    continued by calling it again with the same arguments, by whichever thread; until then another
+    of its kind gets a MismatchError.
     """
 
-    def __init__(self, context: Context, core: _native.GroupCore) -> None:
+    def __init__(
+        self, context: _native.ContextCore, topology: Topology, core: _native.GroupCore
+    ) -> None:
         self.context = context
+        self.topology = topology
         self.core = core
-        self._partial: tuple[int, int, list[Array]] | None = None
+        self._half_bound: object | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -55,40 +57,45 @@ class Group:
 
     @property
     def rank(self) -> int:
-        """This rank's place among the members."""
+        """Place of this rank among the members."""
         return self.core.index
 
     @cached_property
     def node_size(self) -> int:
         """Ranks of a node, as plans with nodes take it: neighbours that share a machine."""
-        return node_size([self.context.hosts[rank] for rank in self.ranks])
+        return self.topology.node_size(self.ranks)
 
     @cached_property
     def mapped(self) -> bool:
         """Whether every member can load from and store to every other's segments."""
-        return self.context.maps(self.ranks)
+        return self.topology.maps(self.ranks)
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, *, timeout: float | None = None) -> None:
         """Wait until every member is here.
 
         Parameters
         ----------
-        timeout : seconds; None: the context's default, 0: one try
+        timeout : float, optional
+            Seconds; None: the context's default, 0: one try.
 
         Raises
         ------
-        Timeout    names who is missing; the next call continues this barrier
-        PeerLost   a member died, or closed its context before it came here
+        Timeout
+            Names who is missing; the next call continues this barrier.
+        PeerLost
+            A member died, or closed its context before it came here.
+        MismatchError
+            Another thread of this rank is in it; that one is not disturbed.
 
         Notes
         -----
         ceil(log2 size) rounds of notifications (dissemination). Nothing in training needs a
         barrier. GASPI: gaspi_barrier.
         """
-        self.core.barrier(timeout)
+        self.core.barrier(timeout=timeout)
 
     def allreduce(
-        self, array: npt.ArrayLike, op: Operator = "sum", timeout: float | None = None
+        self, array: npt.ArrayLike, op: Operator = "sum", *, timeout: float | None = None
     ) -> Array:
         """Combine every member's array, element by element, in the order of the ranks.
 
@@ -97,20 +104,29 @@ class Group:
 
         Parameters
         ----------
-        array : C-contiguous, same shape and dtype on all members
-        op : "sum", "mean", "min", "max", "prod", or a function of two arrays (elementwise)
-        timeout : seconds; None: the context's default, 0: one try
+        array : array_like
+            C-contiguous, same shape and dtype on all members.
+        op : Operator, default "sum"
+            "sum", "mean", "min", "max", "prod", or a function of two arrays (elementwise).
+        timeout : float, optional
+            Seconds; None: the context's default, 0: one try.
 
         Returns
         -------
-        ndarray : a new array, the same bits on every member
+        ndarray
+            A new array, the same bits on every member.
 
         Raises
         ------
-        BufferRefused   strided, or no dtype to compute with
-        MismatchError   a member is in another collective, or came with another shape or dtype
-        Timeout         the next call with the same arguments continues this one
-        PeerLost        a member died
+        BufferRefused
+            Strided, or no dtype to compute with.
+        MismatchError
+            A member is in another collective, or came with another shape or dtype; or another
+            thread of this rank is in one; or one that ended half way was not continued.
+        Timeout
+            The next call with the same array and arguments continues this one.
+        PeerLost
+            A member died.
 
         Notes
         -----
@@ -128,38 +144,11 @@ class Group:
                 raise BufferRefused("the mean of integers is not an integer: sum, then divide")
         if source.dtype.hasobject:
             raise BufferRefused("an array of Python objects cannot leave its process")
-        result = np.empty_like(source)
-        chunks = self._chunks(source)
         signature = f"allreduce {name} {source.dtype} {source.shape}"
-        fingerprint = zlib.crc32(signature.encode())
-        done: list[Array] = []
-        if self._partial is not None and self._partial[0] == fingerprint:
-            done = self._partial[2]
-        limit = self.context.timeout if timeout is None else timeout
-        deadline = time.monotonic() + limit
-        flat = result.reshape(-1)
-        position = 0
-        for number, chunk in enumerate(chunks):
-            if number >= len(done):
-                self._partial = (fingerprint, number, done)
-                left = limit if number == 0 else max(0.0, deadline - time.monotonic())
-                blobs = self.core.allgather(True, signature, fingerprint, chunk.tobytes(), left)
-                done.append(self._combine(blobs, chunk.dtype, op))
-            flat[position : position + chunk.size] = done[number]
-            position += chunk.size
-        self._partial = None
-        return result
-
-    def _chunks(self, source: Array) -> list[Array]:
-        flat = source.reshape(-1)
-        per_chunk = max(1, _native.GroupCore.reduce_bytes // max(1, source.dtype.itemsize))
-        if source.dtype.itemsize > _native.GroupCore.reduce_bytes:
-            raise BufferRefused(
-                f"an element of {source.dtype.itemsize} bytes: at most "
-                f"{_native.GroupCore.reduce_bytes}"
-            )
-        # An empty array still synchronizes, as its members expect.
-        return [flat[i : i + per_chunk] for i in range(0, max(1, flat.size), per_chunk)]
+        blobs = self.core.allgather(
+            True, signature, zlib.crc32(signature.encode()), source.tobytes(), timeout
+        )
+        return self._combine(blobs, source.dtype, op).reshape(source.shape)
 
     def _combine(self, blobs: list[bytes], dtype: np.dtype[Any], op: Operator) -> Array:
         arrays = [np.frombuffer(blob, dtype) for blob in blobs]
@@ -187,11 +176,16 @@ class Group:
         return out
 
     def allgather(self, what: str, blob: bytes, timeout: float | None = None) -> list[bytes]:
-        """Every member's ``blob`` (at most 1 KiB each), by member.
+        """Every member's ``blob``, by member.
 
         ``what`` names the collective: members that are in different ones get a MismatchError.
         """
         return self.core.allgather(False, what, zlib.crc32(what.encode()), blob, timeout)
+
+    def hold_half_bound(self, owner: object, address: int) -> None:
+        """Keep memory whose binding ended half way: members that are through may write there."""
+        if self.core.half_bound == address:
+            self._half_bound = owner
 
     def delete(self) -> None:
         """Give the group up; its ranks can form a new one. The world group stays."""
@@ -201,7 +195,7 @@ class Group:
         return rank in self.ranks
 
     def index(self, rank: int) -> int:
-        """A rank's place among the members; RankError if it is none."""
+        """Return a rank's place among the members; RankError if it is none."""
         if rank not in self.ranks:
             raise RankError(f"rank {rank} is not in the group {self.ranks}")
         return self.ranks.index(rank)

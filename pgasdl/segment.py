@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +16,10 @@ import numpy.typing as npt
 from pgasdl import _native
 from pgasdl.buffers import Memory, as_numpy_dtype
 from pgasdl.errors import SegmentError
+from pgasdl.group import Group
+from pgasdl.kernel import ptrace_scope
 
-if TYPE_CHECKING:
-    from pgasdl.group import Group
+log = logging.getLogger("pgasdl")
 
 
 class Segment(_native.SegmentCore):
@@ -24,7 +28,7 @@ class Segment(_native.SegmentCore):
     Made by :meth:`Context.segment` and :meth:`Context.bind`, collectively. ``segment[a:b]`` names
     bytes a to b: of this rank's copy as a source, of a peer's as a target. Sizes may differ from
     rank to rank. Views (:meth:`numpy`, :meth:`torch`, DLPack, the buffer protocol) share the memory
-    and keep it alive.
+    and keep it alive. It closes, also by ``with``: :meth:`close`.
     """
 
     def __init__(
@@ -35,10 +39,18 @@ class Segment(_native.SegmentCore):
         owner: object | None = None,
         address: int = 0,
         timeout: float | None = None,
+        *,
+        table: SegmentTable,
     ) -> None:
-        super().__init__(group.core, nbytes, notifications, address, timeout)
+        try:
+            super().__init__(group.core, nbytes, notifications, address, timeout)
+        except BaseException:
+            if address:
+                group.hold_half_bound(owner, address)
+            raise
         self.group = group
         self._owner = owner
+        self._table = table
 
     def numpy(
         self,
@@ -46,17 +58,21 @@ class Segment(_native.SegmentCore):
         offset: int = 0,
         shape: int | tuple[int, ...] | None = None,
     ) -> npt.NDArray[Any]:
-        """A NumPy view of this rank's copy.
+        """Return a NumPy view of this rank's copy.
 
         Parameters
         ----------
-        dtype : of the elements; also "bfloat16", or a PyTorch dtype
-        offset : bytes from the beginning
-        shape : of the view; None: one dimension, to the end
+        dtype : dtype, default np.uint8
+            Of the elements; also "bfloat16", or a PyTorch dtype.
+        offset : int, default 0
+            Bytes from the beginning.
+        shape : int or tuple[int, ...], optional
+            Of the view; None: one dimension, to the end.
 
         Raises
         ------
-        SegmentError   the view leaves the segment, or the segment was deleted
+        SegmentError
+            The view leaves the segment, or the segment was deleted.
         """
         element = as_numpy_dtype(dtype)
         if self.deleted:
@@ -79,7 +95,7 @@ class Segment(_native.SegmentCore):
     def torch(
         self, dtype: Any = None, offset: int = 0, shape: int | tuple[int, ...] | None = None
     ) -> Any:
-        """A PyTorch tensor over this rank's copy; parameters as for :meth:`numpy`.
+        """Return a PyTorch tensor over this rank's copy; parameters as for :meth:`numpy`.
 
         ``dtype`` is a torch dtype, None: ``torch.uint8``.
         """
@@ -98,10 +114,28 @@ class Segment(_native.SegmentCore):
 
         Raises
         ------
-        SegmentError   it was deleted already
+        SegmentError
+            It was deleted already.
+
+        Notes
+        -----
+        :meth:`close` does the same, and may be called again.
         """
         super().delete()
-        self.group.context.segments.remove(self)
+        self._table.remove(self)
+
+    def close(self) -> None:
+        """Give this rank's copy up, unless that was done, or the context is closed; idempotent."""
+        if self.group.context.closed:
+            return
+        with suppress(SegmentError):
+            self.delete()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.numpy().__dlpack__(**options)
@@ -121,32 +155,72 @@ class SegmentTable:
 
     Attributes
     ----------
-    kept : by id, segments that peers reach by address: they live until they are deleted
+    kept : dict[int, Segment]
+        By id, segments that peers reach by address: they live until they are deleted.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed  # where arrays lie has to be looked up again
+    def __init__(self, core: _native.ContextCore) -> None:
+        self._core = core
+        self._watchers: list[Callable[[], None]] = []
         self._places: dict[int, tuple[int, int, weakref.ref[Segment]]] = {}
+        self._warned = False
         self.kept: dict[int, Segment] = {}
 
-    def add(self, segment: Segment) -> None:
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` when segments came or went: where arrays lie has to be looked up."""
+        self._watchers.append(changed)
+
+    def make(self, group: Group, nbytes: int, notifications: int, timeout: float | None) -> Segment:
+        """Make a new segment of a group. Collective; see :meth:`Context.segment`."""
+        segment = Segment(group, nbytes, notifications, timeout=timeout, table=self)
+        self._add(segment)
+        if not group.mapped:
+            self.kept[segment.id] = segment
+        return segment
+
+    def bind(
+        self, group: Group, memory: Memory, notifications: int, timeout: float | None
+    ) -> Segment:
+        """Make a segment over memory that is there. Collective; see :meth:`Context.bind`."""
+        if memory.nbytes == 0:
+            return Segment(group, 0, notifications, timeout=timeout, table=self)
+        self._warn_of_open_memory()
+        owner, address = memory.owner, memory.address
+        segment = Segment(group, memory.nbytes, notifications, owner, address, timeout, table=self)
+        # It must not go because a name went out of scope here.
+        self.kept[segment.id] = segment
+        return segment
+
+    def _warn_of_open_memory(self) -> None:
+        """Say once what native code lets in where Yama restricts."""
+        core = self._core
+        peers = [core._pid_of(peer) for peer in range(core.size) if peer != core.rank]
+        near = [pid for pid in peers if pid not in (0, os.getpid())]
+        if self._warned or not near or ptrace_scope() != "1":
+            return
+        self._warned = True
+        if _native.common_ancestor(near) <= 1:
+            log.warning(
+                "rank %d: Yama restricts who may reach bound memory, and the ranks of this machine "
+                "have no launcher in common that could be named: every process of this user may "
+                "from now on. Start them by one launcher, or use ctx.segment",
+                core.rank,
+            )
+
+    def _add(self, segment: Segment) -> None:
         """Find arrays in ``segment`` from now on, as long as it is there."""
         key = id(segment)
         where = segment.address, segment.address + segment.nbytes
         self._places[key] = (*where, weakref.ref(segment, lambda _: self._forget(key)))
-        self._changed()
-
-    def keep(self, segment: Segment) -> None:
-        """It must not go because a name went out of scope here."""
-        self.kept[segment.id] = segment
+        self._tell()
 
     def remove(self, segment: Segment) -> None:
-        """It was deleted."""
+        """Drop a segment that was deleted."""
         self.kept.pop(segment.id, None)
-        self._changed()
+        self._tell()
 
     def at(self, memory: Memory) -> tuple[Segment | None, int]:
-        """The segment that holds some memory, and where in it; (None, 0) if none does."""
+        """Return the segment that holds some memory, and where in it; (None, 0) if none does."""
         first, last = memory.address, memory.address + memory.nbytes
         for begin, end, reference in list(self._places.values()):
             if begin <= first and last <= end:
@@ -155,6 +229,10 @@ class SegmentTable:
                     return segment, first - begin
         return None, 0
 
+    def _tell(self) -> None:
+        for changed in self._watchers:
+            changed()
+
     def _forget(self, key: int) -> None:
         self._places.pop(key, None)
-        self._changed()
+        self._tell()

@@ -11,26 +11,36 @@ constexpr std::uint64_t kBytesPerTurn = 8u << 20;
 // What plans call memory in which data is put down for peers.
 constexpr std::string_view kInbox = "inbox";
 
+// Spreads every bit of the input over all bits of the output (SplitMix64's finalizer).
+std::uint64_t spread(std::uint64_t bits) {
+  bits += 0x9e3779b97f4a7c15;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+  return bits ^ (bits >> 31);
+}
+
 }  // namespace
 
 BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
                      std::vector<Rank> ranks, std::shared_ptr<Segment> board,
-                     std::uint64_t first_notification, std::uint32_t tag)
+                     std::uint64_t first_notification, std::uint64_t fingerprint)
     : context_(context),
       name_(plan.name),
       buffer_names_(plan.buffers),
       buffers_(std::move(buffers)),
       board_(std::move(board)),
       first_notification_(first_notification),
-      tag_((tag & ((1u << kTagBits) - 1)) | 1) {
+      notifications_(plan.notifications),
+      fingerprint_(fingerprint),
+      ranks_(std::move(ranks)) {
   std::size_t lane_number = 0;
   std::size_t step_number = 0;
   const auto refuse = [&](const std::string& why) -> Error {
     return Error(ErrorKind::kPlan, text("plan ", plan.name, " of rank ", plan.rank, ", lane ",
                                         lane_number, ", step ", step_number, ": ", why));
   };
-  if (ranks.size() != static_cast<std::size_t>(plan.size)) {
-    throw refuse(text("made for ", plan.size, " ranks, bound to ", ranks.size()));
+  if (ranks_.size() != static_cast<std::size_t>(plan.size)) {
+    throw refuse(text("made for ", plan.size, " ranks, bound to ", ranks_.size()));
   }
   if (plan.buffers.size() != plan.buffer_counts.size() || buffers_.size() != plan.buffers.size()) {
     throw refuse(text("has ", plan.buffers.size(), " buffers, ", buffers_.size(), " were bound"));
@@ -40,7 +50,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   }
   const auto world_rank = [&](Rank rank) {
     if (rank < 0 || rank >= plan.size) throw refuse(text("no rank ", rank));
-    return ranks[static_cast<std::size_t>(rank)];
+    return ranks_[static_cast<std::size_t>(rank)];
   };
   const auto remote_board = [&](Rank peer) -> const RemoteSegment& {
     const RemoteSegment* remote = board_->remote(peer);
@@ -97,6 +107,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
       step.scale = from.scale;
       step.hook = from.hook;
       step.notification = from.notification;
+      step.salt = salt(static_cast<std::uint64_t>(from.notification));
       switch (from.kind) {
         case PlanStep::Kind::kPut: {
           step.peer = world_rank(from.peer);
@@ -112,6 +123,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
             if (source.dtype != goal.dtype) throw refuse("a Put between different dtypes");
             step.transfer = {&buffers_[from.sources[0].buffer].segment->local(), source.offset,
                              goal.remote, goal.offset, from.count * item_size(source.dtype)};
+            bytes_moved_ += step.transfer.bytes;
           }
           step.flagged = from.notification >= 0;
           if (step.flagged) {
@@ -132,15 +144,15 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
           for (const PlanSpan& span : from.sources) {
             const Place source = place(span, from.count, true);
             step.sources.push_back({source.address, source.dtype});
-            step.own_sources.push_back(
-                source.remote == nullptr ? static_cast<std::int32_t>(span.buffer) : -1);
+            step.own.push_back(source.remote == nullptr ? static_cast<std::int32_t>(span.buffer)
+                                                        : -1);
             widest = std::max<std::uint64_t>(widest, item_size(source.dtype));
           }
           for (const PlanSpan& span : from.targets) {
             const Place target = place(span, from.count, true);
             step.destinations.push_back({target.address, target.dtype});
-            step.own_destinations.push_back(
-                target.remote == nullptr ? static_cast<std::int32_t>(span.buffer) : -1);
+            step.own.push_back(target.remote == nullptr ? static_cast<std::int32_t>(span.buffer)
+                                                        : -1);
           }
           const auto integral = [](DType type) {
             return type == DType::kI32 || type == DType::kI64;
@@ -154,7 +166,8 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
             }
           }
           const std::uint64_t streams = step.sources.size() + step.destinations.size();
-          const std::int32_t into = step.own_destinations[0];
+          bytes_moved_ += from.count * widest * streams;
+          const std::int32_t into = step.own[step.sources.size()];
           if (streams == 2 && into >= 0 && plan.buffers[from.targets[0].buffer] == kInbox &&
               step.sources[0].dtype == step.destinations[0].dtype && from.scale == 1) {
             step.staging = from.count * widest;
@@ -190,71 +203,109 @@ void BoundPlan::rebase(const std::string& buffer, std::byte* address) {
   std::byte*& own = own_[static_cast<std::size_t>(number)];
   const std::ptrdiff_t shift = address - own;
   if (shift == 0) return;
-  if (running()) throw Error(ErrorKind::kPlan, text("plan ", name_, " is under way"));
   own = address;
   for (Lane& lane : lanes_) {
     for (Step& step : lane.steps) {
-      for (std::size_t i = 0; i < step.own_sources.size(); ++i) {
-        if (step.own_sources[i] != number) continue;
-        step.sources[i].address = static_cast<const std::byte*>(step.sources[i].address) + shift;
-      }
-      for (std::size_t i = 0; i < step.own_destinations.size(); ++i) {
-        if (step.own_destinations[i] != number) continue;
-        step.destinations[i].address =
-            static_cast<std::byte*>(step.destinations[i].address) + shift;
+      for (std::size_t i = 0; i < step.own.size(); ++i) {
+        if (step.own[i] != number) continue;
+        const std::size_t n_sources = step.sources.size();
+        if (i < n_sources) {
+          step.sources[i].address = static_cast<const std::byte*>(step.sources[i].address) + shift;
+        } else {
+          void*& target = step.destinations[i - n_sources].address;
+          target = static_cast<std::byte*>(target) + shift;
+        }
       }
     }
   }
 }
 
-void BoundPlan::look_around() const {
+std::uint64_t BoundPlan::salt(std::uint64_t notification) { return spread(notification) | 1; }
+
+void BoundPlan::require_peers(const Numbering& numbering) const {
+  Transport& transport = context_.transport();
   for (const Lane& lane : lanes_) {
     if (lane.at >= lane.steps.size()) continue;
     const Step& step = lane.steps[lane.at];
-    if (step.kind == PlanStep::Kind::kWait && step.peer >= 0 && !arrived(step)) {
-      context_.liveness().require(step.peer, name_.c_str());
+    if (step.kind != PlanStep::Kind::kWait) continue;
+    if (step.peer < 0) {
+      if (!context_.liveness().everybody_left() || arrived(step)) continue;
+      throw Error(ErrorKind::kPeerLost, missing() + "; every other rank has left");
     }
+    const auto peer = std::find(ranks_.begin(), ranks_.end(), step.peer) - ranks_.begin();
+    const FlagWord& word = board_->local().board[numbering.lost_id(static_cast<size_t>(peer))];
+    if (context_.liveness().health(step.peer) == Health::kHealthy &&
+        word.load(std::memory_order_acquire) == 0) {
+      continue;
+    }
+    // What it sent before is here by now, or under way to us in the transport: it told before it
+    // left, and raised its flags before both.
+    if (transport.needs_progress()) transport.progress();
+    if (arrived(step)) continue;
+    const std::uint32_t told = word.load(std::memory_order_acquire);
+    if (told == 0) context_.liveness().require(step.peer, name_.c_str());
+    throw Error(ErrorKind::kPeerLost,
+                text("plan ", name_, ", execution ", generation_, ": rank ", step.peer,
+                     " waits for rank ", told - 1, ", which is gone"),
+                static_cast<Rank>(told - 1));
   }
-  for (std::uint64_t id = watched_first_; id < watched_first_ + watched_count_; ++id) {
+}
+
+void BoundPlan::tell_lost(const Numbering& numbering, Rank gone) const {
+  const auto self = std::find(ranks_.begin(), ranks_.end(), context_.rank()) - ranks_.begin();
+  const auto id = static_cast<std::uint32_t>(numbering.lost_id(static_cast<std::size_t>(self)));
+  for (const Rank peer : ranks_) {
+    const RemoteSegment* remote = board_->remote(peer);
+    if (peer == context_.rank() || remote == nullptr) continue;
+    // Who needs no more of this execution may have deleted its board: addresses are not to be
+    // written to then.
+    const bool waits = std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+      return std::any_of(lane.steps.begin() + static_cast<std::ptrdiff_t>(lane.at),
+                         lane.steps.end(),
+                         [&](const Step& step) { return step.flagged && step.peer == peer; });
+    });
+    if (!waits && !numbering.exclusive() && remote->board == nullptr) continue;
+    context_.liveness().tell(
+        {context_.plan_queue(), peer, {remote, id, static_cast<std::uint32_t>(gone + 1)}, board_});
+  }
+}
+
+void BoundPlan::require_same_plan(const Numbering& numbering) const {
+  for (std::uint64_t id = numbering.first(); id < numbering.first() + numbering.count(); ++id) {
     const std::uint32_t seen = board_->local().board[id].load(std::memory_order_acquire);
-    if (seen != 0 && seen >> kTagBits == generation_ && seen != value()) {
-      throw Error(
-          ErrorKind::kMismatch,
-          text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
-               ": another rank runs a different collective as its execution ", generation_,
-               " (notification ", id, " carries tag ", seen & ((1u << kTagBits) - 1), ", expected ",
-               tag_, "): order, size, dtype and plan must be the same on all ranks"));
-    }
+    if (seen == 0 || seen >> kTagBits != generation_) continue;
+    const std::uint64_t own = id - first_notification_;
+    if (own < notifications_ && seen == value(salt(own))) continue;
+    throw Error(ErrorKind::kMismatch,
+                text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
+                     ": another rank runs a different collective as its execution ", generation_,
+                     " (notification ", id, "): order, size, dtype and plan must be the same on ",
+                     "all ranks"));
   }
 }
 
 void BoundPlan::begin(std::uint32_t generation) {
-  if (generation > kMostGenerations) {
-    throw Error(ErrorKind::kPlan, text("plan ", name_, ": execution ", generation,
-                                       ", but they are numbered 1 to ", kMostGenerations));
-  }
-  if (generation == 0) generation = generation_ == kMostGenerations ? 1 : generation_ + 1;
   generation_ = generation;
+  hash_ = spread(fingerprint_ ^ (std::uint64_t{generation} << 48));
   began_ = ticks();
+  lanes_left_ = 0;
   for (Lane& lane : lanes_) {
     lane.at = 0;
     lane.progress = 0;
     lane.call = Lane::Call::kNone;
+    lanes_left_ += lane.steps.empty() ? 0 : 1;
   }
-  lanes_left_ = 0;
-  for (const Lane& lane : lanes_) lanes_left_ += lane.steps.empty() ? 0 : 1;
-  state_.store(lanes_left_ == 0 ? State::kIdle : State::kRunning, std::memory_order_release);
 }
 
 bool BoundPlan::arrived(const Step& step) const {
   const std::uint32_t seen = step.word->load(std::memory_order_acquire);
-  if (seen == value()) return true;
+  if (seen == value(step.salt)) return true;
   if (seen != 0 && seen >> kTagBits == generation_) [[unlikely]] {
-    throw Error(ErrorKind::kMismatch,
-                text("plan ", name_, ", execution ", generation_, ": rank ", step.peer,
-                     " runs a different collective (notification ", step.notification,
-                     " carries tag ", seen & ((1u << kTagBits) - 1), ", expected ", tag_,
-                     "): order, size, dtype and plan must be the same on all ranks"));
+    throw Error(
+        ErrorKind::kMismatch,
+        text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(), ": rank ",
+             step.peer, " runs a different collective (notification ", step.notification,
+             "): order, size, dtype and plan must be the same on all ranks"));
   }
   return false;
 }
@@ -293,7 +344,7 @@ bool BoundPlan::advance_lane(Lane& lane) {
     Step& step = lane.steps[lane.at];
     switch (step.kind) {
       case PlanStep::Kind::kPut: {
-        step.flag.value = value();
+        step.flag.value = value(step.salt);
         const auto transfers =
             std::span<const Transfer>(&step.transfer, step.transfer.bytes == 0 ? 0 : 1);
         if (!transport.post_write(context_.plan_queue(), step.peer, transfers,
@@ -314,11 +365,11 @@ bool BoundPlan::advance_lane(Lane& lane) {
           call_pending_ = true;
           return true;
         }
-        if (lane.call == Lane::Call::kAsked) return moved;
+        if (lane.call != Lane::Call::kAnswered) return moved;
         lane.call = Lane::Call::kNone;
         break;
       case PlanStep::Kind::kFlush:
-        if (!transport.complete(context_.plan_queue())) return moved;
+        if (!context_.complete(context_.plan_queue())) return moved;
         break;
     }
     moved = true;
@@ -330,19 +381,10 @@ bool BoundPlan::advance_lane(Lane& lane) {
 
 bool BoundPlan::advance() {
   bool moved = false;
-  try {
-    for (Lane& lane : lanes_) {
-      if (lane.at < lane.steps.size()) moved |= advance_lane(lane);
-    }
-  } catch (const Error&) {
-    fault_ = std::current_exception();
-    state_.store(State::kFailed, std::memory_order_release);
-    return true;
+  for (Lane& lane : lanes_) {
+    if (lane.at < lane.steps.size()) moved |= advance_lane(lane);
   }
-  if (lanes_left_ == 0) {
-    ended_ = ticks();
-    state_.store(State::kIdle, std::memory_order_release);
-  }
+  if (over()) ended_ = ticks();
   return moved;
 }
 

@@ -1,16 +1,13 @@
-// A plan bound to memory: every address resolved, every bound checked, ready to be executed any
-// number of times. Execution number g ("generation") raises and awaits notifications of value g
-// with the plan's tag, so that neither an old flag nor another plan's can be taken for its own.
+// A plan bound to memory: every address resolved, every bound checked. An Execution has one for
+// each of its phases. A notification's value is the execution's generation and a tag, a hash of
+// what all ranks must agree on: neither an old flag nor another plan's is taken for its own.
 #pragma once
 
-#include <atomic>
-#include <bit>
-#include <exception>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "exchange/numbering.hpp"
 #include "exchange/plan.hpp"
 #include "pgas/context.hpp"
 #include "reduce/reduce.hpp"
@@ -28,58 +25,51 @@ struct BufferBinding {
 class BoundPlan {
  public:
   // `ranks`: the world rank of each of the plan's ranks. `board`: the segment whose notifications
-  // [first_notification, + plan.notifications) are this plan's on every rank. `tag`: what all ranks
-  // must agree on (plan, count, dtype); a flag with another tag is an error, not a hang.
+  // [first_notification, + plan.notifications) are this plan's on every rank. `fingerprint`: of
+  // what all ranks must agree on (plan, count, dtype); a flag with another tag is an error, not a
+  // hang. Each flag has 20 bits of a hash of its own, which changes with the generation: what one
+  // flag of one execution does not tell, one time in a million, the next one does.
   BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
             std::vector<Rank> ranks, std::shared_ptr<Segment> board,
-            std::uint64_t first_notification, std::uint32_t tag);
-
-  // A notification has 20 bits for its generation, and 0 is none; after the last comes 1 again.
-  static constexpr std::uint32_t kMostGenerations = (1u << 20) - 1;
+            std::uint64_t first_notification, std::uint64_t fingerprint);
 
   // Where the plan's own copy of a buffer lies; null if it has no such buffer.
   std::byte* base(const std::string& buffer) const;
   // Lets the plan's own copy of a buffer lie elsewhere from now on; not while it runs.
   void rebase(const std::string& buffer, std::byte* address);
-  // Notifications of the board that other plans with the same numbering of executions raise: while
-  // a wait lasts they tell whether a rank runs one of those instead of this one.
-  void watch(std::uint64_t first, std::uint64_t count) {
-    watched_first_ = first;
-    watched_count_ = count;
-  }
 
   const std::string& name() const { return name_; }
-  bool running() const { return state_.load(std::memory_order_acquire) == State::kRunning; }
-  bool done() const { return state_.load(std::memory_order_acquire) != State::kRunning; }
-  std::uint32_t generation() const { return generation_; }
+  const std::vector<Rank>& ranks() const { return ranks_; }
+  // Written, read and sent by this rank in one execution.
+  std::uint64_t bytes_moved() const { return bytes_moved_; }
+  // Its notifications are below this one.
+  std::uint64_t end_notification() const { return first_notification_ + notifications_; }
   // When the last execution began and ended, in ticks().
   std::uint64_t began() const { return began_; }
   std::uint64_t ended() const { return ended_; }
-  void rethrow() const {
-    if (state_.load(std::memory_order_acquire) == State::kFailed) std::rethrow_exception(fault_);
-  }
 
  private:
   friend class Executor;
-  enum class State : std::uint8_t { kIdle, kRunning, kFailed };
-  struct Step {
+  // Begins where a cache line does: what a wait looks at is one line, what a transfer needs two.
+  struct alignas(64) Step {
     PlanStep::Kind kind;
-    Rank peer = -1;
     bool flagged = false;
-    Transfer transfer{};
-    RemoteFlag flag{};
+    Rank peer = -1;
     const FlagWord* word = nullptr;
+    std::uint64_t salt = 0;  // of its notification's tag
     std::int64_t notification = -1;
-    std::vector<Destination> destinations;
-    std::vector<Source> sources;
-    std::vector<std::int32_t> own_destinations;  // buffer of each that is my own copy, else -1
-    std::vector<std::int32_t> own_sources;
+    RemoteFlag flag{};
+    double scale = 1;
     std::uint64_t count = 0;
+    Transfer transfer{};
     std::uint64_t pass = 0;     // elements reduced per turn at most
     std::uint64_t staging = 0;  // bytes, of a plain copy into an inbox that peers load from
-    double scale = 1;
+    std::uint64_t offset = 0;   // kCall: of the span, in elements
+    std::vector<Source> sources;
+    std::vector<Destination> destinations;
+    // Of the sources, then of the destinations: the buffer if it is my own copy, else -1.
+    std::vector<std::int32_t> own;
     std::string hook;
-    std::uint64_t offset = 0;  // kCall: of the span, in elements
   };
   struct Lane {
     std::vector<Step> steps;
@@ -87,24 +77,32 @@ class BoundPlan {
     std::uint64_t progress = 0;                  // kReduce: elements done
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
-    enum class Call : std::uint8_t { kNone, kAsked, kAnswered } call = Call::kNone;
+    enum class Call : std::uint8_t { kNone, kAsked, kTaken, kAnswered } call = Call::kNone;
   };
 
   // Which notifications each stalled lane waits for, and who owes them.
   std::string missing() const;
-  // Throws if a watched notification says that a rank runs another plan, or if a rank that owes
-  // one has left.
-  void look_around() const;
-  // 0: the one after the last.
+  // Throws if a rank that owes a notification is gone, or told that it waits for one that is.
+  void require_peers(const Numbering& numbering) const;
+  // Throws if a notification of the numbering tells that a rank runs another plan as this
+  // execution.
+  void require_same_plan(const Numbering& numbering) const;
+  // This rank cannot end it, since `gone` is: told to whoever may wait for this rank, now or in an
+  // execution to come.
+  void tell_lost(const Numbering& numbering, Rank gone) const;
   void begin(std::uint32_t generation);
-  // As far as it goes without blocking; true if anything moved.
+  // As far as it goes without blocking; true if anything moved. After an exception, which says what
+  // failed, nothing may move any more.
   bool advance();
+  bool over() const { return lanes_left_ == 0; }
   bool advance_lane(Lane& lane);
   bool arrived(const Step& step) const;
   bool reduce_some(Lane& lane, const Step& step);
-  std::uint32_t value() const { return (generation_ << kTagBits) | tag_; }
-
-  static constexpr std::uint32_t kTagBits = 32 - std::bit_width(kMostGenerations);
+  std::uint32_t value(std::uint64_t salt) const {
+    return (generation_ << kTagBits) |
+           static_cast<std::uint32_t>((hash_ * salt) >> (64 - kTagBits));
+  }
+  static std::uint64_t salt(std::uint64_t notification);
 
   Context& context_;
   const std::string name_;
@@ -113,17 +111,17 @@ class BoundPlan {
   std::vector<std::byte*> own_;  // where this rank's copy of each buffer lies now
   const std::shared_ptr<Segment> board_;
   const std::uint64_t first_notification_;
-  const std::uint32_t tag_;
+  const std::uint32_t notifications_;
+  const std::uint64_t fingerprint_;
+  const std::vector<Rank> ranks_;  // of the world, that take part
   std::vector<Lane> lanes_;
+  std::uint64_t bytes_moved_ = 0;
   StagingCopy stage_;
   std::size_t lanes_left_ = 0;
-  std::uint32_t generation_ = 0;  // 20 bits
-  std::atomic<State> state_{State::kIdle};
-  std::uint64_t watched_first_ = 0;
-  std::uint64_t watched_count_ = 0;
+  std::uint32_t generation_ = 0;
+  std::uint64_t hash_ = 0;  // of fingerprint and generation
   std::uint64_t began_ = 0;
   std::uint64_t ended_ = 0;
-  std::exception_ptr fault_;
   bool call_pending_ = false;
 };
 

@@ -1,35 +1,41 @@
 #include "exchange/executor.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
+
+#include "sys/thread.hpp"
 
 namespace pgasdl {
 
 Executor::~Executor() { stop_thread(); }
 
-void Executor::start(BoundPlan& plan, std::uint32_t generation) {
+void Executor::start(Execution& execution, const Array& array) {
   context_.require_usable();
-  {
-    const std::lock_guard lock(mutex_);
-    plan.rethrow();
-    if (plan.running()) {
-      throw Error(ErrorKind::kPlan, text("plan ", plan.name(), " is started while its execution ",
-                                         plan.generation(), " is under way: wait for it first"));
-    }
-    plan.begin(generation);
-    context_.recorder().record(Operation::kPlanStart, -1, plan.board_->id(), plan.generation_,
-                               plan.first_notification_);
+  const auto launch = [&] {
+    if (execution.state() != Execution::State::kRunning) return;  // closed while it was copied in
+    execution.phase().begin(execution.numbering_->generation());
+    record(Operation::kPlanStart, execution, execution.began());
     // Most often the first steps go through at once, and a small plan may even end here.
-    plan.advance();
-    gather_calls(plan);
-    if (plan.done()) {
-      record_end(plan);
-      return;
-    }
-    live_.push_back(&plan);
+    (void)advance(execution);
+    if (execution.state() != Execution::State::kRunning) return;
+    live_.push_back(&execution);
     n_live_.store(live_.size(), std::memory_order_relaxed);
+  };
+  {
+    std::unique_lock lock(mutex_);
+    // A place among the live ones, beside those of others that are being copied in.
+    if (live_.capacity() - live_.size() <= n_copied_) [[unlikely]]
+      live_.reserve(live_.size() + n_copied_ + 1);
+    execution.reserve(array);
+    if (array.reach == Reach::kCopied) {
+      ++n_copied_;
+      lock.unlock();
+      execution.copy_in();
+      lock.lock();
+      --n_copied_;
+    }
+    launch();
   }
   if (threaded_.load(std::memory_order_acquire)) {
     const std::lock_guard lock(idle_mutex_);
@@ -37,24 +43,85 @@ void Executor::start(BoundPlan& plan, std::uint32_t generation) {
   }
 }
 
-void Executor::record_end(const BoundPlan& plan) {
-  context_.recorder().record(Operation::kPlanDone, -1, plan.board_->id(), plan.generation_,
-                             plan.first_notification_);
+bool Executor::advance(Execution& execution) {
+  BoundPlan& plan = execution.phase();
+  bool moved = false;
+  try {
+    moved = plan.advance();
+    gather_calls(execution);
+  } catch (const std::exception&) {
+    give_up(execution, std::current_exception());  // half a step was made
+    return true;
+  }
+  if (plan.over()) {
+    record(Operation::kPlanDone, execution, execution.ended());
+    execution.state_.store(Execution::State::kDone, std::memory_order_release);
+  }
+  return moved;
 }
 
-void Executor::gather_calls(BoundPlan& plan) {
+// Nothing more is made of it, which is told to whoever waits for it here, and to the peers if it is
+// for one that is gone.
+void Executor::give_up(Execution& execution, std::exception_ptr fault) {
+  execution.fault_ = std::move(fault);
+  Numbering& numbering = *execution.numbering_;
+  if (numbering.exclusive()) numbering.fault_ = execution.fault_;
+  execution.state_.store(Execution::State::kFailed, std::memory_order_release);
+  Rank gone = -1;
+  try {
+    std::rethrow_exception(execution.fault_);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kPeerLost) gone = error.rank();
+  } catch (const std::exception&) {
+    // is told here only
+  }
+  try {
+    if (gone >= 0) execution.phase().tell_lost(numbering, gone);
+  } catch (const std::exception&) {
+    // Without memory to tell them, their waits end by their deadlines.
+  }
+}
+
+// Gives up what cannot end any more. All of them: others may wait for one that nobody awaits here.
+void Executor::look_around(const Execution* awaited) {
+  const bool somebody_gone = context_.liveness().somebody_gone();
+  const std::lock_guard lock(mutex_);
+  bool news = false;
+  for (std::size_t i = 0; i < live_.size();) {
+    Execution& execution = *live_[i];
+    try {
+      if (somebody_gone) execution.phase().require_peers(*execution.numbering_);
+      if (&execution == awaited) execution.phase().require_same_plan(*execution.numbering_);
+      ++i;
+    } catch (const Error&) {
+      give_up(execution, std::current_exception());
+      live_[i] = live_.back();
+      live_.pop_back();
+      n_live_.store(live_.size(), std::memory_order_relaxed);
+      news = true;
+    }
+  }
+  Doorbell* doorbell = context_.liveness().doorbell();
+  if (news && doorbell != nullptr) doorbell->ring();
+}
+
+void Executor::record(Operation operation, const Execution& execution, std::uint64_t at) {
+  const Numbering& numbering = *execution.numbering_;
+  context_.recorder().record(operation, -1, numbering.board()->id(), numbering.generation(),
+                             numbering.first(), at);
+}
+
+void Executor::gather_calls(Execution& execution) {
+  BoundPlan& plan = execution.phase();
   if (!plan.call_pending_) [[likely]]
     return;
   plan.call_pending_ = false;
   for (std::size_t lane = 0; lane < plan.lanes_.size(); ++lane) {
     BoundPlan::Lane& at = plan.lanes_[lane];
     if (at.call != BoundPlan::Lane::Call::kAsked) continue;
-    const bool known = std::any_of(calls_.begin(), calls_.end(), [&](const Call& call) {
-      return call.plan == &plan && call.lane == lane;
-    });
-    if (known) continue;
+    at.call = BoundPlan::Lane::Call::kTaken;
     const BoundPlan::Step& step = at.steps[at.at];
-    calls_.push_back({&plan, lane, step.hook, step.offset, step.count});
+    calls_.push_back({&execution, execution.number_, lane, step.hook, step.offset, step.count});
   }
   n_calls_.store(calls_.size(), std::memory_order_release);
 }
@@ -69,12 +136,12 @@ bool Executor::turn() {
   bool moved = false;
   bool news = false;
   for (std::size_t i = 0; i < live_.size();) {
-    BoundPlan& plan = *live_[i];
-    moved |= plan.advance();
-    news |= plan.call_pending_ || plan.done();
-    gather_calls(plan);
-    if (plan.done()) {
-      record_end(plan);
+    Execution& execution = *live_[i];
+    const std::size_t calls = calls_.size();
+    moved |= advance(execution);
+    const bool over = execution.state() != Execution::State::kRunning;
+    news |= over || calls_.size() != calls;
+    if (over) {
       live_[i] = live_.back();
       live_.pop_back();
     } else {
@@ -88,37 +155,52 @@ bool Executor::turn() {
   return moved;
 }
 
-Executor::Waited Executor::wait(BoundPlan& plan, Deadline deadline) {
+Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
   context_.require_usable();
+  const auto over = [&] { return execution.state() != Execution::State::kRunning; };
   const auto ready = [&] {
-    if (plan.done()) return true;
+    if (over()) return true;
     turn();
-    return plan.done() || n_calls_.load(std::memory_order_acquire) != 0;
+    return over() || calls_wait();
   };
-  const auto slow = [&] {
-    {
-      const std::lock_guard lock(mutex_);
-      if (plan.running()) plan.look_around();
-    }
-    if (context_.liveness().everybody_left()) {
-      throw Error(ErrorKind::kPeerLost, missing(plan) + "; every other rank has left");
-    }
-  };
-  const Outcome outcome = context_.waiter().until(ready, slow, deadline, plan.name().c_str());
-  if (plan.done()) {
-    plan.rethrow();
-    return Waited::kDone;
+  const auto slow = [&] { look_around(&execution); };
+  try {
+    const Outcome outcome =
+        context_.waiter().until(ready, slow, deadline, execution.name().c_str());
+    if (!over()) return outcome == Outcome::kDone ? Waited::kCall : Waited::kTimeout;
+  } catch (const Error&) {
+    // What one of its members cannot end is over; what others' loss interrupts goes on later.
+    if (lost(execution)) fail(execution, std::current_exception());
+    throw;
   }
-  return outcome == Outcome::kDone ? Waited::kCall : Waited::kTimeout;
+  switch (execution.state()) {
+    case Execution::State::kFailed:
+      fail(execution, execution.fault_);
+      std::rethrow_exception(execution.fault_);
+    case Execution::State::kClosed:
+      throw Error(ErrorKind::kClosed, text("plan ", execution.name(), " was closed meanwhile"));
+    default:
+      execution.collect();
+      return Waited::kDone;
+  }
 }
 
-std::string Executor::missing(const BoundPlan& plan) {
+bool Executor::lost(const Execution& execution) {
   const std::lock_guard lock(mutex_);
-  return plan.missing();
+  const auto& ranks = execution.phase().ranks();
+  return std::any_of(ranks.begin(), ranks.end(), [&](Rank rank) {
+    const Health health = context_.liveness().health(rank);
+    return health != Health::kHealthy && health != Health::kClosed;
+  });
+}
+
+std::string Executor::missing(const Execution& execution) {
+  const std::lock_guard lock(mutex_);
+  return execution.phase().missing();
 }
 
 bool Executor::take_call(Call& call) {
-  if (n_calls_.load(std::memory_order_acquire) == 0) return false;
+  if (!calls_wait()) return false;
   const std::lock_guard lock(mutex_);
   if (calls_.empty()) return false;
   call = std::move(calls_.front());
@@ -130,29 +212,59 @@ bool Executor::take_call(Call& call) {
 void Executor::answer(const Call& call) {
   {
     const std::lock_guard lock(mutex_);
-    call.plan->lanes_[call.lane].call = BoundPlan::Lane::Call::kAnswered;
+    // It may have been closed, or failed, while the program was at it.
+    const auto asked = std::find(live_.begin(), live_.end(), call.execution);
+    if (asked == live_.end() || (*asked)->number_ != call.number) return;
+    (*asked)->phase().lanes_[call.lane].call = BoundPlan::Lane::Call::kAnswered;
   }
   turn();
 }
 
-void Executor::forget(BoundPlan& plan) {
-  const std::lock_guard lock(mutex_);
-  std::erase(live_, &plan);
-  std::erase_if(calls_, [&](const Call& call) { return call.plan == &plan; });
+void Executor::remove(const Execution& execution) {
+  std::erase(live_, &execution);
+  std::erase_if(calls_, [&](const Call& call) { return call.execution == &execution; });
   n_live_.store(live_.size(), std::memory_order_relaxed);
   n_calls_.store(calls_.size(), std::memory_order_release);
+}
+
+void Executor::fail(Execution& execution, const std::exception_ptr& fault) {
+  std::shared_ptr<const void> let_go;  // below the lock: it may need the program's own
+  const std::lock_guard lock(mutex_);
+  remove(execution);
+  const auto state = execution.state();
+  if (state != Execution::State::kRunning && state != Execution::State::kFailed) return;
+  let_go = execution.end(Execution::State::kFailed, fault);
+}
+
+void Executor::interrupt(Execution& execution, std::shared_ptr<const void> keep) {
+  const std::lock_guard lock(mutex_);
+  if (!execution.under_way()) return;
+  execution.keep_.swap(keep);
+  execution.keeps_.store(true, std::memory_order_release);
+  execution.interrupted_.store(true, std::memory_order_release);
+}
+
+std::shared_ptr<const void> Executor::let_go(Execution& execution) {
+  const std::lock_guard lock(mutex_);
+  execution.keeps_.store(false, std::memory_order_relaxed);
+  execution.interrupted_.store(false, std::memory_order_relaxed);
+  return std::move(execution.keep_);
+}
+
+void Executor::close(Execution& execution) {
+  if (context_.inherited()) return;  // the lock may be held by a thread that only the parent has
+  std::shared_ptr<const void> let_go;
+  const std::lock_guard lock(mutex_);
+  remove(execution);
+  if (execution.state() == Execution::State::kClosed) return;
+  let_go = execution.end(Execution::State::kClosed, nullptr);
 }
 
 void Executor::start_thread() {
   if (thread_.joinable()) return;
   stopping_.store(false);
   threaded_.store(true, std::memory_order_release);
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = thread_without_signals([this] { run(); });
 }
 
 void Executor::stop_thread() {
@@ -178,10 +290,11 @@ void Executor::run() {
       continue;
     }
     try {
-      (void)context_.waiter().until([&] { return turn() || stopping_.load(); }, Deadline::in(0.05),
+      (void)context_.waiter().until([&] { return turn() || stopping_.load(); },
+                                    [&] { look_around(nullptr); }, Deadline::in(0.05),
                                     "progress thread");
-    } catch (const Error&) {
-      // A loss: whoever waits for a plan is told; here there is nothing to do until it is handled.
+    } catch (const std::exception&) {
+      // A loss, or no memory: whoever waits is told; here there is nothing to do until then.
       std::this_thread::sleep_for(bounded);
     }
   }

@@ -1,8 +1,8 @@
-// Runs bound plans: all of them, each as far as it goes, whenever somebody gives it a turn.
+// Runs executions: all of them, each as far as it goes, whenever somebody gives it a turn.
 //
 // Who gives turns is the user's choice: the training loop after each layer (CaffeGPI), or the
-// progress thread (S-Caffe's helper thread). Any thread may call any member; plans advance under
-// one lock, and a thread that finds it taken knows that somebody else is at it.
+// progress thread (S-Caffe's helper thread). Any thread may call any member; executions advance
+// under one lock, and a thread that finds it taken knows that somebody else is at it.
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "exchange/bound_plan.hpp"
+#include "exchange/execution.hpp"
 
 namespace pgasdl {
 
@@ -20,23 +20,24 @@ class Executor {
   explicit Executor(Context& context) : context_(context) {}
   ~Executor();
 
-  // The plan's next execution begins; it must not be running. `generation`: for plans that share
-  // their notifications with others, the number of this execution among all; 0: the plan's own.
-  void start(BoundPlan& plan, std::uint32_t generation = 0);
-  // A plan is under way.
+  // The next one begins. Throws, and has changed nothing, if it is under way, or cannot go on.
+  void start(Execution& execution, const Array& array = {});
+  // Some execution is under way.
   bool live() const { return n_live_.load(std::memory_order_relaxed) != 0; }
-  // Advances every live plan without blocking; true if anything moved.
+  // Advances every live execution without blocking; true if anything moved.
   bool turn();
   enum class Waited : std::uint8_t { kDone, kTimeout, kCall };
-  // Until `plan` is done, or a Call of any plan waits for an answer. Rethrows a plan's fault.
-  Waited wait(BoundPlan& plan, Deadline deadline);
+  // Until the execution is over and its result taken, or a Call of any waits for an answer: then
+  // answer it and wait again. Throws what made it fail, and what ends every wait.
+  Waited wait(Execution& execution, Deadline deadline);
 
-  // Which notifications each stalled lane of `plan` waits for, and who owes them.
-  std::string missing(const BoundPlan& plan);
+  // Which notifications each stalled lane waits for, and who owes them.
+  std::string missing(const Execution& execution);
 
   // Calls that wait for the program (weight updates): take one, do it, answer.
   struct Call {
-    BoundPlan* plan;
+    const Execution* execution;
+    std::uint64_t number;  // of the execution
     std::size_t lane;
     std::string hook;
     std::uint64_t offset;
@@ -48,17 +49,27 @@ class Executor {
 
   void start_thread();
   void stop_thread();
-  // Takes a plan out, finished or not; its memory may go away afterwards.
-  void forget(BoundPlan& plan);
+
+  // What Execution does under the lock; see there.
+  void interrupt(Execution& execution, std::shared_ptr<const void> keep);
+  std::shared_ptr<const void> let_go(Execution& execution);  // what was kept for it
+  void close(Execution& execution);
 
  private:
   void run();
-  void gather_calls(BoundPlan& plan);
-  void record_end(const BoundPlan& plan);
+  bool advance(Execution& execution);  // true if it moved
+  void look_around(const Execution* awaited);
+  void give_up(Execution& execution, std::exception_ptr fault);
+  void gather_calls(Execution& execution);
+  void remove(const Execution& execution);
+  void fail(Execution& execution, const std::exception_ptr& fault);
+  bool lost(const Execution& execution);
+  void record(Operation operation, const Execution& execution, std::uint64_t at);
 
   Context& context_;
   std::mutex mutex_;
-  std::vector<BoundPlan*> live_;
+  std::vector<Execution*> live_;
+  std::size_t n_copied_ = 0;  // that will be live once their arrays are here
   std::vector<Call> calls_;
   std::atomic<std::size_t> n_calls_{0};
   std::atomic<std::size_t> n_live_{0};

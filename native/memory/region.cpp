@@ -50,7 +50,7 @@ void prefault(std::byte* data, std::size_t bytes) {
 std::shared_ptr<Region> Region::create(std::size_t bytes, UniqueFd& fd) {
   bytes = round_up(std::max<std::size_t>(bytes, 1), page_bytes());
   fd.reset(memfd_create("pgasdl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) throw_system("memfd_create (too many open files?)", errno);
+  if (!fd) throw_refused("memory for a segment", "memfd_create", errno);
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw_system(text("a segment of ", bytes, " bytes"), errno);
   }

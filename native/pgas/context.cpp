@@ -55,11 +55,15 @@ std::string Context::endpoint() {
 }
 
 void Context::connect(const std::vector<std::string>& endpoints) {
+  if (endpoints.size() != static_cast<std::size_t>(size_)) {
+    throw Error(ErrorKind::kMismatch,
+                text("endpoints of ", endpoints.size(), " ranks for a job of ", size_));
+  }
   for (Rank peer = 0; peer < size_; ++peer) {
-    const std::string& endpoint = endpoints.at(static_cast<std::size_t>(peer));
+    const std::string& endpoint = endpoints[static_cast<std::size_t>(peer)];
     Introduction introduction;
     if (endpoint.size() < sizeof introduction) {
-      throw Error(ErrorKind::kMismatch, text("malformed endpoint from rank ", peer));
+      throw Error(ErrorKind::kMismatch, text("malformed endpoint from rank ", peer), peer);
     }
     std::memcpy(&introduction, endpoint.data(), sizeof introduction);
     if (introduction.passive_bytes != options_.passive_bytes) {
@@ -80,7 +84,10 @@ std::string Context::open() {
 }
 
 void Context::join(const std::vector<std::string>& descriptions, Deadline deadline) {
-  world_->attach(descriptions, deadline);
+  if (world_->attach(descriptions, deadline) != Outcome::kDone) {
+    throw Error(ErrorKind::kSystem, text("init on rank ", rank_, " of ", size_,
+                                         ": not all ranks came to make the world's segment"));
+  }
   std::vector<ControlBlock*> blocks;
   std::vector<pid_t> watched;
   std::vector<Rank> unmapped;
@@ -105,6 +112,7 @@ void Context::close(bool failed) {
   if (!inherited()) {
     // What was posted still arrives, unless it cannot.
     const Deadline deadline = Deadline::in(failed ? 0.2 : 5);
+    liveness_.finish_telling(deadline);
     drain(deadline);
     liveness_.pass_on();
     liveness_.report(rank_, failed ? Health::kFailed : Health::kClosed);

@@ -49,12 +49,11 @@ class Context {
   const std::shared_ptr<Group>& world() const { return world_; }
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
   pid_t pid_of(Rank peer) const { return pids_[static_cast<std::size_t>(peer)]; }
-  SegmentId next_segment_id() { return next_segment_id_.fetch_add(1, std::memory_order_relaxed); }
-  // `id` was agreed on by a group: those that follow are larger.
-  void use_segment_id(SegmentId id) {
-    SegmentId next = next_segment_id_.load(std::memory_order_relaxed);
-    while (next <= id && !next_segment_id_.compare_exchange_weak(next, id + 1)) {
-    }
+  // Every segment of the job is named by one rank, and no two ranks give the same names: groups
+  // that overlap cannot agree on one, whatever they make at the same moment.
+  SegmentId next_segment_id() {
+    return n_segments_.fetch_add(1, std::memory_order_relaxed) * static_cast<SegmentId>(size_) +
+           static_cast<SegmentId>(rank_);
   }
 
   // --- posting. kFull: nothing was posted; kConnecting: likewise, the way to `peer` is being made.
@@ -70,6 +69,9 @@ class Context {
                       Deadline deadline);
 
   // --- waiting
+  // The transport's answer, but for faults of ranks that nobody waits for any more: those that left
+  // in peace, and those whose loss survivors() accepted.
+  bool complete(QueueId queue);
   Outcome wait(QueueId queue, Deadline deadline);
   // One id of [first, first + count) that is raised; scans go round so that none starves.
   Outcome notify_waitsome(Segment& segment, std::uint64_t first, std::uint64_t count,
@@ -103,10 +105,9 @@ class Context {
   };
   // Until everything posted has arrived, or cannot.
   void drain(Deadline deadline);
-  // The transport's, but for faults of ranks that nobody waits for any more.
-  bool complete(QueueId queue);
   Queue& queue_at(QueueId queue);
   Outcome take_place(QueueId id, Queue& queue, Deadline deadline);
+  static void give_back(Queue& queue, std::uint32_t places);
   template <typename Post>
   Outcome post(QueueId queue, Rank peer, Deadline deadline, Post&& try_post);
   std::span<const Transfer> checked(std::span<const Pair> pairs, Rank peer, bool write,
@@ -124,7 +125,7 @@ class Context {
   std::vector<Queue> queues_;
   std::vector<pid_t> pids_;
   std::shared_ptr<Group> world_;
-  std::atomic<SegmentId> next_segment_id_{0};
+  std::atomic<SegmentId> n_segments_{0};
   std::mutex queue_mutex_;                            // create, delete
   std::vector<std::unique_ptr<std::uint64_t>> late_;  // results of atomics that were given up
   std::atomic<bool> closed_{false};

@@ -85,7 +85,8 @@ std::uint64_t Gossip::beat(Rank peer) const {
 }
 
 Health Gossip::told(Rank peer, Rank of) const {
-  return read(record(static_cast<std::uint64_t>(peer) + 1).states()[of]);
+  const Health told = read(record(static_cast<std::uint64_t>(peer) + 1).states()[of]);
+  return told <= Health::kClosed ? told : Health::kHealthy;  // else nothing was said
 }
 
 }  // namespace pgasdl

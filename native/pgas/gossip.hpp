@@ -40,8 +40,9 @@ class Gossip {
         if (!write_to(peer.rank)) continue;
         peer.told = version_;
         peer.beat = transport_.mark(queue_, peer.rank);
-      } catch (const Error&) {
-        lost(peer.rank);
+      } catch (const Error& error) {
+        // What fails here (no memory, say) is no peer's death, and is tried again.
+        if (error.kind() == ErrorKind::kPeerLost) lost(peer.rank);
       }
     }
   }

@@ -9,23 +9,15 @@
 namespace pgasdl {
 namespace {
 
-// Ids on the group's board: barrier rounds first, then one per member for each exchange.
-constexpr std::uint32_t kBarrierRounds = 32;
+// Ids on the group's board: barrier rounds first, then by which of them the one who owes it tells
+// that it cannot go on, then one per member for each exchange.
+constexpr std::uint32_t kBarrierRounds = 16;
+constexpr std::size_t kMostMembers = std::size_t{1} << kBarrierRounds;
 constexpr std::size_t kExchangeBytes = 1024;
 constexpr std::size_t kReduceBytes = 8192;
 
 std::uint32_t following(std::uint32_t generation) {
   return generation + 1 == 0 ? 1 : generation + 1;
-}
-
-std::unique_lock<std::mutex> sole_caller(std::mutex& mutex, const char* what) {
-  std::unique_lock lock(mutex, std::try_to_lock);
-  if (!lock.owns_lock()) {
-    throw Error(ErrorKind::kMismatch, text("two threads of one rank are in ", what,
-                                           " of the same group at once: give "
-                                           "each thread a group of its own"));
-  }
-  return lock;
 }
 
 }  // namespace
@@ -34,10 +26,31 @@ std::size_t Group::slot_bytes(Kind kind) {
   return kind == Kind::kExchange ? kExchangeBytes : kReduceBytes;
 }
 
+Group::Inside::Inside(Group& group, Kind kind, const std::string& what)
+    : group_(group), kind_(kind), taken_(group.inside_[static_cast<std::size_t>(kind)]) {
+  if (taken_.exchange(true, std::memory_order_acquire)) {
+    throw Error(ErrorKind::kMismatch,
+                text("two threads of rank ", group.context_.rank(), " are in ", what,
+                     " of the same group at once: this one is refused, the other goes on; give "
+                     "each thread a group of its own"));
+  }
+}
+
+Group::Inside::~Inside() {
+  if (kind_ == Kind::kExchange && group_.pending_segment_ != nullptr) {
+    group_.context_.transport().leave(group_.pending_segment_->local());
+  }
+  taken_.store(false, std::memory_order_release);
+}
+
 Group::Group(Context& context, std::vector<Rank> ranks, bool world)
     : context_(context), ranks_(std::move(ranks)), world_(world) {
   std::sort(ranks_.begin(), ranks_.end());
   if (ranks_.empty()) throw Error(ErrorKind::kRank, "a group of no ranks");
+  if (ranks_.size() > kMostMembers) {
+    throw Error(ErrorKind::kRank,
+                text("a group of ", ranks_.size(), " ranks: at most ", kMostMembers));
+  }
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (ranks_[i] < 0 || ranks_[i] >= context.size()) {
       throw Error(ErrorKind::kRank,
@@ -57,7 +70,7 @@ Group::Group(Context& context, std::vector<Rank> ranks, bool world)
     bytes = gossip_offset_ = round_up(ControlBlock::bytes(context.size()), 64);
     bytes += Gossip::bytes(context.size());
   }
-  std::uint32_t ids = kBarrierRounds;
+  std::uint32_t ids = 2 * kBarrierRounds;
   for (Kind kind : {Kind::kExchange, Kind::kReduce}) {
     Exchange& exchange = exchanges_[static_cast<int>(kind)];
     exchange.slots_offset = bytes;
@@ -79,18 +92,53 @@ Group::Group(Context& context, std::vector<Rank> ranks, bool world)
       std::make_shared<Segment>(context.next_segment_id(), bytes, ids, nullptr, context.size());
 }
 
+Group::~Group() {
+  if (pending_segment_ != nullptr) context_.transport().retract(pending_segment_->local());
+}
+
 std::string Group::describe() { return context_.transport().publish(control_->local(), ranks_); }
 
-void Group::attach(const std::vector<std::string>& descriptions, Deadline deadline) {
+Outcome Group::attach(const std::vector<std::string>& descriptions, Deadline deadline) {
+  if (remotes_.empty()) remotes_ = attach(descriptions, 0, deadline);
+  if (settle(*control_, remotes_, deadline) == Outcome::kDone) return Outcome::kDone;
+  context_.transport().leave(control_->local());
+  return Outcome::kTimeout;
+}
+
+std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descriptions,
+                                         std::size_t skipped, Deadline deadline) {
+  if (descriptions.size() != ranks_.size()) {
+    throw Error(ErrorKind::kMismatch, text("descriptions of ", descriptions.size(),
+                                           " ranks for a group of ", ranks_.size()));
+  }
+  std::vector<RemoteSegment> remotes(ranks_.size());
   for (std::size_t member = 0; member < ranks_.size(); ++member) {
     const Rank peer = ranks_[member];
-    if (peer != context_.rank()) {
-      control_->set_remote(peer,
-                           context_.transport().attach(peer, descriptions.at(member), deadline));
+    if (descriptions[member].size() < skipped) {
+      throw Error(ErrorKind::kMismatch,
+                  text("malformed segment description from rank ", peer, ": ",
+                       descriptions[member].size(), " bytes: other version?"),
+                  peer);
     }
+    if (peer == context_.rank()) continue;
+    remotes[member] =
+        context_.transport().attach(peer, descriptions[member].substr(skipped), deadline);
   }
-  control_->set_self(context_.rank());
-  control_->local().descriptor.reset();
+  return remotes;
+}
+
+Outcome Group::settle(Segment& segment, std::vector<RemoteSegment>& remotes, Deadline deadline) {
+  if (context_.transport().settle(segment.local(), ranks_, remotes, deadline) != Outcome::kDone) {
+    return Outcome::kTimeout;
+  }
+  for (std::size_t member = 0; member < ranks_.size(); ++member) {
+    if (ranks_[member] == context_.rank()) continue;
+    segment.set_remote(ranks_[member], std::move(remotes[member]));
+  }
+  remotes.clear();
+  segment.set_self(context_.rank());  // last: a transport may have moved this rank's copy
+  segment.local().descriptor.reset();
+  return Outcome::kDone;
 }
 
 void Group::remove() {
@@ -121,14 +169,14 @@ void Group::check_members(const char* what) const {
   context_.require_usable();
   if (deleted_) throw Error(ErrorKind::kRank, "the group was deleted");
   for (Rank peer : ranks_) {
-    if (context_.liveness().health(peer) != Health::kClosed) {
+    const Health health = context_.liveness().health(peer);  // once: it may close just now
+    if (health != Health::kHealthy && health != Health::kClosed) {
       context_.liveness().require(peer, what);
     }
   }
 }
 
-Outcome Group::barrier(Deadline deadline) {
-  const auto lock = sole_caller(barrier_mutex_, "barrier");
+Outcome Group::barrier(const Inside&, Deadline deadline) {
   check_members("barrier");
   const auto members = static_cast<std::uint32_t>(ranks_.size());
   const auto me = static_cast<std::uint32_t>(index_);
@@ -150,14 +198,50 @@ Outcome Group::barrier(Deadline deadline) {
       }
       return barrier_sent_ && raised(barrier_round_, barrier_generation_);
     };
-    const auto slow = [&] { context_.liveness().require(behind, "barrier"); };
-    if (context_.waiter().until(ready, slow, deadline, "barrier") != Outcome::kDone) {
-      return Outcome::kTimeout;
+    bool hopeless = false;
+    const auto slow = [&] {
+      const FlagWord& word = control_->local().board[kBarrierRounds + barrier_round_];
+      if (context_.liveness().health(behind) == Health::kHealthy &&
+          word.load(std::memory_order_acquire) == 0) {
+        return;
+      }
+      // What it sent is here: it told before it left, and raised its flag before both. Then only
+      // this rank's own flag is not posted yet.
+      if (raised(barrier_round_, barrier_generation_)) return;
+      hopeless = true;
+      const std::uint32_t told = word.load(std::memory_order_acquire);
+      if (told == 0) context_.liveness().require(behind, "barrier");
+      throw Error(ErrorKind::kPeerLost,
+                  text("barrier: rank ", behind, " waits for rank ", told - 1, ", which is gone"),
+                  static_cast<Rank>(told - 1));
+    };
+    try {
+      if (context_.waiter().until(ready, slow, deadline, "barrier") != Outcome::kDone) {
+        return Outcome::kTimeout;
+      }
+    } catch (const Error& error) {
+      if (hopeless && error.kind() == ErrorKind::kPeerLost) tell_barrier_lost(error.rank(), behind);
+      throw;
     }
     barrier_sent_ = false;
   }
   barrier_under_way_ = false;
   return Outcome::kDone;
+}
+
+// Whoever may wait for this rank, now or in a barrier to come, would do so in vain.
+void Group::tell_barrier_lost(Rank gone, Rank behind) {
+  const auto members = static_cast<std::uint32_t>(ranks_.size());
+  for (std::uint32_t round = 0; (1u << round) < members; ++round) {
+    const Rank ahead = ranks_[(static_cast<std::uint32_t>(index_) + (1u << round)) % members];
+    const RemoteSegment* remote = control_->remote(ahead);
+    // Who needs no more of this barrier may have deleted the group: addresses are not to be
+    // written to then.
+    if (round < barrier_round_ && !world_ && remote->board == nullptr) continue;
+    const auto told = static_cast<std::uint32_t>((gone >= 0 ? gone : behind) + 1);
+    context_.liveness().tell(
+        {context_.internal_queue(), ahead, {remote, kBarrierRounds + round, told}, control_});
+  }
 }
 
 std::string Group::missing_in_barrier() const {
@@ -175,79 +259,122 @@ std::uint64_t Group::slot_offset(const Exchange& exchange, Kind kind, Rank membe
   return exchange.slots_offset + slot * (sizeof(Header) + slot_bytes(kind));
 }
 
-Outcome Group::allgather(Kind kind, const std::string& what, std::uint64_t fingerprint,
-                         std::span<const std::byte> mine, Deadline deadline,
-                         std::vector<std::string>& all) {
-  Exchange& exchange = exchanges_[static_cast<int>(kind)];
-  const auto lock = sole_caller(exchange.mutex, what.c_str());
-  check_members(what.c_str());
-  if (mine.size() > slot_bytes(kind)) {
-    throw Error(ErrorKind::kSystem,
-                text(what, ": ", mine.size(), " bytes for a slot of ", slot_bytes(kind)));
-  }
-  std::byte* data = control_->local().data;
-  if (!exchange.under_way) {
-    exchange.under_way = true;
-    exchange.generation = following(exchange.generation);
-    exchange.next_to_send = 0;
-    exchange.bytes = sizeof(Header) + mine.size();
-    Header header{fingerprint, static_cast<std::uint32_t>(mine.size()), exchange.generation, {}};
-    what.copy(header.what, sizeof header.what - 1);
-    std::byte* slot = data + slot_offset(exchange, kind, index_);
-    std::memcpy(slot, &header, sizeof header);
-    if (!mine.empty()) std::memcpy(slot + sizeof header, mine.data(), mine.size());
-    context_.recorder().record(Operation::kAllgather, -1, control_->id(), exchange.generation,
-                               mine.size());
-  }
-  const std::uint64_t my_slot = slot_offset(exchange, kind, index_);
-  const std::size_t members = ranks_.size();
-  std::size_t arrived = 0;
-  const auto ready = [&] {
-    for (; exchange.next_to_send < members; ++exchange.next_to_send) {
-      const auto member = static_cast<Rank>(exchange.next_to_send);
-      if (member == index_) continue;
-      if (!send(member, my_slot, exchange.bytes, my_slot,
-                exchange.first_id + static_cast<std::uint32_t>(index_), exchange.generation)) {
-        return false;
-      }
-    }
-    for (; arrived < members; ++arrived) {
-      if (static_cast<Rank>(arrived) == index_) continue;
-      const auto id = exchange.first_id + static_cast<std::uint32_t>(arrived);
-      if (!raised(id, exchange.generation)) return false;
-    }
-    return true;
-  };
-  const auto slow = [&] {
-    if (arrived < members) context_.liveness().require(ranks_[arrived], what.c_str());
-  };
-  if (context_.waiter().until(ready, slow, deadline, what.c_str()) != Outcome::kDone) {
-    return Outcome::kTimeout;
-  }
-  exchange.under_way = false;
-  all.assign(members, {});
+void Group::refuse_another(const Exchange& exchange, const std::string& what) const {
+  throw Error(
+      ErrorKind::kMismatch,
+      text(what, ": ", exchange.what, " ended half way on this group of rank ", context_.rank(),
+           ": continue that one first, with the same arguments, or form another group"));
+}
+
+void Group::begin_piece(Exchange& exchange, Kind kind) {
+  exchange.generation = following(exchange.generation);
+  exchange.next_to_send = 0;
+  const std::size_t first = std::min(exchange.piece * slot_bytes(kind), exchange.mine.size());
+  const std::size_t bytes = std::min(slot_bytes(kind), exchange.mine.size() - first);
+  Header header{exchange.fingerprint,
+                exchange.mine.size(),
+                static_cast<std::uint32_t>(bytes),
+                exchange.generation,
+                {}};
+  exchange.what.copy(header.what, sizeof header.what - 1);
+  std::byte* slot = control_->local().data + slot_offset(exchange, kind, index_);
+  std::memcpy(slot, &header, sizeof header);
+  if (bytes != 0) std::memcpy(slot + sizeof header, exchange.mine.data() + first, bytes);
+  exchange.bytes_to_send = sizeof header + bytes;
+  context_.recorder().record(Operation::kAllgather, -1, control_->id(), exchange.generation, bytes);
+}
+
+bool Group::take_piece(Exchange& exchange, Kind kind) {
+  std::uint64_t longest = 0;
   std::string others;
-  for (std::size_t member = 0; member < members; ++member) {
-    const std::byte* slot = data + slot_offset(exchange, kind, static_cast<Rank>(member));
+  for (std::size_t member = 0; member < ranks_.size(); ++member) {
+    const std::byte* slot =
+        control_->local().data + slot_offset(exchange, kind, static_cast<Rank>(member));
     Header header;
     std::memcpy(&header, slot, sizeof header);
-    if (header.fingerprint != fingerprint || header.bytes > slot_bytes(kind)) {
+    if (header.fingerprint != exchange.fingerprint || header.bytes > slot_bytes(kind)) {
       header.what[sizeof header.what - 1] = 0;
       others += text(others.empty() ? "" : ", ", "rank ", ranks_[member], " is in ", header.what);
       continue;
     }
-    all[member].assign(reinterpret_cast<const char*>(slot + sizeof header), header.bytes);
+    longest = std::max(longest, header.total);
+    exchange.all[member].append(reinterpret_cast<const char*>(slot + sizeof header), header.bytes);
   }
   if (!others.empty()) {
     throw Error(ErrorKind::kMismatch,
                 text("collective ", exchange.generation, " of segment ", control_->id(),
-                     "'s group: rank ", ranks_[static_cast<std::size_t>(index_)], " is in ", what,
-                     ", but ", others, ": order, sizes and dtypes must be the same on all ranks"));
+                     "'s group: rank ", context_.rank(), " is in ", exchange.what, ", but ", others,
+                     ": order, sizes and dtypes must be the same on all ranks"));
   }
+  return ++exchange.piece * slot_bytes(kind) >= longest;
+}
+
+Outcome Group::allgather(const Inside&, Kind kind, const std::string& what,
+                         std::uint64_t fingerprint, std::span<const std::byte> mine,
+                         Deadline deadline, std::vector<std::string>& all) {
+  Exchange& exchange = exchanges_[static_cast<std::size_t>(kind)];
+  check_members(what.c_str());
+  if (kind == Kind::kExchange && !remotes_.empty()) refuse_another(exchange, what);
+  if (!exchange.under_way) {
+    exchange.what = what;
+    exchange.fingerprint = fingerprint;
+    exchange.mine.assign(reinterpret_cast<const char*>(mine.data()), mine.size());
+    exchange.all.assign(ranks_.size(), {});
+    exchange.piece = 0;
+    begin_piece(exchange, kind);
+    exchange.under_way = true;
+  } else if (exchange.what != what || exchange.fingerprint != fingerprint ||
+             !std::ranges::equal(std::as_bytes(std::span(exchange.mine)), mine)) {
+    refuse_another(exchange, what);
+  }
+  const std::size_t members = ranks_.size();
+  for (;;) {
+    const std::uint64_t my_slot = slot_offset(exchange, kind, index_);
+    std::size_t arrived = 0;
+    const auto ready = [&] {
+      for (; exchange.next_to_send < members; ++exchange.next_to_send) {
+        const auto member = static_cast<Rank>(exchange.next_to_send);
+        if (member == index_) continue;
+        if (!send(member, my_slot, exchange.bytes_to_send, my_slot,
+                  exchange.first_id + static_cast<std::uint32_t>(index_), exchange.generation)) {
+          return false;
+        }
+      }
+      for (; arrived < members; ++arrived) {
+        if (static_cast<Rank>(arrived) == index_) continue;
+        const auto id = exchange.first_id + static_cast<std::uint32_t>(arrived);
+        if (!raised(id, exchange.generation)) return false;
+      }
+      return true;
+    };
+    // Everybody needs every member: nobody has to be told of one that is gone.
+    const auto slow = [&] {
+      for (std::size_t member = arrived; member < members; ++member) {
+        const Rank peer = ranks_[member];
+        if (context_.liveness().health(peer) == Health::kHealthy) continue;
+        const auto id = exchange.first_id + static_cast<std::uint32_t>(member);
+        if (!raised(id, exchange.generation)) context_.liveness().require(peer, what.c_str());
+      }
+    };
+    if (context_.waiter().until(ready, slow, deadline, what.c_str()) != Outcome::kDone) {
+      return Outcome::kTimeout;
+    }
+    exchange.under_way = false;
+    const bool over = take_piece(exchange, kind);
+    if (over) break;
+    begin_piece(exchange, kind);
+    exchange.under_way = true;
+  }
+  all = std::move(exchange.all);
   return Outcome::kDone;
 }
 
 std::string Group::missing_in_allgather(Kind kind) const {
+  if (kind == Kind::kExchange && !remotes_.empty()) {
+    return text("segment ", pending_segment_->id(), " of a group of ", ranks_.size(),
+                ": every member has described its copy, but not all were there at once to make it; "
+                "call it again");
+  }
   const Exchange& exchange = exchanges_[static_cast<int>(kind)];
   std::string missing;
   for (std::size_t member = 0; member < ranks_.size(); ++member) {
@@ -261,77 +388,65 @@ std::string Group::missing_in_allgather(Kind kind) const {
               "'s group: nothing yet from ", missing);
 }
 
-Outcome Group::create_segment(std::uint64_t bytes, std::uint32_t notifications, std::byte* bound,
-                              Deadline deadline, std::shared_ptr<Segment>& created) {
+Outcome Group::create_segment(const Inside& inside, std::uint64_t bytes,
+                              std::uint32_t notifications, std::byte* bound, Deadline deadline,
+                              std::shared_ptr<Segment>& created) {
   Transport& transport = context_.transport();
-  check_members("segment");
-  if (pending_segment_ != nullptr &&
-      (pending_segment_->bytes() != bytes || pending_segment_->notifications() != notifications ||
-       pending_bound_ != bound)) {
-    throw Error(ErrorKind::kMismatch,
-                "the creation of another segment timed out on this group: continue that one first, "
-                "with the same arguments");
-  }
-  if (pending_segment_ == nullptr) {
+  const char* const what = bound != nullptr ? "bind" : "segment";
+  Exchange& exchange = exchanges_[static_cast<std::size_t>(Kind::kExchange)];
+  check_members(what);
+  std::string mine;
+  if (!exchange.under_way && remotes_.empty()) {
     auto segment = std::make_shared<Segment>(context_.next_segment_id(), bytes, notifications,
                                              bound, context_.size());
+    const SegmentId proposal = segment->id();
+    mine.assign(reinterpret_cast<const char*>(&proposal), sizeof proposal);
+    mine += transport.publish(segment->local(), ranks_);
     pending_segment_ = std::move(segment);
     pending_bound_ = bound;
+  } else if (pending_segment_ != nullptr && pending_segment_->bytes() == bytes &&
+             pending_segment_->notifications() == notifications && pending_bound_ == bound) {
+    mine = exchange.mine;
+  } else {
+    refuse_another(exchange, what);
   }
-  Segment& segment = *pending_segment_;
-  std::string mine;
-  if (!exchanges_[0].under_way) {
-    const SegmentId proposal = segment.id();
-    mine.assign(reinterpret_cast<const char*>(&proposal), sizeof proposal);
-    mine += transport.publish(segment.local(), ranks_);
-  }
-  std::vector<std::string> all;
-  const auto bytes_of = std::as_bytes(std::span(mine));
-  const std::uint64_t fingerprint = bound != nullptr ? 2 : 1;
   try {
-    if (allgather(Kind::kExchange, bound != nullptr ? "bind" : "segment", fingerprint, bytes_of,
-                  deadline, all) != Outcome::kDone) {
+    if (remotes_.empty()) {
+      std::vector<std::string> all;
+      if (allgather(inside, Kind::kExchange, what, bound != nullptr ? 2 : 1,
+                    std::as_bytes(std::span(mine)), deadline, all) != Outcome::kDone) {
+        return Outcome::kTimeout;
+      }
+      // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
+      remotes_ = attach(all, sizeof(SegmentId), Deadline::in(context_.options().timeout));
+      SegmentId agreed;
+      std::memcpy(&agreed, all[0].data(), sizeof agreed);
+      pending_segment_->set_id(agreed);
+    }
+    if (settle(*pending_segment_, remotes_, deadline) != Outcome::kDone) {
+      // Whoever closed has left without it.
+      for (const Rank peer : ranks_) context_.liveness().require(peer, what);
       return Outcome::kTimeout;
     }
   } catch (const Error&) {
-    transport.retract(segment.local());
+    if (exchange.under_way) throw;  // to be continued
+    transport.leave(pending_segment_->local());
+    transport.retract(pending_segment_->local());
     pending_segment_.reset();
+    pending_bound_ = nullptr;
+    remotes_.clear();
     throw;
   }
   created = std::move(pending_segment_);
-  pending_segment_.reset();
-  SegmentId agreed = created->id();
-  std::vector<RemoteSegment> remotes(ranks_.size());
-  for (std::size_t member = 0; member < ranks_.size(); ++member) {
-    SegmentId proposal;
-    std::memcpy(&proposal, all[member].data(), sizeof proposal);
-    agreed = std::max(agreed, proposal);
-    const Rank peer = ranks_[member];
-    // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
-    if (peer != context_.rank()) {
-      remotes[member] = transport.attach(peer, all[member].substr(sizeof proposal),
-                                         Deadline::in(context_.options().timeout));
-    }
-  }
-  for (std::size_t member = 0; member < ranks_.size(); ++member) {
-    const Rank peer = ranks_[member];
-    if (peer == context_.rank()) continue;
-    transport.attached(peer, remotes[member]);
-    created->set_remote(peer, std::move(remotes[member]));
-  }
-  created->set_self(context_.rank());  // last: a transport may have moved this rank's copy
-  created->set_id(agreed);
-  created->local().descriptor.reset();
-  context_.use_segment_id(agreed);
+  pending_bound_ = nullptr;
   return Outcome::kDone;
 }
 
 void Group::delete_segment(Context& context, Segment& segment) {
   context.require_usable();
-  if (segment.deleted()) {
+  if (!segment.release_local()) {
     throw Error(ErrorKind::kSegment, text("segment ", segment.id(), " was deleted already"));
   }
-  segment.release_local();
   context.transport().retract(segment.local());
 }
 
@@ -402,10 +517,14 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
   context_.recorder().record(Operation::kPassiveReceive, sender, control_->id(), 0, message.size());
   // The mailbox is free: tell the sender, if it is still there to send more.
   const Deadline bounded = Deadline::in(context_.options().timeout);
-  while (
-      !send(sender, 0, 0, 0, credit_id_ + me, mail_received_[static_cast<std::size_t>(sender)])) {
-    if (context_.liveness().health(sender) != Health::kHealthy || bounded.passed()) break;
-    context_.transport().progress();
+  try {
+    while (
+        !send(sender, 0, 0, 0, credit_id_ + me, mail_received_[static_cast<std::size_t>(sender)])) {
+      if (context_.liveness().health(sender) != Health::kHealthy || bounded.passed()) break;
+      context_.transport().progress();
+    }
+  } catch (const Error&) {
+    // Who cannot be told has left, or will not be heard again: what it sent before is here.
   }
   return outcome;
 }

@@ -2,18 +2,19 @@
 // allreduce stand), and for the world group also passive messages.
 //
 // Everything travels as writes and notifications on one internal segment per group, so it works on
-// any transport. Every collective is resumable: a call that timed out is continued by calling it
-// again. One collective of each kind may be under way at a time; different kinds overlap.
+// any transport. Every collective is resumable: a call that ended half way, by its deadline or by
+// an error, is continued by calling it again with the same arguments; until then other calls of its
+// kind are refused. One collective of each kind may be under way at a time, by one thread;
+// different kinds overlap.
 //
 // Why slots are free again: a member sends generation t + 1 only after it has copied out all of
 // generation t, and nobody finishes t + 1 before everybody has sent it. So when t + 2 overwrites
 // the slots of t (slots alternate), all have read them.
 #pragma once
 
-#include <functional>
+#include <atomic>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,33 +29,69 @@ class Group {
  public:
   // `world`: the group of all ranks, whose segment also holds the control block and mailboxes.
   Group(Context& context, std::vector<Rank> ranks, bool world);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
-  // --- setup: describe() of all members to attach() of all.
+  // --- setup: describe() of all members to attach() of all. kTimeout: to be called again.
   std::string describe();
-  void attach(const std::vector<std::string>& descriptions, Deadline deadline);
+  Outcome attach(const std::vector<std::string>& descriptions, Deadline deadline);
 
   const std::vector<Rank>& ranks() const { return ranks_; }
   Rank size() const { return static_cast<Rank>(ranks_.size()); }
   Rank index() const { return index_; }  // of this rank among the members
   Segment& control() { return *control_; }
   std::uint64_t gossip_offset() const { return gossip_offset_; }
-  bool deleted() const { return deleted_; }
   void remove();
 
-  Outcome barrier(Deadline deadline);
+  // What may be under way at once. Exchanges have slots and generations of their own.
+  enum class Kind : std::uint8_t { kExchange, kReduce, kBarrier };
 
-  // Which exchange: each has its own slots and generations.
-  enum class Kind : std::uint8_t { kExchange, kReduce };
-  // Every member's bytes, by member. `what` names the call; members whose `fingerprint` differs
-  // get a mismatch error naming them. At most slot_bytes(kind).
-  Outcome allgather(Kind kind, const std::string& what, std::uint64_t fingerprint,
-                    std::span<const std::byte> mine, Deadline deadline,
+  // A thread's place in the group's collectives of one kind: taken before anything changes, kept as
+  // long as a call lasts, over all its attempts. A second thread is refused at once (kMismatch) and
+  // has touched nothing.
+  class Inside {
+   public:
+    Inside(Group& group, Kind kind, const std::string& what);
+    ~Inside();
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    Group& group_;
+    const Kind kind_;
+    std::atomic<bool>& taken_;
+  };
+
+  Outcome barrier(const Inside& inside, Deadline deadline);
+
+  // Every member's bytes, by member, in pieces of slot_bytes(kind). `what` names the call; members
+  // whose `fingerprint` differs get a mismatch error naming them. `kind`: an exchange.
+  Outcome allgather(const Inside& inside, Kind kind, const std::string& what,
+                    std::uint64_t fingerprint, std::span<const std::byte> mine, Deadline deadline,
                     std::vector<std::string>& all);
   static std::size_t slot_bytes(Kind kind);
 
-  // Collective. Continued by calling it again with the same arguments after a time-out.
+  // By whoever is inside exchanges.
+  Outcome create_segment(const Inside& inside, std::uint64_t bytes, std::uint32_t notifications,
+                         std::byte* bound, Deadline deadline, std::shared_ptr<Segment>& created);
+  // The caller's memory of a creation that ended half way, or null: peers may know it already.
+  const std::byte* half_bound() const { return pending_bound_; }
+
+  // For callers that make one attempt.
+  Outcome barrier(Deadline deadline) {
+    return barrier(Inside(*this, Kind::kBarrier, "barrier"), deadline);
+  }
+  Outcome allgather(Kind kind, const std::string& what, std::uint64_t fingerprint,
+                    std::span<const std::byte> mine, Deadline deadline,
+                    std::vector<std::string>& all) {
+    return allgather(Inside(*this, kind, what), kind, what, fingerprint, mine, deadline, all);
+  }
   Outcome create_segment(std::uint64_t bytes, std::uint32_t notifications, std::byte* bound,
-                         Deadline deadline, std::shared_ptr<Segment>& created);
+                         Deadline deadline, std::shared_ptr<Segment>& created) {
+    return create_segment(Inside(*this, Kind::kExchange, "segment"), bytes, notifications, bound,
+                          deadline, created);
+  }
   static void delete_segment(Context& context, Segment& segment);
 
   // --- world only: messages of up to options.passive_bytes, from any rank to any rank
@@ -66,43 +103,59 @@ class Group {
   std::string missing_in_allgather(Kind kind) const;
 
  private:
-  struct Exchange {  // one per Kind
+  struct Exchange {
     std::uint64_t slots_offset = 0;
     std::uint32_t first_id = 0;
     std::uint32_t generation = 0;
-    std::uint64_t bytes = 0;  // of this rank's slot, also when a later call continues
+    // Of the call under way: what it is, and which piece of it.
     bool under_way = false;
+    std::string what;
+    std::uint64_t fingerprint = 0;
+    std::string mine;
+    std::vector<std::string> all;  // the pieces before
+    std::size_t piece = 0;
+    std::uint64_t bytes_to_send = 0;
     std::size_t next_to_send = 0;
-    std::mutex mutex;
   };
   struct Header {
     std::uint64_t fingerprint;
+    std::uint64_t total;  // bytes, of all pieces
     std::uint32_t bytes;
     std::uint32_t generation;
     char what[32];
   };
+  void begin_piece(Exchange& exchange, Kind kind);
+  // True when all pieces have come. Throws where others are in another call.
+  bool take_piece(Exchange& exchange, Kind kind);
+  std::vector<RemoteSegment> attach(const std::vector<std::string>& descriptions,
+                                    std::size_t skipped, Deadline deadline);
+  Outcome settle(Segment& segment, std::vector<RemoteSegment>& remotes, Deadline deadline);
+  [[noreturn]] void refuse_another(const Exchange& exchange, const std::string& what) const;
   std::uint64_t slot_offset(const Exchange& exchange, Kind kind, Rank member) const;
   bool send(Rank member, std::uint64_t offset, std::uint64_t bytes, std::uint64_t target_offset,
             std::uint32_t id, std::uint32_t value);
   bool raised(std::uint32_t id, std::uint32_t generation) const;
+  // This rank cannot end its barrier, since `behind` is gone, or waits for `gone`.
+  void tell_barrier_lost(Rank gone, Rank behind);
   void check_members(const char* what) const;
 
   Context& context_;
   std::vector<Rank> ranks_;
   Rank index_ = -1;
   const bool world_;
-  bool deleted_ = false;
+  std::atomic<bool> deleted_{false};
   std::shared_ptr<Segment> control_;
+  std::atomic<bool> inside_[3]{};  // by kind
 
-  std::mutex barrier_mutex_;
   std::uint32_t barrier_generation_ = 0;
   bool barrier_under_way_ = false;
   bool barrier_sent_ = false;
   std::uint32_t barrier_round_ = 0;
 
   Exchange exchanges_[2];
-  std::shared_ptr<Segment> pending_segment_;  // creation under way
+  std::shared_ptr<Segment> pending_segment_;  // its creation is under way
   std::byte* pending_bound_ = nullptr;
+  std::vector<RemoteSegment> remotes_;  // of it, or of control_, where not all are settled yet
 
   std::uint64_t gossip_offset_ = 0;
   std::uint64_t mail_offset_ = 0;

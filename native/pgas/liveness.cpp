@@ -2,10 +2,11 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 
 #include <cerrno>
+
+#include "sys/thread.hpp"
 
 namespace pgasdl {
 
@@ -22,19 +23,19 @@ Liveness::Liveness(Rank rank, Rank size, const Options& options)
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       accepted_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(size))) {
   if (!wake_) throw_system("eventfd", errno);
+  if (options.stopped_after * 1e3 < kLeastHeartbeats * options.heartbeat_ms) {
+    throw Error(ErrorKind::kSystem,
+                text("a heartbeat every ", options.heartbeat_ms, " ms and stopped_after ",
+                     options.stopped_after, " s: at least ", kLeastHeartbeats,
+                     " heartbeats have to fit in"));
+  }
 }
 
 Liveness::~Liveness() { stop(); }
 
 void Liveness::start(Transport* transport) {
   transport_ = transport;
-  // Signals belong to the threads of the program.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = thread_without_signals([this] { run(); });
 }
 
 void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids,
@@ -50,9 +51,9 @@ void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> p
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
     beats_[peer].at = last_look_;
     if (pids[peer] == 0 || static_cast<Rank>(peer) == rank_) continue;
-    processes_[peer] = open_pidfd(pids[peer]);
-    if (!processes_[peer] && errno == ESRCH) report(static_cast<Rank>(peer), Health::kDied);
+    processes_[peer] = ProcessWatch(pids[peer]);
   }
+  look_at_processes();
   eventfd_write(wake_.get(), 1);
 }
 
@@ -72,10 +73,12 @@ void Liveness::run() {
     {
       const std::unique_lock lock(watch_mutex_, std::try_to_lock);
       for (std::size_t peer = 0; lock.owns_lock() && peer < processes_.size(); ++peer) {
-        if (processes_[peer]) watched.push_back({processes_[peer].get(), POLLIN, 0});
+        const int descriptor = processes_[peer].descriptor();
+        if (descriptor >= 0) watched.push_back({descriptor, POLLIN, 0});
       }
     }
-    poll(watched.data(), watched.size(), static_cast<int>(options_.heartbeat_ms));
+    const int period = post_last_words() ? static_cast<int>(options_.heartbeat_ms) : 1;
+    poll(watched.data(), watched.size(), period);
     if (watched[0].revents != 0) {
       eventfd_t ignored;
       eventfd_read(wake_.get(), &ignored);
@@ -91,15 +94,14 @@ void Liveness::run() {
     look_at_processes();
     look_at_heartbeats();
     if (gossip_ != nullptr) exchange_gossip();
+    if (transport_->needs_progress()) transport_->progress();
   }
 }
 
 void Liveness::look_at_processes() {
   for (std::size_t peer = 0; peer < processes_.size(); ++peer) {
-    if (!processes_[peer]) continue;
-    pollfd ended{processes_[peer].get(), POLLIN, 0};
-    if (poll(&ended, 1, 0) != 1) continue;
-    processes_[peer].reset();
+    if (!processes_[peer].ended()) continue;
+    processes_[peer] = {};
     if (health(static_cast<Rank>(peer)) == Health::kHealthy) {
       report(static_cast<Rank>(peer), Health::kDied);
     }
@@ -141,7 +143,6 @@ void Liveness::exchange_gossip() {
     }
   }
   tell_gossip();
-  transport_->progress();
 }
 
 void Liveness::tell_gossip() {
@@ -150,6 +151,37 @@ void Liveness::tell_gossip() {
     const Health last_words = gossip_->told(peer, peer);
     report(peer, last_words == Health::kHealthy ? Health::kDied : last_words);
   });
+}
+
+void Liveness::tell(LastWord word) {
+  if (post(word)) return;
+  const std::lock_guard lock(words_mutex_);
+  last_words_.push_back(std::move(word));
+  eventfd_write(wake_.get(), 1);
+}
+
+bool Liveness::post(const LastWord& word) {
+  // Who is gone waits no more; who is fenced off writes no more.
+  if (health(word.peer) != Health::kHealthy || health(rank_) != Health::kHealthy) return true;
+  try {
+    return transport_->post_write(word.queue, word.peer, {}, &word.flag);
+  } catch (const Error& error) {
+    return error.kind() == ErrorKind::kPeerLost;
+  }
+}
+
+bool Liveness::post_last_words() {
+  const std::lock_guard lock(words_mutex_);
+  if (last_words_.empty()) return true;
+  transport_->progress();
+  std::erase_if(last_words_, [&](const LastWord& word) { return post(word); });
+  return last_words_.empty();
+}
+
+void Liveness::finish_telling(Deadline deadline) {
+  while (!post_last_words() && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void Liveness::take_leave(Deadline deadline) {
@@ -180,6 +212,7 @@ void Liveness::report(Rank lost, Health how) {
       block->finder.store(static_cast<std::uint32_t>(rank_ + 1), std::memory_order_relaxed);
       block->alarm.fetch_add(1, std::memory_order_acq_rel);
     }
+    block->gone.fetch_add(1, std::memory_order_release);
     block->doorbell.ring();
   }
 }

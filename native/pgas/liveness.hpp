@@ -28,9 +28,18 @@ struct ControlBlock {
   alignas(64) std::atomic<std::uint32_t> alarm;  // how many losses were reported to this rank
   std::atomic<std::uint32_t> finder;             // 1 + the rank that reported the last one
   std::atomic<std::uint32_t> first;              // 1 + the rank lost first since survivors(), or 0
+  std::atomic<std::uint32_t> gone;               // how many ranks left, in whatever way
   // followed by the state vector, one byte per rank
   std::atomic<Health>* states() { return reinterpret_cast<std::atomic<Health>*>(this + 1); }
   static std::size_t bytes(Rank size) { return sizeof(ControlBlock) + static_cast<size_t>(size); }
+};
+
+// A flag that tells a peer that this rank cannot go on.
+struct LastWord {
+  QueueId queue;  // that of the flags before it, which it must not overtake
+  Rank peer;
+  RemoteFlag flag;
+  std::shared_ptr<Segment> board;
 };
 
 class Liveness {
@@ -65,6 +74,10 @@ class Liveness {
                : own_->states()[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
   }
   bool everybody_left() const;
+  // Some rank was lost or has left: only then may a wait be without hope.
+  bool somebody_gone() const {
+    return own_ != nullptr && own_->gone.load(std::memory_order_relaxed) != 0;
+  }
   // Its loss was acknowledged.
   bool accepted(Rank rank) const {
     return accepted_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
@@ -75,6 +88,10 @@ class Liveness {
   // Tells every rank of the losses this one knows, before it leaves because of them: whoever
   // reported them may not have come to all yet, and must not find us gone without the reason.
   void pass_on();
+  // Posts it at once if the queue takes it, else by the service thread as soon as it does.
+  void tell(LastWord word);
+  // Until all that was to be told is posted: before this rank leaves.
+  void finish_telling(Deadline deadline);
   // Tells those that are not mapped what this rank's state vector says, its own end above all.
   void take_leave(Deadline deadline);
   Doorbell* doorbell() { return own_ == nullptr ? nullptr : &own_->doorbell; }
@@ -85,6 +102,8 @@ class Liveness {
   void look_at_heartbeats();
   void exchange_gossip();
   void tell_gossip();
+  bool post(const LastWord& word);
+  bool post_last_words();  // true: all are posted
   void judge(Rank peer, std::uint64_t seen, Clock::time_point now, bool was_away);
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 
@@ -101,7 +120,7 @@ class Liveness {
 
   std::mutex watch_mutex_;  // of what follows
   std::vector<ControlBlock*> blocks_;
-  std::vector<UniqueFd> processes_;
+  std::vector<ProcessWatch> processes_;
   struct Beat {
     std::uint64_t last = 0;
     Clock::time_point at;
@@ -109,6 +128,9 @@ class Liveness {
   std::vector<Beat> beats_;
   std::unique_ptr<Gossip> gossip_;
   Clock::time_point last_look_;
+
+  std::mutex words_mutex_;
+  std::vector<LastWord> last_words_;  // not posted yet
 };
 
 }  // namespace pgasdl

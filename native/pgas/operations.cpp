@@ -47,27 +47,46 @@ void check_bounds(const char* side, const Slice& slice, std::uint64_t limit) {
 }  // namespace
 
 Outcome Context::take_place(QueueId id, Queue& queue, Deadline deadline) {
-  while (queue.used.fetch_add(1, std::memory_order_relaxed) >= options_.queue_depth) [[unlikely]] {
-    queue.used.fetch_sub(1, std::memory_order_relaxed);
-    if (deadline.one_try() || wait(id, deadline) != Outcome::kDone) return Outcome::kFull;
+  std::uint32_t used = queue.used.load(std::memory_order_relaxed);
+  for (;;) {
+    if (used >= options_.queue_depth) [[unlikely]] {
+      if (deadline.one_try() || wait(id, deadline) != Outcome::kDone) return Outcome::kFull;
+      used = queue.used.load(std::memory_order_relaxed);
+    } else if (queue.used.compare_exchange_weak(used, used + 1, std::memory_order_relaxed))
+        [[likely]] {
+      return Outcome::kDone;
+    }
   }
-  return Outcome::kDone;
+}
+
+// Never below zero: a place is taken before the request is posted, and a thread that waits
+// meanwhile gives it back already.
+void Context::give_back(Queue& queue, std::uint32_t places) {
+  std::uint32_t used = queue.used.load(std::memory_order_relaxed);
+  while (!queue.used.compare_exchange_weak(used, used - std::min(used, places),
+                                           std::memory_order_relaxed)) {
+  }
 }
 
 template <typename Post>
 Outcome Context::post(QueueId id, Rank peer, Deadline deadline, Post&& try_post) {
   Queue& queue = queue_at(id);
   if (take_place(id, queue, deadline) != Outcome::kDone) return Outcome::kFull;
-  if (try_post()) [[likely]]
-    return Outcome::kDone;
-  const Outcome outcome = waiter_.until(
-      [&] {
-        if (progresses_) transport_->progress();
-        return try_post();
-      },
-      deadline, "posting");
-  if (outcome == Outcome::kDone) return outcome;
-  queue.used.fetch_sub(1, std::memory_order_relaxed);
+  try {
+    if (try_post()) [[likely]]
+      return Outcome::kDone;
+    const Outcome outcome = waiter_.until(
+        [&] {
+          if (progresses_) transport_->progress();
+          return try_post();
+        },
+        deadline, "posting");
+    if (outcome == Outcome::kDone) return outcome;
+  } catch (...) {
+    give_back(queue, 1);
+    throw;
+  }
+  give_back(queue, 1);
   return transport_->connecting(id, peer) ? Outcome::kConnecting : Outcome::kFull;
 }
 
@@ -182,7 +201,9 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
   require_usable();
   Queue& queue = queue_at(id);
   const std::uint32_t posted = queue.used.load(std::memory_order_relaxed);
-  if (posted == 0) return Outcome::kDone;
+  // What this thread posted may be counted no more, since another waited, and be under way still:
+  // the transport knows.
+  if (posted == 0 && !progresses_) return Outcome::kDone;
   recorder_.record(Operation::kWaitQueue, -1, 0, id, 0);
   const Outcome outcome = waiter_.until(
       [&] {
@@ -190,13 +211,7 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
         return complete(id);
       },
       deadline, "wait(queue)");
-  // Two threads may complete the same requests: never below zero.
-  if (outcome == Outcome::kDone) {
-    std::uint32_t used = queue.used.load(std::memory_order_relaxed);
-    while (!queue.used.compare_exchange_weak(used, used - std::min(used, posted),
-                                             std::memory_order_relaxed)) {
-    }
-  }
+  if (outcome == Outcome::kDone) give_back(queue, posted);
   return outcome;
 }
 

@@ -16,6 +16,10 @@ struct Options {
   double stopped_after = 3;  // seconds without a heartbeat
 };
 
+// Fewer heartbeats than these within `stopped_after`, and a rank that was stopped cannot be told
+// from one that this rank did not look at in time.
+constexpr double kLeastHeartbeats = 3;
+
 constexpr std::uint32_t kMaxListElements = 1u << 16;
 constexpr std::uint64_t kMaxNotifications = 1u << 28;  // per segment: 1 GiB of board
 

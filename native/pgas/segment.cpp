@@ -43,6 +43,6 @@ void Segment::set_self(Rank self) {
   set_remote(self, std::move(remote));
 }
 
-void Segment::release_local() { deleted_.store(true, std::memory_order_relaxed); }
+bool Segment::release_local() { return !deleted_.exchange(true, std::memory_order_relaxed); }
 
 }  // namespace pgasdl

@@ -41,7 +41,8 @@ class Segment {
   void set_self(Rank self);
 
   // Lets go of this rank's own copy; views keep its memory alive. Peers' copies stay reachable.
-  void release_local();
+  // False: that was done before.
+  bool release_local();
 
   // Where a scan of the board goes on, so that no notification starves.
   std::atomic<std::uint32_t> scan_from{0};

@@ -33,7 +33,22 @@ class Waiter {
   Outcome until(Ready&& ready, Slow&& slow, Deadline deadline, const char* what) {
     if (ready()) return Outcome::kDone;
     check(what);
-    if (deadline.one_try()) return Outcome::kTimeout;
+    const auto ready_after_all = [&] {
+      try {
+        slow();
+      } catch (const Error& error) {
+        // Whoever left may have done its part just before, or left because of a loss.
+        if (ready()) return true;
+        if (error.kind() == ErrorKind::kPeerLost) liveness_.raise_alarm(what);
+        throw;
+      }
+      return false;
+    };
+    if (deadline.one_try()) {
+      // Who only ever tries is told, too.
+      if (liveness_.somebody_gone() && ready_after_all()) return Outcome::kDone;
+      return Outcome::kTimeout;
+    }
     // The clock is read rarely: a read costs as much as several polls.
     constexpr int kPollsPerLook = 64;
     // The first polls follow each other closely: a pause is as long as a cache line's way here.
@@ -59,14 +74,7 @@ class Waiter {
       check(what);
     }
     for (;;) {
-      try {
-        slow();
-      } catch (const Error& error) {
-        // Whoever left may have done its part just before, or left because of a loss.
-        if (ready()) return Outcome::kDone;
-        if (error.kind() == ErrorKind::kPeerLost) liveness_.raise_alarm(what);
-        throw;
-      }
+      if (ready_after_all()) return Outcome::kDone;
       Doorbell* doorbell = liveness_.doorbell();
       if (doorbell != nullptr) doorbell->arm();
       // Found or not, it stays armed: another thread of this rank may be asleep on it.

@@ -4,9 +4,9 @@
 
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 #include "python/handles.hpp"
-#include "reduce/copy.hpp"
 
 namespace pgasdl {
 namespace {
@@ -29,13 +29,6 @@ struct CallHash {
   std::size_t operator()(const CallKey& key) const {
     return key.address ^ (key.address >> 12) ^ (key.bytes << 7) ^ key.format;
   }
-};
-
-// How a plan gets at the caller's array.
-enum class Reach {
-  kInPlace,  // it lies where the plan works
-  kRebased,  // the plan is told where it lies
-  kCopied,   // to where the plan works, and back
 };
 
 PyObject* interned(nb::handle text) {
@@ -84,35 +77,19 @@ bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key) {
   return PyObject_CheckBuffer(array.ptr()) ? key_of_buffer(array, key) : key_of_tensor(array, key);
 }
 
-// The allreduces of one group that were made before: a call that comes again is executed without
-// any Python in between. All executions are numbered, and the number is the generation of their
-// notifications; a plan's phases take turns. Used with the GIL held, by one thread at a time.
+// Which execution a call of ctx.allreduce runs, of those that were made before: found without any
+// Python in between. Used with the GIL held.
 class AllreduceCalls {
  public:
-  static constexpr std::uint64_t kGenerations = BoundPlan::kMostGenerations;
+  explicit AllreduceCalls(const NumberingHandle& numbering) : numbering_(numbering.numbering) {}
 
-  std::uint64_t number() const { return number_; }
-  void set_number(std::uint64_t number) { number_ = number; }
-  std::uint32_t generation() const {
-    return static_cast<std::uint32_t>(number_ % kGenerations) + 1;
-  }
-  std::uint64_t turn(std::size_t region) const {
-    return region < turns_.size() ? turns_[region] : 0;
-  }
-  void executed(std::size_t region) {
-    if (region >= turns_.size()) turns_.resize(region + 1);
-    ++turns_[region];
-    ++number_;
-  }
-
-  void remember(nb::handle array, nb::handle op, nb::handle plan, std::vector<nb::object> phases,
-                std::size_t region, Reach reach, Description description) {
+  void remember(nb::handle array, nb::handle op, nb::handle plan, nb::object execution,
+                Description description) {
     CallKey key;
     if (!key_of(array, op, plan, key)) return;
     if (calls_.size() >= kMostCalls) calls_.clear();
-    Call call{{}, std::move(phases), region, reach, std::move(description)};
-    for (const nb::object& phase : call.keep) call.phases.push_back(nb::cast<PlanHandle*>(phase));
-    calls_.insert_or_assign(key, std::move(call));
+    const auto& handle = nb::cast<const ExecutionHandle&>(execution);
+    calls_.insert_or_assign(key, Call{&handle, std::move(execution), std::move(description)});
   }
   void forget() { calls_.clear(); }
 
@@ -120,80 +97,64 @@ class AllreduceCalls {
   // tells which call it was.
   bool run(nb::handle array, nb::handle op, nb::handle plan, std::optional<double> timeout) {
     CallKey key;
-    if (suspended_ || !key_of(array, op, plan, key)) return false;
+    if (!key_of(array, op, plan, key)) return false;
     const auto found = calls_.find(key);
     if (found == calls_.end()) return false;
-    const Call& call = found->second;
-    const std::size_t region = call.region;
-    const std::size_t number = turn(region) % call.phases.size();
-    const nb::object keep = call.keep[number];  // while it runs the table may be emptied
-    const PlanHandle& phase = *call.phases[number];
-    auto* const given = reinterpret_cast<std::byte*>(key.address);
-    std::byte* const home = call.reach == Reach::kCopied ? phase.plan->base("data") : nullptr;
-    if (call.reach == Reach::kRebased) phase.plan->rebase("data", given);
-    last_ = call.description;
-    suspended_ = true;
-    if (home != nullptr) move(home, given, key.bytes);
-    phase.runtime->executor.start(*phase.plan, generation());
-    wait_plan(phase, timeout);
-    if (home != nullptr) move(given, home, key.bytes);
-    suspended_ = false;
-    executed(region);
+    const nb::object keep = found->second.keep;  // while it runs the table may be emptied
+    const ExecutionHandle& handle = *found->second.handle;
+    const double limit = seconds(handle.runtime->context, timeout);
+    const Numbering::Entry entry(*numbering_, "ctx.allreduce");
+    if (numbering_->under_way()) return false;
+    last_ = found->second.description;
+    auto* const at = reinterpret_cast<std::byte*>(key.address);
+    try {
+      run_execution(*handle.runtime, *handle.execution, {handle.array.reach, at, at, key.bytes},
+                    limit, array);
+    } catch (...) {
+      interrupted_ = numbering_->under_way();
+      throw;
+    }
     return true;
   }
+  // Whether run() left an execution under way, which was not asked for yet: of the call `last`.
+  bool take_interrupted() { return std::exchange(interrupted_, false); }
   const Description& last() const { return last_; }
-  void resume() { suspended_ = false; }
+  Numbering& numbering() const { return *numbering_; }
 
  private:
   static constexpr std::size_t kMostCalls = 4096;
-  static constexpr std::uint64_t kLong = 64 << 10;
-
-  // Other threads may run while much is copied.
-  static void move(std::byte* destination, const std::byte* source, std::uint64_t bytes) {
-    if (bytes < kLong) {
-      std::memcpy(destination, source, bytes);
-      return;
-    }
-    const nb::gil_scoped_release release;
-    copy(destination, source, bytes);
-  }
 
   struct Call {
-    std::vector<const PlanHandle*> phases;
-    std::vector<nb::object> keep;
-    std::size_t region;
-    Reach reach;
+    const ExecutionHandle* handle;
+    nb::object keep;
     Description description;
   };
+  const std::shared_ptr<Numbering> numbering_;
   std::unordered_map<CallKey, Call, CallHash> calls_;
-  std::vector<std::uint64_t> turns_;
-  std::uint64_t number_ = 0;
-  bool suspended_ = false;
   Description last_ = nb::make_tuple();
+  bool interrupted_ = false;
 };
 
 }  // namespace
 
 void bind_allreduce(nb::module_& module) {
-  nb::enum_<Reach>(module, "Reach", "How a plan gets at the caller's array.")
-      .value("IN_PLACE", Reach::kInPlace, "It lies where the plan works.")
-      .value("REBASED", Reach::kRebased, "The plan is told where it lies.")
-      .value("COPIED", Reach::kCopied, "To where the plan works, and back.");
   nb::class_<AllreduceCalls>(module, "AllreduceCalls",
-                             "Executions of one group's ctx.allreduce, and the calls made before.")
-      .def(nb::init<>())
-      .def_prop_rw("number", &AllreduceCalls::number, &AllreduceCalls::set_number,
-                   "Executions that have ended.")
-      .def_prop_ro("generation", &AllreduceCalls::generation, "Of the next execution.")
+                             "Which execution each call of ctx.allreduce made before runs.")
+      .def(nb::init<const NumberingHandle&>(), "numbering"_a)
+      .def_prop_rw(
+          "number", [](const AllreduceCalls& self) { return self.numbering().number(); },
+          [](const AllreduceCalls& self, std::uint64_t number) {
+            self.numbering().set_number(number);
+          },
+          "Executions that have begun.")
       .def_prop_ro("last", &AllreduceCalls::last, "What remember() was told of the last call.")
-      .def("turn", &AllreduceCalls::turn, "region"_a, "Executions of a region's plans.")
-      .def("executed", &AllreduceCalls::executed, "region"_a)
-      .def("remember", &AllreduceCalls::remember, "array"_a, "op"_a, "plan"_a.none(), "phases"_a,
-           "region"_a, "reach"_a, "description"_a)
+      .def("remember", &AllreduceCalls::remember, "array"_a, "op"_a, "plan"_a.none(), "execution"_a,
+           "description"_a)
       .def("forget", &AllreduceCalls::forget)
-      .def("resume", &AllreduceCalls::resume)
+      .def("take_interrupted", &AllreduceCalls::take_interrupted,
+           "Whether run() left the call `last` under way; tells it once.")
       .def("run", &AllreduceCalls::run, "array"_a.none(), "op"_a.none(), "plan"_a.none(),
-           "timeout"_a.none());
+           "timeout"_a.none(), "False: not made before, or the last one did not end.");
 }
 
 }  // namespace pgasdl

@@ -7,11 +7,8 @@
 
 #include "python/docs.hpp"
 #include "python/handles.hpp"
-#include "transport/loopback.hpp"
-#include "transport/mpi.hpp"
 #include "transport/router.hpp"
-#include "transport/shm.hpp"
-#include "transport/verbs.hpp"
+#include "transport/table.hpp"
 
 namespace pgasdl {
 namespace {
@@ -221,39 +218,16 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
   return old;
 }
 
-std::unique_ptr<Transport> make_transport(const std::string& name, Rank rank, Rank size,
-                                          const std::string& token,
-                                          std::shared_ptr<LoopbackWorld> world,
-                                          const VerbsOptions& verbs, std::shared_ptr<MpiWorld> mpi,
-                                          const MpiOptions& mpi_options) {
-  if (name == "shm") return std::make_unique<ShmTransport>(rank, size, token);
-  if (name == "verbs") return std::make_unique<VerbsTransport>(rank, size, token, verbs);
-  if (name == "loopback" && world != nullptr) {
-    return std::make_unique<LoopbackTransport>(std::move(world), rank);
-  }
-  if (name == "mpi" && mpi != nullptr) {
-    return std::make_unique<MpiTransport>(std::move(mpi), mpi_options);
-  }
-  throw Error(ErrorKind::kUnavailable, text("transport \"", name,
-                                            "\": this build has shm, and "
-                                            "loopback for ranks that are threads"));
-}
-
 // One transport, or several behind a router: `names` is what carries bytes to each rank.
-std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names, Rank rank,
-                                           nb::bytes token, std::shared_ptr<LoopbackWorld> world,
-                                           const VerbsOptions& verbs,
-                                           const std::shared_ptr<MpiWorld>& mpi,
-                                           const MpiOptions& mpi_options) {
-  const std::string secret(token.c_str(), token.size());
-  const auto size = static_cast<Rank>(names.size());
+std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names,
+                                           const TransportSetup& setup) {
   // In the same order on every rank: peers take each other's words apart by it.
   std::vector<std::string> different(names);
   std::sort(different.begin(), different.end());
   different.erase(std::unique(different.begin(), different.end()), different.end());
   std::vector<std::unique_ptr<Transport>> made;
   for (const std::string& name : different) {
-    made.push_back(make_transport(name, rank, size, secret, world, verbs, mpi, mpi_options));
+    made.push_back(transport_row(name).make(setup));
   }
   std::vector<std::size_t> routes;
   for (const std::string& name : names) {
@@ -267,6 +241,9 @@ std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names
 }  // namespace
 
 void bind_context(nb::module_& module) {
+  module.def(
+      "common_ancestor", [](const std::vector<pid_t>& pids) { return common_ancestor(pids); },
+      "pids"_a, "The nearest process that each of these is or descends from, 0 if there is none.");
   module.def("host_identity", &host_identity,
              "Equal for processes that can map each other's memory.");
   nb::class_<ContextHandle>(module, "ContextCore", "One rank of a job; see pgasdl.Context.")
@@ -287,19 +264,20 @@ void bind_context(nb::module_& module) {
             options.yield_us = yield_us;
             options.heartbeat_ms = heartbeat_ms;
             options.stopped_after = stopped_after;
-            VerbsOptions verbs;
-            verbs.device = verbs_device.value_or("");
-            verbs.port = verbs_port.value_or(0);
-            verbs.gid_index = verbs_gid.value_or(-1);
-            verbs.queues = queues + Context::kOwnQueues;
-            const MpiOptions mpi_options{verbs.queues, mpi_created, stopped_after};
+            TransportSetup setup;
+            setup.rank = rank;
+            setup.size = size;
+            setup.token = std::string(token.c_str(), token.size());
+            setup.verbs = verbs_options(verbs_device, verbs_port, verbs_gid);
+            setup.verbs.queues = queues + Context::kOwnQueues;
+            setup.verbs.timeout_s = stopped_after;
+            setup.mpi = {setup.verbs.queues, mpi_created, stopped_after};
+            setup.loopback_world = std::move(world);
+            setup.mpi_world = std::move(mpi);
             // A forked child never destroys what it inherited: its threads and locks are the
             // parent's.
             new (self) ContextHandle{std::shared_ptr<Runtime>(
-                new Runtime(rank, size,
-                            make_transports(transports, rank, token, std::move(world), verbs, mpi,
-                                            mpi_options),
-                            options),
+                new Runtime(rank, size, make_transports(transports, setup), options),
                 [](Runtime* runtime) {
                   if (!runtime->context.inherited()) delete runtime;
                 })};
@@ -326,6 +304,12 @@ void bind_context(nb::module_& module) {
            [](const ContextHandle& self) {
              return GroupHandle{self.runtime, self.context().world()};
            })
+      .def(
+          "_seconds",
+          [](const ContextHandle& self, std::optional<double> timeout) {
+            return seconds(self.context(), timeout);
+          },
+          "timeout"_a.none(), "A timeout, checked, or the default.")
       .def("_close",
            [](const ContextHandle& self, bool failed) {
              const nb::gil_scoped_release release;
@@ -360,9 +344,15 @@ void bind_context(nb::module_& module) {
              self.context().require_usable();
              self.context().liveness().acknowledge();
            })
-      .def_prop_ro("rank", [](const ContextHandle& self) { return self.context().rank(); })
-      .def_prop_ro("size", [](const ContextHandle& self) { return self.context().size(); })
-      .def_prop_ro("closed", [](const ContextHandle& self) { return self.context().closed(); })
+      .def_prop_ro(
+          "rank", [](const ContextHandle& self) { return self.context().rank(); },
+          "This rank's number, 0 <= rank < size.")
+      .def_prop_ro(
+          "size", [](const ContextHandle& self) { return self.context().size(); },
+          "Number of ranks in the job.")
+      .def_prop_ro(
+          "closed", [](const ContextHandle& self) { return self.context().closed(); },
+          "Whether the context was closed.")
       .def_prop_ro(
           "timeout", [](const ContextHandle& self) { return self.context().options().timeout; },
           "Seconds that a call waits at most when it names no timeout.")
@@ -421,10 +411,11 @@ void bind_context(nb::module_& module) {
           [](const ContextHandle& self, Integer queue) {
             return self.context().queue_size(queue.queue());
           },
-          "queue"_a = Integer{0}, "Requests posted on ``queue`` since it was last waited for.")
+          "queue"_a = Integer{0},
+          "Return the requests posted on ``queue`` since it was last waited for.")
       .def(
           "queue_create", [](const ContextHandle& self) { return self.context().queue_create(); },
-          "A new queue's id. Raises QueueError when ``limits.queues`` exist.")
+          "Make a queue and return its id; QueueError when ``limits.queues`` exist.")
       .def("_reconnect",
            [](const ContextHandle& self, Integer peer) {
              const nb::gil_scoped_release release;
@@ -435,7 +426,7 @@ void bind_context(nb::module_& module) {
           [](const ContextHandle& self, Integer queue) {
             self.context().queue_delete(queue.queue());
           },
-          "queue"_a, "Frees a queue's id; wait for it first.");
+          "queue"_a, "Free a queue's id; wait for it first.");
 }
 
 }  // namespace pgasdl

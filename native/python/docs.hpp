@@ -10,17 +10,25 @@ among each other; raise a notification after them on the same queue to say that 
 
 Parameters
 ----------
-source : n bytes of a local segment, ``seg[0:4096]``; n = 0 does nothing
-peer : rank, 0 <= peer < size
-target : n bytes of a segment of ``peer``
-queue : order holds inside one queue only
-timeout : seconds to wait for a free place; None: the context's default, 0: one try
+source : Slice
+    n bytes of a local segment, ``seg[0:4096]``; n = 0 does nothing.
+peer : int
+    Rank, 0 <= peer < size.
+target : Slice
+    n bytes of a segment of ``peer``.
+queue : int, default 0
+    Order holds inside one queue only.
+timeout : float, optional
+    Seconds to wait for a free place; None: the context's default, 0: one try.
 
 Raises
 ------
-QueueFull : nothing was posted; ``wait(queue)`` and repeat
-PeerLost : ``peer`` is gone
-RankError, SegmentError, QueueError : no such rank, slice or queue; nothing was posted
+QueueFull
+    Nothing was posted; ``wait(queue)`` and repeat.
+PeerLost
+    ``peer`` is gone.
+RankError, SegmentError, QueueError
+    No such rank, slice or queue; nothing was posted.
 
 Notes
 -----
@@ -32,14 +40,19 @@ The bytes are here once ``wait(queue)`` returns.
 
 Parameters
 ----------
-target : n bytes of a local segment
-peer : rank
-source : n bytes of a segment of ``peer``
-queue, timeout : as for ``write``
+target : Slice
+    n bytes of a local segment.
+peer : int
+    Rank.
+source : Slice
+    n bytes of a segment of ``peer``.
+queue, timeout
+    As for ``write``.
 
 Raises
 ------
-QueueFull, PeerLost, RankError, SegmentError, QueueError : as for ``write``
+QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write``.
 
 Notes
 -----
@@ -49,12 +62,15 @@ inline constexpr const char* kWriteList = R"(Write several slices to one peer wi
 
 Parameters
 ----------
-pairs : sequence of (source, target) slices, at most 65536
-peer, queue, timeout : as for ``write``
+pairs : Sequence[tuple[Slice, Slice]]
+    Sequence of (source, target) slices, at most 65536.
+peer, queue, timeout
+    As for ``write``.
 
 Raises
 ------
-as ``write``; nothing is posted if any pair is refused
+QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write``; nothing is posted if any pair is refused.
 
 Notes
 -----
@@ -64,12 +80,15 @@ inline constexpr const char* kReadList = R"(Read several slices from one peer wi
 
 Parameters
 ----------
-pairs : sequence of (target, source) slices, at most 65536
-peer, queue, timeout : as for ``read``
+pairs : Sequence[tuple[Slice, Slice]]
+    Sequence of (target, source) slices, at most 65536.
+peer, queue, timeout
+    As for ``read``.
 
 Raises
 ------
-as ``read``; nothing is posted if any pair is refused
+QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``read``; nothing is posted if any pair is refused.
 
 Notes
 -----
@@ -81,16 +100,23 @@ It never overtakes an earlier write on the same queue to the same peer.
 
 Parameters
 ----------
-peer : rank
-segment : whose board at ``peer`` is meant
-notification : 0 <= notification < segment.notifications at ``peer``
-value : 1 <= value < 2**32; a second one before the reset overwrites the first
-queue, timeout : as for ``write``
+peer : int
+    Rank.
+segment : Segment
+    Whose board at ``peer`` is meant.
+notification : int
+    0 <= notification < segment.notifications at ``peer``.
+value : int, default 1
+    1 <= value < 2**32; a second one before the reset overwrites the first.
+queue, timeout
+    As for ``write``.
 
 Raises
 ------
-NotificationError : id or value out of range
-QueueFull, PeerLost, RankError, SegmentError, QueueError : as for ``write``
+NotificationError
+    Id or value out of range.
+QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write``.
 
 Notes
 -----
@@ -104,19 +130,29 @@ to the same peer. Returns once posted: leave ``source`` unchanged until ``wait(q
 
 Parameters
 ----------
-source : n bytes of a local segment, ``seg[0:4096]``; n = 0 raises the notification alone
-peer : rank, 0 <= peer < size
-target : n bytes of a segment of ``peer``, which also holds the notification
-notification : 0 <= notification < segment.notifications at ``peer``
-value : 1 <= value < 2**32; 0 means "not raised" and is refused
-queue : order holds inside one queue only
-timeout : seconds to wait for a free place; None: the context's default, 0: one try
+source : Slice
+    n bytes of a local segment, ``seg[0:4096]``; n = 0 raises the notification alone.
+peer : int
+    Rank, 0 <= peer < size.
+target : Slice
+    n bytes of a segment of ``peer``, which also holds the notification.
+notification : int
+    0 <= notification < segment.notifications at ``peer``.
+value : int, default 1
+    1 <= value < 2**32; 0 means "not raised" and is refused.
+queue : int, default 0
+    Order holds inside one queue only.
+timeout : float, optional
+    Seconds to wait for a free place; None: the context's default, 0: one try.
 
 Raises
 ------
-QueueFull : nothing was posted; ``wait(queue)`` and repeat
-PeerLost : ``peer`` is gone
-NotificationError, RankError, SegmentError, QueueError : out of range; nothing was posted
+QueueFull
+    Nothing was posted; ``wait(queue)`` and repeat.
+PeerLost
+    ``peer`` is gone.
+NotificationError, RankError, SegmentError, QueueError
+    Out of range; nothing was posted.
 
 Notes
 -----
@@ -127,14 +163,19 @@ inline constexpr const char* kWriteListNotify =
 
 Parameters
 ----------
-pairs : sequence of (source, target) slices, at most 65536; may be empty
-peer : rank
-segment, notification, value : the notification, as for ``notify``
-queue, timeout : as for ``write``
+pairs : Sequence[tuple[Slice, Slice]]
+    Sequence of (source, target) slices, at most 65536; may be empty.
+peer : int
+    Rank.
+segment, notification, value
+    The notification, as for ``notify``.
+queue, timeout
+    As for ``write``.
 
 Raises
 ------
-as ``write_notify``; nothing is posted if any pair is refused
+NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write_notify``; nothing is posted if any pair is refused.
 
 Notes
 -----
@@ -147,14 +188,19 @@ local memory.
 
 Parameters
 ----------
-target : n bytes of a local segment; n = 0 raises the notification alone
-peer : rank
-source : n bytes of a segment of ``peer``
-notification, value, queue, timeout : as for ``write_notify``
+target : Slice
+    n bytes of a local segment; n = 0 raises the notification alone.
+peer : int
+    Rank.
+source : Slice
+    n bytes of a segment of ``peer``.
+notification, value, queue, timeout
+    As for ``write_notify``.
 
 Raises
 ------
-as ``write_notify``
+NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write_notify``.
 
 Notes
 -----
@@ -165,14 +211,19 @@ inline constexpr const char* kReadListNotify =
 
 Parameters
 ----------
-pairs : sequence of (target, source) slices, at most 65536; may be empty
-peer : rank
-segment, notification, value : the notification on this rank's board of ``segment``
-queue, timeout : as for ``write``
+pairs : Sequence[tuple[Slice, Slice]]
+    Sequence of (target, source) slices, at most 65536; may be empty.
+peer : int
+    Rank.
+segment, notification, value
+    The notification on this rank's board of ``segment``.
+queue, timeout
+    As for ``write``.
 
 Raises
 ------
-as ``write_notify``; nothing is posted if any pair is refused
+NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write_notify``; nothing is posted if any pair is refused.
 
 Notes
 -----
@@ -186,14 +237,19 @@ that is what notifications are for.
 
 Parameters
 ----------
-queue : a queue's id
-timeout : seconds; None: the context's default, 0: one try
+queue : int, default 0
+    A queue's id.
+timeout : float, optional
+    Seconds; None: the context's default, 0: one try.
 
 Raises
 ------
-Timeout : requests are still under way; call again
-PeerLost : a rank was lost meanwhile
-QueueError : no such queue
+Timeout
+    Requests are still under way; call again.
+PeerLost
+    A rank was lost meanwhile.
+QueueError
+    No such queue.
 
 Notes
 -----
@@ -204,21 +260,29 @@ inline constexpr const char* kNotifyWaitsome =
 
 Parameters
 ----------
-segment : whose board on this rank is meant
-first : first id of the range
-count : how many ids; None: all from ``first`` on; 0 returns None at once
-timeout : seconds; None: the context's default, 0: one try
+segment : Segment
+    Whose board on this rank is meant.
+first : int, default 0
+    First id of the range.
+count : int, optional
+    How many ids; None: all from ``first`` on; 0 returns None at once.
+timeout : float, optional
+    Seconds; None: the context's default, 0: one try.
 
 Returns
 -------
-int : an id that is raised. It stays raised until ``notify_reset``; repeated calls go round the
-    range, so that no id starves.
+int
+    An id that is raised. It stays raised until ``notify_reset``; repeated calls go round the range,
+    so that no id starves.
 
 Raises
 ------
-Timeout : none is raised; names the range
-PeerLost : a rank was lost, or all others have left
-NotificationError : the range leaves the board
+Timeout
+    None is raised; names the range.
+PeerLost
+    A rank was lost, or all others have left.
+NotificationError
+    The range leaves the board.
 
 Notes
 -----
@@ -229,16 +293,20 @@ inline constexpr const char* kNotifyReset =
 
 Parameters
 ----------
-segment : whose board on this rank is meant
-notification : id
+segment : Segment
+    Whose board on this rank is meant.
+notification : int
+    Id.
 
 Returns
 -------
-int : the value, 0 if it was not raised. Of several threads exactly one gets each value.
+int
+    The value, 0 if it was not raised. Of several threads exactly one gets each value.
 
 Raises
 ------
-NotificationError : id out of range
+NotificationError
+    Id out of range.
 
 Notes
 -----
@@ -249,20 +317,28 @@ inline constexpr const char* kFetchAdd =
 
 Parameters
 ----------
-target : 8 bytes of a segment of ``peer``, at a multiple of 8
-peer : rank
-value : -2**63 <= value < 2**63; the sum wraps
-timeout : seconds; None: the context's default
+target : Slice
+    8 bytes of a segment of ``peer``, at a multiple of 8.
+peer : int
+    Rank.
+value : int
+    -2**63 <= value < 2**63; the sum wraps.
+timeout : float, optional
+    Seconds; None: the context's default.
 
 Returns
 -------
-int : the old value, unsigned
+int
+    The old value, unsigned.
 
 Raises
 ------
-AlignmentError : not 8 bytes at a multiple of 8
-UnavailableError : the peer's memory was bound, not created (shm)
-PeerLost, RankError, SegmentError : as for ``write``
+AlignmentError
+    Not 8 bytes at a multiple of 8.
+UnavailableError
+    The peer's memory was bound, not created (shm).
+PeerLost, RankError, SegmentError
+    As for ``write``.
 
 Notes
 -----
@@ -273,19 +349,26 @@ inline constexpr const char* kCompareSwap =
 
 Parameters
 ----------
-target : 8 bytes of a segment of ``peer``, at a multiple of 8
-peer : rank
-compare : the expected value, 0 <= compare < 2**64
-swap : the new value
-timeout : seconds; None: the context's default
+target : Slice
+    8 bytes of a segment of ``peer``, at a multiple of 8.
+peer : int
+    Rank.
+compare : int
+    The expected value, 0 <= compare < 2**64.
+swap : int
+    The new value.
+timeout : float, optional
+    Seconds; None: the context's default.
 
 Returns
 -------
-int : the old value; the exchange took place if it equals ``compare``
+int
+    The old value; the exchange took place if it equals ``compare``.
 
 Raises
 ------
-as ``atomic_fetch_add``
+AlignmentError, UnavailableError, PeerLost, RankError, SegmentError
+    As for ``atomic_fetch_add``.
 
 Notes
 -----

@@ -4,6 +4,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+
 #include "python/handles.hpp"
 
 namespace pgasdl {
@@ -42,14 +44,14 @@ std::vector<PlanSpan> spans_of(const std::vector<SpanTuple>& tuples) {
   return spans;
 }
 
-void make_plan(PlanHandle* self, const ContextHandle& context, const std::string& plan_name,
-               Rank rank, Rank size, std::uint32_t notifications,
-               const std::vector<std::pair<std::string, std::uint64_t>>& buffers,
-               const std::vector<std::vector<StepTuple>>& lanes,
-               const std::vector<BindingTuple>& bindings, std::vector<Rank> ranks,
-               const SegmentHandle& board, std::uint64_t first_notification, std::uint32_t tag) {
-  context.context().require_usable();
+// (name, rank, size, notifications, buffers and their elements, lanes)
+using PlanTuple = std::tuple<std::string, Rank, Rank, std::uint32_t,
+                             std::vector<std::pair<std::string, std::uint64_t>>,
+                             std::vector<std::vector<StepTuple>>>;
+
+Plan plan_of(const PlanTuple& tuple) {
   Plan plan;
+  const auto& [plan_name, rank, size, notifications, buffers, lanes] = tuple;
   plan.name = plan_name;
   plan.rank = rank;
   plan.size = size;
@@ -65,81 +67,207 @@ void make_plan(PlanHandle* self, const ContextHandle& context, const std::string
                       notification, scale, hook});
     }
   }
+  return plan;
+}
+
+void make_execution(ExecutionHandle* self, const ContextHandle& context,
+                    const std::vector<PlanTuple>& phases, const std::vector<BindingTuple>& bindings,
+                    const std::vector<Rank>& ranks, const NumberingHandle& numbering,
+                    std::uint64_t first_notification, std::uint64_t fingerprint, Reach reach,
+                    std::uintptr_t source, std::uintptr_t target, std::uint64_t bytes) {
+  context.context().require_usable();
   std::vector<BufferBinding> bound;
   for (const auto& [segment, offset, dtype] : bindings) {
     bound.push_back({segment->segment, offset, dtype_of(dtype)});
   }
-  new (self) PlanHandle(
+  std::vector<std::unique_ptr<BoundPlan>> plans;
+  for (const PlanTuple& phase : phases) {
+    plans.push_back(std::make_unique<BoundPlan>(context.context(), plan_of(phase), bound, ranks,
+                                                numbering.numbering->board(), first_notification,
+                                                fingerprint));
+  }
+  new (self) ExecutionHandle{
       context.runtime,
-      std::make_unique<BoundPlan>(context.context(), plan, std::move(bound), std::move(ranks),
-                                  board.segment, first_notification, tag));
+      std::make_shared<Execution>(context.runtime->executor, std::move(plans), numbering.numbering),
+      {reach, reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target),
+       bytes}};
 }
+
+// The caller's array, until an execution that was interrupted has ended: a reference, and where
+// there is a buffer, an export of it, so that it is not resized.
+std::shared_ptr<const void> kept(nb::handle array) {
+  struct Kept {
+    nb::object object;
+    Py_buffer view{};
+    bool exported = false;
+  };
+  auto* const kept = new Kept{nb::borrow(array)};
+  kept->exported = PyObject_GetBuffer(array.ptr(), &kept->view, PyBUF_SIMPLE) == 0;
+  PyErr_Clear();
+  return {kept, [](Kept* released) {
+            const nb::gil_scoped_acquire python;
+            if (released->exported) PyBuffer_Release(&released->view);
+            delete released;
+          }};
+}
+
+// How often, and for how many ticks() at most, what is brief is looked for with the GIL held.
+constexpr int kFirstLooks = 8;
+constexpr std::uint64_t kFirstTicks = 4000;
 
 }  // namespace
 
-bool wait_plan(const PlanHandle& self, std::optional<double> timeout) {
-  Executor& executor = self.runtime->executor;
-  Executor::Waited waited = Executor::Waited::kTimeout;
-  (void)blocking(seconds(self.runtime->context, timeout), [&](Deadline deadline) {
-    waited = executor.wait(*self.plan, deadline);
-    return waited == Executor::Waited::kTimeout ? Outcome::kTimeout : Outcome::kDone;
-  });
-  if (waited == Executor::Waited::kTimeout) raise("Timeout", executor.missing(*self.plan));
-  return waited == Executor::Waited::kDone;
+// Long copies and reductions leave the GIL to others.
+void start_execution(Runtime& runtime, Execution& execution, const Array& array) {
+  if (execution.brief()) {
+    runtime.executor.start(execution, array);
+    return;
+  }
+  const nb::gil_scoped_release release;
+  runtime.executor.start(execution, array);
+}
+
+void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
+  using Waited = Executor::Waited;
+  // Most often it is over, or nearly: then the clock need not be read, nor the GIL given up, which
+  // costs as much as a flag takes from one core to another.
+  Waited waited = Waited::kTimeout;
+  const std::uint64_t begun = ticks();
+  for (int look = execution.brief() ? 0 : kFirstLooks;
+       look < kFirstLooks && waited == Waited::kTimeout; ++look) {
+    if (look > 0 && ticks() - begun > kFirstTicks) break;
+    waited = runtime.executor.wait(execution, Deadline::once());
+  }
+  if (waited == Waited::kDone) return;
+  const Deadline deadline = Deadline::in(timeout);
+  bool passed = deadline.one_try();  // every read of the clock makes the wait begin later
+  for (;;) {
+    if (waited == Waited::kCall) {
+      runtime.serve();
+    } else if (passed) {
+      raise("Timeout", runtime.executor.missing(execution));
+    }
+    {
+      // In short pieces, so that signals get through.
+      const nb::gil_scoped_release release;
+      waited = runtime.executor.wait(execution, deadline.sooner(std::chrono::milliseconds(50)));
+    }
+    if (waited == Waited::kDone) return;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    passed = deadline.passed();
+  }
+}
+
+void run_execution(Runtime& runtime, Execution& execution, const Array& array, double timeout,
+                   nb::handle keep) {
+  if (!execution.resume()) start_execution(runtime, execution, array);
+  try {
+    wait_execution(runtime, execution, timeout);
+  } catch (...) {
+    execution.interrupt(keep.is_valid() ? kept(keep) : nullptr);
+    throw;
+  }
 }
 
 void bind_exchange(nb::module_& module) {
-  nb::class_<PlanHandle>(module, "BoundPlan", "A plan bound to memory, ready to run repeatedly.")
-      .def("__init__", &make_plan, "context"_a, "name"_a, "rank"_a, "size"_a, "notifications"_a,
-           "buffers"_a, "lanes"_a, "bindings"_a, "ranks"_a, "board"_a, "first_notification"_a,
-           "tag"_a)
+  nb::enum_<Reach>(module, "Reach", "How a plan gets at the caller's array.")
+      .value("IN_PLACE", Reach::kInPlace, "It lies where the plan works.")
+      .value("REBASED", Reach::kRebased, "The plan is told where it lies.")
+      .value("COPIED", Reach::kCopied, "To where the plan works, and back.");
+  nb::class_<NumberingHandle>(module, "Numbering",
+                              "Numbers executions that share notifications of a board.")
+      .def(
+          "__init__",
+          [](NumberingHandle* self, const SegmentHandle& board, std::uint64_t first,
+             std::uint64_t count, bool exclusive) {
+            new (self) NumberingHandle{
+                std::make_shared<Numbering>(board.segment, first, count, exclusive)};
+          },
+          "board"_a, "first"_a, "count"_a, "exclusive"_a = false)
+      .def_prop_ro(
+          "under_way", [](const NumberingHandle& self) { return self.numbering->under_way(); },
+          "An exclusive one has begun, and its result was not taken.")
+      .def_prop_ro(
+          "failed", [](const NumberingHandle& self) { return self.numbering->failed(); },
+          "Of an exclusive one: nothing can follow.")
+      .def(
+          "enter",
+          [](const NumberingHandle& self, const char* what) { self.numbering->enter(what); },
+          "what"_a, "MismatchError if another thread is inside.")
+      .def("leave", [](const NumberingHandle& self) { self.numbering->leave(); });
+
+  nb::class_<ExecutionHandle>(module, "Execution",
+                              "A collective bound to memory, which runs any number of times.")
+      .def("__init__", &make_execution, "context"_a, "phases"_a, "bindings"_a, "ranks"_a,
+           "numbering"_a, "first_notification"_a, "fingerprint"_a, "reach"_a = Reach::kInPlace,
+           "source"_a = 0, "target"_a = 0, "nbytes"_a = 0)
       .def(
           "start",
-          [](const PlanHandle& self, std::uint32_t generation) {
-            self.runtime->executor.start(*self.plan, generation);
+          [](const ExecutionHandle& self) {
+            start_execution(*self.runtime, *self.execution, self.array);
           },
-          "generation"_a = 0,
           "Begin the next execution; as many steps as go through at once are taken.")
-      .def("wait", &wait_plan, "timeout"_a.none() = nb::none(),
-           "Until done (True), or a Call waits for an answer (False).")
+      .def(
+          "wait",
+          [](const ExecutionHandle& self, std::optional<double> timeout) {
+            wait_execution(*self.runtime, *self.execution, seconds(self.runtime->context, timeout));
+          },
+          nb::kw_only(), "timeout"_a.none() = nb::none(),
+          "Until its result is there; returns at once if none is under way.")
       .def(
           "run",
-          [](const PlanHandle& self, std::optional<double> timeout, std::uint32_t generation) {
-            self.runtime->executor.start(*self.plan, generation);
-            return wait_plan(self, timeout);
+          [](const ExecutionHandle& self, std::optional<double> timeout) {
+            const double limit = seconds(self.runtime->context, timeout);
+            run_execution(*self.runtime, *self.execution, self.array, limit, nb::handle());
           },
-          "timeout"_a.none() = nb::none(), "generation"_a = 0, "start() and wait() in one call.")
+          nb::kw_only(), "timeout"_a.none() = nb::none(),
+          "start() and wait(); what a run() that did not end has begun goes on.")
       .def(
-          "rebase",
-          [](const PlanHandle& self, const std::string& buffer, std::uintptr_t address) {
-            self.plan->rebase(buffer, reinterpret_cast<std::byte*>(address));
+          "run_on",
+          [](const ExecutionHandle& self, nb::handle owner, std::uintptr_t address,
+             std::uint64_t bytes, std::optional<double> timeout) {
+            auto* const at = reinterpret_cast<std::byte*>(address);
+            run_execution(*self.runtime, *self.execution, {self.array.reach, at, at, bytes},
+                          seconds(self.runtime->context, timeout), owner);
           },
-          "buffer"_a, "address"_a, "Let this rank's copy of a buffer lie elsewhere.")
+          "owner"_a, "address"_a, "nbytes"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
+          "run() on memory of `owner`; the caller has entered the numbering.")
       .def(
-          "watch",
-          [](const PlanHandle& self, std::uint64_t first, std::uint64_t count) {
-            self.plan->watch(first, count);
+          "close", [](const ExecutionHandle& self) { self.execution->close(); },
+          "Nothing of it moves any more; idempotent.")
+      .def_prop_ro("name", [](const ExecutionHandle& self) { return self.execution->name(); })
+      .def_prop_ro(
+          "under_way", [](const ExecutionHandle& self) { return self.execution->under_way(); },
+          "It has begun, and its result was not taken.")
+      .def_prop_ro(
+          "idle",
+          [](const ExecutionHandle& self) {
+            return self.execution->state() == Execution::State::kIdle;
           },
-          "first"_a, "count"_a)
-      .def_prop_ro("name", [](const PlanHandle& self) { return self.plan->name(); })
-      .def_prop_ro("done", [](const PlanHandle& self) { return self.plan->done(); })
-      .def_prop_ro("generation", [](const PlanHandle& self) { return self.plan->generation(); })
+          "It can begin: nothing is under way, it did not fail and was not closed.")
       .def_prop_ro(
           "times",
-          [](const PlanHandle& self) {
+          [](const ExecutionHandle& self) {
             const Recorder& recorder = self.runtime->context.recorder();
-            return std::make_pair(recorder.seconds(self.plan->began()),
-                                  recorder.seconds(self.plan->ended()));
+            return std::make_pair(recorder.seconds(self.execution->began()),
+                                  recorder.seconds(self.execution->ended()));
           },
           "When the last execution began and ended, in time.monotonic()'s seconds.")
-      .def("missing",
-           [](const PlanHandle& self) { return self.runtime->executor.missing(*self.plan); });
+      .def("missing", [](const ExecutionHandle& self) {
+        return self.runtime->executor.missing(*self.execution);
+      });
 
   nb::class_<Executor::Call>(module, "Call", "A step that waits for the program's answer.")
       .def_prop_ro("hook", [](const Executor::Call& self) { return self.hook; })
       .def_prop_ro("offset", [](const Executor::Call& self) { return self.offset; })
       .def_prop_ro("count", [](const Executor::Call& self) { return self.count; });
 
+  module.def(
+      "serve_with",
+      [](const ContextHandle& context, nb::object serve) {
+        context.runtime->serve = std::move(serve);
+      },
+      "context"_a, "serve"_a, "Whom waits call when a Call waits for an answer.");
   module.def(
       "turn",
       [](const ContextHandle& context) {

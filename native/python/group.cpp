@@ -20,9 +20,10 @@ std::vector<std::string> strings_of(const nb::list& blobs) {
 }
 
 void barrier(const GroupHandle& self, std::optional<double> timeout) {
-  if (blocking(seconds(self.runtime->context, timeout), [&](Deadline deadline) {
-        return self.group->barrier(deadline);
-      }) != Outcome::kDone) {
+  const double limit = seconds(self.runtime->context, timeout);
+  const Group::Inside inside(*self.group, Group::Kind::kBarrier, "barrier");
+  if (blocking(limit, [&](Deadline deadline) { return self.group->barrier(inside, deadline); }) !=
+      Outcome::kDone) {
     raise("Timeout", self.group->missing_in_barrier());
   }
 }
@@ -32,8 +33,10 @@ nb::list allgather(const GroupHandle& self, bool reduction, const std::string& w
   const auto kind = reduction ? Group::Kind::kReduce : Group::Kind::kExchange;
   const auto bytes = std::as_bytes(std::span(mine.c_str(), mine.size()));
   std::vector<std::string> all;
-  if (blocking(seconds(self.runtime->context, timeout), [&](Deadline deadline) {
-        return self.group->allgather(kind, what, fingerprint, bytes, deadline, all);
+  const double limit = seconds(self.runtime->context, timeout);
+  const Group::Inside inside(*self.group, kind, what);
+  if (blocking(limit, [&](Deadline deadline) {
+        return self.group->allgather(inside, kind, what, fingerprint, bytes, deadline, all);
       }) != Outcome::kDone) {
     raise("Timeout", what + ", " + self.group->missing_in_allgather(kind));
   }
@@ -89,8 +92,16 @@ void bind_group(nb::module_& module) {
       .def("attach",
            [](const GroupHandle& self, const nb::list& descriptions, double timeout) {
              const auto blobs = strings_of(descriptions);
-             const nb::gil_scoped_release release;
-             self.group->attach(blobs, Deadline::in(timeout));
+             Outcome outcome;
+             {
+               const nb::gil_scoped_release release;
+               outcome = self.group->attach(blobs, Deadline::in(timeout));
+             }
+             if (outcome != Outcome::kDone) {
+               raise("Timeout",
+                     "group: every member has described itself, but not all were there "
+                     "at once to make its memory; call it again");
+             }
            })
       .def_prop_ro("ranks",
                    [](const GroupHandle& self) { return nb::tuple(nb::cast(self.group->ranks())); })
@@ -99,10 +110,12 @@ void bind_group(nb::module_& module) {
       .def("barrier", &barrier, "timeout"_a.none() = nb::none())
       .def("allgather", &allgather, "reduction"_a, "what"_a, "fingerprint"_a, "mine"_a,
            "timeout"_a.none() = nb::none())
-      .def_prop_ro_static("exchange_bytes",
-                          [](nb::handle) { return Group::slot_bytes(Group::Kind::kExchange); })
-      .def_prop_ro_static("reduce_bytes",
-                          [](nb::handle) { return Group::slot_bytes(Group::Kind::kReduce); })
+      .def_prop_ro(
+          "half_bound",
+          [](const GroupHandle& self) {
+            return reinterpret_cast<std::uintptr_t>(self.group->half_bound());
+          },
+          "Address of memory whose binding ended half way, or 0.")
       .def("passive_send", &passive_send, "data"_a, "peer"_a, "timeout"_a.none() = nb::none())
       .def("passive_receive", &passive_receive, "timeout"_a.none() = nb::none())
       .def("remove", [](const GroupHandle& self) { self.group->remove(); });

@@ -22,7 +22,13 @@ struct Runtime {
       : context(rank, size, std::move(transport), options), executor(context) {}
   Context context;
   Executor executor;
+  nb::object serve;  // answers the Calls that wait, whichever exchange they are of
 };
+
+// What `pgasdl env` calls PGASDL_VERBS_*; unset: the best there is.
+struct VerbsOptions;
+VerbsOptions verbs_options(const std::optional<std::string>& device, std::optional<int> port,
+                           std::optional<int> gid);
 
 struct ContextHandle {
   std::shared_ptr<Runtime> runtime;
@@ -39,15 +45,13 @@ struct GroupHandle {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<Group> group;
 };
-struct PlanHandle {
-  PlanHandle(std::shared_ptr<Runtime> at, std::unique_ptr<BoundPlan> bound)
-      : runtime(std::move(at)), plan(std::move(bound)) {}
-  PlanHandle(PlanHandle&&) = default;
-  ~PlanHandle() {
-    if (plan != nullptr && !runtime->context.inherited()) runtime->executor.forget(*plan);
-  }
+struct NumberingHandle {
+  std::shared_ptr<Numbering> numbering;
+};
+struct ExecutionHandle {
   std::shared_ptr<Runtime> runtime;
-  std::unique_ptr<BoundPlan> plan;
+  std::shared_ptr<Execution> execution;
+  Array array;  // of a handle: the caller's, every time the same
 };
 
 // Any Python integer; those beyond 64 bits become the nearest, which the range checks then refuse.
@@ -90,8 +94,13 @@ Outcome blocking(double timeout, Attempt&& attempt) {
   }
 }
 
-// True when the execution is over; False when a Call waits to be taken and answered.
-bool wait_plan(const PlanHandle& self, std::optional<double> timeout);
+// Begins, without the GIL where much is copied.
+void start_execution(Runtime& runtime, Execution& execution, const Array& array);
+// Until it is over; answers Calls meanwhile. Raises Timeout, and what makes an execution fail.
+void wait_execution(Runtime& runtime, Execution& execution, double timeout);
+// Begins and waits; or waits, where a call did not end. If this one does not, `keep` is held.
+void run_execution(Runtime& runtime, Execution& execution, const Array& array, double timeout,
+                   nb::handle keep);
 
 void bind_errors(nb::module_& module);
 void bind_memory(nb::module_& module);

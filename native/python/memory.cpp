@@ -3,7 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "python/handles.hpp"
-#include "transport/loopback.hpp"
+#include "transport/loopback/loopback.hpp"
 
 namespace pgasdl {
 namespace {
@@ -65,13 +65,14 @@ void create(SegmentHandle* self, const GroupHandle& group, Integer bytes, Intege
     throw Error(ErrorKind::kNotification,
                 text(notifications.value, " notifications: 0 to ", kMaxNotifications));
   }
+  const double limit = seconds(context, timeout);
+  const Group::Inside inside(*group.group, Group::Kind::kExchange, "segment");
   std::shared_ptr<Segment> segment;
   const auto attempt = [&](Deadline deadline) {
-    return group.group->create_segment(bytes.natural(),
+    return group.group->create_segment(inside, bytes.natural(),
                                        static_cast<std::uint32_t>(notifications.value),
                                        reinterpret_cast<std::byte*>(bound), deadline, segment);
   };
-  const double limit = seconds(context, timeout);
   Outcome outcome;
   {
     // Handing the memory to many peers may take a while.
@@ -104,18 +105,27 @@ void bind_memory(nb::module_& module) {
                             "Memory that every rank of a group can write to; see pgasdl.Segment.")
       .def("__init__", &create, "group"_a, "nbytes"_a, "notifications"_a, "bound"_a,
            "timeout"_a.none())
-      .def_prop_ro("id", [](const SegmentHandle& self) { return self.segment->id(); })
+      .def_prop_ro(
+          "id", [](const SegmentHandle& self) { return self.segment->id(); },
+          "Number of the segment, the same on every member.")
       .def_prop_ro(
           "nbytes", [](const SegmentHandle& self) { return self.segment->bytes(); },
           "Bytes of this rank's copy.")
-      .def_prop_ro("notifications",
-                   [](const SegmentHandle& self) { return self.segment->notifications(); })
-      .def_prop_ro("bound", [](const SegmentHandle& self) { return self.segment->bound(); })
-      .def_prop_ro("deleted", [](const SegmentHandle& self) { return self.segment->deleted(); })
-      .def_prop_ro("address",
-                   [](const SegmentHandle& self) {
-                     return reinterpret_cast<std::uintptr_t>(self.segment->local().data);
-                   })
+      .def_prop_ro(
+          "notifications", [](const SegmentHandle& self) { return self.segment->notifications(); },
+          "Number of notifications of this rank's copy.")
+      .def_prop_ro(
+          "bound", [](const SegmentHandle& self) { return self.segment->bound(); },
+          "Whether the memory was allocated elsewhere (:meth:`Context.bind`).")
+      .def_prop_ro(
+          "deleted", [](const SegmentHandle& self) { return self.segment->deleted(); },
+          "Whether this rank's copy was given up.")
+      .def_prop_ro(
+          "address",
+          [](const SegmentHandle& self) {
+            return reinterpret_cast<std::uintptr_t>(self.segment->local().data);
+          },
+          "Where this rank's copy begins in its memory.")
       .def(
           "nbytes_of",
           [](const SegmentHandle& self, Integer peer) {
@@ -127,7 +137,7 @@ void bind_memory(nb::module_& module) {
             }
             return remote->bytes;
           },
-          "peer"_a, "Bytes of ``peer``'s copy.")
+          "peer"_a, "Return the bytes of ``peer``'s copy.")
       .def(
           "prefault",
           [](const SegmentHandle& self) {
@@ -147,7 +157,7 @@ void bind_memory(nb::module_& module) {
           [](const SegmentHandle& self) {
             Group::delete_segment(self.runtime->context, *self.segment);
           },
-          "Gives this rank's copy up. Peers' copies stay reachable; views keep their memory.");
+          "Give this rank's copy up. Peers' copies stay reachable; views keep their memory.");
 
   module.def(
       "local_memory",

@@ -1,4 +1,4 @@
-#include "transport/mpi.hpp"
+#include "transport/mpi/mpi.hpp"
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/set.h>

@@ -35,9 +35,6 @@ pgasdl._native.GroupCore.ranks:
 pgasdl._native.GroupCore.allgather:
     def allgather(self, reduction: bool, what: str, fingerprint: int, mine: bytes, timeout: float | None = None) -> list[bytes]: ...
 
-pgasdl._native.GroupCore.(exchange_bytes|reduce_bytes):
-    \1: int
-
 pgasdl._native.GroupCore.passive_receive:
     def passive_receive(self, timeout: float | None = None) -> tuple[int, bytes]: ...
 

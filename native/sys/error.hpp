@@ -51,4 +51,8 @@ std::string text(const Parts&... parts) {
 // Throws kSystem: what was attempted, and the system's own words for `error_number`.
 [[noreturn]] void throw_system(const std::string& what, int error_number);
 
+// The same where `error_number` tells that sandboxes or older kernels refuse the system call
+// `call`: then kUnavailable, with how it can be allowed.
+[[noreturn]] void throw_refused(const std::string& what, const char* call, int error_number);
+
 }  // namespace pgasdl

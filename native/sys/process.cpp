@@ -1,11 +1,18 @@
 #include "sys/process.hpp"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <fstream>
+#include <vector>
 
 namespace pgasdl {
 namespace {
@@ -13,10 +20,72 @@ namespace {
 // The one process-wide variable of the library: only the child of a fork can tell that it is one.
 std::atomic<std::uint64_t> depth{0};
 
+UniqueFd open_status(pid_t pid) {
+  return UniqueFd(open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+}
+
+struct Status {
+  char state = 'X';  // X: reaped
+  pid_t parent = 0;
+  int n_threads = 0;
+};
+
+Status read_status(const UniqueFd& file) {
+  Status status;
+  char content[1024];
+  const ssize_t length = pread(file.get(), content, sizeof content - 1, 0);
+  if (length <= 0) return status;
+  content[length] = 0;
+  // A command's name may itself hold ") ".
+  const char* fields = std::strrchr(content, ')');
+  if (fields == nullptr) return status;
+  std::sscanf(fields, ") %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d",
+              &status.state, &status.parent, &status.n_threads);
+  return status;
+}
+
+// `pid`, its parent, and so on.
+std::vector<pid_t> lineage(pid_t pid) {
+  std::vector<pid_t> all;
+  while (pid > 0) {
+    const Status status = read_status(open_status(pid));
+    if (status.state == 'X') break;
+    all.push_back(pid);
+    pid = status.parent;
+  }
+  return all;
+}
+
 }  // namespace
 
-UniqueFd open_pidfd(pid_t pid) {
-  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+ProcessWatch::ProcessWatch(pid_t pid)
+    : file_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), pidfd_(file_) {
+  if (pidfd_) return;
+  if (errno != ESRCH) file_ = open_status(pid);
+  gone_ = !file_ && (errno == ESRCH || errno == ENOENT);
+}
+
+bool ProcessWatch::ended() const {
+  if (gone_ || !file_) return gone_;
+  if (pidfd_) {
+    pollfd readable{file_.get(), POLLIN, 0};
+    return poll(&readable, 1, 0) == 1;
+  }
+  // The first thread of a process may end before the others do.
+  const Status status = read_status(file_);
+  return status.state == 'X' || (status.state == 'Z' && status.n_threads <= 1);
+}
+
+pid_t common_ancestor(std::span<const pid_t> pids) {
+  std::vector<pid_t> common;
+  bool first = true;
+  for (const pid_t pid : pids) {
+    const std::vector<pid_t> line = lineage(pid);
+    if (line.empty()) continue;
+    if (std::exchange(first, false)) common = line;
+    std::erase_if(common, [&](pid_t one) { return std::ranges::count(line, one) == 0; });
+  }
+  return common.empty() ? 0 : common.front();
 }
 
 std::string host_identity() {

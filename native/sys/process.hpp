@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -32,9 +33,27 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// A descriptor that becomes readable when `pid` ends; empty when the process is gone already or the
-// kernel has none to give.
-UniqueFd open_pidfd(pid_t pid);
+// Tells when another process has ended: by a pidfd, or where sandboxes or older kernels give none
+// by its file in /proc, which is the same process for ever, too, but has to be looked at.
+class ProcessWatch {
+ public:
+  ProcessWatch() = default;
+  explicit ProcessWatch(pid_t pid);
+  // Nothing is watched: default made, or neither pidfd nor /proc is to be had.
+  explicit operator bool() const { return gone_ || file_; }
+  // To poll: readable once it has ended. -1: ask ended() from time to time.
+  int descriptor() const { return pidfd_ ? file_.get() : -1; }
+  bool ended() const;
+
+ private:
+  UniqueFd file_;
+  bool pidfd_ = false;
+  bool gone_ = false;  // before it was looked at
+};
+
+// The nearest process that each of `pids` is or descends from, 0 if there is none. Processes that
+// are gone do not count.
+pid_t common_ancestor(std::span<const pid_t> pids);
 
 // What is the same for processes that can open each other's pidfd and reach each other's AF_UNIX
 // sockets: the boot of the machine, and the namespaces of processes and of the network.

@@ -16,7 +16,7 @@ void append(std::string& all, const std::string& part) {
   all += part;
 }
 
-std::vector<std::string> parts_of(const std::string& all, std::size_t count) {
+std::vector<std::string> parts_of(Rank peer, const std::string& all, std::size_t count) {
   std::vector<std::string> parts;
   std::size_t at = 0;
   while (parts.size() < count) {
@@ -30,8 +30,10 @@ std::vector<std::string> parts_of(const std::string& all, std::size_t count) {
   }
   if (parts.size() != count || at != all.size()) {
     throw Error(ErrorKind::kMismatch,
-                "a peer's words are not of these transports: all ranks need the same version and "
-                "the same PGASDL_TRANSPORT");
+                text("rank ", peer,
+                     "'s words are not of these transports: all ranks need the same version and "
+                     "the same PGASDL_TRANSPORT"),
+                peer);
   }
   return parts;
 }
@@ -62,7 +64,7 @@ std::string Router::endpoint() {
 
 void Router::connect(Rank peer, const std::string& endpoint) {
   const std::size_t route = routes_[static_cast<std::size_t>(peer)];
-  transports_[route]->connect(peer, parts_of(endpoint, transports_.size())[route]);
+  transports_[route]->connect(peer, parts_of(peer, endpoint, transports_.size())[route]);
 }
 
 void Router::set_doorbell(Rank peer, Doorbell* doorbell) {
@@ -84,12 +86,8 @@ std::string Router::publish(LocalSegment& segment, std::span<const Rank> peers) 
 
 RemoteSegment Router::attach(Rank peer, const std::string& description, Deadline deadline) {
   const std::size_t route = routes_[static_cast<std::size_t>(peer)];
-  return transports_[route]->attach(peer, parts_of(description, transports_.size())[route],
+  return transports_[route]->attach(peer, parts_of(peer, description, transports_.size())[route],
                                     deadline);
-}
-
-void Router::attached(Rank peer, RemoteSegment& remote) {
-  transports_[routes_[static_cast<std::size_t>(peer)]]->attached(peer, remote);
 }
 
 void Router::retract(const LocalSegment& segment) {

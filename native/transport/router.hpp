@@ -19,7 +19,6 @@ class Router final : public Transport {
   void set_doorbell(Rank peer, Doorbell* doorbell) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
-  void attached(Rank peer, RemoteSegment& remote) override;
   void retract(const LocalSegment& segment) override;
   int service_descriptor() const override { return ready_.get(); }
   void service() override;

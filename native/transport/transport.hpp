@@ -100,8 +100,15 @@ class Transport {
   // may give it other memory until the last of them was attached.
   virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;
   virtual RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) = 0;
-  // All peers of a segment were attached: adds what is known only now of `peer`'s copy.
-  virtual void attached(Rank /*peer*/, RemoteSegment& /*remote*/) {}
+  // All peers of a segment were attached, and `remotes` is theirs, by member: what can only be done
+  // where all members are there at once, and adds what is known only then. kTimeout: they were not;
+  // it is to be called again. Whoever does not, for a while, leaves, so that the others do not
+  // count on it. Not for transports behind a Router.
+  virtual Outcome settle(LocalSegment& /*own*/, std::span<const Rank> /*members*/,
+                         std::span<RemoteSegment> /*remotes*/, Deadline /*deadline*/) {
+    return Outcome::kDone;
+  }
+  virtual void leave(LocalSegment& /*own*/) {}
   virtual void retract(const LocalSegment& /*segment*/) {}
   // A descriptor that a service thread should poll for input, and what it does then; -1: none.
   virtual int service_descriptor() const { return -1; }

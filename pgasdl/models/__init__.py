@@ -14,7 +14,8 @@ def layers(name: str) -> tuple[int, ...]:
 
     Raises
     ------
-    ConfigError   no such model
+    ConfigError
+        No such model.
     """
     if name not in NAMES:
         raise ConfigError(f"no model {name!r}; there are {', '.join(NAMES)}")

@@ -8,21 +8,7 @@
 from __future__ import annotations
 
 from pgasdl.errors import PlanError
-from pgasdl.plans import (
-    all_to_all,
-    chain,
-    gdraa,
-    gdraa_direct,
-    gdraa_nodes,
-    halving_doubling,
-    kary,
-    multi_stage,
-    ring,
-    staged,
-    tree,
-    two_level,
-)
-from pgasdl.plans.blocks import blocks
+from pgasdl.plans.algorithms.blocks import blocks
 from pgasdl.plans.plan import (
     EXCHANGES,
     KINDS,
@@ -39,6 +25,7 @@ from pgasdl.plans.plan import (
     validate_all,
     validate_phases,
 )
+from pgasdl.plans.registry import PLANS, build, build_all, build_phases, register, spec_of
 
 __all__ = [
     "EXCHANGES",
@@ -60,111 +47,7 @@ __all__ = [
     "build_phases",
     "describe",
     "register",
+    "spec_of",
     "validate_all",
     "validate_phases",
 ]
-
-PLANS: dict[str, PlanSpec] = {
-    spec.name: spec
-    for spec in (
-        gdraa.SPEC,
-        gdraa_direct.SPEC,
-        gdraa_nodes.SPEC,
-        staged.SPEC,
-        tree.SPEC,
-        kary.SPEC,
-        chain.SPEC,
-        two_level.CHAIN_CHAIN,
-        two_level.CHAIN_BINOMIAL,
-        ring.SPEC,
-        halving_doubling.SPEC,
-        multi_stage.SPEC,
-        all_to_all.SPEC,
-    )
-}
-OWN = frozenset(PLANS)  # those of this package; others are registered
-
-
-def register(spec: PlanSpec) -> None:
-    """Add a row to the table of plans.
-
-    Raises
-    ------
-    PlanError   the name is taken, or the row offers a kind that does not exist or no phase
-    """
-    if spec.name in PLANS:
-        raise PlanError(f"a plan named {spec.name!r} is registered already")
-    unknown = [kind for kind in spec.kinds if kind not in KINDS]
-    if not spec.name or not spec.kinds or unknown:
-        raise PlanError(f"plan {spec.name!r}: kinds {spec.kinds!r} are not among {KINDS}")
-    if spec.phases < 1:
-        raise PlanError(f"plan {spec.name!r}: {spec.phases} phases")
-    PLANS[spec.name] = spec
-
-
-def build(
-    name: str,
-    rank: int,
-    size: int,
-    count: int,
-    *,
-    kind: str = "average",
-    wire: bool = False,
-    **options: int,
-) -> Plan:
-    """Build one rank's plan and validate it.
-
-    Parameters
-    ----------
-    name : a key of :data:`PLANS`
-    rank, size : 0 <= rank < size
-    count : elements, 0 <= count; with 0 the plan has no steps
-    kind : one of :data:`KINDS`, as :func:`pgasdl.plans.results.regions` defines them: ``average``,
-        ``sum``, ``update`` (owners update weights with the mean gradient), ``reduce`` ...
-    wire : send gradients in a dtype of their own, held in the buffers ``wire_out``, ``wire_in``
-    options : integers the plan itself names, such as ``root`` of ``tree``, and ``phase``,
-        0 <= phase < phases, of a plan whose executions alternate between several
-
-    Raises
-    ------
-    PlanError   naming the argument that cannot be, with those that can
-    """
-    spec = PLANS.get(name)
-    if spec is None:
-        raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
-    if size < 1 or not 0 <= rank < size:
-        raise PlanError(f"plan {name}: rank {rank} is not one of {size} ranks")
-    if count < 0:
-        raise PlanError(f"plan {name}: count is {count}")
-    if kind not in spec.kinds:
-        raise PlanError(f"plan {name}: no kind {kind!r}; there are {', '.join(spec.kinds)}")
-    if wire and not spec.wire:
-        raise PlanError(f"plan {name}: has no wire precision")
-    if wire and kind not in EXCHANGES:
-        raise PlanError(f"plan {name}: wire precision is for {', '.join(EXCHANGES)}, not {kind}")
-    options_of_spec = (*spec.options, "phase") if spec.phases > 1 else spec.options
-    for option in options:
-        if option not in options_of_spec:
-            known = ", ".join(options_of_spec) or "none"
-            raise PlanError(f"plan {name}: no option {option!r}; there are: {known}")
-    if not 0 <= options.get("phase", 0) < spec.phases:
-        raise PlanError(f"plan {name}: phase {options['phase']} is not one of {spec.phases}")
-    plan = spec.build(rank, size, count, kind=kind, wire=wire, **options)
-    plan.validate()
-    return plan
-
-
-def build_all(
-    name: str, size: int, count: int, *, kind: str = "average", wire: bool = False, **options: int
-) -> list[Plan]:
-    """Build the plans of all ranks; parameters as in :func:`build`."""
-    return [build(name, rank, size, count, kind=kind, wire=wire, **options) for rank in range(size)]
-
-
-def build_phases(
-    name: str, size: int, count: int, *, kind: str = "average", wire: bool = False, **options: int
-) -> list[list[Plan]]:
-    """Build the plans of all ranks for every phase; parameters as in :func:`build`."""
-    phases = PLANS[name].phases if name in PLANS else 1
-    each = [{**options, "phase": phase} for phase in range(phases)] if phases > 1 else [options]
-    return [build_all(name, size, count, kind=kind, wire=wire, **chosen) for chosen in each]

@@ -3,8 +3,8 @@
 Three parts, each of which can find a fault by itself:
 
 ``validate_phases``   each step is well formed, and all ranks' steps match
-``order``             happens-before: deadlocks, races and early flags in any interleaving at all
-``replay``            values: what the kind promises (``results``), the same bits on every rank,
+``happens_before``    order: deadlocks, races and early flags in any interleaving at all
+``symbolic_run``      values: what the kind promises (``results``), the same bits on every rank,
                       in time
 
 Without findings the first two prove, for any number of iterations and of layers in flight, that
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 
 from pgasdl.errors import PlanError
 from pgasdl.plans import build_phases
-from pgasdl.plans.findings import Finding
-from pgasdl.plans.order import orders
+from pgasdl.plans.checker.findings import Finding
+from pgasdl.plans.checker.happens_before import happens_before
+from pgasdl.plans.checker.symbolic_run import symbolic_run
 from pgasdl.plans.plan import KINDS, Plan, validate_phases
-from pgasdl.plans.replay import replay
 
 __all__ = ["Finding", "assert_ok", "check"]
 
@@ -45,19 +45,26 @@ def check(
 
     Parameters
     ----------
-    plans : a registered name, built here for ``size`` ranks and ``count`` elements, or every
-        rank's plan, in order of rank, or a list of these, one for each phase
-    kind : what the result must be
-    wire, options : for building, as in :func:`pgasdl.plans.build`; ``root`` says, of built plans
-        too, whose result or elements kinds ``reduce`` and ``broadcast`` are about
-    iterations : executions that follow each other, each of the next phase; if not given, two of
-        each phase and one more
-    layers : instances in flight at once, on buffers of their own, in the replayed schedules
-    seeds : schedules replayed, besides the proof over all of them
+    plans : str or Sequence[Plan] or Sequence[Sequence[Plan]]
+        A registered name, built here for ``size`` ranks and ``count`` elements, or every rank's
+        plan, in order of rank, or a list of these, one for each phase.
+    kind : str, default "average"
+        What the result must be.
+    wire, options
+        For building, as in :func:`pgasdl.plans.build`; ``root`` says, of built plans too, whose
+        result or elements kinds ``reduce`` and ``broadcast`` are about.
+    iterations : int, optional
+        Executions that follow each other, each of the next phase; if not given, two of each phase
+        and one more.
+    layers : int, default 2
+        Instances in flight at once, on buffers of their own, in the schedules that are run.
+    seeds : int, default 2
+        Schedules that are run, besides the proof over all of them.
 
     Returns
     -------
-    Findings, empty if the plan is right. A plan that is not well formed yields just that.
+    list[Finding]
+        Findings, empty if the plan is right. A plan that is not well formed yields just that.
     """
     if kind not in KINDS:
         raise PlanError(f"no kind {kind!r}; there are {', '.join(KINDS)}")
@@ -73,16 +80,16 @@ def check(
         rank = next((p.rank for p in everyone if f", rank {p.rank}, " in str(error)), -1)
         name = everyone[0].name if everyone else "?"
         return [Finding("invalid", name, rank, -1, -1, 0, str(error))]
-    findings = orders(phases, iterations)
+    findings = happens_before(phases, iterations)
     if any(finding.rule == "deadlock" for finding in findings):
         return findings
     for seed in range(seeds):
-        replayed = replay(
+        found = symbolic_run(
             phases, kind, iterations=iterations, layers=layers, seed=seed,
             root=options.get("root", 0),
         )  # fmt: skip
-        if replayed:
-            return findings + replayed
+        if found:
+            return findings + found
     return findings
 
 
@@ -102,7 +109,8 @@ def assert_ok(
 
     Raises
     ------
-    PlanError   with every finding, one per line
+    PlanError
+        With every finding, one per line.
     """
     findings = check(
         plans, size, count, kind=kind, wire=wire, iterations=iterations, layers=layers,

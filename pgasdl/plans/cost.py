@@ -51,11 +51,14 @@ class Model:
 
     Attributes
     ----------
-    inside, across : pairs of ranks of one node, and of two; None: there is one node
-    per_node : ranks r and s are in one node if ``r // per_node == s // per_node``
-    gamma, copy, remote, update : per byte: of an addition, of a copy, of a span in a peer's memory,
-        of a Call
-    blocking : a Put holds up its lane until it has left: where the processor copies it
+    inside, across
+        Pairs of ranks of one node, and of two; None: there is one node.
+    per_node : int
+        Ranks r and s are in one node if ``r // per_node == s // per_node``.
+    gamma, copy, remote, update : Number
+        Per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
+    blocking : bool
+        A Put holds up its lane until it has left: where the processor copies it.
     """
 
     inside: Pair
@@ -68,7 +71,7 @@ class Model:
     blocking: bool = False
 
     def pair(self, one: int, other: int) -> Pair:
-        """What applies between two ranks."""
+        """Return what applies between two ranks."""
         if self.across is None or one // self.per_node == other // self.per_node:
             return self.inside
         return self.across
@@ -112,13 +115,17 @@ def finish_times(
 
     Parameters
     ----------
-    plans : of all ranks
-    item, wire_item : bytes of an element, and of one in the wire's dtype
-    begin : when each rank starts; None: all at 0
+    plans : Sequence[Plan]
+        Of all ranks.
+    item, wire_item
+        Bytes of an element, and of one in the wire's dtype.
+    begin : Sequence[Number], optional
+        When each rank starts; None: all at 0.
 
     Raises
     ------
-    PlanError   a lane waits for ever
+    PlanError
+        A lane waits for ever.
     """
     return _Execution(plans, model, item, wire_item or item).run(begin or [0] * len(plans))
 
@@ -238,7 +245,7 @@ class _Execution:
             self.serve(lane.rank)
 
     def serve(self, rank: int) -> None:
-        """The port out is free."""
+        """Serve the next message: the port out is free."""
         port = self.ports[rank]
         port.busy = False
         while port.queue:
@@ -260,7 +267,7 @@ class _Execution:
                 self.push(self.now, "lane", lane)
 
     def arrive(self, put: Put, moved: Number) -> None:
-        """A message's first byte is at the receiver."""
+        """Receive a message whose first byte is here."""
         port = self.ports[put.peer]
         port.receiver_free = max(port.receiver_free, self.now) + moved
         if put.notify is None:

@@ -8,7 +8,7 @@ from pgasdl.plans.cost import Number
 
 
 def log2(p: int) -> int:
-    """Rounds of a binomial tree of ``p`` ranks: the logarithm, rounded up."""
+    """Return the rounds of a binomial tree of ``p`` ranks: the logarithm, rounded up."""
     return (p - 1).bit_length()
 
 

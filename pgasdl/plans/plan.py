@@ -117,13 +117,20 @@ class Plan:
 
     Attributes
     ----------
-    name : of the algorithm
-    rank, size : whose plan this is, and how many take part
-    count : elements of ``data``
-    lanes : steps in order per lane; lanes run concurrently, and none may hold up another
-    buffers : elements of each buffer, the same on every rank
-    notifications : ids used are below this, the same on every rank
-    mapped : loads and stores reach the peers' memory; needs a transport that maps it
+    name : str
+        Of the algorithm.
+    rank, size : int
+        Whose plan this is, and how many take part.
+    count : int
+        Elements of ``data``.
+    lanes : tuple[tuple[Step, ...], ...]
+        Steps in order per lane; lanes run concurrently, and none may hold up another.
+    buffers : dict[str, int]
+        Elements of each buffer, the same on every rank.
+    notifications : int
+        Ids used are below this, the same on every rank.
+    mapped : bool
+        Loads and stores reach the peers' memory; needs a transport that maps it.
     """
 
     name: str
@@ -140,7 +147,8 @@ class Plan:
 
         Raises
         ------
-        PlanError   naming plan, rank, lane, step and the fault
+        PlanError
+            Naming plan, rank, lane, step and the fault.
         """
         _check_header(self)
         raised: set[tuple[int, int]] = set()
@@ -176,18 +184,27 @@ class PlanSpec:
 
     Attributes
     ----------
-    name : as the user gives it
-    build : ``build(rank, size, count, *, kind, wire, **options) -> Plan``, pure
-    summary : one line for ``describe``
-    kinds : of :data:`KINDS`, those it offers
-    wire : can send in a dtype of its own, in the kinds :data:`EXCHANGES`
-    mapped : needs peers whose memory is mapped
-    options : names of the integer options that ``build`` takes besides
-    phases : executions alternate between this many plans, built with the option ``phase``. All
-        have the same buffers and notifications, at the same places; execution i is of phase
-        ``i % phases`` and has generation i, the same on every rank.
-    shares : arrays of other counts, and other such plans, may take turns on one inbox, as in
-        ``ctx.allreduce``: whoever ends an execution knows that all ranks have read their slots
+    name : str
+        As the user gives it.
+    build : Callable[..., Plan]
+        ``build(rank, size, count, *, kind, wire, **options) -> Plan``, pure.
+    summary : str
+        One line for ``describe``.
+    kinds : tuple[str, ...]
+        Of :data:`KINDS`, those it offers.
+    wire : bool
+        Can send in a dtype of its own, in the kinds :data:`EXCHANGES`.
+    mapped : bool
+        Needs peers whose memory is mapped.
+    options : tuple[str, ...]
+        Names of the integer options that ``build`` takes besides.
+    phases : int
+        Executions alternate between this many plans, built with the option ``phase``. All have the
+        same buffers and notifications, at the same places; execution i is of phase ``i % phases``
+        and has generation i, the same on every rank.
+    shares : bool
+        Arrays of other counts, and other such plans, may take turns on one inbox, as in
+        ``ctx.allreduce``: whoever ends an execution knows that all ranks have read their slots.
     """
 
     name: str
@@ -234,7 +251,8 @@ def validate_all(plans: Sequence[Plan]) -> None:
 
     Raises
     ------
-    PlanError   naming plan, rank, lane, step and the fault
+    PlanError
+        Naming plan, rank, lane, step and the fault.
     """
     if not plans:
         raise PlanError("no plans: there must be one for every rank")
@@ -254,7 +272,8 @@ def validate_phases(phases: Sequence[Sequence[Plan]]) -> None:
 
     Raises
     ------
-    PlanError   naming plan, rank, lane, step and the fault
+    PlanError
+        Naming plan, rank, lane, step and the fault.
     """
     if not phases:
         raise PlanError("no plans: there must be one for every rank")

@@ -101,6 +101,19 @@ PROCESSES = tuple(row for row in TRANSPORTS if not row.threads)
 MAPPED = tuple(row for row in TRANSPORTS if row.name in ("shm", "loopback", "adversary-1"))
 
 
+# The rows that ``pytest`` runs without --full, with two ranks each where a test allows it.
+QUICK = ("shm", "loopback")
+
+
+def _tier(value: Any, name: str, quick: bool) -> Any:
+    return pytest.param(value, id=name, marks=() if quick else pytest.mark.full)
+
+
+def rows(on: Sequence[Transport]) -> list[Any]:
+    """For ``parametrize``."""
+    return [_tier(row, row.name, row.name in QUICK) for row in on]
+
+
 def run(
     pool: Pool, transport: Transport, test: Any, ranks: int, deadline: float = DEADLINE,
     **parameters: Any,
@@ -147,7 +160,7 @@ def contract(
         def test(pool: Pool, transport: Transport, n_ranks: int, **parameters: Any) -> None:
             run(pool, transport, test, n_ranks, deadline, **parameters)
 
-        rows = [row for row in on if not row.modules or program.__module__ in row.modules]
+        able = [row for row in on if not row.modules or program.__module__ in row.modules]
         test.__name__ = test.__qualname__ = program.__name__
         test.__module__, test.__doc__ = program.__module__, program.__doc__
         test.__wrapped__ = program  # type: ignore[attr-defined]  # where pytest says it stands
@@ -160,7 +173,9 @@ def contract(
         test.program, test.settings = program, settings  # type: ignore[attr-defined]
         test.bare, test.meet = bare, meet  # type: ignore[attr-defined]
         test.pytestmark = list(getattr(program, "pytestmark", []))  # type: ignore[attr-defined]
-        test = pytest.mark.parametrize("n_ranks", sizes, ids=[f"{n}r" for n in sizes])(test)
-        return pytest.mark.parametrize("transport", rows, ids=[row.name for row in rows])(test)
+        usual = next((n for n in sizes if n > 1), sizes[0])
+        each_size = [_tier(n, f"{n}r", n == usual) for n in sizes]
+        test = pytest.mark.parametrize("n_ranks", each_size)(test)
+        return pytest.mark.parametrize("transport", rows(able))(test)
 
     return decorate

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgasdl.bootstrap import StoreServer
+from pgasdl.runtime.bootstrap import StoreServer
 
 if TYPE_CHECKING:
     from contract_mpi import MpiJob

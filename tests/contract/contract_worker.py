@@ -49,7 +49,7 @@ def _join(place: dict[str, Any], **settings: Any) -> pgasdl.Context:
     try:
         return pgasdl.init(**(place | settings))
     except pgasdl.UnavailableError as error:
-        if "is not to be had" not in str(error):
+        if "is not available" not in str(error):
             raise
         pytest.skip(str(error))
 
@@ -70,7 +70,7 @@ _subsets: dict[int, Any] = {}
 
 def _of_mpi(size: int) -> Any:
     """The communicator of the first ``size`` ranks; the same one for every test."""
-    from pgasdl.mpi import load
+    from pgasdl.runtime.mpi.library import load
 
     world = load().COMM_WORLD
     if size not in _subsets:
@@ -153,7 +153,7 @@ def _calling_mpi(connection: socket.socket, lines: BinaryIO) -> Iterator[bytes]:
 
 def _serve_over(path: str) -> None:
     """Below MPI's launcher, which hands on no descriptors."""
-    from pgasdl.mpi import load
+    from pgasdl.runtime.mpi.library import load
 
     rank = load().COMM_WORLD.rank
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_harness import TRANSPORTS, contract, run
+from contract_harness import TRANSPORTS, contract, rows, run
 from contract_pool import Pool, RankFailure
 from mpi_rows import missing
 
@@ -16,6 +16,7 @@ import pgasdl
 
 # Of the harness itself: on every machine.
 ROWS = [row for row in TRANSPORTS if row.name != "verbs" and not row.modules]
+each_row = pytest.mark.parametrize("row", rows(ROWS))
 
 
 def _lives(pid: int) -> bool:
@@ -53,7 +54,7 @@ def own_pool() -> Any:
     pool.close()
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@each_row
 def test_a_failing_rank_is_named(own_pool: Pool, row: Any) -> None:
     with pytest.raises(RankFailure, match=r"(?s)rank 1.*number = 41|number = 41.*on rank 1"):
         run(own_pool, row, failing, 2, how="assert")
@@ -64,7 +65,7 @@ def test_a_failing_rank_is_named(own_pool: Pool, row: Any) -> None:
     assert run(own_pool, row, failing, 2, how="none") == [0, 10]
 
 
-@pytest.mark.parametrize("row", ROWS[:2], ids=[row.name for row in ROWS[:2]])
+@pytest.mark.parametrize("row", rows(ROWS[:2]))
 def test_a_hanging_rank_is_killed(own_pool: Pool, row: Any) -> None:
     """Stacks are shown, the workers go, the next test has new ones."""
     run(own_pool, row, failing, 2, how="none")
@@ -86,12 +87,12 @@ def test_a_dead_rank_is_reported(own_pool: Pool, row: Any) -> None:
     assert run(own_pool, row, failing, 2, how="none") == [0, 10]
 
 
-def test_skips_carry_their_reason(own_pool: Pool) -> None:
-    for row in ROWS:
-        if row.mpi is not None and missing(row.mpi):
-            continue
-        with pytest.raises(pytest.skip.Exception, match=f"{row.name}: not today"):
-            run(own_pool, row, failing, 2, how="skip")
+@each_row
+def test_skips_carry_their_reason(own_pool: Pool, row: Any) -> None:
+    if row.mpi is not None and missing(row.mpi):
+        pytest.skip(missing(row.mpi))
+    with pytest.raises(pytest.skip.Exception, match=f"{row.name}: not today"):
+        run(own_pool, row, failing, 2, how="skip")
 
 
 def test_the_end_kills_and_reaps() -> None:

@@ -24,8 +24,8 @@ def every_call(ctx: Any) -> dict[str, Callable[[], Any]]:
     segment, group = ctx.segment(64), ctx.group(range(ctx.size))
     a, b = segment[0:8], segment[8:16]
     array = np.ones(8, np.float32)
-    handle = ctx.allreduce_handle(array)
-    ctx.allreduce(array)
+    handle = ctx.allreduce_handle(array, op="mean")
+    ctx.allreduce(array, op="mean")
     return {
         "segment": lambda: ctx.segment(8),
         "bind": lambda: ctx.bind(bytearray(8)),
@@ -50,9 +50,9 @@ def every_call(ctx: Any) -> dict[str, Callable[[], Any]]:
         "passive_receive": lambda: ctx.passive_receive(timeout=1),
         "barrier": lambda: ctx.barrier(timeout=1),
         "group": lambda: ctx.group([ctx.rank], timeout=1),
-        "allreduce": lambda: ctx.allreduce(array, timeout=1),
-        "allreduce-new": lambda: ctx.allreduce(np.ones(3, np.float32), timeout=1),
-        "allreduce_handle": lambda: ctx.allreduce_handle(array, timeout=1),
+        "allreduce": lambda: ctx.allreduce(array, op="mean", timeout=1),
+        "allreduce-new": lambda: ctx.allreduce(np.ones(3, np.float32), op="mean", timeout=1),
+        "allreduce_handle": lambda: ctx.allreduce_handle(array, op="mean", timeout=1),
         "handle": handle,
         "handle.start": handle.start,
         "group.barrier": lambda: group.barrier(timeout=1),
@@ -214,8 +214,8 @@ def test_nothing_is_left(join: Any) -> None:
         with join() as ctx:
             segment = ctx.segment(1 << 16)
             ctx.group([0, 1]).barrier()
-            ctx.allreduce(np.ones(100, np.float32))
-            ctx.allreduce_handle(np.ones(100, np.float32))()
+            ctx.allreduce(np.ones(100, np.float32), op="mean")
+            ctx.allreduce_handle(np.ones(100, np.float32), op="mean")()
             ctx.notify(1 - ctx.rank, segment, 0)
             ctx.notify_waitsome(segment)
             ctx.barrier()
@@ -297,7 +297,7 @@ def test_keyboard_interrupt(ctx: Any) -> None:
     """Every blocking call ends with it, and can be called again, as after a Timeout."""
     flag, board = ctx.segment(0), ctx.segment(0)
     array = np.ones(1000, np.float32)
-    handle = ctx.allreduce_handle(np.ones(1000, np.float32))
+    handle = ctx.allreduce_handle(np.ones(1000, np.float32), op="mean")
     blocking: dict[str, Callable[[], Any]] = {
         "notify_waitsome": lambda: ctx.notify_waitsome(board, 5, 1),
         "barrier": ctx.barrier,
@@ -305,7 +305,7 @@ def test_keyboard_interrupt(ctx: Any) -> None:
         "allgather": lambda: ctx.world.allgather("x", b"x"),
         "segment": lambda: ctx.segment(128),
         "group": lambda: ctx.group([0, 1]),
-        "allreduce": lambda: ctx.allreduce(array),
+        "allreduce": lambda: ctx.allreduce(array, op="mean"),
         "handle.wait": handle.wait,
         "passive_receive": ctx.passive_receive,
     }
@@ -349,6 +349,7 @@ def test_keyboard_interrupt_in_init(join: Any) -> None:
 def test_exceptions_reach_the_others(ctx: Any) -> None:
     """A with-block left by an exception: whoever waits gets PeerLost naming the rank."""
     if ctx.rank == 0:
+        ctx.barrier()  # else the other may still be in init
         ctx.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
     else:
         with pytest.raises(pgasdl.PeerLost, match="rank 0 failed") as caught:

@@ -13,7 +13,7 @@ from contract_harness import ORDERING, contract
 
 import pgasdl
 from pgasdl.plans import EXCHANGES, PLANS, blocks
-from pgasdl.plans.results import regions
+from pgasdl.plans.checker.results import regions
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
 # Options that make a plan something else, in turn; beside those it has by itself.
@@ -117,7 +117,7 @@ def test_out_of_place(ctx: Any) -> None:
                     check_result(ctx, kind, out, 0, 7)
                 assert (array == operand(ctx.rank, n, np.float32, 7)).all()
     with pytest.raises(pgasdl.BufferRefused, match="out is"):
-        ctx.allreduce_handle(array, out=np.empty(n + 1, np.float32))
+        ctx.allreduce_handle(array, op="mean", out=np.empty(n + 1, np.float32))
     with pytest.raises(pgasdl.PlanError, match="GradientExchange"):
         ctx.collective_handle("update", out)
 

@@ -250,6 +250,76 @@ def test_same_collective_from_two_threads_is_refused(ctx: Any) -> None:
         group.barrier()
 
 
+@contract(ranks=2)
+def test_second_thread_harms_nothing(ctx: Any) -> None:
+    """Whoever is second is refused, at once or while the first waits; the first gets its result."""
+    group = ctx.group(range(ctx.size))
+    array = np.arange(5000.0)
+
+    def reduced() -> None:
+        assert (group.allreduce(array) == 2 * array).all()
+
+    def created() -> None:
+        segment = ctx.segment(4096, group=group)
+        assert segment.nbytes == segment.nbytes_of(1 - ctx.rank) == 4096
+
+    def bound() -> None:
+        memory = np.zeros(100, np.uint8)
+        assert ctx.bind(memory, group=group).nbytes_of(1 - ctx.rank) == 100
+
+    def formed() -> None:
+        assert ctx.group(range(ctx.size)).size == ctx.size
+
+    calls = [reduced, created, bound, formed, group.barrier]
+    for turn in range(2 * len(calls)):
+        call = calls[turn // 2]
+        ctx.barrier()
+        if ctx.rank != 0:
+            assert ctx.passive_receive() == (0, b"come")
+            call()
+            continue
+        refused: list[str] = []
+
+        def one(thread: int, turn: int = turn, refused: list[str] = refused) -> None:
+            time.sleep(0.08 * thread * (turn % 2))  # at once, or while the first is inside
+            try:
+                calls[turn // 2]()
+            except pgasdl.MismatchError as error:
+                refused.append(str(error))
+                ctx.passive_send(b"come", 1)
+
+        in_threads(2, one)
+        assert len(refused) == 1
+        assert "two threads" in refused[0]
+
+
+@contract(ranks=2)
+def test_half_way_calls_are_continued_by_any_thread(ctx: Any) -> None:
+    """And nothing else of their kind gets in between; memory that was being bound stays."""
+    group = ctx.group(range(ctx.size))
+    array = np.arange(3000.0)
+    if ctx.rank == 0:
+        with pytest.raises(pgasdl.Timeout):
+            ctx.bind(np.zeros(100, np.uint8), group=group, timeout=0.01)
+        with pytest.raises(pgasdl.Timeout):
+            group.allreduce(array, timeout=0.01)
+        for _ in range(2):
+            for wrong in (
+                lambda: ctx.segment(100, group=group, timeout=0.01),
+                lambda: ctx.bind(np.zeros(100, np.uint8), group=group, timeout=0.01),
+                lambda: group.allreduce(array + 1, timeout=0.01),
+                lambda: group.allreduce(array, "max", timeout=0.01),
+            ):
+                with pytest.raises(pgasdl.MismatchError, match="ended half way"):
+                    wrong()
+        ctx.barrier()
+        results = in_threads(1, lambda _: group.allreduce(array))
+        assert (results[0] == 2 * array).all()
+    else:
+        ctx.barrier()
+        assert (group.allreduce(array) == 2 * array).all()
+
+
 @contract(ranks=1)
 def test_passive_to_self_from_a_thread(ctx: Any) -> None:
     """The receiver blocks, or polls."""

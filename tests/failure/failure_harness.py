@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pgasdl.config
-from pgasdl.bootstrap import StoreServer
+from pgasdl.runtime.bootstrap import StoreServer
 
 PROGRAMS = Path(__file__).with_name("programs")
 _ZYGOTE = str(Path(__file__).with_name("failure_zygote.py"))

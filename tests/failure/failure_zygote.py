@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 import pgasdl.context
-import pgasdl.exchange
 import pgasdl.loopback
+import pgasdl.training.exchange
 
 _PR_SET_PDEATHSIG = 1
 
-assert np and pgasdl.context and pgasdl.exchange and pgasdl.loopback
+assert np and pgasdl.context and pgasdl.training.exchange and pgasdl.loopback
 
 
 def serve(sock: socket.socket) -> dict[str, Any] | None:

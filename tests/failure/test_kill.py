@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import pytest
 from failure_harness import Job, record_detection
+from tiers import full
 
 POINTS = ["waitsome", "barrier", "group-allreduce", "atomic", "passive", "segment", "group",
           "staged", "gdraa", "tree", "direct", "handle", "exchange", "storm", "read",
@@ -27,8 +28,8 @@ def places() -> list[tuple[str, int, int]]:
     """For each point three of the nine places, so that all of them come up equally often."""
     return [
         (point, *PLACES[(number + 4 * turn) % len(PLACES)])
-        for number, point in enumerate(POINTS)
         for turn in range(3)
+        for number, point in enumerate(POINTS)
     ]
 
 
@@ -50,7 +51,7 @@ def kill_one(job: Callable[..., Job], point: str, n: int, victim: int, delay: fl
         record_detection(lost["at"] - killed_at, f"{point}, rank {victim} of {n}")
 
 
-@pytest.mark.parametrize(("point", "n", "victim"), places())
+@pytest.mark.parametrize(("point", "n", "victim"), full(places(), quick=len(POINTS)))
 def test_every_survivor_names_the_killed_rank(
     job: Callable[..., Job], point: str, n: int, victim: int
 ) -> None:
@@ -65,8 +66,10 @@ def test_soak(job: Callable[..., Job], trial: int) -> None:
     kill_one(job, rng.choice(POINTS), n, victim, rng.uniform(0, 0.08))
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("step", ["token", "endpoint", "connect", "open", "join", "barrier"])
+@pytest.mark.parametrize("victim", full([1, 0, 2], quick=1))
+@pytest.mark.parametrize(
+    "step", ["place", "places", "endpoint", "connect", "open", "join", "barrier"]
+)
 def test_death_inside_init(job: Callable[..., Job], step: str, victim: int) -> None:
     ranks = job("dies_early.py", 3, step, victim, PGASDL_TIMEOUT="20")
     died_at = ranks.event(victim, "dying")["at"]

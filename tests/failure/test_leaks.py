@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import pytest
 from failure_harness import PROGRAMS, Job, launched
+from tiers import full
 
 TIMES = int(os.environ.get("PGASDL_LEAK_TIMES", "0"))
 DEFAULT = {"allreduce": 1000, "segment": 1000, "bind": 500, "group": 300, "errors": 1000,
            "exchange": 200}  # fmt: skip
 
 
-@pytest.mark.parametrize("what", DEFAULT)
+@pytest.mark.parametrize("what", full(DEFAULT, quick=1))
 def test_repetition_leaves_nothing(job: Callable[..., Job], what: str) -> None:
     ranks = job("repeats.py", 2, what, TIMES or DEFAULT[what], PGASDL_TIMEOUT="60")
     assert ranks.ended(seconds=120 + TIMES / 50) == [0, 0], ranks.transcript()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from failure_harness import Job
 
+from pgasdl import Context, loopback
+
 BOUND = 5.0
 WHERE = ["barrier", "waitsome", "passive", "world.allreduce", "allreduce", "staged", "segment",
          "group", "notify"]  # fmt: skip
@@ -46,6 +48,16 @@ def test_one_of_three_leaves_a_barrier(job: Callable[..., Job], how: str, state:
         assert lost["health"][1] == state, ranks.transcript()
         if state != "closed":
             assert lost["rank"] == 1, ranks.transcript()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_has_done_its_part_may_leave(seed: int) -> None:
+    """Who has the leaver's flag, and only cannot post its own yet, ends its barrier."""
+
+    def program(ctx: Context) -> None:
+        ctx.barrier()
+
+    loopback.run(3 + seed % 3, program, seed=seed, refuse=40, delay=1, log="error", timeout=20)
 
 
 def test_one_of_three_leaves_a_plan(job: Callable[..., Job]) -> None:

@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,10 @@ OFFER = struct.Struct("16siI")
 
 def mailbox(pid: int) -> str:
     """The address of a rank's mailbox, as anybody on the machine can find it."""
-    inodes = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
+    inodes = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            inodes.add(os.readlink(entry.path))
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split()
         if len(words) > 7 and f"socket:[{words[6]}]" in inodes and words[7].startswith("@pgasdl-"):
@@ -93,9 +97,42 @@ def test_flood_does_not_silence_a_rank(busy: tuple[Job, list[str]]) -> None:
         while time.monotonic() < deadline:
             for address in addresses:
                 with contextlib.suppress(BlockingIOError):
-                    while True:
+                    for _ in range(1000):  # there is no end where the kernel drops them at once
                         stranger.sendto(b"x", f"\0{address}")
     finish(ranks)
+
+
+def test_what_a_stranger_leaves_lingering_holds_nobody_up(busy: tuple[Job, list[str]]) -> None:
+    """A descriptor whose close blocks never comes so far as to be this rank's to close."""
+    ranks, addresses = busy
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as stuck,
+        server.accept()[0] as reader,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger,
+    ):
+        stuck.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                stuck.send(bytes(1 << 20))
+        # Its last close takes as long as nobody reads what was sent.
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+        last = threading.Thread(target=stuck.close)
+        ranks.signal(0, signal.SIGSTOP)
+        try:
+            while Path(f"/proc/{ranks[0].pid}/stat").read_text().rsplit(") ")[-1][0] != "T":
+                time.sleep(0.01)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", stuck.fileno()))]
+            stranger.sendmsg([messages()[3][0]], rights, 0, f"\0{addresses[0]}")
+            last.start()
+            last.join(0.3)  # at once, if the datagram is queued and holds it
+        finally:
+            ranks.signal(0, signal.SIGCONT)
+        time.sleep(2.0)  # longer than the limit after which a rank without a beat is stopped
+        finish(ranks)
+        reader.close()  # with bytes unread: a reset, which ends all lingering
+        last.join(10)
+        assert not last.is_alive()
 
 
 def test_segments_are_made_during_a_flood(busy: tuple[Job, list[str]]) -> None:

@@ -7,7 +7,10 @@ import random
 import time
 from collections.abc import Callable
 
+import pytest
 from failure_harness import Job
+
+pytestmark = pytest.mark.full
 
 LAUNCHES = int(os.environ.get("PGASDL_LAUNCHES", "4"))
 LOAD_SECONDS = float(os.environ.get("PGASDL_LOAD_SECONDS", "3"))

@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 import pytest
 from failure_harness import Job
+from tiers import full
 
 LIMIT = 1.0
 SETTINGS = {"PGASDL_STOPPED_AFTER": "1.0", "PGASDL_HEARTBEAT_MS": "100", "PGASDL_TIMEOUT": "25"}
 
 
-@pytest.mark.parametrize("point", ["waitsome", "barrier", "gdraa", "atomic", "group", "segment"])
+@pytest.mark.parametrize(
+    "point", full(["waitsome", "gdraa", "barrier", "atomic", "group", "segment"], quick=2)
+)
 def test_stopped_rank_is_named_within_the_limit(job: Callable[..., Job], point: str) -> None:
     ranks = job("endless.py", 3, point, **SETTINGS)
     ranks.said("running")

@@ -1,12 +1,13 @@
-"""Every test of this folder runs under each MPI; one that is missing is skipped by name."""
+"""Tests of this folder run under each MPI, without --full under one; a missing one is skipped."""
 
 from __future__ import annotations
 
 import pytest
 from mpi_rows import ROWS, Row, missing
+from tiers import full
 
 
-@pytest.fixture(params=list(ROWS))
+@pytest.fixture(params=full(ROWS, quick=1))
 def mpi(request: pytest.FixtureRequest) -> Row:
     """The MPI whose launcher and library the test runs with."""
     if why := missing(request.param):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from pgasdl.errors import UnavailableError
-from pgasdl.launch import mpiexec
+from pgasdl.runtime.launch import mpiexec
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Row:
 
     Attributes
     ----------
-    kind : of ``mpiexec.KINDS``
+    kind : of ``mpiexec.LAUNCHERS``
     launcher : as ``pgasdl run --mpi`` takes it, a kind or a path
     mpi4py : variable that names a folder with an mpi4py that was built for it
     """

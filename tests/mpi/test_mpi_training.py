@@ -16,6 +16,8 @@ from pgasdl import plans
 sys.path.insert(0, str(mpi_jobs.TRAINING))
 from exchange_tools import REFERENCED, cases
 
+pytestmark = pytest.mark.full
+
 WAYS = [
     f"--epochs 1 --batch 120 --plan {plan} --kind {kind}"
     for plan in ("gdraa", "tree")

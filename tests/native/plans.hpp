@@ -149,11 +149,27 @@ inline Plan tree(Rank rank, Rank size, std::uint64_t count, bool update) {
 
 enum class Kind { kGdraa, kDirect, kTree };
 
+// A plan of one phase, bound to run again and again with a numbering of its own.
+inline std::unique_ptr<Execution> bound(Local& local, const Plan& plan,
+                                        std::vector<BufferBinding> buffers, std::vector<Rank> ranks,
+                                        const std::shared_ptr<Segment>& board, std::uint64_t first,
+                                        std::uint64_t fingerprint = 1,
+                                        std::shared_ptr<Numbering> numbering = nullptr) {
+  if (numbering == nullptr) {
+    numbering = std::make_shared<Numbering>(board, first, plan.notifications, false);
+  }
+  std::vector<std::unique_ptr<BoundPlan>> phases;
+  phases.push_back(std::make_unique<BoundPlan>(local.context, plan, std::move(buffers),
+                                               std::move(ranks), board, first, fingerprint));
+  return std::make_unique<Execution>(local.executor, std::move(phases), std::move(numbering));
+}
+
 // A plan with memory of its own on every rank: [data | weights | inbox], and a range of ids.
 class Exchange {
  public:
-  Exchange(Local& local, Kind kind, std::uint64_t count, bool update = false, std::uint32_t tag = 1)
-      : executor_(local.executor), count_(count) {
+  Exchange(Local& local, Kind kind, std::uint64_t count, bool update = false,
+           std::uint64_t fingerprint = 1)
+      : count_(count) {
     const auto size = static_cast<std::uint64_t>(local.size());
     segment_ = local.segment((2 + size) * count * sizeof(float));
     const Plan plan = kind == Kind::kGdraa  ? gdraa(local.rank(), local.size(), count, update)
@@ -164,16 +180,11 @@ class Exchange {
     const auto place = [&](std::uint64_t elements) {
       return BufferBinding{segment_, elements * sizeof(float), DType::kF32};
     };
-    bound_ = std::make_unique<BoundPlan>(
-        local.context, plan, std::vector<BufferBinding>{place(0), place(count), place(2 * count)},
-        std::move(ranks), segment_, 7, tag);
+    execution_ = bound(local, plan, {place(0), place(count), place(2 * count)}, std::move(ranks),
+                       segment_, 7, fingerprint);
   }
 
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
-  ~Exchange() { executor_.forget(*bound_); }
-
-  BoundPlan& plan() { return *bound_; }
+  Execution& plan() { return *execution_; }
   float* data() { return items<float>(segment_); }
   float* weights() { return data() + count_; }
   std::uint64_t count() const { return count_; }
@@ -194,16 +205,15 @@ class Exchange {
   void verify(const float* result, Rank size, std::uint32_t iteration) const {
     for (std::uint64_t i = 0; i < count_; ++i) {
       CHECK_NOTE(result[i] == sum(size, iteration, i), "%s, iteration %u, element %zu: %g, not %g",
-                 bound_->name().c_str(), iteration, std::size_t(i), double(result[i]),
+                 execution_->name().c_str(), iteration, std::size_t(i), double(result[i]),
                  double(sum(size, iteration, i)));
     }
   }
 
  private:
-  Executor& executor_;
   std::uint64_t count_;
   std::shared_ptr<Segment> segment_;
-  std::unique_ptr<BoundPlan> bound_;
+  std::unique_ptr<Execution> execution_;
 };
 
 }  // namespace pgasdl::testing

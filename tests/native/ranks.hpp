@@ -18,8 +18,8 @@
 #include "exchange/executor.hpp"
 #include "pgas/context.hpp"
 #include "pgas/group.hpp"
-#include "transport/loopback.hpp"
-#include "transport/shm.hpp"
+#include "transport/loopback/loopback.hpp"
+#include "transport/shm/shm.hpp"
 
 namespace pgasdl::testing {
 
@@ -81,7 +81,7 @@ class Local {
                             soon(), all) == Outcome::kDone);
     std::vector<std::string> members;
     for (Rank rank : made->ranks()) members.push_back(all[static_cast<std::size_t>(rank)]);
-    made->attach(members, soon());
+    CHECK(made->attach(members, soon()) == Outcome::kDone);
     return made;
   }
 
@@ -172,11 +172,12 @@ inline void run(Rank size, const Settings& settings, const Program& program) {
 
 // Requires that `call` throws an Error of this kind, and tells which rank it names.
 template <typename Call>
-Rank require_error(ErrorKind kind, Call&& call) {
+Rank require_error(ErrorKind kind, Call&& call, std::string* said = nullptr) {
   try {
     call();
   } catch (const Error& error) {
     CHECK_NOTE(error.kind() == kind, "kind %d: %s", int(error.kind()), error.what());
+    if (said != nullptr) *said = error.what();
     return error.rank();
   }
   CHECK_NOTE(false, "no error of kind %d", int(kind));

@@ -101,16 +101,133 @@ void every_wait(const Settings& settings) {
       const BufferBinding inbox{segment, 128, DType::kF32};
       const Plan plan = kind == Kind::kGdraa ? gdraa(local.rank(), kSize, 4, false)
                                              : tree(local.rank(), kSize, 4, false);
-      BoundPlan bound(local.context, plan, {data, weights, inbox}, ranks, segment, 20, 1);
+      const auto execution = bound(local, plan, {data, weights, inbox}, ranks, segment, 20);
       if (progress.fetch_add(1) == 0) local.executor.start_thread();
-      local.executor.start(bound);
+      local.executor.start(*execution);
+      (void)local.executor.wait(*execution, soon());
+    });
+  }
+}
+
+// A segment that a loss keeps from being made is made by the same call once the loss is accepted.
+void creation_continued(const Settings& settings) {
+  std::atomic<bool> begun{false};
+  std::atomic<bool> told{false};
+  const auto thrown = outcomes(kSize, settings, [&](Local& local) {
+    const auto await = [](const std::atomic<bool>& flag) {
+      const auto begin = Clock::now();
+      while (!flag.load()) {
+        CHECK(Clock::now() - begin < std::chrono::seconds(60));
+        std::this_thread::yield();
+      }
+    };
+    const auto pair =
+        local.group(local.rank() == kVictim ? std::vector{kVictim} : std::vector<Rank>{0, 1});
+    local.barrier();
+    if (local.rank() == kVictim) {
+      await(begun);
+      nap(5);
+      throw Failure();
+    }
+    std::shared_ptr<Segment> made;
+    if (local.rank() == 0) {
+      CHECK(pair->create_segment(64, 4, nullptr, Deadline::once(), made) == Outcome::kTimeout);
+      begun.store(true);
+      require_error(ErrorKind::kPeerLost,
+                    [&] { (void)pair->create_segment(64, 4, nullptr, soon(), made); });
+      told.store(true);
+    } else {
+      await(told);
+      require_error(ErrorKind::kPeerLost, [&] { (void)pair->barrier(soon()); });
+    }
+    local.context.liveness().acknowledge();
+    CHECK(pair->create_segment(64, 4, nullptr, soon(), made) == Outcome::kDone);
+    const Rank other = 1 - local.rank();
+    local.notify(other, *made, 1, 4);
+    CHECK(local.await(*made, 1) == 4);
+    CHECK(pair->create_segment(32, 2, nullptr, soon(), made) == Outcome::kDone);
+    CHECK(made->remote(other)->bytes == 32);
+  });
+  CHECK(thrown[kVictim] != nullptr);
+  for (Rank rank : {0, 1}) {
+    const auto& error = thrown[static_cast<std::size_t>(rank)];
+    CHECK_NOTE(error == nullptr, "rank %d: %s", rank, words(error).c_str());
+  }
+}
+
+// What broke when a rank was lost is nobody's fault any more once its loss was accepted: a plan of
+// the survivors, whose flush is the first to hear of it, runs.
+void flush_after_loss() {
+  Settings settings;
+  settings.faults.breaks = true;
+  std::atomic<int> begun{0};
+  std::atomic<int> told{0};
+  const auto until = [](auto&& reached) {
+    const auto begin = Clock::now();
+    while (!reached()) {
+      CHECK(Clock::now() - begin < std::chrono::seconds(60));
+      std::this_thread::yield();
+    }
+  };
+  const auto thrown = outcomes(kSize, settings, [&](Local& local) {
+    Exchange everybody(local, Kind::kGdraa, 60);
+    everybody.fill(local.rank(), 1);
+    local.executor.start(everybody.plan());
+    CHECK(local.executor.wait(everybody.plan(), soon()) == Executor::Waited::kDone);
+    const auto segment = local.segment(256);
+    if (local.rank() == kVictim) {
+      until([&] { return begun.load() == kSize - 1; });
+      throw Failure();
+    }
+    local.notify(kVictim, *segment, 1);
+    begun.fetch_add(1);
+    until([&] {  // its connections to all queues break together
       try {
-        (void)local.executor.wait(bound, soon());
-      } catch (const Error&) {
-        local.executor.forget(bound);
-        throw;
+        (void)local.context.transport().complete(0);
+        return false;
+      } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::kPeerLost && error.rank() == kVictim);
+        return true;
       }
     });
+    require_error(ErrorKind::kPeerLost, [&] { local.barrier(); });
+    local.context.liveness().acknowledge();
+    told.fetch_add(1);
+    until([&] { return told.load() == kSize - 1; });
+    const BufferBinding data{segment, 0, DType::kF32};
+    const BufferBinding weights{segment, 64, DType::kF32};
+    const BufferBinding inbox{segment, 128, DType::kF32};
+    const auto execution =
+        bound(local, gdraa(local.rank(), 2, 4, false), {data, weights, inbox}, {0, 1}, segment, 20);
+    local.executor.start(*execution);
+    CHECK(local.executor.wait(*execution, soon()) == Executor::Waited::kDone);
+  });
+  for (Rank rank = 0; rank < kSize; ++rank) {
+    const auto& error = thrown[static_cast<std::size_t>(rank)];
+    CHECK_NOTE((error != nullptr) == (rank == kVictim), "rank %d: %s", rank,
+               error != nullptr ? words(error).c_str() : "no error");
+  }
+}
+
+// A heartbeat that this rank cannot send, for want of memory say, is nobody's death.
+void failing_heartbeat() {
+  Settings settings;
+  settings.faults = {.fail_rank = 0, .fail_at = 3, .mapped = false};
+  settings.options.heartbeat_ms = 5;
+  run(2, settings, [](Local& local) {
+    nap(200);
+    CHECK(local.context.liveness().health(1 - local.rank()) == Health::kHealthy);
+    local.barrier();
+  });
+}
+
+// Settings with which a stopped rank would never be noticed.
+void too_few_heartbeats() {
+  for (const std::uint32_t heartbeat_ms : {334u, 600u, 60000u}) {
+    Options options;
+    options.stopped_after = 1;
+    options.heartbeat_ms = heartbeat_ms;
+    require_error(ErrorKind::kSystem, [&] { const Liveness liveness(0, 2, options); });
   }
 }
 
@@ -277,6 +394,11 @@ int main() {
     failing_operation(all[0], kind);
   }
   failing_operation(all[4], Kind::kGdraa);
+  creation_continued(all[0]);
+  creation_continued(all[4]);
+  flush_after_loss();
+  failing_heartbeat();
+  too_few_heartbeats();
   leaving();
   source_outlives_its_segment(all[3]);
   closed_under_its_threads();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <tuple>
 
 #include "ranks.hpp"
 
@@ -145,6 +146,227 @@ void passive(const Settings& settings, Rank size, std::uint32_t messages) {
   });
 }
 
+// The receiver cannot tell the sender that its mailbox is free: the message is there all the same.
+void passive_without_thanks() {
+  Settings failing;
+  failing.faults = {.fail_rank = 1, .fail_at = 1};
+  run(2, failing, [&](Local& local) {
+    const std::byte byte{7};
+    if (local.rank() == 0) {
+      CHECK(local.world().passive_send(1, {&byte, 1}, soon()) == Outcome::kDone);
+      return;
+    }
+    Rank sender = -1;
+    std::string message;
+    CHECK(local.world().passive_receive(soon(), sender, message) == Outcome::kDone);
+    CHECK(sender == 0 && message == "\7");
+  });
+}
+
+// Contributions longer than a slot travel in pieces, some members having more of them than others.
+void pieces(const Settings& settings) {
+  run(3, settings, [&](Local& local) {
+    for (const Group::Kind kind : {Group::Kind::kExchange, Group::Kind::kReduce}) {
+      const std::size_t slot = Group::slot_bytes(kind);
+      for (const std::size_t most : {slot, 2 * slot, 3 * slot + 5}) {
+        const auto part_of = [&](Rank rank) {
+          std::string part(rank == 1 ? most : most / 3, 'x');
+          for (std::size_t i = 0; i < part.size(); ++i) {
+            part[i] = static_cast<char>(static_cast<std::size_t>(rank) + i / 7);
+          }
+          return part;
+        };
+        const std::string mine = part_of(local.rank());
+        std::vector<std::string> all;
+        int tries = 0;
+        while (local.world().allgather(kind, "pieces", 5, std::as_bytes(std::span(mine)),
+                                       Deadline::in(0.001), all) != Outcome::kDone) {
+          CHECK(++tries < 20000);
+        }
+        for (Rank rank = 0; rank < 3; ++rank) {
+          CHECK(all[static_cast<std::size_t>(rank)] == part_of(rank));
+        }
+      }
+    }
+  });
+}
+
+// While one thread is inside, between its attempts too, another is refused and changes nothing.
+void one_inside(const Settings& settings) {
+  run(2, settings, [&](Local& local) {
+    const auto signal = local.segment(0, 4);
+    const auto create = [&](std::uint64_t bytes, Deadline deadline) {
+      std::shared_ptr<Segment> made;
+      CHECK(local.world().create_segment(bytes, 4, nullptr, deadline, made) == Outcome::kDone);
+      return made;
+    };
+    std::vector<std::string> all;
+    std::shared_ptr<Segment> made;
+    if (local.rank() == 0) {
+      std::atomic<bool> inside{false};
+      std::thread first([&] {
+        const Group::Inside here(local.world(), Group::Kind::kExchange, "segment");
+        while (local.world().create_segment(here, 64, 4, nullptr, Deadline::in(0.001), made) !=
+               Outcome::kDone) {
+          inside.store(true);
+        }
+      });
+      while (!inside.load()) nap(1);
+      for (int i = 0; i < 200; ++i) {
+        require_error(ErrorKind::kMismatch, [&] { (void)create(i % 2 == 0 ? 64 : 32, soon()); });
+        require_error(ErrorKind::kMismatch, [&] {
+          (void)local.world().allgather(Group::Kind::kExchange, "other", 1, {}, soon(), all);
+        });
+      }
+      local.notify(1, *signal, 0);
+      first.join();
+    } else {
+      CHECK(local.await(*signal, 0) == 1);
+      made = create(64, soon());
+    }
+    CHECK(made->bytes() == 64 && made->remote(local.peer(1))->bytes == 64);
+    local.notify(local.peer(1), *made, 3, 9);
+    CHECK(local.await(*made, 3) == 9);
+    local.barrier();
+  });
+}
+
+// Threads that create segments in one group again and again: each is refused, or right.
+void storm(const Settings& settings) {
+  run(2, settings, [&](Local& local) {
+    std::atomic<int> left{20};
+    const auto work = [&] {
+      while (left.fetch_sub(1) > 0) {
+        std::shared_ptr<Segment> made;
+        while (made == nullptr) {
+          try {
+            CHECK(local.world().create_segment(64, 4, nullptr, soon(), made) == Outcome::kDone);
+          } catch (const Error& error) {
+            CHECK_NOTE(error.kind() == ErrorKind::kMismatch, "%s", error.what());
+            std::this_thread::yield();
+          }
+        }
+        CHECK(made->remote(local.peer(1))->bytes == 64);
+      }
+    };
+    std::thread other(work);
+    work();
+    other.join();
+    local.barrier();
+  });
+}
+
+// What ended half way keeps others of its kind out until it is continued, and no other kind.
+void half_way() {
+  run(2, {}, [&](Local& local) {
+    const auto signal = local.segment(0, 4);
+    std::vector<std::string> all;
+    std::shared_ptr<Segment> made;
+    const std::string mine = "what was given first";
+    const auto gather = [&](const std::string& what, const std::string& given, Deadline deadline) {
+      return local.world().allgather(Group::Kind::kReduce, what, 1, std::as_bytes(std::span(given)),
+                                     deadline, all);
+    };
+    if (local.rank() == 0) {
+      const auto once = Deadline::once();
+      CHECK(local.world().create_segment(64, 4, nullptr, once, made) == Outcome::kTimeout);
+      CHECK(gather("gather", mine, once) == Outcome::kTimeout);
+      const std::byte byte{1};
+      std::byte bound[64];
+      for (const auto& [bytes, flags, memory] :
+           {std::tuple{32, 4, false}, {64, 3, false}, {64, 4, true}}) {
+        require_error(ErrorKind::kMismatch, [&] {
+          (void)local.world().create_segment(static_cast<std::uint64_t>(bytes),
+                                             static_cast<std::uint32_t>(flags),
+                                             memory ? bound : nullptr, soon(), made);
+        });
+      }
+      require_error(ErrorKind::kMismatch, [&] {
+        (void)local.world().allgather(Group::Kind::kExchange, "other", 1, {&byte, 1}, soon(), all);
+      });
+      require_error(ErrorKind::kMismatch, [&] { (void)gather("gathering", mine, soon()); });
+      require_error(ErrorKind::kMismatch, [&] { (void)gather("gather", "else", soon()); });
+      local.notify(1, *signal, 0);
+    } else {
+      CHECK(local.await(*signal, 0) == 1);
+    }
+    local.barrier();
+    CHECK(gather("gather", mine, soon()) == Outcome::kDone);
+    CHECK(all[0] == mine && all[1] == mine);
+    CHECK(local.world().create_segment(64, 4, nullptr, soon(), made) == Outcome::kDone);
+    local.notify(local.peer(1), *made, 3, 9);
+    CHECK(local.await(*made, 3) == 9);
+    local.barrier();
+  });
+}
+
+// Groups that overlap make segments at the same moment: no rank has two of one name.
+void names() {
+  run(3, {}, [&](Local& local) {
+    const auto alone = local.group({local.rank()});
+    const auto first = local.group(local.rank() == 2 ? std::vector<Rank>{2} : std::vector{0, 1});
+    const auto second = local.group(local.rank() == 0 ? std::vector<Rank>{0} : std::vector{1, 2});
+    const auto create = [](Group& group, std::shared_ptr<Segment>& made, Deadline deadline) {
+      return group.create_segment(8, 1, nullptr, deadline, made);
+    };
+    std::vector<std::shared_ptr<Segment>> all;
+    std::shared_ptr<Segment> one;
+    std::shared_ptr<Segment> two;
+    if (local.rank() == 1) {
+      // In both before either is agreed on.
+      CHECK(create(*first, one, Deadline::once()) == Outcome::kTimeout);
+      CHECK(create(*second, two, Deadline::once()) == Outcome::kTimeout);
+    } else {
+      for (int i = 0; i < 9; ++i) {
+        CHECK(create(*alone, all.emplace_back(), soon()) == Outcome::kDone);
+      }
+    }
+    local.barrier();
+    if (local.rank() != 2) CHECK(create(*first, one, soon()) == Outcome::kDone);
+    if (local.rank() != 0) CHECK(create(*second, two, soon()) == Outcome::kDone);
+    if (one != nullptr) all.push_back(one);
+    if (two != nullptr) all.push_back(two);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (std::size_t k = 0; k < i; ++k) CHECK(all[i]->id() != all[k]->id());
+    }
+    local.barrier();
+  });
+}
+
+// What a peer says of its copy and nobody can read is an error that names the peer.
+void malformed(const Settings& settings) {
+  run(2, settings, [](Local& local) {
+    for (std::size_t bytes = 0; bytes <= 6; ++bytes) {
+      if (local.rank() == 0) {
+        std::shared_ptr<Segment> made;
+        const auto create = [&] {
+          (void)local.world().create_segment(64, 1, nullptr, soon(), made);
+        };
+        if (bytes < sizeof(SegmentId)) CHECK(require_error(ErrorKind::kMismatch, create) == 1);
+        if (bytes >= sizeof(SegmentId)) {  // a name, and nothing that a transport understands
+          try {
+            create();
+            CHECK(false);
+          } catch (const Error& error) {
+            CHECK_NOTE(words(std::current_exception()).find("rank 1") != std::string::npos, "%s",
+                       error.what());
+          }
+        }
+      } else {
+        const std::string garbage(bytes, 'x');
+        std::vector<std::string> all;
+        CHECK(local.world().allgather(Group::Kind::kExchange, "segment", 1,
+                                      std::as_bytes(std::span(garbage)), soon(),
+                                      all) == Outcome::kDone);
+      }
+    }
+    const auto group = std::make_shared<Group>(local.context, std::vector<Rank>{0, 1}, false);
+    (void)group->describe();
+    require_error(ErrorKind::kMismatch, [&] { (void)group->attach({}, soon()); });
+    local.barrier();
+  });
+}
+
 // What timed out is continued by calling it again, and then is as good as any.
 void resumed(const Settings& settings) {
   run(3, settings, [&](Local& local) {
@@ -206,7 +428,15 @@ int main() {
     segments(settings);
     passive(settings, 2, 30);
     resumed(settings);
+    pieces(settings);
+    one_inside(settings);
+    storm(settings);
   }
+  passive_without_thanks();
+  half_way();
+  names();
+  malformed({});
+  malformed({.shm = true});
   for (Rank size : {1, 2, 5, 8}) barriers({}, size, 100);
   Settings sleeping;
   sleeping.options = sleepy();

@@ -240,6 +240,51 @@ void queues(Settings settings) {
 }
 
 // Nothing wrong gets as far as a transport.
+// A thread that posts while another waits on the same queue: its own wait still ends when its
+// request is over, not before, and the count stays one of requests.
+void shared_queue(Settings settings, std::uint32_t rounds) {
+  constexpr std::uint32_t kDepth = 4;
+  settings.options.queue_depth = kDepth;
+  run(2, settings, [&](Local& local) {
+    const auto segment = local.segment(16, 4);
+    auto* const cells = items<std::uint32_t>(segment);
+    if (local.rank() == 1) {
+      for (std::uint32_t round = 1; round <= rounds; ++round) {
+        CHECK(local.await(*segment, 0) == round);
+        CHECK_NOTE(cells[1] == round, "%u, not %u", cells[1], round);
+        local.notify(0, *segment, 1);
+      }
+      return;
+    }
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+      while (!over.load()) {
+        local.flush();
+        CHECK_NOTE(local.context.queue_size(0) <= kDepth, "%u", local.context.queue_size(0));
+      }
+    });
+    const Slice source{segment, 0, 4};
+    const Slice target{segment, 4, 4};
+    const Pair pair{&source, &target};
+    for (std::uint32_t round = 1; round <= rounds; ++round) {
+      cells[0] = round;
+      const auto post = [&](Deadline deadline) {
+        return local.context.write_notify({&pair, 1}, 1, *segment, 0, round, 0, deadline);
+      };
+      while (post(round % 2 == 0 ? Deadline::once() : soon()) != Outcome::kDone) {
+        std::this_thread::yield();
+      }
+      local.flush();
+      cells[0] = 0;  // it is mine again
+      CHECK(local.await(*segment, 1) == 1);
+    }
+    over.store(true);
+    other.join();
+    local.flush();
+    CHECK(local.context.queue_size(0) == 0);
+  });
+}
+
 void refusals() {
   run(2, {}, [&](Local& local) {
     const auto segment = local.segment(64, 8);
@@ -285,7 +330,11 @@ int main() {
     several_takers(settings, 60);
     atomics(settings, 40);
     queues(settings);
+    shared_queue(settings, 100);
   }
+  Settings refusing;
+  refusing.faults = {.seed = 5, .delay = 20, .late_source = true, .refuse = 40};
+  shared_queue(refusing, 20);
   flag_is_last({}, 4, 300);
   several_takers({}, 800);
   atomics({}, 300);

@@ -30,7 +30,7 @@ void iterations(const Settings& settings, Kind kind, Rank size, std::uint64_t co
       finish(local, exchange);
       exchange.verify(exchange.data(), size, round);
     }
-    CHECK(exchange.plan().generation() == rounds);
+    CHECK(exchange.plan().number() == rounds);
   });
 }
 
@@ -82,7 +82,7 @@ void updates(const Settings& settings, Kind kind, Rank size, bool progress_threa
         if (waited == Waited::kDone) break;
         Executor::Call call{};
         if (!local.executor.take_call(call)) continue;
-        CHECK(call.plan == &exchange.plan() && call.hook == "update");
+        CHECK(call.execution == &exchange.plan() && call.hook == "update");
         for (std::uint64_t i = call.offset; i < call.offset + call.count; ++i) {
           exchange.weights()[i] = exchange.data()[i];
         }

@@ -6,7 +6,7 @@
 
 #include "check.hpp"
 #include "sys/clock.hpp"
-#include "transport/verbs.hpp"
+#include "transport/verbs/verbs.hpp"
 
 namespace pgasdl::testing {
 

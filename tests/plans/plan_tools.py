@@ -22,7 +22,7 @@ from pgasdl.plans import (
     build_phases,
 )
 from pgasdl.plans.check import check
-from pgasdl.plans.findings import Finding
+from pgasdl.plans.checker.findings import Finding
 
 # Options that make a plan something else, besides those it has by itself; -1 is the last rank.
 OPTIONS: dict[str, tuple[dict[str, int], ...]] = {

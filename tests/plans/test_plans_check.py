@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from plan_tools import TELLING, VARIANTS, Variant, with_step
+from tiers import full
 
 from pgasdl.errors import PlanError
 from pgasdl.plans import (
@@ -25,13 +26,13 @@ from pgasdl.plans import (
     register,
     validate_all,
 )
+from pgasdl.plans.algorithms.halving_doubling import Numbering
 from pgasdl.plans.check import assert_ok, check
-from pgasdl.plans.halving_doubling import Numbering
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize(
-    "sizes", [range(1, 6), range(6, 10), range(10, 18), range(18, 34)], ids=str
+    "sizes", full([range(1, 6), range(6, 10), range(10, 18), range(18, 34)], quick=1), ids=str
 )
 def test_every_plan_is_right(variant: Variant, sizes: range) -> None:
     """All sizes up to 33; with many ranks few counts, and not all with values: nothing new."""
@@ -55,7 +56,7 @@ def test_every_plan_is_right(variant: Variant, sizes: range) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, spec in PLANS.items() if "root" in spec.options])
-@pytest.mark.parametrize("size", [2, 3, 6])
+@pytest.mark.parametrize("size", full([2, 3, 6], quick=1))
 def test_any_root(name: str, size: int) -> None:
     for kind in PLANS[name].kinds:
         for root in range(size):

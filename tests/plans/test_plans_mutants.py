@@ -16,12 +16,13 @@ from plan_tools import (
     swaps,
     with_step,
 )
+from tiers import full
 
 from pgasdl.errors import PlanError
 from pgasdl.plans import Flush, Plan, Put, Reduce, Span, Step, Wait, build_all
 from pgasdl.plans.check import assert_ok, check
-from pgasdl.plans.order import orders
-from pgasdl.plans.replay import replay
+from pgasdl.plans.checker.happens_before import happens_before
+from pgasdl.plans.checker.symbolic_run import symbolic_run
 
 Plans = list[Plan]
 # What plans do in wire precision differs between these only.
@@ -42,7 +43,7 @@ def judge(what: str, mutants: Iterable[tuple[str, Plans, str | None]], variant: 
 
 
 @each_variant
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", full([2, 3, 5], quick=1))
 def test_no_step_can_be_deleted(variant: Variant, size: int) -> None:
     many = 20_000 if variant.wire and variant.name == "gdraa" and size < 5 else 100
     for count in {1 if size < 5 else 100, 100, many}:
@@ -50,6 +51,7 @@ def test_no_step_can_be_deleted(variant: Variant, size: int) -> None:
         judge("step deleted", ((what, mutant, None) for what, mutant in mutants), variant)
 
 
+@pytest.mark.full
 @each_variant
 def test_deletions_are_found_without_comparing_the_ranks(variant: Variant) -> None:
     """The proof and one schedule see by themselves what validate_all would refuse."""
@@ -58,20 +60,20 @@ def test_deletions_are_found_without_comparing_the_ranks(variant: Variant) -> No
         survivors = [
             what
             for what, mutant in deletions(variant.plans(size, count))
-            if not orders([mutant]) and not replay([mutant], variant.kind, root=root)
+            if not happens_before([mutant]) and not symbolic_run([mutant], variant.kind, root=root)
         ]
         assert survivors == []
 
 
 @each_variant
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", full([2, 3], quick=1))
 def test_no_field_can_be_changed(variant: Variant, size: int) -> None:
     mutants = alterations(variant.plans(size, 100))
     judge("field changed", ((what, mutant, None) for what, mutant in mutants), variant)
 
 
 @each_variant
-@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("size", full([3, 5], quick=1))
 def test_steps_that_need_each_other_cannot_be_swapped(variant: Variant, size: int) -> None:
     """Mutants that survive are right plans, and there is a reason why."""
     plans = variant.plans(size, 100)
@@ -147,7 +149,7 @@ def pair(*lanes: tuple[tuple[Step, ...], ...], notifications: int = 2) -> list[P
 
 
 def rules(plans: list[Plan]) -> set[str]:
-    return {finding.rule for finding in orders([plans])}
+    return {finding.rule for finding in happens_before([plans])}
 
 
 def test_one_way_traffic_needs_credits() -> None:
@@ -186,7 +188,7 @@ def test_a_cycle_of_waits_is_reported_with_who_owes_whom() -> None:
     findings = check(pair((first,), (second,), notifications=1), kind="sum")
     assert [(f.rule, f.rank, f.step) for f in findings] == [("deadlock", 0, 0), ("deadlock", 1, 0)]
     assert "owed by rank 1, lane 0, step 1, which is at step 0 of iteration 0" in findings[0].text
-    stuck = replay([pair((first,), (second,), notifications=1)], "sum", layers=1)
+    stuck = symbolic_run([pair((first,), (second,), notifications=1)], "sum", layers=1)
     assert {f.rule for f in stuck} == {"deadlock"}
 
 
@@ -197,9 +199,9 @@ def test_ranks_that_add_in_different_orders_are_told_apart() -> None:
         return (Put(DATA, 8, peer, INBOX, 0), Wait(0), acknowledge, Wait(1), add)
 
     alike = pair((exchange(1, DATA, INBOX),), (exchange(0, INBOX, DATA),))
-    assert replay([alike], "sum", iterations=1) == []
+    assert symbolic_run([alike], "sum", iterations=1) == []
     different = pair((exchange(1, DATA, INBOX),), (exchange(0, DATA, INBOX),))
-    findings = replay([different], "sum", iterations=1)
+    findings = symbolic_run([different], "sum", iterations=1)
     assert findings
     assert all("not the bits that rank" in finding.text for finding in findings)
 

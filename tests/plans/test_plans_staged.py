@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from plan_tools import alterations, deletions, swaps
+from tiers import full
 
 from pgasdl.errors import PlanError
 from pgasdl.plans import (
@@ -22,11 +23,11 @@ from pgasdl.plans import (
     build_all,
     build_phases,
     register,
-    staged,
 )
+from pgasdl.plans.algorithms import staged
 from pgasdl.plans.check import assert_ok, check
-from pgasdl.plans.order import orders
-from pgasdl.plans.replay import replay
+from pgasdl.plans.checker.happens_before import happens_before
+from pgasdl.plans.checker.symbolic_run import symbolic_run
 
 KINDS = ("average", "sum")
 # (count, piece): one piece; 16, the last of 40; with owners, 1, 5, 17, the last with few owners.
@@ -35,7 +36,7 @@ LARGE = [(5000, 65536), (5000, 1248), (2100, 128), (10**9, 3 * 10**8)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", full(range(1, 18), quick=4))
 def test_it_is_right(size: int, kind: str) -> None:
     # What many ranks do differs from what 6 do in nothing but the number of messages.
     cases = SMALL + LARGE if size <= 6 else [(17, 65536), (1000, 480), (5000, 2064)]
@@ -44,7 +45,7 @@ def test_it_is_right(size: int, kind: str) -> None:
         assert_ok("staged", size, count, kind=kind, piece=piece, layers=layers, seeds=seeds)
 
 
-@pytest.mark.parametrize("n", range(1, 10))
+@pytest.mark.parametrize("n", full(range(1, 10), quick=3))
 def test_any_number_of_pieces(n: int) -> None:
     for size, piece in ((2, 16), (3, 16), (4, 2064)):
         assert_ok("staged", size, n * piece, piece=piece, seeds=3)
@@ -100,7 +101,7 @@ def test_a_plan_has_at_least_one_phase() -> None:
 
 # size, count and piece of runs that broken plans are made of: 5 pieces, without and with owners.
 MANY = [(2, 80, 16), (3, 72, 16), (5, 80, 16), (4, 4160, 832), (5, 4160, 832)]
-each_run = pytest.mark.parametrize(("size", "count", "piece"), MANY)
+each_run = pytest.mark.parametrize(("size", "count", "piece"), full(MANY, quick=2))
 
 Mutant = tuple[str, list[list[Plan]]]
 
@@ -125,19 +126,21 @@ def test_no_step_can_be_deleted(size: int, count: int, piece: int) -> None:
     assert survivors == []
 
 
-@pytest.mark.parametrize(("size", "count", "piece"), MANY[:2] + MANY[3:4])
+@pytest.mark.parametrize(("size", "count", "piece"), full(MANY[:2] + MANY[3:4], quick=2))
 def test_deletions_are_found_without_comparing_the_ranks(size: int, count: int, piece: int) -> None:
     phases = build_phases("staged", size, count, piece=piece)
     of_rank_1 = (m for m in broken(phases) if "rank 1, lane 0, step" in m[0])
     survivors = [
         what
         for what, mutant in of_rank_1
-        if not orders(mutant) and not replay(mutant, "average", layers=1)
+        if not happens_before(mutant) and not symbolic_run(mutant, "average", layers=1)
     ]
     assert survivors == []
 
 
-@pytest.mark.parametrize(("size", "count", "piece"), [(2, 80, 16), (3, 40, 16), (4, 2080, 1040)])
+@pytest.mark.parametrize(
+    ("size", "count", "piece"), full([(2, 80, 16), (3, 40, 16), (4, 2080, 1040)], quick=1)
+)
 def test_no_field_can_be_changed(size: int, count: int, piece: int) -> None:
     phases = build_phases("staged", size, count, piece=piece)
     survivors = [
@@ -212,7 +215,7 @@ def mapped(plan: Plan, *, flags: int = 0, slots: int = 0) -> Plan:
     return replace(plan, lanes=tuple(tuple(map(change, lane)) for lane in plan.lanes))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", full([3, 2, 4], quick=1))
 def test_arrays_of_different_counts_take_turns_in_one_place(size: int) -> None:
     """Whatever the counts, executions that alternate between the phases cannot disturb others."""
     piece, counts = 1040, (5, 9000, 2080, 1, 1040, 5, 3120, 7000, 9000, 16)
@@ -222,9 +225,9 @@ def test_arrays_of_different_counts_take_turns_in_one_place(size: int) -> None:
         [replace(plan, **header) for plan in build_all("staged", size, n, piece=piece, phase=i % 2)]  # type: ignore[arg-type]
         for i, n in enumerate(counts)
     ]
-    assert orders(turns) == []
+    assert happens_before(turns) == []
     wrong = [*turns[:4], *turns[5:]]  # two executions of one phase in a row
-    assert orders(wrong) != []
+    assert happens_before(wrong) != []
 
 
 def test_phases_that_differ_are_refused() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from plan_tools import OPTIONS
+from tiers import full
 
 from pgasdl.plans import PLANS, Plan, Put, Step, Wait, build_all
-from pgasdl.plans.order import orders
+from pgasdl.plans.checker.happens_before import happens_before
 
 # Staged has an inbox of its own there, and its own test of this.
 SHARING = [name for name, spec in PLANS.items() if spec.shares and name != "staged"]
@@ -45,7 +46,7 @@ def shifted(step: Step, by: int) -> Step:
     return replace(step, notification=step.notification + by) if isinstance(step, Wait) else step
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("size", full([3, 2, 4, 5, 7], quick=1))
 @pytest.mark.parametrize("name", SHARING)
 def test_counts_take_turns(name: str, size: int) -> None:
     for options in ({}, *OPTIONS.get(name, ())):
@@ -53,25 +54,26 @@ def test_counts_take_turns(name: str, size: int) -> None:
             key: n for key, n in options.items() if key != "root"
         }
         turns = [build_all(name, size, count, **chosen) for count in COUNTS]
-        assert orders(together(turns, [0] * len(turns)), len(turns)) == [], chosen
+        assert happens_before(together(turns, [0] * len(turns)), len(turns)) == [], chosen
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", full(range(12), quick=4))
 def test_plans_take_turns(seed: int) -> None:
     dice = random.Random(seed)
     size = 2 + seed % 5
     names = [dice.choice(SHARING) for _ in range(10)]
     turns = [build_all(name, size, dice.choice(COUNTS)) for name in names]
-    assert orders(together(turns, list(map(SHARING.index, names))), len(turns)) == []
+    assert happens_before(together(turns, list(map(SHARING.index, names))), len(turns)) == []
 
 
 def test_a_plan_that_does_not_share_would_disturb_others() -> None:
     """The example in apps ends without knowing of the others: found, if it were used so."""
     flat = runpy.run_path(str(Path(__file__).parents[2] / "apps" / "own_plan.py"))["flat"]
+    del PLANS["flat"]  # which it registers: other tests load it, too
 
     def turns(*counts: int) -> list[Turn]:
         return [[flat(rank, 3, n, phase=i % 2) for rank in range(3)] for i, n in enumerate(counts)]
 
-    assert orders(together(turns(64, 64, 64, 64), [0] * 4), 4) == []
-    findings = orders(together(turns(64, 32, 64, 48), [0] * 4), 4)
+    assert happens_before(together(turns(64, 64, 64, 64), [0] * 4), 4) == []
+    findings = happens_before(together(turns(64, 32, 64, 48), [0] * 4), 4)
     assert any(f.rule == "race" and "inbox" in f.text for f in findings)

@@ -12,8 +12,8 @@ from pgasdl import simulate as sim
 from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, build_all
 from pgasdl.plans.cost import Model, Pair, finish_times
-from pgasdl.simulate.machine import of_model
-from pgasdl.simulate.program import OUTLINES, encoded, program
+from pgasdl.tools.simulate.machine import of_model
+from pgasdl.tools.simulate.program import OUTLINES, encoded, program
 
 MODEL = Model(
     Pair(1.5e-6, 1e-10, 2e-7), Pair(2e-6, 4e-10, 3e-7), per_node=3, gamma=5e-11, copy=3e-11,
@@ -127,6 +127,7 @@ def test_a_plan_that_hangs_is_told() -> None:
     assert "rank 0, job 0, lane 0 waits for 2 flags, of which 1 are ever raised" in stuck
 
 
+@pytest.mark.full
 def test_a_thousand_ranks() -> None:
     # Of ResNet-50's largest layers; all of it is what `pgasdl sim` runs within a minute.
     largest = sorted(models.layers("resnet50"))[-3:]
@@ -140,6 +141,7 @@ def test_a_thousand_ranks() -> None:
     assert halving.seconds < 2 * 4 * largest[-1] / 10e9 + 1e-3
 
 
+@pytest.mark.full
 def test_sixteen_thousand_ranks_of_a_tree() -> None:
     size = 16384
     outcome = sim.simulate(sim.MACHINES["fat-tree"](size), [sim.Exchange("tree", 1000)])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import pgasdl.cli
-from pgasdl.chart import Chart, Series, draw
-from pgasdl.simulate.papers import STUDIES, caffegpi, mimatrix, s_caffe, swcaffe
-from pgasdl.simulate.papers.study import Study, Table, figures
+import pgasdl.tools.cli
+from pgasdl.tools.chart import Chart, Series, draw
+from pgasdl.tools.simulate.papers import STUDIES, caffegpi, mimatrix, s_caffe, swcaffe
+from pgasdl.tools.simulate.papers.study import Study, Table, figures
 
 
 def column(table: Table, name: str, place: int = 0) -> list[object]:
@@ -78,16 +78,16 @@ def test_without_matplotlib_there_are_no_pictures(
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = pgasdl.cli.main(["sim", "--paper", "caffegpi", "--out", str(tmp_path)])
+    status = pgasdl.tools.cli.main(["sim", "--paper", "caffegpi", "--out", str(tmp_path)])
     out = capsys.readouterr().out
     assert status == 0 and "Kuehn" in out and (tmp_path / "caffegpi-overlap.png").exists()
-    status = pgasdl.cli.main(
+    status = pgasdl.tools.cli.main(
         ["sim", "-n", "32", "--machine", "supernodes", "--size", "1M", "--skew", "5",
          "--plans", "gdraa,halving-doubling(group_size=8),chain(chunks=4,root=1)"]
     )  # fmt: skip
     out = capsys.readouterr().out
     assert status == 0 and "chain(chunks=4,root=1)" in out and "supernodes(32" in out
-    status = pgasdl.cli.main(["sim", "-n", "8", "--model", "googlenet", "--plans", "tree"])
+    status = pgasdl.tools.cli.main(["sim", "-n", "8", "--model", "googlenet", "--plans", "tree"])
     assert status == 0 and "116 layers" in capsys.readouterr().out
 
 
@@ -106,7 +106,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_what_the_command_refuses(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert pgasdl.cli.main(["sim", *arguments]) == pgasdl.cli.USAGE_ERROR
+    assert pgasdl.tools.cli.main(["sim", *arguments]) == pgasdl.tools.cli.USAGE_ERROR
     assert named in capsys.readouterr().err
 
 

@@ -26,7 +26,6 @@ from pathlib import Path
 VERSION = "7.3"
 SUITE = "trixie-backports"  # Debian 12 itself has 6.1, whose UML has one processor
 CONFIG = Path(__file__).resolve().with_name("kernel.config")
-MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 BUILD_PACKAGES = ("gcc", "libc6-dev", "make", "flex", "bison", "bc", "libelf-dev", "xz-utils")
@@ -104,14 +103,15 @@ def build(kernel: Path, jobs: int) -> None:
 def fetch(folder: Path) -> Path:
     """Debian's kernel source, unpacked below ``folder``.
 
-    It comes through a source list and caches of its own, checked against Debian's key: the
-    machine's apt configuration neither needs to know the suite nor is changed.
+    It comes from where the machine's apt gets Debian itself, through a source list and caches of
+    its own, checked against Debian's key: the machine's configuration neither needs to know the
+    suite nor is changed.
     """
     apt = folder / "apt"
     for part in ("state/lists/partial", "cache/archives/partial"):
         (apt / part).mkdir(parents=True)
     sources = apt / "sources.list"
-    sources.write_text(f"deb [signed-by={KEYRING}] {_mirror()} {SUITE} main\n")
+    sources.write_text(f"deb [signed-by={KEYRING}] {debian_archive()} {SUITE} main\n")
     get = ["apt-get", "-q", "-o", f"Dir::Etc::sourcelist={sources}"]
     get += ["-o", "Dir::Etc::sourceparts=/dev/null", "-o", f"Dir::State={apt}/state"]
     get += ["-o", "Dir::State::status=/var/lib/dpkg/status", "-o", f"Dir::Cache={apt}/cache"]
@@ -125,6 +125,15 @@ def fetch(folder: Path) -> Path:
     _call(["tar", "-xf", str(archive)], cwd=folder)
     shutil.rmtree(folder / "unpacked")
     return folder / f"linux-source-{VERSION}"
+
+
+def debian_archive() -> str:
+    """Where the machine's apt gets Debian from."""
+    targets = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian"]
+    found = subprocess.run([*targets, "Label: Debian"], check=False, capture_output=True, text=True)
+    if not found.stdout:
+        sys.exit("apt has no lists of a Debian archive: configure one, and run apt-get update")
+    return found.stdout.split()[0]
 
 
 def lost_options(wanted: str, got: str) -> list[str]:
@@ -148,13 +157,6 @@ def _is_installed(package: str) -> bool:
     except FileNotFoundError:
         sys.exit("no dpkg-query: this needs Debian or one of its kin")
     return found.stdout == "installed"
-
-
-def _mirror() -> str:
-    """The machine's own Debian mirror."""
-    targets = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian"]
-    found = subprocess.run(targets, check=False, capture_output=True, text=True)
-    return next((uri for uri in found.stdout.split() if "security" not in uri), MIRROR)
 
 
 def _user() -> str:

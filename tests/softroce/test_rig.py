@@ -18,6 +18,8 @@ import kernel
 import pytest
 import rig
 
+pytestmark = pytest.mark.full
+
 HERE = Path(__file__).resolve().parent
 GUEST = [sys.executable, str(HERE / "guest.py")]
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from pgasdl import Block, Context, GradientExchange
-from pgasdl.plans.tree import children
+from pgasdl.plans.algorithms.tree import children
 
 DTYPES = {
     "float32": np.dtype(np.float32),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from exchange_tools import Case, contribution, expected, pause, same_bits, train
+from tiers import full
 
 from pgasdl import Context, loopback
 from pgasdl.plans import PLANS, Flush, Plan
@@ -40,7 +41,7 @@ ADVERSARIES: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("adversary", ADVERSARIES, ids=lambda a: f"seed{a['seed']}")
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", full([3, 2, 5], quick=1))
 def test_adversary(size: int, adversary: dict[str, Any]) -> None:
     wanted = {case: expected(case, size, 4) for case in CASES}
 
@@ -52,7 +53,7 @@ def test_adversary(size: int, adversary: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("progress", ["turn", "thread"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", full([2, 4], quick=1))
 def test_lagging_ranks(size: int, progress: str) -> None:
     """Ranks lag by far more than an exchange takes, at any layer of any of 12 iterations."""
     wanted = {case: expected(case, size, 12) for case in (CASES[1], CASES[4], CASES[5])}

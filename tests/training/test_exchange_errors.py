@@ -108,7 +108,7 @@ def test_what_cannot_be(
     def program(ctx: Context) -> None:
         with pytest.raises(error, match=words):
             GradientExchange(ctx, layers, **given)
-        assert not ctx.exchanges
+        assert not ctx.resources.servers
         ctx.barrier()
 
     loopback.run(2, program)
@@ -173,9 +173,9 @@ def test_a_timeout_names_who_owes_and_can_be_resumed() -> None:
             began = time.monotonic()
             for timeout in (0, 0.05):
                 with pytest.raises(Timeout, match=r"gdraa-direct.*notification"):
-                    exchange.wait(5, timeout)
+                    exchange.wait(5, timeout=timeout)
             with pytest.raises(Timeout, match="owed by rank 1"):
-                exchange.finish(0.05)
+                exchange.finish(timeout=0.05)
             assert 0.1 <= time.monotonic() - began < 5
             assert exchange.timings[5].waiting >= 0.05
             late.set()
@@ -242,7 +242,7 @@ def test_close() -> None:
         exchange.close()
         assert view.sum() == 0
         assert exchange.gradients.deleted
-        assert not ctx.exchanges
+        assert not ctx.resources.servers
         for call in (exchange.ready, exchange.wait, exchange.gradient):
             with pytest.raises(ClosedError, match="closed"):
                 call(0)

@@ -14,13 +14,14 @@ from exchange_tools import (
     same_bits,
     train,
 )
+from tiers import full
 
 from pgasdl import Context, loopback
 
 N_ITERATIONS = 3
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("size", full([3, 1, 2, 4, 5], quick=1))
 @pytest.mark.parametrize("plan", REFERENCED)
 def test_all_kinds_and_dtypes(plan: str, size: int) -> None:
     wanted = {case: expected(case, size, N_ITERATIONS) for case in cases(plan)}
@@ -43,7 +44,7 @@ def test_without_mapped_memory(plan: str) -> None:
     loopback.run(3, program, mapped=False)
 
 
-@pytest.mark.parametrize("root", [0, 1, 4])
+@pytest.mark.parametrize("root", full([1, 0, 4], quick=1))
 def test_any_root_of_the_tree(root: int) -> None:
     kinds = [Case("tree", kind, options={"root": root}) for kind in ("average", "update")]
     wanted = {case: expected(case, 5, 2) for case in kinds}

@@ -5,9 +5,12 @@ from __future__ import annotations
 import jobs
 import pytest
 from exchange_tools import REFERENCED, cases
+from tiers import full
 
 
-@pytest.mark.parametrize(("size", "progress"), [(2, "turn"), (3, "thread"), (5, "turn")])
+@pytest.mark.parametrize(
+    ("size", "progress"), full([(2, "turn"), (3, "thread"), (5, "turn")], quick=2)
+)
 def test_all_cases_between_processes(size: int, progress: str) -> None:
     n_cases = sum(len(list(cases(plan))) for plan in REFERENCED)
     out = jobs.run(size, jobs.PROGRAMS / "exchange_over_shm.py", progress)

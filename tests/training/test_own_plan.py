@@ -15,10 +15,10 @@ import jobs
 import numpy as np
 import pytest
 
-import pgasdl.cli
+import pgasdl.tools.cli
 from pgasdl import ConfigError, Context, GradientExchange, PlanError, loopback
-from pgasdl.plans import PLANS, outside
-from pgasdl.policy import Policy
+from pgasdl.collectives.policy import Policy
+from pgasdl.plans import PLANS, plugins
 
 PROGRAM = jobs.APPS / "own_plan.py"
 TRAINING = """
@@ -48,7 +48,7 @@ except (pgasdl.ConfigError, pgasdl.MismatchError) as error:
 def _forget() -> Iterator[None]:
     """Whatever a test brought into this process goes."""
     yield
-    for name in outside.names():
+    for name in plugins.names():
         del PLANS[name]
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == str(PROGRAM):
@@ -94,12 +94,13 @@ def test_everything_takes_it_like_any_other() -> None:
                 exchange.wait(layer)
                 assert (exchange.gradient(layer) == turn).all()
         with pytest.raises(PlanError, match="allreduce_handle"):
-            ctx.allreduce(np.ones(3, np.float32), plan="flat")
+            ctx.allreduce(np.ones(3, np.float32), op="mean", plan="flat")
 
     loopback.run(3, program)
     loopback.run(3, program, seed=3, delay=2, reorder=True, late_source=True, mapped=False)
 
 
+@pytest.mark.full
 def test_it_is_tuned_and_its_policy_runs(tmp_path: Path) -> None:
     """Measured among the candidates; a policy that names it is honoured in training."""
     fast = ("--repeat", "1", "--seconds", "0.001", "--sizes", "64,4K")
@@ -137,6 +138,7 @@ def test_ranks_with_different_plans_are_told(tmp_path: Path) -> None:
     assert len(re.findall(r'refused: rank \d has registered the plans ".*PGASDL', out)) == 3, out
 
 
+@pytest.mark.full
 def test_bench_plans_and_sim_have_it(tmp_path: Path) -> None:
     fast = ("--repeat", "1", "--seconds", "0.001", "--sizes", "64", "--plan-modules", "own_plan")
     command("bench", "plans", "-n", "2", *fast, folder=tmp_path)
@@ -154,7 +156,7 @@ def test_loopback_takes_it_once() -> None:
     """Ranks that are threads import it together."""
 
     def program(ctx: Context) -> str:
-        return ctx.allreduce_handle(np.ones(3, np.float32)).plan
+        return ctx.allreduce_handle(np.ones(3, np.float32), op="mean").plan
 
     settings = {"plan_modules": str(PROGRAM), "policy": "allreduce:0-inf:flat"}
     assert loopback.run(4, program, **settings) == ["flat"] * 4
@@ -183,7 +185,7 @@ def test_modules_that_are_refused(tmp_path: Path, text: str, told: str) -> None:
 def test_modules_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     for name, told in (("no/such.py", "no such file"), ("no_such_module", "PYTHONPATH")):
         for arguments in (["tune"], ["bench", "plans"], ["sim"]):
-            line = [*arguments, "--plan-modules", f"math,{name}"]
-            assert pgasdl.cli.main(line) == pgasdl.cli.USAGE_ERROR
+            line = [*arguments, "--plan-modules", f"json,{name}"]
+            assert pgasdl.tools.cli.main(line) == pgasdl.tools.cli.USAGE_ERROR
             said = capsys.readouterr().err
             assert f"plan module {name}" in said and told in said

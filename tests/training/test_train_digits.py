@@ -13,6 +13,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from tiers import full
 
 from pgasdl import Context, loopback
 
@@ -71,8 +72,8 @@ def alone(app: Any) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("plan", "kind"), KINDS_OF_PLANS)
+@pytest.mark.parametrize("size", full([2, 3], quick=1))
+@pytest.mark.parametrize(("plan", "kind"), full(KINDS_OF_PLANS, quick=2))
 def test_weights_of_one_process(
     app: Any, alone: dict[str, np.ndarray], plan: str, kind: str, size: int
 ) -> None:
@@ -82,6 +83,7 @@ def test_weights_of_one_process(
     np.testing.assert_allclose(weights[0], alone["float64"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.full
 def test_weights_in_single_precision(app: Any) -> None:
     several = "--epochs 3 --batch 120"
     alone = trained(app, 1, several)[0]
@@ -91,6 +93,7 @@ def test_weights_in_single_precision(app: Any) -> None:
         np.testing.assert_allclose(weights[0], alone, rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
 def test_unequal_shares(app: Any) -> None:
     """100 images for 3 ranks: 33, 33 and 34, all of the same weight."""
     arguments = "--epochs 1 --batch 100 --rate 0.05 --dtype float64"
@@ -99,10 +102,12 @@ def test_unequal_shares(app: Any) -> None:
     np.testing.assert_allclose(weights[0], trained(app, 1, arguments)[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.full
 def test_another_seed(app: Any, alone: dict[str, np.ndarray]) -> None:
     assert (trained(app, 1, f"{SHORT} --seed 7")[0] != alone["float32"]).mean() > 0.9
 
 
+@pytest.mark.full
 def test_buckets_change_no_bit_and_wire_precision_few(
     app: Any, alone: dict[str, np.ndarray]
 ) -> None:
@@ -116,6 +121,7 @@ def test_buckets_change_no_bit_and_wire_precision_few(
     assert np.median(difference) < 1e-3
 
 
+@pytest.mark.full
 def test_between_processes_and_from_run_to_run(app: Any) -> None:
     ways = [f"{SHORT} --plan {plan} --kind {kind}" for plan, kind in KINDS_OF_PLANS]
     ways.append(f"{SHORT} --progress thread")
@@ -159,6 +165,7 @@ def test_the_command(tmp_path: Path) -> None:
         assert all(np.isfinite(saved[name]).all() for name in saved)
 
 
+@pytest.mark.full
 def test_one_process_without_a_launcher(tmp_path: Path) -> None:
     picture = tmp_path / "digits.svg"
     out = jobs.run(0, jobs.APPS / "train_digits.py", "--epochs", "2", "--kind", "update",

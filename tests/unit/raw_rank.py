@@ -7,8 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from pgasdl.bootstrap import StoreClient, StoreServer, channel
-from pgasdl.bootstrap.channel import CHALLENGE, HELLO, MAGIC, Opener, Sealer, Session
+from pgasdl.runtime.bootstrap import StoreClient, StoreServer, channel
+from pgasdl.runtime.bootstrap.channel import CHALLENGE, HELLO, MAGIC, Opener, Sealer, Session
 
 SECRET = bytes(range(32))
 JOB = "test"

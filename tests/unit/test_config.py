@@ -69,6 +69,19 @@ def test_refused_with_name_value_and_what_is_accepted(name: str, text: str) -> N
     assert variable.parser.accepted in str(caught.value)
 
 
+@pytest.mark.parametrize(("heartbeat", "limit"), [(200, 0.5), (501, 1.5), (60_000, 3.0)])
+def test_stop_detection_that_would_be_off_is_refused(heartbeat: int, limit: float) -> None:
+    """From variables, arguments, and by replacement."""
+    environ = {"PGASDL_HEARTBEAT_MS": str(heartbeat), "PGASDL_STOPPED_AFTER": str(limit)}
+    with pytest.raises(ConfigError, match="3 heartbeats have to fit in"):
+        Config.from_environment(environ)
+    with pytest.raises(ConfigError, match="PGASDL_HEARTBEAT_MS"):
+        Config.from_environment({}, heartbeat_ms=heartbeat, stopped_after=limit)
+    config = Config.from_environment({}, heartbeat_ms=10, stopped_after=limit)
+    with pytest.raises(ConfigError, match="never be noticed"):
+        config.replace(heartbeat_ms=heartbeat)
+
+
 def test_unknown_variable_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"PGASDL_TIMOUT.*PGASDL_TIMEOUT"):
         Config.from_environment({"PGASDL_TIMOUT": "1"})
@@ -138,7 +151,7 @@ def test_listing_shows_all_and_collects_every_problem() -> None:
 
 
 def test_env_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from pgasdl.cli import main
+    from pgasdl.tools.cli import main
 
     for name in [name for name in os.environ if name.startswith("PGASDL_")]:
         monkeypatch.delenv(name)

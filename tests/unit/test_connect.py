@@ -16,19 +16,21 @@ from pathlib import Path
 import pytest
 from launching import environment, tool
 
-from pgasdl.bootstrap import LocalStore, Store, connect, rendezvous
 from pgasdl.config import Config
 from pgasdl.errors import BootstrapError, Timeout
-from pgasdl.launch.detect import Launch, detect
+from pgasdl.runtime.bootstrap import LocalStore, Store, connect, rendezvous
+from pgasdl.runtime.bootstrap.detect import detect
+from pgasdl.topology import Launch
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed, so root")
 
 # What a rank does in the tests with processes.
 RANK = """
 import sys
-from pgasdl.bootstrap import connect
+from pgasdl.runtime.bootstrap import connect
 from pgasdl.config import Config
-from pgasdl.launch.detect import detect
+from pgasdl.runtime.bootstrap.detect import detect
+from pgasdl.topology import Launch
 config = Config.from_environment(timeout=30)
 launch = detect(config)
 for turn in range(2):

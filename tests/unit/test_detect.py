@@ -6,7 +6,8 @@ import pytest
 
 from pgasdl.config import Config
 from pgasdl.errors import ConfigError
-from pgasdl.launch import Launch, detect
+from pgasdl.runtime.bootstrap.detect import detect
+from pgasdl.topology import Launch
 
 PGASDL = {"PGASDL_RANK": "1", "PGASDL_SIZE": "4"}
 TORCHRUN = {

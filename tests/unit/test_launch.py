@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from launching import command, environment, run, running
 
-from pgasdl.cli import split_program
-from pgasdl.launch.output import visible
+from pgasdl.runtime.launch.output import visible
+from pgasdl.tools.cli import split_program
 
 # What reaches the ranks.
 
@@ -35,12 +35,36 @@ from pgasdl.launch.output import visible
         (["-n", "2", "--", "p.py", "--", "x"], ["-n", "2"], ["p.py", "--", "x"]),
         (["-n"], ["-n"], []),
         ([], [], []),
+        (["--mpi", "mpich", "p.py", "x"], ["--mpi", "mpich"], ["p.py", "x"]),
+        (["--mpi", "any", "-m", "mod"], ["--mpi", "any"], ["-m", "mod"]),
+        (["--mpi", "/usr/bin/prterun", "p.py"], ["--mpi", "/usr/bin/prterun"], ["p.py"]),
+        (["--mpi=openmpi", "mpich"], ["--mpi=openmpi"], ["mpich"]),
+        (["--mpi", "p.py", "mpich"], ["--mpi"], ["p.py", "mpich"]),
+        (["--mpi", "./mpich"], ["--mpi"], ["./mpich"]),
+        (["--mpi", "--", "mpich"], ["--mpi"], ["mpich"]),
+        (["--mpi", "-n", "2", "p.py"], ["--mpi", "-n", "2"], ["p.py"]),
+        (["-n", "2", "--mpi"], ["-n", "2", "--mpi"], []),
     ],
 )
 def test_program_starts_at_the_first_that_is_no_option(
     given: list[str], options: list[str], program: list[str]
 ) -> None:
     assert split_program(given) == (options, program)
+
+
+def test_a_launcher_by_another_name_is_a_value_too(tmp_path: Path) -> None:
+    (tmp_path / "prterun").touch()
+    link = tmp_path / "mpiexec"
+    link.symlink_to("prterun")
+    assert split_program(["--mpi", str(link), "p.py"]) == (["--mpi", str(link)], ["p.py"])
+    other = str(tmp_path / "other")
+    assert split_program(["--mpi", other, "p.py"]) == (["--mpi"], [other, "p.py"])
+
+
+def test_neither_an_mpi_nor_a_program_is_refused() -> None:
+    result = run("-n", "2", "--mpi", "lam", "p.py")
+    assert result.returncode == 2
+    assert "--mpi lam: neither an MPI (mpich, openmpi, or the path of a launcher)" in result.stderr
 
 
 def test_place_arguments_and_standard_input(tmp_path: Path) -> None:
@@ -107,7 +131,7 @@ def test_modules_and_the_user_s_thread_count(tmp_path: Path) -> None:
 def test_wrong_use_starts_nothing(
     arguments: list[str], reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from pgasdl.cli import main
+    from pgasdl.tools.cli import main
 
     try:
         status = main(["run", *arguments])
@@ -192,25 +216,31 @@ def test_reader_that_goes_away_ends_the_job() -> None:
         assert process.wait(15) == 128 + signal.SIGPIPE
 
 
-def test_terminal_shows_a_live_line() -> None:
+def test_terminal_shows_a_live_line(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
+        "def seen(what):\n"
+        "    while not os.path.exists(os.path.join(sys.argv[1], what)): time.sleep(0.005)\n"
         "if os.environ['PGASDL_RANK'] == '0':\n"
-        "    for i in (10, 60): sys.stdout.write(f'\\r{i}%'); time.sleep(0.1)\n"
-        "    time.sleep(0.4); print()\n"
+        "    sys.stdout.write('\\r10%'); seen('ten')\n"
+        "    sys.stdout.write('\\r60%'); seen('line'); print()\n"
         "else:\n"
-        "    time.sleep(0.4); print('line')\n"
+        "    seen('sixty'); sys.stdout.write('li'); seen('part'); print('ne')\n"
     )
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        command("-n", "2", "-c", program), env=environment(), cwd="/",
+        command("-n", "2", "-c", program, str(tmp_path)), env=environment(), cwd="/",
         stdin=slave, stdout=slave, stderr=slave,
     )  # fmt: skip
     os.close(slave)
     shown = b""
+    marks = {b"10%": "ten", b"60%": "sixty", b"[1] li": "part", b"line\r\n[0] 60%": "line"}
     with contextlib.suppress(OSError):
         while data := os.read(master, 4096):
             shown += data
+            for mark, name in marks.items():
+                if mark in shown:
+                    (tmp_path / name).touch()
     os.close(master)
     assert process.wait(15) == 0
     erase = rb"\r\x1b\[K"

@@ -6,11 +6,12 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from launching import alive, gone, read_line, run, running
+from launching import alive, command, environment, gone, read_line, run, running
 
 # Ends.
 
@@ -38,13 +39,17 @@ def test_first_failure_decides_and_ends_the_others(end: str, status: int, words:
     assert re.search(rf"rank 1 \(process \d+\).*{words}.*other 2 ranks", report[0])
 
 
-def test_survivors_may_report_before_they_are_ended() -> None:
+def test_survivors_may_report_before_they_are_ended(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
+        "sys.stdin = open(sys.argv[1], 'rb' if os.environ['PGASDL_RANK'] == '0' else 'wb')\n"
         "if os.environ['PGASDL_RANK'] == '1': os._exit(3)\n"
-        "time.sleep(0.5); sys.exit('I saw rank 1 go')\n"
+        "sys.stdin.read()\n"  # until rank 1 has gone
+        "time.sleep(0.2); sys.exit('I saw rank 1 go')\n"
     )
-    result = run("-n", "2", "-c", program)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = run("-n", "2", "-c", program, str(pipe))
     assert result.returncode == 3 and "[0] I saw rank 1 go" in result.stderr
 
 
@@ -140,6 +145,73 @@ def test_daemons_of_a_good_job_end_with_it() -> None:
         assert gone(pids, 0.5)
 
 
+def test_a_caller_that_ignores_the_end_of_children_waits_for_them() -> None:
+    """Some supervisors start programs so; nobody would ever be told that a rank has ended."""
+    caller = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    for code in (0, 3):
+        program = f"import os, signal; print(signal.getsignal(signal.SIGCHLD)); os._exit({code})"
+        result = subprocess.run(
+            [sys.executable, "-c", caller, *command("-n", "2", "-c", program)],
+            env=environment(),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == code, result.stderr
+
+
+@pytest.mark.parametrize("limit", [8, 12, 16])
+def test_too_few_descriptors_are_told_in_a_line(limit: int) -> None:
+    caller = (
+        "import os, resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", caller, *command("-n", "4", "-c", "pass")],
+        env=environment(),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "Too many open files" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_two_jobs_at_once_do_not_meet() -> None:
+    program = (
+        "import os, sys, numpy, pgasdl\n"
+        "with pgasdl.init(timeout=50) as ctx:\n"
+        "    array = numpy.full(8, 1.0, 'f4')\n"
+        "    ctx.allreduce(array, 'sum')\n"
+        "    secret = os.pread(int(os.environ['PGASDL_SECRET_FD']), 32, 0)\n"
+        "    shown = [kept for bare in (secret, ctx._job.store.token)\n"
+        "             for kept in (bare, bare.hex().encode())]\n"
+        "    words = b''.join(open(f'/proc/self/{name}', 'rb').read()\n"
+        "                     for name in ('environ', 'cmdline'))\n"
+        "    assert len(secret) == 32 and not any(word in words for word in shown)\n"
+        "    sys.stdout.write(f'{array[0]:g} {ctx._job.store.token.hex()}\\n')\n"
+    )
+    tokens = set()
+    with running("-n", "2", "-c", program) as one, running("-n", "3", "-c", program) as other:
+        for process, n in ((one, 2), (other, 3)):
+            output, problems = process.communicate(timeout=60)
+            assert process.returncode == 0, problems
+            words = [line.split()[1:] for line in output.splitlines()]
+            assert [word[0] for word in words] == [str(n)] * n
+            assert len({word[1] for word in words}) == 1
+            tokens.add(words[0][1])
+    assert len(tokens) == 2
+
+
 def test_descriptors_and_signal_state_of_a_rank() -> None:
     """A rank gets the three standard streams and the secret, and no blocked signal."""
     program = (
@@ -150,3 +222,44 @@ def test_descriptors_and_signal_state_of_a_rank() -> None:
     )
     # The one more is the descriptor that lists the directory.
     assert run("-n", "1", "-c", program).stdout == "[0] 1 set()\n"
+
+
+# Called from Python.
+
+_CALLER = """
+import ctypes, os, signal, subprocess, sys
+from pgasdl.runtime.launch.run import Job, run
+
+def state():
+    reaper = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(reaper), 0, 0, 0)
+    return signal.pthread_sigmask(signal.SIG_BLOCK, ()), reaper.value
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+mine = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+ended = subprocess.Popen(["sh", "-c", "exit 7"])
+before = state()
+status = run(Job(["-c", sys.argv[1]], 2, os.environ))
+assert state() == before, (state(), before)
+assert mine.poll() is None, mine.returncode
+mine.stdin.close()
+print(status, mine.wait(30), ended.wait(30))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [("pass", 0), ("raise SystemExit(5)", 5), ("import os; os.kill(os.getppid(), 9)", 137)],
+)
+def test_a_caller_from_python_stays_what_it_was(program: str, status: int) -> None:
+    """The signals that it blocks, and its own children, running and ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CALLER, program],
+        env=environment(),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == f"{status} 0 7\n", done.stderr

@@ -117,6 +117,95 @@ def imports_any(path: Path, *packages: str) -> set[str]:
     }
 
 
+# The package, bottom first, each line a layer: modules, and folders with all that lies in them. The
+# longest name that fits decides. A module may import those of its own layer and of layers below.
+ROOMS = (
+    ("errors", "_native"),
+    ("transports", "kernel", "models"),
+    ("config", "buffers"),
+    ("topology",),
+    ("plans.plan",),
+    ("plans.algorithms",),
+    ("plans.registry", "plans.cost", "plans.formulas"),
+    ("plans",),
+    ("plans.checker", "plans.plugins"),
+    ("plans.check",),
+    ("group", "job"),
+    ("segment",),
+    ("collectives",),
+    ("context",),
+    ("training",),
+    ("runtime.bootstrap",),
+    ("runtime.launch",),
+    ("runtime.mpi",),
+    ("runtime",),
+    ("loopback", "__init__"),
+    ("tools.chart", "tools.sizes", "tools.topo", "tools.probes"),
+    ("tools.simulate",),
+    ("tools.simulate.papers",),
+    ("tools.simulate.cli", "tools.bench", "tools.doctor"),
+    ("tools",),
+    ("simulate", "__main__"),
+)
+LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
+
+
+def module_name(path: Path) -> str:
+    """``plans.cost``; a folder's ``__init__`` goes by the folder's name."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def level_of(module: str) -> int:
+    """The layer of a module: that of the longest name in the table that it is, or lies in."""
+    name = module
+    while name not in LEVEL:
+        assert "." in name, f"{module} is in no layer"
+        name = name.rpartition(".")[0]
+    return LEVEL[name]
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The package's own modules that a file imports, typing and inside functions included."""
+    found: set[str] = set()
+    for name in imports_any(path, "pgasdl"):
+        inside = name.removeprefix("pgasdl").lstrip(".")
+        if inside.split(".")[0] == "_native":
+            found.add("_native")
+            continue
+        while inside and inside not in MODULES:
+            inside = inside.rpartition(".")[0]
+        found.add(inside or "__init__")
+    return found - {module_name(path)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_of_python_point_down(module: str) -> None:
+    upward = {
+        name for name in imported_modules(MODULES[module]) if level_of(name) > level_of(module)
+    }
+    assert not upward, f"{module} imports {upward}, which lie above it"
+
+
+def test_no_imports_of_python_go_in_a_circle() -> None:
+    below = {module: imported_modules(path) for module, path in MODULES.items()}
+    left = dict(below)
+    while left:
+        free = {module for module, names in left.items() if not names & left.keys()}
+        assert free, f"circles among {sorted(left)}"
+        left = {module: names for module, names in left.items() if module not in free}
+
+
+def test_the_layers_name_what_is_there() -> None:
+    for name in LEVEL:
+        folder = PACKAGE / name.replace(".", "/")
+        there = folder.is_dir() or folder.with_name(folder.name + ".py").exists()
+        assert there or name == "_native", f"{name} is in the table and nowhere else"
+
+
 def test_plans_know_no_runtime() -> None:
     # A plan is data, made and checked without anything that runs it.
     allowed = {"pgasdl.plans", "pgasdl.errors"}
@@ -131,13 +220,6 @@ def test_plans_know_no_runtime() -> None:
 def test_nothing_imports_the_apps_or_the_tests() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         assert not imports_any(path, "apps", "tests", "pytest"), path
-
-
-def test_the_runtime_does_not_know_the_benchmarks() -> None:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        inside = "bench" in path.relative_to(PACKAGE).parts
-        if not inside and path.name != "cli.py":
-            assert not imports_any(path, "pgasdl.bench"), path
 
 
 def top_level_imports(path: Path) -> set[str]:

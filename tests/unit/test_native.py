@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 from building import ROOT, Build, missing_tools, outcome
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 RACE = "ThreadSanitizer: data race"
 CHECK_FAILED = "CHECK("
@@ -37,7 +37,7 @@ class Seeded:
 SEEDED = [
     Seeded(
         "flag-stored-relaxed",
-        "native/transport/loopback.cpp",
+        "native/transport/loopback/loopback.cpp",
         "operation.flag->store(operation.value, std::memory_order_release);",
         "operation.flag->store(operation.value, std::memory_order_relaxed);",
         "test_onesided",
@@ -77,7 +77,7 @@ SEEDED = [
     ),
     Seeded(
         "no-ring-after-the-flag",
-        "native/transport/loopback.cpp",
+        "native/transport/loopback/loopback.cpp",
         "if (doorbell != nullptr) doorbell->ring();",
         "(void)doorbell;",
         "test_doorbell",
@@ -96,11 +96,25 @@ SEEDED = [
     ),
     Seeded(
         "late-source-dropped",
-        "native/transport/loopback.cpp",
+        "native/transport/loopback/loopback.cpp",
         "            transfer.local->region});",
         "            nullptr});",
         "test_failure",
         "",
+    ),
+    Seeded(
+        "named-after-it-was-told",
+        "native/transport/mpi/window.cpp",
+        """  give_name(window, segment);
+          // Tells also that everybody's memory is zero by now, open, and can be named.
+          std::vector<std::uint64_t> shifts(circle.members.size());
+          library_->check(library_->allgather(shift, shifts.data(), circle.communicator),
+                          "MPI_Allgather", -1);""",
+        "std::vector<std::uint64_t> shifts(circle.members.size());\n"
+        "library_->allgather(shift, shifts.data(), circle.communicator);\n"
+        "give_name(window, segment);",
+        "test_mpi",
+        CHECK_FAILED,
     ),
 ]
 

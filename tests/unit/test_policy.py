@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgasdl.collectives.policy import Choice, Policy, Rule, load
 from pgasdl.config import Config
 from pgasdl.errors import ConfigError
 from pgasdl.plans import PLANS
-from pgasdl.policy import Choice, Policy, Rule, load
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,50 @@ def test_torchrun(program: Path) -> None:
     assert lines == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
 
 
+def test_whom_a_rank_lets_reach_its_bound_memory(tmp_path: Path) -> None:
+    """What it names to Yama: its only peer, or the launcher of several, which started nobody else.
+
+    There is no way to ask a process whom it has named, and few machines have Yama.
+    """
+    program = tmp_path / "named.py"
+    program.write_text(
+        "import os, sys\n"
+        "import pgasdl\n"
+        "from pgasdl import _native\n"
+        "with pgasdl.init(timeout=30) as ctx:\n"
+        "    peers = [ctx._pid_of(peer) for peer in range(ctx.size) if peer != ctx.rank]\n"
+        "    named = _native.common_ancestor(peers)\n"
+        "    ctx.bind(bytearray(8))\n"
+        "    right = peers[0] if ctx.size == 2 else os.getppid()\n"
+        "    sys.stdout.write(f'rank {ctx.rank}: {named == right}\\n')\n"
+        "    ctx.barrier()\n"
+    )
+    for n in (2, 3):
+        lines = launched(program, *RUN, "-n", str(n))
+        assert lines == [f"[{rank}] rank {rank}: True" for rank in range(n)]
+
+
+def test_every_context_of_a_process_dumps_on_sigusr1() -> None:
+    program = (
+        "import os, signal, pgasdl\n"
+        "for turn in (1, 2):\n"
+        "    with pgasdl.init() as ctx:\n"
+        "        os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("on SIGUSR1") == 2
+
+
 def test_survivor_names_the_rank_that_was_killed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

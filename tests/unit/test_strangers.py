@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from raw_rank import JOB, SECRET, RawRank, client
 
-from pgasdl.bootstrap import RankState, StoreClient, StoreServer, channel
-from pgasdl.bootstrap.channel import CHALLENGE, HELLO, MAGIC, Kind
-from pgasdl.bootstrap.server import MAX_PENDING
-from pgasdl.bootstrap.table import GET_OPTIONS
 from pgasdl.errors import BootstrapError, Timeout
+from pgasdl.runtime.bootstrap import RankState, StoreClient, StoreServer, channel
+from pgasdl.runtime.bootstrap.channel import CHALLENGE, HELLO, MAGIC, FrameKind
+from pgasdl.runtime.bootstrap.server import MIN_PENDING
+from pgasdl.runtime.bootstrap.table import GATHER_OPTIONS, GET_OPTIONS
 
 
 @pytest.fixture
@@ -70,10 +70,10 @@ def test_duplicate_rank_and_wrong_size_are_refused(server: StoreServer) -> None:
 
 def test_replayed_connection_and_replayed_frame(server: StoreServer) -> None:
     rank = RawRank(server, 0)
-    assert rank.frame().kind is Kind.WELCOME
-    put = rank.sealer.seal(Kind.PUT, 1, channel.pack_key("a", b"1"))
+    assert rank.frame().kind is FrameKind.WELCOME
+    put = rank.sealer.seal(FrameKind.PUT, 1, channel.pack_key("a", b"1"))
     rank.send(put)
-    assert rank.frame().kind is Kind.DONE
+    assert rank.frame().kind is FrameKind.DONE
     with socket.create_connection(server.address, 5) as replay:
         replay.sendall(rank.sent)
         replay.settimeout(5)
@@ -91,18 +91,18 @@ def test_replayed_connection_and_replayed_frame(server: StoreServer) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        struct.pack("!IQBI", 65537, 0, int(Kind.PUT), 1),
-        struct.pack("!IQBI", 0xFFFFFFFF, 0, int(Kind.PUT), 1),
-        struct.pack("!IQBI", 0, 1, int(Kind.PUT), 1),
+        struct.pack("!IQBI", 65537, 0, int(FrameKind.PUT), 1),
+        struct.pack("!IQBI", 0xFFFFFFFF, 0, int(FrameKind.PUT), 1),
+        struct.pack("!IQBI", 0, 1, int(FrameKind.PUT), 1),
         struct.pack("!IQBI", 0, 0, 99, 1),
-        struct.pack("!IQBI", 0, 0, int(Kind.PUT), 1) + bytes(32),
+        struct.pack("!IQBI", 0, 0, int(FrameKind.PUT), 1) + bytes(32),
     ],
     ids=["65537 bytes", "4 GiB", "counter", "kind", "mac"],
 )
 def test_malformed_frames_end_their_connection_only(server: StoreServer, body: bytes) -> None:
     with client(server, 1) as store:
         rank = RawRank(server, 0)
-        assert rank.frame().kind is Kind.WELCOME
+        assert rank.frame().kind is FrameKind.WELCOME
         rank.send(body)
         assert rank.is_dropped()
         store.put("a", b"")
@@ -111,27 +111,32 @@ def test_malformed_frames_end_their_connection_only(server: StoreServer, body: b
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (Kind.PUT, b""),
-        (Kind.PUT, b"\xff\xffa"),
-        (Kind.PUT, b"\0\0"),
-        (Kind.GET, b"\0"),
-        (Kind.GET, GET_OPTIONS.pack(1, 4) + channel.pack_key("a")),
-        (Kind.WELCOME, b""),
+        (FrameKind.PUT, b""),
+        (FrameKind.PUT, b"\xff\xffa"),
+        (FrameKind.PUT, b"\0\0"),
+        (FrameKind.GET, b"\0"),
+        (FrameKind.GET, GET_OPTIONS.pack(1, 4) + channel.pack_key("a")),
+        (FrameKind.GATHER, b"\0"),
+        (FrameKind.GATHER, GATHER_OPTIONS.pack(1, 0)),
+        (FrameKind.GATHER, GATHER_OPTIONS.pack(1, 0) + channel.pack_key("a")),
+        (FrameKind.GATHER, GATHER_OPTIONS.pack(1, 0) + channel.pack_key("a", b"\x10")),
+        (FrameKind.GATHER, GATHER_OPTIONS.pack(1, 2) + channel.pack_key("a", b"\x03")),
+        (FrameKind.WELCOME, b""),
     ],
 )
 def test_senseless_requests_end_their_connection_only(
-    server: StoreServer, kind: Kind, body: bytes
+    server: StoreServer, kind: FrameKind, body: bytes
 ) -> None:
     with client(server, 1) as store:
         rank = RawRank(server, 0)
-        assert rank.frame().kind is Kind.WELCOME
+        assert rank.frame().kind is FrameKind.WELCOME
         rank.send(rank.sealer.seal(kind, 1, body))
         assert rank.is_dropped()
         store.put("a", b"")
 
 
 def test_half_open_and_slow_connections_block_nobody(server: StoreServer) -> None:
-    crowd = [socket.create_connection(server.address) for _ in range(3 * MAX_PENDING)]
+    crowd = [socket.create_connection(server.address) for _ in range(3 * MIN_PENDING)]
     slow = crowd[-1]
     for sock in crowd[-50:]:
         sock.send(MAGIC[:1])
@@ -166,16 +171,16 @@ def _hostile(server: StoreServer, seed: int, n: int, rank: int) -> int:
     generator = random.Random(seed)
     recorded = RawRank(server, rank)
     recorded.frame()
-    recorded.send(recorded.sealer.seal(Kind.PUT, 1, channel.pack_key("recorded", b"x")))
+    recorded.send(recorded.sealer.seal(FrameKind.PUT, 1, channel.pack_key("recorded", b"x")))
     recorded.frame()
     recorded.sock.close()
     accepted = 0
     for i in range(n):
         if i % 5 == 0:  # a genuine rank, one bit of whose next frame is turned on the way
             sender = RawRank(server, rank)
-            if sender.frame().kind is not Kind.WELCOME:
+            if sender.frame().kind is not FrameKind.WELCOME:
                 continue  # the last one's end is not noticed yet
-            sealed = sender.sealer.seal(Kind.PUT, 1, channel.pack_key("hostile", b"x" * 8))
+            sealed = sender.sealer.seal(FrameKind.PUT, 1, channel.pack_key("hostile", b"x" * 8))
             data = bytearray(sealed)
             data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
             sender.send(data)

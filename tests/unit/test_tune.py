@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import pgasdl.cli
+import pgasdl.tools.cli
 from pgasdl import Context, loopback
-from pgasdl.bench import plans
-from pgasdl.bench.calibrate import SIZES, Calibration, Class
-from pgasdl.bench.plans_cli import cases, charts, summary
-from pgasdl.bench.request import Request
-from pgasdl.bench.tuner import MOST, Size, choices_here, near, policy_of, predict_all
-from pgasdl.policy import Choice, Policy
+from pgasdl.collectives.policy import Choice, Policy
+from pgasdl.tools.bench import plans
+from pgasdl.tools.bench.calibrate import SIZES, Calibration, Class
+from pgasdl.tools.bench.plans_cli import cases, charts, summary
+from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.tuner import MOST, Size, choices_here, near, policy_of, predict_all
 
 A, B, C = Choice("gdraa"), Choice("tree"), Choice("chain", (("chunks", 8),))
 FAST = ("--repeat", "1", "--seconds", "0.001", "--sizes", "64,4K,64K", "--transport", "loopback")
@@ -37,7 +37,7 @@ def test_a_neighbours_choice_is_kept_within_the_noise() -> None:
     assert str(policy_of([])) == ""
 
 
-def test_crowded_ranks_keep_the_usual_plan_unless_another_is_clearly_faster() -> None:
+def test_oversubscribed_ranks_keep_the_usual_plan_unless_another_is_clearly_faster() -> None:
     sizes = [size(64, a=1.2, b=1), size(4096, a=2, b=1)]
     for each in sizes:
         each.usual = A
@@ -104,7 +104,7 @@ def test_predictions_are_for_every_choice() -> None:
 
 def test_bench_plans(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert pgasdl.cli.main(["bench", "plans", "-n", "2,3", *FAST, "--out", str(out)]) == 0
+    assert pgasdl.tools.cli.main(["bench", "plans", "-n", "2,3", *FAST, "--out", str(out)]) == 0
     said = capfd.readouterr().out
     assert re.search(r"within 10 % of the best in \d of 6 cases", said)
     rows = json.loads((out / "plans.json").read_text())
@@ -134,11 +134,11 @@ def test_tune_over_shm(
     monkeypatch.chdir(tmp_path)  # ranks find the installed package, not the source folder
     file = tmp_path / "policy"
     arguments = ["tune", "-n", "2", "--sizes", "64,16K", "--repeat", "1", "--seconds", "0.001"]
-    assert pgasdl.cli.main([*arguments, "--transport", "shm", "--out", str(file)]) == 0
+    assert pgasdl.tools.cli.main([*arguments, "--transport", "shm", "--out", str(file)]) == 0
     said = capfd.readouterr().out
     assert "measured   one node (2 ranks)" in said and f"PGASDL_POLICY=@{file}" in said
     assert Policy.parse(file.read_text()).find("allreduce", 64)
-    assert pgasdl.cli.main([*arguments, "--print-request", "--out", str(file)]) == 0
+    assert pgasdl.tools.cli.main([*arguments, "--print-request", "--out", str(file)]) == 0
     assert Request.load(capfd.readouterr().out).op == "tune"
 
 
@@ -157,5 +157,5 @@ def test_tune_over_shm(
 def test_what_is_refused(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert pgasdl.cli.main(arguments) == pgasdl.cli.USAGE_ERROR
+    assert pgasdl.tools.cli.main(arguments) == pgasdl.tools.cli.USAGE_ERROR
     assert named in capsys.readouterr().err

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import hosts
+import pytest
 from exchange_tools import REFERENCED, cases
 from hosts import Job
 
 from pgasdl.plans import PLANS
+
+pytestmark = pytest.mark.full
 
 EXCHANGES = "verbs/programs/exchanges.py"
 TRAINING = [str(hosts.TESTS / "training")]

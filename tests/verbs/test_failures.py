@@ -9,7 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import hosts
+import pytest
 from hosts import Job, Story
+
+pytestmark = pytest.mark.full
 
 ENDLESS = "failure/programs/endless.py"
 STOPPED_AFTER = 3.0

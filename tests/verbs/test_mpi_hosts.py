@@ -12,7 +12,9 @@ import pytest
 import rig
 
 from pgasdl.errors import UnavailableError
-from pgasdl.launch import mpiexec
+from pgasdl.runtime.launch import mpiexec
+
+pytestmark = pytest.mark.full
 
 FAR = hosts.PROGRAMS / "far.sh"
 JOINED = hosts.PROGRAMS / "joined.py"
@@ -50,7 +52,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(params=sorted(mpiexec.KINDS))
+@pytest.fixture(params=sorted(mpiexec.LAUNCHERS))
 def found(request: pytest.FixtureRequest) -> mpiexec.Mpiexec:
     """Each MPI; one that is missing is skipped by name."""
     if importlib.util.find_spec("mpi4py") is None:

@@ -10,6 +10,8 @@ import hosts
 import pytest
 from hosts import Job
 
+pytestmark = pytest.mark.full
+
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 
 

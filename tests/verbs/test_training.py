@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hosts import Job
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 

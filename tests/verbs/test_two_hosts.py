@@ -8,6 +8,8 @@ import hosts
 import pytest
 from hosts import Job, Story
 
+pytestmark = pytest.mark.full
+
 PARTS = ("writes_and_notifications", "lists", "atomics", "reductions", "messages")
 EXACT = "verbs/programs/exact.py"
 

@@ -15,7 +15,8 @@ from pgasdl import PeerLost, PgasError
 from pgasdl.context import Context
 
 IN = {
-    "token": (pgasdl.bootstrap.StoreClient, "get"),
+    "place": (pgasdl.runtime.bootstrap.StoreClient, "exchange"),
+    "places": (pgasdl.runtime.bootstrap.StoreClient, "gather"),
     "endpoint": (Context, "_endpoint"),
     "connect": (Context, "_connect"),
     "open": (Context, "_open"),
@@ -24,7 +25,7 @@ IN = {
 }
 OUT = {
     "before close": (Context, "_close"),
-    "after close": (pgasdl.bootstrap.StoreClient, "close"),
+    "after close": (pgasdl.runtime.bootstrap.StoreClient, "close"),
 }
 
 

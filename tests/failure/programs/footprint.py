@@ -25,7 +25,7 @@ with pgasdl.init() as ctx:
     array = np.ones(1 << 18, np.float32)
     for count in (10, 1000, 1 << 16):
         for plan in ("gdraa", "tree", "staged"):
-            ctx.allreduce(array[:count], plan=plan)
-    ctx.allreduce(segment.numpy(np.float32))
+            ctx.allreduce(array[:count], op="mean", plan=plan)
+    ctx.allreduce(segment.numpy(np.float32), op="mean")
     say("grown", kib=resident_kib() - before, torch="torch" in sys.modules)
     ctx.barrier()

@@ -33,7 +33,7 @@ def refusals(ctx: Context, segment: Segment) -> dict[str, str]:
         "passive_receive": lambda: ctx.passive_receive(timeout=0),
         "barrier": ctx.barrier,
         "world.allreduce": lambda: ctx.world.allreduce(array),
-        "allreduce": lambda: ctx.allreduce(array),
+        "allreduce": lambda: ctx.allreduce(array, op="mean"),
         "segment": lambda: ctx.segment(64),
         "bind": lambda: ctx.bind(array),
         "group": lambda: ctx.group([ctx.rank]),
@@ -67,7 +67,7 @@ def main(how: str) -> None:
     with pgasdl.init() as ctx:
         segment = ctx.segment(4096)
         array = np.full(1000, ctx.rank + 1, np.float32)
-        ctx.allreduce(array)
+        ctx.allreduce(array, op="mean")
         ctx.barrier()
         if how == "process":
             child = multiprocessing.get_context("fork").Process(
@@ -84,7 +84,7 @@ def main(how: str) -> None:
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         # The parent is as it was.
         ctx.barrier()
-        ctx.allreduce(array)
+        ctx.allreduce(array, op="mean")
         ctx.write_notify(segment[0:8], 1 - ctx.rank, segment[8:16], 1)
         assert ctx.notify_waitsome(segment, 1, 1) == 1
         group = ctx.group(range(ctx.size))

@@ -30,7 +30,7 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
         "notify_waitsome": lambda: ctx.notify_waitsome(segment),
         "barrier": ctx.barrier,
         "world.allreduce": lambda: ctx.world.allreduce(array),
-        "allreduce": lambda: ctx.allreduce(array, plan="gdraa"),
+        "allreduce": lambda: ctx.allreduce(array, op="mean", plan="gdraa"),
         "handle": start_and_wait,
         "passive_receive": ctx.passive_receive,
         "passive_send": fill_the_mailbox,

@@ -17,11 +17,11 @@ def main() -> None:
         bound = ctx.bind(np.zeros(4096, np.uint8))
         group = ctx.group(range(ctx.size))
         array = np.ones(50_000, np.float32)
-        ctx.allreduce(array, plan="gdraa")
+        ctx.allreduce(array, op="mean", plan="gdraa")
         say("running", pid=os.getpid(), segment=segment.id, bound=bound.id)
         try:
             while True:
-                ctx.allreduce(array, plan="gdraa")
+                ctx.allreduce(array, op="mean", plan="gdraa")
                 group.barrier()
         except PeerLost as error:
             say("lost", rank=error.rank, text=str(error))

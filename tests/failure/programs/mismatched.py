@@ -52,7 +52,7 @@ def main(case: str) -> None:
     with pgasdl.init() as ctx:
         call = cases(ctx, odd=ctx.rank == ctx.size - 1)[case]
         # A collective that is right comes first, so that what it makes is there.
-        ctx.allreduce(np.ones(64, np.float32), plan="gdraa")
+        ctx.allreduce(np.ones(64, np.float32), op="mean", plan="gdraa")
         ctx.barrier()
         say("calling")
         with reporting(ctx, "refused"):

@@ -25,7 +25,7 @@ def main(how: str) -> None:
         ctx.passive_send(b"hello", right)
         ctx.passive_receive()
         ctx.world.allreduce(np.ones(3))
-        ctx.allreduce(np.ones(500, np.float32), plan="gdraa")
+        ctx.allreduce(np.ones(500, np.float32), op="mean", plan="gdraa")
         ctx.barrier()
         say("running", segment=segment.id, trace=os.environ.get("PGASDL_TRACE"))
         if how == "timeout":

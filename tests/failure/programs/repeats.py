@@ -38,7 +38,7 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
 
     def reduce() -> None:
         for plan, array in arrays.items():
-            ctx.allreduce(array, plan=plan)
+            ctx.allreduce(array, op="mean", plan=plan)
         ctx.world.allreduce(arrays["gdraa"][:10])
 
     def segment() -> None:
@@ -68,7 +68,7 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
             each.ready(layer)
         each.finish()
         each.gradients.delete()
-        ctx.exchanges.clear()
+        ctx.resources.servers.clear()
 
     return {
         "allreduce": reduce,

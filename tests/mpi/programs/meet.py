@@ -33,7 +33,7 @@ def used(ctx: pgasdl.Context) -> float:
     assert ctx.atomic_fetch_add(segment[128:136], 0, 1) in range(ctx.size)
     ctx.barrier()
     array = np.full(1000, ctx.rank, np.float32)
-    ctx.allreduce(array)
+    ctx.allreduce(array, op="mean")
     return float(array[500])
 
 

@@ -22,7 +22,7 @@ def refused(ctx: Context, plan: str) -> None:
     array = np.ones(100, np.float32)
     for attempt in (
         lambda: Case(plan, "average").make(ctx),
-        lambda: ctx.allreduce(array, plan=plan),
+        lambda: ctx.allreduce(array, op="mean", plan=plan),
     ):
         try:
             attempt()

@@ -25,7 +25,7 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
-from pgasdl.bootstrap import Store
+from pgasdl.runtime.bootstrap import Store
 
 MAGIC = 0x317672656C646770
 ME, PEER, SIZE = 1, 0, 2
@@ -34,7 +34,7 @@ ENDPOINT = struct.Struct("<QIIIIII128s")  # magic, mail, mtu, reads, lid, link, 
 # magic, token, from, to, queue, count, number and first packet of the end, joined, answer
 DATAGRAM = struct.Struct("<Q16siiIIIIII")
 DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, nothing
-HEADER = struct.Struct("<QII32s")  # of a slot: fingerprint, bytes, generation, what
+HEADER = struct.Struct("<QQII32s")  # of a slot: fingerprint, bytes of all, bytes, generation, what
 LEFT = 0xFFFFFFFF
 ROCE_V2 = 1
 PASSIVE_BYTES = 65536
@@ -94,9 +94,9 @@ class Foreign:
     """The rank. Everything happens in :meth:`turn`, which whoever waits calls."""
 
     def __init__(self, store: Store) -> None:
-        place = {"host": "elsewhere", "asked": "verbs", "crowded": False, "no_verbs": ""}
-        store.exchange("place", json.dumps(place).encode())
-        self.token = store.get("token", owner=PEER)
+        info = {"host": "elsewhere", "asked": "verbs", "oversubscribed": False, "no_verbs": ""}
+        store.exchange("rank", json.dumps(info).encode())
+        self.token = store.token
         self.context = Context(name=os.environ["SOFTROCE_DEVICE"])
         self.gid_index = int(os.environ["SOFTROCE_GID_INDEX"])
         self.pd = PD(self.context)
@@ -290,13 +290,13 @@ class Foreign:
         self.generation += 1
         slot = self.slots + (self.generation & 1) * SIZE * EXCHANGE_SLOT
         body = struct.pack("<I", self.generation) + own.describe()
-        header = HEADER.pack(1, len(body), self.generation, b"segment")
+        header = HEADER.pack(1, len(body), len(body), self.generation, b"segment")
         self.write(header + body, self.there.data + slot + ME * EXCHANGE_SLOT, self.there.data_key)
         self.raise_flag(self.there, EXCHANGE_ID + ME, self.generation)
         self.until(lambda: self.control.flag(EXCHANGE_ID + PEER) >= self.generation, "a segment")
         at = slot + PEER * EXCHANGE_SLOT
         header = self.control.data.read(HEADER.size, at)
-        fingerprint, n_body, generation, what = HEADER.unpack(header)
+        fingerprint, _, n_body, generation, what = HEADER.unpack(header)
         assert (fingerprint, generation) == (1, self.generation), what
         body = self.control.data.read(n_body, at + HEADER.size)
         return own, Remote.parse(body[4:])

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 import pgasdl.context
-import pgasdl.exchange
-import pgasdl.startup
+import pgasdl.runtime.init
+import pgasdl.training.exchange
 
-assert np and pgasdl.context and pgasdl.exchange and pgasdl.startup
+assert np and pgasdl.context and pgasdl.training.exchange and pgasdl.runtime.init
 
 HOST = int(os.environ["SOFTROCE_GUEST"])
 SECRET = "/run/secret"

@@ -35,8 +35,8 @@ def main(what: str, wanted: str) -> None:
                 nodes.exchange(ctx.world, plan, kind, np.float32)
         # MPI stays the program's own.
         assert comm.allreduce(ctx.rank) == sum(range(comm.size))
-        routes = str(ctx.routes)
-        same = ctx.routes.names == tuple(wanted.split())
+        routes = str(ctx.topology.routes)
+        same = ctx.topology.routes.names == tuple(wanted.split())
         assert same or ctx.rank, routes
         if ctx.rank == 0:
             print(f"exact: {routes}", flush=True)

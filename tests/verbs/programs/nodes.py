@@ -14,10 +14,11 @@ import numpy as np
 
 import pgasdl
 from pgasdl import Block, Context, Group, PlanError
-from pgasdl.bench.plans import PlanBench
-from pgasdl.bench.request import Request
-from pgasdl.collective import options_for
+from pgasdl.collectives.binding import options_for
 from pgasdl.plans import EXCHANGES, PLANS
+from pgasdl.tools.bench.plans import PlanBench
+from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.tuner import choices_here
 
 SHAPES = ((7,), (33, 3), (0,), (1,), (5000,), (640,))
 N_ITERATIONS = 4
@@ -80,10 +81,12 @@ def variants(group: Group) -> Iterator[tuple[str, dict[str, int]]]:
 
 def exchanges(ctx: Context) -> None:
     """Every plan that can run, everywhere, inside the hosts and across them."""
-    here = [rank for rank in range(ctx.size) if ctx.hosts[rank] == ctx.hosts[ctx.rank]]
+    here = [
+        rank for rank in range(ctx.size) if ctx.topology.hosts[rank] == ctx.topology.hosts[ctx.rank]
+    ]
     neighbours = here[-1] - here[0] == len(here) - 1
     node = NODE if neighbours else 1
-    assert not ctx.mapped and ctx.mapped_inside and ctx.world.node_size == node
+    assert not ctx.mapped and ctx.topology.mapped_on_host and ctx.world.node_size == node
     chosen = options_for(ctx.world, "gdraa-nodes", "float32")
     assert chosen == {"group_size": node, "direct": 1}
     n_checked = 0
@@ -106,18 +109,19 @@ def exchanges(ctx: Context) -> None:
         exchange(mine, plan, "average", np.float32, **options)
     array = ctx.segment(4 * 5000, group=mine).numpy(np.float32)
     inside, outside = (
-        ctx.allreduce_handle(of, group=mine) for of in (array, np.empty(5000, np.float32))
+        ctx.allreduce_handle(of, op="mean", group=mine)
+        for of in (array, np.empty(5000, np.float32))
     )
     assert (inside.plan, outside.plan) == ("gdraa-direct", "staged"), (inside, outside)
     for turn in range(N_ITERATIONS):
         array[:] = given(ctx.rank, 4, turn, np.float32)
         private = array.copy()
         inside()
-        ctx.allreduce(private, group=mine)
+        ctx.allreduce(private, op="mean", group=mine)
         assert np.array_equal(array, mean(mine, 4, turn, np.float32))
         assert np.array_equal(private, array)
-    across = [min(rank for rank in range(ctx.size) if ctx.hosts[rank] == host)
-              for host in dict.fromkeys(ctx.hosts)]  # fmt: skip
+    across = [min(rank for rank in range(ctx.size) if ctx.topology.hosts[rank] == host)
+              for host in dict.fromkeys(ctx.topology.hosts)]  # fmt: skip
     for ranks in (across, [0, 1, 2]):
         if ctx.rank in ranks:
             some = ctx.group(ranks)
@@ -134,6 +138,7 @@ def exchanges(ctx: Context) -> None:
 
 def tune(ctx: Context, file: str) -> None:
     """As ``pgasdl tune`` does, whose ranks run this very thing."""
+    print("considers", *choices_here(ctx), "")
     request = Request("tune", ctx.size, sizes=(64, 65536), rounds=1, seconds=0.001, json_file=file)
     print(f"tuned {PlanBench(ctx, request).tune()}")
 
@@ -142,7 +147,7 @@ def use(ctx: Context) -> None:
     """What the policy says runs, and rightly."""
     for nbytes in (64, 4096, 100_000):
         array = ctx.segment(nbytes).numpy(np.float32)
-        handle = ctx.allreduce_handle(array)
+        handle = ctx.allreduce_handle(array, op="mean")
         choice = ctx.policy.find("allreduce", nbytes)
         assert choice is not None and handle.plan == choice.plan
         for turn in range(N_ITERATIONS):

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 
 import pgasdl
-from pgasdl import bootstrap
 from pgasdl.config import Config
-from pgasdl.launch.detect import detect
+from pgasdl.runtime import bootstrap
+from pgasdl.runtime.bootstrap.detect import detect
 
 NBYTES, NOTIFICATIONS = 4096, 16
 TEXT = bytes(range(1, 256)) * 4

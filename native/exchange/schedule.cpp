@@ -1,0 +1,140 @@
+#include "exchange/schedule.hpp"
+
+#include <algorithm>
+
+namespace pgasdl {
+namespace {
+
+double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+LayerSchedule::LayerSchedule(Executor& executor,
+                             const std::vector<std::vector<std::uint32_t>>& buckets)
+    : executor_(executor) {
+  for (const auto& members : buckets) {
+    for (const std::uint32_t layer : members) {
+      if (layer >= layers_.size()) layers_.resize(layer + 1);
+      layers_[layer].bucket = buckets_.size();
+    }
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.layers = members;
+    bucket.missing = members.size();
+  }
+}
+
+void LayerSchedule::bind(std::size_t number, std::vector<std::shared_ptr<Execution>> executions) {
+  Bucket& bucket = buckets_.at(number);
+  if (bucket.under_way) {
+    throw Error(ErrorKind::kPlan, text("bucket ", number, " is under way: wait for it"));
+  }
+  bucket.executions = std::move(executions);
+  bucket.turn = 0;
+}
+
+std::size_t LayerSchedule::require(std::int64_t layer) const {
+  if (layer < 0 || static_cast<std::uint64_t>(layer) >= layers_.size()) {
+    throw Error(ErrorKind::kPlan,
+                text("no layer ", layer, ": there are ", layers_.size(), ", from 0 on"));
+  }
+  if (ended_) {
+    throw Error(ErrorKind::kClosed, "this gradient exchange cannot go on: " + *ended_);
+  }
+  return static_cast<std::size_t>(layer);
+}
+
+void LayerSchedule::ready(std::int64_t number) {
+  Layer& layer = layers_[require(number)];
+  Bucket& bucket = buckets_[layer.bucket];
+  if (bucket.under_way || layer.ready) {
+    throw Error(ErrorKind::kPlan, text("layer ", number, " is ready twice in one iteration: wait(",
+                                       number, ") before its gradient is computed again"));
+  }
+  layer.became_ready = now();
+  if (bucket.missing == 1) {
+    executor_.start(*bucket.executions[bucket.turn]);
+    bucket.under_way = true;
+  }
+  layer.ready = true;
+  --bucket.missing;
+}
+
+std::shared_ptr<Execution> LayerSchedule::awaited(std::int64_t number) const {
+  const Layer& layer = layers_[require(number)];
+  const Bucket& bucket = buckets_[layer.bucket];
+  if (bucket.under_way) return bucket.executions[bucket.turn];
+  if (!layer.ready) return nullptr;
+  std::string others;
+  for (const std::uint32_t member : bucket.layers) {
+    if (!layers_[member].ready) others += text(others.empty() ? "" : ", ", member);
+  }
+  throw Error(ErrorKind::kPlan, text("layer ", number, " shares bucket ", layer.bucket,
+                                     " with layers [", others, "], which are not ready"));
+}
+
+std::shared_ptr<Execution> LayerSchedule::awaited_bucket(std::size_t number) const {
+  const Bucket& bucket = buckets_.at(number);
+  return bucket.under_way ? bucket.executions[bucket.turn] : nullptr;
+}
+
+void LayerSchedule::taken(std::size_t number, const Execution& execution) {
+  Bucket& bucket = buckets_.at(number);
+  // Of two threads that waited for one layer the first was here already.
+  if (!bucket.under_way || bucket.executions[bucket.turn].get() != &execution ||
+      execution.under_way()) {
+    return;
+  }
+  for (const std::uint32_t member : bucket.layers) {
+    Layer& layer = layers_[member];
+    layer.began = execution.began();
+    layer.ended = execution.ended();
+    layer.ready = false;
+  }
+  bucket.under_way = false;
+  ++bucket.taken;
+  bucket.missing = bucket.layers.size();
+  bucket.turn = (bucket.turn + 1) % bucket.executions.size();
+}
+
+void LayerSchedule::note_wait(std::size_t number, double began, double ended) {
+  layers_[number].waited = ended;
+  layers_[number].waiting += ended - began;
+}
+
+std::uint64_t LayerSchedule::executions(std::size_t layer) const {
+  return buckets_[layers_.at(layer).bucket].taken;
+}
+
+std::uint64_t LayerSchedule::iterations() const {
+  std::uint64_t least = UINT64_MAX;
+  for (const Bucket& bucket : buckets_) least = std::min(least, bucket.taken);
+  return buckets_.empty() ? 0 : least;
+}
+
+std::int64_t LayerSchedule::bucket_of(const Executor::Call& call) const {
+  for (std::size_t number = 0; number < buckets_.size(); ++number) {
+    const Bucket& bucket = buckets_[number];
+    if (bucket.under_way && bucket.executions[bucket.turn].get() == call.execution) {
+      return static_cast<std::int64_t>(number);
+    }
+  }
+  return -1;
+}
+
+void LayerSchedule::close() {
+  for (Bucket& bucket : buckets_) {
+    for (const auto& execution : bucket.executions) execution->close();
+    bucket.under_way = false;
+    bucket.executions.clear();
+  }
+}
+
+bool LayerSchedule::idle() const {
+  return std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+    return std::all_of(
+        bucket.executions.begin(), bucket.executions.end(),
+        [](const auto& execution) { return execution->state() == Execution::State::kIdle; });
+  });
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,80 @@
+// Which layers of a gradient exchange are ready, and how far the exchange of each bucket is: what
+// stands between a training loop and the executor, once per layer.
+//
+// Any thread may call it, one at a time: the bindings hold the GIL.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exchange/executor.hpp"
+
+namespace pgasdl {
+
+class LayerSchedule {
+ public:
+  struct Layer {
+    std::size_t bucket = 0;
+    bool ready = false;
+    // Seconds of the steady clock, of the last iteration; `waiting`: of all.
+    double waiting = 0;
+    double became_ready = 0;
+    double waited = 0;
+    std::uint64_t began = 0;  // ticks()
+    std::uint64_t ended = 0;
+  };
+
+  LayerSchedule(Executor& executor, const std::vector<std::vector<std::uint32_t>>& buckets);
+
+  // A bucket's executions take turns; they replace those it had. Throws if one is under way.
+  void bind(std::size_t bucket, std::vector<std::shared_ptr<Execution>> executions);
+  // Throws unless there is such a layer, and the exchange goes on.
+  std::size_t require(std::int64_t layer) const;
+
+  // The layer's gradient is there; the last of a bucket begins its exchange.
+  void ready(std::int64_t layer);
+  // What a wait for the layer waits for; null if it was not ready since it was last waited for.
+  std::shared_ptr<Execution> awaited(std::int64_t layer) const;
+  std::shared_ptr<Execution> awaited_bucket(std::size_t bucket) const;
+  // The bucket's exchange is over, and was waited for.
+  void taken(std::size_t bucket, const Execution& execution);
+  void note_wait(std::size_t layer, double began, double ended);
+
+  const Layer& layer(std::size_t number) const { return layers_.at(number); }
+  // How often the exchange of a layer's bucket is over, and that of every bucket.
+  std::uint64_t executions(std::size_t layer) const;
+  std::uint64_t iterations() const;
+  // Which bucket's update a Call asks for; -1: none of these.
+  std::int64_t bucket_of(const Executor::Call& call) const;
+
+  // Nothing goes on from here: whoever comes is told why.
+  void end(const std::string& why) {
+    if (!ended_) ended_ = why;
+  }
+  const std::optional<std::string>& ended() const { return ended_; }
+  // Out of the executor, for good.
+  void close();
+  // Nothing is under way, and nothing failed: nobody writes to this rank's memory.
+  bool idle() const;
+
+ private:
+  struct Bucket {
+    std::vector<std::uint32_t> layers;
+    std::vector<std::shared_ptr<Execution>> executions;
+    std::size_t turn = 0;
+    std::size_t missing = 0;  // layers that are not ready
+    bool under_way = false;
+    std::uint64_t taken = 0;  // exchanges that are over
+  };
+
+  Executor& executor_;
+  std::vector<Layer> layers_;
+  std::vector<Bucket> buckets_;
+  std::optional<std::string> ended_;
+};
+
+}  // namespace pgasdl

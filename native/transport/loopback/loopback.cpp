@@ -1,0 +1,248 @@
+#include "transport/loopback/loopback.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+namespace pgasdl {
+namespace {
+
+std::byte* base(const RemoteSegment& remote) {
+  return remote.data != nullptr ? remote.data : reinterpret_cast<std::byte*>(remote.address);
+}
+
+}  // namespace
+
+LoopbackWorld::LoopbackWorld(Rank size, LoopbackFaults faults)
+    : faults_(faults), ranks_(static_cast<std::size_t>(size)) {
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].random.seed(faults.seed * 1000003 + rank);
+    ranks_[rank].doorbells.resize(ranks_.size());
+  }
+}
+
+void LoopbackWorld::deliver(RankState& state, Operation& operation) {
+  if (operation.source != nullptr) {
+    const std::byte* source =
+        operation.snapshot.empty() ? operation.source : operation.snapshot.data();
+    std::memcpy(operation.target, source, operation.bytes);
+  } else {
+    operation.flag->store(operation.value, std::memory_order_release);
+    Doorbell* doorbell = state.doorbells[static_cast<std::size_t>(operation.peer)];
+    if (doorbell != nullptr) doorbell->ring();
+  }
+}
+
+// Holding state.mutex: one pass over what is pending, in order; each operation that may go, goes
+// with the probability the faults name.
+void LoopbackWorld::deliver_some(RankState& state) {
+  std::deque<Operation> kept;
+  for (Operation& operation : state.pending) {
+    const bool earlier = std::any_of(kept.begin(), kept.end(), [&](const Operation& other) {
+      return other.queue == operation.queue && other.peer == operation.peer;
+    });
+    const bool may_overtake = faults_.reorder && operation.source != nullptr;
+    const bool go = state.random() % (faults_.delay + 1) == 0;
+    if (go && (!earlier || may_overtake)) {
+      deliver(state, operation);
+    } else {
+      kept.push_back(std::move(operation));
+    }
+  }
+  state.pending = std::move(kept);
+}
+
+LoopbackTransport::LoopbackTransport(std::shared_ptr<LoopbackWorld> world, Rank rank)
+    : world_(std::move(world)), rank_(rank) {
+  if (rank < 0 || rank >= world_->size()) {
+    throw Error(ErrorKind::kRank, text("rank ", rank, " is not in a world of ", world_->size()));
+  }
+}
+
+LoopbackTransport::~LoopbackTransport() {
+  {
+    const std::lock_guard lock(mine().mutex);
+    mine().pending.clear();
+  }
+  for (auto& state : world_->ranks_) {
+    const std::lock_guard lock(state.mutex);
+    const auto first = state.connected.lower_bound({rank_, 0});
+    const auto last = state.connected.lower_bound({rank_ + 1, 0});
+    for (auto at = first; at != last; ++at) state.broken.emplace(at->second, rank_);
+    state.connected.erase(first, last);
+  }
+}
+
+void LoopbackTransport::set_doorbell(Rank peer, Doorbell* doorbell) {
+  const std::lock_guard lock(mine().mutex);
+  mine().doorbells[static_cast<std::size_t>(peer)] = doorbell;
+}
+
+std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
+  RemoteSegment remote;
+  remote.bytes = segment.bytes;
+  remote.notifications = segment.notifications;
+  if (world_->faults_.mapped && !segment.bound) remote.data = segment.data;
+  remote.address = reinterpret_cast<std::uint64_t>(segment.data);
+  remote.board = segment.board;
+  remote.keep = segment.region;
+  const std::lock_guard lock(mine().mutex);
+  // This rank may delete it, or leave, before the last peer attaches it.
+  if (peers.size() > 1) mine().published[segment.id] = {std::move(remote), peers.size() - 1};
+  return std::to_string(segment.id);
+}
+
+RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& description, Deadline) {
+  auto& state = world_->ranks_[static_cast<std::size_t>(peer)];
+  const std::lock_guard lock(state.mutex);
+  SegmentId id = 0;
+  const char* end = description.data() + description.size();
+  const bool number = std::from_chars(description.data(), end, id).ptr == end;
+  const auto found = state.published.find(id);
+  if (!number || found == state.published.end()) {
+    throw Error(ErrorKind::kSegment, text("rank ", peer, " has no segment ", description));
+  }
+  RemoteSegment remote = found->second.as_peers_see;
+  if (--found->second.n_to_attach == 0) state.published.erase(found);
+  return remote;
+}
+
+// Holding the mutex, of every post: false where a transport's queue may be full.
+bool LoopbackTransport::room(QueueId queue, Rank peer) {
+  auto& state = mine();
+  const LoopbackFaults& faults = world_->faults_;
+  if (faults.refuse != 0 && state.random() % (faults.refuse + 1) != 0) return false;
+  if (faults.breaks && peer != rank_) state.connected.emplace(peer, queue);
+  ++state.posted;
+  if (faults.fail_rank == rank_ && faults.fail_at == state.posted) {
+    throw Error(ErrorKind::kSystem,
+                text("rank ", rank_, " failed at operation ", state.posted, ", as was asked for"));
+  }
+  return true;
+}
+
+void LoopbackTransport::submit(LoopbackWorld::Operation&& operation) {
+  auto& state = mine();
+  if (world_->faults_.immediate()) {
+    LoopbackWorld::deliver(state, operation);
+    return;
+  }
+  if (operation.source != nullptr && !world_->faults_.late_source) {
+    operation.snapshot.assign(operation.source, operation.source + operation.bytes);
+  }
+  state.pending.push_back(std::move(operation));
+}
+
+bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                                   const RemoteFlag* flag) {
+  const std::lock_guard lock(mine().mutex);
+  if (!room(queue, peer)) return false;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.bytes == 0) continue;
+    submit({queue,
+            peer,
+            transfer.local->data + transfer.local_offset,
+            base(*transfer.remote) + transfer.remote_offset,
+            transfer.bytes,
+            {},
+            nullptr,
+            0,
+            transfer.remote->keep,
+            transfer.local->region});
+  }
+  if (flag != nullptr) {
+    submit({queue,
+            peer,
+            nullptr,
+            nullptr,
+            0,
+            {},
+            &flag->remote->board[flag->notification],
+            flag->value,
+            flag->remote->keep,
+            nullptr});
+  }
+  return true;
+}
+
+bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                                  const LocalFlag* flag) {
+  const std::lock_guard lock(mine().mutex);
+  if (!room(queue, peer)) return false;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.bytes == 0) continue;
+    LoopbackWorld::Operation operation{queue,
+                                       peer,
+                                       base(*transfer.remote) + transfer.remote_offset,
+                                       transfer.local->data + transfer.local_offset,
+                                       transfer.bytes,
+                                       {},
+                                       nullptr,
+                                       0,
+                                       transfer.remote->keep,
+                                       transfer.local->region};
+    // A read looks at the peer when it is delivered, never at the time of posting.
+    if (world_->faults_.immediate()) {
+      LoopbackWorld::deliver(mine(), operation);
+    } else {
+      mine().pending.push_back(std::move(operation));
+    }
+  }
+  if (flag != nullptr) {
+    LoopbackWorld::Operation operation{queue,
+                                       peer,
+                                       nullptr,
+                                       nullptr,
+                                       0,
+                                       {},
+                                       &flag->local->board[flag->notification],
+                                       flag->value,
+                                       flag->local->region,
+                                       nullptr};
+    submit(std::move(operation));
+  }
+  return true;
+}
+
+bool LoopbackTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic) {
+  {
+    const std::lock_guard lock(mine().mutex);
+    if (!room(queue, peer)) return false;
+  }
+  std::atomic_ref<std::uint64_t> word(
+      *reinterpret_cast<std::uint64_t*>(base(*atomic.remote) + atomic.offset));
+  if (atomic.kind == Atomic::Kind::kFetchAdd) {
+    *atomic.old = word.fetch_add(atomic.operand, std::memory_order_acq_rel);
+  } else {
+    *atomic.old = atomic.compare;
+    word.compare_exchange_strong(*atomic.old, atomic.operand, std::memory_order_acq_rel);
+  }
+  return true;
+}
+
+bool LoopbackTransport::complete(QueueId queue) {
+  if (world_->faults_.immediate() && !world_->faults_.breaks) return true;
+  const std::lock_guard lock(mine().mutex);
+  auto& broken = mine().broken;
+  if (const auto first = broken.lower_bound({queue, 0});
+      first != broken.end() && first->first == queue) {
+    const Rank peer = first->second;
+    broken.erase(first);
+    throw Error(ErrorKind::kPeerLost,
+                text("rank ", peer, " is gone, and what was under way to it on queue ", queue),
+                peer);
+  }
+  const auto& pending = mine().pending;
+  return std::none_of(pending.begin(), pending.end(),
+                      [&](const auto& operation) { return operation.queue == queue; });
+}
+
+// Moves everybody's operations on, as a network would while their owners compute.
+void LoopbackTransport::progress() {
+  for (auto& state : world_->ranks_) {
+    const std::unique_lock lock(state.mutex, std::try_to_lock);
+    if (lock.owns_lock() && !state.pending.empty()) world_->deliver_some(state);
+  }
+}
+
+}  // namespace pgasdl

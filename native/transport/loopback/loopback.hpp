@@ -1,0 +1,107 @@
+// Ranks as threads of one process over one mapping. It exists to find bugs: the thread sanitizer
+// sees every access, and an adversary, seeded, may delay transfers, deliver unordered writes out of
+// order, read a source only when it delivers, refuse posts as a full queue does, and fail a chosen
+// operation of a chosen rank.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "transport/transport.hpp"
+
+namespace pgasdl {
+
+struct LoopbackFaults {
+  std::uint64_t seed = 0;
+  std::uint32_t delay = 0;      // a pending operation moves on with probability 1 / (delay + 1)
+  bool reorder = false;         // writes of one queue to one peer in any order, flags still last
+  bool late_source = false;     // sources are read at delivery, as a network card may
+  std::uint32_t refuse = 0;     // a post finds room with probability 1 / (refuse + 1)
+  std::int32_t fail_rank = -1;  // this rank ...
+  std::uint64_t fail_at = 0;    // ... throws at its n-th posted operation, counted from 1
+  bool mapped = true;           // false: peers' memory cannot be loaded and stored directly
+  // A rank's end breaks what connects others with it, each of their queues: complete() says so
+  // once.
+  bool breaks = false;
+  bool immediate() const { return delay == 0 && !reorder && !late_source; }
+};
+
+// What the ranks share. Outlives every LoopbackTransport made from it.
+class LoopbackWorld {
+ public:
+  explicit LoopbackWorld(Rank size, LoopbackFaults faults = {});
+  LoopbackWorld(const LoopbackWorld&) = delete;
+  LoopbackWorld& operator=(const LoopbackWorld&) = delete;
+  Rank size() const { return static_cast<Rank>(ranks_.size()); }
+
+ private:
+  friend class LoopbackTransport;
+  struct Operation {
+    QueueId queue;
+    Rank peer;
+    const std::byte* source;  // null: a flag
+    std::byte* target;
+    std::uint64_t bytes;
+    std::vector<std::byte> snapshot;  // of the source, unless it is read late
+    FlagWord* flag;
+    std::uint32_t value;
+    std::shared_ptr<void> keep;       // the memory at the peer
+    std::shared_ptr<void> keep_here;  // and here: a source that is read late may be dropped early
+  };
+  struct RankState {
+    std::mutex mutex;
+    struct Published {
+      RemoteSegment as_peers_see;  // keeps the memory until all have attached it
+      std::size_t n_to_attach = 0;
+    };
+    std::map<SegmentId, Published> published;
+    std::deque<Operation> pending;
+    std::mt19937_64 random;
+    std::uint64_t posted = 0;
+    std::vector<Doorbell*> doorbells;
+    std::set<std::pair<Rank, QueueId>> connected;
+    std::set<std::pair<QueueId, Rank>> broken;  // not told yet
+  };
+  void deliver_some(RankState& state);
+  static void deliver(RankState& state, Operation& operation);
+
+  const LoopbackFaults faults_;
+  std::vector<RankState> ranks_;
+};
+
+class LoopbackTransport final : public Transport {
+ public:
+  LoopbackTransport(std::shared_ptr<LoopbackWorld> world, Rank rank);
+  ~LoopbackTransport() override;
+
+  std::string_view name() const override { return "loopback"; }
+  std::string endpoint() override { return {}; }
+  void connect(Rank, const std::string&) override {}
+  void set_doorbell(Rank peer, Doorbell* doorbell) override;
+  std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
+  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+
+  bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                  const RemoteFlag* flag) override;
+  bool post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                 const LocalFlag* flag) override;
+  bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
+  bool complete(QueueId queue) override;
+  bool needs_progress() const override { return !world_->faults_.immediate(); }
+  void progress() override;
+
+ private:
+  LoopbackWorld::RankState& mine() { return world_->ranks_[static_cast<std::size_t>(rank_)]; }
+  bool room(QueueId queue, Rank peer);
+  void submit(LoopbackWorld::Operation&& operation);
+
+  const std::shared_ptr<LoopbackWorld> world_;
+  const Rank rank_;
+};
+
+}  // namespace pgasdl

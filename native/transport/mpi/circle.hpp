@@ -1,0 +1,63 @@
+// What the files of a world share: the ranks that have segments together, and a segment until its
+// window is made.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "transport/mpi/world.hpp"
+
+namespace pgasdl {
+
+// A description has to fit into a slot of the group's exchange.
+constexpr std::size_t kMostTold = 64;
+constexpr MpiLibrary::Handle kNoHandle = 0;
+
+// For the answer of the first member, which gives it at its next heartbeat, seconds. Whoever gives
+// none for so long is lost, or has closed its context; or calls MPI by one thread only, that is
+// elsewhere.
+constexpr double kPatience = 10;
+
+struct MpiDescription {
+  std::uint64_t circle;
+  std::uint64_t bytes;
+  std::uint64_t ticket;  // of the sender; that of the first member names the meeting
+  std::uint64_t n_told;
+  std::uint32_t notifications;
+  std::uint32_t bound;
+  std::uint32_t created;
+  std::uint32_t padding;
+  std::uint64_t told[kMostTold];  // windows of this circle that the sender has dropped
+};
+
+// Ranks that have segments together.
+struct MpiCircle {
+  struct Dropped {
+    MpiLibrary::Handle data;
+    MpiLibrary::Handle board;
+    std::shared_ptr<Region> region;
+  };
+  std::vector<Rank> members;
+  std::uint64_t key = 0;
+  MpiLibrary::Handle communicator = kNoHandle;  // made with the first window
+  std::atomic<std::uint64_t> n_made{0};         // windows, in the order that the first member gave
+  std::atomic<bool> making{false};
+  std::set<MpiWindow*> live;
+  std::map<std::uint64_t, Dropped> dropped;
+};
+
+struct MpiPending {
+  bool created = false;
+  bool gathered = false;
+  std::set<std::uint64_t> told;         // what all have dropped, as far as known
+  std::vector<MpiDescription> members;  // their descriptions, this rank's too
+  std::unique_ptr<Error> failure;       // of making it while this rank left
+  MpiWindowName meeting(const MpiCircle& circle) const {
+    return {circle.key, members.front().ticket};
+  }
+};
+
+}  // namespace pgasdl

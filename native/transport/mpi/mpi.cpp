@@ -1,0 +1,263 @@
+#include "transport/mpi/mpi.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "reduce/copy.hpp"
+
+namespace pgasdl {
+namespace {
+
+const MpiRemote& reach(const RemoteSegment& remote) {
+  return *static_cast<const MpiRemote*>(remote.keep.get());
+}
+
+void by_processor(const Atomic& atomic, std::byte* data) {
+  std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(data + atomic.offset));
+  if (atomic.kind == Atomic::Kind::kFetchAdd) {
+    *atomic.old = word.fetch_add(atomic.operand, std::memory_order_acq_rel);
+  } else {
+    *atomic.old = atomic.compare;
+    word.compare_exchange_strong(*atomic.old, atomic.operand, std::memory_order_acq_rel);
+  }
+}
+
+bool mapped(std::span<const Transfer> transfers) {
+  return std::all_of(transfers.begin(), transfers.end(), [](const Transfer& transfer) {
+    return reach(*transfer.remote).member().mapped();
+  });
+}
+
+// What a letter takes along: one short write.
+bool goes_with(const RemoteFlag& flag, std::span<const Transfer> transfers) {
+  return transfers.size() == 1 && transfers[0].bytes <= MpiMail::kMostBytes &&
+         !reach(*flag.remote).member().mapped();
+}
+
+std::byte* source_of(const Transfer& transfer) {
+  return transfer.local->data + transfer.local_offset;
+}
+
+}  // namespace
+
+MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, const MpiOptions& options)
+    : world_(std::move(world)),
+      options_(options),
+      rank_(world_->rank()),
+      lost_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(world_->size()))) {
+  for (QueueId queue = 0; queue < options.queues; ++queue) {
+    for (Rank peer = 0; peer < world_->size(); ++peer) {
+      connections_.push_back(std::make_unique<Connection>());
+      connections_.back()->peer = peer;
+    }
+  }
+}
+
+MpiTransport::~MpiTransport() = default;
+
+std::string MpiTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
+  return world_->publish(segment, peers, options_.created);
+}
+
+RemoteSegment MpiTransport::attach(Rank peer, const std::string& description, Deadline) {
+  return MpiWorld::attach(peer, description);
+}
+
+// The window is made, and with it comes where the others' memory is.
+Outcome MpiTransport::settle(LocalSegment& own, std::span<const Rank> members,
+                             std::span<RemoteSegment> remotes, Deadline deadline) {
+  const auto help = [&] { help_meeting(members); };
+  if (world_->settle(own, members, remotes, deadline, help) != Outcome::kDone) {
+    return Outcome::kTimeout;
+  }
+  for (RemoteSegment& remote : remotes) {
+    if (remote.keep == nullptr || !reach(remote).member().mapped()) continue;
+    remote.data = reach(remote).member().data();
+    remote.board = reach(remote).member().board();
+  }
+  return Outcome::kDone;
+}
+
+void MpiTransport::leave(LocalSegment& own) {
+  const auto* window = static_cast<const MpiWindow*>(own.keep.get());
+  if (window == nullptr) return;
+  world_->leave(own, [&] { help_meeting(window->ranks()); });
+}
+
+// --- to this rank itself: stores, and atomics by the way that the others' take
+
+void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteFlag* flag) {
+  for (const Transfer& transfer : transfers) {
+    std::memmove(transfer.remote->data + transfer.remote_offset, source_of(transfer),
+                 transfer.bytes);
+  }
+  if (flag != nullptr) {
+    flag->remote->board[flag->notification].store(flag->value, std::memory_order_release);
+  }
+}
+
+void MpiTransport::atomic_here(const Atomic& atomic) {
+  MpiWindow* window = world_->own_window(atomic.remote->data);
+  if (window == nullptr || window->shared || world_->library().constants().own_by_processor) {
+    by_processor(atomic, atomic.remote->data);
+    return;
+  }
+  const auto turn = world_->turn();
+  run(atomic, *window, window->own_index);
+}
+
+// --- to peers
+
+// --- posting
+
+bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                              const RemoteFlag* flag) {
+  if (peer == rank_) {
+    write_here(transfers, flag);
+    return true;
+  }
+  Connection& connection = this->connection(queue, peer);
+  // What goes as messages must not be overtaken; where nothing does nobody needs the connection.
+  const bool direct = !connection.busy.load(std::memory_order_acquire) && mapped(transfers) &&
+                      (flag == nullptr || (!connection.unflushed.load(std::memory_order_acquire) &&
+                                           reach(*flag->remote).member().mapped()));
+  if (direct) {
+    for (const Transfer& transfer : transfers) {
+      pgasdl::copy(reach(*transfer.remote).member().data() + transfer.remote_offset,
+                   source_of(transfer), transfer.bytes);
+    }
+    if (flag != nullptr) {
+      FlagWord* board = reach(*flag->remote).member().board();
+      board[flag->notification].store(flag->value, std::memory_order_release);
+    }
+    return true;
+  }
+  const std::unique_lock lock(connection.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  raise_fault(connection);
+  if (connection.operations.size() >= kMostOperations) return false;
+  const bool together = flag != nullptr && goes_with(*flag, transfers);
+  for (const Transfer& transfer : transfers) {
+    if (together) break;
+    enqueue(connection, Operation::Kind::kPut, reach(*transfer.remote), source_of(transfer),
+            transfer.remote_offset, transfer.bytes);
+  }
+  if (flag != nullptr) {
+    Operation& operation = enqueue(connection, Operation::Kind::kFlag, reach(*flag->remote));
+    operation.notification = flag->notification;
+    operation.value = flag->value;
+    if (together) {
+      operation.data = reach(*transfers[0].remote).window;
+      operation.here = source_of(transfers[0]);
+      operation.offset = transfers[0].remote_offset;
+      operation.bytes = static_cast<int>(transfers[0].bytes);
+    }
+  }
+  activate(connection);
+  return true;
+}
+
+bool MpiTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                             const LocalFlag* flag) {
+  FlagWord* word = flag == nullptr ? nullptr : &flag->local->board[flag->notification];
+  if (peer == rank_) {
+    for (const Transfer& transfer : transfers) {
+      std::memmove(source_of(transfer), transfer.remote->data + transfer.remote_offset,
+                   transfer.bytes);
+    }
+    if (word != nullptr) word->store(flag->value, std::memory_order_release);
+    return true;
+  }
+  if (mapped(transfers)) {
+    for (const Transfer& transfer : transfers) {
+      pgasdl::copy(source_of(transfer),
+                   reach(*transfer.remote).member().data() + transfer.remote_offset,
+                   transfer.bytes);
+    }
+    if (word != nullptr) word->store(flag->value, std::memory_order_release);
+    return true;
+  }
+  Connection& connection = this->connection(queue, peer);
+  const std::unique_lock lock(connection.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  raise_fault(connection);
+  if (connection.operations.size() >= kMostOperations) return false;
+  for (const Transfer& transfer : transfers) {
+    enqueue(connection, Operation::Kind::kGet, reach(*transfer.remote), source_of(transfer),
+            transfer.remote_offset, transfer.bytes);
+  }
+  if (word != nullptr) {
+    Operation& operation = enqueue(connection, Operation::Kind::kLocalFlag, {});
+    operation.word = word;
+    operation.value = flag->value;
+  }
+  activate(connection);
+  return true;
+}
+
+bool MpiTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic) {
+  if (peer == rank_) {
+    atomic_here(atomic);
+    return true;
+  }
+  const MpiRemote& remote = reach(*atomic.remote);
+  if (remote.window->shared) {
+    by_processor(atomic, remote.member().data());
+    return true;
+  }
+  Connection& connection = this->connection(queue, peer);
+  const std::unique_lock lock(connection.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  raise_fault(connection);
+  enqueue(connection, Operation::Kind::kAtomic, remote).atomic = atomic;
+  activate(connection);
+  return true;
+}
+
+MpiTransport::Operation& MpiTransport::enqueue(Connection& connection, Operation::Kind kind,
+                                               const MpiRemote& remote) {
+  Operation& operation = connection.operations.emplace_back();
+  operation.kind = kind;
+  operation.window = remote.window;
+  operation.target = remote.index;
+  return operation;
+}
+
+void MpiTransport::enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote,
+                           std::byte* here, std::uint64_t offset, std::uint64_t bytes) {
+  Aint at = remote.member().data_at + static_cast<Aint>(offset);
+  while (bytes > 0) {
+    Operation& operation = enqueue(connection, kind, remote);
+    operation.here = here;
+    operation.at = at;
+    operation.bytes = static_cast<int>(std::min(bytes, MpiLibrary::kMostBytes));
+    here += operation.bytes;
+    at += operation.bytes;
+    bytes -= static_cast<std::uint64_t>(operation.bytes);
+  }
+}
+
+// A connection with operations; they begin at once if this thread may call MPI.
+void MpiTransport::activate(Connection& connection) {
+  if (connection.operations.empty()) return;
+  connection.busy.store(true, std::memory_order_release);
+  // The thread that sends heartbeats must not wait for one that a lost peer keeps in MPI.
+  std::unique_lock<std::mutex> turn;
+  if (world_->may_call() && world_->try_turn(turn)) {
+    begin(connection);
+    // What needs no flush leaves at once.
+    const bool leaves =
+        connection.operations.front().kind == Operation::Kind::kFlag && connection.written.empty();
+    if (leaves && move(connection) && connection.fault == nullptr) {
+      settle(connection);
+      return;
+    }
+  }
+  if (connection.listed) return;
+  connection.listed = true;
+  const std::lock_guard lock(active_mutex_);
+  active_.push_back(&connection);
+  n_active_.store(active_.size(), std::memory_order_relaxed);
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,138 @@
+// MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
+//
+// A flag goes out as a message (mpi_mail.hpp) once the writes before it were flushed, and a short
+// write with it. Each request of a queue to a peer takes its place in their connection: longer
+// writes are under way together, and whoever calls progress() looks whether those before a flag
+// have left, flushes, and sends the flag. That flush is the one thing that may wait for the peer's
+// MPI to be called, beside atomics: MPI has none that only asks.
+//
+// Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
+// plans load and store there, and writes and flags are our own stores, as MPI allows for such
+// windows: MPI_Put copies there, too, but at a third of the speed.
+//
+// MPI progresses when it is called: by waits, by turns, by the thread that watches over the ranks
+// at every heartbeat.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/mpi/world.hpp"
+
+namespace pgasdl {
+
+struct MpiOptions {
+  std::uint32_t queues = 18;  // how many QueueIds there are
+  bool created = false;       // windows over our own memory only
+  double patience_s = 3;      // in a call that a lost peer keeps us in, before the process ends
+};
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(std::shared_ptr<MpiWorld> world, const MpiOptions& options);
+  ~MpiTransport() override;
+
+  std::string_view name() const override { return "mpi"; }
+  std::string endpoint() override { return {}; }
+  void connect(Rank, const std::string&) override {}
+  std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
+  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  Outcome settle(LocalSegment& own, std::span<const Rank> members, std::span<RemoteSegment> remotes,
+                 Deadline deadline) override;
+  void leave(LocalSegment& own) override;
+
+  bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                  const RemoteFlag* flag) override;
+  bool post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                 const LocalFlag* flag) override;
+  bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
+  bool complete(QueueId queue) override;
+  bool needs_progress() const override { return true; }
+  bool receives_in_progress() const override { return world_->needs_help(); }
+  void progress() override;
+  void lost(Rank peer) override;
+
+ private:
+  using Handle = MpiLibrary::Handle;
+  using Aint = MpiLibrary::Aint;
+  struct Operation {
+    enum class Kind : std::uint8_t { kPut, kGet, kFlag, kLocalFlag, kAtomic };
+    Kind kind;
+    std::shared_ptr<MpiWindow> window;
+    int target = 0;  // in the window
+    Aint at = 0;
+    std::byte* here = nullptr;
+    int bytes = 0;
+    std::uint32_t notification = 0;
+    std::uint32_t value = 0;
+    std::shared_ptr<MpiWindow> data;  // kFlag: where the bytes go that it takes along, if any
+    std::uint64_t offset = 0;
+    FlagWord* word = nullptr;  // kLocalFlag
+    Atomic atomic{};
+    Handle request = 0;
+  };
+  static constexpr std::size_t kMostOperations = 1u << 17;
+  // What is on its way from one queue to one peer.
+  struct Connection {
+    std::mutex mutex;  // held in MPI's calls, which a lost peer may never let end: only tried for
+    Rank peer = 0;
+    std::deque<Operation> operations;
+    std::size_t n_begun = 0;       // of operations, from the first
+    std::size_t flags_ahead = 0;   // among the begun
+    std::unique_ptr<Error> fault;  // told to whoever asks next
+    struct Written {
+      std::shared_ptr<MpiWindow> window;
+      int target;
+    };
+    std::vector<Written> written;        // since the last flush
+    std::atomic<bool> unflushed{false};  // there is any
+    bool lettered = false;               // letters were sent that may not have been read
+    std::uint64_t question = 0;          // that asks whether they were
+    std::atomic<bool> busy{false};       // there are operations
+    bool listed = false;                 // among the active
+  };
+
+  Connection& connection(QueueId queue, Rank peer) {
+    return *connections_[queue * static_cast<std::size_t>(world_->size()) +
+                         static_cast<std::size_t>(peer)];
+  }
+  void write_here(std::span<const Transfer> transfers, const RemoteFlag* flag);
+  void atomic_here(const Atomic& atomic);
+  void run(const Atomic& atomic, const MpiWindow& window, int target);
+  bool send_flag(Connection& connection, const Operation& operation);
+  bool letters_read(Connection& connection);
+  void flush(Connection& connection);
+  static void forget_written(Connection& connection);
+  static void settle(Connection& connection);
+  static Operation& enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote);
+  static void enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote,
+                      std::byte* here, std::uint64_t offset, std::uint64_t bytes);
+  void activate(Connection& connection);
+  void begin(Connection& connection);
+  bool finish(Connection& connection, Operation& operation);
+  void advance(Connection& connection);
+  static void drop(Connection& connection);
+  bool move(Connection& connection);  // true: nothing is left
+  static void raise_fault(Connection& connection);
+  void help_library();
+  void help_meeting(std::span<const Rank> members);
+  void end_if_stuck();
+
+  const std::shared_ptr<MpiWorld> world_;
+  const MpiOptions options_;
+  const Rank rank_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::mutex active_mutex_;
+  std::vector<Connection*> active_;
+  std::atomic<std::size_t> n_active_{0};
+  std::atomic<std::uint64_t> helped_{0};  // ticks
+  std::unique_ptr<std::atomic<bool>[]> lost_;
+  std::atomic<bool> any_lost_{false};
+  std::atomic<Rank> first_lost_{-1};
+};
+
+}  // namespace pgasdl

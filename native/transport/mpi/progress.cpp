@@ -1,0 +1,280 @@
+// What is under way over MPI: moved on, completed, and given up with a peer that is lost.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "transport/mpi/mpi.hpp"
+
+namespace pgasdl {
+namespace {
+
+// Asking the library costs as much as a small put: not more often than this.
+constexpr std::uint64_t kTicksBetweenHelp = 1000;
+// Where all windows are mapped nothing comes but of meetings.
+constexpr std::uint64_t kTicksBetweenLooks = 1000 * 1000;
+constexpr int kLettersAtOnce = 16;
+
+}  // namespace
+
+void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target) {
+  MpiLibrary& library = world_->library();
+  const Aint at = window.member(target).data_at + static_cast<Aint>(atomic.offset);
+  const Rank peer = window.ranks()[static_cast<std::size_t>(target)];
+  const bool adds = atomic.kind == Atomic::Kind::kFetchAdd;
+  const char* call = adds ? "MPI_Fetch_and_op" : "MPI_Compare_and_swap";
+  const MpiWorld::Blocking blocking(*world_, call);  // in Open MPI already this, not the flush only
+  library.check(adds ? library.fetch_add(&atomic.operand, atomic.old, target, at, window.data)
+                     : library.compare_swap(&atomic.operand, &atomic.compare, atomic.old, target,
+                                            at, window.data),
+                call, peer);
+  library.check(library.flush(target, window.data), "MPI_Win_flush", peer);
+}
+
+// False: not now. A flag says that everything written before it has arrived.
+bool MpiTransport::send_flag(Connection& connection, const Operation& operation) {
+  flush(connection);
+  const MpiWindow::Member& member = operation.window->member(operation.target);
+  if (member.mapped()) {
+    member.board()[operation.notification].store(operation.value, std::memory_order_release);
+    return true;
+  }
+  const MpiLetter letter{
+      .kind = MpiLetter::Kind::kFlag,
+      .question = 0,
+      .data = operation.data == nullptr ? MpiWindowName{} : operation.data->name(),
+      .offset = operation.offset,
+      .board = operation.window->name(),
+      .notification = operation.notification,
+      .value = operation.value,
+      .bytes = static_cast<std::uint64_t>(operation.bytes)};
+  if (!world_->send(connection.peer, letter, operation.here)) return false;
+  connection.lettered = true;
+  return true;
+}
+
+// What is read is what earlier letters wrote, which MPI_Rget would overtake.
+bool MpiTransport::letters_read(Connection& connection) {
+  if (!connection.lettered) return true;
+  if (!world_->answered(connection.peer, connection.question)) return false;
+  connection.question = 0;
+  connection.lettered = false;
+  return true;
+}
+
+void MpiTransport::flush(Connection& connection) {
+  MpiLibrary& library = world_->library();
+  for (const Connection::Written& written : connection.written) {
+    const MpiWorld::Blocking blocking(*world_, "MPI_Win_flush");
+    library.check(library.flush(written.target, written.window->data), "MPI_Win_flush",
+                  connection.peer);
+  }
+  forget_written(connection);
+}
+
+void MpiTransport::forget_written(Connection& connection) {
+  connection.written.clear();
+  connection.unflushed.store(false, std::memory_order_release);
+}
+
+// What was written is complete here only: a flag that comes later still has to flush it.
+void MpiTransport::settle(Connection& connection) {
+  std::erase_if(connection.written,
+                [](const Connection::Written& written) { return written.window.use_count() == 1; });
+  connection.busy.store(false, std::memory_order_release);
+}
+
+// Writes and reads begin together; the others keep their place until they are the first, and so do
+// reads after letters.
+void MpiTransport::begin(Connection& connection) {
+  using Kind = Operation::Kind;
+  MpiLibrary& library = world_->library();
+  for (; connection.n_begun < connection.operations.size(); ++connection.n_begun) {
+    Operation& operation = connection.operations[connection.n_begun];
+    if (operation.kind == Kind::kPut) {
+      const MpiWorld::Blocking blocking(*world_, "MPI_Rput");
+      library.check(library.rput(operation.here, operation.bytes, operation.target, operation.at,
+                                 operation.window->data, &operation.request),
+                    "MPI_Rput", connection.peer);
+      const bool known = std::any_of(
+          connection.written.begin(), connection.written.end(), [&](const auto& written) {
+            return written.window == operation.window && written.target == operation.target;
+          });
+      if (!known) connection.written.push_back({operation.window, operation.target});
+      connection.unflushed.store(true, std::memory_order_release);
+    } else if (operation.kind == Kind::kGet) {
+      if (connection.flags_ahead > 0 || !letters_read(connection)) return;
+      const MpiWorld::Blocking blocking(*world_, "MPI_Rget");
+      library.check(library.rget(operation.here, operation.bytes, operation.target, operation.at,
+                                 operation.window->data, &operation.request),
+                    "MPI_Rget", connection.peer);
+    } else if (operation.kind == Kind::kFlag) {
+      ++connection.flags_ahead;
+    }
+  }
+}
+
+// True: it is over. Everything before it is.
+bool MpiTransport::finish(Connection& connection, Operation& operation) {
+  using Kind = Operation::Kind;
+  bool done = true;
+  switch (operation.kind) {
+    case Kind::kPut:
+    case Kind::kGet:
+      world_->library().check(world_->library().test(&operation.request, &done), "MPI_Test",
+                              connection.peer);
+      break;
+    case Kind::kFlag:
+      done = send_flag(connection, operation);
+      break;
+    case Kind::kLocalFlag:
+      operation.word->store(operation.value, std::memory_order_release);
+      break;
+    case Kind::kAtomic:
+      run(operation.atomic, *operation.window, operation.target);
+      break;
+  }
+  return done;
+}
+
+// As far as it goes. Holding its mutex, and the turn. One test moves all that is under way in the
+// library, so only the oldest is asked about.
+void MpiTransport::advance(Connection& connection) {
+  std::deque<Operation>& operations = connection.operations;
+  begin(connection);
+  while (connection.n_begun > 0 && finish(connection, operations.front())) {
+    if (operations.front().kind == Operation::Kind::kFlag) --connection.flags_ahead;
+    operations.pop_front();
+    --connection.n_begun;
+  }
+}
+
+void MpiTransport::drop(Connection& connection) {
+  connection.operations.clear();
+  connection.n_begun = 0;
+  connection.flags_ahead = 0;
+}
+
+bool MpiTransport::move(Connection& connection) {
+  try {
+    if (lost_[static_cast<std::size_t>(connection.peer)].load(std::memory_order_relaxed)) {
+      drop(connection);
+      forget_written(connection);
+      connection.busy.store(false, std::memory_order_release);
+    } else {
+      advance(connection);
+    }
+  } catch (const Error& error) {
+    connection.fault = std::make_unique<Error>(error);
+    drop(connection);
+  }
+  return connection.operations.empty();
+}
+
+void MpiTransport::raise_fault(Connection& connection) {
+  if (connection.fault == nullptr) [[likely]]
+    return;
+  const Error fault = *connection.fault;
+  connection.fault.reset();
+  throw fault;
+}
+
+bool MpiTransport::complete(QueueId queue) {
+  // Heartbeats, too: whoever writes and waits all the time leaves their thread no turn.
+  if (n_active_.load(std::memory_order_relaxed) != 0) progress();
+  bool all = true;
+  for (Rank peer = 0; peer < world_->size(); ++peer) {
+    Connection& connection = this->connection(queue, peer);
+    if (!connection.busy.load(std::memory_order_acquire)) continue;
+    const std::unique_lock lock(connection.mutex, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      all = false;
+      continue;
+    }
+    raise_fault(connection);
+    std::unique_lock<std::mutex> turn;
+    if (world_->may_call() && world_->try_turn(turn)) {
+      if (move(connection) && connection.busy.load(std::memory_order_relaxed) &&
+          connection.fault == nullptr) {
+        settle(connection);
+      }
+    }
+    raise_fault(connection);
+    all &= !connection.busy.load(std::memory_order_relaxed);
+  }
+  return all;
+}
+
+void MpiTransport::progress() {
+  if (any_lost_.load(std::memory_order_relaxed)) [[unlikely]]
+    end_if_stuck();
+  if (!world_->may_call()) return;
+  for (std::size_t number = 0; number < n_active_.load(std::memory_order_relaxed); ++number) {
+    Connection* connection = nullptr;
+    {
+      const std::lock_guard lock(active_mutex_);
+      if (number >= active_.size()) break;
+      connection = active_[number];
+    }
+    const std::unique_lock lock(connection->mutex, std::try_to_lock);
+    if (!lock.owns_lock()) continue;
+    std::unique_lock<std::mutex> turn;
+    if (!world_->try_turn(turn)) return;
+    if (!move(*connection)) continue;
+    // Those who may not call MPI wait for this one to finish their work.
+    if (world_->one_thread() && connection->fault == nullptr) settle(*connection);
+    const std::lock_guard active(active_mutex_);
+    connection->listed = false;
+    std::erase(active_, connection);
+    n_active_.store(active_.size(), std::memory_order_relaxed);
+  }
+  help_library();
+}
+
+void MpiTransport::help_library() {
+  const std::uint64_t now = ticks();
+  const std::uint64_t pause = world_->needs_help() ? kTicksBetweenHelp : kTicksBetweenLooks;
+  if (now - helped_.load(std::memory_order_relaxed) < pause) return;
+  helped_.store(now, std::memory_order_relaxed);
+  std::unique_lock<std::mutex> turn;
+  if (!world_->try_turn(turn)) return;
+  for (int letters = 0; letters < kLettersAtOnce && world_->receive(); ++letters) {
+  }
+}
+
+void MpiTransport::help_meeting(std::span<const Rank> members) {
+  progress();
+  for (const Rank member : members) {
+    if (!lost_[static_cast<std::size_t>(member)].load(std::memory_order_relaxed)) continue;
+    throw Error(ErrorKind::kPeerLost,
+                text("rank ", member,
+                     " was lost, and with it the segment that it was to make with "
+                     "rank ",
+                     rank_),
+                member);
+  }
+}
+
+// --- losses
+
+void MpiTransport::lost(Rank peer) {
+  lost_[static_cast<std::size_t>(peer)].store(true, std::memory_order_relaxed);
+  Rank nobody = -1;
+  first_lost_.compare_exchange_strong(nobody, peer);
+  any_lost_.store(true, std::memory_order_release);
+  world_->lost(peer);
+}
+
+// MPI does not return from a call that waits for a rank that is no more, and nothing else can make
+// it: the whole process ends, with the reason.
+void MpiTransport::end_if_stuck() {
+  const char* call = world_->stuck(options_.patience_s);
+  if (call == nullptr) return;
+  std::fprintf(stderr,
+               "pgasdl: rank %d of %d was lost, and rank %d has been in %s since: MPI does not "
+               "return from it, so this process ends (transport mpi)\n",
+               first_lost_.load(), world_->size(), rank_, call);
+  std::fflush(nullptr);
+  std::_Exit(EXIT_FAILURE);
+}
+
+}  // namespace pgasdl

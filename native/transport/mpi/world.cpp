@@ -1,0 +1,233 @@
+#include "transport/mpi/world.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "memory/region.hpp"
+#include "transport/mpi/circle.hpp"
+
+namespace pgasdl {
+namespace {
+
+constexpr std::size_t kShortest = offsetof(MpiDescription, told);
+
+std::uint64_t key_of(const std::vector<Rank>& members) {
+  std::uint64_t key = 14695981039346656037u;  // FNV-1a
+  for (Rank member : members) {
+    for (int byte = 0; byte < 4; ++byte) {
+      key = (key ^ ((static_cast<std::uint32_t>(member) >> (8 * byte)) & 255)) * 1099511628211u;
+    }
+  }
+  return key;
+}
+
+MpiDescription parsed(Rank peer, const std::string& bytes) {
+  MpiDescription theirs{};
+  if (bytes.size() >= kShortest) std::memcpy(&theirs, bytes.data(), kShortest);
+  if (bytes.size() < kShortest || theirs.n_told > kMostTold ||
+      bytes.size() != kShortest + 8 * theirs.n_told) {
+    throw Error(ErrorKind::kMismatch,
+                text("malformed segment description from rank ", peer, ": other version?"));
+  }
+  std::memcpy(theirs.told, bytes.data() + kShortest, 8 * theirs.n_told);
+  return theirs;
+}
+
+MpiWindow* window_of(const LocalSegment& segment) {
+  return static_cast<MpiWindow*>(segment.keep.get());
+}
+
+std::int64_t now() { return Clock::now().time_since_epoch().count(); }
+
+}  // namespace
+
+MpiWorld::MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
+                   std::set<Rank> near, Threads threads)
+    : library_(std::move(library)),
+      communicator_(communicator),
+      mail_(*library_, communicator),
+      rank_(rank),
+      size_(size),
+      near_(std::move(near)),
+      threads_(threads),
+      main_(std::this_thread::get_id()),
+      gone_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(size))) {}
+
+MpiWorld::~MpiWorld() = default;
+
+std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> members, bool created) {
+  std::vector<Rank> ranks(members.begin(), members.end());
+  std::sort(ranks.begin(), ranks.end());
+  MpiDescription mine{};
+  mine.circle = key_of(ranks);
+  mine.bytes = segment.bytes;
+  mine.notifications = segment.notifications;
+  mine.bound = segment.bound;
+  mine.created = created;
+  if (ranks.size() > 1) {
+    const std::lock_guard lock(mutex_);
+    mine.ticket = ++n_published_;
+    auto& circle = circles_[ranks];
+    if (circle == nullptr) {
+      circle = std::make_unique<MpiCircle>();
+      circle->members = ranks;
+      circle->key = mine.circle;
+      if (static_cast<Rank>(ranks.size()) == size_) circle->communicator = communicator_;
+    }
+    auto window = std::make_shared<MpiWindow>(shared_from_this());
+    window->circle = circle.get();
+    window->members.resize(ranks.size());
+    auto pending = std::make_unique<MpiPending>();
+    pending->created = created;
+    for (const auto& [number, dropped] : circle->dropped) {
+      if (mine.n_told == kMostTold) break;
+      mine.told[mine.n_told++] = number;
+      pending->told.insert(number);
+    }
+    const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+    window->own_index = static_cast<int>(self);
+    pending->members.resize(ranks.size());
+    pending->members[static_cast<std::size_t>(self)] = mine;
+    window->pending = std::move(pending);
+    segment.keep = std::move(window);
+  }
+  return std::string(reinterpret_cast<const char*>(&mine), kShortest + 8 * mine.n_told);
+}
+
+RemoteSegment MpiWorld::attach(Rank peer, const std::string& description) {
+  const MpiDescription theirs = parsed(peer, description);
+  auto remote = std::make_shared<MpiRemote>();
+  remote->description = description;
+  RemoteSegment result;
+  result.bytes = theirs.bytes;
+  result.notifications = theirs.notifications;
+  result.keep = std::move(remote);
+  return result;
+}
+
+Outcome MpiWorld::settle(LocalSegment& own, std::span<const Rank> members,
+                         std::span<RemoteSegment> remotes, Deadline deadline,
+                         const std::function<void()>& help) {
+  if (members.size() < 2) return Outcome::kDone;
+  MpiWindow& window = *window_of(own);
+  if (window.pending != nullptr) {
+    if (!may_call()) {
+      throw Error(ErrorKind::kUnavailable,
+                  "segments are created by the thread that initialised MPI, as this MPI gave no "
+                  "more than MPI_THREAD_FUNNELED");
+    }
+    if (window.pending->failure != nullptr) throw Error(*window.pending->failure);
+    if (!window.pending->gathered) gather(window, own, members, remotes);
+    const std::uint64_t number = meet(window, deadline, help);
+    if (number == 0) return Outcome::kTimeout;
+    make(window, own, number);
+  }
+  for (std::size_t index = 0; index < remotes.size(); ++index) {
+    if (members[index] == rank_) continue;
+    auto& remote = *static_cast<MpiRemote*>(remotes[index].keep.get());
+    remote = {std::static_pointer_cast<MpiWindow>(own.keep), static_cast<int>(index), {}};
+  }
+  return Outcome::kDone;
+}
+
+void MpiWorld::leave(LocalSegment& own, const std::function<void()>& help) {
+  MpiWindow* const window = window_of(own);
+  if (window == nullptr || window->pending == nullptr || !window->pending->gathered) return;
+  try {
+    const std::uint64_t number = part(*window, help);
+    if (number != 0) make(*window, own, number);
+  } catch (const Error& error) {
+    window->pending->failure = std::make_unique<Error>(error);
+  }
+}
+
+void MpiWorld::gather(MpiWindow& window, LocalSegment& own, std::span<const Rank> members,
+                      std::span<const RemoteSegment> remotes) {
+  MpiPending& pending = *window.pending;
+  for (std::size_t index = 0; index < members.size(); ++index) {
+    const Rank peer = members[index];
+    if (peer == rank_) continue;
+    const auto& remote = *static_cast<const MpiRemote*>(remotes[index].keep.get());
+    const MpiDescription theirs = parsed(peer, remote.description);
+    if (theirs.circle != window.circle->key) {
+      throw Error(ErrorKind::kMismatch,
+                  text("rank ", peer, " describes a segment of other ranks than rank ", rank_));
+    }
+    if ((theirs.bound != 0) != own.bound) {
+      throw Error(ErrorKind::kMismatch,
+                  text("rank ", peer, " binds memory where this rank does not, or the reverse"));
+    }
+    pending.created |= theirs.created != 0;
+    const std::span told(theirs.told, theirs.n_told);
+    std::erase_if(pending.told,
+                  [&](std::uint64_t number) { return std::ranges::count(told, number) == 0; });
+    pending.members[index] = theirs;
+  }
+  pending.gathered = true;
+}
+
+void MpiWorld::retract(const LocalSegment& segment) {
+  const MpiWindow* const window = window_of(segment);
+  if (window == nullptr || window->pending == nullptr || !window->pending->gathered) return;
+  const std::lock_guard lock(mail_mutex_);
+  meetings_.erase(window->pending->meeting(*window->circle));
+}
+
+MpiWindow* MpiWorld::own_window(const std::byte* data) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = own_.find(data);
+  return found == own_.end() ? nullptr : found->second;
+}
+
+void MpiWorld::finish(double seconds) {
+  if (size_ == 1 || !may_call()) return;
+  try {
+    const auto collect = [this] {
+      const auto lock = turn();
+      while (receive()) {
+      }
+    };
+    meet_all(Deadline::in(seconds), collect);
+    collect();
+    const auto lock = turn();
+    // Circles in the same order everywhere: those two ranks share come in one order on both.
+    for (auto& [members, circle] : circles_) {
+      std::map<std::uint64_t, MpiCircle::Dropped> all = circle->dropped;
+      for (const MpiWindow* window : circle->live) {
+        all[window->number] = {window->data, window->board, window->region};
+      }
+      circle->dropped = all;
+      circle->live.clear();
+      std::set<std::uint64_t> numbers;
+      for (const auto& [number, dropped] : all) numbers.insert(number);
+      reclaim(*circle, numbers);
+    }
+  } catch (const Error&) {
+    // Somebody ended another way: what there is goes with the process.
+  }
+}
+
+MpiWorld::Blocking::Blocking(MpiWorld& world, const char* call) : world_(&world) {
+  std::int64_t nobody = 0;
+  if (!world.blocked_since_.compare_exchange_strong(nobody, now())) {
+    world_ = nullptr;  // another thread is in one: that is watched
+    return;
+  }
+  world.blocked_in_.store(call, std::memory_order_release);
+}
+
+MpiWorld::Blocking::~Blocking() {
+  if (world_ == nullptr) return;
+  world_->blocked_in_.store(nullptr, std::memory_order_relaxed);
+  world_->blocked_since_.store(0, std::memory_order_release);
+}
+
+const char* MpiWorld::stuck(double seconds) const {
+  const std::int64_t since = blocked_since_.load(std::memory_order_acquire);
+  if (since == 0) return nullptr;
+  const std::chrono::duration<double> limit(seconds);
+  if (Clock::duration(now() - since) < limit) return nullptr;
+  return blocked_in_.load(std::memory_order_acquire);
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,376 @@
+#include "transport/shm/shm.hpp"
+
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "reduce/copy.hpp"
+
+namespace pgasdl {
+namespace {
+
+constexpr std::size_t kTokenBytes = 16;
+constexpr int kMailPerService = 64;
+
+// What accompanies a descriptor.
+struct Offer {
+  char token[kTokenBytes];
+  std::int32_t rank;
+  std::uint32_t segment;
+};
+
+// What a peer needs to know of a segment; the descriptor comes separately.
+struct Description {
+  std::uint64_t bytes;
+  std::uint64_t address;
+  std::uint64_t board_offset;
+  std::uint64_t region_bytes;
+  std::uint32_t id;
+  std::uint32_t notifications;
+  std::uint32_t bound;
+};
+
+struct Endpoint {
+  std::int32_t pid;
+  char address[64];
+};
+
+template <typename Struct>
+std::string packed(const Struct& value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+template <typename Struct>
+Struct unpacked(const std::string& bytes, const char* what, Rank peer) {
+  Struct value;
+  if (bytes.size() != sizeof value) {
+    throw Error(ErrorKind::kMismatch,
+                text("malformed ", what, " from rank ", peer, ": other version?"), peer);
+  }
+  std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
+
+socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
+  address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // leading zero: no file
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+std::string random_name() {
+  unsigned char bytes[16];
+  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) throw_system("getrandom", errno);
+  std::string name = "pgasdl-";
+  for (unsigned char byte : bytes) {
+    name += "0123456789abcdef"[byte >> 4];
+    name += "0123456789abcdef"[byte & 15];
+  }
+  return name;
+}
+
+// The kernel drops what comes without the token in its sender's call, before it is queued. Closing
+// a stranger's descriptor may take as long as the stranger likes (a socket that lingers, a file
+// system of its own), and is not for this rank to do. A kernel that has no such filters leaves it
+// to service().
+void filter_by_token(int socket, const std::string& token) {
+  constexpr std::uint32_t kAll = UINT32_MAX;
+  constexpr std::size_t kWords = kTokenBytes / sizeof(std::uint32_t);
+  std::vector<sock_filter> program;
+  const auto require = [&](std::uint16_t load, std::uint32_t from, std::uint32_t value) {
+    program.push_back(BPF_STMT(static_cast<std::uint16_t>(BPF_LD | BPF_W | load), from));
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 1, 0));
+    program.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+  };
+  require(BPF_LEN, 0, sizeof(Offer));
+  for (std::size_t word = 0; word < kWords; ++word) {
+    std::uint32_t bytes;
+    std::memcpy(&bytes, token.data() + word * sizeof bytes, sizeof bytes);
+    require(BPF_ABS, static_cast<std::uint32_t>(offsetof(Offer, token) + word * sizeof bytes),
+            ntohl(bytes));
+  }
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, kAll));
+  const sock_fprog attached{static_cast<unsigned short>(program.size()), program.data()};
+  (void)setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &attached, sizeof attached);
+}
+
+}  // namespace
+
+ShmTransport::ShmTransport(Rank rank, Rank size, const std::string& token)
+    : rank_(rank), token_(token), peers_(static_cast<std::size_t>(size)) {
+  if (token.size() != kTokenBytes) throw Error(ErrorKind::kSystem, "the job token has 16 bytes");
+  register_doorbells();
+  socket_.reset(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket_) throw_system("an AF_UNIX socket", errno);
+  const int on = 1;
+  if (setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
+    throw_system("SO_PASSCRED", errno);
+  }
+  filter_by_token(socket_.get(), token_);
+  address_ = random_name();
+  sockaddr_un address;
+  const socklen_t length = abstract_address(address_, address);
+  if (bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    throw_system("binding an AF_UNIX socket", errno);
+  }
+}
+
+std::string ShmTransport::endpoint() {
+  Endpoint endpoint{};
+  endpoint.pid = getpid();
+  std::memcpy(endpoint.address, address_.data(), address_.size());
+  return packed(endpoint);
+}
+
+void ShmTransport::connect(Rank peer, const std::string& bytes) {
+  auto endpoint = unpacked<Endpoint>(bytes, "endpoint", peer);
+  endpoint.address[sizeof endpoint.address - 1] = 0;
+  peers_[static_cast<std::size_t>(peer)].address = endpoint.address;
+  peers_[static_cast<std::size_t>(peer)].pid = endpoint.pid;
+}
+
+void ShmTransport::set_doorbell(Rank peer, Doorbell* doorbell) {
+  peers_[static_cast<std::size_t>(peer)].doorbell = doorbell;
+}
+
+std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
+  if (segment.bound) admit_peers();
+  for (Rank peer : peers) {
+    if (peer != rank_) offer(segment, peer);
+  }
+  Description description{};
+  description.bytes = segment.bytes;
+  description.address = reinterpret_cast<std::uint64_t>(segment.data);
+  description.board_offset = static_cast<std::uint64_t>(
+      reinterpret_cast<std::byte*>(segment.board) - segment.region->data());
+  description.region_bytes = segment.region->bytes();
+  description.id = segment.id;
+  description.notifications = segment.notifications;
+  description.bound = segment.bound;
+  return packed(description);
+}
+
+// Where Yama restricts who may reach bound memory, one process and those below it can be named: the
+// peer, or the launcher of all. Any process of this user only if the peers have nothing in common.
+void ShmTransport::admit_peers() {
+  std::vector<pid_t> pids;
+  for (const Peer& peer : peers_) {
+    if (peer.pid != 0 && peer.pid != getpid()) pids.push_back(peer.pid);
+  }
+  if (pids.empty()) return;
+  const pid_t above = common_ancestor(pids);
+  prctl(PR_SET_PTRACER, above != 0 ? static_cast<unsigned long>(above) : PR_SET_PTRACER_ANY, 0, 0,
+        0);
+}
+
+void ShmTransport::offer(const LocalSegment& segment, Rank peer) {
+  Offer offer{};
+  std::memcpy(offer.token, token_.data(), kTokenBytes);
+  offer.rank = rank_;
+  offer.segment = segment.id;
+  iovec content{&offer, sizeof offer};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  sockaddr_un address;
+  msghdr message{};
+  message.msg_name = &address;
+  message.msg_namelen = abstract_address(peers_[static_cast<std::size_t>(peer)].address, address);
+  message.msg_iov = &content;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  const int descriptor = segment.descriptor.get();
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  // A full mailbox is emptied by the peer's service thread, which runs whatever the peer does.
+  const Deadline deadline = Deadline::in(10);
+  while (sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) {
+    if (errno == ECONNREFUSED || errno == ENOENT) return;  // gone: attach and liveness will say so
+    if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) {
+      throw_system(text("handing a segment to rank ", peer), errno);
+    }
+    if (deadline.passed()) {
+      throw Error(ErrorKind::kSystem, text("rank ", peer, " does not take our segment's handle"));
+    }
+    pollfd writable{socket_.get(), POLLOUT, 0};
+    poll(&writable, 1, 1);
+  }
+}
+
+void ShmTransport::service() {
+  // Not until it is empty: whoever floods the mailbox must not keep us from everything else.
+  for (int taken = 0; taken < kMailPerService; ++taken) {
+    Offer offer{};
+    iovec content{&offer, sizeof offer};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(ucred))] = {};
+    msghdr message{};
+    message.msg_iov = &content;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t received = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+    if (received < 0) return;  // nothing more
+    UniqueFd descriptor;
+    bool same_user = false;
+    for (auto* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+      if (header->cmsg_level != SOL_SOCKET) continue;
+      if (header->cmsg_type == SCM_RIGHTS) {
+        // All that the kernel has installed are ours to close; a peer sends one.
+        const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (std::size_t i = 0; i < count; ++i) {
+          int fd;
+          std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+          descriptor.reset(fd);
+        }
+        if (count != 1) descriptor.reset();
+      } else if (header->cmsg_type == SCM_CREDENTIALS) {
+        ucred credentials;
+        std::memcpy(&credentials, CMSG_DATA(header), sizeof credentials);
+        same_user = credentials.uid == geteuid();
+      }
+    }
+    // Anything else is a stranger's: dropped, with its descriptor.
+    if (received != sizeof offer || !same_user || !descriptor ||
+        std::memcmp(offer.token, token_.data(), kTokenBytes) != 0) {
+      continue;
+    }
+    const std::lock_guard lock(mailbox_mutex_);
+    mailbox_[{offer.rank, offer.segment}] = std::move(descriptor);
+  }
+}
+
+UniqueFd ShmTransport::await_descriptor(Rank peer, SegmentId segment, Deadline deadline) {
+  for (;;) {
+    service();
+    {
+      const std::lock_guard lock(mailbox_mutex_);
+      const auto found = mailbox_.find({peer, segment});
+      if (found != mailbox_.end()) {
+        UniqueFd descriptor = std::move(found->second);
+        mailbox_.erase(found);
+        return descriptor;
+      }
+    }
+    if (deadline.passed()) {
+      throw Error(ErrorKind::kSystem,
+                  text("rank ", peer, " did not hand over its copy of segment ", segment), peer);
+    }
+    pollfd readable{socket_.get(), POLLIN, 0};
+    poll(&readable, 1, 1);
+  }
+}
+
+RemoteSegment ShmTransport::attach(Rank peer, const std::string& bytes, Deadline deadline) {
+  const auto description = unpacked<Description>(bytes, "segment description", peer);
+  const std::uint64_t board_bytes = std::uint64_t{description.notifications} * sizeof(FlagWord);
+  if (description.board_offset > description.region_bytes ||
+      description.board_offset % alignof(FlagWord) != 0 ||
+      board_bytes > description.region_bytes - description.board_offset ||
+      (!description.bound && description.bytes > description.board_offset)) {
+    throw Error(ErrorKind::kMismatch, text("impossible segment description from rank ", peer));
+  }
+  const UniqueFd descriptor = await_descriptor(peer, description.id, deadline);
+  auto region = Region::attach(descriptor.get(), description.region_bytes);
+  RemoteSegment remote;
+  remote.bytes = description.bytes;
+  remote.notifications = description.notifications;
+  remote.board = reinterpret_cast<FlagWord*>(region->data() + description.board_offset);
+  if (description.bound) {
+    remote.address = description.address;
+  } else {
+    remote.data = region->data();
+  }
+  remote.keep = std::move(region);
+  return remote;
+}
+
+bool ShmTransport::post_write(QueueId, Rank peer, std::span<const Transfer> transfers,
+                              const RemoteFlag* flag) {
+  for (const Transfer& transfer : transfers) {
+    if (transfer.remote->data != nullptr) [[likely]] {
+      pgasdl::copy(transfer.remote->data + transfer.remote_offset,
+                   transfer.local->data + transfer.local_offset, transfer.bytes);
+    } else {
+      copy_across(peer, transfer, true);
+    }
+  }
+  if (flag != nullptr) {
+    flag->remote->board[flag->notification].store(flag->value, std::memory_order_release);
+    if (Doorbell* doorbell = peers_[static_cast<std::size_t>(peer)].doorbell) doorbell->ring();
+  }
+  return true;
+}
+
+bool ShmTransport::post_read(QueueId, Rank peer, std::span<const Transfer> transfers,
+                             const LocalFlag* flag) {
+  for (const Transfer& transfer : transfers) {
+    if (transfer.remote->data != nullptr) [[likely]] {
+      pgasdl::copy(transfer.local->data + transfer.local_offset,
+                   transfer.remote->data + transfer.remote_offset, transfer.bytes);
+    } else {
+      copy_across(peer, transfer, false);
+    }
+  }
+  if (flag != nullptr) {
+    flag->local->board[flag->notification].store(flag->value, std::memory_order_release);
+    if (Doorbell* doorbell = peers_[static_cast<std::size_t>(rank_)].doorbell) doorbell->ring();
+  }
+  return true;
+}
+
+bool ShmTransport::post_atomic(QueueId, Rank peer, const Atomic& atomic) {
+  if (atomic.remote->data == nullptr) {
+    throw Error(ErrorKind::kUnavailable,
+                text("atomics on rank ", peer,
+                     "'s bound memory: shm can only reach segments it created; use ctx.segment()"));
+  }
+  std::atomic_ref<std::uint64_t> word(
+      *reinterpret_cast<std::uint64_t*>(atomic.remote->data + atomic.offset));
+  if (atomic.kind == Atomic::Kind::kFetchAdd) {
+    *atomic.old = word.fetch_add(atomic.operand, std::memory_order_acq_rel);
+  } else {
+    *atomic.old = atomic.compare;
+    word.compare_exchange_strong(*atomic.old, atomic.operand, std::memory_order_acq_rel);
+  }
+  return true;
+}
+
+void ShmTransport::copy_across(Rank peer, const Transfer& transfer, bool write) {
+  const pid_t pid = peers_[static_cast<std::size_t>(peer)].pid;
+  std::uint64_t done = 0;
+  while (done < transfer.bytes) {  // one call moves at most 2 GiB
+    iovec here{transfer.local->data + transfer.local_offset + done, transfer.bytes - done};
+    iovec there{reinterpret_cast<void*>(transfer.remote->address + transfer.remote_offset + done),
+                transfer.bytes - done};
+    const ssize_t moved = write ? process_vm_writev(pid, &here, 1, &there, 1, 0)
+                                : process_vm_readv(pid, &here, 1, &there, 1, 0);
+    if (moved <= 0) {
+      const int error = errno;
+      std::string what =
+          text(write ? "writing to" : "reading from", " bound memory of rank ", peer);
+      if (error == ESRCH) {
+        throw Error(ErrorKind::kPeerLost, text(what, ": ", std::strerror(error)), peer);
+      }
+      if (error == EPERM || error == ENOSYS) {
+        what +=
+            " (segments of ctx.segment need no such call; in docker --cap-add=SYS_PTRACE may "
+            "allow it, and kernel.yama.ptrace_scope must be 0 or 1)";
+      }
+      throw_refused(what, write ? "process_vm_writev" : "process_vm_readv", error);
+    }
+    done += static_cast<std::uint64_t>(moved);
+  }
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,75 @@
+#include "transport/table.hpp"
+
+#include "transport/shm/shm.hpp"
+
+namespace pgasdl {
+namespace {
+
+std::unique_ptr<Transport> make_shm(const TransportSetup& setup) {
+  return std::make_unique<ShmTransport>(setup.rank, setup.size, setup.token);
+}
+
+#ifdef PGASDL_VERBS
+std::unique_ptr<Transport> make_verbs(const TransportSetup& setup) {
+  return std::make_unique<VerbsTransport>(setup.rank, setup.size, setup.token, setup.verbs);
+}
+#endif
+
+std::unique_ptr<Transport> make_mpi(const TransportSetup& setup) {
+  if (setup.mpi_world == nullptr) {
+    throw Error(ErrorKind::kUnavailable, "transport \"mpi\" is for ranks that met through MPI");
+  }
+  return std::make_unique<MpiTransport>(setup.mpi_world, setup.mpi);
+}
+
+std::unique_ptr<Transport> make_loopback(const TransportSetup& setup) {
+  if (setup.loopback_world == nullptr) {
+    throw Error(ErrorKind::kUnavailable,
+                "transport \"loopback\" is for ranks that are threads: pgasdl.loopback.run");
+  }
+  return std::make_unique<LoopbackTransport>(setup.loopback_world, setup.rank);
+}
+
+constexpr TransportRow kRows[] = {
+    {"shm", make_shm},
+#ifdef PGASDL_VERBS
+    {"verbs", make_verbs, verbs_devices},
+#else
+    {"verbs", nullptr, nullptr,
+     "verbs was not built in: <infiniband/verbs.h> was missing when pgasdl was built "
+     "(Debian: apt-get install libibverbs-dev, then build again)"},
+#endif
+    {"mpi", make_mpi},
+    {"loopback", make_loopback},
+};
+
+}  // namespace
+
+std::span<const TransportRow> transports() { return kRows; }
+
+const TransportRow& transport_row(std::string_view name) {
+  std::string names;
+  for (const TransportRow& row : kRows) {
+    if (row.name == name && row.make != nullptr) return row;
+    if (row.name == name) throw Error(ErrorKind::kUnavailable, std::string(row.left_out));
+    names += text(names.empty() ? "" : ", ", row.name);
+  }
+  throw Error(ErrorKind::kUnavailable, text("no transport \"", name, "\": there are ", names));
+}
+
+std::string transport_missing(std::string_view name, const VerbsOptions& options) {
+  try {
+    const TransportRow& row = transport_row(name);
+    if (row.devices == nullptr) return "";
+    std::string refused;
+    for (const VerbsDeviceInfo& info : row.devices(options)) {
+      if (info.chosen) return "";
+      refused += text(refused.empty() ? "" : "; ", info.device, ": ", info.refused);
+    }
+    return refused.empty() ? "no RDMA device" : refused;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,234 @@
+#include "transport/verbs/connection.hpp"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#include "transport/verbs/queue.hpp"
+
+namespace pgasdl {
+namespace {
+
+// Up to so many bytes the processor copies into the request, which saves the adapter a read. At
+// least the 4 of a flag; more would make every request of a queue pair longer.
+constexpr std::uint32_t kInlineBytes = 64;
+constexpr std::uint8_t kRetries = kVerbsAttempts - 1;
+
+// Of one request where the kernel is the adapter: soft-RoCE sends a request again from the packet
+// that was lost, but counts its attempts by request, so that long ones run out of them.
+constexpr std::uint32_t kSoftwareBytes = 32 << 10;
+
+std::uint32_t random_packet_number() {
+  std::uint32_t number = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number) throw_system("getrandom", errno);
+  return number & 0xffffff;
+}
+
+}  // namespace
+
+VerbsConnection::VerbsConnection(const VerbsDevice& device, VerbsQueue& queue, ibv_cq* completions,
+                                 Rank peer, std::uint32_t depth)
+    : device_(device),
+      queue_(queue),
+      completions_(completions),
+      peer_(peer),
+      depth_(depth),
+      mask_(std::bit_ceil(depth) - 1),
+      most_(device.software() ? kSoftwareBytes : std::max(device.link().max_msg_sz, 1u << 20)),
+      requests_(depth),
+      pieces_(depth),
+      notes_(mask_ + 1) {
+  for (std::size_t i = 0; i < depth; ++i) {
+    requests_[i].next = i + 1 < depth ? &requests_[i + 1] : nullptr;
+    requests_[i].sg_list = &pieces_[i];
+    requests_[i].num_sge = 1;
+  }
+}
+
+void VerbsConnection::change(ibv_qp_attr& attributes, int mask, const char* what) {
+  const int error = verbs_library().modify_qp(pair_.get(), &attributes, mask);
+  if (error != 0) {
+    throw_system(text("the connection to rank ", peer_, " on queue ", queue_.id(), ": ", what),
+                 error);
+  }
+}
+
+void VerbsConnection::open() {
+  ibv_qp_init_attr wanted{};
+  wanted.send_cq = completions_;
+  wanted.recv_cq = completions_;
+  wanted.cap = {depth_, 1, 1, 1, kInlineBytes};
+  wanted.qp_type = IBV_QPT_RC;
+  pair_.reset(verbs_library().create_qp(device_.domain(), &wanted));
+  if (pair_ == nullptr) {
+    throw_system(text("a queue pair for rank ", peer_, " on ", device_.name()), errno);
+  }
+  inline_bytes_ = std::min(wanted.cap.max_inline_data, kInlineBytes);
+  if (inline_bytes_ < sizeof(std::uint32_t)) {
+    throw Error(ErrorKind::kUnavailable, text(device_.name(), " has no inline sends"));
+  }
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_INIT;
+  attributes.port_num = device_.port();
+  attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  if (device_.atomics()) attributes.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
+  change(attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+         "preparing its queue pair");
+  here_ = {pair_->qp_num, random_packet_number()};
+}
+
+void VerbsConnection::join(const VerbsPath& path, const VerbsEnd& there) {
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_RTR;
+  attributes.path_mtu = path.mtu;
+  attributes.dest_qp_num = there.number;
+  attributes.rq_psn = there.first_packet;
+  attributes.max_dest_rd_atomic = path.reads;
+  attributes.min_rnr_timer = 12;
+  attributes.ah_attr = path.address;
+  change(attributes,
+         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+         "making it ready to receive");
+  attributes = {};
+  attributes.qp_state = IBV_QPS_RTS;
+  attributes.timeout = path.timeout;
+  attributes.retry_cnt = kRetries;
+  attributes.rnr_retry = kRetries;
+  attributes.sq_psn = here_.first_packet;
+  attributes.max_rd_atomic = path.reads;
+  change(attributes,
+         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+             IBV_QP_MAX_QP_RD_ATOMIC,
+         "making it ready to send");
+  there_ = there;
+}
+
+void VerbsConnection::admit() {
+  State apart = State::kApart;
+  state_.compare_exchange_strong(apart, State::kReady, std::memory_order_acq_rel);
+}
+
+bool VerbsConnection::close() {
+  const std::scoped_lock lock(mutex_, queue_.polling());
+  if (pair_ != nullptr) queue_.poll_locked();
+  pair_.reset();
+  // What it left in the completion queue has the old generation, and must not stay: room there is
+  // counted.
+  generation_.fetch_add(1, std::memory_order_relaxed);
+  queue_.poll_locked();
+  const std::uint64_t lost = signalled_ - settled_;
+  settled_ = signalled_;
+  retired_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
+  queue_.settled(lost);
+  here_ = there_ = {};
+  const std::lock_guard fault_lock(fault_mutex_);
+  fault_.reset();
+  state_.store(State::kApart, std::memory_order_release);
+  return lost != 0;
+}
+
+void VerbsConnection::break_off(const Error& error, bool lost) {
+  const std::lock_guard lock(fault_mutex_);
+  if (broken()) return;
+  fault_.emplace(error);
+  state_.store(State::kBroken, std::memory_order_release);
+  if (lost) queue_.add_fault(error, peer_);
+}
+
+void VerbsConnection::throw_fault() {
+  const std::lock_guard lock(fault_mutex_);
+  throw fault_ ? fault_->error()
+               : Error(ErrorKind::kPeerLost, text("rank ", peer_, " is lost"), peer_);
+}
+
+VerbsMemory::Pending VerbsConnection::under_way() const {
+  return {this, posted_.load(std::memory_order_relaxed),
+          generation_.load(std::memory_order_relaxed)};
+}
+
+bool VerbsConnection::over(const VerbsMemory::Pending& pending) const {
+  const std::uint32_t retired = retired_.load(std::memory_order_acquire);
+  return pending.generation != generation_.load(std::memory_order_relaxed) ||
+         static_cast<std::int32_t>(retired - pending.posted) >= 0;
+}
+
+void VerbsConnection::completed(const ibv_wc& completion) {
+  const auto number = static_cast<std::uint32_t>(completion.wr_id);
+  const auto generation = static_cast<std::uint8_t>(completion.wr_id >> kGenerationShift);
+  if (generation != static_cast<std::uint8_t>(generation_.load(std::memory_order_relaxed))) return;
+  const Note& note = notes_[number & mask_];
+  if (completion.status == IBV_WC_SUCCESS) [[likely]] {
+    if (note.old != nullptr) {
+      std::memcpy(note.old, results_->data() + (number & mask_) * sizeof *note.old,
+                  sizeof *note.old);
+    }
+    if (note.flag != nullptr) {
+      note.flag->store(note.value, std::memory_order_release);
+      if (note.doorbell != nullptr) note.doorbell->ring();
+    }
+  } else if (!broken()) {  // those after the first are only flushed
+    break_off(fault_of(completion, note), true);
+  }
+  const bool signalled = note.signalled;
+  retired_.store(number + 1, std::memory_order_release);
+  if (!signalled) return;
+  ++settled_;
+  queue_.settled(1);
+}
+
+Error VerbsConnection::fault_of(const ibv_wc& completion, const Note& note) const {
+  std::string words;
+  switch (note.operation) {
+    case Operation::kWrite:
+      words = text("a write of ", note.bytes, " bytes to offset ", note.offset, " of a segment of");
+      break;
+    case Operation::kNotify:
+      words = text("raising notification ", note.offset, " at");
+      break;
+    case Operation::kRead:
+      words = text("a read of ", note.bytes, " bytes at offset ", note.offset, " of a segment of");
+      break;
+    case Operation::kAtomic:
+      words = text("an atomic at offset ", note.offset, " of a segment of");
+      break;
+  }
+  words += text(" rank ", peer_, " on queue ", queue_.id(), ": ");
+  ErrorKind kind = ErrorKind::kPeerLost;
+  switch (completion.status) {
+    case IBV_WC_RETRY_EXC_ERR:
+      words += "no answer; its process, its host or the link is gone";
+      break;
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+      words += "it was never ready to receive";
+      break;
+    case IBV_WC_WR_FLUSH_ERR:
+      words += "the connection was broken, by an error of the peer's side or by its end";
+      break;
+    case IBV_WC_REM_ACCESS_ERR:
+      kind = ErrorKind::kSystem;
+      words +=
+          "refused there; outside of registered memory, or its key is no longer valid "
+          "(deleted by that rank?)";
+      break;
+    case IBV_WC_REM_INV_REQ_ERR:
+      kind = ErrorKind::kSystem;
+      words += "refused there as an invalid request";
+      break;
+    case IBV_WC_LOC_PROT_ERR:
+      kind = ErrorKind::kSystem;
+      words += "this rank's own memory is not registered, or no longer";
+      break;
+    default:
+      kind = ErrorKind::kSystem;
+      words += "the adapter failed";
+  }
+  words += text(" (", verbs_library().wc_status_str(completion.status), ", vendor code ",
+                completion.vendor_err, "); ctx.reconnect(", peer_, ") connects anew");
+  return Error(kind, words, kind == ErrorKind::kPeerLost ? peer_ : -1);
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,281 @@
+#include "transport/verbs/device.hpp"
+
+#include <arpa/inet.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace pgasdl {
+namespace {
+
+constexpr const char* kContainerFlags =
+    "in a container: --device=/dev/infiniband --ulimit memlock=-1";
+
+// What makes an address better than another, most important first: kind of link, scope (0: only
+// this link), speed, same NUMA node.
+using Merit = std::array<int, 4>;
+constexpr std::size_t kScope = 1;
+
+struct Candidate {
+  VerbsDeviceInfo info;
+  Merit merit{};
+  VerbsGid gid{};
+};
+
+class DeviceList {
+ public:
+  DeviceList() : devices_(verbs_library().get_device_list(&count_)) {}
+  DeviceList(const DeviceList&) = delete;
+  DeviceList& operator=(const DeviceList&) = delete;
+  ~DeviceList() {
+    if (devices_ != nullptr) verbs_library().free_device_list(devices_);
+  }
+  std::span<ibv_device* const> devices() const {
+    return {devices_, devices_ == nullptr ? 0 : static_cast<std::size_t>(count_)};
+  }
+
+ private:
+  int count_ = 0;
+  ibv_device** devices_;
+};
+
+// The first line of a file below the device's folder in sysfs; empty if there is none.
+std::string sysfs(const ibv_device* device, const std::string& path) {
+  std::ifstream file(text(device->ibdev_path, "/", path));
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+int numa_node(const ibv_device* device) {
+  const std::string node = sysfs(device, "device/numa_node");
+  return node.empty() ? -1 : std::atoi(node.c_str());
+}
+
+int own_numa_node() {
+  unsigned node = 0;
+  return getcpu(nullptr, &node) == 0 ? static_cast<int>(node) : -1;
+}
+
+ibv_port_attr query_port(ibv_context* context, std::uint8_t port) {
+  ibv_port_attr link{};
+  // The symbol fills the part of the structure that all versions have; the rest stays zero.
+  const int error =
+      verbs_library().query_port(context, port, reinterpret_cast<_compat_ibv_port_attr*>(&link));
+  if (error != 0) throw_system("ibv_query_port", error);
+  return link;
+}
+
+bool is_zero(const ibv_gid& gid) {
+  return gid.global.subnet_prefix == 0 && gid.global.interface_id == 0;
+}
+
+bool is_ipv4(const ibv_gid& gid) {
+  constexpr std::uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  return std::memcmp(gid.raw, kMapped, sizeof kMapped) == 0;
+}
+
+bool is_link_local(const ibv_gid& gid) {
+  if (is_ipv4(gid)) return gid.raw[12] == 169 && gid.raw[13] == 254;
+  return gid.raw[0] == 0xfe && (gid.raw[1] & 0xc0) == 0x80;
+}
+
+VerbsLink link_of(const ibv_device* device, int port, int index, const ibv_port_attr& link) {
+  if (link.link_layer != IBV_LINK_LAYER_ETHERNET) return VerbsLink::kInfiniBand;
+  const std::string type = sysfs(device, text("ports/", port, "/gid_attrs/types/", index));
+  return type == "RoCE v2" ? VerbsLink::kRoceV2 : VerbsLink::kRoceV1;
+}
+
+std::string_view name(VerbsLink link) {
+  constexpr std::array<std::string_view, 3> kNames{"RoCE v1", "RoCE v2", "InfiniBand"};
+  return kNames[static_cast<std::size_t>(link)];
+}
+
+std::string words(const ibv_gid& gid) {
+  char buffer[INET6_ADDRSTRLEN] = {};
+  inet_ntop(AF_INET6, gid.raw, buffer, sizeof buffer);
+  return buffer;
+}
+
+std::string refusal(const ibv_device* device, const Candidate& candidate, const ibv_port_attr& link,
+                    const VerbsOptions& options) {
+  const VerbsDeviceInfo& info = candidate.info;
+  if (!options.device.empty() && info.device != options.device) {
+    return text("device ", options.device, " was asked for");
+  }
+  if (options.port != 0 && info.port != options.port) {
+    return text("port ", options.port, " was asked for");
+  }
+  if (options.gid_index >= 0 && info.gid_index != options.gid_index) {
+    return text("GID index ", options.gid_index, " was asked for");
+  }
+  if (device->transport_type == IBV_TRANSPORT_IWARP) {
+    return "iWARP: it connects through rdma_cm only, and has no atomics";
+  }
+  if (link.state != IBV_PORT_ACTIVE) return text("the port is ", info.state);
+  if (candidate.gid.link == VerbsLink::kInfiniBand && link.lid == 0) {
+    return "the port has no LID: no subnet manager runs";
+  }
+  return "";
+}
+
+Merit merit_of(const Candidate& candidate, const ibv_port_attr& link, int own_node) {
+  const ibv_gid& gid = candidate.gid.gid;
+  const int kind = candidate.gid.link == VerbsLink::kRoceV1 ? 0 : 1;
+  const bool global = candidate.gid.link == VerbsLink::kInfiniBand || !is_link_local(gid);
+  const int scope = !global ? 0 : is_ipv4(gid) ? 2 : 1;
+  return {kind, scope, link.active_width * link.active_speed,
+          candidate.info.numa_node == own_node ? 1 : 0};
+}
+
+void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
+                  const VerbsOptions& options, std::vector<Candidate>& found) {
+  const ibv_port_attr link = query_port(context, port);
+  Candidate candidate;
+  candidate.info.device = device->name;
+  candidate.info.port = port;
+  candidate.info.state = verbs_library().port_state_str(link.state);
+  candidate.info.link_layer =
+      link.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
+  candidate.info.mtu = bytes_of(link.active_mtu);
+  candidate.info.numa_node = numa_node(device);
+  const int own_node = own_numa_node();
+  for (int index = 0; index < link.gid_tbl_len; ++index) {
+    ibv_gid gid{};
+    if (verbs_library().query_gid(context, port, index, &gid) != 0 || is_zero(gid)) continue;
+    candidate.gid = {gid, link_of(device, port, index, link), index};
+    candidate.info.gid_index = index;
+    candidate.info.gid = words(gid);
+    candidate.info.type = name(candidate.gid.link);
+    candidate.info.net_device = sysfs(device, text("ports/", +port, "/gid_attrs/ndevs/", index));
+    candidate.info.refused = refusal(device, candidate, link, options);
+    candidate.merit = merit_of(candidate, link, own_node);
+    found.push_back(candidate);
+  }
+}
+
+// Why it cannot be opened: libibverbs goes on looking, and ends with an error of something else.
+std::string opening_error(const ibv_device* device, int error) {
+  const std::string node = text("/dev/infiniband/", device->dev_name);
+  if (access(node.c_str(), R_OK | W_OK) != 0) error = errno;
+  return text(node, ": ", std::strerror(error));
+}
+
+void look_at_device(ibv_device* device, const VerbsOptions& options,
+                    std::vector<Candidate>& found) {
+  Candidate closed;
+  closed.info.device = device->name;
+  const VerbsPtr<ibv_context> context(verbs_library().open_device(device));
+  if (context == nullptr) {
+    closed.info.refused =
+        text("it cannot be opened: ", opening_error(device, errno), "; ", kContainerFlags);
+    found.push_back(closed);
+    return;
+  }
+  ibv_device_attr limits{};
+  if (const int error = verbs_library().query_device(context.get(), &limits); error != 0) {
+    throw_system("ibv_query_device", error);
+  }
+  const std::size_t before = found.size();
+  for (int port = 1; port <= limits.phys_port_cnt; ++port) {
+    look_at_port(device, context.get(), static_cast<std::uint8_t>(port), options, found);
+  }
+  if (found.size() != before) return;
+  closed.info.refused = "no port of it has an address: is its network device up?";
+  found.push_back(closed);
+}
+
+// Why the second of two usable ones is not used.
+std::string ranked_below(const Candidate& best, const Candidate& other) {
+  if (best.info.device == other.info.device && best.merit == other.merit) {
+    return text("GID index ", best.info.gid_index, " comes first");
+  }
+  constexpr std::array<std::string_view, 4> kReasons{"RoCE v1, which is not routed",
+                                                     "its address reaches less far", "it is slower",
+                                                     "it is on another NUMA node"};
+  const std::string than = other.info.device == best.info.device
+                               ? text("GID index ", best.info.gid_index, "'s")
+                               : best.info.device;
+  for (std::size_t i = 0; i < kReasons.size(); ++i) {
+    if (other.merit[i] < best.merit[i]) return text(kReasons[i], " than ", than);
+  }
+  return text(best.info.device, " comes first");
+}
+
+// All addresses, the chosen one first if there is one.
+std::vector<Candidate> candidates(const VerbsOptions& options) {
+  std::vector<Candidate> found;
+  const DeviceList list;
+  for (ibv_device* device : list.devices()) look_at_device(device, options, found);
+  std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
+    if (a.info.refused.empty() != b.info.refused.empty()) return a.info.refused.empty();
+    return a.merit > b.merit;
+  });
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (!found[i].info.refused.empty()) break;
+    if (i == 0) {
+      found[i].info.chosen = true;
+    } else {
+      found[i].info.refused = ranked_below(found[0], found[i]);
+    }
+  }
+  return found;
+}
+
+[[noreturn]] void throw_none(const std::vector<Candidate>& found) {
+  std::string reasons;
+  for (const auto& [info, merit, gid] : found) {
+    reasons += text("; ", info.device);
+    if (info.port != 0) reasons += text(" port ", info.port, " GID ", info.gid_index);
+    reasons += text(": ", info.refused);
+  }
+  std::error_code ignored;
+  if (found.empty() && !std::filesystem::is_empty("/sys/class/infiniband", ignored) && !ignored) {
+    reasons = text("; the kernel has some, but they cannot be opened; ", kContainerFlags);
+  }
+  throw Error(ErrorKind::kUnavailable, text("no usable RDMA device", reasons));
+}
+
+}  // namespace
+
+int bytes_of(ibv_mtu mtu) { return mtu == 0 ? 0 : 128 << mtu; }
+
+std::vector<VerbsDeviceInfo> verbs_devices(const VerbsOptions& options) {
+  std::vector<VerbsDeviceInfo> infos;
+  for (Candidate& candidate : candidates(options)) infos.push_back(std::move(candidate.info));
+  return infos;
+}
+
+VerbsDevice::VerbsDevice(const VerbsOptions& options) {
+  const std::vector<Candidate> found = candidates(options);
+  if (found.empty() || !found[0].info.chosen) throw_none(found);
+  const Candidate& best = found[0];
+  name_ = best.info.device;
+  port_ = static_cast<std::uint8_t>(best.info.port);
+  // Peers in other subnets may be reached better by another address of the same port.
+  for (const Candidate& other : found) {
+    const bool as_far = other.merit[kScope] > 0 || best.merit[kScope] == 0;
+    if (other.info.device == name_ && other.info.port == port_ && as_far &&
+        other.gid.link == best.gid.link && (options.gid_index < 0 || other.info.chosen)) {
+      gids_.push_back(other.gid);
+    }
+  }
+  const DeviceList list;
+  for (ibv_device* device : list.devices()) {
+    if (name_ == device->name) context_.reset(verbs_library().open_device(device));
+  }
+  if (context_ == nullptr) throw_system(text("opening ", name_), errno);
+  if (const int error = verbs_library().query_device(context(), &limits_); error != 0) {
+    throw_system("ibv_query_device", error);
+  }
+  link_ = query_port(context(), port_);
+  domain_.reset(verbs_library().alloc_pd(context()));
+  if (domain_ == nullptr) throw_system(text("a protection domain on ", name_), errno);
+}
+
+}  // namespace pgasdl

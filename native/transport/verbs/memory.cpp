@@ -1,0 +1,147 @@
+#include "transport/verbs/memory.hpp"
+
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace pgasdl {
+namespace {
+
+// Flags and data alike must become visible in the order in which they were written: no relaxed
+// ordering. Nothing may bind memory windows, and nothing is on demand.
+constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                        IBV_ACCESS_REMOTE_ATOMIC;
+
+struct Description {
+  std::uint64_t bytes;
+  std::uint64_t data_address;
+  std::uint64_t board_address;
+  std::uint32_t notifications;
+  std::uint32_t data_key;
+  std::uint32_t board_key;
+  std::uint32_t padding;
+};
+
+// What to do about a failed registration.
+std::string advice(int error, std::uint64_t bytes, std::uint64_t registered) {
+  if (error == EFAULT) return "; the memory is not mapped, is read-only, or is another device's";
+  rlimit limit{};
+  const bool memory = error == ENOMEM || error == EPERM || error == EAGAIN;
+  if (!memory || getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "";
+  if (limit.rlim_cur == RLIM_INFINITY) return "; memory may be locked without limit here";
+  return text("; RLIMIT_MEMLOCK allows ", limit.rlim_cur, " bytes of locked memory, and ",
+              registered, " + ", bytes,
+              " are to be registered: raise it (ulimit -l unlimited; docker run --ulimit "
+              "memlock=-1 --device=/dev/infiniband)");
+}
+
+// `before`: bytes that were registered already.
+VerbsPtr<ibv_mr> registered(const VerbsDevice& device, std::byte* data, std::uint64_t bytes,
+                            int access, const std::string& what, std::uint64_t before) {
+  VerbsPtr<ibv_mr> region(verbs_library().reg_mr(device.domain(), data, bytes, access));
+  if (region != nullptr) return region;
+  const int error = errno;
+  throw Error(ErrorKind::kBuffer,
+              text("registering ", bytes, " bytes of ", what, " with ", device.name(), ": ",
+                   std::strerror(error), " (errno ", error, ")", advice(error, bytes, before)));
+}
+
+}  // namespace
+
+VerbsBuffer::VerbsBuffer(const VerbsDevice& device, std::size_t bytes) {
+  UniqueFd descriptor;
+  region = Region::create(bytes, descriptor);
+  registered = pgasdl::registered(device, region->data(), bytes, IBV_ACCESS_LOCAL_WRITE,
+                                  "the library's own memory", 0);
+}
+
+VerbsPtr<ibv_mr> VerbsMemory::reg(std::byte* data, std::uint64_t bytes, SegmentId segment) {
+  if (bytes == 0) return nullptr;
+  const int access = device_->atomics() ? kAccess : kAccess & ~IBV_ACCESS_REMOTE_ATOMIC;
+  auto region =
+      registered(*device_, data, bytes, access, text("segment ", segment), registered_bytes_);
+  registered_bytes_ += bytes;
+  return region;
+}
+
+std::string VerbsMemory::publish(LocalSegment& segment) {
+  if (segment.keep == nullptr) {
+    auto keys = std::make_unique<VerbsLocalKeys>();
+    {
+      const std::lock_guard lock(mutex_);
+      keys->data = reg(segment.data, segment.bytes, segment.id);
+      keys->board = reg(reinterpret_cast<std::byte*>(segment.board),
+                        std::uint64_t{segment.notifications} * sizeof(FlagWord), segment.id);
+      if (keys->data != nullptr) own_[segment.data] = keys->data->rkey;
+    }
+    keys->data_key = keys->data == nullptr ? 0 : keys->data->lkey;
+    keys->region = segment.region;
+    // Whoever drops a segment that was never retracted must not take it from requests under way.
+    segment.keep = std::shared_ptr<VerbsLocalKeys>(
+        keys.release(), [memory = shared_from_this()](VerbsLocalKeys* dropped) {
+          memory->retract(*dropped);
+          delete dropped;
+        });
+  }
+  const auto& keys = *static_cast<const VerbsLocalKeys*>(segment.keep.get());
+  Description description{};
+  description.bytes = segment.bytes;
+  description.data_address = reinterpret_cast<std::uint64_t>(segment.data);
+  description.board_address = reinterpret_cast<std::uint64_t>(segment.board);
+  description.notifications = segment.notifications;
+  description.data_key = keys.data == nullptr ? 0 : keys.data->rkey;
+  description.board_key = keys.board == nullptr ? 0 : keys.board->rkey;
+  return std::string(reinterpret_cast<const char*>(&description), sizeof description);
+}
+
+RemoteSegment VerbsMemory::attach(Rank peer, const std::string& bytes) {
+  Description description;
+  if (bytes.size() != sizeof description) {
+    throw Error(ErrorKind::kMismatch,
+                text("malformed segment description from rank ", peer, ": other version?"));
+  }
+  std::memcpy(&description, bytes.data(), sizeof description);
+  RemoteSegment remote;
+  remote.bytes = description.bytes;
+  remote.notifications = description.notifications;
+  remote.address = description.data_address;
+  remote.keep = std::make_shared<VerbsRemoteKeys>(
+      VerbsRemoteKeys{description.data_address, description.board_address, description.data_key,
+                      description.board_key});
+  return remote;
+}
+
+VerbsRemoteKeys VerbsMemory::own_keys(const std::byte* data) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = own_.find(data);
+  if (found == own_.end()) {
+    throw Error(ErrorKind::kSegment,
+                "this rank's copy of the segment is not registered (deleted?)");
+  }
+  return {reinterpret_cast<std::uint64_t>(data), 0, found->second, 0};
+}
+
+void VerbsMemory::retract(VerbsLocalKeys& keys) {
+  Retired retired{std::move(keys.data), std::move(keys.board), std::move(keys.region), false, {}};
+  const std::lock_guard lock(mutex_);
+  if (retired.data != nullptr) {
+    const auto found = own_.find(static_cast<const std::byte*>(retired.data->addr));
+    if (found != own_.end() && found->second == retired.data->rkey) own_.erase(found);
+  }
+  for (const auto& region : {retired.data.get(), retired.board.get()}) {
+    if (region != nullptr) registered_bytes_ -= region->length;
+  }
+  if (closed_ || (retired.data == nullptr && retired.board == nullptr)) return;
+  retired_.push_back(std::move(retired));
+  n_retired_.store(retired_.size(), std::memory_order_relaxed);
+}
+
+void VerbsMemory::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  retired_.clear();
+  n_retired_.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,104 @@
+// Registered memory: two regions per segment, its data and its board, and the keys peers need.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "transport/verbs/device.hpp"
+
+namespace pgasdl {
+
+class VerbsConnection;
+
+// What LocalSegment::keep holds once it was published.
+struct VerbsLocalKeys {
+  VerbsPtr<ibv_mr> data;   // null: no bytes
+  VerbsPtr<ibv_mr> board;  // null: no notifications
+  std::uint32_t data_key = 0;
+  std::shared_ptr<Region> region;  // stays mapped as long as it is registered
+};
+
+// What RemoteSegment::keep holds.
+struct VerbsRemoteKeys {
+  std::uint64_t data_address;
+  std::uint64_t board_address;
+  std::uint32_t data_key;
+  std::uint32_t board_key;
+};
+
+// Registered memory of the transport's own, page-aligned so that a fork does no harm.
+struct VerbsBuffer {
+  VerbsBuffer(const VerbsDevice& device, std::size_t bytes);
+  std::byte* data() const { return region->data(); }
+  std::shared_ptr<Region> region;
+  VerbsPtr<ibv_mr> registered;
+};
+
+class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
+ public:
+  explicit VerbsMemory(std::shared_ptr<VerbsDevice> device) : device_(std::move(device)) {}
+
+  std::string publish(LocalSegment& segment);
+  static RemoteSegment attach(Rank peer, const std::string& description);
+  // How this rank reaches its own copy through the adapter.
+  VerbsRemoteKeys own_keys(const std::byte* data) const;
+
+  // Deregisters once every request posted by now is over; also when LocalSegment::keep goes.
+  void retract(VerbsLocalKeys& keys);
+  bool has_retired() const { return n_retired_.load(std::memory_order_relaxed) != 0; }
+  // A request that may still use what was retired: of `connection`, up to its number `posted`.
+  struct Pending {
+    const VerbsConnection* connection;
+    std::uint32_t posted;
+    std::uint32_t generation;
+  };
+  // `pending()` lists all that are under way; `over(pending)` tells whether one is.
+  template <typename List, typename Over>
+  void collect(List&& pending, Over&& over);
+  // No queue pair is left: from now on nothing has to be awaited.
+  void close();
+
+ private:
+  struct Retired {
+    VerbsPtr<ibv_mr> data;
+    VerbsPtr<ibv_mr> board;
+    std::shared_ptr<Region> region;
+    bool listed = false;
+    std::vector<Pending> pending;
+  };
+  VerbsPtr<ibv_mr> reg(std::byte* data, std::uint64_t bytes, SegmentId segment);
+
+  const std::shared_ptr<VerbsDevice> device_;
+  mutable std::mutex mutex_;
+  std::map<const std::byte*, std::uint32_t> own_;  // data of every segment, and its key
+  std::vector<Retired> retired_;
+  std::atomic<std::size_t> n_retired_{0};
+  std::uint64_t registered_bytes_ = 0;
+  bool closed_ = false;
+};
+
+template <typename List, typename Over>
+void VerbsMemory::collect(List&& pending, Over&& over) {
+  std::vector<Retired> gone;  // deregistered after the lock is released
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  for (std::size_t i = 0; i < retired_.size();) {
+    Retired& retired = retired_[i];
+    if (!retired.listed) {
+      retired.pending = pending();
+      retired.listed = true;
+    }
+    std::erase_if(retired.pending, over);
+    if (!retired.pending.empty()) {
+      ++i;
+      continue;
+    }
+    std::swap(retired, retired_.back());
+    gone.push_back(std::move(retired_.back()));
+    retired_.pop_back();
+  }
+  n_retired_.store(retired_.size(), std::memory_order_relaxed);
+}
+
+}  // namespace pgasdl

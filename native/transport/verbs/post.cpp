@@ -1,0 +1,221 @@
+// Posting: operations become chains of work requests.
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/verbs/connection.hpp"
+#include "transport/verbs/queue.hpp"
+
+namespace pgasdl {
+namespace {
+
+std::uint32_t data_key(const LocalSegment& segment) {
+  if (segment.keep == nullptr) [[unlikely]] {
+    throw Error(ErrorKind::kBuffer,
+                "this memory was never registered with the RDMA device: only a segment's can be "
+                "sent or read into");
+  }
+  return static_cast<const VerbsLocalKeys*>(segment.keep.get())->data_key;
+}
+
+const VerbsRemoteKeys& keys_of(const RemoteSegment& segment) {
+  return *static_cast<const VerbsRemoteKeys*>(segment.keep.get());
+}
+
+}  // namespace
+
+bool VerbsConnection::admits(std::uint64_t requests) {
+  const State state = state_.load(std::memory_order_acquire);
+  if (state == State::kBroken) [[unlikely]]
+    throw_fault();
+  return state == State::kReady && room() >= std::min<std::uint64_t>(requests, depth_);
+}
+
+std::uint64_t VerbsConnection::requests_for(std::span<const Transfer> transfers) const {
+  std::uint64_t requests = 0;
+  for (const Transfer& transfer : transfers) {
+    requests += transfer.bytes <= most_ ? (transfer.bytes != 0 ? 1 : 0)
+                                        : (transfer.bytes + most_ - 1) / most_;
+  }
+  return requests;
+}
+
+// Requests that go to the adapter together, with one doorbell.
+class VerbsConnection::Chain {
+ public:
+  explicit Chain(VerbsConnection& connection)
+      : connection_(connection),
+        id_(static_cast<std::uint64_t>(connection.peer_) << kPeerShift |
+            static_cast<std::uint64_t>(
+                static_cast<std::uint8_t>(connection.generation_.load(std::memory_order_relaxed)))
+                << kGenerationShift),
+        room_(connection.room()) {}
+
+  // The next request; the caller adds where it goes. `note` is what happens at its completion.
+  ibv_send_wr& add(ibv_wr_opcode opcode, const void* local, std::uint32_t bytes, std::uint32_t key,
+                   const Note& note) {
+    if (length_ == room_) [[unlikely]]
+      make_room();
+    VerbsConnection& connection = connection_;
+    const std::uint32_t number = connection.posted_.load(std::memory_order_relaxed) + length_;
+    ibv_send_wr& request = connection.requests_[length_];
+    *request.sg_list = {reinterpret_cast<std::uint64_t>(local), bytes, key};
+    request.wr_id = id_ | number;
+    request.opcode = opcode;
+    request.send_flags = 0;
+    connection.notes_[number & connection.mask_] = note;
+    ++length_;
+    return request;
+  }
+
+  Note& last_note() {
+    const std::uint32_t posted = connection_.posted_.load(std::memory_order_relaxed);
+    return connection_.notes_[(posted + length_ - 1) & connection_.mask_];
+  }
+
+  void post() {
+    VerbsConnection& connection = connection_;
+    ibv_send_wr& last = connection.requests_[length_ - 1];
+    ibv_send_wr* const next = last.next;
+    last.next = nullptr;
+    last.send_flags |= IBV_SEND_SIGNALED;
+    last_note().signalled = true;
+    // Counted before: the completion may be taken by another thread at once.
+    ++connection.signalled_;
+    connection.queue_.posted();
+    ibv_send_wr* refused = nullptr;
+    const int error = ibv_post_send(connection.pair_.get(), &connection.requests_[0], &refused);
+    last.next = next;
+    if (error != 0) [[unlikely]]
+      give_up(error, refused);
+    connection.posted_.fetch_add(length_, std::memory_order_relaxed);
+    room_ -= length_;
+    length_ = 0;
+  }
+
+ private:
+  // For a list longer than the queue pair is deep: what there is goes, and makes room.
+  void make_room() {
+    if (length_ != 0) post();
+    while ((room_ = connection_.room()) == 0) {
+      connection_.queue_.poll();
+      if (connection_.broken()) connection_.throw_fault();
+      if (connection_.room() == 0) sched_yield();
+    }
+  }
+
+  [[noreturn]] void give_up(int error, const ibv_send_wr* refused) {
+    VerbsConnection& connection = connection_;
+    const auto taken =
+        refused == nullptr ? 0 : static_cast<std::uint32_t>(refused - connection.requests_.data());
+    connection.posted_.fetch_add(taken, std::memory_order_relaxed);
+    --connection.signalled_;
+    connection.queue_.settled(1);
+    // What was taken before is flushed, and nothing is known of the order any more.
+    ibv_qp_attr attributes{};
+    attributes.qp_state = IBV_QPS_ERR;
+    verbs_library().modify_qp(connection.pair_.get(), &attributes, IBV_QP_STATE);
+    connection.break_off(
+        Error(ErrorKind::kSystem,
+              text("posting to rank ", connection.peer_, " on queue ", connection.queue_.id(), ": ",
+                   std::strerror(error), " (errno ", error, ")")),
+        true);
+    connection.throw_fault();
+  }
+
+  VerbsConnection& connection_;
+  const std::uint64_t id_;
+  std::uint32_t room_;
+  std::uint32_t length_ = 0;
+};
+
+void VerbsConnection::add(Chain& chain, Operation operation, const Transfer& transfer) {
+  const std::uint32_t key = data_key(*transfer.local);
+  const VerbsRemoteKeys& remote = keys_of(*transfer.remote);
+  const bool write = operation == Operation::kWrite;
+  const std::byte* local = transfer.local->data + transfer.local_offset;
+  for (std::uint64_t done = 0; done < transfer.bytes;) {
+    const auto bytes = static_cast<std::uint32_t>(std::min(transfer.bytes - done, most_));
+    const std::uint64_t offset = transfer.remote_offset + done;
+    ibv_send_wr& request =
+        chain.add(write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, local + done, bytes, key,
+                  {offset, bytes, operation, false, 0, nullptr, nullptr, nullptr});
+    request.wr.rdma = {remote.data_address + offset, remote.data_key};
+    if (write && bytes <= inline_bytes_) request.send_flags = IBV_SEND_INLINE;
+    done += bytes;
+  }
+}
+
+bool VerbsConnection::write(std::span<const Transfer> transfers, const RemoteFlag* flag) {
+  const std::uint64_t requests = requests_for(transfers) + (flag != nullptr ? 1 : 0);
+  const std::lock_guard lock(mutex_);
+  if (!admits(requests)) return false;
+  if (requests == 0) return true;
+  Chain chain(*this);
+  for (const Transfer& transfer : transfers) add(chain, Operation::kWrite, transfer);
+  if (flag != nullptr) {
+    const VerbsRemoteKeys& remote = keys_of(*flag->remote);
+    const std::uint64_t offset = std::uint64_t{flag->notification} * sizeof(FlagWord);
+    ibv_send_wr& request = chain.add(IBV_WR_RDMA_WRITE, &flag->value, sizeof flag->value, 0,
+                                     {flag->notification, sizeof flag->value, Operation::kNotify,
+                                      false, 0, nullptr, nullptr, nullptr});
+    request.wr.rdma = {remote.board_address + offset, remote.board_key};
+    request.send_flags = IBV_SEND_INLINE;
+  }
+  chain.post();
+  return true;
+}
+
+bool VerbsConnection::read(std::span<const Transfer> transfers, const LocalFlag* flag,
+                           Doorbell* doorbell) {
+  const std::uint64_t requests = requests_for(transfers);
+  const std::lock_guard lock(mutex_);
+  if (!admits(requests)) return false;
+  FlagWord* const word = flag == nullptr ? nullptr : &flag->local->board[flag->notification];
+  if (requests == 0) {  // nothing has to come before the flag
+    if (word != nullptr) word->store(flag->value, std::memory_order_release);
+    if (word != nullptr && doorbell != nullptr) doorbell->ring();
+    return true;
+  }
+  Chain chain(*this);
+  for (const Transfer& transfer : transfers) add(chain, Operation::kRead, transfer);
+  if (word != nullptr) {
+    Note& note = chain.last_note();
+    note.flag = word;
+    note.value = flag->value;
+    note.doorbell = doorbell;
+  }
+  chain.post();
+  return true;
+}
+
+bool VerbsConnection::atomic(const Atomic& atomic, const VerbsRemoteKeys& remote) {
+  if (!device_.atomics()) {
+    throw Error(ErrorKind::kUnavailable, text(device_.name(), " has no atomic operations"));
+  }
+  if ((remote.data_address + atomic.offset) % sizeof(std::uint64_t) != 0) {
+    throw Error(ErrorKind::kAlignment,
+                text("an atomic at offset ", atomic.offset, " of rank ", peer_,
+                     "'s segment: its address there is not a multiple of 8"));
+  }
+  const std::lock_guard lock(mutex_);
+  if (!admits(1)) return false;
+  if (!results_) results_.emplace(device_, (mask_ + 1) * sizeof(std::uint64_t));
+  const std::uint32_t slot = posted_.load(std::memory_order_relaxed) & mask_;
+  const std::byte* result = results_->data() + slot * sizeof(std::uint64_t);
+  Chain chain(*this);
+  const bool add = atomic.kind == Atomic::Kind::kFetchAdd;
+  ibv_send_wr& request =
+      chain.add(add ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP, result,
+                sizeof(std::uint64_t), results_->registered->lkey,
+                {atomic.offset, 8, Operation::kAtomic, false, 0, nullptr, nullptr, atomic.old});
+  request.wr.atomic.remote_addr = remote.data_address + atomic.offset;
+  request.wr.atomic.rkey = remote.data_key;
+  request.wr.atomic.compare_add = add ? atomic.operand : atomic.compare;
+  request.wr.atomic.swap = add ? 0 : atomic.operand;
+  chain.post();
+  return true;
+}
+
+}  // namespace pgasdl

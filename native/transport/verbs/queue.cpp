@@ -1,0 +1,103 @@
+#include "transport/verbs/queue.hpp"
+
+#include <algorithm>
+#include <cerrno>
+
+namespace pgasdl {
+namespace {
+
+// Few enough that a job in which each rank needs two peers does not pay for hundreds, many enough
+// that one which needs them all polls a handful.
+constexpr int kMostPerCompletionQueue = 32;
+constexpr int kCompletionsPerPoll = 16;
+
+}  // namespace
+
+VerbsQueue::VerbsQueue(const VerbsDevice& device, QueueId id, Rank size, std::uint32_t depth)
+    : device_(device),
+      id_(id),
+      size_(size),
+      depth_(depth),
+      connections_(
+          std::make_unique<std::atomic<VerbsConnection*>[]>(static_cast<std::size_t>(size))) {
+  const int fit = device.limits().max_cqe / static_cast<int>(depth);
+  const int most = std::min({fit, kMostPerCompletionQueue, static_cast<int>(size)});
+  per_completion_queue_ = static_cast<std::uint32_t>(std::max(most, 1));
+}
+
+VerbsConnection& VerbsQueue::make(Rank peer) {
+  if (VerbsConnection* found = find(peer)) return *found;
+  if (owned_.size() % per_completion_queue_ == 0) {
+    const auto entries = static_cast<int>(per_completion_queue_ * depth_);
+    VerbsPtr<ibv_cq> more(
+        verbs_library().create_cq(device_.context(), entries, nullptr, nullptr, 0));
+    if (more == nullptr) throw_system(text("a completion queue of ", entries, " entries"), errno);
+    const std::lock_guard lock(poll_mutex_);
+    completions_.push_back(std::move(more));
+  }
+  auto made =
+      std::make_unique<VerbsConnection>(device_, *this, completions_.back().get(), peer, depth_);
+  owned_.push_back(std::move(made));
+  connections_[static_cast<std::size_t>(peer)].store(owned_.back().get(),
+                                                     std::memory_order_release);
+  return *owned_.back();
+}
+
+void VerbsQueue::poll() {
+  const std::unique_lock lock(poll_mutex_, std::try_to_lock);
+  if (lock.owns_lock()) poll_locked();
+}
+
+void VerbsQueue::poll_locked() {
+  ibv_wc completions[kCompletionsPerPoll];
+  for (const auto& queue : completions_) {
+    int taken;
+    do {
+      taken = ibv_poll_cq(queue.get(), kCompletionsPerPoll, completions);
+      // What was noted of these requests before they were posted is seen by this thread.
+      (void)outstanding_.load(std::memory_order_acquire);
+      for (int i = 0; i < taken; ++i) {
+        VerbsConnection* connection = find(VerbsConnection::peer_of(completions[i]));
+        if (connection != nullptr) connection->completed(completions[i]);
+      }
+    } while (taken == kCompletionsPerPoll);
+    if (taken < 0) [[unlikely]] {
+      add_fault(Error(ErrorKind::kSystem, text("polling for completions of queue ", id_)), -1);
+    }
+  }
+}
+
+bool VerbsQueue::complete() {
+  if (n_faults_.load(std::memory_order_acquire) != 0) [[unlikely]] {
+    const std::lock_guard lock(fault_mutex_);
+    if (!faults_.empty()) {
+      const Error fault = faults_.front().what.error();
+      faults_.pop_front();
+      n_faults_.store(faults_.size(), std::memory_order_release);
+      throw fault;
+    }
+  }
+  return outstanding_.load(std::memory_order_acquire) == 0;
+}
+
+void VerbsQueue::add_fault(const Error& fault, Rank peer) {
+  const std::lock_guard lock(fault_mutex_);
+  const bool known = std::any_of(faults_.begin(), faults_.end(),
+                                 [&](const Fault& other) { return other.peer == peer; });
+  if (!known) faults_.push_back({peer, VerbsFault(fault)});
+  n_faults_.store(faults_.size(), std::memory_order_release);
+}
+
+void VerbsQueue::drop_faults(Rank peer) {
+  const std::lock_guard lock(fault_mutex_);
+  std::erase_if(faults_, [&](const Fault& fault) { return fault.peer == peer; });
+  n_faults_.store(faults_.size(), std::memory_order_release);
+}
+
+void VerbsQueue::list_under_way(std::vector<VerbsMemory::Pending>& all) const {
+  for (Rank peer = 0; peer < size_; ++peer) {
+    if (const VerbsConnection* connection = find(peer)) all.push_back(connection->under_way());
+  }
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,64 @@
+// One of a rank's queues over verbs: its connections to the peers that were needed, and its
+// completion queues, which they share.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "transport/verbs/connection.hpp"
+
+namespace pgasdl {
+
+class VerbsQueue {
+ public:
+  VerbsQueue(const VerbsDevice& device, QueueId id, Rank size, std::uint32_t depth);
+
+  QueueId id() const { return id_; }
+  VerbsConnection* find(Rank peer) const {
+    return connections_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire);
+  }
+  // The connection to `peer`, made if there is none yet. By one thread at a time.
+  VerbsConnection& make(Rank peer);
+
+  // Takes completions, unless another thread is at it.
+  void poll();
+  bool outstanding() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
+  // All that was posted has completed; throws once for each connection that broke.
+  bool complete();
+  void add_fault(const Error& fault, Rank peer);
+  void drop_faults(Rank peer);
+  // Adds what every connection has under way.
+  void list_under_way(std::vector<VerbsMemory::Pending>& all) const;
+
+  // For connections: signalled requests about to be posted, and completed or given up.
+  void posted() { outstanding_.fetch_add(1, std::memory_order_release); }
+  void settled(std::uint64_t count) { outstanding_.fetch_sub(count, std::memory_order_release); }
+  // While a connection is closed: the polling lock is held, everything that has arrived is taken.
+  std::mutex& polling() { return poll_mutex_; }
+  void poll_locked();
+
+ private:
+  struct Fault {
+    Rank peer;
+    VerbsFault what;
+  };
+
+  const VerbsDevice& device_;
+  const QueueId id_;
+  const Rank size_;
+  const std::uint32_t depth_;
+  std::uint32_t per_completion_queue_;  // connections
+  std::mutex poll_mutex_;
+  std::vector<VerbsPtr<ibv_cq>> completions_;
+  std::vector<std::unique_ptr<VerbsConnection>> owned_;
+  std::unique_ptr<std::atomic<VerbsConnection*>[]> connections_;
+  alignas(64) std::atomic<std::uint64_t> outstanding_{0};
+  std::atomic<std::size_t> n_faults_{0};
+  std::mutex fault_mutex_;
+  std::deque<Fault> faults_;
+};
+
+}  // namespace pgasdl

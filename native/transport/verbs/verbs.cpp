@@ -1,0 +1,183 @@
+#include "transport/verbs/verbs.hpp"
+
+#include <algorithm>
+
+#include "reduce/copy.hpp"
+#include "transport/verbs/device.hpp"
+#include "transport/verbs/memory.hpp"
+#include "transport/verbs/queue.hpp"
+#include "transport/verbs/wire.hpp"
+
+namespace pgasdl {
+namespace {
+
+// This rank's own copy, reached without the adapter.
+std::byte* own_data(const RemoteSegment& segment) {
+  return segment.data != nullptr ? segment.data : reinterpret_cast<std::byte*>(segment.address);
+}
+
+FlagWord* own_board(const RemoteSegment& segment) {
+  if (segment.board != nullptr) return segment.board;
+  return reinterpret_cast<FlagWord*>(
+      static_cast<const VerbsRemoteKeys*>(segment.keep.get())->board_address);
+}
+
+}  // namespace
+
+VerbsTransport::VerbsTransport(Rank rank, Rank size, const std::string& token,
+                               const VerbsOptions& options)
+    : rank_(rank),
+      device_(std::make_shared<VerbsDevice>(options)),
+      memory_(std::make_shared<VerbsMemory>(device_)) {
+  constexpr std::uint32_t kLeastDepth = 4;
+  const auto most =
+      static_cast<std::uint32_t>(std::min(device_->limits().max_qp_wr, device_->limits().max_cqe));
+  const std::uint32_t depth = std::min(std::max(options.depth, kLeastDepth), most);
+  for (QueueId queue = 0; queue < options.queues; ++queue) {
+    queues_.push_back(std::make_unique<VerbsQueue>(*device_, queue, size, depth));
+  }
+  wire_ = std::make_unique<VerbsWire>(*device_, token, rank, size, queues_, options.timeout_s);
+}
+
+// Nobody answers any more; then nothing moves any more; then memory may go.
+VerbsTransport::~VerbsTransport() {
+  wire_->leave();
+  wire_.reset();
+  queues_.clear();
+  memory_->close();
+}
+
+std::string VerbsTransport::endpoint() { return wire_->endpoint(); }
+
+void VerbsTransport::connect(Rank peer, const std::string& endpoint) {
+  wire_->connect(peer, endpoint);
+}
+
+void VerbsTransport::set_doorbell(Rank peer, Doorbell* doorbell) {
+  if (peer == rank_) doorbell_.store(doorbell, std::memory_order_release);
+}
+
+std::string VerbsTransport::publish(LocalSegment& segment, std::span<const Rank>) {
+  return memory_->publish(segment);
+}
+
+RemoteSegment VerbsTransport::attach(Rank peer, const std::string& description, Deadline) {
+  return VerbsMemory::attach(peer, description);
+}
+
+void VerbsTransport::retract(const LocalSegment& segment) {
+  if (segment.keep == nullptr) return;
+  memory_->retract(*static_cast<VerbsLocalKeys*>(segment.keep.get()));
+  collect_retired();
+}
+
+int VerbsTransport::service_descriptor() const { return wire_->descriptor(); }
+
+void VerbsTransport::service() { wire_->service(); }
+
+VerbsQueue& VerbsTransport::queue_at(QueueId queue) const {
+  if (queue >= queues_.size()) [[unlikely]] {
+    throw Error(ErrorKind::kQueue,
+                text("queue ", queue, ": this transport was made for ", queues_.size()));
+  }
+  return *queues_[queue];
+}
+
+bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                                const RemoteFlag* flag) {
+  if (peer == rank_) [[unlikely]] {
+    for (const Transfer& transfer : transfers) {
+      pgasdl::copy(own_data(*transfer.remote) + transfer.remote_offset,
+                   transfer.local->data + transfer.local_offset, transfer.bytes);
+    }
+    if (flag == nullptr) return true;
+    own_board(*flag->remote)[flag->notification].store(flag->value, std::memory_order_release);
+    if (Doorbell* doorbell = doorbell_.load(std::memory_order_acquire)) doorbell->ring();
+    return true;
+  }
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  if (connection != nullptr && !connection->apart()) [[likely]] {
+    return connection->write(transfers, flag);
+  }
+  wire_->want(queue, peer);
+  return false;
+}
+
+bool VerbsTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+                               const LocalFlag* flag) {
+  Doorbell* const doorbell = doorbell_.load(std::memory_order_acquire);
+  if (peer == rank_) [[unlikely]] {
+    for (const Transfer& transfer : transfers) {
+      pgasdl::copy(transfer.local->data + transfer.local_offset,
+                   own_data(*transfer.remote) + transfer.remote_offset, transfer.bytes);
+    }
+    if (flag == nullptr) return true;
+    flag->local->board[flag->notification].store(flag->value, std::memory_order_release);
+    if (doorbell != nullptr) doorbell->ring();
+    return true;
+  }
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  if (connection != nullptr && !connection->apart()) [[likely]] {
+    return connection->read(transfers, flag, doorbell);
+  }
+  wire_->want(queue, peer);
+  return false;
+}
+
+// To this rank itself too by a queue pair: adapters' atomics are not atomic to the processor.
+bool VerbsTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic) {
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  if (connection != nullptr && !connection->apart()) [[likely]] {
+    const RemoteSegment& remote = *atomic.remote;
+    return connection->atomic(
+        atomic, remote.data != nullptr ? memory_->own_keys(remote.data)
+                                       : *static_cast<const VerbsRemoteKeys*>(remote.keep.get()));
+  }
+  wire_->want(queue, peer);
+  return false;
+}
+
+bool VerbsTransport::connecting(QueueId queue, Rank peer) const {
+  const VerbsConnection* connection = queue_at(queue).find(peer);
+  return connection == nullptr || connection->apart();
+}
+
+bool VerbsTransport::complete(QueueId queue) { return queue_at(queue).complete(); }
+
+std::uint64_t VerbsTransport::mark(QueueId queue, Rank peer) const {
+  const VerbsConnection* connection = queue_at(queue).find(peer);
+  if (connection == nullptr) return 0;
+  const VerbsMemory::Pending now = connection->under_way();
+  return std::uint64_t{now.generation} << 32 | now.posted;
+}
+
+bool VerbsTransport::reached(QueueId queue, Rank peer, std::uint64_t mark) const {
+  const VerbsConnection* connection = queue_at(queue).find(peer);
+  return connection == nullptr || connection->over({connection, static_cast<std::uint32_t>(mark),
+                                                    static_cast<std::uint32_t>(mark >> 32)});
+}
+
+void VerbsTransport::progress() {
+  for (const auto& queue : queues_) {
+    if (queue->outstanding()) queue->poll();
+  }
+  if (wire_->busy()) [[unlikely]]
+    wire_->progress();
+  if (memory_->has_retired()) [[unlikely]]
+    collect_retired();
+}
+
+void VerbsTransport::collect_retired() {
+  const auto under_way = [&] {
+    std::vector<VerbsMemory::Pending> all;
+    for (const auto& queue : queues_) queue->list_under_way(all);
+    return all;
+  };
+  memory_->collect(under_way, [](const VerbsMemory::Pending& pending) {
+    return pending.connection->over(pending);
+  });
+}
+
+void VerbsTransport::reconnect(Rank peer) { wire_->reconnect(peer); }
+
+}  // namespace pgasdl

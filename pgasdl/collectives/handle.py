@@ -1,0 +1,231 @@
+"""Persistent collectives: one piece of memory, one kind of result, run any number of times."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pgasdl import _native
+from pgasdl.buffers import Memory, aligned, memory_of
+from pgasdl.collectives.binding import PlanBuffer, bind, options_for
+from pgasdl.collectives.policy import Choice
+from pgasdl.collectives.resources import Resources, Steps
+from pgasdl.collectives.selection import select
+from pgasdl.errors import BufferRefused, PlanError
+from pgasdl.group import Group
+from pgasdl.plans import KINDS, Plan, build
+from pgasdl.plans.plan import ROOTED
+
+# What an allreduce's operators are as kinds of plans.
+KIND_OF_OPERATOR = {"mean": "average", "sum": "sum"}
+
+
+def kind_of(op: str) -> str:
+    """Return the kind of plan that an allreduce with this operator takes."""
+    if op not in KIND_OF_OPERATOR:
+        raise BufferRefused(f'operator {op!r}: an allreduce takes "mean" or "sum"')
+    return KIND_OF_OPERATOR[op]
+
+
+def checked(array: Any, kind: str) -> Memory:
+    """Describe an array that a collective of a kind may work on."""
+    memory = memory_of(array)
+    integers = memory.native_dtype.startswith("int")  # refused if it has no arithmetic
+    if kind == "average" and integers:
+        raise BufferRefused("the mean of integers is not an integer: sum, then divide")
+    return memory
+
+
+def _memories(kind: str, array: Any, out: Any) -> tuple[Memory, Memory]:
+    """Where the result goes, and where the contribution lies."""
+    if kind not in KINDS or kind == "update":
+        known = ", ".join(each for each in KINDS if each != "update")
+        raise PlanError(
+            f"no collective {kind!r}; there are {known}, and a GradientExchange for updates"
+        )
+    memory = checked(array if out is None else out, kind)
+    if out is None:
+        return memory, memory
+    given = memory_of(array, writable=False)
+    if (given.dtype, given.count) != (memory.dtype, memory.count):
+        raise BufferRefused(
+            f"out is {memory.dtype} x {memory.count}, but the array {given.dtype} x {given.count}"
+        )
+    return memory, given
+
+
+class Collective:
+    """A persistent collective on one piece of memory.
+
+    Made by :meth:`Context.collective_handle` and :meth:`Context.allreduce_handle`.
+    ``handle()`` runs it. ``handle.start()`` and ``handle.wait()`` overlap it with computation;
+    several handles may be under way at once, in any order, also different ones on different ranks.
+    Close it, or use it in a ``with`` statement, to give back its memory and notifications.
+
+    Attributes
+    ----------
+    kind
+        What the result is.
+    plan
+        Name of the algorithm.
+    inbox_bytes
+        Memory it needs on this rank besides the array.
+    closed
+        It was closed.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        kind: str,
+        array: Any,
+        out: Any,
+        group: Group,
+        plan: str | None,
+        timeout: float | None,
+        options: dict[str, int],
+    ) -> None:
+        self.context = resources.core
+        self._resources = resources
+        self.group = group
+        self.kind = kind
+        self._memory, self._given = _memories(kind, array, out)
+        self.closed = False
+        limit = self.context._seconds(timeout)
+        # What is wrong is said before the others are met.
+        if plan is not None:
+            self._shape(plan, options)
+        elif kind in ROOTED:
+            self._shape(select(resources.policy, group, kind, 0, in_place=False).plan, options)
+        with Steps(resources.unfinished, group, self._call(plan, options), limit) as steps:
+            self._make(steps, plan, options)
+
+    def _call(self, plan: str | None, options: dict[str, int]) -> str:
+        return (
+            f"the making of a {self.kind} handle, plan {plan}, options {options}, of "
+            f"{self._memory.nbytes} bytes at {self._memory.address:#x}"
+        )
+
+    def _shape(self, plan: str, options: dict[str, int]) -> Plan:
+        group, memory = self.group, self._memory
+        chosen = {**options_for(group, plan, memory.native_dtype, memory.count), **options}
+        return build(plan, group.rank, group.size, memory.count, kind=self.kind, **chosen)
+
+    def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
+        resources, group, memory = self._resources, self.group, self._memory
+        dtype = memory.native_dtype
+        segment, offset = resources.segments.at(memory)
+        place = "none" if segment is None else f"segment {segment.id} at {offset}"
+        wanted = f"{plan or 'auto'} {sorted(options.items())}" if options else plan or "auto"
+        signature = f"{dtype} x {memory.count} {self.kind} {wanted}"
+        places_of = set(
+            steps(lambda: group.allgather(f"collective {signature}", place.encode(), steps.left))
+        )
+        in_place = len(places_of) == 1 and segment is not None
+        choice = Choice(plan) if plan else select(
+            resources.policy, group, self.kind, memory.nbytes, in_place=in_place
+        )  # fmt: skip
+        self.plan = choice.plan
+        if self.plan == "gdraa-direct" and not (in_place and group.mapped):
+            raise PlanError(
+                "plan gdraa-direct needs the array at one place of one segment on every rank, and "
+                f"a transport that maps it; here: {sorted(p.decode() for p in places_of)}"
+            )
+        chosen = {**dict(choice.options), **options}
+        shape = self._shape(self.plan, chosen)
+        # Memory of its own: its notifications, the plan's inbox and, if need be, a copy.
+        rebased = self.plan == "staged" and not in_place
+        copied = 0 if in_place or rebased else aligned(memory.nbytes)
+        inbox = sum(n for name, n in shape.buffers.items() if name != "data")
+        self.inbox_bytes = copied + inbox * memory.dtype.itemsize
+        self._segment = steps(
+            lambda: resources.segments.make(
+                group, self.inbox_bytes, shape.notifications + group.size, steps.left
+            )
+        )
+        self._segment.prefault()
+        if in_place:
+            assert segment is not None
+            data, reach = PlanBuffer(segment, offset, dtype), _native.Reach.IN_PLACE
+            if self._given.address != memory.address:
+                reach = _native.Reach.COPIED
+        elif rebased:
+            home = _native.local_memory(self.context, memory.address, memory.nbytes)
+            data, reach = PlanBuffer(home, 0, dtype), _native.Reach.REBASED
+            if self._given.address != memory.address:
+                reach = _native.Reach.COPIED
+        else:
+            data, reach = PlanBuffer(self._segment, 0, dtype), _native.Reach.COPIED
+        self._execution = bind(
+            group, self.plan, memory.count, self.kind,
+            {"data": data, "inbox": PlanBuffer(self._segment, copied, dtype)},
+            _native.Numbering(self._segment, 0, shape.notifications), 0,
+            f"{signature} {self.plan}",
+            (reach, self._given.address, memory.address, memory.nbytes),
+            **{**options_for(group, self.plan, dtype, memory.count), **chosen},
+        )  # fmt: skip
+        self.run = self._execution.run  # type: ignore[method-assign]  # the shortest way
+
+    def run(self, *, timeout: float | None = None) -> None:
+        """Run it; :meth:`start` and :meth:`wait` in one call.
+
+        After a Timeout, Ctrl-C or an exception in an update the same call goes on where it was.
+        """
+        self._execution.run(timeout=timeout)
+
+    def __call__(self, *, timeout: float | None = None) -> None:
+        """Run it; see :meth:`Context.allreduce` for what it raises."""
+        if timeout is None:  # to name an argument costs a fifth of the whole call
+            self.run()
+        else:
+            self.run(timeout=timeout)
+
+    def start(self) -> None:
+        """Begin; the memory belongs to the collective until :meth:`wait` returns.
+
+        Raises
+        ------
+        PlanError
+            It is under way.
+        ClosedError
+            It was closed.
+        PeerLost, MismatchError
+            An execution before failed so: make another.
+        """
+        self._execution.start()
+
+    def wait(self, *, timeout: float | None = None) -> None:
+        """Until the result is there. After a Timeout it can be waited for again.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None: the context's default, 0: one try.
+        """
+        self._execution.wait(timeout=timeout)
+
+    def close(self) -> None:
+        """Give up its notifications and memory; idempotent, and not collective.
+
+        What is under way is abandoned: nothing of it moves any more on this rank, and the other
+        ranks' waits for it end in a Timeout. Also by ``with``.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        idle = self._execution.idle
+        self._execution.close()
+        # Where peers write by address, memory that they may still write to stays until the end.
+        if not self.context.closed and (idle or self.group.mapped):
+            self._segment.delete()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        memory = self._memory
+        return (
+            f"<Collective {self.kind} of {memory.native_dtype} x {memory.count}, plan {self.plan}>"
+        )

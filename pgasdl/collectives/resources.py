@@ -1,0 +1,125 @@
+"""What the collectives of one context share: where arrays lie, what is half done, who is called."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from pgasdl import _native
+from pgasdl.collectives.policy import Policy
+from pgasdl.errors import MismatchError, PlanError, Timeout
+from pgasdl.group import Group
+from pgasdl.segment import SegmentTable
+
+T = TypeVar("T")
+Unfinished = dict[Group, tuple[Hashable, list[Any]]]
+
+
+class Server(Protocol):
+    """What answers the calls of its plans, such as an owner's update."""
+
+    def serve(self, call: _native.Call) -> bool:
+        """Answer ``call`` if it is one of its own."""
+        ...
+
+    def describe(self) -> str:
+        """Return one line for a log."""
+        ...
+
+
+@dataclass(eq=False)
+class Resources:
+    """What the collectives of a context share, made once for each.
+
+    Attributes
+    ----------
+    core : ContextCore
+        The context.
+    segments : SegmentTable
+        The context's segments, and where they lie.
+    policy : Policy
+        Which plan for which size; may be empty.
+    unfinished : Unfinished
+        Of :class:`Steps`, by group.
+    servers : list[Server]
+        Gradient exchanges, which answer calls.
+    """
+
+    core: _native.ContextCore
+    segments: SegmentTable
+    policy: Policy
+    unfinished: Unfinished = field(default_factory=dict)
+    servers: list[Server] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget everything: the context is closed.
+
+        NumPy views of segments would keep it in a cycle that is never collected.
+        """
+        self.unfinished.clear()
+        self.servers.clear()
+        self.segments.kept.clear()
+
+
+class AnswerCalls:
+    """What a wait calls when an update waits for its owner; it keeps no context alive."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = weakref.ref(resources)
+
+    def __call__(self) -> None:
+        """Answer every call that waits; PlanError if nobody knows one."""
+        resources = self._resources()
+        if resources is None:
+            return
+        while (call := _native.take_call(resources.core)) is not None:
+            if not any(server.serve(call) for server in resources.servers):
+                raise PlanError(f"nobody answers a call of {call.hook!r}")
+            _native.answer(resources.core, call)
+
+
+class Steps:
+    """The collectives that one call consists of, such as the making of a handle.
+
+    A Timeout or Ctrl-C leaves what is done to the same call, which goes on from there. Another
+    such call of the group would take its place in the others' order, and is refused until then.
+    """
+
+    def __init__(
+        self, unfinished: Unfinished, group: Group, call: Hashable, seconds: float
+    ) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._unfinished = unfinished
+        self._group = group
+        self._call = call
+        begun, self._done = unfinished.get(group, (call, []))
+        if begun != call:
+            raise MismatchError(
+                f"{begun} timed out in {group}: call it again with the same arguments first"
+            )
+        self._at = 0
+
+    def __enter__(self) -> Steps:
+        return self
+
+    @property
+    def left(self) -> float:
+        """Seconds that remain of all of them."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def __call__(self, collective: Callable[[], T]) -> T:
+        """Do the next one, or tell what came of it when it was done before."""
+        if self._at == len(self._done):
+            self._done.append(collective())
+        result: T = self._done[self._at]
+        self._at += 1
+        return result
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, (Timeout, KeyboardInterrupt)):
+            self._unfinished[self._group] = self._call, self._done
+        else:
+            self._unfinished.pop(self._group, None)

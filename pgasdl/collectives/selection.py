@@ -1,0 +1,111 @@
+"""Which plan runs, when the caller names none: the policy's, else by size and by what is mapped.
+
+Everything it looks at is the same on all ranks: the policy (compared at init), the world, the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pgasdl.collectives.policy import Choice, Policy, operation_of
+from pgasdl.errors import PlanError
+from pgasdl.group import Group
+from pgasdl.plans import PLANS, spec_of
+from pgasdl.plans.algorithms.blocks import ALIGN
+from pgasdl.plans.plan import ROOTED
+
+# Estimates for RDMA adapters, which the rules for memory that is not mapped reckon with: seconds
+# that a message takes, and for which it occupies its sender. `pgasdl tune` measures.
+_LATENCY, _STARTUP = 1.5e-6, 0.3e-6
+# S-Caffe section 5: chains win above this many bytes, and up to this many ranks.
+_CHAIN_BYTES, _CHAIN_RANKS = 8 << 20, 8
+
+
+def select(
+    policy: Policy,
+    group: Group,
+    kind: str,
+    nbytes: int,
+    *,
+    in_place: bool,
+    wire: bool = False,
+    shares: bool = False,
+) -> Choice:
+    """Return the plan for an array, and its options.
+
+    Parameters
+    ----------
+    kind : str
+        Of :data:`pgasdl.plans.KINDS`.
+    in_place : bool
+        The array lies at one place of one segment on every rank.
+    wire : bool, default False
+        It travels in a dtype of its own.
+    shares : bool, default False
+        It takes turns with others on one inbox, which not every plan may.
+    """
+    operation = operation_of(kind)
+    names = (operation,) if in_place else (f"{operation}-array", operation)
+    for name in names:
+        choice = policy.find(name, nbytes)
+        # A policy for all sizes may name plans that this array cannot have, such as those that
+        # need its memory mapped.
+        if choice is None or (shares and not PLANS[choice.plan].shares):
+            continue
+        if able(group, choice.plan, kind, in_place=in_place, wire=wire):
+            return choice
+    return automatic(group, kind, nbytes, in_place=in_place, wire=wire)
+
+
+def select_candidates(
+    policy: Policy, group: Group, kind: str, nbytes: int, plans: Sequence[str], *, wire: bool
+) -> list[Choice]:
+    """Return what a part of an exchange runs by: the plans that were asked for, or the one chosen.
+
+    Raises
+    ------
+    PlanError
+        No such plan, or not here.
+    """
+    if not plans:
+        return [select(policy, group, kind, nbytes, in_place=True, wire=wire)]
+    for plan in plans:
+        if spec_of(plan).mapped and not group.mapped:
+            raise PlanError(
+                f"plan {plan} loads and stores peers' memory, which is not mapped here: use "
+                "gdraa or tree"
+            )
+        if len(plans) > 1 and not able(group, plan, kind, in_place=True, wire=wire):
+            raise PlanError(f"plan {plan} is no candidate for kind {kind!r} here")
+    return [Choice(plan) for plan in plans]
+
+
+def able(group: Group, plan: str, kind: str, *, in_place: bool, wire: bool = False) -> bool:
+    """Whether a plan can serve such an array here."""
+    spec = PLANS[plan]
+    if kind not in spec.kinds or (wire and not spec.wire):
+        return False
+    if spec.mapped and not group.mapped:
+        return False
+    if plan == "staged":
+        return not in_place
+    return in_place or not spec.mapped
+
+
+def automatic(group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool) -> Choice:
+    """Return the plan where no policy says one."""
+    if kind == "all-to-all":
+        return Choice("all-to-all")
+    if kind in ROOTED:
+        if nbytes < _CHAIN_BYTES or group.size <= 2:
+            return Choice("tree")
+        return Choice("chain" if group.size <= _CHAIN_RANKS else "chain-binomial")
+    for plan in ("gdraa-direct", "staged"):
+        if able(group, plan, kind, in_place=in_place, wire=wire):
+            return Choice(plan)
+    # Blocks are whole cache lines: few elements have few owners.
+    owners = min(group.size, -(-nbytes // (4 * ALIGN)))
+    rounds = (group.size - 1).bit_length()
+    to_all = 2 * _LATENCY + (owners + group.size) * _STARTUP
+    in_halves = 2 * rounds * (_LATENCY + _STARTUP)
+    return Choice("gdraa" if to_all <= in_halves or group.size <= 4 else "halving-doubling")

@@ -1,0 +1,46 @@
+"""What a context asks of the job it was started in: an interface that start-up implements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from pgasdl import _native
+
+
+class Job(Protocol):
+    """What start-up keeps for a context; :class:`pgasdl.runtime.job.StartedJob` is one."""
+
+    threads: _native.LoopbackWorld | None
+    mpi: _native.MpiWorld | None
+
+    @property
+    def token(self) -> bytes:
+        """What only ranks of this job know."""
+        ...
+
+    def exchange(self, key: str, value: bytes) -> list[bytes]:
+        """Return every rank's ``value``, by rank. Collective."""
+        ...
+
+    def form(
+        self, context: _native.ContextCore, members: tuple[int, ...], limit: float
+    ) -> _native.GroupCore:
+        """Set up a group of ``members``, which are ascending and reachable."""
+        ...
+
+    def accept(self, lost: Iterable[int]) -> None:
+        """Let groups be formed although these ranks are lost."""
+        ...
+
+    def report(self, context: _native.ContextCore, error: BaseException) -> None:
+        """Leave word of the error that ends this rank's part."""
+        ...
+
+    def dump(self, context: _native.ContextCore, reason: str) -> None:
+        """Write the flight record."""
+        ...
+
+    def leave(self, context: _native.ContextCore, *, failed: bool) -> None:
+        """Leave the job: the context is closed."""
+        ...

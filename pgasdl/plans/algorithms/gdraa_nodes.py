@@ -1,0 +1,276 @@
+"""GDRAA between nodes, on blocks that each node has summed inside itself.
+
+Paper
+    MiMatrix: a worker with several GPUs sums inside the node and takes part in GDRAA as one;
+    swCaffe likewise sums its four core groups before the network. Here every rank of a node speaks
+    for one block of it, so that all of a node's links are in use.
+
+Steps, on rank r of P; node m has ranks m q .. m q + q - 1 (q = ``group_size``, the last node may
+have fewer); S bytes in q blocks, block b in N sub-blocks, one for each node. In node m block b is
+held by its rank number b mod (ranks of m): one each, but several in a last node with fewer ranks.
+    1. Inside: Put each block to its holder's slot; wait for the mates' blocks; Reduce, by rank.
+       ``direct``: flag "my data is ready" to all mates; load their blocks in one Reduce instead.
+    2. Across, for a block that r holds: Put sub-block m' into its slot at the holder in node m'.
+       Wait for the other nodes' sub-blocks; one Reduce, by node, times the kind's factor. Kind
+       ``update``: Call the update. Put the result into place at the other holders; wait for theirs.
+    3. Inside: Put the whole block to all mates; wait for their blocks. Flush.
+       ``direct``: store it to all mates in one Reduce, flag "done", wait for their flags.
+
+Cost
+    Across: 2 latencies, 2 (N-1)/N S/q per rank, 2 (N-1)/N S per node. Inside: 2 latencies and
+    2 (q-1)/q S, or with ``direct`` loads and stores. Inbox: (q-1)/q S + (N-1)/N S/q.
+
+Notifications, with h the slot of a block among those its holder holds, H the most of any
+    h q + i: block from mate number i.  H q + (h N + m) 2: sub-block from node m; + 1: m's result.
+    H (q + 2 N) + b: result of block b is here. ``direct``: h is 0 in the first, and i is ready.
+
+Which message proves a buffer free
+    inside, my source, the holder's slot    the holder's result (3): made after it had read them
+    across, my source, the slot there       that node's result (2), for the same reason
+    holders' ``data`` / ``weights``         their scatter to me: they had begun this execution
+    mates' ``data`` / ``weights``           their block, or ready flag: they had begun it
+    ``direct``: my ``data``                 the holder's done flag: it neither loads nor stores more
+    my results' sources                     nobody answers them: Flush
+
+Wire precision: as in ``trees``, the sums inside a node being rounded once; not with ``direct``.
+
+Example: P = 3, group_size 2: ranks 0 and 1 are a node, rank 2 another, which holds both blocks,
+[0:32] and [32:40]. Block 0 has the sub-blocks [0:16] [16:32], block 1 only [32:40], of node 0.
+H = 2; slots from mates at 0 and 32, from nodes at 64 and 80. Rank 0 runs
+    Put data[32:40] -> rank 1 inbox[0:8], notify 0;  Wait 1
+    Reduce data[0:32] = data[0:32] + inbox[0:32]
+    Put data[16:32] -> rank 2 inbox[64:80], notify 4;  Wait 6
+    Reduce data[0:16] = 1/3 * (data[0:16] + inbox[64:80])
+    Put data[0:16] -> rank 2, notify 5;  Wait 7
+    Put data[0:32] -> rank 1, notify 12;  Wait 13;  Flush
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pgasdl.errors import PlanError
+from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after
+from pgasdl.plans.algorithms.rank_view import RankView
+from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+
+
+def build(
+    rank: int,
+    size: int,
+    count: int,
+    *,
+    kind: str = "average",
+    wire: bool = False,
+    group_size: int = 4,
+    direct: int = 0,
+) -> Plan:
+    """Return rank's plan of the exchange that this module describes.
+
+    ``direct`` : 1 if the ranks of a node map each other's memory
+    """
+    view = RankView("gdraa-nodes", rank, size, count, kind, wire)
+    view.require("group_size", group_size, 1)
+    if direct not in (0, 1):
+        raise PlanError(f"plan gdraa-nodes: direct is {direct}, 0 or 1 is needed")
+    if direct and wire:
+        raise PlanError("plan gdraa-nodes: direct loads memory as it is, in no wire precision")
+    if view.idle:
+        return view.plan(mapped=bool(direct))
+    node = _Node(view, min(group_size, size), bool(direct))
+    return view.plan([node.steps()], node.notifications, node.inbox, mapped=node.direct)
+
+
+class _Node:
+    """One rank's side of an exchange of at least one element between at least two ranks."""
+
+    def __init__(self, view: RankView, group_size: int, direct: bool) -> None:
+        self.view, self.q, self.direct = view, group_size, direct
+        self.nodes = -(-view.size // group_size)
+        self.node, self.place = divmod(view.rank, group_size)
+        ranks = self.ranks(self.node)
+        self.mates = [ranks[place] for place in peers_after(self.place, len(ranks))]
+        self.blocks = blocks(view.count, group_size)
+        # Slots of blocks are numbered among those of one holder.
+        self.held = -(-group_size // len(self.ranks(self.nodes - 1)))
+        self.block_slot = padded(self.blocks[0][1])
+        self.sub_slot = padded(blocks(self.blocks[0][1], self.nodes)[0][1])
+        inside = 0 if direct else self.held * (group_size - 1)
+        self.across = inside * self.block_slot
+        self.inbox = self.across + self.held * (self.nodes - 1) * self.sub_slot
+        self.first_across = self.held * group_size
+        self.first_done = self.held * (group_size + 2 * self.nodes)
+        self.notifications = self.first_done + group_size
+
+    def ranks(self, node: int) -> range:
+        """Ranks of a node."""
+        return range(node * self.q, min((node + 1) * self.q, self.view.size))
+
+    def holder(self, node: int, block: int) -> int:
+        """Rank that holds a block in a node."""
+        ranks = self.ranks(node)
+        return ranks[block % len(ranks)]
+
+    def own(self, node: int, block: int) -> int:
+        """Which of its holder's blocks a block is."""
+        return block // len(self.ranks(node))
+
+    def sub(self, block: int, node: int) -> tuple[int, int]:
+        """Offset and length of a block's part that a node reduces."""
+        offset, n = self.blocks[block]
+        begin, length = blocks(n, self.nodes)[node]
+        return offset + begin, length
+
+    def mine(self) -> list[int]:
+        """Blocks that this rank holds and that have elements."""
+        held = range(self.place, self.q, len(self.ranks(self.node)))
+        return [block for block in held if self.blocks[block][1]]
+
+    def steps(self) -> Iterator[Step]:
+        """All of one rank's."""
+        yield from self.view.to_wire(0, self.view.count)
+        yield from self.load() if self.direct else self.gather()
+        for block in self.mine():
+            yield from self.scatter(block)
+        for block in self.mine():
+            yield from self.reduce(block)
+        for block in self.mine():
+            yield from self.finish(block)
+        for block in range(self.q):
+            holder = self.holder(self.node, block)
+            if holder != self.view.rank and self.blocks[block][1]:
+                yield Wait(self.first_done + block, holder)
+        yield from self.view.from_wire(0, self.view.count)
+        reduced = any(self.sub(block, self.node)[1] for block in self.mine())
+        if (reduced and self.nodes > 1) or (self.mine() and self.mates and not self.direct):
+            yield Flush()
+
+    # Inside the node
+
+    def load(self) -> Iterator[Step]:
+        """Step 1, where memory is mapped."""
+        holders = [mate for mate in self.mates if self.holds(mate)]
+        for mate in holders:
+            yield flag(mate, self.place)
+        if not self.mine():
+            return
+        for mate in reversed(self.mates):
+            yield Wait(mate % self.q, mate)
+        for block in self.mine():
+            offset, _ = self.blocks[block]
+            yield from self.sum_of(
+                block,
+                [
+                    Span("data", offset, None if rank == self.view.rank else rank)
+                    for rank in self.ranks(self.node)
+                ],
+            )
+
+    def holds(self, mate: int) -> bool:
+        """Tell whether a mate has a block with elements: then its first one has some."""
+        return self.blocks[mate % self.q][1] > 0
+
+    def gather(self) -> Iterator[Step]:
+        """Step 1, by messages."""
+        for block, (offset, n) in enumerate(self.blocks):
+            holder = self.holder(self.node, block)
+            if holder != self.view.rank and n:
+                own = self.own(self.node, block)
+                slot = self.mate_slot(own, self.view.rank, holder)
+                source = Span(self.view.send, offset)
+                yield Put(source, n, holder, slot, own * self.q + self.place)
+        for block in self.mine():
+            offset, _ = self.blocks[block]
+            own = self.own(self.node, block)
+            for mate in reversed(self.mates):
+                yield Wait(own * self.q + mate % self.q, mate)
+            yield from self.sum_of(
+                block,
+                [
+                    Span(self.view.send, offset)
+                    if rank == self.view.rank
+                    else self.mate_slot(own, rank, self.view.rank)
+                    for rank in self.ranks(self.node)
+                ],
+            )
+
+    def sum_of(self, block: int, srcs: list[Span]) -> Iterator[Step]:
+        """Yield the node's sum of a block, if there are mates; the result, if there is one node."""
+        offset, n = self.blocks[block]
+        if self.nodes == 1:
+            yield Reduce((self.view.reduced(offset),), tuple(srcs), n, self.view.scale)
+            yield from self.view.update(offset, n)
+        elif self.mates:
+            yield Reduce((Span(self.view.send, offset),), tuple(srcs), n)
+
+    def mate_slot(self, own: int, sender: int, holder: int) -> Span:
+        """Where a holder receives a mate's block."""
+        place = sender % self.q - (sender > holder)
+        return Span(self.view.receive, (own * (self.q - 1) + place) * self.block_slot)
+
+    def finish(self, block: int) -> Iterator[Step]:
+        """Yield steps 2 and 3, from the other nodes' results on."""
+        for node in self.other_nodes():
+            if self.sub(block, node)[1]:
+                yield Wait(self.flag_of(block, node) + 1, self.holder(node, block))
+        offset, n = self.blocks[block]
+        result = Span(self.view.result, offset)
+        if self.direct and self.mates:
+            there = tuple(Span(self.view.result, offset, mate) for mate in self.mates)
+            yield Reduce(there, (result,), n)
+        for mate in self.mates:
+            done = self.first_done + block
+            yield flag(mate, done) if self.direct else Put(result, n, mate, result, done)
+
+    # Across nodes
+
+    def other_nodes(self) -> list[int]:
+        """All but mine, beginning behind it."""
+        return [(self.node + step) % self.nodes for step in range(1, self.nodes)]
+
+    def flag_of(self, block: int, node: int, at: int | None = None) -> int:
+        """Return the flag of a node's sub-block being here (or at the holder in node ``at``)."""
+        own = self.own(self.node if at is None else at, block)
+        return self.first_across + (own * self.nodes + node) * 2
+
+    def node_slot(self, block: int, sender: int, at: int) -> Span:
+        """Where the holder in node ``at`` receives another node's sub-block."""
+        place = self.own(at, block) * (self.nodes - 1) + sender - (sender > at)
+        return Span(self.view.receive, self.across + place * self.sub_slot)
+
+    def scatter(self, block: int) -> Iterator[Step]:
+        """Step 2: the node's sums, to those that reduce them."""
+        for node in self.other_nodes():
+            offset, n = self.sub(block, node)
+            if n:
+                source, slot = Span(self.view.send, offset), self.node_slot(block, self.node, node)
+                notify = self.flag_of(block, self.node, node)
+                yield Put(source, n, self.holder(node, block), slot, notify)
+
+    def reduce(self, block: int) -> Iterator[Step]:
+        """Step 2: my node's part, from all nodes, and to all."""
+        offset, n = self.sub(block, self.node)
+        if not n or self.nodes == 1:
+            return
+        for node in reversed(self.other_nodes()):
+            yield Wait(self.flag_of(block, node), self.holder(node, block))
+        own = Span(self.view.send, offset)
+        srcs = tuple(
+            own if node == self.node else self.node_slot(block, node, self.node)
+            for node in range(self.nodes)
+        )
+        yield Reduce((self.view.reduced(offset),), srcs, n, self.view.scale)
+        yield from self.view.update(offset, n)
+        result = Span(self.view.result, offset)
+        for node in self.other_nodes():
+            notify = self.flag_of(block, self.node, node) + 1
+            yield Put(result, n, self.holder(node, block), result, notify)
+
+
+SPEC = PlanSpec(
+    "gdraa-nodes",
+    build,
+    "sums inside nodes of group_size ranks, gdraa between them: 2(N-1)/N S per node on the network",
+    options=("group_size", "direct"),
+    shares=True,
+)

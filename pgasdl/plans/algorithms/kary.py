@@ -1,0 +1,78 @@
+"""K-ary tree: every node has up to ``arity`` children, and all nodes on a level are equally deep.
+
+Paper
+    CaffeGPI leaves open which tree carries its gradients; this is the other usual one. A node of a
+    binomial tree has up to ceil(log2 P) children, here at most ``arity``, so that no inbox grows
+    with P, and chunks flow evenly.
+
+Steps on node v = (rank - root) mod P: those of ``trees``; the children of v are
+arity * v + 1 ... arity * v + arity, its parent is (v - 1) div arity.
+
+Cost, in n chunks
+    depth d = ceil(log_arity(P)) or so; reduce, broadcast (n + d - 1) arity t(S/n), for a node takes
+    its children's chunks one after another. S per link and direction. Inbox: arity slots of S.
+
+Which message proves a buffer free, and wire precision: as in ``trees``.
+
+Example: P = 6, arity 2, root 0: 0 has the children 1 and 2, 1 has 3 and 4, 2 has 5. 40 elements in
+one chunk, slots of 48. Rank 2 runs
+    Wait 0;  Reduce data[0:40] = data[0:40] + inbox[0:40];  Put data[0:40] -> rank 0 inbox[48:88],
+    notify 1;  Wait 2;  Put data[0:40] -> rank 5 data[0:40], notify 2;  Flush
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgasdl.plans.algorithms.rank_view import RankView
+from pgasdl.plans.algorithms.trees import TREE_KINDS, tree_plan
+from pgasdl.plans.plan import Plan, PlanSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Kary:
+    """Numbered level by level."""
+
+    size: int
+    arity: int
+
+    @property
+    def degree(self) -> int:
+        """Places: as many as the root's children."""
+        return min(self.arity, self.size - 1)
+
+    def parent(self, node: int) -> tuple[int, int]:
+        """One level up."""
+        return divmod(node - 1, self.arity)
+
+    def children(self, node: int) -> list[tuple[int, int]]:
+        """One level down."""
+        first = self.arity * node + 1
+        return list(enumerate(range(first, min(first + self.arity, self.size))))
+
+
+def build(
+    rank: int,
+    size: int,
+    count: int,
+    *,
+    kind: str = "average",
+    wire: bool = False,
+    root: int = 0,
+    arity: int = 2,
+    chunks: int = 0,
+) -> Plan:
+    """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
+    view = RankView("kary", rank, size, count, kind, wire)
+    view.require("arity", arity, 1)
+    return tree_plan(view, Kary(size, arity), root, chunks)
+
+
+SPEC = PlanSpec(
+    "kary",
+    build,
+    "tree of arity 2, or another, in chunks: depth log P, inbox of arity S whatever P",
+    kinds=TREE_KINDS,
+    options=("root", "arity", "chunks"),
+    shares=True,
+)

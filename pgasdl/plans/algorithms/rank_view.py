@@ -1,0 +1,88 @@
+"""What all plans begin with: which buffers a kind and a precision use, and the plan's frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pgasdl.errors import PlanError
+from pgasdl.plans.algorithms.blocks import cast, scale_of
+from pgasdl.plans.plan import EXCHANGES, Call, Plan, Span, Step
+
+
+class RankView:
+    """One rank's side of a collective.
+
+    Attributes
+    ----------
+    exchange
+        Everybody contributes, and everybody gets the result.
+    send, receive
+        Buffers that contributions leave from, and arrive in.
+    result
+        Buffer that results leave from and arrive in.
+    scale
+        Factor of the sum.
+    idle
+        There is nobody to exchange anything with, or nothing to exchange.
+    """
+
+    def __init__(self, name: str, rank: int, size: int, count: int, kind: str, wire: bool) -> None:
+        self.name, self.rank, self.size, self.count = name, rank, size, count
+        self.kind, self.wire = kind, wire
+        self.exchange = kind in EXCHANGES
+        self.send, self.receive = ("wire_out", "wire_in") if wire else ("data", "inbox")
+        self.result = "weights" if kind == "update" else self.send
+        self.scale = scale_of(kind, size)
+        self.idle = size == 1 or not count
+
+    def require(self, option: str, value: int, least: int) -> int:
+        """``value`` of an option, if it is at least ``least``."""
+        if value < least:
+            raise PlanError(f"plan {self.name}: {option} is {value}, at least {least} is needed")
+        return value
+
+    def require_root(self, root: int) -> int:
+        """``root``, if it is a rank."""
+        if not 0 <= root < self.size:
+            raise PlanError(f"plan {self.name}: root {root} is not one of {self.size} ranks")
+        return root
+
+    def plan(
+        self,
+        lanes: Iterable[Iterable[Step]] = (),
+        notifications: int = 0,
+        inbox: int = 0,
+        *,
+        mapped: bool = False,
+    ) -> Plan:
+        """Frame the lanes, those without steps left out; an idle side needs none."""
+        buffers = {"data": self.count}
+        if self.kind == "update":
+            buffers["weights"] = self.count
+        if self.idle:
+            lanes, notifications = [self.update(0, self.count)], 0
+        else:
+            if inbox:
+                buffers[self.receive] = inbox
+            if self.wire:
+                buffers["wire_out"] = self.count
+        full = tuple(steps for steps in map(tuple, lanes) if steps)
+        return Plan(
+            self.name, self.rank, self.size, self.count, full, buffers, notifications, mapped=mapped
+        )
+
+    def reduced(self, offset: int) -> Span:
+        """Where a finished sum goes: to be sent on, or to the update."""
+        return Span("data" if self.kind == "update" else self.send, offset)
+
+    def update(self, offset: int, n: int) -> list[Step]:
+        """Return the owner's update of some elements, in that kind."""
+        return [Call("update", Span("data", offset), n)] if self.kind == "update" and n else []
+
+    def to_wire(self, offset: int, n: int) -> list[Step]:
+        """Own elements in wire precision, ready to leave."""
+        return [cast("data", "wire_out", offset, n)] if self.wire and n else []
+
+    def from_wire(self, offset: int, n: int) -> list[Step]:
+        """Results that came in wire precision, back in the application's."""
+        return [cast("wire_out", "data", offset, n)] if self.result == "wire_out" and n else []

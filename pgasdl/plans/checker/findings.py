@@ -1,0 +1,43 @@
+"""What the checker reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RULES = ("invalid", "deadlock", "race", "notification", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault of a plan.
+
+    Attributes
+    ----------
+    rule : str
+        Of :data:`RULES` invalid (not well formed), deadlock, race (two accesses that nothing
+        orders), notification (raised again before it was waited for), value (wrong, missing or
+        doubled contributions).
+    plan : str
+        Name of the algorithm.
+    rank, lane, step : int
+        Where, -1 for the application or the plan as a whole.
+    iteration : int
+        Counted from 0.
+    text : str
+        What happens, with the other rank and step concerned.
+    """
+
+    rule: str
+    plan: str
+    rank: int
+    lane: int
+    step: int
+    iteration: int
+    text: str
+
+    def __str__(self) -> str:
+        """Render the finding in one line."""
+        where = f"rank {self.rank}"
+        if self.step >= 0:
+            where += f", lane {self.lane}, step {self.step}"
+        return f"{self.rule}: plan {self.plan}, {where}, iteration {self.iteration}: {self.text}"

@@ -1,0 +1,164 @@
+"""How the ranks of a job meet: an authenticated key-value exchange, and the way into it.
+
+``connect`` is all that ``init`` needs. Which way it takes depends on the launcher:
+
+- one rank: :class:`LocalStore`, no socket;
+- `pgasdl run`: the launcher serves, secret from an inherited descriptor;
+- torchrun, mpiexec, srun with every rank on this machine: rank 0 serves and hands the secret to
+  ranks of the same user over AF_UNIX;
+- several machines: rank 0 serves, secret from PGASDL_SECRET_FILE on each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+
+from pgasdl.config import Address, Config
+from pgasdl.errors import BootstrapError
+from pgasdl.runtime.bootstrap import rendezvous
+from pgasdl.runtime.bootstrap.channel import SECRET_BYTES
+from pgasdl.runtime.bootstrap.client import StoreClient
+from pgasdl.runtime.bootstrap.detect import is_loopback
+from pgasdl.runtime.bootstrap.server import StoreServer
+from pgasdl.runtime.bootstrap.store import LocalStore, RankState, Store
+from pgasdl.topology import Launch
+
+__all__ = [
+    "HostedStore",
+    "LocalStore",
+    "RankState",
+    "Store",
+    "StoreClient",
+    "StoreServer",
+    "connect",
+]
+
+
+class HostedStore(StoreClient):
+    """Rank 0's store where no launcher serves it: server and client in one process."""
+
+    def __init__(
+        self, server: StoreServer, secret: bytes, launch: Launch, job_id: str, timeout: float
+    ) -> None:
+        self._server = server
+        try:
+            super().__init__(
+                server.address, secret, launch.rank, launch.size, job_id, timeout, host=launch.rank
+            )
+        except BaseException:
+            server.close()
+            raise
+
+    def close(self, *, drain: float = 5.0) -> None:
+        """Leave the store, then end the server."""
+        super().close()
+        self._server.close(drain)
+
+
+def connect(
+    config: Config,
+    launch: Launch,
+    timeout: float | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> Store:
+    """Meet the other ranks of the job.
+
+    Parameters
+    ----------
+    timeout : float, optional
+        Seconds, None: ``config.timeout``; also the default of the store's calls.
+
+    Raises
+    ------
+    Timeout
+        The others did not appear.
+    BootstrapError
+        No secret, a wrong one, or no way to find rank 0; says what to set.
+    """
+    environ = os.environ if environ is None else environ
+    timeout = config.timeout if timeout is None else timeout
+    if launch.size == 1:
+        return LocalStore(timeout=timeout)
+    job_id = config.job_id or launch.job_id
+    if config.secret_fd is not None:
+        if config.store is None:
+            raise BootstrapError("PGASDL_SECRET_FD is set, PGASDL_STORE is not: set both or none")
+        secret = rendezvous.secret_from_descriptor(config.secret_fd)
+        return StoreClient(config.store, secret, launch.rank, launch.size, job_id, timeout)
+    if config.secret_file is not None:
+        secret = rendezvous.secret_from_file(config.secret_file)
+        return _connect_with_secret(config, launch, job_id, secret, timeout)
+    if launch.kind == "pgasdl":
+        raise BootstrapError(
+            f"rank {launch.rank} of {launch.size} was given by hand, but no secret: start the "
+            "ranks with `pgasdl run`, or set PGASDL_SECRET_FILE (32 random bytes, mode 0600) and "
+            "PGASDL_STORE=HOST:PORT, where rank 0 shall serve, for every rank"
+        )
+    if not launch.one_machine:
+        store = "" if launch.master else " and PGASDL_STORE=HOST:PORT of rank 0's machine"
+        raise BootstrapError(
+            f"{launch.kind} started {launch.size} ranks on several machines "
+            f"({launch.local_size} on this one), and they need a common secret: make it once with "
+            "(umask 077; head -c 32 /dev/urandom > ~/.pgasdl-secret), copy the file to every "
+            f"machine with mode 0600, and set PGASDL_SECRET_FILE=~/.pgasdl-secret{store} "
+            "for every rank"
+        )
+    name = rendezvous.beacon_name(launch, environ)
+    if launch.rank == 0:
+        secret = secrets.token_bytes(SECRET_BYTES)
+        beacon = rendezvous.open_beacon(name, time.monotonic() + min(1.0, timeout))
+        server = StoreServer(secret, launch.size, job_id=job_id, beacon=beacon)
+        return HostedStore(server, secret, launch, job_id, timeout)
+    started = time.monotonic()
+    secret, port = rendezvous.follow_beacon(name, launch, timeout)
+    remaining = max(0.001, timeout - (time.monotonic() - started))
+    client = StoreClient(
+        ("127.0.0.1", port), secret, launch.rank, launch.size, job_id, remaining, host=0
+    )
+    client.timeout = timeout
+    return client
+
+
+def _connect_with_secret(
+    config: Config, launch: Launch, job_id: str, secret: bytes, timeout: float
+) -> Store:
+    addresses = _addresses(config, launch, job_id, secret)
+    if launch.rank != 0:
+        return StoreClient(addresses, secret, launch.rank, launch.size, job_id, timeout, host=0)
+    host = addresses[0][0]
+    if config.store is None and launch.master is not None and not launch.one_machine:
+        host = rendezvous.route_to(launch.master)
+        if is_loopback(host):
+            raise BootstrapError(
+                f"MASTER_ADDR={launch.master[0]} is this machine's loopback, which the other "
+                "machines cannot reach: set PGASDL_STORE=HOST:PORT with an address of rank 0's "
+                "machine, for every rank"
+            )
+    problems: list[str] = []
+    for _, port in addresses:
+        try:
+            server = StoreServer(secret, launch.size, host, port, job_id=job_id)
+        except BootstrapError as error:
+            problems.append(str(error))
+            continue
+        return HostedStore(server, secret, launch, job_id, timeout)
+    raise BootstrapError("; ".join(problems))
+
+
+def _addresses(config: Config, launch: Launch, job_id: str, secret: bytes) -> list[Address]:
+    if config.store is not None:
+        return [config.store]
+    if launch.one_machine:
+        host = "127.0.0.1"
+    elif launch.master is not None:
+        host = launch.master[0]
+    else:
+        raise BootstrapError(
+            f"{launch.kind} does not tell where rank 0 runs: set PGASDL_STORE=HOST:PORT, an "
+            "address of rank 0's machine and a free port there, for every rank"
+        )
+    return [(host, port) for port in rendezvous.derived_ports(secret, job_id)]

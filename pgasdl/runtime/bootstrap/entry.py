@@ -1,0 +1,145 @@
+"""A rank's way into the store: connect, let the store prove itself, prove oneself, be welcomed."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+
+from pgasdl.config import Address, format_value
+from pgasdl.errors import BootstrapError, Timeout
+from pgasdl.runtime.bootstrap.channel import (
+    CHALLENGE,
+    HANDSHAKE_SECONDS,
+    HELLO,
+    MAGIC,
+    NONCE_BYTES,
+    WELCOME,
+    Frame,
+    FrameKind,
+    Opener,
+    ProtocolError,
+    Sealer,
+    Session,
+    address_text,
+    derive_token,
+    same,
+)
+
+CHALLENGE_SECONDS = 5.0  # for whoever answers to prove that it is the store
+assert HANDSHAKE_SECONDS < CHALLENGE_SECONDS  # the client outlasts the server's patience
+
+
+class _RefusedError(Exception):
+    """The store said no, and proved that it is the store."""
+
+
+class _StrangerError(Exception):
+    """What answers there does not know this job's secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A connection whose both ends have proved themselves."""
+
+    sock: socket.socket
+    opener: Opener
+    sealer: Sealer
+    token: bytes
+
+
+def admit(
+    addresses: list[Address], secret: bytes, rank: int, size: int, job_id: str, timeout: float
+) -> Admission:
+    """Try ``addresses`` in turn, again and again, until the store welcomes this rank.
+
+    Raises
+    ------
+    Timeout
+        Nothing answered in time.
+    BootstrapError
+        What answered is not this job's store, or it refused this rank.
+    """
+    deadline = time.monotonic() + timeout
+    places = ", ".join(format_value(address) for address in addresses)
+    pause = 0.01
+    refusals = 0
+    last: Exception | None = None
+    while True:
+        for address in addresses:
+            if time.monotonic() >= deadline:
+                raise Timeout(
+                    f"rank {rank}: no store of job {job_id!r} at {places} within "
+                    f"{timeout:g} s ({last or 'not tried'})"
+                )
+            try:
+                return _handshake(address, secret, (rank, size), job_id, deadline)
+            except _RefusedError as error:
+                # A connection that just ended may not have been noticed yet: ask again.
+                refusals += 1
+                if refusals > 10 or "already" not in str(error):
+                    raise BootstrapError(f"the store at {places} refused: {error}") from None
+                last = error
+            except _StrangerError as error:
+                if len(addresses) == 1:
+                    raise BootstrapError(
+                        f"what answers at {places} is not the store of this job: {error}"
+                    ) from None
+                last = error
+            except socket.gaierror as error:
+                raise BootstrapError(f"cannot resolve {address[0]!r}: {error}") from error
+            except (OSError, ProtocolError) as error:
+                last = error
+        time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        pause = min(pause * 1.5, 0.2)
+
+
+def _handshake(
+    address: Address, secret: bytes, place: tuple[int, int], job_id: str, deadline: float
+) -> Admission:
+    patience = min(deadline, time.monotonic() + CHALLENGE_SECONDS)
+    sock = socket.create_connection(address, max(0.001, patience - time.monotonic()))
+    try:
+        mine, theirs = address_text(sock.getsockname()), address_text(sock.getpeername())
+        if mine == theirs:
+            raise ConnectionRefusedError("connected to itself")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        sock.sendall(HELLO.pack(MAGIC, *place, nonce))
+        server_nonce, proof = CHALLENGE.unpack(_receive(sock, CHALLENGE.size, patience))
+        session = Session.derive(secret, job_id, place, (nonce, server_nonce), (mine, theirs))
+        if not same(session.server_proof, proof):
+            raise _StrangerError("it has another secret or job id")
+        # This is the store. With our proof we are a rank to it, and lost to the others if we hang
+        # up: however busy it is, there is nothing better than to wait for its welcome.
+        sock.sendall(session.client_proof)
+        opener = Opener(session.to_client)
+        frame = _first_frame(sock, opener, deadline)
+        if frame.kind is FrameKind.REFUSED:
+            raise _RefusedError(frame.body.decode(errors="replace"))
+        if frame.kind is not FrameKind.WELCOME or len(frame.body) != WELCOME.size:
+            raise ProtocolError("no welcome")
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    token = derive_token(secret, job_id, frame.body)
+    return Admission(sock, opener, Sealer(session.to_server), token)
+
+
+def _first_frame(sock: socket.socket, opener: Opener, deadline: float) -> Frame:
+    while (frame := opener.next()) is None:
+        opener.feed(_receive(sock, 1, deadline))
+    return frame
+
+
+def _receive(sock: socket.socket, n: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < n:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        part = sock.recv(n - len(data))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        data += part
+    return data

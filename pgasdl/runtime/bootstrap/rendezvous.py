@@ -1,0 +1,199 @@
+"""How the ranks of a foreign launcher find their store: the secret, and where rank 0 serves.
+
+On one machine rank 0 listens on an abstract AF_UNIX name that all ranks derive from the launcher,
+and hands secret and port to processes of the same user, each side checking the other's uid with
+the kernel. The name ends with the process: no file is left even by kill -9, and none can be stale.
+Across machines the secret comes from a file (PGASDL_SECRET_FILE), and the port from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import os
+import re
+import socket
+import stat
+import struct
+import time
+from collections.abc import Mapping
+
+from pgasdl.config import Address
+from pgasdl.errors import BootstrapError, Timeout
+from pgasdl.runtime.bootstrap.channel import SECRET_BYTES, normalise_secret
+from pgasdl.topology import Launch
+
+_MAX_SECRET_FILE = 4096
+_N_PORTS = 8
+_FIRST_PORT, _LAST_PORT = 20000, 32767  # below Linux's ephemeral range
+
+
+def secret_from_descriptor(descriptor: int) -> bytes:
+    """Read the secret that `pgasdl run` left in an inherited descriptor; our children get none."""
+    try:
+        os.set_inheritable(descriptor, False)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            secret = os.pread(descriptor, SECRET_BYTES + 1, 0)  # memfd: a second init reads it too
+        else:
+            secret = os.read(descriptor, SECRET_BYTES)
+    except OSError as error:
+        raise BootstrapError(
+            f"PGASDL_SECRET_FD={descriptor} cannot be read ({error}): only processes that "
+            "`pgasdl run` starts itself have it, their children do not"
+        ) from error
+    if len(secret) != SECRET_BYTES:
+        raise BootstrapError(
+            f"PGASDL_SECRET_FD={descriptor} holds {len(secret)} bytes, not {SECRET_BYTES}"
+        )
+    return secret
+
+
+def secret_from_file(path: str) -> bytes:
+    """Return the secret from a file that nobody but its owner, this user, can read."""
+    hint = f"make it with: (umask 077; head -c 32 /dev/urandom > {path})"
+    try:
+        # O_NONBLOCK: opening a FIFO that somebody put there must not hang.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BootstrapError(f"PGASDL_SECRET_FILE {path} is a symbolic link") from error
+        raise BootstrapError(f"PGASDL_SECRET_FILE {path}: {error.strerror}; {hint}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BootstrapError(f"PGASDL_SECRET_FILE {path} is not a regular file; {hint}")
+        if status.st_uid != os.geteuid():
+            raise BootstrapError(
+                f"PGASDL_SECRET_FILE {path} belongs to uid {status.st_uid}, not to this user"
+            )
+        if status.st_mode & 0o077:
+            raise BootstrapError(
+                f"PGASDL_SECRET_FILE {path} can be reached by others "
+                f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 {path}, with a new secret"
+            )
+        content = os.read(descriptor, _MAX_SECRET_FILE + 1)
+    finally:
+        os.close(descriptor)
+    if not SECRET_BYTES <= len(content) <= _MAX_SECRET_FILE:
+        raise BootstrapError(
+            f"PGASDL_SECRET_FILE {path} has {len(content)} bytes, it must have {SECRET_BYTES} to "
+            f"{_MAX_SECRET_FILE}; {hint}"
+        )
+    return normalise_secret(content)
+
+
+def derived_ports(secret: bytes, job_id: str) -> list[int]:
+    """Ports that only members of the job can guess, the first one free is the store's."""
+    digest = hmac.digest(secret, b"ports\0" + job_id.encode(), "sha256")
+    numbers = struct.unpack(f"!{_N_PORTS}I", digest[: 4 * _N_PORTS])
+    return [_FIRST_PORT + number % (_LAST_PORT - _FIRST_PORT + 1) for number in numbers]
+
+
+def route_to(address: Address) -> str:
+    """Find our own address on the interface that leads to ``address``; nothing is sent."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise BootstrapError(f"no route to {address[0]!r}: {error}; set PGASDL_STORE") from error
+
+
+def launcher_identity(signature: tuple[str, ...], environ: Mapping[str, str]) -> str:
+    """Process id and start time of the launcher's process above this rank.
+
+    That is the first ancestor whose variables are not this rank's, so a shell script between
+    mpiexec and Python does not count. Processes that may not be looked at are not ours either.
+    """
+    mine = {name: environ.get(name) for name in signature}
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                entries = (part.partition(b"=") for part in file.read().split(b"\0"))
+                theirs = {os.fsdecode(name): os.fsdecode(value) for name, _, value in entries}
+        except OSError:
+            break
+        if any(theirs.get(name) != value for name, value in mine.items()):
+            break
+        parent, _ = _stat_of(pid)
+        pid = parent
+    return f"{pid}.{_stat_of(pid)[1]}"
+
+
+def _stat_of(pid: int) -> tuple[int, str]:
+    """Parent and start time of a process; a command name may hold spaces and parentheses."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = re.sub(rb"^.*\)", b"", file.read(), flags=re.DOTALL).split()
+        return int(fields[1]), fields[19].decode()
+    except (OSError, IndexError, ValueError):
+        return 0, "unknown"
+
+
+def beacon_name(launch: Launch, environ: Mapping[str, str]) -> str:
+    """Return the abstract socket name that only the ranks of one launch derive."""
+    parts = [launch.kind, launch.job_id, str(launch.size), str(os.geteuid())]
+    if launch.signature:
+        parts.append(launcher_identity(launch.signature, environ))
+    return "\0pgasdl-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def open_beacon(name: str, deadline: float) -> socket.socket:
+    """Rank 0's listening socket under ``name``."""
+    beacon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        while True:
+            try:
+                beacon.bind(name)
+                beacon.listen(1024)
+                return beacon
+            except OSError as error:
+                # The last context of this process may still be closing; give it a second.
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    raise BootstrapError(
+                        "another process of this user or another already serves as rank 0 of this "
+                        f"job ({error}); if it is a stranger, set PGASDL_SECRET_FILE"
+                    ) from error
+            time.sleep(0.02)
+    except BaseException:
+        beacon.close()
+        raise
+
+
+def follow_beacon(name: str, launch: Launch, timeout: float) -> tuple[bytes, int]:
+    """Secret and port from rank 0, once it is there."""
+    deadline = time.monotonic() + timeout
+    n_message = SECRET_BYTES + 2
+    while True:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock,
+            contextlib.suppress(ConnectionError, BlockingIOError, TimeoutError),
+        ):
+            sock.settimeout(1.0)
+            sock.connect(name)
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            uid = struct.unpack("iII", credentials)[1]
+            if uid != os.geteuid():
+                raise BootstrapError(
+                    f"uid {uid} poses as rank 0 of this job: set PGASDL_SECRET_FILE"
+                )
+            message = b""
+            while len(message) < n_message:
+                part = sock.recv(n_message - len(message))
+                if not part:
+                    break
+                message += part
+            if len(message) == n_message:
+                return message[:SECRET_BYTES], int.from_bytes(message[SECRET_BYTES:], "big")
+        if time.monotonic() >= deadline:
+            raise Timeout(
+                f"rank {launch.rank} of {launch.size} ({launch.kind}): rank 0 did not appear on "
+                f"this machine within {timeout:g} s; are all ranks in one network namespace? "
+                "Otherwise set PGASDL_SECRET_FILE and PGASDL_STORE"
+            )
+        time.sleep(0.01)

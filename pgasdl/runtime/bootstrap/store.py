@@ -1,0 +1,267 @@
+"""What every bootstrap store offers, and the one for ranks that share a process."""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from pgasdl.errors import BootstrapError, ClosedError, PeerLost, RankError, Timeout
+from pgasdl.runtime.bootstrap.channel import TOKEN_BYTES, pack_key
+
+LOOK_SECONDS = 0.1  # between two looks of a caller who waits
+
+
+class RankState(enum.IntEnum):
+    """What a store knows of a rank's connection."""
+
+    ABSENT = 0
+    CONNECTED = 1
+    CLOSED = 2
+    LOST = 3
+
+
+class Store(ABC):
+    """A small key-value exchange between the ranks of a job, for start-up and rare events.
+
+    Any thread may call. Keys belong to one generation of a context: after close and a new init
+    on every rank, the old keys are not seen.
+
+    Attributes
+    ----------
+    token : bytes
+        16 bytes that only the ranks of this generation know; it never travels.
+    """
+
+    rank: int
+    size: int
+    timeout: float
+    token: bytes
+
+    @abstractmethod
+    def put(self, key: str, value: bytes, timeout: float | None = None) -> None:
+        """Set ``key``; whoever waits for it gets it. At most 64 KiB with the key."""
+
+    @abstractmethod
+    def get(self, key: str, timeout: float | None = None, *, owner: int | None = None) -> bytes:
+        """Wait until ``key`` is there and return its value.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None: the store's own, 0: one try.
+        owner : int, optional
+            The rank that will put it; once that rank is gone the wait ends.
+
+        Raises
+        ------
+        Timeout
+            The key is not there; names it, and the ranks that are not connected.
+        PeerLost
+            ``owner`` ended without putting it.
+        """
+
+    @abstractmethod
+    def gather(
+        self,
+        key: str,
+        ranks: Sequence[int],
+        timeout: float | None = None,
+        *,
+        look: Callable[[], None] | None = None,
+    ) -> list[bytes]:
+        """Wait until each of ``ranks`` has put ``key/RANK``, and return the values in that order.
+
+        One request, however many ranks there are.
+
+        Parameters
+        ----------
+        ranks : Sequence[int]
+            Ascending, no rank twice.
+        timeout : float, optional
+            Seconds; None: the store's own.
+        look : Callable[[], None], optional
+            Called ten times a second during the wait, which ends by its exception.
+
+        Raises
+        ------
+        Timeout
+            Names a rank whose value is not there, and the ranks that are not connected.
+        PeerLost
+            One of ``ranks`` ended without putting its value.
+        """
+
+    @abstractmethod
+    def delete(self, key: str, timeout: float | None = None) -> None:
+        """Forget ``key``; nothing happens when it is not there."""
+
+    @abstractmethod
+    def states(self, timeout: float | None = None) -> tuple[RankState, ...]:
+        """Return the state of every rank's connection."""
+
+    @abstractmethod
+    def close(self, *, drain: float = 5.0) -> None:
+        """Leave the exchange; idempotent. A rank that serves waits ``drain`` s for the others."""
+
+    def exchange(self, key: str, value: bytes, timeout: float | None = None) -> list[bytes]:
+        """Give ``value`` and get every rank's, in rank order (``key`` must be new each time)."""
+        limit = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        self.put(f"{key}/{self.rank}", value, limit)
+        return self.gather(key, range(self.size), max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def bitmap(ranks: Sequence[int], size: int) -> bytes:
+    """Return a bit for each of ``size`` ranks, the lowest first; set for ``ranks``."""
+    bits = bytearray((size + 7) // 8)
+    for rank in ranks:
+        bits[rank >> 3] |= 1 << (rank & 7)
+    return bytes(bits)
+
+
+def describe_missing(states: tuple[RankState, ...]) -> str:
+    """Return the end of a Timeout's message: which ranks are not connected, and how they left."""
+    parts = []
+    for state, words in (
+        (RankState.ABSENT, "not connected"),
+        (RankState.LOST, "lost"),
+        (RankState.CLOSED, "closed"),
+    ):
+        ranks = [str(rank) for rank, other in enumerate(states) if other is state]
+        if ranks:
+            more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+            parts.append(f"{words}: rank {', '.join(ranks[:16])}{more}")
+    return "; " + "; ".join(parts) if parts else ""
+
+
+class _Table:
+    """What the ranks of one process share."""
+
+    def __init__(self, size: int) -> None:
+        self.changed = threading.Condition()
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.values: dict[str, bytes] = {}
+        self.states = [RankState.CONNECTED] * size
+
+
+class LocalStore(Store):
+    """The store of ranks that are threads of one process, or of a single rank."""
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, timeout: float = 60.0, table: _Table | None = None
+    ) -> None:
+        if not 0 <= rank < size:
+            raise RankError(f"rank {rank} is not one of {size}")
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self._table = table or _Table(size)
+        self.token = self._table.token
+
+    @classmethod
+    def world(cls, size: int, timeout: float = 60.0) -> list[LocalStore]:
+        """One store per rank over one table."""
+        table = _Table(size)
+        return [cls(rank, size, timeout, table) for rank in range(size)]
+
+    def _check(self) -> None:
+        if self._table.states[self.rank] is not RankState.CONNECTED:
+            raise ClosedError(f"rank {self.rank}: the store is closed")
+
+    def put(self, key: str, value: bytes, timeout: float | None = None) -> None:
+        """Put a value; see :meth:`Store.put`."""
+        _fitting(key, value)
+        with self._table.changed:
+            self._check()
+            self._table.values[key] = bytes(value)
+            self._table.changed.notify_all()
+
+    def get(self, key: str, timeout: float | None = None, *, owner: int | None = None) -> bytes:
+        """Get a value; see :meth:`Store.get`."""
+        _fitting(key)
+        limit = self.timeout if timeout is None else timeout
+        return self._wait(key, owner, limit, time.monotonic() + limit, None)
+
+    def gather(
+        self,
+        key: str,
+        ranks: Sequence[int],
+        timeout: float | None = None,
+        *,
+        look: Callable[[], None] | None = None,
+    ) -> list[bytes]:
+        """Get a value of each rank; see :meth:`Store.gather`."""
+        limit = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        return [self._wait(f"{key}/{rank}", rank, limit, deadline, look) for rank in ranks]
+
+    def _wait(
+        self,
+        key: str,
+        owner: int | None,
+        limit: float,
+        deadline: float,
+        look: Callable[[], None] | None,
+    ) -> bytes:
+        table = self._table
+        while True:
+            with table.changed:
+                self._check()
+                if key in table.values:
+                    return table.values[key]
+                if owner is not None and table.states[owner] is not RankState.CONNECTED:
+                    raise PeerLost(f"rank {owner} ended before it gave {key!r}", owner)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise Timeout(
+                        f"rank {self.rank}: {key!r} was not there within {limit:g} s"
+                        + describe_missing(tuple(table.states))
+                    )
+                table.changed.wait(remaining if look is None else min(remaining, LOOK_SECONDS))
+            if look is not None:
+                look()
+
+    def delete(self, key: str, timeout: float | None = None) -> None:
+        """Delete a value; see :meth:`Store.delete`."""
+        with self._table.changed:
+            self._check()
+            self._table.values.pop(key, None)
+
+    def states(self, timeout: float | None = None) -> tuple[RankState, ...]:
+        """Return every rank's state; see :meth:`Store.states`."""
+        with self._table.changed:
+            return tuple(self._table.states)
+
+    def close(self, *, drain: float = 5.0) -> None:
+        """Leave the store; see :meth:`Store.close`."""
+        self._leave(RankState.CLOSED)
+
+    def lose(self) -> None:
+        """End as a killed rank would, so that a test sees its peers' errors."""
+        self._leave(RankState.LOST)
+
+    def _leave(self, state: RankState) -> None:
+        with self._table.changed:
+            if self._table.states[self.rank] is RankState.CONNECTED:
+                self._table.states[self.rank] = state
+                self._table.changed.notify_all()
+
+    def __repr__(self) -> str:
+        return f"LocalStore(rank={self.rank}, size={self.size})"
+
+
+def _fitting(key: str, value: bytes = b"") -> None:
+    try:
+        pack_key(key, value)
+    except ValueError as error:
+        raise BootstrapError(str(error)) from None

@@ -1,0 +1,37 @@
+"""What a rank leaves behind when it fails: its flight record, and a word to its launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+
+
+def dump(operations: str, reason: str, folder: str | None, name: str) -> None:
+    """Write the last operations to a file in ``PGASDL_TRACE``, or to standard error."""
+    record = f"flight record, {reason}\n{operations}"
+    if folder is not None:
+        try:
+            with open(os.path.join(folder, name), "a", encoding="utf-8") as file:
+                file.write(record)
+            return
+        except OSError as error:
+            # This must not take the place of the error that led here.
+            record = f"PGASDL_TRACE cannot be written: {error}\n{record}"
+    sys.stderr.write(record)
+
+
+def tell_elastic(error: BaseException) -> None:
+    """Write an error where torchrun looks for the reason of a rank's failure."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        message = {
+            "message": {
+                "message": f"{type(error).__name__}: {error}",
+                "extraInfo": {"timestamp": str(int(time.time()))},
+            }
+        }
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump(message, file)

@@ -1,0 +1,124 @@
+"""Setting up groups: members find each other in the store, and look out for losses meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pgasdl import _native
+from pgasdl.errors import MismatchError, PeerLost, Timeout
+from pgasdl.runtime.bootstrap.store import bitmap
+
+if TYPE_CHECKING:
+    from pgasdl.runtime.bootstrap import Store
+
+
+class GroupSetup:
+    """The groups of one context that are, or are being, set up.
+
+    Attributes
+    ----------
+    accepted : frozenset[int]
+        Ranks whose loss ``survivors()`` took note of.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._unfinished: dict[tuple[int, ...], tuple[_native.GroupCore, bytes]] = {}
+        self._inside: dict[tuple[int, ...], object] = {}  # by whom they are being formed
+        self.accepted: frozenset[int] = frozenset()
+
+    def form(
+        self, context: _native.ContextCore, members: tuple[int, ...], limit: float
+    ) -> _native.GroupCore:
+        """Exchange descriptions with ``members``, which are ascending and reachable."""
+        me = object()
+        if self._inside.setdefault(members, me) is not me:
+            raise MismatchError(
+                f"two threads of rank {context.rank} form a group of the same ranks at once: "
+                f"this one is refused, the other goes on (group {_words(members)})"
+            )
+        try:
+            return self._form(context, members, limit)
+        finally:
+            del self._inside[members]
+
+    def _form(
+        self, context: _native.ContextCore, members: tuple[int, ...], limit: float
+    ) -> _native.GroupCore:
+        unfinished = self._unfinished.get(members)
+        if unfinished is None:
+            core = _native.GroupCore(context, list(members))
+            # Once only: every description is a datagram to each member.
+            unfinished = self._unfinished[members] = core, core.describe()
+        core, description = unfinished
+        number = self._numbers.get(members, 0)
+        # A rank that is left alone needs nobody, not even whoever served the store.
+        descriptions = [description]
+        if len(members) > 1:
+            descriptions = self._exchange(context, members, number, description, limit)
+        core.attach(descriptions, context.timeout)
+        del self._unfinished[members]
+        self._numbers[members] = number + 1
+        return core
+
+    def _exchange(
+        self,
+        context: _native.ContextCore,
+        members: tuple[int, ...],
+        number: int,
+        description: bytes,
+        limit: float,
+    ) -> list[bytes]:
+        """Every member's description. Raises PeerLost when a rank is lost, whoever it is.
+
+        The store only tells of an owner whose connection ended: not of one that was stopped, nor
+        of a third rank because of which the owner may never come.
+        """
+        # Thousands of members fit into no key: it has their digest, each value the members.
+        mine = bitmap(members, context.size)
+        key = f"group/{hashlib.sha256(mine).hexdigest()[:32]}/{number}"
+        deadline = time.monotonic() + limit
+        self._store.put(f"{key}/{context.rank}", mine + description, limit or None)
+        try:
+            remaining = max(0.0, deadline - time.monotonic())
+            values = self._store.gather(
+                key, members, remaining, look=lambda: self._require_nobody_lost(context, "group")
+            )
+        except Timeout as error:
+            raise Timeout(f"group of ranks {_words(members)}: {error}") from None
+        except PeerLost:
+            # The owner may have left only because of a loss that was not noticed here yet.
+            self._require_nobody_lost(context, "group")
+            raise
+        for member, value in zip(members, values, strict=True):
+            if not value.startswith(mine):
+                raise MismatchError(
+                    f"group of ranks {_words(members)}: rank {member} means another group by {key}"
+                )
+        return [value[len(mine) :] for value in values]
+
+    def _require_nobody_lost(self, context: _native.ContextCore, during: str) -> None:
+        """Raise PeerLost for a loss that ``survivors()`` has not accepted."""
+        context._require_peer(context.rank, during)
+        lost = {
+            rank: state
+            for rank, state in enumerate(context._health())
+            if state not in ("healthy", "closed") and rank not in self.accepted
+        }
+        if lost:
+            words = ", ".join(f"rank {rank} {state}" for rank, state in lost.items())
+            raise PeerLost(
+                f"{words}, noticed during {during} on rank {context.rank}; "
+                "ctx.survivors() gives the group of those left",
+                min(lost) if len(lost) == 1 else -1,
+            )
+
+
+def _words(members: Sequence[int]) -> str:
+    if len(members) <= 16:
+        return ", ".join(map(str, members))
+    return f"{', '.join(map(str, members[:15]))} ... {members[-1]} ({len(members)} of them)"

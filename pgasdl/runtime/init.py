@@ -1,0 +1,189 @@
+"""``init``: from a launcher's variables to a context that has met all other ranks."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import signal
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from pgasdl import _native
+from pgasdl.collectives.policy import load
+from pgasdl.config import Config
+from pgasdl.context import Context
+from pgasdl.errors import ClosedError, UnavailableError
+from pgasdl.plans import plugins
+from pgasdl.runtime import bootstrap
+from pgasdl.runtime.bootstrap import Store
+from pgasdl.runtime.bootstrap.detect import detect
+from pgasdl.runtime.job import StartedJob
+from pgasdl.runtime.routes import RankInfo, require_one_selection, topology_of
+from pgasdl.topology import Launch
+from pgasdl.transports import OFFERED
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+log = logging.getLogger("pgasdl")
+
+# The context of this process (ranks that are threads are not counted).
+_current: weakref.ref[Context] | None = None
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+    comm: MPI.Intracomm | None = None,
+    **settings: Any,
+) -> Context:
+    """Join the job and meet the other ranks. Collective.
+
+    Parameters
+    ----------
+    rank, size : int, optional
+        This process's place; None: from ``PGASDL_*``, torchrun, mpiexec, srun, or alone.
+    transport : str, optional
+        "auto" (shm inside a machine, verbs between machines, or MPI where there is no verbs),
+        "shm", "verbs" or "mpi"; None: ``PGASDL_TRANSPORT``, else "auto".
+    timeout : float, optional
+        Seconds, of init and the default of every later call; None: ``PGASDL_TIMEOUT``, 60.
+    comm : MPI.Intracomm, optional
+        An mpi4py communicator whose ranks are the job's, with whatever transport: they meet through
+        it. None: with transport "mpi" ``MPI.COMM_WORLD``, else MPI is left alone.
+    **settings : object
+        Any other field of the table that ``pgasdl env`` prints, in lower case.
+
+    Returns
+    -------
+    Context
+        Use it in a ``with`` statement.
+
+    Raises
+    ------
+    ConfigError
+        A variable or argument that cannot be right.
+    BootstrapError
+        The ranks could not meet; says what to set.
+    UnavailableError
+        The transport is not available; says why.
+    ClosedError
+        This process has a context already.
+    Timeout, PeerLost
+
+    Notes
+    -----
+    ``PGASDL_*`` variables are read here, never at import. GASPI: gaspi_proc_init.
+    """
+    global _current  # noqa: PLW0603
+    before = None if _current is None else _current()
+    if before is not None and not before.closed:
+        raise ClosedError("this process has an open context already: close it first, or pass it on")
+    config = Config.from_environment(
+        rank=rank, size=size, transport=transport, timeout=timeout, **settings
+    )
+    _start_log(config.log)
+    if config.transport not in OFFERED:
+        raise UnavailableError(
+            f'transport "{config.transport}" is for ranks that are threads, through '
+            f"pgasdl.loopback.run; there are {', '.join(OFFERED)}"
+        )
+    mpi = None
+    if comm is not None or config.transport == "mpi":
+        from pgasdl.runtime.mpi.meet import join
+
+        joined = join(comm, config)
+        launch, store, mpi = joined.launch, joined.store, joined.world
+    else:
+        launch = detect(config)
+        store = bootstrap.connect(config, launch)
+    try:
+        context = start(config, launch, store, mpi=mpi)
+    except BaseException:
+        store.close(drain=0.0)
+        raise
+    _current = weakref.ref(context)
+    _at_exit(context)
+    _on_signal()
+    return context
+
+
+def start(
+    config: Config,
+    launch: Launch,
+    store: Store,
+    *,
+    threads: _native.LoopbackWorld | None = None,
+    mapped: bool = True,
+    mpi: _native.MpiWorld | None = None,
+) -> Context:
+    """Tell all ranks of this one, work out the topology, and make the context. Collective.
+
+    Parameters
+    ----------
+    config : Config
+        Settings of this rank.
+    launch : Launch
+        The place of this rank in the job.
+    store : Store
+        Where the ranks meet.
+    threads : LoopbackWorld, optional
+        What ranks that are threads of this process share.
+    mapped : bool, default True
+        False: they do not map each other's memory.
+    mpi : MpiWorld, optional
+        What ranks share that came through MPI.
+    """
+    plugins.load(config.plan_modules or "")
+    policy = load(config.policy or "")
+    asked = config.transport if threads is None else "loopback"
+    plans = ", ".join(plugins.names())
+    own = RankInfo.here(launch, config, asked, str(policy), plans, mpi is not None)
+    told = store.exchange("rank", own.encoded(), config.timeout)
+    ranks = list(map(RankInfo.decoded, told))
+    require_one_selection(launch.rank, ranks)
+    near = frozenset() if mpi is None else frozenset(mpi.near)
+    topology = topology_of(launch, ranks, mapped=mapped, near=near)
+    context = Context(config, topology, policy, StartedJob(config, topology, store, threads, mpi))
+    log.info("rank %d of %d: %s", launch.rank, launch.size, topology.routes)
+    return context
+
+
+def _start_log(level: str) -> None:
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("pgasdl: %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+    log.setLevel(level.upper())
+
+
+def _at_exit(context: Context) -> None:
+    reference = weakref.ref(context)
+
+    def leave() -> None:
+        open_context = reference()
+        if open_context is not None:
+            open_context.close(failed=hasattr(sys, "last_value"))
+
+    atexit.register(leave)
+
+
+def _on_signal() -> None:
+    """SIGUSR1 dumps the flight record, unless the program has its own use for it."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    # `pgasdl run` starts its ranks with the signal ignored.
+    if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
+        signal.signal(signal.SIGUSR1, _dump)
+
+
+def _dump(number: int, frame: object) -> None:
+    context = None if _current is None else _current()
+    if context is not None and not context.closed:
+        context.dump_flight_record("on SIGUSR1")

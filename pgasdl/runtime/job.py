@@ -1,0 +1,81 @@
+"""What a context keeps of the job it was started in: the store, its groups' set-up, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pgasdl import _native
+from pgasdl.config import Config
+from pgasdl.errors import PeerLost, Timeout
+from pgasdl.runtime import flight_record
+from pgasdl.runtime.bootstrap import Store
+from pgasdl.runtime.group_setup import GroupSetup
+from pgasdl.topology import Topology
+
+
+class StartedJob:
+    """A rank's job, as :class:`pgasdl.job.Job` asks for it.
+
+    Attributes
+    ----------
+    store : Store
+        Where the ranks meet.
+    threads : LoopbackWorld or None
+        What ranks that are threads share; None: they are processes.
+    mpi : MpiWorld or None
+        The world that MPI's ranks share; None: they came without MPI.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        store: Store,
+        threads: _native.LoopbackWorld | None = None,
+        mpi: _native.MpiWorld | None = None,
+    ) -> None:
+        self._config = config
+        self._topology = topology
+        self.store = store
+        self.threads = threads
+        self.mpi = mpi
+        self._groups = GroupSetup(store)
+
+    @property
+    def token(self) -> bytes:
+        """What only ranks of this job know."""
+        return self.store.token
+
+    def exchange(self, key: str, value: bytes) -> list[bytes]:
+        """Return every rank's ``value``, by rank. Collective."""
+        return self.store.exchange(key, value, self._config.timeout)
+
+    def form(
+        self, context: _native.ContextCore, members: tuple[int, ...], limit: float
+    ) -> _native.GroupCore:
+        """Set up a group of ``members``, which are ascending and reachable."""
+        return self._groups.form(context, members, limit)
+
+    def accept(self, lost: Iterable[int]) -> None:
+        """Let groups be formed although these ranks are lost."""
+        self._groups.accepted = frozenset(lost)
+
+    def report(self, context: _native.ContextCore, error: BaseException) -> None:
+        """Leave word of the error that ends this rank's part."""
+        if isinstance(error, (Timeout, PeerLost)):
+            self.dump(context, f"after {type(error).__name__}: {error}")
+        flight_record.tell_elastic(error)
+
+    def dump(self, context: _native.ContextCore, reason: str) -> None:
+        """Write the flight record."""
+        name = f"pgasdl-{self._topology.launch.job_id}-rank-{context.rank}.txt"
+        flight_record.dump(context._record(), reason, self._config.trace, name)
+
+    def leave(self, context: _native.ContextCore, *, failed: bool) -> None:
+        """Leave the job: the context is closed."""
+        if "mpi" in self._topology.routes.names:
+            from pgasdl.runtime.mpi.shutdown import note_losses
+
+            note_losses(context.rank, context._health())
+        # Ranks in one process share a store object that must outlive them.
+        self.store.close(drain=0.0 if failed else 5.0)

@@ -1,0 +1,1 @@
+"""Starting ranks: ``pgasdl run``, our own launcher, and MPI's."""

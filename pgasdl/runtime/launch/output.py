@@ -1,0 +1,156 @@
+"""The ranks' output on one screen or in one file: whole lines, each with its rank in front.
+
+A terminal gets one live line at the bottom, the latest line that some rank has not ended yet: a
+progress bar that redraws itself with carriage returns, a prompt. A file or pipe gets whole lines
+only, and of a progress bar its last state. Nothing here blocks: what the reader does not take yet
+is kept, and the launcher stops reading from the ranks while there is much of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+from dataclasses import dataclass, field
+
+MAX_LINE = 65536
+MAX_KEPT = 1 << 20
+_ERASE = b"\r\x1b[K"
+_PIECE = 4096  # PIPE_BUF: a pipe that polls writable takes so much without blocking
+
+
+class Sink:
+    """One of the launcher's own outputs, and what it has not taken yet."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.is_terminal = _is_terminal(descriptor)
+        self.kept = bytearray()
+        self.broken = False
+        self._live = b""
+
+    def line(self, text: bytes) -> None:
+        """Print a whole line; a live line that is shown stays below it."""
+        if self._live:
+            self._write(_ERASE + text + b"\n" + self._live)
+        else:
+            self._write(text + b"\n")
+
+    def live(self, text: bytes) -> None:
+        """Show ``text`` as the live line, or none; terminals only."""
+        if text != self._live:
+            self._live = text[: shutil.get_terminal_size().columns - 1]
+            self._write(_ERASE + self._live)
+
+    def _write(self, data: bytes) -> None:
+        if not self.broken:
+            self.kept += data
+
+    def flush_some(self) -> None:
+        """Write what can be written without blocking."""
+        while self.kept and not self.broken:
+            if not self._writable(0):
+                return
+            try:
+                del self.kept[: os.write(self.descriptor, self.kept[:_PIECE])]
+            except BlockingIOError:
+                return
+            except OSError:
+                self.broken = True
+                self.kept.clear()
+
+    def flush_all(self, seconds: float) -> None:
+        """Write everything; give up when nothing could be written for so long."""
+        while self.kept and not self.broken and self._writable(seconds):
+            self.flush_some()
+
+    def _writable(self, seconds: float) -> bool:
+        poller = select.poll()
+        poller.register(self.descriptor, select.POLLOUT)
+        return bool(poller.poll(seconds * 1000))
+
+
+@dataclass(eq=False)
+class Stream:
+    """Standard output or error of one rank."""
+
+    prefix: bytes
+    sink: Sink
+    partial: bytearray = field(default_factory=bytearray)
+
+
+class Multiplexer:
+    """Puts the streams of all ranks into the launcher's two outputs."""
+
+    def __init__(self) -> None:
+        self.out = Sink(1)
+        error = Sink(2)
+        # On one terminal both share a live line.
+        self.err = self.out if self.out.is_terminal and error.is_terminal else error
+        self.sinks = [self.out] if self.err is self.out else [self.out, self.err]
+        self._partial: dict[int, list[Stream]] = {}  # by descriptor of the sink; the newest is last
+
+    def stream(self, rank: int, size: int, *, error: bool) -> Stream:
+        """Make a new stream; prefixes are as wide as the largest rank's."""
+        width = len(str(size - 1))
+        return Stream(f"[{rank:>{width}}] ".encode(), self.err if error else self.out)
+
+    def feed(self, stream: Stream, data: bytes) -> None:
+        """More bytes came from a rank."""
+        sink = stream.sink
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            stream.partial += line
+            self._end_line(stream)
+        stream.partial += rest
+        if len(stream.partial) > MAX_LINE:
+            stream.partial[:] = visible(stream.partial)
+            if len(stream.partial) > MAX_LINE:
+                self._end_line(stream)
+        if sink.is_terminal and stream.partial:
+            partial = self._partial.setdefault(sink.descriptor, [])
+            if stream in partial:
+                partial.remove(stream)
+            partial.append(stream)
+            self._show_live(sink)
+
+    def end(self, stream: Stream) -> None:
+        """Print what is left: the rank closed it."""
+        if stream.partial:
+            self._end_line(stream)
+
+    def message(self, text: str) -> None:
+        """Print a line of the launcher's own."""
+        self.err.line(text.encode(errors="replace"))
+
+    def _end_line(self, stream: Stream) -> None:
+        text = visible(stream.partial)
+        stream.partial.clear()
+        partial = self._partial.get(stream.sink.descriptor, [])
+        if stream in partial:
+            partial.remove(stream)
+            self._show_live(stream.sink)
+        stream.sink.line(stream.prefix + text)
+
+    def _show_live(self, sink: Sink) -> None:
+        """Show the newest line that a rank has not ended; below it lies what another has not."""
+        partial = self._partial[sink.descriptor]
+        sink.live(partial[-1].prefix + visible(partial[-1].partial) if partial else b"")
+
+    @property
+    def congested(self) -> bool:
+        """The reader of our output is slow: take nothing more from the ranks."""
+        return any(len(sink.kept) > MAX_KEPT for sink in self.sinks)
+
+
+def visible(line: bytes | bytearray) -> bytes:
+    """Return what a terminal shows of a line with carriage returns: its last state."""
+    parts = bytes(line).rstrip(b"\r").rsplit(b"\r", 1)
+    return parts[-1]
+
+
+def _is_terminal(descriptor: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.isatty(descriptor)
+    return False

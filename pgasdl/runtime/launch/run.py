@@ -1,0 +1,402 @@
+"""``pgasdl run``: N ranks on this machine, their store, output, signals and end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from pgasdl.config import Config, format_value
+from pgasdl.errors import BootstrapError, ConfigError, UnavailableError
+from pgasdl.kernel import way_out
+from pgasdl.runtime.bootstrap import StoreServer
+from pgasdl.runtime.launch.guard import FORWARDED, guarded, kill_descendants, signal_name
+from pgasdl.runtime.launch.output import Multiplexer, Stream
+
+_LOG = logging.getLogger("pgasdl.runtime.launch")
+_SHIM = str(Path(__file__).with_name("shim.py"))
+_REPORT_SECONDS = 1.0  # for the survivors to tell what they saw, before SIGTERM
+_STUCK_READER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run.
+
+    Attributes
+    ----------
+    program : Sequence[str]
+        Arguments of Python: a file, ``-m module`` or ``-c code``, and the program's own. Before it
+        ``-P``, if the folder it is started in must not be searched for modules: whatever of this
+        package is run begins with that, for in a clone the source folder lies there.
+    n_ranks : int
+        How many processes.
+    environ : Mapping[str, str]
+        Variables of the ranks, before each one's place is added.
+    prefix : bool
+        Put ``[rank]`` before each line; otherwise the ranks write to our outputs themselves.
+    grace : float
+        Seconds between SIGTERM and SIGKILL.
+    keep_going : bool
+        When a rank fails the others are left alone, for programs that survive losses.
+    """
+
+    program: Sequence[str]
+    n_ranks: int
+    environ: Mapping[str, str]
+    prefix: bool = True
+    grace: float = 5.0
+    keep_going: bool = False
+
+
+def check(job: Job) -> Config:
+    """Refuse what cannot work before anything is started; ConfigError says why."""
+    if job.n_ranks < 1:
+        raise ConfigError(f"-n {job.n_ranks}: at least one rank")
+    program = list(job.program)
+    if program[:1] == ["-P"]:
+        del program[0]
+    if not program:
+        raise ConfigError("no program: give a file, -m MODULE or -c CODE")
+    first = program[0]
+    if first in ("-m", "-c"):
+        if len(program) < 2:
+            raise ConfigError(f"{first} needs {'a module' if first == '-m' else 'code'}")
+    elif not os.path.exists(first):
+        raise ConfigError(f"no such program: {first}")
+    elif os.path.isdir(first) and not os.path.exists(os.path.join(first, "__main__.py")):
+        raise ConfigError(f"{first} is a directory without __main__.py")
+    elif not os.access(first, os.R_OK):
+        raise ConfigError(f"{first} cannot be read")
+    return Config.from_environment(job.environ)
+
+
+def run(job: Job) -> int:
+    """Run the job to its end and return the exit status for the shell.
+
+    That is 0 when every rank ended with 0, else the status of the first that did not, 128 plus
+    the signal's number if it was killed. Call it from a process without threads: it forks.
+
+    Raises
+    ------
+    ConfigError
+        What cannot work; says why.
+    UnavailableError
+        This machine refuses what every job needs.
+    """
+    check(job)
+    secret = secrets.token_bytes(32)
+    descriptor = _sealed_secret(secret)
+    # Where it is ignored, as some supervisors leave it, nobody is told of the end of a child.
+    ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        return guarded(lambda abandoned: _Launcher(job, abandoned).run(secret, descriptor))
+    finally:
+        os.close(descriptor)
+        if ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+class _Rank:
+    def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        self.rank = rank
+        self.process = process
+
+    def how_ended(self) -> int | None:
+        """CLD_EXITED, CLD_KILLED ... of a zombie, without reaping it; None: it runs."""
+        how = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        return None if how is None else how.si_code
+
+    def signal(self, number: int) -> None:
+        """To the rank and, but for SIGUSR1, which they would die of, to processes it started."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                if number == signal.SIGUSR1:
+                    os.kill(self.process.pid, number)
+                else:
+                    os.killpg(self.process.pid, number)
+
+
+class _Launcher:
+    def __init__(self, job: Job, abandoned: Callable[[], bool]) -> None:
+        self._job = job
+        self._abandoned = abandoned
+        self._output = Multiplexer()
+        self._selector = selectors.PollSelector()  # epoll refuses regular files
+        self._ranks: list[_Rank] = []
+        self._running: dict[int, _Rank] = {}
+        self._look_at_ranks = False
+        self._signals: list[int] = []
+        self._n_interrupts = 0
+        self._interrupted_at = 0.0
+        self._terminate_at: float | None = None
+        self._kill_at: float | None = None
+        self._status = 0
+        self._reading: dict[int, tuple[Stream, _Rank, IO[bytes]]] = {}
+        self._paused = False
+
+    def run(self, secret: bytes, descriptor: int) -> int:
+        job_id = secrets.token_hex(8)
+        try:
+            self._catch_signals()
+            server = StoreServer(secret, self._job.n_ranks, job_id=job_id)
+        except (BootstrapError, OSError) as error:
+            self._output.message(f"pgasdl run: error: {error}")
+            self._status = 1
+        else:
+            with server:
+                self._start_all(job_id, format_value(server.address), descriptor)
+                self._loop()
+        for sink in self._output.sinks:
+            sink.flush_all(_STUCK_READER_SECONDS)
+        return self._status
+
+    def _start_all(self, job_id: str, store: str, descriptor: int) -> None:
+        try:
+            shared = self._environment(job_id, store, descriptor)
+            for rank in range(self._job.n_ranks):
+                self._start(rank, shared, descriptor)
+        except OSError as error:
+            self._output.message(f"pgasdl run: cannot start rank {len(self._ranks)}: {error}")
+            self._status = 1
+            self._end_all(signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+
+    def _environment(self, job_id: str, store: str, descriptor: int) -> dict[str, str]:
+        n = self._job.n_ranks
+        environ = dict(self._job.environ)
+        environ.pop("PGASDL_SECRET_FILE", None)
+        environ |= {
+            "PGASDL_SIZE": str(n),
+            "PGASDL_LOCAL_SIZE": str(n),
+            "PGASDL_JOB_ID": job_id,
+            "PGASDL_STORE": store,
+            "PGASDL_SECRET_FD": str(descriptor),
+        }
+        if "OMP_NUM_THREADS" not in environ:
+            n_threads = max(1, len(os.sched_getaffinity(0)) // n)
+            environ["OMP_NUM_THREADS"] = str(n_threads)
+            _LOG.debug("OMP_NUM_THREADS=%d for each of %d ranks", n_threads, n)
+        return environ
+
+    def _start(self, rank: int, shared: dict[str, str], descriptor: int) -> None:
+        place = {"PGASDL_RANK": str(rank), "PGASDL_LOCAL_RANK": str(rank)}
+        python = sys.executable
+        pipe = subprocess.PIPE if self._job.prefix else None
+        process = subprocess.Popen(
+            [python, "-I", "-S", _SHIM, str(os.getpid()), python, "-u", *self._job.program],
+            env=shared | place,
+            stdin=None if rank == 0 else subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            # A session of its own: the terminal's Ctrl-C comes through us only, and rank 0 may
+            # read from the terminal although it is in no foreground group.
+            start_new_session=True,
+            pass_fds=(descriptor,),
+        )
+        entry = _Rank(rank, process)
+        self._ranks.append(entry)
+        self._running[rank] = entry
+        for file, error in ((process.stdout, False), (process.stderr, True)):
+            if file is not None:
+                os.set_blocking(file.fileno(), False)
+                stream = self._output.stream(rank, self._job.n_ranks, error=error)
+                self._reading[file.fileno()] = (stream, entry, file)
+                self._watch(file.fileno())
+
+    def _watch(self, descriptor: int) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, lambda: self._read(descriptor))
+
+    def _loop(self) -> None:
+        while self._running:
+            self._keep_pace()
+            events = self._selector.select(self._patience())
+            for key, mask in events:
+                if mask & selectors.EVENT_READ:
+                    key.data()
+            self._end_zombies()
+            self._handle_signals()
+            self._handle_deadlines()
+            for sink in self._output.sinks:
+                sink.flush_some()
+                if sink.broken and self._terminate_at is None and self._kill_at is None:
+                    self._status = self._status or 128 + signal.SIGPIPE
+                    self._terminate_at = time.monotonic()
+        self._selector.close()
+
+    def _keep_pace(self) -> None:
+        for sink in self._output.sinks:
+            registered = sink.descriptor in self._selector.get_map()
+            if sink.kept and not registered:
+                self._selector.register(sink.descriptor, selectors.EVENT_WRITE)
+            elif registered and not sink.kept:
+                self._selector.unregister(sink.descriptor)
+        if self._output.congested != self._paused:
+            self._paused = not self._paused
+            for descriptor in self._reading:
+                if self._paused:
+                    self._selector.unregister(descriptor)
+                else:
+                    self._watch(descriptor)
+
+    def _patience(self) -> float | None:
+        moments = [moment for moment in (self._terminate_at, self._kill_at) if moment is not None]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _read(self, descriptor: int) -> None:
+        if descriptor not in self._reading:
+            return
+        stream = self._reading[descriptor][0]
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        if data:
+            self._output.feed(stream, data)
+        else:
+            self._close(descriptor)
+
+    def _close(self, descriptor: int) -> None:
+        stream, _, file = self._reading.pop(descriptor)
+        self._output.end(stream)
+        if not self._paused:
+            self._selector.unregister(descriptor)
+        file.close()
+
+    def _end_zombies(self) -> None:
+        if not self._look_at_ranks:
+            return
+        self._look_at_ranks = False
+        zombies = [(how, entry) for entry in self._running.values() if (how := entry.how_ended())]
+        # Of several that ended in one turn, one that was killed is more likely the cause.
+        for _, entry in sorted(zombies, key=lambda zombie: zombie[0] == os.CLD_EXITED):
+            self._ended(entry)
+
+    def _ended(self, entry: _Rank) -> None:
+        """End what a rank that is a zombie left; take its last words and its status."""
+        del self._running[entry.rank]
+        # Its number is not given away before it is reaped, so this hits its own group only.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(entry.process.pid, signal.SIGKILL)
+        status = entry.process.wait()
+        for descriptor in [d for d, (_, owner, _) in self._reading.items() if owner is entry]:
+            self._drain(descriptor)
+        if status != 0 and self._status == 0:
+            self._status = status if status > 0 else 128 - status
+            self._report(entry, status)
+            if self._job.keep_going:
+                return
+            if self._running and self._terminate_at is None and self._kill_at is None:
+                self._terminate_at = time.monotonic() + _REPORT_SECONDS
+
+    def _drain(self, descriptor: int) -> None:
+        stream = self._reading[descriptor][0]
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(descriptor, 1 << 16):
+                self._output.feed(stream, data)
+        self._close(descriptor)
+
+    def _report(self, entry: _Rank, status: int) -> None:
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with {status}"
+        others = ""
+        if self._running:
+            n = len(self._running)
+            ending = "leaving alone" if self._job.keep_going else "ending"
+            others = f"; {ending} the other {n} rank{'s' if n > 1 else ''}"
+        self._output.message(
+            f"pgasdl run: rank {entry.rank} (process {entry.process.pid}) {how}{others}"
+        )
+
+    def _catch_signals(self) -> None:
+        self._wake, wake = os.pipe()
+        for descriptor in (self._wake, wake):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in FORWARDED:
+            signal.signal(number, self._note_signal)
+        # Wakes the loop: a pidfd per rank would, too, but is not available everywhere.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _drain_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        self._look_at_ranks = True
+
+    def _handle_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGTERM and self._abandoned():
+                # The guard was killed: leave nothing, at once.
+                self._end_all(signal.SIGKILL)
+                kill_descendants()
+                os._exit(137)
+            if number == signal.SIGINT:
+                self._interrupt()
+            else:
+                self._end_all(number)
+            if number in (signal.SIGTERM, signal.SIGHUP):
+                self._kill_at = self._kill_at or time.monotonic() + self._job.grace
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: the ranks get it. The second ends them, the third kills them."""
+        now = time.monotonic()
+        if now - self._interrupted_at < 0.2:
+            return  # sent to the process group: we got it, and the guard's copy of it
+        self._interrupted_at = now
+        self._n_interrupts += 1
+        if self._n_interrupts == 1:
+            self._end_all(signal.SIGINT)
+        elif self._n_interrupts == 2:
+            self._terminate_at = now
+        else:
+            self._kill_at = now
+
+    def _handle_deadlines(self) -> None:
+        now = time.monotonic()
+        if self._terminate_at is not None and now >= self._terminate_at:
+            self._terminate_at = None
+            self._kill_at = self._kill_at or now + self._job.grace
+            self._end_all(signal.SIGTERM)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = now + 1.0
+            self._end_all(signal.SIGKILL)
+
+    def _end_all(self, number: int) -> None:
+        for entry in self._running.values():
+            entry.signal(number)
+
+
+def _sealed_secret(secret: bytes) -> int:
+    """Make a descriptor every rank inherits and can read at any time, and nobody can change."""
+    try:
+        descriptor = os.memfd_create("pgasdl-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise UnavailableError(
+            f"memfd_create is refused here ({error.strerror}): the job's secret and every segment "
+            f"need it; {way_out('memfd_create')}"
+        ) from error
+    os.write(descriptor, secret)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor

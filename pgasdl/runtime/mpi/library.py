@@ -1,0 +1,118 @@
+"""Which MPI library this process loads, through mpi4py, and what it is able to do."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pgasdl.errors import UnavailableError
+from pgasdl.runtime.launch.mpiexec import INSTALL, LAUNCHERS, Mpiexec, library_beside
+from pgasdl.runtime.mpi.shutdown import abort_or_finish_with_python
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def launcher_of_this_process() -> Mpiexec | None:
+    """Return the MPI launcher that started this process, with its library; None if there is none.
+
+    Where several MPIs are installed, ranks that load another than their launcher's are all alone.
+    """
+    for program in _ancestors():
+        for kind, row in LAUNCHERS.items():
+            if os.path.basename(program) in row.servants:
+                return Mpiexec(kind, program, library_beside(program, row) or "")
+    return None
+
+
+def _ancestors() -> Iterator[str]:
+    pid = os.getppid()
+    while pid > 1:
+        with suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/exe")
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+        except OSError:
+            return
+
+
+def load() -> Any:
+    """Return mpi4py's ``MPI``, initialised.
+
+    Raises
+    ------
+    UnavailableError
+        No mpi4py, no library, or it is over already.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        raise UnavailableError(f'transport "mpi" is not available: no mpi4py ({INSTALL})')
+    chosen = {"MPI4PY_LIBMPI", "MPI4PY_MPIABI"} & set(os.environ)
+    found = launcher_of_this_process()
+    if "mpi4py.MPI" not in sys.modules:
+        if not chosen and found is not None and found.library:
+            os.environ["MPI4PY_LIBMPI"] = found.library
+        _work_around()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UnavailableError(
+            f'transport "mpi" is not available: mpi4py loads no MPI: {error} ({INSTALL}; '
+            "MPI4PY_LIBMPI names its library)"
+        ) from error
+    if MPI.Is_finalized():
+        raise UnavailableError('transport "mpi" is not available: MPI was finalised already')
+    if not MPI.Is_initialized():
+        # mpi4py.rc.initialize is off, and nobody has: then it is ours to end, too.
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(MPI.Finalize)
+    abort_or_finish_with_python()
+    return MPI
+
+
+def _work_around() -> None:
+    """Set what avoids known defects of Open MPI, where the user has not chosen: see the package."""
+    if not os.path.isdir("/sys/class/infiniband"):
+        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+
+
+def threads(mpi: Any) -> str:
+    """Return the thread level that MPI granted."""
+    level = mpi.Query_thread()
+    if level == mpi.THREAD_MULTIPLE:
+        return "multiple"
+    if level == mpi.THREAD_SERIALIZED:
+        return "serialized"
+    return "funneled" if level == mpi.THREAD_FUNNELED else "single"
+
+
+def version(mpi: Any) -> str:
+    """Return the library's own name and version, in one line."""
+    words = mpi.Get_library_version().replace("\0", "").split("\n")[0].split(",")[0]
+    return " ".join(words.split())
+
+
+def source_in_status(mpi: Any) -> int:
+    """Find where a status has its source; each library has another place for it."""
+    status, rank = mpi.Status(), 0x5EED
+    status.Set_source(rank)
+    content = ctypes.string_at(mpi._addressof(status), mpi._sizeof(mpi.Status))
+    return content.index(rank.to_bytes(4, sys.byteorder))
+
+
+def require_unified(mpi: Any, comm: MPI.Intracomm) -> None:
+    """Refuse a window that is not of one memory: a flag is polled by loads."""
+    window = mpi.Win.Allocate(64, 1, mpi.INFO_NULL, comm)
+    model = window.Get_attr(mpi.WIN_MODEL)
+    window.Free()
+    if model != mpi.WIN_UNIFIED:
+        raise UnavailableError(
+            f'transport "mpi" is not available: windows of {version(mpi)} have two memories '
+            "(MPI_WIN_SEPARATE) here"
+        )

@@ -1,0 +1,131 @@
+"""How the ranks of a communicator meet: rank 0 serves a store, and tells where through MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pgasdl import _native
+from pgasdl.config import Config
+from pgasdl.errors import ConfigError, UnavailableError
+from pgasdl.runtime.bootstrap import (
+    HostedStore,
+    LocalStore,
+    Store,
+    StoreClient,
+    StoreServer,
+    rendezvous,
+)
+from pgasdl.runtime.bootstrap.channel import SECRET_BYTES
+from pgasdl.runtime.mpi.communicator import CommunicatorState, state_of
+from pgasdl.runtime.mpi.library import launcher_of_this_process, load, version
+from pgasdl.topology import Launch
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_FRAME = 1024  # bytes in which rank 0 tells where the store is
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What ``init`` needs of a job that meets through a communicator."""
+
+    launch: Launch
+    store: Store
+    world: _native.MpiWorld
+
+
+def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
+    """Meet the ranks of a communicator. Collective over it.
+
+    Parameters
+    ----------
+    communicator : MPI.Intracomm or None
+        None: ``MPI.COMM_WORLD``.
+    config : Config
+        Settings of this rank.
+
+    Raises
+    ------
+    UnavailableError
+        No MPI, one that cannot do it, or one that sees another number of ranks.
+    Timeout
+        A rank of the communicator did not come.
+    ConfigError
+        Rank and size are given too, and are not the communicator's.
+    """
+    mpi = load()
+    comm = mpi.COMM_WORLD if communicator is None else communicator
+    _require_whole_job(mpi, comm, config, explicit=communicator is not None)
+    state = state_of(mpi, comm)
+    state.arrive(comm, config.timeout)
+    launch, store = _meet(mpi, state, config)
+    return Joined(launch, store, state.world)
+
+
+def _require_whole_job(mpi: Any, comm: MPI.Intracomm, config: Config, *, explicit: bool) -> None:
+    if comm == mpi.COMM_NULL or comm.Is_inter():
+        raise UnavailableError("comm must be an intra-communicator that this rank belongs to")
+    given = config.rank, config.size
+    if explicit:
+        if given not in ((None, None), (comm.rank, comm.size)):
+            raise ConfigError(
+                f"rank {given[0]} and size {given[1]} are not those of the communicator, rank "
+                f"{comm.rank} of {comm.size}: give comm alone"
+            )
+        return
+    launcher = next((os.environ[n] for n in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+                     if os.environ.get(n)), None)  # fmt: skip
+    wanted = config.size if config.size is not None else int(launcher or comm.size)
+    found = launcher_of_this_process()
+    if wanted != comm.size or (found is not None and comm.size == 1 and wanted != 1):
+        by = f" {found.program} started it" if found is not None else ""
+        library = f", whose library is {found.library}" if found is not None else ""
+        raise UnavailableError(
+            f'transport "mpi": this job has {wanted} ranks, but MPI ({version(mpi)}) sees '
+            f"{comm.size}:{by}{library}; start the ranks with the mpiexec of the MPI that mpi4py "
+            "loads, or set MPI4PY_LIBMPI to the library of the mpiexec in use"
+        )
+
+
+def _meet(mpi: Any, state: CommunicatorState, config: Config) -> tuple[Launch, Store]:
+    """Serve the store on rank 0, which tells the others where through MPI."""
+    comm, (rank, size, _, local_size) = state.comm, state.place
+    if size == 1:
+        launch = Launch("mpi", *state.place, f"mpi:{os.getpid()}")
+        return launch, LocalStore(timeout=config.timeout)
+    frame = bytearray(_FRAME)
+    server = None
+    if rank == 0:
+        secret, job_id = secrets.token_bytes(SECRET_BYTES), f"mpi:{secrets.token_hex(8)}"
+        server = StoreServer(secret, size, *_address(config, local_size == size), job_id=job_id)
+        words = {"job": job_id, "secret": secret.hex(), "address": server.address}
+        text = json.dumps(words).encode()
+        frame[: len(text)] = text
+    try:
+        comm.Bcast([frame, mpi.BYTE], 0)
+        words = json.loads(bytes(frame).rstrip(b"\0"))
+        secret = bytes.fromhex(words["secret"])
+        launch = Launch("mpi", *state.place, words["job"])
+        if server is not None:
+            return launch, HostedStore(server, secret, launch, launch.job_id, config.timeout)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+    address = (words["address"][0], int(words["address"][1]))
+    client = StoreClient(address, secret, rank, size, launch.job_id, config.timeout, host=0)
+    return launch, client
+
+
+def _address(config: Config, one_machine: bool) -> tuple[str, int]:
+    if config.store is not None:
+        return config.store
+    if one_machine:
+        return "127.0.0.1", 0
+    # Of the interface that the default route takes: nothing is sent there.
+    return rendezvous.route_to(("192.0.2.1", 9)), 0

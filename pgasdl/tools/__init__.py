@@ -1,0 +1,1 @@
+"""The ``pgasdl`` command: reports, benchmarks, the tuner and the simulator."""

@@ -1,0 +1,158 @@
+"""What this machine costs, as ``plans.cost`` reckons: latency, startup, beta, gamma by pair class.
+
+Measured through the executor itself, by all ranks at once, on plans whose cost has few terms: a
+binomial tree of one cache line is 2 log P latencies, GDRAA of P cache lines P - 1 startups more, an
+all-gather nothing but bytes, and what GDRAA takes beyond them is additions. Bytes and additions
+depend on where the array lies, in caches or not, so they are measured at several sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from pgasdl.group import Group
+from pgasdl.plans.cost import Model, Pair
+from pgasdl.tools.bench.ours import Ours
+from pgasdl.tools.bench.turns import Contender, Ranks, take_turns
+
+SIZES = (64 << 10, 1 << 20, 8 << 20)
+LINE = 16  # elements
+# Nothing is faster than this, whatever noise says: seconds, and seconds per byte.
+_LEAST, _LEAST_BETA = 1e-9, 1e-13
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Pairs of one kind; figures per byte at each of ``SIZES``."""
+
+    name: str
+    ranks: int
+    latency: float
+    startup: float
+    beta: tuple[float, ...]
+    gamma: tuple[float, ...]
+    remote: tuple[float, ...]
+
+    def at(self, figures: Sequence[float], nbytes: int) -> float:
+        """Return a figure for an array of so many bytes."""
+        sizes = [math.log(size) for size in SIZES]
+        return float(np.interp(math.log(max(1, nbytes)), sizes, figures))
+
+    def __str__(self) -> str:
+        rates = ", ".join(
+            f"{1e-9 / beta:.3g} / {1e-9 / gamma if gamma else math.inf:.3g} GB/s at {size >> 10}K"
+            for size, beta, gamma in zip(SIZES, self.beta, self.gamma, strict=True)
+        )
+        return (
+            f"{self.name} ({self.ranks} ranks): latency {1e6 * self.latency:.2f} us, startup "
+            f"{1e6 * self.startup:.2f} us, bytes / additions {rates}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Both classes, if there are two."""
+
+    inside: Class
+    across: Class | None
+    per_node: int
+    blocking: bool
+
+    def model(self, nbytes: int) -> Model:
+        """For plans that work on an array of so many bytes."""
+        far = self.across
+
+        def pair(of: Class) -> Pair:
+            return Pair(of.latency, of.at(of.beta, nbytes), of.startup)
+
+        return Model(
+            pair(self.inside),
+            None if far is None else pair(far),
+            self.per_node,
+            gamma=self.inside.at(self.inside.gamma, nbytes),
+            remote=self.inside.at(self.inside.remote, nbytes),
+            blocking=self.blocking,
+        )
+
+    def dump(self) -> str:
+        """As JSON, for a policy file's remarks."""
+        return json.dumps(asdict(self))
+
+
+def calibrate(ranks: Ranks, sync: Callable[[], None], rounds: int, seconds: float) -> Calibration:
+    """Measure; collective, and the same figures on every rank."""
+    context = ranks.context
+    size, node = context.size, context.world.node_size
+    ours = Ours(ranks, sync, None)
+    if node >= size or node == 1:
+        name = "across nodes" if node == 1 and size > 1 else "one node"
+        inside = _class(name, ranks, ours, context.world, size, context.mapped, rounds, seconds)
+        return Calibration(inside, None, max(1, node), context.mapped)
+    here = context.rank // node
+    mine = context.group(range(here * node, min(size, (here + 1) * node)))
+    heads = range(0, size, node)
+    across = context.group(heads) if context.rank in heads else None
+    near = _class("inside nodes", ranks, ours, mine, node, mine.mapped, rounds, seconds)
+    far = _class("across nodes", ranks, ours, across, len(heads), False, rounds, seconds)
+    return Calibration(near, far, node, context.mapped)
+
+
+def _class(
+    name: str, ranks: Ranks, ours: Ours, group: Group | None, size: int, mapped: bool,
+    rounds: int, seconds: float,
+) -> Class:  # fmt: skip
+    """Measure pairs of a group's members; those outside, None, only keep time."""
+    if size == 1:
+        zeros = (0.0,) * len(SIZES)
+        return Class(name, 1, 0.0, 0.0, (_LEAST_BETA,) * len(SIZES), zeros, zeros)
+    context = ranks.context
+    count = max(SIZES) // 4
+    segment = context.segment(4 * count, notifications=1)
+    memory = segment.numpy(np.float32)
+
+    def contender(kind: str, plan: str, n: int) -> Contender:
+        call: Callable[[], object] = lambda: None  # noqa: E731
+        if group is not None:
+            call = context.collective_handle(kind, memory[:n], plan=plan, group=group).run
+        return Contender(f"{plan} {n}", "ours", ours.uncounted(memory[:n], call))
+
+    tree, scatter = contender("average", "tree", LINE), contender("average", "gdraa", LINE * size)
+    gather = [contender("all-gather", "gdraa", nbytes // 4) for nbytes in SIZES]
+    whole = [contender("average", "gdraa", nbytes // 4) for nbytes in SIZES]
+    direct = []
+    if mapped:
+        direct = [contender("average", "gdraa-direct", nbytes // 4) for nbytes in SIZES]
+    everything = [tree, scatter, *gather, *whole, *direct]
+    take_turns(ranks, everything, rounds, seconds, lambda: "")
+    segment.delete()
+
+    def took(one: Contender) -> float:
+        mine = 1e-6 * one.samples("").quartile if one.turns else 0.0
+        return float(ranks.latest(np.array([mine]))[0])
+
+    hops = 2 * (size - 1).bit_length()
+    latency = max(_LEAST, took(tree) / hops)
+    startup = 0.0
+    if size > 2:
+        startup = min(latency, max(0.0, (took(scatter) - 2 * latency) / (2 * (size - 2))))
+    share = (size - 1) / size
+    beta, gamma, remote = [], [], []
+    for index, nbytes in enumerate(SIZES):
+        per = share * nbytes
+        b = max(_LEAST_BETA, (took(gather[index]) - 2 * latency) / per)
+        g = max(0.0, (took(whole[index]) - 2 * latency - 2 * per * b) / per)
+        beta.append(b)
+        gamma.append(g)
+        each = 0.0
+        if direct:
+            each = max(0.0, (took(direct[index]) - 2 * latency) / (2 * per))
+        remote.append(each)
+    return Class(
+        name, size, max(_LEAST, latency - startup), startup, tuple(beta), tuple(gamma),
+        tuple(remote),
+    )  # fmt: skip

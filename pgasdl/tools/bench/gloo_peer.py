@@ -1,0 +1,70 @@
+"""torch.distributed over gloo."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pgasdl.tools.bench.peer import serve, socket_path
+
+
+class Gloo:
+    """The operations; see :class:`pgasdl.tools.bench.peer.Library`."""
+
+    def __init__(self, rank: int, size: int, store: str) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
+            timeout=timedelta(seconds=60),
+        )  # fmt: skip
+        self.rank, self.size = rank, size
+        self.version = f"torch {torch.__version__}"
+        self.barrier = dist.barrier
+        self._tensor = torch.zeros(0)
+
+    def allreduce(self, cuts: Sequence[int]) -> tuple[Callable[[int], object], Callable[[], None]]:
+        """all_reduce, once per piece."""
+        count = sum(cuts)
+        if self._tensor.numel() != count:
+            self._tensor = torch.zeros(count)
+        tensor, rank = self._tensor, self.rank
+        pieces = torch.split(tensor, list(cuts))
+
+        def call() -> None:
+            for piece in pieces:
+                dist.all_reduce(piece)
+
+        return lambda number: tensor.fill_(float(number + rank)), call
+
+    def ping(self, way: str, nbytes: int) -> Callable[[int], None]:
+        """Messages, whatever way is asked for: there are no puts."""
+        peer = 1 - self.rank
+        source = torch.ones(nbytes, dtype=torch.uint8)
+        target = torch.zeros(nbytes, dtype=torch.uint8)
+
+        def first(rounds: int) -> None:
+            for _ in range(rounds):
+                dist.send(source, peer)
+                dist.recv(target, peer)
+
+        def second(rounds: int) -> None:
+            for _ in range(rounds):
+                dist.recv(target, peer)
+                dist.send(source, peer)
+
+        return first if self.rank == 0 else second
+
+
+def main() -> None:
+    """Serve as one process of a gloo job; gloo's own threads need processors: none is bound."""
+    library = Gloo(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    serve(library, socket_path())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

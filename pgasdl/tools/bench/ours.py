@@ -1,0 +1,185 @@
+"""What pgasdl does, as contenders: each checks its results, for a wrong result has no figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl import _native
+from pgasdl.collectives.policy import Choice
+from pgasdl.errors import MismatchError
+from pgasdl.tools.bench.timing import batches, clock_cost, fill_cost, rounds_of, timed
+from pgasdl.tools.bench.turns import Contender, Ranks
+from pgasdl.training.exchange import GradientExchange
+
+Array = npt.NDArray[np.float32]
+_PAGE = 4096
+
+
+class Ours:
+    """Makes contenders; every member and everything it returns is collective."""
+
+    def __init__(self, ranks: Ranks, sync: Callable[[], None] | None, plan: str | None) -> None:
+        self._ranks = ranks
+        self._context = ranks.context
+        self._sync = sync if ranks.paced else None
+        self._plan = plan
+        self._clock_ns = clock_cost()
+
+    # --- write_notify
+
+    def notified_writes(self, nbytes: int) -> tuple[list[Contender], Callable[[], None]]:
+        """From the core and from Python; and what gives their memory up."""
+        context = self._context
+        target = -(-nbytes // _PAGE) * _PAGE
+        segment = context.segment(2 * target, notifications=1)
+        rounds = rounds_of(nbytes)
+        ping = self._ping(segment, nbytes, target)
+
+        def core(calls: int) -> Sequence[float]:
+            context.barrier()
+            times = _native.notified_writes(context, segment, nbytes, target, calls, rounds)
+            return [ns / 1e3 for ns in times]
+
+        def python(calls: int) -> Sequence[float]:
+            context.barrier()
+            if context.rank > 1:
+                return []
+            return [ns / 1e3 for ns in batches(calls, rounds, ping)]
+
+        ours = [Contender("core", "ours", core), Contender("python", "ours", python)]
+        return ours, segment.delete
+
+    def _ping(self, segment: Any, nbytes: int, target: int) -> Callable[[int], None]:
+        write_notify, waitsome = self._context.write_notify, self._context.notify_waitsome
+        reset = self._context.notify_reset
+        peer = 1 - self._context.rank
+        here, there = segment[0:nbytes], segment[target : target + nbytes]
+
+        def first(rounds: int) -> None:
+            for _ in range(rounds):
+                write_notify(here, peer, there, 0)
+                waitsome(segment, 0, 1)
+                reset(segment, 0)
+
+        def second(rounds: int) -> None:
+            for _ in range(rounds):
+                waitsome(segment, 0, 1)
+                reset(segment, 0)
+                write_notify(here, peer, there, 0)
+
+        return first if self._context.rank == 0 else second
+
+    # --- allreduce
+
+    def handle(self, count: int) -> tuple[Contender, str, Callable[[], None]]:
+        """Return a persistent handle on a segment; its plan; and what gives the memory up."""
+        segment = self._context.segment(4 * count, notifications=1)
+        gradient: Array = segment.numpy(np.float32)
+        handle = self._context.allreduce_handle(gradient, op="mean", plan=self._plan)
+        measure = self._measure(gradient, [gradient], handle.run)
+
+        def free() -> None:
+            handle.close()
+            segment.delete()
+
+        return Contender("segment", "ours", measure), handle.plan, free
+
+    def handles(
+        self, count: int, choices: Sequence[Choice]
+    ) -> tuple[list[Contender], Callable[[], None]]:
+        """Return handles of several plans on one segment, and what gives it up."""
+        segment = self._context.segment(4 * count, notifications=1)
+        gradient: Array = segment.numpy(np.float32)
+        contenders, handles = [], []
+        for choice in choices:
+            options: dict[str, Any] = dict(choice.options)
+            handle = self._context.allreduce_handle(gradient, "mean", plan=choice.plan, **options)
+            handles.append(handle)
+            measure = self._measure(gradient, [gradient], handle.run, anew=self._ranks.paced)
+            contenders.append(Contender(str(choice), "ours", measure))
+
+        def free() -> None:
+            for handle in handles:
+                handle.close()
+            segment.delete()
+
+        return contenders, free
+
+    def uncounted(
+        self, memory: Array, call: Callable[[], object]
+    ) -> Callable[[int], Sequence[float]]:
+        """How long calls take whose results nobody looks at."""
+        return self._measure(memory, [], call, anew=self._ranks.paced)
+
+    def array(self, count: int) -> tuple[Contender, float]:
+        """``ctx.allreduce`` of an array outside segments; and nanoseconds to fill it."""
+        gradient: Array = np.zeros(count, np.float32)
+        context, plan = self._context, self._plan
+
+        def call() -> None:
+            context.allreduce(gradient, op="mean", plan=plan)
+
+        measure = self._measure(gradient, [gradient], call)
+        return Contender("array", "ours", measure), float(fill_cost(gradient.fill))
+
+    # --- a whole model
+
+    def model(
+        self, layers: Sequence[int], bucket_bytes: int
+    ) -> tuple[Contender, str, Callable[[], None]]:
+        """One iteration: gradients in backward order, waits in forward order; its plan."""
+        exchange = GradientExchange(
+            self._context,
+            [((count,), np.float32) for count in layers],
+            plan=self._plan,
+            bucket_bytes=bucket_bytes,
+        )
+        ready, wait, finish = exchange.ready, exchange.wait, exchange.finish
+        backward = range(len(layers))
+        forward = range(len(layers) - 1, -1, -1)
+
+        def iteration() -> None:
+            for layer in backward:
+                ready(layer)
+            for layer in forward:
+                wait(layer)
+            finish()
+
+        everything: Array = exchange.gradients.numpy(np.float32)
+        seen = [exchange.gradient(layer) for layer in backward]
+        name = f"buckets of {bucket_bytes}" if bucket_bytes else "layers"
+        contender = Contender(name, "ours", self._measure(everything, seen, iteration))
+        return contender, exchange.plan, exchange.close
+
+    def _measure(
+        self, memory: Array, results: Sequence[Array], call: Callable[[], object], *,
+        anew: bool = True,
+    ) -> Callable[[int], Sequence[float]]:  # fmt: skip
+        """Measure calls, with ``anew`` each on new data.
+
+        Else all are on what the first left, a mean of means: between ranks that share processors
+        no filling can be told from the calls around it.
+        """
+        context, rank = self._context, self._context.rank
+        fill_ns = 0.0 if self._ranks.paced or not anew else float(fill_cost(memory.fill))
+
+        def fill(number: int) -> None:
+            if anew or number == 0:
+                memory.fill(number + rank)
+
+        def measure(calls: int) -> Sequence[float]:
+            context.barrier()
+            moments = timed(calls, fill, self._sync, call)
+            mean = (calls - 1 if anew else 0) + (context.size - 1) / 2
+            for result in results:
+                if result[0] != mean or result[-1] != mean or result[len(result) // 2] != mean:
+                    raise MismatchError(
+                        f"a mean of {mean} came out as {result[0]} ... {result[-1]}: no figures"
+                    )
+            return self._ranks.durations(moments, self._clock_ns, fill_ns)
+
+        return measure

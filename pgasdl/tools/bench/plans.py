@@ -1,0 +1,151 @@
+"""``pgasdl bench plans`` and ``pgasdl tune``: every plan measured beside its prediction.
+
+Run by all ranks. The tuner sees every other size only; how good its choice is on all of them, those
+in between included, is what ``bench plans`` ends with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pgasdl.collectives.policy import Choice, Policy
+from pgasdl.context import Context
+from pgasdl.tools.bench import machine
+from pgasdl.tools.bench.calibrate import Calibration, calibrate
+from pgasdl.tools.bench.floors import Floors
+from pgasdl.tools.bench.peer import pin
+from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.tuner import choices_here, measure_all, predict_all, tune
+from pgasdl.tools.bench.turns import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One plan at one size; microseconds.
+
+    Attributes
+    ----------
+    chosen : bool
+        The tuner's policy takes it at this size.
+    tuned : bool
+        The tuner measured this size.
+    """
+
+    ranks: int
+    transport: str
+    bytes: int
+    plan: str
+    us: float
+    predicted_us: float
+    chosen: bool
+    tuned: bool
+
+
+class PlanBench:
+    """One job's measurements; every member is collective."""
+
+    def __init__(self, context: Context, request: Request) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self.described = machine.describe()
+        launch = context.launch
+        if request.transport != "loopback":
+            pin(launch.local_rank, launch.local_size)
+        oversubscribed = context.topology.oversubscribed  # all ranks have to agree
+        paced = context.mapped and not oversubscribed
+        self.context, self.request = context, request
+        self.ranks = Ranks(context, paced, max(1.0, launch.local_size / cores))
+        self.sync = (
+            Floors(self.ranks, 4096, oversubscribed).sync if context.mapped else context.barrier
+        )
+        self.placed = "share cores" if oversubscribed else "a core each"
+
+    def say(self, line: str) -> None:
+        """On rank 0."""
+        if self.context.rank == 0:
+            print(line, flush=True)
+
+    def header(self) -> Calibration:
+        """Measure the machine and say what it is."""
+        request = self.request
+        self.say(f"machine    {self.described}")
+        transport = self.context.describe().splitlines()[1].removeprefix("transport ")
+        self.say(f"ranks      {self.context.size}, {self.placed}; {transport}")
+        figures = calibrate(self.ranks, self.sync, request.rounds, request.seconds)
+        for each in (figures.inside, figures.across):
+            if each is not None:
+                self.say(f"measured   {each}")
+        return figures
+
+    def tune(self) -> Policy:
+        """Measure candidates, write a policy."""
+        calibration = self.header()
+        self.say("figures    microseconds measured (predicted), the fastest first")
+        policy, _ = tune(
+            self.ranks, self.sync, calibration, self.request.sizes, self.request.rounds,
+            self.request.seconds, self.say,
+        )  # fmt: skip
+        self.say(f"policy     {policy}")
+        if self.context.rank == 0 and self.request.json_file is not None:
+            lines = [
+                f"# pgasdl tune: {self.described}",
+                f"# {self.context.size} ranks, {self.context.topology.routes}",
+                f"# {calibration.dump()}",
+                str(policy),
+            ]
+            used = f"PGASDL_POLICY=@{self.request.json_file}"
+            if modules := self.context.config.plan_modules:
+                lines.insert(2, f"# plans of {modules}")
+                used += f" PGASDL_PLAN_MODULES={modules}"
+            Path(self.request.json_file).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            self.say(f"wrote      {self.request.json_file}: {used}")
+        return policy
+
+    def plans(self) -> list[PlanRow]:
+        """Measure every plan at every size."""
+        request, context = self.request, self.context
+        calibration = self.header()
+        seen = request.sizes[::2]
+        policy, _ = tune(self.ranks, self.sync, calibration, seen, request.rounds, request.seconds)
+        self.say(f"policy     {policy}")
+        choices = choices_here(context)
+        rows: list[PlanRow] = []
+        for nbytes in request.sizes:
+            predicted = predict_all(context, calibration, choices, nbytes)
+            measured = measure_all(
+                self.ranks, self.sync, choices, nbytes, request.rounds, request.seconds
+            )
+            chosen = policy.find("allreduce", nbytes)
+            names = set(context.topology.routes.names)
+            rows += [
+                PlanRow(
+                    context.size, "+".join(sorted(names)), nbytes, str(choice), us,
+                    predicted[choice], choice == chosen, nbytes in seen,
+                )
+                for choice, us in measured.items()
+            ]  # fmt: skip
+            self._say_size(nbytes, measured, predicted, chosen)
+        if context.rank == 0 and request.json_file is not None:
+            text = json.dumps([asdict(row) for row in rows], indent=1)
+            Path(request.json_file).write_text(text + "\n", encoding="utf-8")
+        return rows
+
+    def _say_size(
+        self, nbytes: int, measured: dict[Choice, float], predicted: dict[Choice, float],
+        chosen: Choice | None,
+    ) -> None:  # fmt: skip
+        self.say(f"{nbytes} bytes: us measured / predicted, * is the tuner's")
+        for choice, us in sorted(measured.items(), key=lambda item: item[1]):
+            mark = "*" if choice == chosen else " "
+            self.say(f"  {mark} {choice!s:<28} {us:>11.2f} {predicted[choice]:>11.2f}")
+
+
+def measure(context: Context, request: Request) -> Any:
+    """Return what ``request.op`` asks for."""
+    bench = PlanBench(context, request)
+    run: Callable[[], Any] = bench.tune if request.op == "tune" else bench.plans
+    return run()

@@ -1,0 +1,225 @@
+"""``pgasdl bench rdma``: notified writes over verbs beside perftest's on the same device, in turns.
+
+``ib_write_lat`` and ``ib_write_bw`` (Debian's package perftest) are what everybody measures RDMA
+with: one queue pair, nothing but the device. Both sides run on the ranks' machines, by turns with
+ours, with the same number of requests in flight. A notified write is two messages, ib_write_lat's
+is one: it is held against that and ib_write_lat's for a message of a flag's size. MPICH over UCX,
+where it works, shows what an MPI makes of the same device: a put, a flush and a flag.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pgasdl import _native
+from pgasdl.context import Context
+from pgasdl.errors import BootstrapError, UnavailableError
+from pgasdl.tools.bench.peers import PEER_KINDS, Peer
+from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.timing import rounds_of
+
+IN_FLIGHT = 128
+FLAG_BYTES = 4
+_TRIES = 3  # perftest's clock calibration fails now and then, and says "inf"
+_PATIENCE = 120.0
+
+
+@dataclass(slots=True)
+class Figures:
+    """Microseconds of every round: one way of a notified write, and per message of a stream."""
+
+    latency: list[float] = field(default_factory=list)
+    peer_latency: list[float] = field(default_factory=list)
+    message: list[float] = field(default_factory=list)
+    peer_message: list[float] = field(default_factory=list)
+    peer_flag: list[float] = field(default_factory=list)
+    mpi: list[float] = field(default_factory=list)
+
+    def row(self, nbytes: int) -> dict[str, Any]:
+        """Medians, as the JSON file has them."""
+        ours, theirs = statistics.median(self.message), _median(self.peer_message)
+        return {
+            "op": "rdma", "transport": "verbs", "ranks": 2, "bytes": nbytes, "dtype": "uint8",
+            "us": statistics.median(self.latency), "message_us": ours, "mb_s": nbytes / ours,
+            "peers": {
+                "ib_write_lat": _median(self.peer_latency), "ib_write_bw": theirs,
+                "flag": _median(self.peer_flag), "mpich": _median(self.mpi),
+            },
+        }  # fmt: skip
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def measure(context: Context, request: Request) -> list[dict[str, Any]]:
+    """Measure every size; the rows, on rank 0, which prints them.
+
+    Raises
+    ------
+    UnavailableError
+        The ranks do not reach each other over verbs, or perftest is missing.
+    """
+    if context.size != 2 or context.transport_of(1 - context.rank) != "verbs":
+        raise UnavailableError("bench rdma is between two ranks with --transport verbs")
+    chosen = next(device for device in _native.verbs_devices() if device.chosen)
+    perftest = Perftest(context, chosen)
+    mpi, missing = _mpich(chosen) if context.rank == 0 else (None, "")
+    say: Callable[..., None] = print if context.rank == 0 else (lambda *_, **__: None)
+    say(f"pgasdl bench rdma over {chosen.device}, port {chosen.port}, {chosen.type}, {chosen.gid}")
+    say(f"medians of {request.rounds} rounds in turns; {IN_FLIGHT} requests in flight")
+    say(f"MPICH put: {missing if mpi is None else mpi.version}")
+    say(f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'+ flag':>7} {'ratio':>6}"
+        f" {'MPICH put':>10}"
+        f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}")  # fmt: skip
+    rows = []
+    for nbytes in request.sizes:
+        figures = _size(context, nbytes, request, perftest, mpi)
+        if context.rank != 0:
+            continue
+        row = figures.row(nbytes)
+        rows.append(row)
+        latency, message, flag, put = (
+            row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "flag", "mpich")
+        )
+        both = latency and flag and latency + flag
+        say(f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)} {_cell(flag, 7)}"
+            f" {_ratio(row['us'], both)} {_cell(put, 10)}"
+            f" {row['mb_s']:9.1f} {_cell(message and nbytes / message, 12)}"
+            f" {_ratio(message, row['message_us'])} {1e6 / row['message_us']:11.0f}",
+            flush=True)  # fmt: skip
+    if mpi is not None:
+        mpi.close()
+    if request.json_file is not None and context.rank == 0:
+        with open(request.json_file, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+    return rows
+
+
+def _cell(value: float | None, width: int) -> str:
+    return f"{value:{width}.2f}" if value is not None else f"{'-':>{width}}"
+
+
+def _ratio(ours: float | None, theirs: float | None) -> str:
+    return _cell(ours / theirs if ours and theirs else None, 6)
+
+
+def _mpich(device: _native.VerbsDeviceInfo) -> tuple[Peer | None, str]:
+    """MPICH with both ranks on the device alone; or why not."""
+    environ = {
+        "MPIR_CVAR_NOLOCAL": "1",
+        "UCX_TLS": "rc_verbs,ud_verbs,self",
+        "UCX_NET_DEVICES": f"{device.device}:{device.port}",
+        "UCX_IB_GID_INDEX": str(device.gid_index),
+    }
+    try:
+        return Peer("mpich", 2, replace(PEER_KINDS["mpich"], environ=environ)), ""
+    except UnavailableError as error:
+        return None, str(error)
+
+
+def _size(
+    context: Context, nbytes: int, request: Request, perftest: Perftest, mpi: Peer | None
+) -> Figures:
+    place = -(-nbytes // 4096) * 4096
+    segment = context.segment(2 * place, notifications=1)
+    figures = Figures()
+    trips = rounds_of(nbytes)
+    _native.notified_writes(context, segment, nbytes, place, 1, 2)
+    _stream(context, segment, nbytes, place, 2)
+    for _ in range(request.rounds):
+        context.barrier(timeout=_PATIENCE)
+        times = _native.notified_writes(context, segment, nbytes, place, 3, trips)
+        figures.latency += [ns / 1e3 for ns in times]
+        figures.peer_latency += perftest.run("ib_write_lat", nbytes, max(10, trips), _typical)
+        context.barrier(timeout=_PATIENCE)
+        count = max(IN_FLIGHT, min(20 * IN_FLIGHT, (4 << 20) // nbytes))
+        figures.message += _stream(context, segment, nbytes, place, count)
+        figures.peer_message += perftest.run("ib_write_bw", nbytes, count, _per_message)
+        figures.peer_flag += perftest.run("ib_write_lat", FLAG_BYTES, 1000, _typical)
+        if mpi is not None:
+            figures.mpi += mpi.ping("put", nbytes, 3)
+    context.barrier(timeout=_PATIENCE)
+    segment.delete()
+    return figures
+
+
+def _stream(context: Context, segment: Any, nbytes: int, place: int, count: int) -> list[float]:
+    """Rank 0 writes so many messages to rank 1; microseconds of each."""
+    if context.rank == 1:
+        return []
+    return [_native.streamed_writes(context, segment, nbytes, place, count) / 1e3]
+
+
+class Perftest:
+    """Runs a tool of perftest between the two ranks: rank 1 serves, rank 0 asks and reads."""
+
+    def __init__(self, context: Context, device: _native.VerbsDeviceInfo) -> None:
+        missing = [tool for tool in ("ib_write_lat", "ib_write_bw") if shutil.which(tool) is None]
+        if missing:
+            raise UnavailableError(f"{', '.join(missing)}: Debian's package perftest has them")
+        self._context = context
+        self._options = [
+            "-d", device.device, "-i", str(device.port), "-x", str(device.gid_index),
+            "-t", str(IN_FLIGHT), "-F",
+        ]  # fmt: skip
+        address = device.gid.rpartition(":")[2]
+        addresses = context.world.allgather("perftest", address.encode())
+        self._server = addresses[1].decode()
+
+    def run(
+        self, tool: str, nbytes: int, count: int, read: Callable[[list[str]], float]
+    ) -> list[float]:
+        """Return what it measured, on rank 0; nothing if it printed no figure."""
+        options = [*self._options, "-s", str(nbytes), "-n", str(count)]
+        if tool == "ib_write_lat":
+            at = options.index("-t")
+            del options[at : at + 2]
+        found: list[float] = []
+        for _ in range(_TRIES):
+            self._context.barrier(timeout=_PATIENCE)
+            if self._context.rank == 1:
+                server = subprocess.Popen([tool, *options], stdout=subprocess.DEVNULL)
+                self._context.barrier(timeout=_PATIENCE)
+                server.wait(_PATIENCE)
+            else:
+                self._context.barrier(timeout=_PATIENCE)
+                found = self._ask([tool, *options, self._server], nbytes, read)
+            if self._context.world.allgather("perftest, again", bytes([bool(found)]))[0] != b"\0":
+                break
+        return found
+
+    def _ask(
+        self, command: list[str], nbytes: int, read: Callable[[list[str]], float]
+    ) -> list[float]:
+        deadline = time.monotonic() + 20
+        while True:  # the server may not listen yet
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            )
+            for line in done.stdout.splitlines():
+                fields = line.split()
+                if fields and fields[0] == str(nbytes):
+                    try:
+                        value = read(fields)
+                    except (ValueError, IndexError, ZeroDivisionError):
+                        return []
+                    return [value] if 0 < value < 1e12 else []
+            if time.monotonic() > deadline:
+                raise BootstrapError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
+            time.sleep(0.1)
+
+
+def _typical(fields: list[str]) -> float:
+    return float(fields[4])  # bytes, iterations, least, most, typical
+
+
+def _per_message(fields: list[str]) -> float:
+    return 1.0 / float(fields[4])  # bytes, iterations, peak, average, millions of messages a second

@@ -1,0 +1,121 @@
+"""The table, row by row as they come, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+from pgasdl.tools.bench.timing import Samples
+
+
+@dataclass(slots=True)
+class Row:
+    """One figure beside its floor; times in microseconds.
+
+    Attributes
+    ----------
+    op, variant : str
+        What was measured, and how or on what: "core", "segment", "resnet50 layers" ...
+    us, min_us, p90_us : float
+        Median, best, and what nine of ten calls do not exceed.
+    floor_us, floor_min_us : float
+        What the machine did with raw loads and stores, in between.
+    placement : str
+        Near or far, all figures of the row alike; mixed where they were not; oversubscribed
+        where ranks share processors; alone.
+    line_us : list[float]
+        The latency of a cache line, one way, at the row's beginning and end.
+    peers : dict[str, float]
+        Medians by name; without those that were never measured in the row's placement.
+    """
+
+    op: str
+    variant: str
+    transport: str
+    plan: str
+    ranks: int
+    bytes: int
+    dtype: str
+    us: float
+    min_us: float
+    p90_us: float
+    floor_us: float
+    floor_min_us: float
+    placement: str
+    line_us: list[float]
+    machine: str
+    peers: dict[str, float] = field(default_factory=dict)
+
+
+def figures(samples: Samples) -> dict[str, float]:
+    """Return a row's own times."""
+    return {"us": samples.median, "min_us": samples.least, "p90_us": samples.p90}
+
+
+_HEADINGS = ("variant", "bytes", "plan", "us", "min", "p90", "floor", "x floor", "x min", "placed")
+_WIDTHS = (24, 11, 13, 10, 10, 10, 10, 8, 8, 8)
+_PEER_WIDTH = 14
+
+
+class Report:
+    """Prints rows as they come; :meth:`close` writes the JSON."""
+
+    def __init__(self, peers: list[str], json_file: str | None, out: IO[str] | None = None) -> None:
+        self._peers = peers
+        self._json_file = json_file
+        self._out = out or sys.stdout
+        self.rows: list[Row] = []
+
+    def say(self, line: str) -> None:
+        """One line of the header."""
+        print(line, file=self._out, flush=True)
+
+    def begin(self) -> None:
+        """Print the table's headings."""
+        cells = [text.rjust(width) for text, width in zip(_HEADINGS, _WIDTHS, strict=True)]
+        cells += [name.rjust(_PEER_WIDTH) for name in self._peers]
+        if self._peers:
+            cells.append("best peer".rjust(9))
+        self.say(" ".join(cells))
+
+    def add(self, row: Row) -> None:
+        """Print a row and keep it."""
+        self.rows.append(row)
+        values = (
+            row.variant, str(row.bytes), row.plan, short(row.us), short(row.min_us),
+            short(row.p90_us), short(row.floor_us), ratio(row.us, row.floor_us),
+            ratio(row.min_us, row.floor_min_us), row.placement,
+        )  # fmt: skip
+        cells = [text.rjust(width) for text, width in zip(values, _WIDTHS, strict=True)]
+        for peer in self._peers:
+            best = min((us for name, us in row.peers.items() if _is_of(name, peer)), default=None)
+            cells.append(("-" if best is None else short(best)).rjust(_PEER_WIDTH))
+        if self._peers:
+            best = min(row.peers.values(), default=None)
+            cells.append(("-" if best is None else f"/ {ratio(best, row.us)}").rjust(9))
+        self.say(" ".join(cells))
+
+    def close(self) -> None:
+        """Write the rows where they were asked for."""
+        if self._json_file is not None:
+            text = json.dumps([asdict(row) for row in self.rows], indent=1)
+            Path(self._json_file).write_text(text + "\n", encoding="utf-8")
+
+
+def short(us: float) -> str:
+    """Three or four digits."""
+    if us >= 1000:
+        return f"{us:.0f}"
+    return f"{us:.1f}" if us >= 100 else f"{us:.2f}" if us >= 10 else f"{us:.3f}"
+
+
+def ratio(us: float, floor_us: float) -> str:
+    """How many times the floor, if there is one."""
+    return f"{us / floor_us:.2f}" if floor_us > 0 else "-"
+
+
+def _is_of(variant: str, peer: str) -> bool:
+    return variant == peer or variant.startswith(peer + " ")

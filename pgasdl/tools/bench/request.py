@@ -1,0 +1,79 @@
+"""What to measure, as the command line says it and as the ranks get it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from pgasdl import models
+from pgasdl.tools.sizes import parse_names
+
+OPS = ("write_notify", "allreduce", "model", "rdma", "mpi", "plans", "tune")
+PEERS = ("mpich", "mpich-generic", "openmpi", "gloo")
+DEFAULT_SIZES = {
+    "write_notify": "8,1K,16K,256K,4M",
+    "allreduce": "8,1K,16K,256K,1M,4M,16M,64M,256M",
+    "model": "",
+    "rdma": "8,4K,64K,1M",
+    "mpi": "8,4K,64K,1M,4M,16M",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of the command.
+
+    Attributes
+    ----------
+    op : str
+        One of :data:`OPS`.
+    ranks : int
+        Processes, or threads with transport "loopback".
+    plan : str or None
+        None: chosen by size.
+    sizes : tuple[int, ...]
+        Bytes.
+    models : tuple[str, ...]
+        Names of layer lists.
+    bucket_bytes : int
+        0: layers travel alone.
+    rounds : int
+        How often the contenders take turns.
+    seconds : float
+        Of one contender's turn, about.
+    peers : tuple[str, ...]
+        Names of :data:`PEERS`.
+    plan_modules : str or None
+        None: those of ``PGASDL_PLAN_MODULES``.
+    """
+
+    op: str
+    ranks: int = 2
+    transport: str = "auto"
+    plan: str | None = None
+    sizes: tuple[int, ...] = ()
+    models: tuple[str, ...] = ()
+    bucket_bytes: int = 0
+    rounds: int = 10
+    seconds: float = 0.02
+    peers: tuple[str, ...] = ()
+    json_file: str | None = None
+    plan_modules: str | None = None
+
+    def dump(self) -> str:
+        """As one argument of the ranks' command line."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> Request:
+        """Return what :meth:`dump` wrote."""
+        fields = json.loads(text)
+        for name in ("sizes", "models", "peers"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
+
+
+def model_names(text: str) -> tuple[str, ...]:
+    """Return the models of "resnet50,vgg16"."""
+    return parse_names(text, models.NAMES, "model")

@@ -1,0 +1,110 @@
+"""From moments to figures. Used by our ranks and by the peers' alike, so it imports little."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+Moments = tuple[list[int], list[int]]  # nanoseconds: each call's beginning and end
+
+
+def timed(
+    calls: int, fill: Callable[[int], object], sync: Callable[[], object] | None,
+    call: Callable[[], object],
+) -> Moments:  # fmt: skip
+    """Make calls, each on new data; ``sync`` lets all ranks begin at once, None: they do not."""
+    clock = time.perf_counter_ns
+    began, ended = [0] * calls, [0] * calls
+    for number in range(calls):
+        fill(number)
+        if sync is not None:
+            sync()
+        before = clock()
+        call()
+        after = clock()
+        began[number], ended[number] = before, after
+    return began, ended
+
+
+def rounds_of(nbytes: int) -> int:
+    """Round trips in one batch: few microseconds' worth, at least one."""
+    return max(1, min(100, (1 << 18) // nbytes))
+
+
+def batches(number: int, rounds: int, ping: Callable[[int], object]) -> list[float]:
+    """Nanoseconds one way of ``ping(rounds)``, which makes so many round trips, per batch."""
+    clock = time.perf_counter_ns
+    times = []
+    for _ in range(number):
+        before = clock()
+        ping(rounds)
+        times.append((clock() - before) / (2 * rounds))
+    return times
+
+
+def fill_cost(fill: Callable[[int], object]) -> int:
+    """Nanoseconds of writing new data, where calls cannot be told from it."""
+    clock = time.perf_counter_ns
+    times = []
+    for number in range(5):
+        before = clock()
+        fill(number)
+        times.append(clock() - before)
+    return min(times)
+
+
+def clock_cost() -> float:
+    """Return the nanoseconds that reading the clock twice adds to what lies between."""
+    clock = time.perf_counter_ns
+    costs = []
+    for _ in range(101):
+        before = clock()
+        costs.append(clock() - before)
+    return statistics.median(costs)
+
+
+def durations(
+    began: Sequence[int], ended: Sequence[int], *, paced: bool, clock_ns: float, fill_ns: float
+) -> list[float]:
+    """Microseconds of each call, from the latest rank's beginnings and ends.
+
+    A paced call takes from the last rank's beginning to the last rank's end. Ranks that share
+    processors cannot begin at once: there it is the average of all calls, less the filling.
+    """
+    if paced:
+        return [
+            max(0.0, end - begin - clock_ns) / 1e3 for begin, end in zip(began, ended, strict=True)
+        ]
+    each = (ended[-1] - began[0] + fill_ns) / len(ended)
+    return [max(0.0, each - fill_ns) / 1e3]
+
+
+@dataclass(slots=True)
+class Samples:
+    """Microseconds of one contender, over all rounds."""
+
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """The figure."""
+        return statistics.median(self.values)
+
+    @property
+    def least(self) -> float:
+        """What it can be on a quiet machine."""
+        return min(self.values)
+
+    @property
+    def quartile(self) -> float:
+        """What a quarter of the calls does not exceed: others' work hardly moves it."""
+        ordered = sorted(self.values)
+        return ordered[len(ordered) // 4]
+
+    @property
+    def p90(self) -> float:
+        """What nine in ten do not exceed."""
+        ordered = sorted(self.values)
+        return ordered[min(len(ordered) - 1, (9 * len(ordered)) // 10)]

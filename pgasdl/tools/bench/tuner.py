@@ -1,0 +1,169 @@
+"""The tuner: reckon with every plan, measure those that come near, keep the fastest by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pgasdl.collectives.binding import options_for
+from pgasdl.collectives.policy import Choice, Policy, Rule
+from pgasdl.collectives.selection import able, automatic
+from pgasdl.context import Context
+from pgasdl.plans import PLANS, build_all
+from pgasdl.plans.cost import predict
+from pgasdl.tools.bench.calibrate import Calibration
+from pgasdl.tools.bench.ours import Ours
+from pgasdl.tools.bench.turns import Ranks, take_turns
+
+# Options that are worth trying beside a plan's own defaults, if it takes them.
+CHUNKS = (1, 8)
+# What to some plans is a node; gdraa-nodes has it by itself.
+NODE_OPTIONS = {
+    "chain-chain": "chain_size",
+    "chain-binomial": "chain_size",
+    "halving-doubling": "group_size",
+}
+# Candidates are those predicted within this factor of the best, so many at least and at most.
+NEAR, FEWEST, MOST = 2.5, 3, 12
+# Those measured within this factor of the fastest are measured again, for so many times as long.
+CLOSE, AGAIN = 1.35, 3
+# A neighbour's choice is kept if it costs no more than this: fewer rules, less noise.
+TOLERANCE = 1.03
+# Where ranks share cores, times tell more of the scheduler than of plans: there the choice that is
+# automatic is kept up to this.
+CROWDED_TOLERANCE = 1.25
+Figures = dict[Choice, float]
+
+
+@dataclass(slots=True)
+class Size:
+    """Microseconds of one size, by choice."""
+
+    nbytes: int
+    predicted: Figures = field(default_factory=dict)
+    measured: Figures = field(default_factory=dict)
+    usual: Choice | None = None  # kept unless another is clearly faster
+
+
+def choices_here(context: Context) -> list[Choice]:
+    """Every plan that exchanges gradients here, in segments."""
+    found = []
+    for name in PLANS:
+        if not able(context.world, name, "average", in_place=True):
+            continue
+        node = context.world.node_size
+        nodes = 1 < node < context.size
+        if name == "gdraa-nodes" and not nodes:
+            continue
+        found.append(Choice(name))
+        if "chunks" in PLANS[name].options:
+            found += [Choice(name, (("chunks", chunks),)) for chunks in CHUNKS]
+        if nodes and name in NODE_OPTIONS:
+            found.append(Choice(name, ((NODE_OPTIONS[name], node),)))
+    return found
+
+
+def predict_all(
+    context: Context, calibration: Calibration, choices: Sequence[Choice], nbytes: int
+) -> Figures:
+    """Microseconds that each is reckoned to take."""
+    model = calibration.model(nbytes)
+    found = {}
+    for choice in choices:
+        here = options_for(context.world, choice.plan, "float32", nbytes // 4)
+        extra = {**here, **dict(choice.options)}
+        plans = build_all(choice.plan, context.size, nbytes // 4, **extra)
+        found[choice] = 1e6 * float(predict(plans, model))
+    return found
+
+
+def measure_all(
+    ranks: Ranks, sync: Callable[[], None], choices: Sequence[Choice], nbytes: int, rounds: int,
+    seconds: float,
+) -> Figures:  # fmt: skip
+    """Measure the microseconds that each takes, in turns, on one segment; the same on every rank.
+
+    They are lower quartiles, which somebody else's work on the machine hardly moves. Those that
+    noise may have kept from being the fastest are measured once more, for longer.
+    """
+
+    def measure(some: Sequence[Choice], rounds: int) -> Figures:
+        contenders, free = Ours(ranks, sync, None).handles(nbytes // 4, some)
+        take_turns(ranks, contenders, rounds, seconds, lambda: "")
+        times = ranks.latest(np.array([one.samples("").quartile for one in contenders]))
+        free()
+        return {choice: float(time) for choice, time in zip(some, times, strict=True)}
+
+    figures = measure(choices, rounds)
+    limit = CLOSE * min(figures.values())
+    close = [choice for choice, us in figures.items() if us <= limit]
+    return figures | (measure(close, AGAIN * rounds) if len(close) > 1 else {})
+
+
+def near(predicted: Figures) -> list[Choice]:
+    """Those worth measuring, the best first."""
+    ranked = sorted(predicted, key=lambda choice: (predicted[choice], str(choice)))
+    limit = NEAR * predicted[ranked[0]]
+    close = [choice for choice in ranked if predicted[choice] <= limit]
+    return ranked[: min(MOST, max(FEWEST, len(close)))]
+
+
+def tune(
+    ranks: Ranks, sync: Callable[[], None], calibration: Calibration, sizes: Sequence[int],
+    rounds: int, seconds: float, say: Callable[[str], None] = lambda line: None,
+) -> tuple[Policy, list[Size]]:  # fmt: skip
+    """Measure candidates at each size; the policy is the same on every rank."""
+    context = ranks.context
+    choices = choices_here(context)
+    found = []
+    for nbytes in sizes:
+        size = Size(nbytes, predict_all(context, calibration, choices, nbytes))
+        usual = automatic(context.world, "average", nbytes, in_place=True, wire=False)
+        candidates = near(size.predicted)
+        if usual not in candidates:
+            candidates.append(usual)
+        size.measured = measure_all(ranks, sync, candidates, nbytes, rounds, seconds)
+        if context.topology.oversubscribed:
+            size.usual = usual
+        say(
+            f"{nbytes:>10} bytes: "
+            + ", ".join(
+                f"{choice} {us:.1f} ({size.predicted[choice]:.1f})"
+                for choice, us in sorted(size.measured.items(), key=lambda item: item[1])
+            )
+        )
+        found.append(size)
+    return policy_of(found), found
+
+
+def policy_of(sizes: Sequence[Size]) -> Policy:
+    """Rules between the geometric means of neighbouring sizes."""
+    picks: list[Choice] = []
+    for size in sizes:
+        best = min(size.measured, key=size.measured.__getitem__)
+        if size.usual is not None:
+            limit = CROWDED_TOLERANCE * size.measured[best]
+            best = size.usual if size.measured[size.usual] <= limit else best
+        before = picks[-1] if picks else best
+        keeps = size.measured.get(before, math.inf) <= TOLERANCE * size.measured[best]
+        picks.append(before if keeps else best)
+    rules: list[Rule] = []
+    low = 0
+    for at, pick in enumerate(picks):
+        last = at + 1 == len(picks)
+        if not last and picks[at + 1] == pick:
+            continue
+        high = math.inf
+        if not last:
+            high = float(_round(math.sqrt(sizes[at].nbytes * sizes[at + 1].nbytes)))
+        rules.append(Rule(low, high, pick))
+        low = 0 if last else int(high)
+    return Policy((("allreduce", tuple(rules)),)) if rules else Policy()
+
+
+def _round(nbytes: float) -> int:
+    """To a whole power of two, which prints short."""
+    return 1 << round(math.log2(nbytes))

@@ -1,0 +1,120 @@
+"""Contenders take turns, round by round, so that a busy moment of the machine hits them all."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl.context import Context
+from pgasdl.tools.bench.timing import Moments, Samples, durations
+
+_FEWEST, _MOST = 3, 2000
+MIXED = "mixed"
+_PATIENCE = 600.0  # seconds a rank waits for rank 0, which measures the peers
+
+
+@dataclass(slots=True)
+class Contender:
+    """Something to measure.
+
+    Attributes
+    ----------
+    name : str
+        Of the row, the floor's variant, or the peer's.
+    role : str
+        "ours" and "floor" are measured by all ranks together, a "peer" is asked by rank 0.
+    measure : Callable[[int], Sequence[float]]
+        Makes so many calls, or batches of calls, and returns microseconds of each.
+    turns : list[tuple[str, Sequence[float]]]
+        Placement and microseconds of every turn; a peer's are on rank 0 only.
+    """
+
+    name: str
+    role: str
+    measure: Callable[[int], Sequence[float]]
+    turns: list[tuple[str, Sequence[float]]] = field(default_factory=list)
+    calls: int = _FEWEST
+
+    def samples(self, placement: str) -> Samples:
+        """Return what was measured while the host placed us so, or anyhow; may be empty."""
+        turns = [times for where, times in self.turns if placement in (where, MIXED)]
+        return Samples([us for times in turns for us in times])
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Our ranks as the measurements see them."""
+
+    context: Context
+    paced: bool
+    fill_share: float  # how many ranks' fillings one processor does
+
+    def durations(self, moments: Moments, clock_ns: float, fill_ns: float) -> list[float]:
+        """Microseconds of calls that all ranks made: the same list on every rank."""
+        latest = self.latest(np.array(moments, np.int64))
+        return durations(
+            [int(moment) for moment in latest[0]],
+            [int(moment) for moment in latest[1]],
+            paced=self.paced,
+            clock_ns=clock_ns,
+            fill_ns=fill_ns * self.fill_share,
+        )
+
+    def latest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the greatest of every rank's values."""
+        return self.context.world.allreduce(values, "max", timeout=_PATIENCE)
+
+
+def take_turns(
+    ranks: Ranks,
+    contenders: Sequence[Contender],
+    rounds: int,
+    seconds: float,
+    probe: Callable[[], str],
+) -> None:
+    """Measure everybody ``rounds`` times, about ``seconds`` each time.
+
+    ``probe`` tells where the host has placed us; it is asked before and after every turn.
+    """
+    ours = [contender for contender in contenders if contender.role != "peer"]
+    peers = [contender for contender in contenders if contender.role == "peer"]
+    # Only rank 0 knows the peers; the others sleep meanwhile, in the kernel.
+    n_peers = int(ranks.latest(np.array([len(peers)]))[0])
+    peers += [_idle() for _ in range(n_peers - len(peers))]
+    for contender in ours + peers:
+        contender.measure(_FEWEST)  # touches what is touched for the first time
+        began = time.perf_counter()
+        contender.measure(_FEWEST)
+        spent = ranks.latest(np.array([time.perf_counter() - began]))
+        contender.calls = _calls(seconds, float(spent[0]) / _FEWEST)
+    before = probe()
+    for _ in range(rounds):
+        for contender in ours + peers:
+            times = contender.measure(contender.calls)
+            if contender.role == "peer":
+                ranks.context.barrier(timeout=_PATIENCE)
+            after = probe()
+            contender.turns.append((before if before == after else MIXED, times))
+            before = after
+
+
+def usual(contenders: Sequence[Contender]) -> str:
+    """Return the placement that all of these were measured in most often, or MIXED: anyhow."""
+    turns = [Counter(where for where, _ in one.turns) for one in contenders]
+    common = {where: min(counts[where] for counts in turns) for where in turns[0]}
+    common = {where: n for where, n in common.items() if n and where != MIXED}
+    return max(common, key=lambda where: common[where], default=MIXED)
+
+
+def _idle() -> Contender:
+    return Contender("idle", "peer", lambda calls: [])
+
+
+def _calls(seconds: float, each: float) -> int:
+    return max(_FEWEST, min(_MOST, int(seconds / max(each, 1e-7))))

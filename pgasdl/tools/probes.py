@@ -1,0 +1,326 @@
+"""What the kernel and this container allow: each probe does the thing it reports on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+import resource
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgasdl.kernel import ptrace_scope, read_line, way_out
+from pgasdl.tools.topo import kernel_devices
+
+_MIB = 1 << 20
+_RESNET50_BYTES = 102_228_128
+_CAP_IPC_LOCK = 14
+_SYSCALLS = {
+    "x86_64": {"membarrier": 324, "futex": 202},
+    "aarch64": {"membarrier": 283, "futex": 98},
+}
+_PR_SET_PTRACER = 0x59616D61
+_MEMBARRIER_GLOBAL_EXPEDITED = 1 << 1
+_MEMBARRIER_REGISTER_GLOBAL_EXPEDITED = 1 << 2
+_FUTEX_WAKE = 1
+_KERNEL_FIX = "Linux 5.4 or newer, and a container that does not filter this call"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """One line of the report; ``status`` is OK, WARN or FAIL."""
+
+    name: str
+    status: str
+    detail: str
+    fix: str = ""
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def memfd(name: str) -> ProbeResult:
+    """Make sealed memory and map it twice."""
+    try:
+        descriptor = os.memfd_create("pgasdl-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        text = f"memfd_create is refused: {error.strerror}; no job starts without"
+        return ProbeResult(name, "FAIL", text, way_out("memfd_create"))
+    with contextlib.closing(_Descriptor(descriptor)):
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        with mmap.mmap(descriptor, mmap.PAGESIZE) as first, mmap.mmap(descriptor, 0) as second:
+            first[0] = 7
+            shared = second[0] == 7
+        try:
+            os.ftruncate(descriptor, 0)
+        except PermissionError:
+            if shared:
+                return ProbeResult(name, "OK", "created, mapped twice, sealed against resizing")
+    return ProbeResult(name, "FAIL", "memory is not shared, or its seals do not hold", _KERNEL_FIX)
+
+
+def descriptor_passing(name: str) -> ProbeResult:
+    """Pass a descriptor over a socket, and ask for the peer's uid."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with listener, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        listener.bind("\0pgasdl-doctor-" + secrets.token_hex(8))
+        listener.listen(1)
+        client.connect(listener.getsockname())
+        server, _ = listener.accept()
+        reading, writing = os.pipe()
+        with server, contextlib.closing(_Descriptor(reading)):
+            with contextlib.closing(_Descriptor(writing)):
+                socket.send_fds(server, [b"m"], [writing])
+            _, received, _, _ = socket.recv_fds(client, 1, 1)
+            with contextlib.closing(_Descriptor(received[0])):
+                os.write(received[0], b"x")
+            same = os.read(reading, 2) == b"x"
+            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            uid = int.from_bytes(credentials[4:8], sys.byteorder)
+    if same and uid == os.geteuid():
+        return ProbeResult(name, "OK", "descriptor passed, peer's uid known")
+    return ProbeResult(name, "FAIL", f"descriptor lost, or a wrong uid ({uid})", _KERNEL_FIX)
+
+
+def pidfd(name: str) -> ProbeResult:
+    """Kill a process and wait for its descriptor."""
+    with _child(signal.pause) as pid:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError as error:
+            text = f"pidfd_open is refused: {error.strerror}; the end of a rank is looked for in "
+            text += "/proc every PGASDL_HEARTBEAT_MS"
+            return ProbeResult(name, "WARN", text, way_out("pidfd_open"))
+        with contextlib.closing(_Descriptor(descriptor)):
+            started = time.perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            noticed = bool(select.select([descriptor], [], [], 1.0)[0])
+            elapsed = time.perf_counter() - started
+    if noticed:
+        return ProbeResult(
+            name, "OK", f"the end of a killed process seen in {elapsed * 1e3:.1f} ms"
+        )
+    return ProbeResult(name, "FAIL", "the end of a killed process is not reported", _KERNEL_FIX)
+
+
+def process_vm(name: str) -> ProbeResult:
+    """Read a sibling from a sibling, as ranks do; a parent may more than that under Yama."""
+    scope = ptrace_scope() or "no Yama"
+    for attempt, words in (
+        (False, "between siblings"),
+        (True, "where PR_SET_PTRACER names both's launcher"),
+    ):
+        error = _sibling_reads(allow=attempt)
+        if error == 0:
+            return ProbeResult(name, "OK", f"works {words} (ptrace_scope: {scope})")
+    return ProbeResult(
+        name,
+        "WARN",
+        f"refused: {os.strerror(error)} (ptrace_scope: {scope}); needed for ctx.bind only",
+        "sysctl kernel.yama.ptrace_scope=1 (or 0); in docker --cap-add=SYS_PTRACE, or "
+        + way_out("process_vm_readv"),
+    )
+
+
+def _sibling_reads(*, allow: bool) -> int:
+    source = ctypes.create_string_buffer(b"pgasdl", 8)
+
+    def wait_to_be_read() -> None:
+        if allow:
+            launcher = ctypes.c_ulong(os.getppid())
+            ctypes.CDLL(None).prctl(_PR_SET_PTRACER, launcher, 0, 0, 0)
+        os.write(ready[1], b"x")
+        signal.pause()
+
+    ready = os.pipe()
+    with _child(wait_to_be_read) as owner:
+        os.read(ready[0], 1)
+        reader = os.fork()
+        if reader == 0:
+            os._exit(_read_from(owner, source))
+        status = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
+    for descriptor in ready:
+        os.close(descriptor)
+    return status if status >= 0 else 1
+
+
+def _read_from(owner: int, source: ctypes.Array[ctypes.c_char]) -> int:
+    target = ctypes.create_string_buffer(8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    here = _IoVec(ctypes.cast(target, ctypes.c_void_p).value, 8)
+    there = _IoVec(ctypes.cast(source, ctypes.c_void_p).value, 8)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    arguments = (ctypes.byref(here), ctypes.c_ulong(1), ctypes.byref(there), ctypes.c_ulong(1))
+    n = libc.process_vm_readv(owner, *arguments, ctypes.c_ulong(0))
+    if n < 0:
+        return ctypes.get_errno()
+    return 0 if target.raw == source.raw else 255
+
+
+def membarrier(name: str) -> ProbeResult:
+    """Ask for the barrier that a sleeping rank needs."""
+    result = _syscall("membarrier", _MEMBARRIER_REGISTER_GLOBAL_EXPEDITED, 0, 0)
+    result = result or _syscall("membarrier", _MEMBARRIER_GLOBAL_EXPEDITED, 0, 0)
+    if result == 0:
+        return ProbeResult(name, "OK", "expedited")
+    text = f"membarrier is refused: {os.strerror(-result)}; ranks that sleep look up more often"
+    return ProbeResult(name, "WARN", text, way_out("membarrier"))
+
+
+def futex(name: str) -> ProbeResult:
+    """Sleep and wake on a word."""
+    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
+        word = ctypes.c_uint32.from_buffer(memory)
+        result = _syscall("futex", ctypes.addressof(word), _FUTEX_WAKE, 1)
+        del word
+    if result == 0:
+        return ProbeResult(name, "OK", "wakes across processes")
+    return ProbeResult(name, "FAIL", f"refused: {os.strerror(-result)}", _KERNEL_FIX)
+
+
+def memlock(name: str) -> ProbeResult:
+    """Look at the limit of pinned memory, which registered memory counts against."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return ProbeResult(name, "OK", "unlimited")
+    text = f"{soft / _MIB:g} MiB"
+    if _may_lock_all():
+        return ProbeResult(name, "OK", f"{text}, but CAP_IPC_LOCK lifts it")
+    if not kernel_devices():
+        return ProbeResult(name, "OK", f"{text} (matters with an RDMA device only)")
+    text += (
+        " for all that is registered: segments and their notifications are pinned whole, "
+        f"e.g. {_RESNET50_BYTES / _MIB:.0f} MiB of gradients of ResNet-50"
+    )
+    if soft > 2 * _RESNET50_BYTES:
+        return ProbeResult(name, "OK", text)
+    return ProbeResult(
+        name,
+        "WARN",
+        text,
+        "ulimit -l unlimited; in docker --ulimit memlock=-1, or as root --cap-add=IPC_LOCK",
+    )
+
+
+def _may_lock_all() -> bool:
+    """CAP_IPC_LOCK, which counts in the first user namespace only."""
+    first = (read_line("/proc/self/uid_map") or "").split() == ["0", "0", str(2**32 - 1)]
+    for line in (read_line("/proc/self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            return first and bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
+    return False
+
+
+def nofile(name: str) -> ProbeResult:
+    """Look at the limit of open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    status = "OK" if soft >= 1024 else "WARN"
+    return ProbeResult(
+        name, status, f"{soft} (at most {hard})", "" if status == "OK" else "ulimit -n 65536"
+    )
+
+
+def map_count(name: str) -> ProbeResult:
+    """Look at the limit of mappings."""
+    count = int(read_line("/proc/sys/vm/max_map_count") or 0)
+    if count >= 65530:
+        return ProbeResult(name, "OK", str(count))
+    return ProbeResult(name, "WARN", str(count), "sysctl vm.max_map_count=262144")
+
+
+def memory(name: str) -> ProbeResult:
+    """Look at the memory that is left."""
+    fields = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
+    )
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    limit = _cgroup_limit()
+    text = f"{available / _MIB:.0f} MiB available"
+    text += f", cgroup limit {limit / _MIB:.0f} MiB" if limit else ", no cgroup limit"
+    if min(available, limit or available) < 512 * _MIB:
+        return ProbeResult(
+            name, "WARN", text, "segments count as this cgroup's memory: raise its limit"
+        )
+    return ProbeResult(name, "OK", text)
+
+
+def _cgroup_limit() -> int | None:
+    """Return the least memory limit of our cgroup and those above it, None without one."""
+    limits = []
+    for line in (read_line("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = Path("/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/memory")
+        file = "memory.max" if not controllers else "memory.limit_in_bytes"
+        folder = root / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            text = read_line(str(place / file)) or ""
+            if text.isdecimal() and int(text) < 1 << 60:
+                limits.append(int(text))
+            if place == root:
+                break
+    return min(limits, default=None)
+
+
+def huge_pages(name: str) -> ProbeResult:
+    """Look at what pages of memory files are made of."""
+    text = read_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    if text is None:
+        return ProbeResult(name, "WARN", "not in this kernel", "a kernel with TRANSPARENT_HUGEPAGE")
+    chosen = text.partition("[")[2].partition("]")[0]
+    if chosen in ("always", "within_size", "advise", "force"):
+        return ProbeResult(name, "OK", chosen)
+    fix = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    return ProbeResult(name, "WARN", f"{chosen}: large segments use small pages", fix)
+
+
+class _Descriptor:
+    """So that ``contextlib.closing`` closes a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@contextlib.contextmanager
+def _child(work: Callable[[], object]) -> Iterator[int]:
+    """Fork a process that runs ``work``; kill and reap it at the end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _syscall(call: str, *arguments: int) -> int:
+    """Return the result, or minus errno."""
+    number = _SYSCALLS.get(platform.machine(), {}).get(call)
+    if number is None:
+        return -38
+    libc = ctypes.CDLL(None, use_errno=True)
+    longs = [ctypes.c_long(argument) for argument in (*arguments, 0, 0, 0)]
+    result = int(libc.syscall(ctypes.c_long(number), *longs))
+    return -ctypes.get_errno() if result < 0 else result

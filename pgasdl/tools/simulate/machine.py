@@ -1,0 +1,174 @@
+"""Modelled machines: levels of groups, nearest first, and the links by which groups are left.
+
+Ranks whose group of a level is the same meet there or below. Each rank has one port out and one
+in; traffic that leaves a group takes a link of that group upwards, and one of the other group
+downwards. Several ranks share a link, so over-subscription is nothing but a link that is slower
+than its ranks' ports together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgasdl.errors import ConfigError
+from pgasdl.plans.cost import Model, Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level; see the module.
+
+    Attributes
+    ----------
+    name : str
+        For tables.
+    group, link : Sequence[int]
+        Of every rank; link -1: none, its ports are all there is.
+    link_beta : float
+        Seconds per byte of a link.
+    through : bool
+        Traffic to farther levels takes this level's link too.
+    latency, startup, port_beta : float
+        Of messages between ranks that meet here: from sender to receiver, what occupies the
+        sender's port besides, and seconds per byte of both ports.
+    """
+
+    name: str
+    group: Sequence[int]
+    latency: float
+    port_beta: float
+    startup: float = 0.0
+    link: Sequence[int] = ()
+    link_beta: float = 0.0
+    through: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine for so many ranks; costs of a rank's own work in seconds per byte, see ``cost``."""
+
+    name: str
+    levels: tuple[Level, ...]
+    gamma: float = 0.0
+    copy: float = 0.0
+    remote: float = 0.0
+    update: float = 0.0
+    blocking: bool = False
+    notes: str = field(default="", compare=False)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.levels[-1].group)
+
+    def native(self) -> tuple[list[Any], tuple[float, float, float, float, bool]]:
+        """As the engine takes it."""
+        none = [-1] * self.size
+        levels = [
+            (list(level.group), list(level.link) or none, level.link_beta, level.through,
+             level.latency, level.startup, level.port_beta)
+            for level in self.levels
+        ]  # fmt: skip
+        return levels, (self.gamma, self.copy, self.remote, self.update, self.blocking)
+
+
+def flat(
+    size: int, *, latency: float = 1.5e-6, bandwidth: float = 10e9, startup: float = 0.0,
+    **costs: Any,
+) -> Machine:  # fmt: skip
+    """All ranks behind one switch that is never the bottleneck; bandwidth in bytes per second."""
+    level = Level("switch", [0] * size, latency, 1 / bandwidth, startup)
+    return Machine(f"flat({size})", (level,), **costs)
+
+
+def supernodes(
+    size: int, *, per_group: int, oversubscription: float, latency: float = 1.5e-6,
+    far_latency: float | None = None, bandwidth: float = 10e9, startup: float = 0.0,
+    name: str = "supernodes", **costs: Any,
+) -> Machine:  # fmt: skip
+    """Make groups of ranks with full bandwidth inside, and a link per group and direction out.
+
+    ``oversubscription`` : ports of a group together over its link, at least 1
+    """
+    if oversubscription < 1 or per_group < 1:
+        raise ConfigError(f"{name}: {per_group} ranks a group, over-subscribed {oversubscription}")
+    group = [rank // per_group for rank in range(size)]
+    beta = 1 / bandwidth
+    inside = Level(
+        "group", group, latency, beta, startup, group, beta * oversubscription / per_group
+    )
+    whole = Level("machine", [0] * size, far_latency or latency, beta, startup)
+    title = f"{name}({size}, {per_group} a group, {oversubscription:g}:1)"
+    return Machine(title, (inside, whole), **costs)
+
+
+def fat_tree(
+    size: int, *, per_leaf: int = 32, leaves_per_pod: int = 8, leaf_over: float = 1.0,
+    pod_over: float = 2.0, latency: float = 1.5e-6, hop: float = 0.3e-6, bandwidth: float = 10e9,
+    startup: float = 0.0, **costs: Any,
+) -> Machine:  # fmt: skip
+    """Three tiers: leaf switches, pods of them, and a core; each tier's way up over-subscribed.
+
+    ``leaf_over``, ``pod_over`` : bandwidth into a tier's switch over that out of it, upwards
+    """
+    beta = 1 / bandwidth
+    leaf = [rank // per_leaf for rank in range(size)]
+    pod = [rank // (per_leaf * leaves_per_pod) for rank in range(size)]
+    up = beta * leaf_over / per_leaf
+    core = up * pod_over / leaves_per_pod
+    levels = (
+        Level("leaf", leaf, latency, beta, startup, leaf, up),
+        Level("pod", pod, latency + 2 * hop, beta, startup, pod, core),
+        Level("core", [0] * size, latency + 4 * hop, beta, startup),
+    )
+    return Machine(f"fat-tree({size}, {leaf_over:g}:1, {pod_over:g}:1)", levels, **costs)
+
+
+def numa_nodes(
+    size: int, *, per_numa: int = 4, numa_per_node: int = 2, rails: int = 2,
+    memory: float = 40e9, socket: float = 16e9, rail: float = 12e9,
+    near: float = 0.3e-6, socket_latency: float = 0.6e-6, latency: float = 1.5e-6,
+    name: str = "numa-nodes", **costs: Any,
+) -> Machine:  # fmt: skip
+    """Nodes of several memory domains, and rails (adapters) that the domains' ranks share.
+
+    Bandwidths: a port inside a domain, the bus between a node's domains, an adapter. A domain's
+    ranks use the rail of the same number, modulo their number.
+    """
+    numa = [rank // per_numa for rank in range(size)]
+    node = [domain // numa_per_node for domain in numa]
+    adapter = [n * rails + d % numa_per_node % rails for n, d in zip(node, numa, strict=True)]
+    levels = (
+        Level("domain", numa, near, 1 / memory, 0.0, numa, 1 / socket, through=False),
+        Level("node", node, socket_latency, 1 / memory, 0.0, adapter, 1 / rail),
+        Level("network", [0] * size, latency, 1 / rail),
+    )
+    return Machine(f"{name}({size}, {rails} rails)", levels, **costs)
+
+
+def of_model(size: int, model: Model, name: str = "model") -> Machine:
+    """Return the machine that ``plans.cost`` reckons with: no shared links."""
+    across = model.across or model.inside
+
+    def level(what: str, group: list[int], pair: Pair) -> Level:
+        return Level(what, group, float(pair.latency), float(pair.beta), float(pair.startup))
+
+    inside = [0 if model.across is None else rank // model.per_node for rank in range(size)]
+    levels = (level("node", inside, model.inside), level("machine", [0] * size, across))
+    return Machine(
+        name, levels, float(model.gamma), float(model.copy), float(model.remote),
+        float(model.update), model.blocking,
+    )  # fmt: skip
+
+
+# What `pgasdl sim --machine` offers: today's usual figures; the papers' machines are in papers/.
+MACHINES: dict[str, Callable[[int], Machine]] = {
+    "flat": lambda size: flat(size, startup=2e-7, gamma=5e-11),
+    "fat-tree": lambda size: fat_tree(size, startup=2e-7, gamma=5e-11),
+    "supernodes": lambda size: supernodes(
+        size, per_group=256, oversubscription=4, startup=2e-7, gamma=5e-11
+    ),
+    "numa-nodes": lambda size: numa_nodes(size, gamma=5e-11),
+}

@@ -1,0 +1,43 @@
+"""Sizes and lists as commands take them."""
+
+from __future__ import annotations
+
+import re
+
+from pgasdl.errors import ConfigError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_LARGEST = 1 << 36
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "8", "16K", "4M" or "1G".
+
+    Raises
+    ------
+    ConfigError
+        Anything else, nothing, or more than 64G.
+    """
+    match = re.fullmatch(r"([0-9]{1,12})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
+    if not 0 < size <= _LARGEST:
+        raise ConfigError(f"size {text!r}: a number of bytes such as 8, 16K, 4M, at most 64G")
+    return size
+
+
+def parse_sizes(text: str, multiple: int) -> tuple[int, ...]:
+    """Bytes of "8,1K,4M", each of which must be a multiple of an element."""
+    sizes = tuple(parse_size(part) for part in text.split(","))
+    for size in sizes:
+        if size % multiple:
+            raise ConfigError(f"size {size}: not a multiple of an element's {multiple} bytes")
+    return sizes
+
+
+def parse_names(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """Names of "a,b", or all of them for "all"."""
+    names = known if text == "all" else tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"no {what} {name!r}; there are {', '.join(known)}, or all")
+    return names

@@ -1,0 +1,124 @@
+"""The topology of a job: made once at start-up, and given to whoever has to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgasdl.config import Address
+from pgasdl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The place of this process in its job.
+
+    Attributes
+    ----------
+    kind : str
+        Pgasdl, torchrun, openmpi, mpich, slurm or single; mpi or loopback where those start it.
+    rank, size : int
+        This rank's number, and how many there are.
+    local_rank, local_size : int
+        The same among the ranks of this machine.
+    job_id : str
+        The same on every rank of the job.
+    master : Address or None
+        Torchrun's MASTER_ADDR and MASTER_PORT.
+    signature : tuple[str, ...]
+        Where ``job_id`` is not unique on this machine: variables whose values tell this rank's
+        processes from its launcher's.
+    """
+
+    kind: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    job_id: str
+    master: Address | None = None
+    signature: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        place = f"{self.kind}: rank {self.rank} of {self.size}"
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"{place}: the rank must be from 0 to {self.size - 1}")
+        local = f"local rank {self.local_rank} of {self.local_size}"
+        if not 0 <= self.local_rank < self.local_size:
+            raise ConfigError(f"{place}, {local}: must be from 0 to {self.local_size - 1}")
+        if self.local_size > self.size or self.local_rank > self.rank:
+            raise ConfigError(f"{place} contradicts {local}")
+
+    @property
+    def one_machine(self) -> bool:
+        """Every rank of the job runs on this machine."""
+        return self.local_size == self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The transport to every rank, this one included."""
+
+    names: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        kinds = sorted(set(self.names))
+        if len(kinds) == 1:
+            return f"{kinds[0]} to all ranks ({self.reason})"
+        to = ", ".join(
+            f"{kind} to ranks {[rank for rank, name in enumerate(self.names) if name == kind]}"
+            for kind in kinds
+        )
+        return f"{to} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Where the ranks of a job run, and how this rank reaches them.
+
+    Attributes
+    ----------
+    launch : Launch
+        The place of this rank in the job.
+    hosts : tuple[str, ...]
+        Of every rank; equal for ranks that can map each other's memory.
+    routes : Routes
+        The transport to every rank.
+    mapped_on_host : bool
+        Ranks of one machine load from and store to each other's segments, whatever group they are
+        in; the same on all ranks.
+    shared_windows : frozenset[int] or None
+        Ranks whose windows MPI shares with this rank's; None: windows are not used.
+    oversubscribed : bool
+        Some machine has more ranks than cores that they may use; known alike.
+    """
+
+    launch: Launch
+    hosts: tuple[str, ...]
+    routes: Routes
+    mapped_on_host: bool
+    shared_windows: frozenset[int] | None
+    oversubscribed: bool
+
+    def maps(self, ranks: Sequence[int]) -> bool:
+        """Tell whether all of ``ranks``, this one among them, map their segments; known alike."""
+        if self.shared_windows is not None:  # by all members of a group, or by none
+            return self.shared_windows.issuperset(ranks)
+        one_host = len({self.hosts[rank] for rank in ranks}) == 1
+        return one_host and self.mapped_on_host
+
+    def node_size(self, ranks: Sequence[int]) -> int:
+        """Return the ranks of a node, as plans take it: neighbours of ``ranks`` on one machine."""
+        return node_size([self.hosts[rank] for rank in ranks])
+
+
+def node_size(hosts: Sequence[str]) -> int:
+    """Count the neighbours that share a host: as many as the first ones; 1 if ranks do not lie so.
+
+    >>> node_size("AABBC"), node_size("AAABBB"), node_size("ABAB"), node_size("AAABBC")
+    (2, 3, 1, 1)
+    """
+    size = hosts.count(hosts[0])
+    regular = all(host == hosts[rank - rank % size] for rank, host in enumerate(hosts))
+    return size if regular else 1

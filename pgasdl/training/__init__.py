@@ -1,0 +1,1 @@
+"""A model's gradients: how layers lie in memory, how they travel, and which plan does it best."""

@@ -1,0 +1,462 @@
+"""GradientExchange: a model's gradients, layer by layer, without a barrier.
+
+CaffeGPI's pattern: each layer's exchange starts as soon as its gradient is there, every call makes
+a turn (checks, never waits), and a layer is waited for just before its weights are next used.
+Layers may become ready in any order, also in different orders on different ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from pgasdl import _native
+from pgasdl.buffers import aligned, as_numpy_dtype, native_dtype
+from pgasdl.collectives.binding import PlanBuffer, bind, options_for
+from pgasdl.collectives.resources import Steps
+from pgasdl.collectives.selection import select_candidates
+from pgasdl.context import Context
+from pgasdl.errors import BufferRefused, PlanError
+from pgasdl.group import Group
+from pgasdl.plans import KINDS, Plan, build
+from pgasdl.plans.plan import APPLICATION_BUFFERS, is_wire
+from pgasdl.segment import Segment
+from pgasdl.training.autotune import Autotune, Tuned, check_candidates
+from pgasdl.training.layout import Bucket, agree, lay_out
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)  # not frozen: block.weights -= ... assigns
+class Block:
+    """What an owner updates: elements [offset, offset + count) of one bucket.
+
+    Attributes
+    ----------
+    bucket : int
+        Number of the bucket, equal to the layer's where layers travel alone.
+    offset, count : int
+        Elements of the bucket.
+    gradient : ndarray
+        The mean gradient of these elements, flat.
+    weights : ndarray
+        The weights of these elements, flat: to be updated in place.
+    """
+
+    bucket: int
+    offset: int
+    count: int
+    gradient: Array
+    weights: Array
+
+
+@dataclass(slots=True)
+class Timing:
+    """What one layer cost in the iterations so far, in seconds of this rank.
+
+    ``ready``, ``began``, ``ended`` and ``waited`` are moments (time.monotonic) of the last
+    iteration: the gradient was there, the exchange began, it was seen to have ended, and
+    :meth:`GradientExchange.wait` returned.
+    """
+
+    waiting: float = 0.0
+    ready: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+    waited: float = 0.0
+
+
+class GradientExchange:
+    """Exchanges the gradients of one model. Collective to make; afterwards no barrier at all.
+
+    Parameters
+    ----------
+    context : Context
+        Of this rank.
+    layers : Iterable[Any]
+        In the model's order: ``(shape, dtype)`` pairs, or arrays, tensors or parameters.
+    kind : str, default "average"
+        "average": every rank gets the mean gradient, in place; "update": the owner (the tree's
+        root, or each owner of a GDRAA block) updates its part of the weights with the mean
+        gradient, and the weights travel; "sum": as "average", without the division; "reduce": only
+        the root gets the sum; "broadcast": everybody gets the root's weights, no gradients. With
+        these two, S-Caffe's training: reduce by layer in the backward pass, broadcast by layer in
+        the forward pass, with ``ready`` of all layers first and ``wait`` just before each is used.
+    plan : str, optional
+        Name of an algorithm; None: chosen for each bucket by the policy (``PGASDL_POLICY``), else
+        by its size: "gdraa-direct" where memory is mapped.
+    update : Callable[[Block], None], optional
+        For kind "update": called as ``update(block)`` on the owner, elementwise in effect.
+    bucket_bytes : int, default 0
+        Layers are put together until they have this many bytes; 0: every layer alone.
+    wire : dtype, optional
+        Dtype in which gradients travel ("bfloat16"), None: their own.
+    group : Group, optional
+        None: all ranks.
+    timeout : float, optional
+        Seconds, of making it; None: the context's default.
+    candidates : Sequence[str], default ()
+        Names of plans that are tried in the first iterations, in turn, if ``plan`` is not given;
+        the one with which iterations take least time is kept, the same on all ranks (swCaffe).
+        Until then they all have their inboxes.
+    rotate_root : bool, default False
+        Bucket b's root is ``root`` + b (mod size), so that no rank has all the work.
+    **options : int
+        Of the plan, such as ``root=1``.
+
+    Attributes
+    ----------
+    layers : list[Layer]
+        Where each layer lies.
+    gradients : Segment
+        The segment of all gradients; of the weights, in kind "broadcast".
+    weights : Segment or None
+        The segment of all weights, of the same layout, in kinds "update" and "broadcast"; else
+        None.
+    inbox_bytes : int
+        Memory the plan needs on this rank besides the two.
+
+    Raises
+    ------
+    MismatchError
+        Ranks disagree on layers, dtypes, kind, plan or buckets; names them.
+    BufferRefused
+        A dtype that is not reduced, or not in this kind.
+    PlanError
+        A plan that does not offer the kind or wire, or is not available here.
+
+    Notes
+    -----
+    Gradients and weights live in segments: let ``p.grad`` be a view (:meth:`gradient`), and nothing
+    is copied. The order of additions depends on the ranks alone, so that all ranks and all runs get
+    the same bits. CaffeGPI section 3, MiMatrix section 3.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        layers: Iterable[Any],
+        *,
+        kind: str = "average",
+        plan: str | None = None,
+        update: Callable[[Block], None] | None = None,
+        bucket_bytes: int = 0,
+        wire: npt.DTypeLike | None = None,
+        group: Group | None = None,
+        timeout: float | None = None,
+        rotate_root: bool = False,
+        candidates: Sequence[str] = (),
+        **options: int,
+    ) -> None:
+        self.context = context
+        self.group = group or context.world
+        self.kind = kind
+        # What is wrong is said before the others are met.
+        if kind not in KINDS:
+            raise PlanError(f"no exchange of kind {kind!r}; there are {', '.join(KINDS)}")
+        if (kind == "update") != (update is not None):
+            raise PlanError('update=function, what the owner does, goes with kind "update" alone')
+        limit = context._seconds(timeout)
+        self._wire = None if wire is None else native_dtype(wire)
+        self.layers, self._buckets = lay_out(layers, bucket_bytes)
+        asked = [plan] if plan is not None else candidates
+        # Of each bucket: its plan, or all that are tried.
+        for bucket in self._buckets:
+            bucket.choices = select_candidates(
+                context.policy, self.group, kind, bucket.nbytes, asked, wire=wire is not None
+            )
+        tried = len(candidates) > 1 and plan is None
+        if tried:
+            check_candidates(candidates)
+        self._update = update
+        self._refuse_integers()
+        wanted = self._wanted(options, rotate_root)
+        self._segments: list[Segment] = []
+        settings = (
+            f"kind {kind}, plan {self.plan}, buckets of {bucket_bytes} bytes, "
+            f"wire {self._wire}, options {sorted(options.items())}"
+            f"{', root rotating' if rotate_root else ''}"
+        )
+        call = f"the making of a gradient exchange of {len(self.layers)} layers, {settings}"
+        with Steps(context.resources.unfinished, self.group, call, limit) as steps:
+            agree(self.group, context.rank, settings, self.layers, steps)
+            self._schedule = _native.LayerSchedule(context, [each.layers for each in self._buckets])
+            self._allocate(wanted, steps)
+            self._autotune: Autotune | None = None
+            if tried and self._buckets:
+                tuned = Tuned(self.group, self._schedule, self.layers, self._buckets)
+                self._autotune = Autotune(context, tuned, candidates, steps)
+        context.resources.servers.append(self)
+
+    # --- setting up
+
+    @property
+    def plan(self) -> str:
+        """The plan of all buckets, or which plans they have, in their order."""
+        names = [" or ".join(map(str, bucket.choices)) for bucket in self._buckets]
+        runs = [(name, len(list(group))) for name, group in groupby(names)]
+        if len(runs) == 1:
+            return runs[0][0]
+        return ", ".join(f"{name} x{number}" for name, number in runs) or "none"
+
+    def _refuse_integers(self) -> None:
+        for layer in self.layers:
+            if layer.dtype.kind in "iu" and (self.kind != "sum" or self._wire is not None):
+                raise BufferRefused(
+                    f'layer {layer.index} is {layer.dtype}: integers are summed (kind "sum"), '
+                    "neither averaged nor converted"
+                )
+
+    def _wanted(
+        self, options: dict[str, int], rotate: bool
+    ) -> list[tuple[Bucket, str, dict[str, Any], Plan]]:
+        """Each bucket's plans, with their options and this rank's steps."""
+        group = self.group
+        wanted = []
+        for bucket in self._buckets:
+            for choice in bucket.choices:
+                here = options_for(group, choice.plan, bucket.dtype, wire=self._wire is not None)
+                extra: dict[str, Any] = {**here, **dict(choice.options), **options}
+                if rotate:
+                    extra["root"] = (options.get("root", 0) + bucket.index) % group.size
+                extra["wire"] = self._wire is not None
+                shape = build(
+                    choice.plan, group.rank, group.size, bucket.count, kind=self.kind, **extra
+                )
+                wanted.append((bucket, choice.plan, extra, shape))
+        return wanted
+
+    def _allocate(
+        self,
+        wanted: list[tuple[Bucket, str, dict[str, Any], Plan]],
+        steps: Steps,
+    ) -> None:
+        nbytes = sum(aligned(bucket.nbytes) for bucket in self._buckets)
+        self.inbox_bytes = sum(
+            aligned(count * as_numpy_dtype(self._dtype(name, bucket)).itemsize)
+            for bucket, _, _, shape in wanted
+            for name, count in shape.buffers.items()
+            if name not in APPLICATION_BUFFERS
+        )
+        flags = sum(shape.notifications + self.group.size for *_, shape in wanted)
+
+        def segment(nbytes: int, notifications: int) -> Segment:
+            made = steps(
+                lambda: self.context.segment(
+                    nbytes, notifications=notifications, group=self.group, timeout=steps.left
+                )
+            )
+            made.prefault()
+            self._segments.append(made)
+            return made
+
+        self.gradients = segment(nbytes, flags)
+        self.weights = segment(nbytes, 0) if self.kind == "update" else None
+        if self.kind == "broadcast":
+            self.weights = self.gradients
+        inbox = segment(self.inbox_bytes, 0) if self.inbox_bytes else None
+        first = position = 0
+        for bucket, plan, options, shape in wanted:
+            places = {}
+            for name, count in shape.buffers.items():
+                dtype = self._dtype(name, bucket)
+                home = {"data": self.gradients, "weights": self.weights}.get(name, inbox)
+                assert home is not None
+                if home is inbox:
+                    places[name] = PlanBuffer(home, position, dtype)
+                    position += aligned(count * as_numpy_dtype(dtype).itemsize)
+                else:
+                    places[name] = PlanBuffer(home, bucket.at, dtype)
+            numbers = _native.Numbering(self.gradients, first, shape.notifications)
+            bucket.executions.append(
+                bind(self.group, plan, bucket.count, self.kind, places, numbers,
+                     first, f"bucket {bucket.index}, plan {plan}", **options)
+            )  # fmt: skip
+            first += shape.notifications + self.group.size
+        for bucket in self._buckets:
+            self._schedule.bind(bucket.index, bucket.executions)
+
+    def _dtype(self, buffer: str, bucket: Bucket) -> str:
+        return self._wire if is_wire(buffer) and self._wire is not None else bucket.dtype
+
+    # --- the memory
+
+    def gradient(self, layer: int) -> Array:
+        """Return a layer's gradient: a view of the segment, in the layer's shape."""
+        return self._view(self.gradients, layer)
+
+    def weight(self, layer: int) -> Array:
+        """Return a layer's weights: a view of the segment, in the layer's shape.
+
+        Kinds "update" and "broadcast" have them.
+
+        In kind "update" all ranks must begin with the same weights; from then on the exchange keeps
+        them the same.
+        """
+        if self.weights is None:
+            raise PlanError('only kinds "update" and "broadcast" keep weights')
+        return self._view(self.weights, layer)
+
+    def _view(self, segment: Segment, layer: int) -> Array:
+        self._schedule.require(layer)
+        of = self.layers[layer]
+        return segment.numpy(of.dtype, of.at, of.shape)
+
+    @property
+    def timings(self) -> list[Timing]:
+        """What each layer cost so far; a copy."""
+        return [self.timing(layer) for layer in range(len(self.layers))]
+
+    def timing(self, layer: int) -> Timing:
+        """Return what one layer cost so far; a copy."""
+        return Timing(*self._schedule.timing(layer))
+
+    # --- one iteration
+
+    def ready(self, layer: int) -> None:
+        """Start the exchange of ``layer``, whose gradient is complete here, and make a turn.
+
+        Returns at once. The gradient belongs to the exchange until ``wait(layer)`` returns.
+
+        Raises
+        ------
+        PlanError
+            No such layer, or it is ready already and was not waited for.
+        PeerLost, ClosedError
+        """
+        if self._autotune is not None:
+            self._autotune.before(layer)
+            if self._autotune.settled:
+                self._autotune = None
+        self._schedule.ready(layer)
+
+    def turn(self) -> None:
+        """Advance every exchange as far as it goes without waiting (CaffeGPI's turn)."""
+        self._schedule.turn()
+
+    def wait(self, layer: int, *, timeout: float | None = None) -> None:
+        """Until ``layer``'s mean gradient (or its new weights) is here.
+
+        Call it just before the layer's weights are next used. Returns at once for a layer that was
+        not ready since it was last waited for.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None: the context's default, 0: one try.
+
+        Raises
+        ------
+        Timeout
+            Names the notifications that are missing; can be called again.
+        PlanError
+            No such layer, or others of its bucket are not ready.
+        PeerLost, MismatchError, ClosedError
+        """
+        self._schedule.wait(layer, timeout=timeout)
+        if self._autotune is not None:
+            self._autotune.after()
+
+    def finish(self, *, timeout: float | None = None) -> None:
+        """Until every exchange that was started is complete. No barrier: others may be behind.
+
+        Buckets of which only some layers were ready stay as they are.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for all of them; None: the context's default, 0: one try each.
+
+        Raises
+        ------
+        Timeout, PlanError, PeerLost, MismatchError, ClosedError
+            As :meth:`wait`.
+        """
+        deadline = time.monotonic() + self.context._seconds(timeout)
+        for bucket in self._buckets:
+            left = max(0.0, deadline - time.monotonic())
+            self._schedule.finish(bucket.index, timeout=left)
+        if self._autotune is not None:
+            self._autotune.after()
+
+    # --- the owner's part
+
+    def serve(self, call: _native.Call) -> bool:
+        """Run the owner's update if ``call`` is of this exchange."""
+        number = self._schedule.bucket_of(call)
+        if number < 0:
+            return False
+        assert self.weights is not None and self._update is not None
+        bucket = self._buckets[number]
+        dtype = as_numpy_dtype(bucket.dtype)
+        at = bucket.at + call.offset * dtype.itemsize
+        block = Block(
+            bucket.index,
+            call.offset,
+            call.count,
+            self.gradients.numpy(dtype, at, call.count),
+            self.weights.numpy(dtype, at, call.count),
+        )
+        try:
+            self._update(block)
+        except BaseException as error:
+            # Half an update can be neither sent nor repeated.
+            self._schedule.end(f"update of bucket {bucket.index} raised {error!r}")
+            self._schedule.close()
+            raise
+        return True
+
+    def describe(self) -> str:
+        """Plan, buckets and the memory they take, for a log."""
+        sizes = [bucket.nbytes for bucket in self._buckets]
+        own = {id(each): each.nbytes for each in (self.gradients, self.weights) if each is not None}
+        segments = sum(own.values())  # in kind "broadcast" both are one
+        return (
+            f"gradient exchange {self.kind}, plan {self.plan}: {len(self.layers)} layers in "
+            f"{len(sizes)} buckets of {min(sizes, default=0)} to {max(sizes, default=0)} "
+            f"bytes; segments {segments}, inboxes {self.inbox_bytes} bytes"
+        )
+
+    def close(self, *, finish: bool = True) -> None:
+        """Finish what is under way and give the segments up; idempotent. Views stay valid.
+
+        Parameters
+        ----------
+        finish : bool, default True
+            False: abandon what is under way; nothing of it moves any more on this rank. So a
+            ``with`` block ends that is left by an exception.
+
+        Raises
+        ------
+        Timeout, PeerLost
+            What was under way will not end; the segments are given up all the same.
+        """
+        if self not in self.context.resources.servers or self.context.closed:
+            return
+        try:
+            if finish and self._schedule.ended is None:
+                self.finish()
+        finally:
+            self.context.resources.servers.remove(self)
+            idle = self._schedule.idle
+            self._schedule.end("it was closed")
+            self._schedule.close()
+            for bucket in self._buckets:
+                bucket.executions.clear()
+            if self._autotune is not None:
+                self._autotune.close()
+            # Where peers write by address, memory that they may still write to stays to the end.
+            if idle or self.group.mapped:
+                for segment in self._segments:
+                    segment.delete()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(finish=kind is None)

@@ -1,0 +1,48 @@
+"""The table of transports: one row each, read by the settings, the routes and the doctor.
+
+The core has the same names in the same order (``native/transport/table.cpp``), which a test
+compares; this table is there without it. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """One way for bytes to reach a peer.
+
+    Attributes
+    ----------
+    name : str
+        As ``transport=`` and ``PGASDL_TRANSPORT`` give it.
+    summary : str
+        What carries the bytes.
+    between_hosts : bool
+        It reaches ranks of other machines.
+    maps : bool
+        Ranks of one machine load from and store to each other's segments.
+    processes : bool, default True
+        Its ranks are processes; otherwise threads, through ``pgasdl.loopback``.
+    """
+
+    name: str
+    summary: str
+    between_hosts: bool
+    maps: bool
+    processes: bool = True
+
+
+TRANSPORTS = {
+    row.name: row
+    for row in (
+        Transport("shm", "memory mapped inside a machine", between_hosts=False, maps=True),
+        Transport("verbs", "RDMA adapters", between_hosts=True, maps=False),
+        Transport("mpi", "windows of an MPI library", between_hosts=True, maps=False),
+        Transport("loopback", "threads of one process", False, maps=True, processes=False),
+    )
+}
+AUTO = "auto"  # shm inside a machine, between machines verbs, or MPI where there is no verbs
+SETTINGS = (AUTO, *TRANSPORTS)
+OFFERED = (AUTO, *(row.name for row in TRANSPORTS.values() if row.processes))

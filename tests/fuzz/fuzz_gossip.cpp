@@ -1,0 +1,26 @@
+// What ranks on other machines write into this one's memory to say who is alive.
+#include "fuzz.hpp"
+#include "pgas/gossip.hpp"
+#include "transport/loopback/loopback.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace pgasdl;
+  constexpr Rank kSize = 4;
+  static const auto world = std::make_shared<LoopbackWorld>(kSize);
+  static LoopbackTransport transport(world, 0);
+  static Segment control(1, Gossip::bytes(kSize), 1, nullptr, kSize);
+  static const Gossip gossip(transport, 0, 0, kSize, control, 0, {1, 2, 3});
+  fuzz::Input input(data, size);
+  const std::string told = input.bytes(Gossip::bytes(kSize));
+  std::memset(control.local().data, 0, Gossip::bytes(kSize));
+  std::memcpy(control.local().data, told.data(), told.size());
+  for (const Rank peer : gossip.ranks()) {
+    (void)gossip.beat(peer);
+    for (Rank of = 0; of < kSize; ++of) {
+      const Health health = gossip.told(peer, of);
+      REQUIRE(health <= Health::kClosed);
+      REQUIRE(!name(health).empty());
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,102 @@
+// RDMA: endpoints, segment descriptions, and the datagrams by which connections are agreed on, in
+// any order with what the rank itself does.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "adapter.hpp"
+#include "fuzz.hpp"
+#include "transport/verbs/memory.hpp"
+#include "transport/verbs/queue.hpp"
+#include "transport/verbs/wire.hpp"
+
+namespace pgasdl::fuzz {
+namespace {
+
+constexpr Rank kSize = 3;
+constexpr QueueId kQueues = 2;
+constexpr int kMostSteps = 64;
+
+class RankOverVerbs {
+ public:
+  RankOverVerbs(const VerbsDevice& device, Rank rank)
+      : queues_(make_queues(device)), wire(device, kToken, rank, kSize, queues_, 3) {}
+
+ private:
+  static std::vector<std::unique_ptr<VerbsQueue>> make_queues(const VerbsDevice& device) {
+    std::vector<std::unique_ptr<VerbsQueue>> queues;
+    for (QueueId id = 0; id < kQueues; ++id) {
+      queues.push_back(std::make_unique<VerbsQueue>(device, id, kSize, 4));
+    }
+    return queues;
+  }
+  std::vector<std::unique_ptr<VerbsQueue>> queues_;
+
+ public:
+  VerbsWire wire;
+};
+
+// What rank 1 says to rank 0 first.
+struct Genuine {
+  explicit Genuine(const VerbsDevice& device) {
+    RankOverVerbs other(device, 1);
+    endpoint = other.wire.endpoint();
+    other.wire.connect(0, endpoint);
+    other.wire.want(0, 0);
+    datagram = adapter().sent;
+  }
+  std::string endpoint;
+  std::string datagram;
+};
+
+void run(Input& input) {
+  static const VerbsDevice device{VerbsOptions{}};
+  static const Genuine genuine(device);
+  adapter().arriving.clear();
+  RankOverVerbs rank(device, 0);
+  VerbsWire& wire = rank.wire;
+  for (int step = 0; step < kMostSteps && !input.empty(); ++step) {
+    const std::uint8_t what = input.byte();
+    const Rank peer = 1 + (what >> 4) % 2;
+    const QueueId queue = (what >> 5) % kQueues;
+    switch (what % 8) {
+      case 0:
+        accepted([&] { wire.connect(peer, input.words(genuine.endpoint)); });
+        break;
+      case 1:
+      case 2:
+        adapter().arriving = input.words(genuine.datagram);
+        wire.progress();
+        break;
+      case 3:  // its own words come back
+        adapter().arriving = input.words(adapter().sent);
+        wire.service();
+        break;
+      case 4:
+        accepted([&] { wire.want(queue, peer); });
+        break;
+      case 5:
+        accepted([&] { wire.reconnect(peer); });
+        break;
+      case 6:
+        accepted([&] {
+          const std::string description(40, '\1');
+          (void)VerbsMemory::attach(peer, input.words(description));
+        });
+        break;
+      default:
+        wire.connect(peer, genuine.endpoint);
+    }
+    REQUIRE(adapter().n_pairs <= 1 + static_cast<int>(kQueues) * (kSize - 1));
+  }
+  wire.leave();
+}
+
+}  // namespace
+}  // namespace pgasdl::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  pgasdl::fuzz::Input input(data, size);
+  pgasdl::fuzz::run(input);
+  return 0;
+}

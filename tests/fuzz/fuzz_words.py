@@ -1,0 +1,19 @@
+"""What ranks tell each other of themselves at init."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from pgasdl.errors import MismatchError
+from pgasdl.runtime.routes import RankInfo
+
+
+def one(data: bytes) -> None:
+    """What is understood says the same again; the rest is a MismatchError."""
+    try:
+        info = RankInfo.decoded(data)
+    except MismatchError:
+        return
+    for field in fields(info):
+        assert type(getattr(info, field.name)).__name__ == field.type
+    assert RankInfo.decoded(info.encoded()) == info

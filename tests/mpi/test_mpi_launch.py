@@ -1,0 +1,65 @@
+"""``pgasdl run --mpi KIND``, as root too, as containers have it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mpi_jobs
+import pytest
+from mpi_rows import Row
+
+from pgasdl.runtime.launch.mpiexec import LAUNCHERS
+
+
+def launched(mpi: Row, program: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Two ranks, from an environment with nothing in it but where things lie."""
+    kept = {name: mpi_jobs.environment()[name] for name in ("PATH", "PYTHONPATH")}
+    return subprocess.run(
+        [sys.executable, "-m", "pgasdl", "run", "-n", "2", "--mpi", mpi.launcher, str(program)],
+        env=mpi.environ(kept) | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import pgasdl\n"
+        "with pgasdl.init(log='warning') as ctx:\n"
+        "    assert ctx.transport_of(1 - ctx.rank) == 'mpi'\n"
+        "    ctx.barrier()\n"
+        "print(f'{ctx.rank} of {ctx.size}', flush=True)\n"
+    )
+    return file
+
+
+def test_the_kind_is_a_word_of_its_own(mpi: Row, program: Path) -> None:
+    done = launched(mpi, program)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
+    # Open MPI wants to be told that root is meant, and what is told in a user's place is said.
+    told = os.geteuid() == 0 and mpi.kind == "openmpi"
+    assert ("OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in done.stderr) == told
+
+
+def test_who_tells_it_himself_hears_nothing(mpi: Row, program: Path) -> None:
+    done = launched(mpi, program, **dict.fromkeys(LAUNCHERS[mpi.kind].root, "1"))
+    assert done.returncode == 0, done.stderr
+    assert "pgasdl" not in done.stderr
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "debian_openmpi"], indirect=True)
+def test_a_failing_ranks_launcher_finds_its_words(mpi: Row, program: Path) -> None:
+    program.write_text("raise SystemExit(3)\n")
+    done = launched(mpi, program)
+    assert done.returncode == 3
+    assert "help file" not in done.stderr
+    assert "exited with non-zero status" in done.stderr

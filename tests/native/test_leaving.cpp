@@ -1,0 +1,180 @@
+// A rank leaves in peace: whatever cannot end any more ends with an error that names it, also where
+// it is waited for through others; whatever it did its part in ends as if it had stayed.
+
+#include <atomic>
+
+#include "plans.hpp"
+
+namespace {
+
+using namespace pgasdl;
+using namespace pgasdl::testing;
+
+using Waited = Executor::Waited;
+using State = Execution::State;
+
+void await(const std::function<bool()>& reached) {
+  const Deadline deadline = Deadline::in(60);
+  while (!reached()) {
+    CHECK(!deadline.passed());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void await_leave(Local& local, Rank gone) {
+  await([&] { return local.context.liveness().health(gone) == Health::kClosed; });
+}
+
+std::vector<Rank> everybody(const Local& local) {
+  std::vector<Rank> ranks;
+  for (Rank rank = 0; rank < local.size(); ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+void finish(Local& local, Execution& execution) {
+  CHECK_NOTE(local.executor.wait(execution, soon()) == Waited::kDone, "%s",
+             local.executor.missing(execution).c_str());
+}
+
+// Who never came: everybody is told, whichever way it is waited for, and again at the next call.
+void never_came(const Settings& settings, Rank size, bool tries) {
+  for (Rank gone = 0; gone < size; ++gone) {
+    run(size, settings, [&](Local& local) {
+      const auto group = local.group(everybody(local));
+      Exchange exchange(local, Kind::kTree, 50);
+      local.barrier();
+      if (local.rank() == gone) return;
+      const auto attempt = [&](const char* what, auto&& call) {
+        const auto wait = [&] {
+          const Deadline deadline = soon();
+          while (tries && !deadline.passed()) call(Deadline::once());
+          call(soon());
+        };
+        std::string said;
+        const Rank named = require_error(ErrorKind::kPeerLost, wait, &said);
+        CHECK_NOTE(named == gone, "%s on rank %d, after %d of %d left: %s", what, local.rank(),
+                   gone, size, said.c_str());
+      };
+      const auto barrier = [&](Deadline deadline) { (void)group->barrier(deadline); };
+      attempt("barrier", barrier);
+      attempt("barrier, again", barrier);
+      local.executor.start(exchange.plan());
+      attempt("plan",
+              [&](Deadline deadline) { (void)local.executor.wait(exchange.plan(), deadline); });
+      require_error(ErrorKind::kPeerLost, [&] { local.executor.start(exchange.plan()); });
+    });
+  }
+}
+
+// Who has done its part is missed by nobody: of the last thing that all do together some come out
+// when others are gone.
+void last_together(const Settings& settings, Rank size) {
+  for (int round = 0; round < 20; ++round) {
+    run(size, settings, [&](Local& local) {
+      Exchange exchange(local, round % 2 == 0 ? Kind::kGdraa : Kind::kTree, 50);
+      exchange.fill(local.rank(), 0);
+      local.executor.start(exchange.plan());
+      finish(local, exchange.plan());
+      exchange.verify(exchange.data(), size, 0);
+      local.barrier();
+    });
+  }
+}
+
+// Who leaves in the middle of a barrier: those who have all they need come out, the others are
+// told; in the next barrier everybody is, also who waits only for one that is still in this one.
+void half_a_barrier(const Settings& settings) {
+  run(4, settings, [&](Local& local) {
+    local.barrier();
+    if (local.rank() == 0) {  // tells rank 1, and waits for rank 3
+      CHECK(local.world().barrier(Deadline::once()) == Outcome::kTimeout);
+      return;
+    }
+    await_leave(local, 0);
+    const auto barrier = [&] { local.barrier(); };
+    if (local.rank() != 2) barrier();
+    CHECK(require_error(ErrorKind::kPeerLost, barrier) == 0);
+  });
+}
+
+// An execution that nobody awaits here is one that others wait for.
+void awaited_elsewhere(bool thread) {
+  std::atomic<bool> told{false};
+  run(3, {}, [&](Local& local) {
+    const auto board = local.segment(64);
+    Steps chain;  // 0 tells 1, 1 tells 2
+    if (local.rank() > 0) chain.wait(0, local.rank() - 1);
+    if (local.rank() < 2) chain.flag(local.rank() + 1, 0);
+    const BufferBinding nowhere{board, 0, DType::kF32};
+    const auto first = bound(local, plan_of("chain", local.rank(), 3, 0, chain),
+                             {nowhere, nowhere, nowhere}, everybody(local), board, 0);
+    Steps back;  // 2 tells 1
+    if (local.rank() == 1) back.wait(0, 2);
+    if (local.rank() == 2) back.flag(1, 0);
+    const auto second = bound(local, plan_of("back", local.rank(), 3, 0, back),
+                              {nowhere, nowhere, nowhere}, everybody(local), board, 100);
+    local.barrier();
+    if (local.rank() == 0) return;
+    local.executor.start(*first);
+    if (local.rank() == 2) {
+      CHECK(require_error(ErrorKind::kPeerLost, [&] { finish(local, *first); }) == 0);
+      told.store(true);
+      local.executor.start(*second);
+      finish(local, *second);
+      return;
+    }
+    if (thread) {
+      local.executor.start_thread();
+      await([&] { return told.load(); });
+    }
+    local.executor.start(*second);
+    finish(local, *second);
+    CHECK(first->state() == State::kFailed);
+    CHECK(require_error(ErrorKind::kPeerLost, [&] { finish(local, *first); }) == 0);
+  });
+}
+
+// What only the program keeps from its end can still end, if all others have left.
+void alone_with_a_call() {
+  run(2, {}, [](Local& local) {
+    const auto board = local.segment(64);
+    Steps lane;
+    if (local.rank() == 0) lane.wait(0, 1);
+    if (local.rank() == 0) lane.call({kData, 0, -1}, 0);
+    if (local.rank() == 1) lane.flag(0, 0);
+    const BufferBinding nowhere{board, 0, DType::kF32};
+    const auto execution = bound(local, plan_of("update", local.rank(), 2, 0, lane),
+                                 {nowhere, nowhere, nowhere}, everybody(local), board, 0);
+    local.executor.start(*execution);
+    if (local.rank() == 1) return finish(local, *execution);
+    await_leave(local, 1);
+    CHECK(local.executor.wait(*execution, soon()) == Waited::kCall);
+    Executor::Call call;
+    CHECK(local.executor.take_call(call));
+    CHECK(local.executor.wait(*execution, Deadline::in(0.05)) == Waited::kTimeout);
+    local.executor.answer(call);
+    finish(local, *execution);
+  });
+}
+
+}  // namespace
+
+int main() {
+  const auto all = adversaries(11);
+  Settings sleeping;
+  sleeping.options = sleepy();
+  Settings shm;
+  shm.shm = true;
+  for (const Settings& settings : {all[0], all[4], all[5], sleeping, shm}) {
+    never_came(settings, 5, false);
+    last_together(settings, 4);
+  }
+  never_came(all[0], 8, false);
+  never_came(all[0], 4, true);
+  half_a_barrier(all[0]);
+  half_a_barrier(shm);
+  awaited_elsewhere(false);
+  awaited_elsewhere(true);
+  alone_with_a_call();
+  std::puts("ok");
+}

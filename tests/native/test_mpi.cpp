@@ -1,0 +1,181 @@
+// Transport mpi over an MPI that a test can hold where it likes (mpi_ranks.hpp).
+
+#include <latch>
+#include <thread>
+
+#include "mpi_ranks.hpp"
+#include "ranks.hpp"
+
+namespace pgasdl::testing {
+namespace {
+
+struct Mpi {
+  explicit Mpi(Rank size) : machine(std::make_shared<MpiMachine>(size)) {
+    for (Rank rank = 0; rank < size; ++rank) {
+      worlds.push_back(std::make_shared<MpiWorld>(std::make_unique<MpiThread>(machine, rank), 1,
+                                                  rank, size, std::set<Rank>{rank},
+                                                  MpiWorld::Threads::kMultiple));
+    }
+    settings.options.heartbeat_ms = 5;
+    settings.transport = [this](Rank rank, Rank) -> std::unique_ptr<Transport> {
+      return std::make_unique<MpiTransport>(worlds.at(static_cast<std::size_t>(rank)),
+                                            MpiOptions{.created = true});
+    };
+  }
+  std::shared_ptr<MpiMachine> machine;
+  // They outlive contexts, as a process's does: memory that peers may write to stays.
+  std::vector<std::shared_ptr<MpiWorld>> worlds;
+  Settings settings;
+};
+
+constexpr std::uint32_t kFirst = 77;
+constexpr std::uint32_t kLetters = 5;
+
+// Rank 0 is on its way out of the call that made a segment, and another of its threads takes what
+// rank 1, which is out already, has written there: `bound` has two windows, data and board.
+void what_comes_while_a_segment_is_made(bool bound) {
+  Mpi mpi(2);
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint32_t n_taken = 0;
+  bool armed = false;
+  mpi.machine->taken = [&](int rank, const MpiLetter& letter) {
+    if (rank != 0 || letter.kind != MpiLetter::Kind::kFlag) return;
+    if (letter.notification < kFirst || letter.notification >= kFirst + kLetters) return;
+    const std::lock_guard lock(mutex);
+    ++n_taken;
+    changed.notify_all();
+  };
+  mpi.machine->made = [&](int rank) {
+    std::unique_lock lock(mutex);
+    if (rank != 0 || !armed) return;
+    armed = false;
+    // The last one is taken before those before it are known to be where they belong.
+    CHECK(changed.wait_for(lock, std::chrono::seconds(20), [&] { return n_taken == kLetters; }));
+  };
+  run(2, mpi.settings, [&](Local& local) {
+    std::vector<std::uint64_t> memory(64);
+    auto* own = bound ? reinterpret_cast<std::byte*>(memory.data()) : nullptr;
+    local.barrier();
+    if (local.rank() == 0) {
+      const std::lock_guard lock(mutex);
+      armed = true;
+    }
+    local.barrier();
+    const auto segment = local.segment(512, 128, own);
+    if (local.rank() == 1) {
+      for (std::uint32_t number = 0; number < kLetters; ++number) {
+        items<std::uint64_t>(segment)[number] = 1000 + number;
+        const Slice from{segment, 8 * number, 8};
+        const Slice to{segment, 256 + 8 * number, 8};
+        const Pair pair{&from, &to};
+        CHECK(local.context.write_notify(std::span(&pair, 1), 0, *segment, kFirst + number, 3, 0,
+                                         soon()) == Outcome::kDone);
+      }
+      local.flush();
+    } else {
+      CHECK(n_taken == kLetters);
+      for (std::uint32_t number = 0; number < kLetters; ++number) {
+        CHECK(local.await(*segment, kFirst + number) == 3);
+        CHECK(items<std::uint64_t>(segment, 256)[number] == 1000 + number);
+      }
+    }
+    local.barrier();
+  });
+}
+
+// What is for a segment that is no more harms nobody, and holds back nothing that comes after.
+void what_comes_for_a_deleted_segment() {
+  Mpi mpi(2);
+  run(2, mpi.settings, [&](Local& local) {
+    const auto kept = local.segment(64, 8);
+    for (int turn = 0; turn < 50; ++turn) {
+      auto gone = local.segment(64, 8);
+      if (local.rank() == 0) {
+        Group::delete_segment(local.context, *gone);
+        gone.reset();
+      }
+      local.barrier();
+      if (local.rank() == 1) {
+        local.notify(0, *gone, 1);
+        local.notify(0, *kept, 2, 7);
+      } else {
+        CHECK(local.await(*kept, 2) == 7);
+      }
+    }
+  });
+}
+
+// Two threads of each rank, each with a group of its own of the same ranks, make segments at once.
+void groups_of_the_same_ranks_at_once() {
+  Mpi mpi(3);
+  run(3, mpi.settings, [&](Local& local) {
+    const std::vector<std::shared_ptr<Group>> groups{local.group({0, 1, 2}),
+                                                     local.group({0, 1, 2})};
+    const auto work = [&](std::size_t which) {
+      for (std::uint64_t turn = 0; turn < 20; ++turn) {
+        std::shared_ptr<Segment> segment;
+        CHECK(groups[which]->create_segment(64 * (which + 1), 8, nullptr, soon(), segment) ==
+              Outcome::kDone);
+        const std::uint64_t content = 1000 * (turn + 1) + which;
+        items<std::uint64_t>(segment)[0] = content;
+        const Slice from{segment, 0, 8};
+        const Slice to{segment, 8, 8};
+        const Pair pair{&from, &to};
+        CHECK(local.context.write_notify(std::span(&pair, 1), local.peer(1), *segment, 1, 3, 0,
+                                         soon()) == Outcome::kDone);
+        CHECK(local.await(*segment, 1) == 3);
+        CHECK(items<std::uint64_t>(segment)[1] == content);
+        local.flush();
+        CHECK(groups[which]->barrier(soon()) == Outcome::kDone);
+      }
+    };
+    std::thread other(work, std::size_t{0});
+    work(1);
+    other.join();
+    local.barrier();
+  });
+}
+
+// A member that described its segment and went: nobody is kept in MPI, and all go on when it comes.
+void who_comes_late() {
+  for (const Rank late : {0, 1, 2}) {
+    Mpi mpi(3);
+    std::latch described(1);
+    std::latch waited(2);
+    run(3, mpi.settings, [&](Local& local) {
+      std::shared_ptr<Segment> segment;
+      const auto create = [&](Deadline deadline) {
+        return local.world().create_segment(64, 8, nullptr, deadline, segment);
+      };
+      if (local.rank() == late) {
+        CHECK(create(Deadline::once()) == Outcome::kTimeout);
+        described.count_down();
+        waited.wait();
+      } else {
+        described.wait();
+        CHECK(create(Deadline::in(0.1)) == Outcome::kTimeout);
+        CHECK(create(Deadline::once()) == Outcome::kTimeout);
+        waited.count_down();
+      }
+      CHECK(create(soon()) == Outcome::kDone);
+      local.notify(local.peer(1), *segment, 1, 7);
+      CHECK(local.await(*segment, 1) == 7);
+      local.barrier();
+      local.segment(64, 8);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace pgasdl::testing
+
+int main() {
+  using namespace pgasdl::testing;
+  what_comes_while_a_segment_is_made(false);
+  what_comes_while_a_segment_is_made(true);
+  what_comes_for_a_deleted_segment();
+  groups_of_the_same_ranks_at_once();
+  who_comes_late();
+  return 0;
+}

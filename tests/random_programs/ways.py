@@ -1,0 +1,149 @@
+"""The ways to run programs: ranks as threads over loopback, or as processes.
+
+``python ways.py WAY FROM TO TIMEOUT FEATURES STEPS`` is what run.py starts. It writes "seed N" when
+rank 0 begins a program, so that who reads knows what a crash belongs to, and "done" when all is
+well.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import collectives
+import leaving
+import memory
+import threads
+import wrong
+from generator import FEATURES, program_of
+from program import Program
+from rank import STEPS, Left, Rank
+
+import pgasdl
+from pgasdl import loopback
+from pgasdl.plans import Plan, PlanSpec, register
+from pgasdl.plans.algorithms import gdraa
+
+# How ranks that are processes are started.
+_MPICH, _OPENMPI = ("--mpi=mpich",), ("--mpi=openmpi",)
+LAUNCHES = {
+    "shm": ("--transport", "shm", "--keep-going", "--no-prefix"),
+    "mpich": _MPICH,
+    "openmpi": _OPENMPI,
+    "mpich-created": _MPICH,  # windows that are not mapped, as between machines
+    "openmpi-created": _OPENMPI,
+}
+_MPI_CANNOT = ("leave", "threads")  # a loss ends an MPI job, and threads may not call every MPI
+
+
+def _twice(rank: int, size: int, count: int, *, phase: int = 0, **options: Any) -> Plan:
+    return replace(gdraa.build(rank, size, count, **options), name="twice")
+
+
+# A user's own: its phases share their notifications.
+register(PlanSpec("twice", _twice, "gdraa", ("average", "sum"), wire=False, phases=2))
+assert all((collectives, leaving, memory, threads, wrong))  # they fill the table of steps
+assert STEPS
+
+
+def made(way: str, seed: int, features: Sequence[str]) -> Program:
+    """The program of a seed, as far as ranks of this way can carry it out."""
+    mapped = not way.endswith("-created")
+    if way in ("loopback", "shm"):
+        return program_of(seed, features)
+    possible = [feature for feature in features if feature not in _MPI_CANNOT]
+    return program_of(seed, possible, mapped=mapped)
+
+
+def worlds(programs: Sequence[Program]) -> Iterator[tuple[int, int]]:
+    """Which programs one world runs: a world ends when a rank leaves it."""
+    begin = 0
+    for end, program in enumerate(programs, 1):
+        if end == len(programs) or program.leaves or programs[end].world != program.world:
+            yield begin, end
+            begin = end
+
+
+def run_all(ctx: pgasdl.Context, programs: Sequence[Program], threads: bool) -> None:
+    """Run programs one after another on this rank."""
+    rank = Rank(ctx, threads)
+    for program in programs:
+        if ctx.rank == 0:
+            tell(f"seed {program.seed}")
+        rank.run(program)
+    if not programs[-1].leaves:
+        ctx.barrier()  # nobody goes while another may still need it
+
+
+def tell(line: str) -> None:
+    """A line to whoever started this."""
+    os.write(1, f"{line}\n".encode())
+
+
+def over_loopback(programs: Sequence[Program], timeout: float) -> None:
+    """Run programs of one world; raises what its ranks raise."""
+    world = programs[0].world
+    errors: list[BaseException] = []
+
+    def main(ctx: pgasdl.Context) -> None:
+        try:
+            run_all(ctx, programs, True)
+        except Left:
+            raise
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    try:
+        loopback.run(world.size, main, timeout=timeout, log="error", **world.adversary)
+    except Left:
+        pass
+    except BaseException as error:
+        if not errors:
+            raise error
+    if errors:
+        # Who failed first tells why; the others have lost it.
+        raise next((e for e in errors if not isinstance(e, pgasdl.PeerLost)), errors[0])
+
+
+def as_process(programs: Sequence[Program]) -> None:
+    """Run programs of one world as one of its ranks."""
+    try:
+        with pgasdl.init(log="error") as ctx:
+            run_all(ctx, programs, False)
+    except Left:
+        pass
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the seeds; 1 and the traceback on standard error if one fails."""
+    way, first, last, timeout, features, steps = arguments
+    faulthandler.enable()
+    sys.setswitchinterval(5e-5)  # a rank that waits for the interpreter waits 5 ms otherwise
+    chosen = features.split(",") if features else FEATURES
+    programs = [made(way, seed, chosen) for seed in range(int(first), int(last))]
+    if steps:
+        kept = [int(step) for step in steps.split(",")]
+        programs = [program.only(kept) for program in programs]
+    try:
+        if way == "loopback":
+            for first_of, end in worlds(programs):
+                over_loopback(programs[first_of:end], float(timeout))
+        else:
+            as_process(programs)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    tell("done")
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # threads of a program that failed may still wait

@@ -1,0 +1,172 @@
+"""Which plan runs: the policy's, by size; candidates tried in the first iterations; never two."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pgasdl import Context, GradientExchange, PlanError, loopback
+from pgasdl.collectives.selection import select
+from pgasdl.errors import MismatchError, PeerLost
+from pgasdl.plans import PLANS, register
+from pgasdl.training.autotune import ROUNDS
+
+POLICY = "allreduce:0-1k:tree#1k-64k:ring#64k-1m:chain(chunks=4);broadcast:0-inf:kary(arity=3)"
+SHAPES = [((10,), "float32"), ((1000,), "float32"), ((20_000,), "float32"), ((10**6,), "float32")]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_policy_chooses_by_size(mapped: bool) -> None:
+    def program(ctx: Context) -> tuple[str, str, list[str]]:
+        exchange = GradientExchange(ctx, SHAPES)
+        for layer in range(len(SHAPES)):
+            exchange.gradient(layer)[...] = ctx.rank
+            exchange.ready(layer)
+        for layer in range(len(SHAPES)):
+            exchange.wait(layer)
+            assert np.all(exchange.gradient(layer) == 1.0)
+        array = np.full(300, ctx.rank, np.float32)
+        ctx.allreduce(array, op="mean")
+        assert np.all(array == 1.0)
+        names = [
+            ctx.allreduce_handle(np.zeros(n, "f4"), op="mean").plan for n in (10, 1000, 20_000)
+        ]
+        names.append(ctx.collective_handle("broadcast", np.zeros(9, "f4")).plan)
+        return exchange.plan, ctx.describe(), names
+
+    for plan, described, names in loopback.run(3, program, mapped=mapped, policy=POLICY):
+        last = "gdraa-direct" if mapped else "gdraa"
+        assert plan == f"tree x1, ring x1, chain(chunks=4) x1, {last} x1"
+        assert names == ["tree", "ring", "chain", "kary"]
+        assert f"policy {POLICY}".replace("policy ", "policy: ") in described
+        assert "plans ring" in described and f"plan {plan}:" in described
+
+
+def test_what_cannot_run_here_is_chosen_automatically() -> None:
+    def program(ctx: Context) -> list[str]:
+        arrays = {"in_place": True}, {"in_place": False}
+        return [
+            select(ctx.policy, ctx.world, "average", 4096, **where).plan for where in arrays
+        ] + [select(ctx.policy, ctx.world, "average", 4096, in_place=True, wire=True).plan]
+
+    policy = "allreduce:0-inf:gdraa-direct;allreduce-array:0-1k:tree"
+    assert loopback.run(2, program, policy=policy)[0] == ["gdraa-direct", "staged", "gdraa"]
+    assert loopback.run(2, program, policy=policy, mapped=False)[0] == ["gdraa"] * 3
+
+
+def test_what_cannot_share_an_inbox_is_not_chosen_for_arrays_in_turns() -> None:
+    def program(ctx: Context) -> tuple[str, str]:
+        array = np.ones(100, np.float32)
+        ctx.allreduce(array, "sum")
+        assert np.all(array == 2)
+        in_turns = select(ctx.policy, ctx.world, "sum", 400, in_place=False, shares=True)
+        return in_turns.plan, ctx.allreduce_handle(array, "sum").plan
+
+    register(replace(PLANS["tree"], name="alone", shares=False))
+    try:
+        policy = "allreduce:0-inf:alone"
+        chosen = loopback.run(2, program, policy=policy, mapped=False)
+    finally:
+        del PLANS["alone"]
+    assert chosen == [("gdraa", "alone")] * 2
+
+
+def test_without_a_policy_the_size_chooses() -> None:
+    def program(ctx: Context) -> list[str]:
+        sizes = (1 << 10, 64 << 20)
+        return [select(ctx.policy, ctx.world, "reduce", n, in_place=True).plan for n in sizes]
+
+    assert loopback.run(3, program)[0] == ["tree", "chain"]
+    assert loopback.run(9, program)[0] == ["tree", "chain-binomial"]
+
+
+def test_ranks_with_different_policies_are_told(tmp_path: Path) -> None:
+    # Processes: a thread's environment is its neighbours'.
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pgasdl\n"
+        "rank = int(os.environ['PGASDL_RANK'])\n"
+        "os.environ['PGASDL_POLICY'] = f'allreduce:0-{rank + 1}k:tree'\n"
+        "try:\n"
+        "    pgasdl.init(timeout=20)\n"
+        "except pgasdl.MismatchError as error:\n"
+        "    print('told:', error, flush=True)\n"
+    )
+    sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+    from launching import run
+
+    result = run("-n", "3", str(program))
+    told = [line for line in result.stdout.splitlines() if "told:" in line]
+    assert len(told) == 3, result.stdout + result.stderr
+    assert all("allreduce:0-1k:tree" in line and "PGASDL_POLICY" in line for line in told)
+    assert os.environ.get("PGASDL_POLICY") is None
+
+
+@pytest.mark.parametrize("candidates", [("gdraa", "tree"), ("gdraa", "ring", "gdraa-direct")])
+@pytest.mark.parametrize("bucket_bytes", [0, 3000])
+def test_candidates_are_tried_and_all_ranks_keep_one(
+    candidates: tuple[str, ...], bucket_bytes: int
+) -> None:
+    iterations = len(candidates) * (ROUNDS + 1) + 5
+
+    def program(ctx: Context) -> str:
+        exchange = GradientExchange(
+            ctx, SHAPES[:3], candidates=candidates, bucket_bytes=bucket_bytes
+        )
+        assert " or ".join(candidates) in exchange.plan
+        for iteration in range(iterations):
+            for layer in range(3):
+                exchange.gradient(layer)[...] = ctx.rank + iteration
+            # Every rank in an order of its own.
+            for place in range(3):
+                exchange.ready((place + ctx.rank) % 3)
+            for layer in range(3):
+                exchange.wait(layer)
+                assert np.all(exchange.gradient(layer) == iteration + 1.0)
+        return exchange.plan
+
+    kept = loopback.run(3, program, seed=5, delay=2, reorder=True, late_source=True)
+    assert len(set(kept)) == 1 and kept[0] in candidates
+
+
+def test_the_slower_candidate_is_not_kept() -> None:
+    def program(ctx: Context) -> str:
+        exchange = GradientExchange(ctx, [((64 * 16,), "float32")], candidates=("ring", "gdraa"))
+        tuner = exchange._autotune
+        assert tuner is not None
+        for iteration in range(tuner.limit + 2):
+            # What the clock would show if one of them were slow on one rank only.
+            exchange.ready(0)
+            exchange.wait(0)
+            if iteration < len(tuner._times) and iteration % 2 == 0:
+                tuner._times[-1] += 1.0 if ctx.rank == 2 else 0.0
+        return exchange.plan
+
+    assert loopback.run(4, program) == ["gdraa"] * 4
+
+
+def test_candidates_that_cannot_be_are_refused() -> None:
+    def program(ctx: Context) -> None:
+        with pytest.raises(PlanError, match="no plan named 'nope'"):
+            GradientExchange(ctx, SHAPES[:1], candidates=("nope", "tree"))
+        with pytest.raises(PlanError, match="gdraa-direct is no candidate for kind 'reduce'"):
+            GradientExchange(ctx, SHAPES[:1], kind="reduce", candidates=("tree", "gdraa-direct"))
+
+    loopback.run(2, program)
+
+
+def test_different_candidates_are_a_mismatch() -> None:
+    def program(ctx: Context) -> str:
+        names = ("tree", "gdraa") if ctx.rank else ("gdraa", "tree")
+        try:
+            GradientExchange(ctx, SHAPES[:1], candidates=names)
+        except (MismatchError, PeerLost) as error:
+            return type(error).__name__
+        return "made"
+
+    assert loopback.run(2, program) == ["MismatchError"] * 2

@@ -1,0 +1,89 @@
+"""Where a newcomer stands: in the root of the clone, whose source folder has no compiled part."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import environment
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("-n", "2", "--repeat", "1", "--seconds", "0.001")
+HELLO = "import pgasdl\nwith pgasdl.init() as ctx: print('rank', ctx.rank, 'of', ctx.size)\n"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Its package and a program in a folder beside, as apps/ is."""
+    ignore = shutil.ignore_patterns("_native*.so", "__pycache__")
+    shutil.copytree(ROOT / "pgasdl", tmp_path / "pgasdl", ignore=ignore)
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "hello.py").write_text(HELLO)
+    return tmp_path
+
+
+def stand_in(clone: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=clone,
+        env=environment(PYTHONDONTWRITEBYTECODE="1", **variables),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def command(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The ``pgasdl`` command: a script in another folder, which is all that -P says."""
+    return stand_in(clone, "-P", "-m", "pgasdl", *arguments)
+
+
+COMMANDS = {
+    "run": ("run", "-n", "2", "programs/hello.py"),
+    "env": ("env",),
+    "doctor": ("doctor",),
+    "version": ("version",),
+    "sim": ("sim", "-n", "4", "--plans", "ring"),
+    "tune": ("tune", *QUICK, "--sizes", "64"),
+    "bench write_notify": ("bench", "write_notify", *QUICK, "--sizes", "8"),
+    "bench allreduce": ("bench", "allreduce", *QUICK, "--sizes", "8"),
+    "bench plans": ("bench", "plans", *QUICK, "--sizes", "64"),
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_works_there(clone: Path, words: tuple[str, ...]) -> None:
+    done = command(clone, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Of workers, and of what doctor asks the MPIs, which it survives.
+    assert "_native" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("start", [("mine.py",), ("-m", "mine"), ("-c", HELLO)])
+def test_a_program_that_finds_the_source_folder_is_told(
+    clone: Path, start: tuple[str, ...]
+) -> None:
+    (clone / "mine.py").write_text(HELLO)
+    for words in (start, ("-P", "-m", "pgasdl", "run", "-n", "2", *start)):
+        done = stand_in(clone, *words)
+        assert done.returncode == 1
+        assert f"{clone / 'pgasdl'} has no compiled part" in done.stderr
+        for way in ("another folder", "PYTHONSAFEPATH=1", "pip install -e ."):
+            assert way in done.stderr
+
+
+def test_the_ways_it_names_work(clone: Path) -> None:
+    (clone / "mine.py").write_text(HELLO)
+    done = stand_in(clone, "-m", "pgasdl", "run", "-n", "2", "mine.py", PYTHONSAFEPATH="1")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 of 2" in done.stdout
+
+
+def test_modules_of_the_source_folder_say_so_too(clone: Path) -> None:
+    told = f"{clone / 'pgasdl'} has no compiled part"
+    assert told in stand_in(clone, "-c", "import pgasdl.runtime.routes").stderr
+    assert told in stand_in(clone, "-m", "pgasdl", "doctor").stdout

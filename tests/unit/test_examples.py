@@ -1,0 +1,46 @@
+"""Every example in a docstring runs, and gives what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+from launching import run
+
+import pgasdl
+
+PACKAGE = Path(pgasdl.__file__).parent
+
+
+def modules_with_examples() -> list[str]:
+    """All but the package itself, whose example is a program of two ranks."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if ">>> " in path.read_text():
+            parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+            found.append(".".join(parts).removesuffix(".__init__"))
+    found.remove("pgasdl")
+    return found
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_of_a_module(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted
+    assert not result.failed
+
+
+def test_the_example_of_the_package_is_a_program(tmp_path: Path) -> None:
+    examples = doctest.DocTestParser().get_examples(pgasdl.__doc__ or "")
+    assert examples
+    program = tmp_path / "program.py"
+    program.write_text("".join(example.source for example in examples))
+    done = run("-n", "2", str(program))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_native_core_has_no_examples() -> None:
+    # Whoever writes one there makes a test that runs it.
+    assert ">>> " not in (PACKAGE / "_native.pyi").read_text()

@@ -1,0 +1,49 @@
+"""Groups of many members, and what members put into the store for each other."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import pytest
+
+from pgasdl import Context, MismatchError, PeerLost, loopback
+from pgasdl.runtime.bootstrap.store import bitmap
+
+N_RANKS = 301
+
+
+@pytest.mark.full
+def test_many_members_and_many_survivors() -> None:
+    """Their list is longer than a key of the start-up store."""
+    formed = threading.Barrier(N_RANKS)
+
+    def program(ctx: Context) -> tuple[int, int]:
+        if ctx.rank == N_RANKS - 1:
+            formed.wait(100)
+            ctx.close(failed=True)
+            return N_RANKS - 1, N_RANKS - 1
+        group = ctx.group(range(N_RANKS - 1), timeout=100)
+        formed.wait(100)
+        with pytest.raises(PeerLost):
+            ctx.barrier(timeout=100)
+        return group.size, ctx.survivors(timeout=100).size
+
+    assert set(loopback.run(N_RANKS, program, timeout=200)) == {(N_RANKS - 1, N_RANKS - 1)}
+
+
+def test_members_of_two_groups_with_one_key_are_told() -> None:
+    """No two sets of members have one SHA-256; if they had, the values would tell."""
+
+    def program(ctx: Context) -> None:
+        members = bitmap([0, 1], ctx.size)
+        key = f"group/{hashlib.sha256(members).hexdigest()[:32]}/0"
+        if ctx.rank == 1:
+            ctx._job.store.put(f"{key}/1", bitmap([1, 2], ctx.size) + bytes(100))
+        ctx.barrier()
+        if ctx.rank == 0:
+            with pytest.raises(MismatchError, match=r"group of ranks 0, 1: rank 1 means another"):
+                ctx.group([0, 1], timeout=10)
+        ctx.barrier()  # until then nobody leaves
+
+    loopback.run(3, program)

@@ -1,0 +1,64 @@
+"""What programs import: these paths stay, wherever the code behind them lies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import pgasdl
+
+NAMES = {
+    "pgasdl": (
+        "AlignmentError Block BootstrapError BufferRefused ClosedError Collective ConfigError "
+        "Context GradientExchange Group Limits MismatchError NotificationError PeerLost PgasError "
+        "PlanError QueueError QueueFull RankError Segment SegmentError Timeout UnavailableError "
+        "__version__ init"
+    ),
+    "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
+    "pgasdl.loopback": "run",
+    "pgasdl.models": "layers",
+    "pgasdl.plans": (
+        "EXCHANGES KINDS PLANS Call Flush Plan PlanError PlanSpec Put Reduce Span Step Wait blocks "
+        "build build_all build_phases describe register validate_all validate_phases"
+    ),
+    "pgasdl.plans.check": "Finding assert_ok check",
+    "pgasdl.plans.cost": "Model predict",
+    "pgasdl.plans.plan": "Plan PlanSpec Put Reduce Span Step Wait",
+    "pgasdl.simulate": (
+        "MACHINES Compute Exchange Join Level Machine Outcome Start fat_tree flat numa_nodes "
+        "simulate supernodes"
+    ),
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_public_names(module: str) -> None:
+    there = import_module(module)
+    for name in NAMES[module].split():
+        assert getattr(there, name) is not None, f"{module}.{name}"
+
+
+def test_the_package_lists_what_it_has() -> None:
+    assert set(pgasdl.__all__) == set(NAMES["pgasdl"].split()) - {"__version__"}
+    assert set(pgasdl.__all__) <= set(dir(pgasdl))
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    code = (
+        "import sys, pgasdl; loaded = sorted(n for n in sys.modules if n.startswith('pgasdl.')); "
+        "assert not loaded and 'numpy' not in sys.modules, loaded"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_the_command_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "pgasdl", "version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == pgasdl.__version__
