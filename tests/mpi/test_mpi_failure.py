@@ -26,9 +26,11 @@ def test_a_killed_rank_is_named(mpi: Row, windows: str) -> None:
 
 
 def test_a_failing_rank_is_named(mpi: Row) -> None:
+    """Its own words come through although it is slow to find them, and the others could abort."""
     done = mpi_jobs.start(mpi, 3, PROGRAM, "fails", timeout=60)
     assert done.returncode != 0
-    assert "ZeroDivisionError: on purpose" in done.stderr
+    # MPICH's launcher mixes tracebacks, whose lines are written in pieces.
+    assert "pgasdl: rank 1 of 3 ends with ZeroDivisionError: on purpose" in done.stderr
 
 
 def nothing_stays(words: str, n_ranks: int, begins: str = "/") -> None:

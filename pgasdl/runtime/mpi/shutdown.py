@@ -9,14 +9,20 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pgasdl import _native
+from pgasdl.errors import PeerLost
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _END_SECONDS = 10.0
 _WORDS_SECONDS = 0.5  # launchers drop at an abort what they have not forwarded yet, tracebacks too
+_FAILED_SECONDS = 5.0  # for a rank that failed to tell why and to abort the job itself
 
 _worlds: list[_native.MpiWorld] = []
-_ended_by: list[str] = []
+_losses: list[tuple[str, set[str]]] = []  # in words, and the states of the lost ranks
 
 
 def note_losses(rank: int, states: Sequence[str]) -> None:
@@ -28,7 +34,7 @@ def note_losses(rank: int, states: Sequence[str]) -> None:
     }
     if lost:
         words = ", ".join(f"rank {peer} {state}" for peer, state in lost.items())
-        _ended_by.append(f"rank {rank} of {len(states)}: {words}")
+        _losses.append((f"rank {rank} of {len(states)}: {words}", set(lost.values())))
 
 
 def finish_at_exit(world: _native.MpiWorld) -> None:
@@ -48,16 +54,31 @@ def _end() -> None:
 
     if MPI.Is_finalized():
         return
-    failed = hasattr(sys, "last_value")
-    if _ended_by or (failed and MPI.COMM_WORLD.size > 1):
-        why = _ended_by[0] if _ended_by else "this rank ends with an exception"
-        print(f"pgasdl: {why}: MPI_Abort, for MPI_Finalize would wait", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        _unlink_shared_memory()
-        time.sleep(_WORDS_SECONDS)
-        MPI.COMM_WORLD.Abort(1)
+    error: BaseException | None = getattr(sys, "last_value", None)
+    if _losses or (error is not None and MPI.COMM_WORLD.size > 1):
+        own = error is not None and not isinstance(error, PeerLost)
+        _abort(MPI.COMM_WORLD, error if own else None)
     for world in _worlds:
         world.finish(_END_SECONDS)
+
+
+def _abort(world: MPI.Intracomm, error: BaseException | None) -> None:
+    """Tell why in one write, which no launcher mixes with other ranks' words, and abort.
+
+    ``error`` is the one that this rank ends with, unless that tells of a lost rank.
+    """
+    if error is not None:
+        why = f"rank {world.rank} of {world.size} ends with {type(error).__name__}: {error}"
+    else:
+        why = _losses[0][0] if _losses else f"rank {world.rank} of {world.size} lost a rank"
+    sys.stdout.flush()
+    sys.stderr.write(f"pgasdl: {why}: MPI_Abort, for MPI_Finalize would wait\n")
+    sys.stderr.flush()
+    _unlink_shared_memory()
+    # Those that failed are still there, and know the reason of it all.
+    failed_alone = error is None and all(states == {"failed"} for _, states in _losses)
+    time.sleep(_FAILED_SECONDS if failed_alone else _WORDS_SECONDS)
+    world.Abort(1)
 
 
 def _unlink_shared_memory() -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pgasdl
 
@@ -15,10 +16,17 @@ HOW = sys.argv[1]
 LETTER = 32 << 10  # the longest write that goes with its flag
 
 
+def slow_to_tell(*error: Any) -> None:
+    """Show an exception as Python does, later than the others take to end."""
+    time.sleep(1.5)
+    sys.__excepthook__(*error)
+
+
 def leave_the_others() -> None:
     """End, by the way that the command line names."""
     time.sleep(0.3)
     if HOW == "fails":
+        sys.excepthook = slow_to_tell
         raise ZeroDivisionError("on purpose")
     os.kill(os.getpid(), signal.SIGKILL if HOW == "killed" else signal.SIGSTOP)
 
