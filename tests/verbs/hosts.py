@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +27,7 @@ PLACE = str(Path(pgasdl.config.__file__).parents[1])  # where the pgasdl under t
 ADDRESSES = ("10.77.2.1", "10.77.2.2")  # of a pair
 _BOOT_SECONDS = 60.0
 _FIRST_PORT = 21000
+PAUSE = 14.0  # seconds
 # A guest stands still, and all its ranks with it, while it reads a file that the machine's disk is
 # slow to give. That is no loss; where losses are made, jobs say what they take for one.
 _PATIENCE = {"PGASDL_STOPPED_AFTER": "20"}
@@ -39,7 +44,8 @@ class Job:
     program : file, below tests/
     ranks : those of each host
     harm : ("kill" or "stop", rank); ("cut", a rank of the host whose link goes down), only in the
-        last job; ("hole", any): from then on both hosts' packets vanish on their way
+        last job; ("hole", any): from then on both hosts' packets vanish on their way; ("pause",
+        rank): its host stands still for `PAUSE` seconds
     torchrun : ranks get torchrun's variables in place of PGASDL_RANK and its like
     seconds : after which what still runs is killed, and "hung"
     """
@@ -88,8 +94,17 @@ class Story:
 
     def check(self, size: int) -> Story:
         """All ranks ended well."""
-        assert self.statuses() == dict.fromkeys(range(size), 0), str(self)
+        ends = self.statuses()
+        assert ends == dict.fromkeys(range(size), 0), f"{self.last_words(ends)}\n{self}"
         return self
+
+    def last_words(self, ends: dict[int, int]) -> str:
+        """What those said at last that did not end well."""
+        return "\n".join(
+            f"rank {rank} ended with {status}: {self.of(rank)[-1:]}"
+            for rank, status in ends.items()
+            if status != 0
+        )
 
     def __str__(self) -> str:
         begin = self.lines[0][0] if self.lines else 0.0
@@ -114,6 +129,21 @@ class _Listener:
             if name in self.stories:
                 who = None if rank == "-" else int(rank)
                 self.stories[name].lines.append((time.monotonic(), who, text))
+                if who is None and '"how": "pause"' in text:
+                    threading.Thread(target=_pause, args=(guest,)).start()
+
+
+def _pause(guest: int) -> None:
+    """Stop all of a guest that this process has booted, and let it go on."""
+    (kernel,) = (
+        process
+        for process in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+        if b"\0umid=guest%d\0" % guest in Path(f"/proc/{process}/cmdline").read_bytes()
+    )
+    os.killpg(kernel, signal.SIGSTOP)
+    time.sleep(PAUSE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(kernel, signal.SIGCONT)
 
 
 def run(folder: Path, jobs: Sequence[Job], *, loss: float = 0.0) -> dict[str, Story]:

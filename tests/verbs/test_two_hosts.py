@@ -58,3 +58,12 @@ def test_mixed_routes(tmp_path: Path) -> None:
     assert_route(stories["mixed"], 3, "shm to ranks [2, 3], verbs to ranks [0, 1]")
     assert_exact(stories["forced"], 4)
     assert_route(stories["forced"], 2, "verbs to all ranks (asked for)")
+
+
+def test_patience(tmp_path: Path) -> None:
+    """A host that stands still for less than PGASDL_STOPPED_AFTER is not lost."""
+    job = Job("patience", "verbs/programs/patient.py", [[0], [1]], ["20"], harm=("pause", 1))
+    job.env = {"PGASDL_STOPPED_AFTER": "20"}
+    story = hosts.run(tmp_path, [job])["patience"].check(2)
+    # The clock of a host that stands still may do so, too.
+    assert story.event("longest", 0)["seconds"] > hosts.PAUSE / 2, str(story)

@@ -36,11 +36,12 @@ std::uint32_t most_reads(const ibv_device_attr& limits) {
       std::clamp(std::min(limits.max_qp_rd_atom, limits.max_qp_init_rd_atom), 1, kMostReads));
 }
 
-// A peer that stands still for less than `seconds` is not lost: a request and its repetitions last
-// at least as long, as far as what was lost on the way is still sent again within about a second.
+// A peer that stands still for less than `seconds`, or than a minute, is not lost: a request and its
+// repetitions last at least as long. What was lost on the way waits for a repetition, too: for half a
+// second by default.
 std::uint8_t acknowledgement_timeout(double seconds) {
   constexpr double kUnit = 4.096e-6;
-  constexpr std::uint8_t kMostExponent = 18;  // 1.07 s
+  constexpr std::uint8_t kMostExponent = 21;  // 8.6 s
   std::uint8_t exponent = 8;
   while (exponent < kMostExponent && kVerbsAttempts * kUnit * (1u << exponent) < seconds) {
     ++exponent;

@@ -122,7 +122,7 @@ def harm(how: str, ranks: dict[int, Rank], victim: int) -> None:
         subprocess.run(["ip", "link", "set", LINK, "down"], check=True)
     elif how == "hole":
         swallow("100%")
-    else:
+    elif how != "pause":  # that comes from outside
         os.kill(ranks[victim].pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
 
@@ -171,6 +171,18 @@ def open_outputs(selector: selectors.BaseSelector, ranks: list[Rank]) -> bool:
     return any(key.data in ranks for key in selector.get_map().values())
 
 
+def device_counters() -> dict[str, int]:
+    """What the RDMA device counted since it was made, and what its network device dropped."""
+    found = {}
+    for file in Path("/sys/class/infiniband").glob("*/ports/*/hw_counters/*"):
+        with contextlib.suppress(OSError, ValueError):
+            found[file.name] = int(file.read_text())
+    for name in ("rx_dropped", "tx_dropped", "rx_errors", "tx_errors"):
+        with contextlib.suppress(OSError):
+            found[name] = int(Path("/sys/class/net", LINK, "statistics", name).read_text())
+    return {name: count for name, count in sorted(found.items()) if count}
+
+
 def finish(job: dict[str, Any], ranks: dict[int, Rank]) -> None:
     """Say how every rank ended, and see that nothing of them is left."""
     for rank in ranks.values():
@@ -187,6 +199,7 @@ def finish(job: dict[str, Any], ranks: dict[int, Rank]) -> None:
         tell("left", rank=rank.rank, pids=left)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
+    tell("device", **device_counters())
 
 
 def session_of(pid: int) -> int:
