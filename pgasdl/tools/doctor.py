@@ -1,8 +1,8 @@
 """``pgasdl doctor``: what this machine offers, tried and not guessed, and how to get the rest.
 
-Needs the standard library only, and works when the native module or numpy cannot be imported:
-that is then its first finding. OK: there. WARN: works without it, slower or not everything. FAIL:
-pgasdl cannot work here.
+Needs click and the standard library only, and works when the native module or numpy cannot be
+imported: that is then its first finding. OK: there. WARN: works without it, slower or not
+everything. FAIL: pgasdl cannot work here.
 """
 
 from __future__ import annotations
@@ -21,39 +21,51 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
+import click
+
 from pgasdl import _load_native
 from pgasdl.tools import probes, topo
+from pgasdl.tools.json_document import takes_stdout, write_json
 from pgasdl.tools.probes import ProbeResult
+from pgasdl.tools.progress import Progress
 from pgasdl.transports import TRANSPORTS
 
 TESTED_TORCH = "2.13.0"
 _MIB = 1 << 20
+_COLOURS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
 
-def main(*, as_json: bool = False) -> int:
+def main(json_file: str | None = None) -> int:
     """Print the report; 1 when something is FAIL, else 0."""
     findings = diagnose()
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
+    write_json([asdict(finding) for finding in findings], json_file)
+    if not takes_stdout(json_file):
         width = max(len(finding.name) for finding in findings)
         for finding in findings:
-            print(f"{finding.status:<4}  {finding.name:<{width}}  {finding.detail}")
+            status = click.style(f"{finding.status:<4}", fg=_COLOURS[finding.status])
+            click.echo(f"{status}  {finding.name:<{width}}  {finding.detail}")
             if finding.fix:
-                print(f"{'':<4}  {'':<{width}}  fix: {finding.fix}")
-        counts = {s: sum(f.status == s for f in findings) for s in ("OK", "WARN", "FAIL")}
-        print(", ".join(f"{n} {status}" for status, n in counts.items()))
+                click.echo(f"{'':<4}  {'':<{width}}  fix: {finding.fix}")
+        counts = {s: sum(f.status == s for f in findings) for s in _COLOURS}
+        click.echo(
+            ", ".join(
+                click.style(f"{n} {status}", fg=_COLOURS[status] if n else None)
+                for status, n in counts.items()
+            )
+        )
     return int(any(finding.status == "FAIL" for finding in findings))
 
 
 def diagnose() -> list[ProbeResult]:
     """Run every probe; one that breaks is itself a finding."""
     findings = []
-    for name, probe in PROBES:
-        try:
-            findings.append(probe(name))
-        except Exception as error:  # a probe must never end the report
-            findings.append(ProbeResult(name, "FAIL", f"{type(error).__name__}: {error}"))
+    with Progress("doctor", len(PROBES)) as progress:
+        for name, probe in PROBES:
+            try:
+                findings.append(probe(name))
+            except Exception as error:  # a probe must never end the report
+                findings.append(ProbeResult(name, "FAIL", f"{type(error).__name__}: {error}"))
+            progress.step()
     return findings
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from pgasdl.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST = 1 << 36
+ALL = "all"
 
 
 def parse_size(text: str) -> int:
@@ -34,10 +36,26 @@ def parse_sizes(text: str, multiple: int) -> tuple[int, ...]:
     return sizes
 
 
+class UnknownName(ConfigError):
+    """A name that is none of those there are.
+
+    Attributes
+    ----------
+    given : str
+        The name.
+    known : tuple[str, ...]
+        Those there are.
+    """
+
+    def __init__(self, given: str, known: Iterable[str], what: str) -> None:
+        self.given, self.known = given, tuple(known)
+        super().__init__(f"no {what} {given!r}; there are {', '.join(self.known)}")
+
+
 def parse_names(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
     """Names of "a,b", or all of them for "all"."""
-    names = known if text == "all" else tuple(part.strip() for part in text.split(","))
+    names = known if text == ALL else tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in known:
-            raise ConfigError(f"no {what} {name!r}; there are {', '.join(known)}, or all")
+            raise UnknownName(name, (*known, ALL), what)
     return names

@@ -8,7 +8,6 @@ pyverbs if it is installed. Needs the standard library only.
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 import socket
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 from pgasdl import _load_native
 from pgasdl.config import Config
 from pgasdl.errors import PgasError
+from pgasdl.tools.json_document import takes_stdout, write_json
 
 LIBRARY = "libibverbs.so.1"
 SYSFS = Path("/sys/class/infiniband")
@@ -104,13 +104,12 @@ class Survey:
         return next((address for address in self.addresses if address.chosen), None)
 
 
-def main(*, as_json: bool = False) -> int:
+def main(json_file: str | None = None) -> int:
     """Print the table; 0 if transport verbs can be had, else 1. Raises ConfigError."""
     config = Config.from_environment()
     found = survey(config.verbs_device, config.verbs_port, config.verbs_gid)
-    if as_json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
+    write_json(asdict(found), json_file)
+    if not takes_stdout(json_file):
         print("\n".join(_report(found)))
     return 0 if found.chosen else 1
 

@@ -15,6 +15,7 @@ from pgasdl import loopback, models
 from pgasdl.errors import ConfigError, UnavailableError
 from pgasdl.tools.bench import peers, rdma
 from pgasdl.tools.bench.floors import floor_of, placement
+from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.report import Report, Row, ratio, short
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.timing import Samples, durations
@@ -170,7 +171,7 @@ def test_figures_are_short() -> None:
 def test_the_report_writes_what_it_prints(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     with (tmp_path / "table").open("w") as out:
-        report = Report(["openmpi"], str(file), out)
+        report = Report(["openmpi"], Output(str(file), out=out))
         report.begin()
         report.add(
             Row("allreduce", "segment", "shm", "staged", 2, 8, "float32", 0.5, 0.4, 0.6, 0.25, 0.2,

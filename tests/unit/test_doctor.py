@@ -55,7 +55,7 @@ def test_what_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
     broken = tmp_path / "numpy"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
-    program = "import sys; from pgasdl.tools.doctor import main; sys.exit(main(as_json=True))"
+    program = "import sys; from pgasdl.tools.doctor import main; sys.exit(main('-'))"
     result = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), PLACE])},

@@ -76,7 +76,7 @@ def test_every_plan_is_a_candidate_where_it_can_run() -> None:
 def test_a_policy_is_tuned_and_can_be_used(tmp_path: Path, mapped: bool) -> None:
     file = tmp_path / "policy"
     request = Request(
-        "tune", 3, "loopback", sizes=(64, 65536), rounds=1, seconds=0.001, json_file=str(file)
+        "tune", 3, "loopback", sizes=(64, 65536), rounds=1, seconds=0.001, policy_file=str(file)
     )
     loopback.run(3, lambda ctx: plans.measure(ctx, request), mapped=mapped)
     text = file.read_text()

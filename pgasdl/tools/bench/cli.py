@@ -1,114 +1,136 @@
-"""The options of ``pgasdl bench``; it starts the ranks itself and ends when they have."""
+"""The commands of ``pgasdl bench``; they start the ranks themselves and end when they have."""
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
+import click
+
+from pgasdl import models
 from pgasdl.errors import ConfigError
 from pgasdl.plans import PLANS
-from pgasdl.tools.bench.plans_cli import add_plans
-from pgasdl.tools.bench.request import (
-    DEFAULT_SIZES,
-    PEERS,
-    Request,
-    model_names,
-)
-from pgasdl.tools.sizes import parse_names, parse_size, parse_sizes
-from pgasdl.transports import SETTINGS
+from pgasdl.tools.bench.options import check_rounds, seconds_option, transport_option
+from pgasdl.tools.bench.plans_cli import plans_command
+from pgasdl.tools.bench.request import DEFAULT_SIZES, PEERS, Request
+from pgasdl.tools.command import Function, Group, Names, json_option
+from pgasdl.tools.sizes import ALL, parse_size, parse_sizes
 
-_DESCRIPTION = """\
+_HELP = """\
 Measures on this machine, and prints a table: the median time of ours, the physical floor measured
 by the same program in between, their ratio, and the peers that are installed (--peers). Times are
 microseconds; write_notify is one way, half a round trip. Every rank's data is new in every call.
 """
-_HELP = {
+_OPERATIONS = {
     "write_notify": "a notified write, from the core and from Python",
     "allreduce": "mean of float32 over all ranks: in segments, and of arrays outside",
     "model": "one iteration's gradients of a network, layer by layer",
     "rdma": "notified writes over verbs beside perftest's ib_write_lat and ib_write_bw",
     "mpi": "transport mpi beside mpi4py's put + flush + flag and Allreduce, in the same ranks",
 }
+_LARGEST = 16
+_MPIS = ("any", "mpich", "openmpi")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the operations and their options."""
-    parser.description = _DESCRIPTION
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    operations = parser.add_subparsers(dest="op", required=True, metavar="OP")
-    for op, text in _HELP.items():
-        one = operations.add_parser(op, help=text, allow_abbrev=False)
-        one.add_argument("-n", dest="n_ranks", type=int, default=2, metavar="N", help="ranks (2)")
-        usual = {"rdma": "verbs", "mpi": "mpi"}.get(op, "auto")
-        one.add_argument("--transport", default=usual, choices=SETTINGS, help=f"({usual})")
-        one.add_argument("--mpi", default="any", choices=("any", "mpich", "openmpi"),
-                         help="MPI of transport mpi (the first that is here)")  # fmt: skip
-        one.add_argument("--plan", metavar="P", help="name of a plan (chosen by size)")
-        if op == "model":
-            one.add_argument("models", nargs="?", default="all", metavar="MODELS",
-                             help="e.g. resnet50,vgg16 (all)")  # fmt: skip
-            one.add_argument("--bucket-bytes", default="0", metavar="SIZE",
-                             help="put layers together up to this (0: each alone)")  # fmt: skip
-        else:
-            one.add_argument("--sizes", default=DEFAULT_SIZES[op], metavar="LIST",
-                             help=f"bytes ({DEFAULT_SIZES[op]})")  # fmt: skip
-        one.add_argument("--repeat", type=int, default=10, metavar="R", help="rounds (10)")
-        one.add_argument("--seconds", type=float, default=0.02, metavar="S",
-                         help="of one turn in a round, about (0.02)")  # fmt: skip
-        one.add_argument("--peers", nargs="?", const="all", metavar="LIST",
-                         help=f"measure others too: {', '.join(PEERS)} (all)")  # fmt: skip
-        one.add_argument("--json", metavar="FILE", help="write the rows there as well")
-    plans = operations.add_parser(
-        "plans",
-        help="every plan beside its predicted time, and the tuner's choice",
-        allow_abbrev=False,
-    )
-    parser.set_defaults(handler=run)
-    add_plans(plans)
+@click.group("bench", cls=Group, help=_HELP, example="pgasdl bench allreduce -n 2 --sizes 8,1M")
+def command() -> None:
+    """Hold the operations."""
 
 
-def request_of(given: argparse.Namespace) -> Request:
-    """Check the options.
+def _options(op: str) -> Callable[[Function], Function]:
+    """Add an operation's options, all of which end up in :func:`_request`."""
+    usual = {"rdma": "verbs", "mpi": "mpi"}.get(op, "auto")
+    found: list[Callable[..., Any]] = [
+        click.option("-n", "n_ranks", type=int, default=2, show_default=True, metavar="N",
+                     help="Ranks."),
+        transport_option(usual),
+        click.option("--mpi", default="any", type=Names(_MPIS, "MPI"), show_default=True,
+                     metavar=f"[{'|'.join(_MPIS)}]",
+                     help="MPI of transport mpi; any: the first that is here."),
+        click.option("--plan", type=Names(sorted(PLANS), "plan"), metavar="P",
+                     help="Name of a plan (chosen by size)."),
+    ]  # fmt: skip
+    if op == "model":
+        found += [
+            click.argument("names", default=ALL, metavar="[MODELS]",
+                           type=Names(models.NAMES, "model", several=True)),
+            click.option("--bucket-bytes", default="0", show_default=True, metavar="SIZE",
+                         help="Put layers together up to this; 0: each alone."),
+        ]  # fmt: skip
+    else:
+        found.append(click.option("--sizes", default=DEFAULT_SIZES[op], show_default=True,
+                                  metavar="LIST", help="Bytes."))  # fmt: skip
+    found += [
+        click.option("--repeat", type=int, default=10, show_default=True, metavar="R",
+                     help="Rounds."),
+        seconds_option,
+        click.option("--peers", is_flag=False, flag_value=ALL, metavar="[LIST]",
+                     type=Names(PEERS, "peer", several=True),
+                     help=f"Measure others too: {', '.join(PEERS)}, or (without LIST) all."),
+        json_option,
+    ]  # fmt: skip
 
-    Raises
-    ------
-    ConfigError
-        Names the option that cannot be.
-    """
-    if not 1 <= given.n_ranks <= 16:
-        raise ConfigError(f"-n {given.n_ranks}: 1 to 16 ranks of one machine")
-    if given.op == "write_notify" and given.n_ranks < 2:
+    def add(function: Function) -> Function:
+        for option in reversed(found):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _add(op: str) -> None:
+    about = _OPERATIONS[op]
+    about = about[0].upper() + about[1:] + "."
+    if op == "model":
+        about += f" MODELS are {', '.join(models.NAMES)}, by commas, or all, which is the default."
+
+    @command.command(
+        op, help=about, short_help=_OPERATIONS[op],
+        example=f"pgasdl bench {op} {'resnet50' if op == 'model' else '--sizes 8,64K'}",
+    )  # fmt: skip
+    @_options(op)
+    def _(mpi: str, **given: Any) -> int:
+        return _measure(_request(op, **given), mpi)
+
+
+for _op in _OPERATIONS:
+    _add(_op)
+command.add_command(plans_command)
+
+
+def _request(
+    op: str, *, n_ranks: int, transport: str, plan: str | None, repeat: int, seconds: float,
+    peers: tuple[str, ...] | None, json_file: str | None, sizes: str = "",
+    names: tuple[str, ...] = (), bucket_bytes: str = "0",
+) -> Request:  # fmt: skip
+    """Check the options; ConfigError names the one that cannot be."""
+    if not 1 <= n_ranks <= _LARGEST:
+        raise ConfigError(f"-n {n_ranks}: 1 to {_LARGEST} ranks of one machine")
+    if op == "write_notify" and n_ranks < 2:
         raise ConfigError("write_notify is measured between two ranks: -n 2")
-    if given.plan is not None and given.plan not in PLANS:
-        raise ConfigError(f"--plan {given.plan}: there are {', '.join(sorted(PLANS))}")
-    if not 1 <= given.repeat <= 10_000:
-        raise ConfigError(f"--repeat {given.repeat}: 1 to 10000 rounds")
-    if not (math.isfinite(given.seconds) and 0 < given.seconds <= 3600):
-        raise ConfigError(f"--seconds {given.seconds}: more than 0, at most 3600")
-    if given.json is not None and not os.path.isdir(os.path.dirname(given.json) or "."):
-        raise ConfigError(f"--json {given.json}: no such directory")
-    is_model = given.op == "model"
-    bucket = getattr(given, "bucket_bytes", "0")
+    check_rounds(repeat, seconds)
+    if op == "model" and json_file and os.path.basename(json_file) in models.NAMES:
+        name = os.path.basename(json_file)
+        raise ConfigError(f"--json {name}: a model comes first, as in {name} --json")
     return Request(
-        op=given.op,
-        ranks=given.n_ranks,
-        transport=given.transport,
-        plan=given.plan,
-        sizes=() if is_model else parse_sizes(given.sizes, 4 if given.op == "allreduce" else 1),
-        models=model_names(given.models) if is_model else (),
-        bucket_bytes=0 if bucket == "0" else parse_size(bucket),
-        rounds=given.repeat,
-        seconds=given.seconds,
-        peers=() if given.peers is None else parse_names(given.peers, PEERS, "peer"),
-        json_file=None if given.json is None else os.path.abspath(given.json),
+        op=op,
+        ranks=n_ranks,
+        transport=transport,
+        plan=plan,
+        sizes=parse_sizes(sizes, 4 if op == "allreduce" else 1) if sizes else (),
+        models=names,
+        bucket_bytes=0 if bucket_bytes == "0" else parse_size(bucket_bytes),
+        rounds=repeat,
+        seconds=seconds,
+        peers=peers or (),
+        json_file=json_file,
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def _measure(request: Request, mpi: str) -> int:
     """Measure; returns the exit status."""
-    request = request_of(given)
     if request.transport == "loopback":
         from pgasdl import loopback
         from pgasdl.tools.bench.worker import measure
@@ -127,6 +149,6 @@ def run(given: argparse.Namespace) -> int:
     if request.transport == "mpi":
         from pgasdl.runtime.launch import mpiexec
 
-        found = mpiexec.find_any() if given.mpi == "any" else mpiexec.find(given.mpi)
+        found = mpiexec.find_any() if mpi == "any" else mpiexec.find(mpi)
         mpiexec.run(found, request.ranks, program, environ)
     return run(Job(program, request.ranks, environ, prefix=False))

@@ -6,7 +6,6 @@ two-sided message; an allreduce against ``MPI_Allreduce``. Same library, same ra
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pgasdl.context import Context
 from pgasdl.errors import MismatchError, UnavailableError
 from pgasdl.tools.bench.mpi_peer import Mpi
 from pgasdl.tools.bench.ours import Ours
+from pgasdl.tools.bench.output import Output, output_of
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.timing import batches, rounds_of
 from pgasdl.tools.bench.turns import Ranks
@@ -40,32 +40,33 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
         raise UnavailableError("bench mpi is between ranks with --transport mpi")
     created = context.config.mpi_windows == "created"
     peer = Mpi(created=created)
-    bench = _Bench(context, request, peer)
     windows = "created windows" if created else "allocated windows"
-    bench.say(f"pgasdl bench mpi over {peer.version}: {context.size} ranks, {windows}")
-    bench.say(f"microseconds, medians of {request.rounds} rounds in turns; ratio: ours / theirs")
-    bench.say(f"{'':>14} {'bytes':>9} {'ours':>10} {'best':>10} {'theirs':>10} {'best':>10} ratio")
-    for nbytes in request.sizes:
-        if context.size == 2:
-            bench.writes(nbytes)
-        if nbytes >= 4:
-            bench.reductions(nbytes)
-    peer.close()
-    if request.json_file is not None and context.rank == 0:
-        with open(request.json_file, "w", encoding="utf-8") as file:
-            json.dump(bench.rows, file, indent=1)
+    with output_of(context, request, len(request.sizes)) as output:
+        bench = _Bench(context, request, peer, output)
+        bench.say(f"pgasdl bench mpi over {peer.version}: {context.size} ranks, {windows}")
+        bench.say(
+            f"microseconds, medians of {request.rounds} rounds in turns; ratio: ours / theirs"
+        )
+        bench.say(
+            f"{'':>14} {'bytes':>9} {'ours':>10} {'best':>10} {'theirs':>10} {'best':>10} ratio"
+        )
+        for nbytes in request.sizes:
+            if context.size == 2:
+                bench.writes(nbytes)
+            if nbytes >= 4:
+                bench.reductions(nbytes)
+            output.step()
+        peer.close()
+        output.write(bench.rows)
     return bench.rows
 
 
 class _Bench:
-    def __init__(self, context: Context, request: Request, peer: Mpi) -> None:
+    def __init__(self, context: Context, request: Request, peer: Mpi, output: Output) -> None:
+        self.say = output.say
         self.context, self.request, self.peer = context, request, peer
         self.ours = Ours(Ranks(context, False, 1.0), lambda: None, request.plan)
         self.rows: list[dict[str, Any]] = []
-
-    def say(self, line: str) -> None:
-        if self.context.rank == 0:
-            print(line, flush=True)
 
     def writes(self, nbytes: int) -> None:
         place = -(-nbytes // 4096) * 4096

@@ -6,7 +6,6 @@ in between included, is what ``bench plans`` ends with.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from pgasdl.context import Context
 from pgasdl.tools.bench import machine
 from pgasdl.tools.bench.calibrate import Calibration, calibrate
 from pgasdl.tools.bench.floors import Floors
+from pgasdl.tools.bench.output import Output, output_of
 from pgasdl.tools.bench.peer import pin
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.tuner import choices_here, measure_all, predict_all, tune
@@ -49,7 +49,8 @@ class PlanRow:
 class PlanBench:
     """One job's measurements; every member is collective."""
 
-    def __init__(self, context: Context, request: Request) -> None:
+    def __init__(self, context: Context, request: Request, output: Output) -> None:
+        self.output, self.say = output, output.say
         cores = len(os.sched_getaffinity(0))
         self.described = machine.describe()
         launch = context.launch
@@ -64,11 +65,6 @@ class PlanBench:
         )
         self.placed = "share cores" if oversubscribed else "a core each"
 
-    def say(self, line: str) -> None:
-        """On rank 0."""
-        if self.context.rank == 0:
-            print(line, flush=True)
-
     def header(self) -> Calibration:
         """Measure the machine and say what it is."""
         request = self.request
@@ -79,30 +75,52 @@ class PlanBench:
         for each in (figures.inside, figures.across):
             if each is not None:
                 self.say(f"measured   {each}")
+        self.output.step()
         return figures
 
     def tune(self) -> Policy:
         """Measure candidates, write a policy."""
         calibration = self.header()
         self.say("figures    microseconds measured (predicted), the fastest first")
-        policy, _ = tune(
+        policy, sizes = tune(
             self.ranks, self.sync, calibration, self.request.sizes, self.request.rounds,
-            self.request.seconds, self.say,
+            self.request.seconds, self.say, self.output.step,
         )  # fmt: skip
         self.say(f"policy     {policy}")
-        if self.context.rank == 0 and self.request.json_file is not None:
+        file = self.request.policy_file
+        if self.context.rank == 0 and file is not None:
             lines = [
                 f"# pgasdl tune: {self.described}",
                 f"# {self.context.size} ranks, {self.context.topology.routes}",
                 f"# {calibration.dump()}",
                 str(policy),
             ]
-            used = f"PGASDL_POLICY=@{self.request.json_file}"
+            used = f"PGASDL_POLICY=@{file}"
             if modules := self.context.config.plan_modules:
                 lines.insert(2, f"# plans of {modules}")
                 used += f" PGASDL_PLAN_MODULES={modules}"
-            Path(self.request.json_file).write_text("\n".join(lines) + "\n", encoding="utf-8")
-            self.say(f"wrote      {self.request.json_file}: {used}")
+            Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            self.say(f"wrote      {file}: {used}")
+        self.output.write(
+            {
+                "machine": self.described,
+                "ranks": self.context.size,
+                "routes": str(self.context.topology.routes),
+                "calibration": asdict(calibration),
+                "sizes": [
+                    {
+                        "bytes": size.nbytes,
+                        "plans": [
+                            {"plan": str(choice), "us": us, "predicted_us": size.predicted[choice]}
+                            for choice, us in size.measured.items()
+                        ],
+                    }
+                    for size in sizes
+                ],
+                "policy": str(policy),
+                "file": file,
+            }
+        )
         return policy
 
     def plans(self) -> list[PlanRow]:
@@ -110,7 +128,10 @@ class PlanBench:
         request, context = self.request, self.context
         calibration = self.header()
         seen = request.sizes[::2]
-        policy, _ = tune(self.ranks, self.sync, calibration, seen, request.rounds, request.seconds)
+        policy, _ = tune(
+            self.ranks, self.sync, calibration, seen, request.rounds, request.seconds,
+            step=self.output.step,
+        )  # fmt: skip
         self.say(f"policy     {policy}")
         choices = choices_here(context)
         rows: list[PlanRow] = []
@@ -129,9 +150,8 @@ class PlanBench:
                 for choice, us in measured.items()
             ]  # fmt: skip
             self._say_size(nbytes, measured, predicted, chosen)
-        if context.rank == 0 and request.json_file is not None:
-            text = json.dumps([asdict(row) for row in rows], indent=1)
-            Path(request.json_file).write_text(text + "\n", encoding="utf-8")
+            self.output.step()
+        self.output.write([asdict(row) for row in rows])
         return rows
 
     def _say_size(
@@ -146,6 +166,10 @@ class PlanBench:
 
 def measure(context: Context, request: Request) -> Any:
     """Return what ``request.op`` asks for."""
-    bench = PlanBench(context, request)
-    run: Callable[[], Any] = bench.tune if request.op == "tune" else bench.plans
-    return run()
+    steps = 1 + len(request.sizes)
+    if request.op == "plans":
+        steps += len(request.sizes[::2])
+    with output_of(context, request, steps) as output:
+        bench = PlanBench(context, request, output)
+        run: Callable[[], Any] = bench.tune if request.op == "tune" else bench.plans
+        return run()

@@ -2,116 +2,134 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+
 from pgasdl.errors import ConfigError
 from pgasdl.plans import plugins
+from pgasdl.tools.bench.options import check_rounds, seconds_option, transport_option
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.chart import Chart, Series, draw
+from pgasdl.tools.command import Command, Function, json_option
+from pgasdl.tools.json_document import takes_stdout, write_json
 from pgasdl.tools.sizes import parse_sizes
-from pgasdl.transports import SETTINGS
 
 PLAN_SIZES = "64,256,1K,4K,16K,64K,256K,1M,4M"
 TUNE_SIZES = "64,512,4K,32K,256K,2M,8M"
+PLANS_HELP = "every plan beside its predicted time, and the tuner's choice"
+_TUNE_HELP = """\
+Measures latency, bandwidth and additions on this machine, then the plans that come near the best of
+what these predict, and writes a policy: PGASDL_POLICY=@FILE. On several machines: mpiexec or
+torchrun ... -m pgasdl.tools.bench.worker with the line that --print-request prints.
+"""
 _GOAL = 1.10
 Row = dict[str, Any]
 
 
-def add_plans(parser: argparse.ArgumentParser) -> None:
-    """Options of ``bench plans``."""
-    _common(parser, PLAN_SIZES)
-    parser.add_argument("-n", dest="jobs", default="2,4,8", metavar="LIST",
-                        help="ranks, one job each (2,4,8)")  # fmt: skip
-    parser.add_argument("--out", default="pgasdl-plans", metavar="DIR",
-                        help="folder for rows and pictures (pgasdl-plans)")  # fmt: skip
-    parser.set_defaults(handler=run_plans)
+def _common(sizes: str) -> Callable[[Function], Function]:
+    """Add the options of both commands."""
+
+    def add(function: Function) -> Function:
+        for option in reversed(
+            (
+                transport_option("auto"),
+                click.option("--sizes", default=sizes, show_default=True, metavar="LIST",
+                             help="Bytes."),
+                click.option("--repeat", type=int, default=7, show_default=True, metavar="R",
+                             help="Rounds."),
+                seconds_option,
+                click.option("--plan-modules", metavar="LIST",
+                             help="Modules or .py files that register more plans, by commas "
+                             "(PGASDL_PLAN_MODULES)."),
+                json_option,
+            )
+        ):  # fmt: skip
+            function = option(function)
+        return function
+
+    return add
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of ``tune``."""
-    parser.description = (
-        "Measures latency, bandwidth and additions on this machine, then the plans that come near "
-        "the best of what these predict, and writes a policy: PGASDL_POLICY=@FILE. On several "
-        "machines: mpiexec or torchrun ... -m pgasdl.tools.bench.worker with the line it prints."
-    )
-    _common(parser, TUNE_SIZES)
-    parser.add_argument("-n", dest="n_ranks", type=int, default=2, metavar="N", help="ranks (2)")
-    parser.add_argument("--out", default="pgasdl.policy", metavar="FILE",
-                        help="the policy file (pgasdl.policy)")  # fmt: skip
-    parser.add_argument("--print-request", action="store_true",
-                        help="only print the argument of pgasdl.tools.bench.worker")  # fmt: skip
-    parser.set_defaults(handler=run_tune)
-
-
-def _common(parser: argparse.ArgumentParser, sizes: str) -> None:
-    parser.add_argument("--transport", default="auto", choices=SETTINGS, help="(auto)")
-    parser.add_argument("--sizes", default=sizes, metavar="LIST", help=f"bytes ({sizes})")
-    parser.add_argument("--repeat", type=int, default=7, metavar="R", help="rounds (7)")
-    parser.add_argument("--seconds", type=float, default=0.02, metavar="S",
-                        help="of one turn in a round, about (0.02)")  # fmt: skip
-    parser.add_argument("--plan-modules", metavar="LIST",
-                        help="modules or .py files that register more plans, by commas "
-                        "(PGASDL_PLAN_MODULES)")  # fmt: skip
-
-
-def _request(given: argparse.Namespace, op: str, ranks: int, file: str | None) -> Request:
-    if not 1 <= ranks <= 16:
-        raise ConfigError(f"-n {ranks}: 1 to 16 ranks of one machine")
-    if not 1 <= given.repeat <= 10_000:
-        raise ConfigError(f"--repeat {given.repeat}: 1 to 10000 rounds")
-    if not (math.isfinite(given.seconds) and 0 < given.seconds <= 3600):
-        raise ConfigError(f"--seconds {given.seconds}: more than 0, at most 3600")
-    plugins.require_found(given.plan_modules or "")
-    return Request(
-        op=op, ranks=ranks, transport=given.transport,
-        sizes=tuple(sorted(set(parse_sizes(given.sizes, 4)))), rounds=given.repeat,
-        seconds=given.seconds, json_file=file, plan_modules=given.plan_modules,
-    )  # fmt: skip
-
-
-def run_tune(given: argparse.Namespace) -> int:
-    """Tune one job; returns the exit status."""
-    if not os.path.isdir(os.path.dirname(given.out) or "."):
-        raise ConfigError(f"--out {given.out}: no such directory")
-    request = _request(given, "tune", given.n_ranks, os.path.abspath(given.out))
-    if given.print_request:
-        print(request.dump())
-        return 0
-    return _start(request)
-
-
-def run_plans(given: argparse.Namespace) -> int:
-    """Measure every plan for each number of ranks; returns the exit status."""
+@click.command("plans", cls=Command, short_help=PLANS_HELP, example="pgasdl bench plans -n 2,4")
+@_common(PLAN_SIZES)
+@click.option("-n", "jobs", default="2,4,8", show_default=True, metavar="LIST",
+              help="Ranks, one job each.")  # fmt: skip
+@click.option("--out", default="pgasdl-plans", type=click.Path(), show_default=True, metavar="DIR",
+              help="Folder for rows and pictures.")  # fmt: skip
+def plans_command(jobs: str, out: str, json_file: str | None, **given: Any) -> int:
+    """Measure every plan beside its predicted time, and the tuner's choice."""
     try:
-        jobs = [int(part) for part in given.jobs.split(",")]
+        counts = [int(part) for part in jobs.split(",")]
     except ValueError:
-        raise ConfigError(f"-n {given.jobs}: numbers of ranks, such as 2,4,8") from None
-    folder = Path(given.out)
+        raise ConfigError(f"-n {jobs}: numbers of ranks, such as 2,4,8") from None
+    folder = Path(out)
+    silent = takes_stdout(json_file)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for ranks in jobs:
+        for ranks in counts:
             file = os.path.join(scratch, f"{ranks}.json")
-            status = _start(_request(given, "plans", ranks, file))
+            request = _request("plans", ranks, **given)
+            status = _start(replace(request, json_file=file, table=not silent))
             if status:
                 return status
             rows += json.loads(Path(file).read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plans.json"
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(summary(rows)))
-    print(f"wrote {path}")
-    for ranks in jobs:
-        for chart in charts([row for row in rows if row["ranks"] == ranks], ranks):
-            print(draw(chart, folder))
+    write_json(rows, str(path))
+    write_json(rows, json_file)
+    told = [*summary(rows), f"wrote {path}"]
+    for ranks in counts:
+        mine = [row for row in rows if row["ranks"] == ranks]
+        told += [draw(chart, folder) for chart in charts(mine, ranks)]
+    if not silent:
+        print("\n".join(told))
     return 0
+
+
+@click.command("tune", cls=Command, help=_TUNE_HELP, example="pgasdl tune -n 2")
+@_common(TUNE_SIZES)
+@click.option("-n", "n_ranks", type=int, default=2, show_default=True, metavar="N", help="Ranks.")
+@click.option("--out", default="pgasdl.policy", type=click.Path(), show_default=True,
+              metavar="FILE", help="The policy file.")  # fmt: skip
+@click.option("--print-request", is_flag=True,
+              help="Only print the argument of pgasdl.tools.bench.worker.")  # fmt: skip
+def command(
+    n_ranks: int, out: str, print_request: bool, json_file: str | None, **given: Any
+) -> int:
+    """Tune one job."""
+    if not os.path.isdir(os.path.dirname(out) or "."):
+        raise ConfigError(f"--out {out}: no such directory")
+    request = replace(
+        _request("tune", n_ranks, **given), json_file=json_file, policy_file=os.path.abspath(out)
+    )
+    if print_request:
+        print(request.dump())
+        return 0
+    return _start(request)
+
+
+def _request(
+    op: str, ranks: int, *, transport: str, sizes: str, repeat: int, seconds: float,
+    plan_modules: str | None,
+) -> Request:  # fmt: skip
+    if not 1 <= ranks <= 16:
+        raise ConfigError(f"-n {ranks}: 1 to 16 ranks of one machine")
+    check_rounds(repeat, seconds)
+    plugins.require_found(plan_modules or "")
+    return Request(
+        op=op, ranks=ranks, transport=transport,
+        sizes=tuple(sorted(set(parse_sizes(sizes, 4)))), rounds=repeat, seconds=seconds,
+        plan_modules=plan_modules,
+    )  # fmt: skip
 
 
 def _start(request: Request) -> int:

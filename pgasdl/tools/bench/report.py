@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import IO
 
+from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.timing import Samples
 
 
@@ -63,15 +60,10 @@ _PEER_WIDTH = 14
 class Report:
     """Prints rows as they come; :meth:`close` writes the JSON."""
 
-    def __init__(self, peers: list[str], json_file: str | None, out: IO[str] | None = None) -> None:
+    def __init__(self, peers: list[str], output: Output) -> None:
         self._peers = peers
-        self._json_file = json_file
-        self._out = out or sys.stdout
+        self._say, self._write = output.say, output.write
         self.rows: list[Row] = []
-
-    def say(self, line: str) -> None:
-        """One line of the header."""
-        print(line, file=self._out, flush=True)
 
     def begin(self) -> None:
         """Print the table's headings."""
@@ -79,7 +71,7 @@ class Report:
         cells += [name.rjust(_PEER_WIDTH) for name in self._peers]
         if self._peers:
             cells.append("best peer".rjust(9))
-        self.say(" ".join(cells))
+        self._say(" ".join(cells))
 
     def add(self, row: Row) -> None:
         """Print a row and keep it."""
@@ -96,13 +88,11 @@ class Report:
         if self._peers:
             best = min(row.peers.values(), default=None)
             cells.append(("-" if best is None else f"/ {ratio(best, row.us)}").rjust(9))
-        self.say(" ".join(cells))
+        self._say(" ".join(cells))
 
     def close(self) -> None:
         """Write the rows where they were asked for."""
-        if self._json_file is not None:
-            text = json.dumps([asdict(row) for row in self.rows], indent=1)
-            Path(self._json_file).write_text(text + "\n", encoding="utf-8")
+        self._write([asdict(row) for row in self.rows])
 
 
 def short(us: float) -> str:

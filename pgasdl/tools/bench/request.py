@@ -6,9 +6,6 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from pgasdl import models
-from pgasdl.tools.sizes import parse_names
-
 OPS = ("write_notify", "allreduce", "model", "rdma", "mpi", "plans", "tune")
 PEERS = ("mpich", "mpich-generic", "openmpi", "gloo")
 DEFAULT_SIZES = {
@@ -44,6 +41,12 @@ class Request:
         Of one contender's turn, about.
     peers : tuple[str, ...]
         Names of :data:`PEERS`.
+    json_file : str or None
+        Where the rows go as JSON; "-": to standard output.
+    policy_file : str or None
+        Where ``tune`` writes its policy.
+    table : bool
+        Print it, unless the JSON is printed.
     plan_modules : str or None
         None: those of ``PGASDL_PLAN_MODULES``.
     """
@@ -59,6 +62,8 @@ class Request:
     seconds: float = 0.02
     peers: tuple[str, ...] = ()
     json_file: str | None = None
+    policy_file: str | None = None
+    table: bool = True
     plan_modules: str | None = None
 
     def dump(self) -> str:
@@ -72,8 +77,3 @@ class Request:
         for name in ("sizes", "models", "peers"):
             fields[name] = tuple(fields[name])
         return cls(**fields)
-
-
-def model_names(text: str) -> tuple[str, ...]:
-    """Return the models of "resnet50,vgg16"."""
-    return parse_names(text, models.NAMES, "model")

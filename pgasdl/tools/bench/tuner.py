@@ -114,6 +114,7 @@ def near(predicted: Figures) -> list[Choice]:
 def tune(
     ranks: Ranks, sync: Callable[[], None], calibration: Calibration, sizes: Sequence[int],
     rounds: int, seconds: float, say: Callable[[str], None] = lambda line: None,
+    step: Callable[[], None] = lambda: None,
 ) -> tuple[Policy, list[Size]]:  # fmt: skip
     """Measure candidates at each size; the policy is the same on every rank."""
     context = ranks.context
@@ -136,6 +137,7 @@ def tune(
             )
         )
         found.append(size)
+        step()
     return policy_of(found), found
 
 

@@ -77,10 +77,12 @@ def take_turns(
     rounds: int,
     seconds: float,
     probe: Callable[[], str],
+    step: Callable[[], None] = lambda: None,
 ) -> None:
     """Measure everybody ``rounds`` times, about ``seconds`` each time.
 
-    ``probe`` tells where the host has placed us; it is asked before and after every turn.
+    ``probe`` tells where the host has placed us; it is asked before and after every turn. ``step``
+    is called after every round.
     """
     ours = [contender for contender in contenders if contender.role != "peer"]
     peers = [contender for contender in contenders if contender.role == "peer"]
@@ -102,6 +104,7 @@ def take_turns(
             after = probe()
             contender.turns.append((before if before == after else MIXED, times))
             before = after
+        step()
 
 
 def usual(contenders: Sequence[Contender]) -> str:

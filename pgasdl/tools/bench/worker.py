@@ -16,6 +16,7 @@ from pgasdl.models import layers
 from pgasdl.tools.bench import machine, peers, plans, rdma
 from pgasdl.tools.bench.floors import Floors, floor_of, placement
 from pgasdl.tools.bench.ours import Ours
+from pgasdl.tools.bench.output import Output, output_of
 from pgasdl.tools.bench.peer import pin
 from pgasdl.tools.bench.peers import Peer
 from pgasdl.tools.bench.report import Report, Row, figures
@@ -41,7 +42,9 @@ def measure(context: Context, request: Request) -> list[Row]:
         gc.disable()
         stack.callback(gc.enable)
         context.barrier(timeout=600)
-        bench = _Bench(context, request, cores, started, described)
+        steps = request.rounds * len(request.sizes or request.models)
+        output = stack.enter_context(output_of(context, request, steps))
+        bench = _Bench(context, request, cores, started, described, output)
         bench.header(missing)
         for step in bench.steps():
             step()
@@ -51,8 +54,9 @@ def measure(context: Context, request: Request) -> list[Row]:
 
 class _Bench:
     def __init__(
-        self, context: Context, request: Request, cores: int, started: list[Peer], described: str
-    ) -> None:
+        self, context: Context, request: Request, cores: int, started: list[Peer], described: str,
+        output: Output,
+    ) -> None:  # fmt: skip
         self.context, self.request = context, request
         self.oversubscribed = context.size > cores
         self.ranks = Ranks(context, not self.oversubscribed, max(1.0, context.size / cores))
@@ -63,7 +67,8 @@ class _Bench:
         self.ours = Ours(self.ranks, self.floors.sync, request.plan)
         self.line = 0.0
         self.lines = [0.0, 0.0]
-        self.report = Report([peer.name for peer in started], request.json_file)
+        self.output, self.say = output, output.say
+        self.report = Report([peer.name for peer in started], output)
         self.transport = context.transport_of((context.rank + 1) % context.size)
 
     def _payload(self) -> int:
@@ -72,10 +77,6 @@ class _Bench:
         if self.request.op == "allreduce":
             return max(self.request.sizes)
         return max(sum(-(-n // 16) * 64 for n in layers(name)) for name in self.request.models)
-
-    def say(self, line: str) -> None:
-        if self.context.rank == 0:
-            self.report.say(line)
 
     def header(self, missing: Sequence[str]) -> None:
         request = self.request
@@ -90,7 +91,7 @@ class _Bench:
         for peer in self.peers:
             self.say(f"peer       {peer.name}: {peer.version}")
         for reason in missing:
-            self.say(f"no peer    {reason}")
+            self.output.warn(f"no peer    {reason}")
         self.say(
             f"figures    microseconds, medians of {request.rounds} rounds in turns; a row keeps "
             "to one placement, probed around every turn"
@@ -151,7 +152,7 @@ class _Bench:
             array.measure(1)
             rows.append((array, private, self.request.plan or "auto"))
         except PlanError as error:
-            self.say(f"no row     array of {nbytes} bytes: {error}")
+            self.output.warn(f"no row     array of {nbytes} bytes: {error}")
         contenders = [one for row in rows for one in (row[0], *row[1])]
         self._turns(contenders + asked)
         for contender, floor, name in rows:
@@ -192,7 +193,9 @@ class _Bench:
         request = self.request
         self._probe()
         before = self.line
-        take_turns(self.ranks, contenders, request.rounds, request.seconds, self._probe)
+        take_turns(
+            self.ranks, contenders, request.rounds, request.seconds, self._probe, self.output.step
+        )
         self.lines = [before / 1e3, self.line / 1e3]
 
     def _row(

@@ -2,108 +2,167 @@
 
 from __future__ import annotations
 
-import argparse
 import random
+import re
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import click
 
 from pgasdl import models
 from pgasdl.collectives.policy import Choice, Policy
 from pgasdl.config import Config
 from pgasdl.errors import ConfigError
 from pgasdl.plans import PLANS, plugins
-from pgasdl.tools.simulate.machine import MACHINES
+from pgasdl.tools.command import Command, Names, PlanNames, json_option
+from pgasdl.tools.json_document import takes_stdout, write_json
+from pgasdl.tools.progress import Progress
+from pgasdl.tools.simulate.machine import MACHINES, Machine
 from pgasdl.tools.simulate.papers import STUDIES
 from pgasdl.tools.simulate.program import Exchange
 from pgasdl.tools.simulate.run import simulate
-from pgasdl.tools.sizes import parse_names, parse_size
+from pgasdl.tools.sizes import UnknownName, parse_size
 
-_DESCRIPTION = """\
+_HELP = """\
 Simulates exchanges event by event on a modelled machine: ports, over-subscribed links, additions,
 ranks that are late. Nothing is measured; `pgasdl bench` measures.
 
-  pgasdl sim -n 1024 --machine supernodes --plans gdraa,halving-doubling(group_size=256)
+\b
+  pgasdl sim -n 1024 --machine supernodes --plans 'gdraa,halving-doubling(group_size=256)'
   pgasdl sim --paper s-caffe,swcaffe --out DIR      the papers' runs, their figures beside ours
 """
 _LARGEST = 1 << 16
+_HEAD = (
+    f"{'plan':<34} {'ms':>10} {'busiest port':>13} {'messages':>11} {'simulated in':>13}"
+    "   busiest link and bytes met, by level"
+)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.description = _DESCRIPTION
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("-n", dest="n_ranks", type=int, default=64, metavar="N", help="ranks (64)")
-    parser.add_argument(
-        "--machine", default="flat", choices=sorted(MACHINES), help="modelled machine (flat)"
-    )
-    parser.add_argument(
-        "--plans", default="gdraa,halving-doubling,ring,tree", metavar="LIST",
-        help="plans, with options in parentheses",
-    )  # fmt: skip
-    parser.add_argument(
-        "--plan-modules", metavar="LIST",
-        help="modules or .py files that register more plans, by commas (PGASDL_PLAN_MODULES)",
-    )  # fmt: skip
-    parser.add_argument("--size", metavar="BYTES", help="one array of so many bytes (16M)")
-    parser.add_argument("--model", metavar="M", help="or a network's layers, each alone")
-    parser.add_argument(
-        "--skew", type=float, default=0.0, metavar="US",
-        help="ranks begin up to so many microseconds late (0)",
-    )  # fmt: skip
-    parser.add_argument("--paper", metavar="LIST", help=f"{', '.join(STUDIES)}, or all")
-    parser.add_argument("--out", default="pgasdl-sim", metavar="DIR", help="of --paper")
-    parser.set_defaults(handler=run)
-
-
-def run(given: argparse.Namespace) -> int:
-    """Simulate; returns the exit status."""
-    if given.paper is not None:
-        for name in parse_names(given.paper, tuple(STUDIES), "paper"):
-            study = STUDIES[name]()
-            print(study)
-            print("\n".join(study.write(Path(given.out))), end="\n\n", flush=True)
-        return 0
-    if not 1 <= given.n_ranks <= _LARGEST:
-        raise ConfigError(f"-n {given.n_ranks}: 1 to {_LARGEST} ranks")
-    if given.size is not None and given.model is not None:
+@click.command("sim", cls=Command, help=_HELP, example="pgasdl sim -n 64 --plans gdraa,ring")
+@click.option("-n", "n_ranks", type=int, default=64, show_default=True, metavar="N", help="Ranks.")
+@click.option(
+    "--machine", default="flat", type=Names(sorted(MACHINES), "machine"), show_default=True,
+    metavar=f"[{'|'.join(sorted(MACHINES))}]", help="Modelled machine.",
+)  # fmt: skip
+@click.option(
+    "--plans", default="gdraa,halving-doubling,ring,tree", show_default=True, metavar="LIST",
+    type=PlanNames(), help="Plans, with options in parentheses.",
+)  # fmt: skip
+@click.option(
+    "--plan-modules", metavar="LIST",
+    help="Modules or .py files that register more plans, by commas (PGASDL_PLAN_MODULES).",
+)  # fmt: skip
+@click.option("--size", metavar="BYTES", help="One array of so many bytes (16M).")
+@click.option(
+    "--model", type=Names(models.NAMES, "model"), metavar="M",
+    help=f"Or a network's layers, each alone: {', '.join(models.NAMES)}.",
+)  # fmt: skip
+@click.option(
+    "--skew", type=float, default=0.0, show_default=True, metavar="US",
+    help="Ranks begin up to so many microseconds late.",
+)  # fmt: skip
+@click.option(
+    "--paper", type=Names(tuple(STUDIES), "paper", several=True), metavar="LIST",
+    help=f"{', '.join(STUDIES)}, or all.",
+)  # fmt: skip
+@click.option(
+    "--out", default="pgasdl-sim", type=click.Path(), show_default=True, metavar="DIR",
+    help="Of --paper.",
+)  # fmt: skip
+@json_option
+def command(
+    n_ranks: int, machine: str, plans: str, plan_modules: str | None, size: str | None,
+    model: str | None, skew: float, paper: tuple[str, ...] | None, out: str, json_file: str | None,
+) -> None:  # fmt: skip
+    """Simulate."""
+    if paper is not None:
+        _papers(paper, Path(out), json_file)
+        return
+    if not 1 <= n_ranks <= _LARGEST:
+        raise ConfigError(f"-n {n_ranks}: 1 to {_LARGEST} ranks")
+    if size is not None and model is not None:
         raise ConfigError("--size and --model: one of them")
-    if not 0 <= given.skew <= 1e9:
-        raise ConfigError(f"--skew {given.skew}: microseconds, from 0 to 1e9")
-    if given.model is None:
-        counts: tuple[int, ...] = (parse_size(given.size or "16M") // 4,)
-    else:
-        (name,) = parse_names(given.model, models.NAMES, "model")
-        counts = models.layers(name)
-    config = Config.from_environment(plan_modules=given.plan_modules)
+    if not 0 <= skew <= 1e9:
+        raise ConfigError(f"--skew {skew}: microseconds, from 0 to 1e9")
+    counts: tuple[int, ...] = (parse_size(size or "16M") // 4,)
+    if model is not None:
+        counts = models.layers(model)
+    config = Config.from_environment(plan_modules=plan_modules)
     plugins.load(config.plan_modules or "")
-    plans = choices(given.plans)
-    machine = MACHINES[given.machine](given.n_ranks)
+    _simulate(MACHINES[machine](n_ranks), choices(plans), counts, skew, json_file)
+
+
+def _papers(names: tuple[str, ...], folder: Path, json_file: str | None) -> None:
+    written = []
+    with Progress("sim", len(names)) as progress:
+        for name in names:
+            study = STUDIES[name]()
+            said = study.write(folder)
+            written.append(asdict(study))
+            if not takes_stdout(json_file):
+                with progress.aside():
+                    print(study)
+                    print("\n".join(said), end="\n\n", flush=True)
+            progress.step()
+    write_json(written, json_file)
+
+
+def _simulate(
+    machine: Machine, plans: list[Choice], counts: Sequence[int], skew: float,
+    json_file: str | None,
+) -> None:  # fmt: skip
     generator = random.Random(0)  # noqa: S311
-    begin = [generator.uniform(0, given.skew * 1e-6) for _ in range(given.n_ranks)]
-    print(f"machine  {machine.name}")
-    shown = ", ".join(str(4 * n) for n in counts[:4])
-    more = f" ... {len(counts)} layers, {4 * sum(counts)} in all" if len(counts) > 4 else ""
-    print(f"bytes    {shown}{more}")
-    head = f"{'plan':<34} {'ms':>10} {'busiest port':>13} {'messages':>11} {'simulated in':>13}"
-    print(f"{head}   busiest link and bytes met, by level")
-    for choice in plans:
-        began = time.perf_counter()
-        outcome = simulate(
-            machine,
-            [Exchange(choice.plan, n, options=choice.options) for n in counts],
-            begin=begin,
-        )
-        links = ", ".join(
-            f"{name} {100 * busy / outcome.seconds:.0f} % {nbytes / 1e6:.0f} MB"
-            for name, (nbytes, busy) in outcome.levels.items()
-        )
-        print(
-            f"{choice!s:<34} {outcome.seconds * 1e3:>10.3f} "
-            f"{100 * outcome.busiest_port / outcome.seconds:>11.0f} % {outcome.messages:>11} "
-            f"{time.perf_counter() - began:>11.1f} s   {links}",
-            flush=True,
-        )
-    return 0
+    begin = [generator.uniform(0, skew * 1e-6) for _ in range(machine.size)]
+    rows: list[dict[str, Any]] = []
+    with Progress("sim", len(plans)) as progress:
+
+        def say(line: str) -> None:
+            if not takes_stdout(json_file):
+                with progress.aside():
+                    print(line, flush=True)
+
+        say(f"machine  {machine.name}")
+        shown = ", ".join(str(4 * n) for n in counts[:4])
+        more = f" ... {len(counts)} layers, {4 * sum(counts)} in all" if len(counts) > 4 else ""
+        say(f"bytes    {shown}{more}")
+        say(_HEAD)
+        for choice in plans:
+            began = time.perf_counter()
+            outcome = simulate(
+                machine,
+                [Exchange(choice.plan, n, options=choice.options) for n in counts],
+                begin=begin,
+            )
+            took = time.perf_counter() - began
+            links = ", ".join(
+                f"{name} {100 * busy / outcome.seconds:.0f} % {nbytes / 1e6:.0f} MB"
+                for name, (nbytes, busy) in outcome.levels.items()
+            )
+            say(
+                f"{choice!s:<34} {outcome.seconds * 1e3:>10.3f} "
+                f"{100 * outcome.busiest_port / outcome.seconds:>11.0f} % {outcome.messages:>11} "
+                f"{took:>11.1f} s   {links}"
+            )
+            rows.append(
+                {
+                    "plan": str(choice),
+                    "seconds": outcome.seconds,
+                    "busiest_port_s": outcome.busiest_port,
+                    "messages": outcome.messages,
+                    "levels": {
+                        name: {"bytes": nbytes, "busiest_link_s": busy}
+                        for name, (nbytes, busy) in outcome.levels.items()
+                    },
+                    "simulated_in_s": took,
+                }
+            )
+            progress.step()
+    write_json(
+        {"machine": machine.name, "bytes": [4 * n for n in counts], "plans": rows}, json_file
+    )
 
 
 def choices(text: str) -> list[Choice]:
@@ -119,6 +178,10 @@ def choices(text: str) -> list[Choice]:
     for at, letter in enumerate(f"{text},"):
         depth += (letter == "(") - (letter == ")")
         if letter == "," and depth == 0:
+            name = re.match(r"\s*([a-z0-9_-]*)", text[start:at])
+            assert name is not None
+            if name[1] and name[1] not in PLANS:
+                raise UnknownName(name[1], sorted(PLANS), "plan")
             policy = Policy.parse(f"allreduce:0-inf:{text[start:at]}")
             choice = policy.find("allreduce", 0)
             assert choice is not None and choice.plan in PLANS

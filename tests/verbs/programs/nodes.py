@@ -16,6 +16,7 @@ import pgasdl
 from pgasdl import Block, Context, Group, PlanError
 from pgasdl.collectives.binding import options_for
 from pgasdl.plans import EXCHANGES, PLANS
+from pgasdl.tools.bench.output import output_of
 from pgasdl.tools.bench.plans import PlanBench
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.tuner import choices_here
@@ -139,8 +140,10 @@ def exchanges(ctx: Context) -> None:
 def tune(ctx: Context, file: str) -> None:
     """As ``pgasdl tune`` does, whose ranks run this very thing."""
     print("considers", *choices_here(ctx), "")
-    request = Request("tune", ctx.size, sizes=(64, 65536), rounds=1, seconds=0.001, json_file=file)
-    print(f"tuned {PlanBench(ctx, request).tune()}")
+    request = Request(
+        "tune", ctx.size, sizes=(64, 65536), rounds=1, seconds=0.001, policy_file=file
+    )
+    print(f"tuned {PlanBench(ctx, request, output_of(ctx, request, 0)).tune()}")
 
 
 def use(ctx: Context) -> None:

@@ -1,0 +1,36 @@
+"""Options that the commands which measure share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import click
+
+from pgasdl.errors import ConfigError
+from pgasdl.tools.command import Function, Names
+from pgasdl.transports import SETTINGS
+
+
+def transport_option(default: str) -> Callable[[Function], Function]:
+    """``--transport``."""
+    return click.option(
+        "--transport", default=default, type=Names(SETTINGS, "transport"), show_default=True,
+        metavar=f"[{'|'.join(SETTINGS)}]", help="How bytes reach the peers.",
+    )  # fmt: skip
+
+
+def seconds_option(function: Function) -> Function:
+    """``--seconds``."""
+    return click.option(
+        "--seconds", type=float, default=0.02, show_default=True, metavar="S",
+        help="Of one turn in a round, about.",
+    )(function)  # fmt: skip
+
+
+def check_rounds(repeat: int, seconds: float) -> None:
+    """Refuse what cannot be measured."""
+    if not 1 <= repeat <= 10_000:
+        raise ConfigError(f"--repeat {repeat}: 1 to 10000 rounds")
+    if not (math.isfinite(seconds) and 0 < seconds <= 3600):
+        raise ConfigError(f"--seconds {seconds}: more than 0, at most 3600")

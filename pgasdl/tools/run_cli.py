@@ -1,0 +1,112 @@
+"""``pgasdl run``: its options, and where they end and the program begins."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+import click
+from click.shell_completion import CompletionItem
+
+from pgasdl.errors import ConfigError
+from pgasdl.runtime.launch import mpiexec
+from pgasdl.tools.command import Command, Names, complete
+from pgasdl.transports import SETTINGS
+
+_HELP = """\
+Start N ranks of a Python program on this machine and end with the status of the first that
+fails (128 + the signal's number if it was killed). Everything from the program on is the
+program's own. Signals go to all ranks; standard input goes to rank 0.
+"""
+_PROGRAM = "(PROGRAM.py | -m MODULE | -c CODE) [ARGUMENTS]..."
+_VALUE_OPTIONS = ("-n", "--transport", "--timeout", "--grace")
+
+
+def split_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Cut ``run``'s own options from the program and its arguments, which stay as they are.
+
+    The word after ``--mpi`` is its value if it names an MPI, else what follows is the program.
+    """
+    index = 0
+    while index < len(arguments):
+        argument = arguments[index]
+        if argument == "--":
+            return list(arguments[:index]), list(arguments[index + 1 :])
+        if argument in ("-m", "-c") or not argument.startswith("-"):
+            break
+        follows = arguments[index + 1] if index + 1 < len(arguments) else ""
+        valued = mpiexec.is_named(follows) if argument == "--mpi" else argument in _VALUE_OPTIONS
+        index += 2 if valued else 1
+    return list(arguments[:index]), list(arguments[index:])
+
+
+class _Run(Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options, program = split_program(args)
+        return super().parse_args(ctx, [*options, *(["--", *program] if program else [])])
+
+
+def _complete_mpi(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return complete((*mpiexec.LAUNCHERS, "any"), incomplete)
+
+
+@click.command("run", cls=_Run, help=_HELP, example="pgasdl run -n 2 train.py")
+@click.option("-n", "n_ranks", type=int, required=True, metavar="N", help="Ranks.")
+@click.option(
+    "--transport", type=Names(SETTINGS, "transport"), metavar="T",
+    help=f"PGASDL_TRANSPORT of the ranks: {', '.join(SETTINGS)}.",
+)  # fmt: skip
+@click.option(
+    "--mpi", is_flag=False, flag_value="any", metavar="[KIND]", shell_complete=_complete_mpi,
+    help="By MPI's launcher: mpich, openmpi, or the path of one (without: the first that is here); "
+    "transport mpi unless --transport names another.",
+)  # fmt: skip
+@click.option("--timeout", metavar="S", help="PGASDL_TIMEOUT of the ranks, seconds.")
+@click.option(
+    "--grace", type=float, default=5.0, show_default=True, metavar="S",
+    help="Seconds from SIGTERM to SIGKILL.",
+)  # fmt: skip
+@click.option(
+    "--keep-going", is_flag=True,
+    help="When a rank fails leave the others alone: they may survive it (ctx.survivors).",
+)  # fmt: skip
+@click.option("--no-prefix", is_flag=True, help="No [rank] before each line of output.")
+@click.argument("program", nargs=-1, type=click.Path(), metavar=_PROGRAM)
+def command(
+    n_ranks: int, transport: str | None, mpi: str | None, timeout: str | None, grace: float,
+    keep_going: bool, no_prefix: bool, program: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Start the job; returns its status."""
+    # Here, not at the top: help and completion need neither sockets nor processes.
+    from pgasdl.runtime.launch.run import Job, check, run
+
+    environ = dict(os.environ)
+    for name in ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD"):
+        environ.pop(name, None)  # of a job that this one is started from
+    if transport is not None:
+        environ["PGASDL_TRANSPORT"] = transport
+    if timeout is not None:
+        environ["PGASDL_TIMEOUT"] = timeout
+    if not 0 <= grace <= 3600:
+        raise ConfigError(f"--grace {grace}: seconds, from 0 to 3600")
+    job = Job(program, n_ranks, environ, not no_prefix, grace, keep_going)
+    if mpi == "any":
+        _require_program(program)
+    config = check(job)
+    if mpi is not None:
+        found = mpiexec.find_any() if mpi == "any" else mpiexec.find(mpi)
+        environ.setdefault("PGASDL_TRANSPORT", "mpi")
+        mpiexec.run(found, n_ranks, program, environ)
+    logging.basicConfig(level=config.log.upper(), format="%(name)s: %(message)s")
+    return run(job)
+
+
+def _require_program(program: Sequence[str]) -> None:
+    """Of the word after ``--mpi``, which may have been meant to name an MPI."""
+    word = program[0] if program else ""
+    if word and not word.startswith("-") and not os.path.exists(word):
+        raise ConfigError(
+            f"--mpi {word}: neither an MPI ({', '.join(mpiexec.LAUNCHERS)}, or the path of a "
+            "launcher) nor a program"
+        )
