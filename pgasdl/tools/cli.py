@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -67,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return shell_complete(cli, {}, "pgasdl", _COMPLETE_VARIABLE, asked)
     try:
         with cli.make_context("pgasdl", words.copy(), color=colour()) as ctx:
-            return int(cli.invoke(ctx) or 0)
+            status = int(cli.invoke(ctx) or 0)
+            sys.stdout.flush()
+            return status
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as error:
@@ -183,6 +184,8 @@ def _completion(shell: str) -> None:
 
 def package_version() -> str:
     """Return the installed package's version."""
+    import importlib.metadata  # takes as long as all of click
+
     try:
         return importlib.metadata.version("pgasdl")
     except importlib.metadata.PackageNotFoundError:
