@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from pgasdl.errors import ConfigError, PgasError, UnavailableError
+from pgasdl.errors import ConfigError, PgasError
 from pgasdl.tools.json_document import STDOUT
 from pgasdl.tools.sizes import ALL, UnknownName, parse_names
 
@@ -207,7 +207,7 @@ def _next_words(
 ) -> list[str]:
     cause = error.__cause__
     if isinstance(error, Failed):
-        return ["pgasdl doctor"] if isinstance(cause, UnavailableError) else []
+        return []  # the message has what helps
     if isinstance(cause, UnknownName):
         better = _corrected(words, cause.given, cause.known)
     elif isinstance(error, click.NoSuchOption):
