@@ -101,8 +101,8 @@ void Executor::look_around(const Execution* awaited) {
       news = true;
     }
   }
-  Doorbell* doorbell = context_.liveness().doorbell();
-  if (news && doorbell != nullptr) doorbell->ring();
+  WakeWord* wake_word = context_.liveness().wake_word();
+  if (news && wake_word != nullptr) wake_word->wake();
 }
 
 void Executor::record(Operation operation, const Execution& execution, std::uint64_t at) {
@@ -150,8 +150,8 @@ bool Executor::turn() {
   }
   n_live_.store(live_.size(), std::memory_order_relaxed);
   // Another thread of this rank may sleep until just that; no peer's flag tells it.
-  Doorbell* doorbell = context_.liveness().doorbell();
-  if (news && doorbell != nullptr) doorbell->ring();
+  WakeWord* wake_word = context_.liveness().wake_word();
+  if (news && wake_word != nullptr) wake_word->wake();
   return moved;
 }
 

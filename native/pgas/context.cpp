@@ -95,7 +95,7 @@ void Context::join(const std::vector<std::string>& descriptions, Deadline deadli
     auto* block = reinterpret_cast<ControlBlock*>(world_->control().remote(peer)->data);
     blocks.push_back(block);
     if (block == nullptr) unmapped.push_back(peer);
-    if (block != nullptr) transport_->set_doorbell(peer, &block->doorbell);
+    if (block != nullptr) transport_->set_wake_word(peer, &block->wake_word);
     const pid_t pid = pids_[static_cast<std::size_t>(peer)];
     watched.push_back(pid == getpid() ? 0 : pid);
   }

@@ -213,7 +213,7 @@ void Liveness::report(Rank lost, Health how) {
       block->alarm.fetch_add(1, std::memory_order_acq_rel);
     }
     block->gone.fetch_add(1, std::memory_order_release);
-    block->doorbell.ring();
+    block->wake_word.wake();
   }
 }
 

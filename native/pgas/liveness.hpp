@@ -16,14 +16,14 @@
 #include "pgas/gossip.hpp"
 #include "pgas/health.hpp"
 #include "pgas/options.hpp"
-#include "sys/doorbell.hpp"
 #include "sys/process.hpp"
+#include "sys/wake_word.hpp"
 #include "transport/transport.hpp"
 
 namespace pgasdl {
 
 struct ControlBlock {
-  Doorbell doorbell;
+  WakeWord wake_word;
   alignas(64) std::atomic<std::uint64_t> heartbeat;
   alignas(64) std::atomic<std::uint32_t> alarm;  // how many losses were reported to this rank
   std::atomic<std::uint32_t> finder;             // 1 + the rank that reported the last one
@@ -94,7 +94,7 @@ class Liveness {
   void finish_telling(Deadline deadline);
   // Tells those that are not mapped what this rank's state vector says, its own end above all.
   void take_leave(Deadline deadline);
-  Doorbell* doorbell() { return own_ == nullptr ? nullptr : &own_->doorbell; }
+  WakeWord* wake_word() { return own_ == nullptr ? nullptr : &own_->wake_word; }
 
  private:
   void run();

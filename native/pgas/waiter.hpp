@@ -1,4 +1,4 @@
-// How pgasdl waits: spin briefly, then yield, then sleep until the doorbell rings.
+// How pgasdl waits: spin briefly, then yield, then sleep on the wake word of the rank.
 //
 // With as many cores as ranks the answer comes while spinning; with fewer, a waiter that does not
 // give its core away keeps the one it waits for from running.
@@ -75,15 +75,15 @@ class Waiter {
     }
     for (;;) {
       if (ready_after_all()) return Outcome::kDone;
-      Doorbell* doorbell = liveness_.doorbell();
-      if (doorbell != nullptr) doorbell->arm();
+      WakeWord* wake_word = liveness_.wake_word();
+      if (wake_word != nullptr) wake_word->arm();
       // Found or not, it stays armed: another thread of this rank may be asleep on it.
       if (ready()) return Outcome::kDone;
       check(what);
       const Nanoseconds left = deadline.left();
       if (left.count() <= 0) return Outcome::kTimeout;
-      if (doorbell != nullptr && !transport_.needs_progress()) {
-        doorbell->sleep(left);
+      if (wake_word != nullptr && !transport_.needs_progress()) {
+        wake_word->sleep(left);
       } else {
         // The longer it took so far, the less another sleep matters: two percent of the wait.
         const Nanoseconds period =

@@ -67,9 +67,9 @@ void Router::connect(Rank peer, const std::string& endpoint) {
   transports_[route]->connect(peer, parts_of(peer, endpoint, transports_.size())[route]);
 }
 
-void Router::set_doorbell(Rank peer, Doorbell* doorbell) {
-  // A rank's own is rung by every transport that raises its flags.
-  for (const auto& transport : transports_) transport->set_doorbell(peer, doorbell);
+void Router::set_wake_word(Rank peer, WakeWord* wake_word) {
+  // A rank's own is woken by every transport that raises its flags.
+  for (const auto& transport : transports_) transport->set_wake_word(peer, wake_word);
 }
 
 std::string Router::publish(LocalSegment& segment, std::span<const Rank> peers) {

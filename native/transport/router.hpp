@@ -16,7 +16,7 @@ class Router final : public Transport {
   std::string_view name_for(Rank peer) const override { return to(peer).name_for(peer); }
   std::string endpoint() override;
   void connect(Rank peer, const std::string& endpoint) override;
-  void set_doorbell(Rank peer, Doorbell* doorbell) override;
+  void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
   void retract(const LocalSegment& segment) override;

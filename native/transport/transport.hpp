@@ -20,8 +20,8 @@
 
 #include "memory/region.hpp"
 #include "sys/clock.hpp"
-#include "sys/doorbell.hpp"
 #include "sys/error.hpp"
+#include "sys/wake_word.hpp"
 
 namespace pgasdl {
 
@@ -94,8 +94,8 @@ class Transport {
   // --- setup: endpoint() of every rank is exchanged, then connect()ed by every other.
   virtual std::string endpoint() = 0;
   virtual void connect(Rank peer, const std::string& endpoint) = 0;
-  // Where `peer` sleeps, if its doorbell is mapped here: ring it after raising a flag.
-  virtual void set_doorbell(Rank /*peer*/, Doorbell* /*doorbell*/) {}
+  // Where `peer` sleeps, if its wake word is mapped here: wake it after raising a flag.
+  virtual void set_wake_word(Rank /*peer*/, WakeWord* /*wake_word*/) {}
   // Makes a segment reachable for `peers`; the answer is what they need for attach(). The transport
   // may give it other memory until the last of them was attached.
   virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;

@@ -32,7 +32,7 @@ struct Settings {
   std::function<std::unique_ptr<Transport>(Rank, Rank)> transport{};  // of a rank, in place of both
 };
 
-// Waits that go to sleep at once: every hand-over depends on the doorbell.
+// Waits that go to sleep at once: every hand-over depends on the wake word.
 inline Options sleepy() {
   Options options;
   options.spin_us = 0;

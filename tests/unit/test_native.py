@@ -76,11 +76,11 @@ SEEDED = [
         "",
     ),
     Seeded(
-        "no-ring-after-the-flag",
+        "no-wake-up-after-the-flag",
         "native/transport/loopback/loopback.cpp",
-        "if (doorbell != nullptr) doorbell->ring();",
-        "(void)doorbell;",
-        "test_doorbell",
+        "if (wake_word != nullptr) wake_word->wake();",
+        "(void)wake_word;",
+        "test_wake_word",
         CHECK_FAILED,
     ),
     Seeded(

@@ -17,7 +17,7 @@ LoopbackWorld::LoopbackWorld(Rank size, LoopbackFaults faults)
     : faults_(faults), ranks_(static_cast<std::size_t>(size)) {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     ranks_[rank].random.seed(faults.seed * 1000003 + rank);
-    ranks_[rank].doorbells.resize(ranks_.size());
+    ranks_[rank].wake_words.resize(ranks_.size());
   }
 }
 
@@ -28,8 +28,8 @@ void LoopbackWorld::deliver(RankState& state, Operation& operation) {
     std::memcpy(operation.target, source, operation.bytes);
   } else {
     operation.flag->store(operation.value, std::memory_order_release);
-    Doorbell* doorbell = state.doorbells[static_cast<std::size_t>(operation.peer)];
-    if (doorbell != nullptr) doorbell->ring();
+    WakeWord* wake_word = state.wake_words[static_cast<std::size_t>(operation.peer)];
+    if (wake_word != nullptr) wake_word->wake();
   }
 }
 
@@ -73,9 +73,9 @@ LoopbackTransport::~LoopbackTransport() {
   }
 }
 
-void LoopbackTransport::set_doorbell(Rank peer, Doorbell* doorbell) {
+void LoopbackTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
   const std::lock_guard lock(mine().mutex);
-  mine().doorbells[static_cast<std::size_t>(peer)] = doorbell;
+  mine().wake_words[static_cast<std::size_t>(peer)] = wake_word;
 }
 
 std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {

@@ -63,7 +63,7 @@ class LoopbackWorld {
     std::deque<Operation> pending;
     std::mt19937_64 random;
     std::uint64_t posted = 0;
-    std::vector<Doorbell*> doorbells;
+    std::vector<WakeWord*> wake_words;
     std::set<std::pair<Rank, QueueId>> connected;
     std::set<std::pair<QueueId, Rank>> broken;  // not told yet
   };
@@ -82,7 +82,7 @@ class LoopbackTransport final : public Transport {
   std::string_view name() const override { return "loopback"; }
   std::string endpoint() override { return {}; }
   void connect(Rank, const std::string&) override {}
-  void set_doorbell(Rank peer, Doorbell* doorbell) override;
+  void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
 

@@ -108,7 +108,7 @@ void filter_by_token(int socket, const std::string& token) {
 ShmTransport::ShmTransport(Rank rank, Rank size, const std::string& token)
     : rank_(rank), token_(token), peers_(static_cast<std::size_t>(size)) {
   if (token.size() != kTokenBytes) throw Error(ErrorKind::kSystem, "the job token has 16 bytes");
-  register_doorbells();
+  register_wake_words();
   socket_.reset(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket_) throw_system("an AF_UNIX socket", errno);
   const int on = 1;
@@ -138,8 +138,8 @@ void ShmTransport::connect(Rank peer, const std::string& bytes) {
   peers_[static_cast<std::size_t>(peer)].pid = endpoint.pid;
 }
 
-void ShmTransport::set_doorbell(Rank peer, Doorbell* doorbell) {
-  peers_[static_cast<std::size_t>(peer)].doorbell = doorbell;
+void ShmTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
+  peers_[static_cast<std::size_t>(peer)].wake_word = wake_word;
 }
 
 std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
@@ -307,7 +307,7 @@ bool ShmTransport::post_write(QueueId, Rank peer, std::span<const Transfer> tran
   }
   if (flag != nullptr) {
     flag->remote->board[flag->notification].store(flag->value, std::memory_order_release);
-    if (Doorbell* doorbell = peers_[static_cast<std::size_t>(peer)].doorbell) doorbell->ring();
+    if (WakeWord* wake_word = peers_[static_cast<std::size_t>(peer)].wake_word) wake_word->wake();
   }
   return true;
 }
@@ -324,7 +324,7 @@ bool ShmTransport::post_read(QueueId, Rank peer, std::span<const Transfer> trans
   }
   if (flag != nullptr) {
     flag->local->board[flag->notification].store(flag->value, std::memory_order_release);
-    if (Doorbell* doorbell = peers_[static_cast<std::size_t>(rank_)].doorbell) doorbell->ring();
+    if (WakeWord* wake_word = peers_[static_cast<std::size_t>(rank_)].wake_word) wake_word->wake();
   }
   return true;
 }

@@ -23,7 +23,7 @@ class ShmTransport final : public Transport {
   std::string_view name() const override { return "shm"; }
   std::string endpoint() override;
   void connect(Rank peer, const std::string& endpoint) override;
-  void set_doorbell(Rank peer, Doorbell* doorbell) override;
+  void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
   int service_descriptor() const override { return socket_.get(); }
@@ -40,7 +40,7 @@ class ShmTransport final : public Transport {
   struct Peer {
     std::string address;  // its socket, in the abstract name space
     pid_t pid = 0;
-    Doorbell* doorbell = nullptr;
+    WakeWord* wake_word = nullptr;
   };
   void admit_peers();
   void offer(const LocalSegment& segment, Rank peer);

@@ -168,7 +168,7 @@ void VerbsConnection::completed(const ibv_wc& completion) {
     }
     if (note.flag != nullptr) {
       note.flag->store(note.value, std::memory_order_release);
-      if (note.doorbell != nullptr) note.doorbell->ring();
+      if (note.wake_word != nullptr) note.wake_word->wake();
     }
   } else if (!broken()) {  // those after the first are only flushed
     break_off(fault_of(completion, note), true);

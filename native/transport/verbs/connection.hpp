@@ -73,7 +73,7 @@ class VerbsConnection {
   bool apart() const { return state_.load(std::memory_order_acquire) == State::kApart; }
   bool broken() const { return state_.load(std::memory_order_acquire) == State::kBroken; }
   bool write(std::span<const Transfer> transfers, const RemoteFlag* flag);
-  bool read(std::span<const Transfer> transfers, const LocalFlag* flag, Doorbell* doorbell);
+  bool read(std::span<const Transfer> transfers, const LocalFlag* flag, WakeWord* wake_word);
   bool atomic(const Atomic& atomic, const VerbsRemoteKeys& remote);
 
   // --- by whoever polls (the queue's polling lock)
@@ -97,7 +97,7 @@ class VerbsConnection {
     bool signalled;
     std::uint32_t value;
     FlagWord* flag;  // to be set to `value`
-    Doorbell* doorbell;
+    WakeWord* wake_word;
     std::uint64_t* old;  // to get an atomic's result
   };
   class Chain;

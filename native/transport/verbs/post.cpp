@@ -168,14 +168,14 @@ bool VerbsConnection::write(std::span<const Transfer> transfers, const RemoteFla
 }
 
 bool VerbsConnection::read(std::span<const Transfer> transfers, const LocalFlag* flag,
-                           Doorbell* doorbell) {
+                           WakeWord* wake_word) {
   const std::uint64_t requests = requests_for(transfers);
   const std::lock_guard lock(mutex_);
   if (!admits(requests)) return false;
   FlagWord* const word = flag == nullptr ? nullptr : &flag->local->board[flag->notification];
   if (requests == 0) {  // nothing has to come before the flag
     if (word != nullptr) word->store(flag->value, std::memory_order_release);
-    if (word != nullptr && doorbell != nullptr) doorbell->ring();
+    if (word != nullptr && wake_word != nullptr) wake_word->wake();
     return true;
   }
   Chain chain(*this);
@@ -184,7 +184,7 @@ bool VerbsConnection::read(std::span<const Transfer> transfers, const LocalFlag*
     Note& note = chain.last_note();
     note.flag = word;
     note.value = flag->value;
-    note.doorbell = doorbell;
+    note.wake_word = wake_word;
   }
   chain.post();
   return true;

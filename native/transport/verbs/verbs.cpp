@@ -53,8 +53,8 @@ void VerbsTransport::connect(Rank peer, const std::string& endpoint) {
   wire_->connect(peer, endpoint);
 }
 
-void VerbsTransport::set_doorbell(Rank peer, Doorbell* doorbell) {
-  if (peer == rank_) doorbell_.store(doorbell, std::memory_order_release);
+void VerbsTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
+  if (peer == rank_) wake_word_.store(wake_word, std::memory_order_release);
 }
 
 std::string VerbsTransport::publish(LocalSegment& segment, std::span<const Rank>) {
@@ -92,7 +92,7 @@ bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transf
     }
     if (flag == nullptr) return true;
     own_board(*flag->remote)[flag->notification].store(flag->value, std::memory_order_release);
-    if (Doorbell* doorbell = doorbell_.load(std::memory_order_acquire)) doorbell->ring();
+    if (WakeWord* wake_word = wake_word_.load(std::memory_order_acquire)) wake_word->wake();
     return true;
   }
   VerbsConnection* connection = queue_at(queue).find(peer);
@@ -105,7 +105,7 @@ bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transf
 
 bool VerbsTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                                const LocalFlag* flag) {
-  Doorbell* const doorbell = doorbell_.load(std::memory_order_acquire);
+  WakeWord* const wake_word = wake_word_.load(std::memory_order_acquire);
   if (peer == rank_) [[unlikely]] {
     for (const Transfer& transfer : transfers) {
       pgasdl::copy(transfer.local->data + transfer.local_offset,
@@ -113,12 +113,12 @@ bool VerbsTransport::post_read(QueueId queue, Rank peer, std::span<const Transfe
     }
     if (flag == nullptr) return true;
     flag->local->board[flag->notification].store(flag->value, std::memory_order_release);
-    if (doorbell != nullptr) doorbell->ring();
+    if (wake_word != nullptr) wake_word->wake();
     return true;
   }
   VerbsConnection* connection = queue_at(queue).find(peer);
   if (connection != nullptr && !connection->apart()) [[likely]] {
-    return connection->read(transfers, flag, doorbell);
+    return connection->read(transfers, flag, wake_word);
   }
   wire_->want(queue, peer);
   return false;

@@ -62,7 +62,7 @@ class VerbsTransport final : public Transport {
   std::string_view name() const override { return "verbs"; }
   std::string endpoint() override;
   void connect(Rank peer, const std::string& endpoint) override;
-  void set_doorbell(Rank peer, Doorbell* doorbell) override;
+  void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
   void retract(const LocalSegment& segment) override;
@@ -91,7 +91,7 @@ class VerbsTransport final : public Transport {
   void collect_retired();
 
   const Rank rank_;
-  std::atomic<Doorbell*> doorbell_{nullptr};  // this rank's own
+  std::atomic<WakeWord*> wake_word_{nullptr};  // this rank's own
   std::shared_ptr<VerbsDevice> device_;
   std::shared_ptr<VerbsMemory> memory_;
   std::vector<std::unique_ptr<VerbsQueue>> queues_;

@@ -1,11 +1,11 @@
 // Sleeping and waking. A sleep is bounded, so a wake-up that is lost costs 50 ms and no hang: the
-// tests count such waits. A loaded machine may cause a few, a missing ring makes it nearly all.
+// tests count such waits. A loaded machine may cause a few, a missing wake-up makes it nearly all.
 
 #include <atomic>
 #include <chrono>
 
 #include "plans.hpp"
-#include "sys/doorbell.hpp"
+#include "sys/wake_word.hpp"
 
 namespace {
 
@@ -37,20 +37,20 @@ class SlowCount {
 
 // Two threads hand a number to and fro, each asleep whenever it is not its turn.
 void bare(int rounds) {
-  SlowCount slow("a bare doorbell", rounds);
-  Doorbell bells[2];
+  SlowCount slow("a bare wake word", rounds);
+  WakeWord words[2];
   std::atomic<int> turn{0};
   const auto player = [&](int me) {
     for (int round = me; round < rounds; round += 2) {
       while (turn.load(std::memory_order_acquire) != round) {
-        bells[me].arm();
+        words[me].arm();
         if (turn.load(std::memory_order_acquire) == round) break;
         const auto begin = Clock::now();
-        bells[me].sleep(std::chrono::seconds(1));
+        words[me].sleep(std::chrono::seconds(1));
         slow.add(seconds_since(begin));
       }
       turn.store(round + 1, std::memory_order_release);
-      bells[1 - me].ring();
+      words[1 - me].wake();
     }
   };
   std::thread other(player, 1);
@@ -58,7 +58,7 @@ void bare(int rounds) {
   other.join();
 }
 
-// The same through write_notify, with several sleeping threads on each rank's one doorbell: each
+// The same through write_notify, with several sleeping threads on each rank's one wake word: each
 // pair of threads has its own notification.
 void ping_pong(int pairs, int rounds) {
   SlowCount slow("notify_waitsome", rounds * pairs);
@@ -86,7 +86,7 @@ void ping_pong(int pairs, int rounds) {
 }
 
 // One thread of a rank sleeps for something rare while another is kept busy: those that come and go
-// must not put the sleeper's bell out of order.
+// must not put the sleeper's word out of order.
 void rare_among_busy(int rounds) {
   SlowCount slow("a rare notification", rounds);
   Settings settings;
@@ -143,7 +143,7 @@ void plans_by_thread(std::uint64_t count, int rounds) {
 }  // namespace
 
 int main() {
-  if (!register_doorbells()) std::puts("no membarrier here: sleeps are short, losses not seen");
+  if (!register_wake_words()) std::puts("no membarrier here: sleeps are short, losses not seen");
   bare(6000);
   ping_pong(1, 1500);
   ping_pong(3, 500);

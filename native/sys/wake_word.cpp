@@ -1,4 +1,4 @@
-#include "sys/doorbell.hpp"
+#include "sys/wake_word.hpp"
 
 #include <linux/futex.h>
 #include <linux/membarrier.h>
@@ -11,7 +11,7 @@
 namespace pgasdl {
 namespace {
 
-// Bounds every sleep, whatever happened to the ring (RELIABILITY: lost wake-ups).
+// Bounds every sleep, whatever happened to the wake-up.
 constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(50);
 constexpr Nanoseconds kLongestWithoutBarrier = std::chrono::microseconds(200);
 
@@ -21,26 +21,26 @@ std::uint32_t* word(std::atomic<std::uint32_t>& value) {
 
 }  // namespace
 
-bool register_doorbells() {
+bool register_wake_words() {
   static const bool registered =
       syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
   return registered;
 }
 
-void Doorbell::wake() {
+void WakeWord::wake_sleepers() {
   // Only the one that takes the 1 makes the system call.
   if (armed.exchange(0, std::memory_order_acq_rel) != 0) {
     syscall(SYS_futex, word(armed), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
   }
 }
 
-void Doorbell::arm() {
+void WakeWord::arm() {
   armed.store(1, std::memory_order_seq_cst);
-  if (register_doorbells()) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+  if (register_wake_words()) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
-void Doorbell::sleep(Nanoseconds limit) {
-  limit = std::min(limit, register_doorbells() ? kLongestSleep : kLongestWithoutBarrier);
+void WakeWord::sleep(Nanoseconds limit) {
+  limit = std::min(limit, register_wake_words() ? kLongestSleep : kLongestWithoutBarrier);
   timespec wait{};
   wait.tv_sec = static_cast<time_t>(limit.count() / 1'000'000'000);
   wait.tv_nsec = static_cast<long>(limit.count() % 1'000'000'000);
