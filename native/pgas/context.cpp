@@ -1,9 +1,9 @@
 #include "pgas/context.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "pgas/group.hpp"
+#include "sys/packed.hpp"
 
 namespace pgasdl {
 namespace {
@@ -50,8 +50,7 @@ Context::~Context() {
 
 std::string Context::endpoint() {
   const Introduction introduction{host(), getpid(), options_.queue_depth, options_.passive_bytes};
-  return std::string(reinterpret_cast<const char*>(&introduction), sizeof introduction) +
-         transport_->endpoint();
+  return packed(introduction) + transport_->endpoint();
 }
 
 void Context::connect(const std::vector<std::string>& endpoints) {
@@ -60,19 +59,15 @@ void Context::connect(const std::vector<std::string>& endpoints) {
                 text("endpoints of ", endpoints.size(), " ranks for a job of ", size_));
   }
   for (Rank peer = 0; peer < size_; ++peer) {
-    const std::string& endpoint = endpoints[static_cast<std::size_t>(peer)];
-    Introduction introduction;
-    if (endpoint.size() < sizeof introduction) {
-      throw Error(ErrorKind::kMismatch, text("malformed endpoint from rank ", peer), peer);
-    }
-    std::memcpy(&introduction, endpoint.data(), sizeof introduction);
+    std::string_view endpoint = endpoints[static_cast<std::size_t>(peer)];
+    const auto introduction = take_packed<Introduction>(endpoint, "endpoint", peer);
     if (introduction.passive_bytes != options_.passive_bytes) {
       throw Error(ErrorKind::kMismatch, text("rank ", peer, " was started with passive_bytes ",
                                              introduction.passive_bytes, ", rank ", rank_, " with ",
                                              options_.passive_bytes, ": all ranks need the same"));
     }
     pids_[static_cast<std::size_t>(peer)] = introduction.host == host() ? introduction.pid : 0;
-    transport_->connect(peer, endpoint.substr(sizeof introduction));
+    transport_->connect(peer, std::string(endpoint));
   }
 }
 

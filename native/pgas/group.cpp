@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "pgas/context.hpp"
+#include "sys/packed.hpp"
 
 namespace pgasdl {
 namespace {
@@ -114,12 +115,7 @@ std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descrip
   std::vector<RemoteSegment> remotes(ranks_.size());
   for (std::size_t member = 0; member < ranks_.size(); ++member) {
     const Rank peer = ranks_[member];
-    if (descriptions[member].size() < skipped) {
-      throw Error(ErrorKind::kMismatch,
-                  text("malformed segment description from rank ", peer, ": ",
-                       descriptions[member].size(), " bytes: other version?"),
-                  peer);
-    }
+    if (descriptions[member].size() < skipped) throw_malformed("segment description", peer);
     if (peer == context_.rank()) continue;
     remotes[member] =
         context_.transport().attach(peer, descriptions[member].substr(skipped), deadline);
@@ -399,9 +395,7 @@ Outcome Group::create_segment(const Inside& inside, std::uint64_t bytes,
   if (!exchange.under_way && remotes_.empty()) {
     auto segment = std::make_shared<Segment>(context_.next_segment_id(), bytes, notifications,
                                              bound, context_.size());
-    const SegmentId proposal = segment->id();
-    mine.assign(reinterpret_cast<const char*>(&proposal), sizeof proposal);
-    mine += transport.publish(segment->local(), ranks_);
+    mine = packed(segment->id()) + transport.publish(segment->local(), ranks_);
     pending_segment_ = std::move(segment);
     pending_bound_ = bound;
   } else if (pending_segment_ != nullptr && pending_segment_->bytes() == bytes &&
@@ -419,9 +413,9 @@ Outcome Group::create_segment(const Inside& inside, std::uint64_t bytes,
       }
       // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
       remotes_ = attach(all, sizeof(SegmentId), Deadline::in(context_.options().timeout));
-      SegmentId agreed;
-      std::memcpy(&agreed, all[0].data(), sizeof agreed);
-      pending_segment_->set_id(agreed);
+      std::string_view first = all[0];
+      pending_segment_->set_id(
+          take_packed<SegmentId>(first, "segment description", ranks_.front()));
     }
     if (settle(*pending_segment_, remotes_, deadline) != Outcome::kDone) {
       // Whoever closed has left without it.

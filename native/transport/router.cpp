@@ -4,31 +4,27 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+
+#include "sys/packed.hpp"
 
 namespace pgasdl {
 namespace {
 
 // Every transport's words, each after its length.
 void append(std::string& all, const std::string& part) {
-  const auto bytes = static_cast<std::uint32_t>(part.size());
-  all.append(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+  all += packed(static_cast<std::uint32_t>(part.size()));
   all += part;
 }
 
-std::vector<std::string> parts_of(Rank peer, const std::string& all, std::size_t count) {
+std::vector<std::string> parts_of(Rank peer, std::string_view all, std::size_t count) {
   std::vector<std::string> parts;
-  std::size_t at = 0;
-  while (parts.size() < count) {
-    std::uint32_t bytes = 0;
-    if (all.size() - at < sizeof bytes) break;
-    std::memcpy(&bytes, all.data() + at, sizeof bytes);
-    at += sizeof bytes;
-    if (all.size() - at < bytes) break;
-    parts.push_back(all.substr(at, bytes));
-    at += bytes;
+  while (parts.size() < count && all.size() >= sizeof(std::uint32_t)) {
+    const auto bytes = take_packed<std::uint32_t>(all, "words", peer);
+    if (all.size() < bytes) break;
+    parts.emplace_back(all.substr(0, bytes));
+    all.remove_prefix(bytes);
   }
-  if (parts.size() != count || at != all.size()) {
+  if (parts.size() != count || !all.empty()) {
     throw Error(ErrorKind::kMismatch,
                 text("rank ", peer,
                      "'s words are not of these transports: all ranks need the same version and "

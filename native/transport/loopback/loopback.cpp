@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstring>
 
+#include "transport/processor_atomic.hpp"
+
 namespace pgasdl {
 namespace {
 
@@ -209,14 +211,7 @@ bool LoopbackTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atom
     const std::lock_guard lock(mine().mutex);
     if (!room(queue, peer)) return false;
   }
-  std::atomic_ref<std::uint64_t> word(
-      *reinterpret_cast<std::uint64_t*>(base(*atomic.remote) + atomic.offset));
-  if (atomic.kind == Atomic::Kind::kFetchAdd) {
-    *atomic.old = word.fetch_add(atomic.operand, std::memory_order_acq_rel);
-  } else {
-    *atomic.old = atomic.compare;
-    word.compare_exchange_strong(*atomic.old, atomic.operand, std::memory_order_acq_rel);
-  }
+  processor_atomic(atomic, base(*atomic.remote));
   return true;
 }
 

@@ -4,22 +4,13 @@
 #include <cstring>
 
 #include "reduce/copy.hpp"
+#include "transport/processor_atomic.hpp"
 
 namespace pgasdl {
 namespace {
 
 const MpiRemote& reach(const RemoteSegment& remote) {
   return *static_cast<const MpiRemote*>(remote.keep.get());
-}
-
-void by_processor(const Atomic& atomic, std::byte* data) {
-  std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(data + atomic.offset));
-  if (atomic.kind == Atomic::Kind::kFetchAdd) {
-    *atomic.old = word.fetch_add(atomic.operand, std::memory_order_acq_rel);
-  } else {
-    *atomic.old = atomic.compare;
-    word.compare_exchange_strong(*atomic.old, atomic.operand, std::memory_order_acq_rel);
-  }
 }
 
 bool mapped(std::span<const Transfer> transfers) {
@@ -99,7 +90,7 @@ void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteF
 void MpiTransport::atomic_here(const Atomic& atomic) {
   MpiWindow* window = world_->own_window(atomic.remote->data);
   if (window == nullptr || window->shared || world_->library().constants().own_by_processor) {
-    by_processor(atomic, atomic.remote->data);
+    processor_atomic(atomic, atomic.remote->data);
     return;
   }
   const auto turn = world_->turn();
@@ -107,8 +98,6 @@ void MpiTransport::atomic_here(const Atomic& atomic) {
 }
 
 // --- to peers
-
-// --- posting
 
 bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                               const RemoteFlag* flag) {
@@ -202,7 +191,7 @@ bool MpiTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic) {
   }
   const MpiRemote& remote = reach(*atomic.remote);
   if (remote.window->shared) {
-    by_processor(atomic, remote.member().data());
+    processor_atomic(atomic, remote.member().data());
     return true;
   }
   Connection& connection = this->connection(queue, peer);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "memory/region.hpp"
+#include "sys/packed.hpp"
 #include "transport/mpi/circle.hpp"
 
 namespace pgasdl {
@@ -26,8 +27,7 @@ MpiDescription parsed(Rank peer, const std::string& bytes) {
   if (bytes.size() >= kShortest) std::memcpy(&theirs, bytes.data(), kShortest);
   if (bytes.size() < kShortest || theirs.n_told > kMostTold ||
       bytes.size() != kShortest + 8 * theirs.n_told) {
-    throw Error(ErrorKind::kMismatch,
-                text("malformed segment description from rank ", peer, ": other version?"));
+    throw_malformed("segment description", peer);
   }
   std::memcpy(theirs.told, bytes.data() + kShortest, 8 * theirs.n_told);
   return theirs;
@@ -91,7 +91,9 @@ std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> membe
     window->pending = std::move(pending);
     segment.keep = std::move(window);
   }
-  return std::string(reinterpret_cast<const char*>(&mine), kShortest + 8 * mine.n_told);
+  std::string description = packed(mine);
+  description.resize(kShortest + 8 * mine.n_told);
+  return description;
 }
 
 RemoteSegment MpiWorld::attach(Rank peer, const std::string& description) {

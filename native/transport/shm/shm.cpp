@@ -14,11 +14,13 @@
 #include <cstring>
 
 #include "reduce/copy.hpp"
+#include "sys/packed.hpp"
+#include "transport/processor_atomic.hpp"
+#include "transport/token.hpp"
 
 namespace pgasdl {
 namespace {
 
-constexpr std::size_t kTokenBytes = 16;
 constexpr int kMailPerService = 64;
 
 // What accompanies a descriptor.
@@ -43,22 +45,6 @@ struct Endpoint {
   std::int32_t pid;
   char address[64];
 };
-
-template <typename Struct>
-std::string packed(const Struct& value) {
-  return std::string(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-template <typename Struct>
-Struct unpacked(const std::string& bytes, const char* what, Rank peer) {
-  Struct value;
-  if (bytes.size() != sizeof value) {
-    throw Error(ErrorKind::kMismatch,
-                text("malformed ", what, " from rank ", peer, ": other version?"), peer);
-  }
-  std::memcpy(&value, bytes.data(), sizeof value);
-  return value;
-}
 
 socklen_t abstract_address(const std::string& name, sockaddr_un& address) {
   address = {};
@@ -106,8 +92,7 @@ void filter_by_token(int socket, const std::string& token) {
 }  // namespace
 
 ShmTransport::ShmTransport(Rank rank, Rank size, const std::string& token)
-    : rank_(rank), token_(token), peers_(static_cast<std::size_t>(size)) {
-  if (token.size() != kTokenBytes) throw Error(ErrorKind::kSystem, "the job token has 16 bytes");
+    : rank_(rank), token_(checked_token(token)), peers_(static_cast<std::size_t>(size)) {
   register_wake_words();
   socket_.reset(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket_) throw_system("an AF_UNIX socket", errno);
@@ -335,14 +320,7 @@ bool ShmTransport::post_atomic(QueueId, Rank peer, const Atomic& atomic) {
                 text("atomics on rank ", peer,
                      "'s bound memory: shm can only reach segments it created; use ctx.segment()"));
   }
-  std::atomic_ref<std::uint64_t> word(
-      *reinterpret_cast<std::uint64_t*>(atomic.remote->data + atomic.offset));
-  if (atomic.kind == Atomic::Kind::kFetchAdd) {
-    *atomic.old = word.fetch_add(atomic.operand, std::memory_order_acq_rel);
-  } else {
-    *atomic.old = atomic.compare;
-    word.compare_exchange_strong(*atomic.old, atomic.operand, std::memory_order_acq_rel);
-  }
+  processor_atomic(atomic, atomic.remote->data);
   return true;
 }
 

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "sys/packed.hpp"
+
 namespace pgasdl {
 namespace {
 
@@ -92,16 +94,11 @@ std::string VerbsMemory::publish(LocalSegment& segment) {
   description.notifications = segment.notifications;
   description.data_key = keys.data == nullptr ? 0 : keys.data->rkey;
   description.board_key = keys.board == nullptr ? 0 : keys.board->rkey;
-  return std::string(reinterpret_cast<const char*>(&description), sizeof description);
+  return packed(description);
 }
 
 RemoteSegment VerbsMemory::attach(Rank peer, const std::string& bytes) {
-  Description description;
-  if (bytes.size() != sizeof description) {
-    throw Error(ErrorKind::kMismatch,
-                text("malformed segment description from rank ", peer, ": other version?"));
-  }
-  std::memcpy(&description, bytes.data(), sizeof description);
+  const auto description = unpacked<Description>(bytes, "segment description", peer);
   RemoteSegment remote;
   remote.bytes = description.bytes;
   remote.notifications = description.notifications;

@@ -4,6 +4,8 @@
 #include <array>
 #include <bit>
 
+#include "sys/packed.hpp"
+
 namespace pgasdl {
 namespace {
 
@@ -65,14 +67,12 @@ struct VerbsWire::Endpoint {
 VerbsWire::VerbsWire(const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
                      const std::vector<std::unique_ptr<VerbsQueue>>& queues, double timeout_s)
     : device_(device),
-      token_(token),
+      token_(checked_token(token)),
       rank_(rank),
       queues_(queues),
       timeout_s_(timeout_s),
       mail_(device, mail_key(token)),
-      peers_(static_cast<std::size_t>(size)) {
-  if (token.size() != kTokenBytes) throw Error(ErrorKind::kSystem, "the job token has 16 bytes");
-}
+      peers_(static_cast<std::size_t>(size)) {}
 
 std::string VerbsWire::endpoint() const {
   Endpoint endpoint{};
@@ -85,15 +85,11 @@ std::string VerbsWire::endpoint() const {
   for (const VerbsGid& gid : device_.gids()) {
     if (endpoint.n_gids < kMostGids) endpoint.gids[endpoint.n_gids++] = gid.gid;
   }
-  return std::string(reinterpret_cast<const char*>(&endpoint), sizeof endpoint);
+  return packed(endpoint);
 }
 
 void VerbsWire::connect(Rank peer, const std::string& bytes) {
-  Endpoint there;
-  if (bytes.size() != sizeof there) {
-    throw Error(ErrorKind::kMismatch, text("malformed endpoint from rank ", peer));
-  }
-  std::memcpy(&there, bytes.data(), sizeof there);
+  const auto there = unpacked<Endpoint>(bytes, "endpoint", peer);
   if (there.magic != kMagic || there.n_gids == 0 || there.n_gids > kMostGids || there.reads == 0 ||
       there.mtu < IBV_MTU_256 || there.mtu > IBV_MTU_4096) {
     throw Error(ErrorKind::kMismatch,

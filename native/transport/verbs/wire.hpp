@@ -12,6 +12,7 @@
 #include <mutex>
 #include <vector>
 
+#include "transport/token.hpp"
 #include "transport/verbs/mail.hpp"
 #include "transport/verbs/queue.hpp"
 
@@ -40,7 +41,6 @@ class VerbsWire {
   void leave();
 
  private:
-  static constexpr std::size_t kTokenBytes = 16;
   static constexpr std::uint32_t kLeft = UINT32_MAX;
   struct Message {
     std::uint64_t magic;

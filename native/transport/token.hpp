@@ -1,0 +1,17 @@
+// What tells the ranks of a job from strangers, in whatever comes by a socket or a datagram.
+#pragma once
+
+#include <string>
+
+#include "sys/error.hpp"
+
+namespace pgasdl {
+
+constexpr std::size_t kTokenBytes = 16;
+
+inline const std::string& checked_token(const std::string& token) {
+  if (token.size() != kTokenBytes) throw Error(ErrorKind::kSystem, "the job token has 16 bytes");
+  return token;
+}
+
+}  // namespace pgasdl
