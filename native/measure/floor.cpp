@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "memory/region.hpp"
 #include "reduce/copy.hpp"
 #include "reduce/kernels.hpp"
 #include "reduce/reduce.hpp"
@@ -27,7 +28,7 @@ constexpr std::uint64_t kPieces = 4;
 
 std::uint64_t header_bytes(Rank size) {
   const std::uint64_t words = kPurposes * static_cast<std::uint64_t>(size) * kWordBytes;
-  return (words + kPage - 1) / kPage * kPage;
+  return round_up(words, kPage);
 }
 
 std::int64_t now() { return Clock::now().time_since_epoch().count(); }
@@ -77,7 +78,7 @@ Floor::Floor(Context& context, std::shared_ptr<Segment> segment, bool crowded)
 
 std::uint64_t Floor::bytes(Rank size, std::uint64_t payload) {
   const std::uint64_t pieces = kPieces * kMostPiece * sizeof(float);
-  return header_bytes(size) + std::max((payload + kPage - 1) / kPage * kPage, pieces);
+  return header_bytes(size) + std::max<std::uint64_t>(round_up(payload, kPage), pieces);
 }
 
 void Floor::require(std::uint64_t bytes) const {
@@ -161,7 +162,7 @@ std::vector<double> Floor::line(std::uint32_t batches, std::uint32_t rounds) {
 
 std::vector<double> Floor::put(std::uint64_t bytes, Copy copy, std::uint32_t batches,
                                std::uint32_t rounds) {
-  const std::uint64_t place = (bytes + kPage - 1) / kPage * kPage;
+  const std::uint64_t place = round_up(bytes, kPage);
   require(2 * place);
   const std::byte* source = data(rank_);
   std::byte* target = data(rank_ == 0 && size_ > 1 ? 1 : 0) + place;
@@ -238,7 +239,7 @@ Calls Floor::layers(std::span<const std::uint64_t> counts, Kernel kernel, std::u
   for (const std::uint64_t count : counts) {
     const Block mine = block_of(count, rank_, size_);
     blocks.push_back({total + mine.first, mine.count});
-    total += (count + kLine - 1) / kLine * kLine;
+    total += round_up(count, kLine);
   }
   require(total * sizeof(float));
   float* own = floats(rank_);
