@@ -6,9 +6,9 @@
 
 #include "adapter.hpp"
 #include "fuzz.hpp"
+#include "transport/verbs/connection_manager.hpp"
 #include "transport/verbs/memory.hpp"
 #include "transport/verbs/queue.hpp"
-#include "transport/verbs/wire.hpp"
 
 namespace pgasdl::fuzz {
 namespace {
@@ -20,7 +20,7 @@ constexpr int kMostSteps = 64;
 class RankOverVerbs {
  public:
   RankOverVerbs(const VerbsDevice& device, Rank rank)
-      : queues_(make_queues(device)), wire(device, kToken, rank, kSize, queues_, 3) {}
+      : queues_(make_queues(device)), manager(device, kToken, rank, kSize, queues_, 3) {}
 
  private:
   static std::vector<std::unique_ptr<VerbsQueue>> make_queues(const VerbsDevice& device) {
@@ -33,16 +33,16 @@ class RankOverVerbs {
   std::vector<std::unique_ptr<VerbsQueue>> queues_;
 
  public:
-  VerbsWire wire;
+  VerbsConnectionManager manager;
 };
 
 // What rank 1 says to rank 0 first.
 struct Genuine {
   explicit Genuine(const VerbsDevice& device) {
     RankOverVerbs other(device, 1);
-    endpoint = other.wire.endpoint();
-    other.wire.connect(0, endpoint);
-    other.wire.want(0, 0);
+    endpoint = other.manager.endpoint();
+    other.manager.connect(0, endpoint);
+    other.manager.want(0, 0);
     datagram = adapter().sent;
   }
   std::string endpoint;
@@ -54,29 +54,29 @@ void run(Input& input) {
   static const Genuine genuine(device);
   adapter().arriving.clear();
   RankOverVerbs rank(device, 0);
-  VerbsWire& wire = rank.wire;
+  VerbsConnectionManager& manager = rank.manager;
   for (int step = 0; step < kMostSteps && !input.empty(); ++step) {
     const std::uint8_t what = input.byte();
     const Rank peer = 1 + (what >> 4) % 2;
     const QueueId queue = (what >> 5) % kQueues;
     switch (what % 8) {
       case 0:
-        accepted([&] { wire.connect(peer, input.words(genuine.endpoint)); });
+        accepted([&] { manager.connect(peer, input.words(genuine.endpoint)); });
         break;
       case 1:
       case 2:
         adapter().arriving = input.words(genuine.datagram);
-        wire.progress();
+        manager.progress();
         break;
       case 3:  // its own words come back
         adapter().arriving = input.words(adapter().sent);
-        wire.service();
+        manager.service();
         break;
       case 4:
-        accepted([&] { wire.want(queue, peer); });
+        accepted([&] { manager.want(queue, peer); });
         break;
       case 5:
-        accepted([&] { wire.reconnect(peer); });
+        accepted([&] { manager.reconnect(peer); });
         break;
       case 6:
         accepted([&] {
@@ -85,11 +85,11 @@ void run(Input& input) {
         });
         break;
       default:
-        wire.connect(peer, genuine.endpoint);
+        manager.connect(peer, genuine.endpoint);
     }
     REQUIRE(adapter().n_pairs <= 1 + static_cast<int>(kQueues) * (kSize - 1));
   }
-  wire.leave();
+  manager.leave();
 }
 
 }  // namespace

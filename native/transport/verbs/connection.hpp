@@ -57,7 +57,7 @@ class VerbsConnection {
   Rank peer() const { return peer_; }
   VerbsQueue& queue() const { return queue_; }
 
-  // --- set-up, by one thread at a time (the wire's lock)
+  // --- set-up, by one thread at a time (the manager's lock)
   void open();  // a queue pair that is not connected yet
   const VerbsEnd& here() const { return here_; }
   const VerbsEnd& there() const { return there_; }

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "reduce/copy.hpp"
+#include "transport/verbs/connection_manager.hpp"
 #include "transport/verbs/device.hpp"
 #include "transport/verbs/memory.hpp"
 #include "transport/verbs/queue.hpp"
-#include "transport/verbs/wire.hpp"
 
 namespace pgasdl {
 namespace {
@@ -36,21 +36,22 @@ VerbsTransport::VerbsTransport(Rank rank, Rank size, const std::string& token,
   for (QueueId queue = 0; queue < options.queues; ++queue) {
     queues_.push_back(std::make_unique<VerbsQueue>(*device_, queue, size, depth));
   }
-  wire_ = std::make_unique<VerbsWire>(*device_, token, rank, size, queues_, options.timeout_s);
+  manager_ = std::make_unique<VerbsConnectionManager>(*device_, token, rank, size, queues_,
+                                                      options.timeout_s);
 }
 
 // Nobody answers any more; then nothing moves any more; then memory may go.
 VerbsTransport::~VerbsTransport() {
-  wire_->leave();
-  wire_.reset();
+  manager_->leave();
+  manager_.reset();
   queues_.clear();
   memory_->close();
 }
 
-std::string VerbsTransport::endpoint() { return wire_->endpoint(); }
+std::string VerbsTransport::endpoint() { return manager_->endpoint(); }
 
 void VerbsTransport::connect(Rank peer, const std::string& endpoint) {
-  wire_->connect(peer, endpoint);
+  manager_->connect(peer, endpoint);
 }
 
 void VerbsTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
@@ -71,9 +72,9 @@ void VerbsTransport::retract(const LocalSegment& segment) {
   collect_retired();
 }
 
-int VerbsTransport::service_descriptor() const { return wire_->descriptor(); }
+int VerbsTransport::service_descriptor() const { return manager_->descriptor(); }
 
-void VerbsTransport::service() { wire_->service(); }
+void VerbsTransport::service() { manager_->service(); }
 
 VerbsQueue& VerbsTransport::queue_at(QueueId queue) const {
   if (queue >= queues_.size()) [[unlikely]] {
@@ -99,7 +100,7 @@ bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transf
   if (connection != nullptr && !connection->apart()) [[likely]] {
     return connection->write(transfers, flag);
   }
-  wire_->want(queue, peer);
+  manager_->want(queue, peer);
   return false;
 }
 
@@ -120,7 +121,7 @@ bool VerbsTransport::post_read(QueueId queue, Rank peer, std::span<const Transfe
   if (connection != nullptr && !connection->apart()) [[likely]] {
     return connection->read(transfers, flag, wake_word);
   }
-  wire_->want(queue, peer);
+  manager_->want(queue, peer);
   return false;
 }
 
@@ -133,7 +134,7 @@ bool VerbsTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic)
         atomic, remote.data != nullptr ? memory_->own_keys(remote.data)
                                        : *static_cast<const VerbsRemoteKeys*>(remote.keep.get()));
   }
-  wire_->want(queue, peer);
+  manager_->want(queue, peer);
   return false;
 }
 
@@ -161,8 +162,8 @@ void VerbsTransport::progress() {
   for (const auto& queue : queues_) {
     if (queue->outstanding()) queue->poll();
   }
-  if (wire_->busy()) [[unlikely]]
-    wire_->progress();
+  if (manager_->busy()) [[unlikely]]
+    manager_->progress();
   if (memory_->has_retired()) [[unlikely]]
     collect_retired();
 }
@@ -178,6 +179,6 @@ void VerbsTransport::collect_retired() {
   });
 }
 
-void VerbsTransport::reconnect(Rank peer) { wire_->reconnect(peer); }
+void VerbsTransport::reconnect(Rank peer) { manager_->reconnect(peer); }
 
 }  // namespace pgasdl

@@ -2,9 +2,9 @@
 //
 // A write_notify is a chain of RDMA WRITEs whose last is the flag, inline, into the peer's board: a
 // memory region of its own, and the same queue pair, so that the flag cannot overtake the data.
-// Peers find each other by datagrams between small UD queue pairs (verbs_wire.hpp). libibverbs is
-// loaded when the first of these is made; without its headers at build time the table of transports
-// (table.hpp) lacks this one.
+// Peers find each other by datagrams between small UD queue pairs (connection_manager.hpp).
+// libibverbs is loaded when the first of these is made; without its headers at build time the table
+// of transports (table.hpp) lacks this one.
 //
 // Memory per connection at the default depth, bytes: work requests and what is noted of each 24 K,
 // the provider's send queue 16 K (mlx5) to 32 K (rxe), completion entries 8 K; 64 K in all, and 4 K
@@ -22,7 +22,7 @@ namespace pgasdl {
 class VerbsDevice;
 class VerbsMemory;
 class VerbsQueue;
-class VerbsWire;
+class VerbsConnectionManager;
 
 struct VerbsOptions {
   std::string device;         // "": the best there is
@@ -95,7 +95,7 @@ class VerbsTransport final : public Transport {
   std::shared_ptr<VerbsDevice> device_;
   std::shared_ptr<VerbsMemory> memory_;
   std::vector<std::unique_ptr<VerbsQueue>> queues_;
-  std::unique_ptr<VerbsWire> wire_;
+  std::unique_ptr<VerbsConnectionManager> manager_;
 };
 
 }  // namespace pgasdl

@@ -1,6 +1,6 @@
 """Rank 1 of a job of two, made of pyverbs alone: no line of the transport under test runs in it.
 
-It speaks the protocol of verbs_wire.hpp, verbs_memory.cpp and group.hpp, below native/:
+It speaks the protocol of connection_manager.hpp, verbs_memory.cpp and group.hpp, below native/:
 endpoints and the world's memory go through the store, connections are agreed on by datagrams, and
 a barrier, the making of a segment and heartbeats are writes into memory of rank 0. Only the store's
 client is pgasdl's. The layouts are written down anew here: whoever changes one there sees it.
@@ -30,7 +30,7 @@ from pgasdl.runtime.bootstrap import Store
 MAGIC = 0x317672656C646770
 ME, PEER, SIZE = 1, 0, 2
 INTRODUCTION = struct.Struct("<QiIQ")  # host, process, queue depth, bytes of a passive message
-ENDPOINT = struct.Struct("<QIIIIII128s")  # magic, mail, mtu, reads, lid, link, n_gids, GIDs
+ENDPOINT = struct.Struct("<QIIIIII128s")  # magic, datagrams, mtu, reads, lid, link, n_gids, GIDs
 # magic, token, from, to, queue, count, number and first packet of the end, joined, answer
 DATAGRAM = struct.Struct("<Q16siiIIIIII")
 DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, nothing
@@ -104,42 +104,42 @@ class Foreign:
         self.ends: dict[int, tuple[QP, int]] = {}  # by queue: ours, and the number of theirs
         self.admitted: list[QP] = []
         self.gone = False
-        self._open_mail()
+        self._open_datagrams()
         self._meet(store)
         self.n_beats = self.generation = self.round = 0
         self.next_beat = 0.0
 
     # --- meeting
 
-    def _open_mail(self) -> None:
+    def _open_datagrams(self) -> None:
         slot = GRH_BYTES + DATAGRAM.size
         self.slot_bytes = slot
-        self.letters = MR(self.pd, (N_RECEIVES + 1) * slot, e.IBV_ACCESS_LOCAL_WRITE)
-        self.mail_cq = CQ(self.context, 2 * N_RECEIVES)
+        self.buffer = MR(self.pd, (N_RECEIVES + 1) * slot, e.IBV_ACCESS_LOCAL_WRITE)
+        self.datagram_cq = CQ(self.context, 2 * N_RECEIVES)
         key = 2166136261
         for byte in self.token:
             key = (key ^ byte) * 16777619 & 0xFFFFFFFF
-        self.mail_key = key & 0x7FFFFFFF
+        self.datagram_key = key & 0x7FFFFFFF
         attributes = QPAttr(port_num=1)
-        attributes.qkey = self.mail_key
-        wanted = QPInitAttr(qp_type=e.IBV_QPT_UD, scq=self.mail_cq, rcq=self.mail_cq,
+        attributes.qkey = self.datagram_key
+        wanted = QPInitAttr(qp_type=e.IBV_QPT_UD, scq=self.datagram_cq, rcq=self.datagram_cq,
                             cap=QPCap(N_RECEIVES, N_RECEIVES, 1, 1, 0), sq_sig_all=1)  # fmt: skip
-        self.mail = QP(self.pd, wanted, attributes)
+        self.datagrams = QP(self.pd, wanted, attributes)
         for number in range(N_RECEIVES):
             self._offer(number)
 
     def _offer(self, number: int) -> None:
-        piece = SGE(self.letters.buf + number * self.slot_bytes, self.slot_bytes, self.letters.lkey)
-        self.mail.post_recv(RecvWR(wr_id=number, num_sge=1, sg=[piece]))
+        piece = SGE(self.buffer.buf + number * self.slot_bytes, self.slot_bytes, self.buffer.lkey)
+        self.datagrams.post_recv(RecvWR(wr_id=number, num_sge=1, sg=[piece]))
 
     def _meet(self, store: Store) -> None:
         gid = str(self.context.query_gid(1, self.gid_index))
         raw = bytes.fromhex(gid.replace(":", ""))
         mtu = self.context.query_port(1).active_mtu
-        endpoint = ENDPOINT.pack(MAGIC, self.mail.qp_num, mtu, 16, 0, ROCE_V2, 1, raw)
+        endpoint = ENDPOINT.pack(MAGIC, self.datagrams.qp_num, mtu, 16, 0, ROCE_V2, 1, raw)
         mine = INTRODUCTION.pack(0x5EED, os.getpid(), 1024, PASSIVE_BYTES) + endpoint
         there = store.exchange("endpoint", mine)[PEER][INTRODUCTION.size :]
-        magic, self.mail_number, mtu_there, self.reads, _, _, n_gids, gids = ENDPOINT.unpack(there)
+        magic, self.number_there, mtu_there, self.reads, _, _, n_gids, gids = ENDPOINT.unpack(there)
         assert magic == MAGIC
         self.mtu = min(mtu, mtu_there)
         self.route = AHAttr(is_global=1, port_num=1, gr=self._route(gids[: 16 * n_gids]))
@@ -167,12 +167,12 @@ class Foreign:
     # --- connections
 
     def turn(self) -> None:
-        """Take what arrived by mail; beat."""
-        _, completions = self.mail_cq.poll(N_RECEIVES)
+        """Take what arrived by datagram; beat."""
+        _, completions = self.datagram_cq.poll(N_RECEIVES)
         for done in completions:
             if done.opcode & e.IBV_WC_RECV and done.byte_len == self.slot_bytes:
                 at = done.wr_id * self.slot_bytes + GRH_BYTES
-                self._take(self.letters.read(DATAGRAM.size, at))
+                self._take(self.buffer.read(DATAGRAM.size, at))
             if done.opcode & e.IBV_WC_RECV:
                 self._offer(done.wr_id)
         # Rank 0's own record, as it wrote it here: after a farewell nothing can be sent to it.
@@ -181,8 +181,8 @@ class Foreign:
         if self.admitted and not self.gone and time.monotonic() > self.next_beat:
             self.beat()
 
-    def _take(self, letter: bytes) -> None:
-        magic, token, sender, to, queue, count, end, first, joined, answer = DATAGRAM.unpack(letter)
+    def _take(self, came: bytes) -> None:
+        magic, token, sender, to, queue, count, end, first, joined, answer = DATAGRAM.unpack(came)
         assert (magic, token, sender, to) == (MAGIC, self.token, PEER, ME)
         if count == LEFT:
             self.gone = True
@@ -198,14 +198,14 @@ class Foreign:
             self._answer(queue, ours, theirs, joined != ours.qp_num)
 
     def _answer(self, queue: int, ours: QP, theirs: int, ask: bool) -> None:
-        letter = DATAGRAM.pack(MAGIC, self.token, ME, PEER, queue, 0, ours.qp_num, 0, theirs, ask)
+        datagram = DATAGRAM.pack(MAGIC, self.token, ME, PEER, queue, 0, ours.qp_num, 0, theirs, ask)
         at = N_RECEIVES * self.slot_bytes
-        self.letters.write(letter, len(letter), at)
-        piece = SGE(self.letters.buf + at, len(letter), self.letters.lkey)
+        self.buffer.write(datagram, len(datagram), at)
+        piece = SGE(self.buffer.buf + at, len(datagram), self.buffer.lkey)
         request = SendWR(opcode=e.IBV_WR_SEND, num_sge=1, sg=[piece],
                          send_flags=e.IBV_SEND_SIGNALED)  # fmt: skip
-        request.set_wr_ud(self.address, self.mail_number, self.mail_key)
-        self.mail.post_send(request)
+        request.set_wr_ud(self.address, self.number_there, self.datagram_key)
+        self.datagrams.post_send(request)
 
     def _join(self, number: int, first_packet: int) -> QP:
         wanted = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq,

@@ -1,4 +1,4 @@
-#include "transport/verbs/mail.hpp"
+#include "transport/verbs/datagram_channel.hpp"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -13,7 +13,7 @@ constexpr std::uint32_t kReceives = 256;
 constexpr std::uint32_t kSends = 32;
 constexpr std::size_t kHeaderBytes = sizeof(ibv_grh);  // in front of every datagram that arrives
 constexpr std::size_t kSlotBytes = 256;
-static_assert(kHeaderBytes + VerbsMail::kMostBytes <= kSlotBytes);
+static_assert(kHeaderBytes + VerbsDatagramChannel::kMostBytes <= kSlotBytes);
 
 template <typename T>
 VerbsPtr<T> made(T* object, const char* what) {
@@ -23,7 +23,7 @@ VerbsPtr<T> made(T* object, const char* what) {
 
 }  // namespace
 
-VerbsMail::VerbsMail(const VerbsDevice& device, std::uint32_t key)
+VerbsDatagramChannel::VerbsDatagramChannel(const VerbsDevice& device, std::uint32_t key)
     : key_(key),
       channel_(made(verbs_library().create_comp_channel(device.context()), "an event channel")),
       arrivals_(
@@ -60,7 +60,7 @@ VerbsMail::VerbsMail(const VerbsDevice& device, std::uint32_t key)
   rearm();
 }
 
-bool VerbsMail::offer(std::uint32_t slot) {
+bool VerbsDatagramChannel::offer(std::uint32_t slot) {
   ibv_sge piece{reinterpret_cast<std::uint64_t>(buffer_.data() + slot * kSlotBytes),
                 kHeaderBytes + kMostBytes, buffer_.registered->lkey};
   ibv_recv_wr request{slot, nullptr, &piece, 1};
@@ -68,7 +68,7 @@ bool VerbsMail::offer(std::uint32_t slot) {
   return ibv_post_recv(pair_.get(), &request, &refused) == 0;
 }
 
-void VerbsMail::rearm() {
+void VerbsDatagramChannel::rearm() {
   ibv_cq* queue = nullptr;
   void* ignored = nullptr;
   unsigned events = 0;
@@ -77,7 +77,7 @@ void VerbsMail::rearm() {
   ibv_req_notify_cq(arrivals_.get(), 0);
 }
 
-bool VerbsMail::receive(void* message, std::size_t bytes) {
+bool VerbsDatagramChannel::receive(void* message, std::size_t bytes) {
   for (;;) {
     ibv_wc arrived;
     if (ibv_poll_cq(arrivals_.get(), 1, &arrived) != 1) return false;
@@ -89,12 +89,12 @@ bool VerbsMail::receive(void* message, std::size_t bytes) {
   }
 }
 
-void VerbsMail::take_departures() {
+void VerbsDatagramChannel::take_departures() {
   ibv_wc left;
   while (n_sending_ != 0 && ibv_poll_cq(departures_.get(), 1, &left) == 1) --n_sending_;
 }
 
-void VerbsMail::drain() {
+void VerbsDatagramChannel::drain() {
   const Deadline deadline = Deadline::in(0.1);
   while (n_sending_ != 0 && !deadline.passed()) {
     take_departures();
@@ -102,7 +102,8 @@ void VerbsMail::drain() {
   }
 }
 
-void VerbsMail::send(ibv_ah* to, std::uint32_t number, const void* message, std::size_t bytes) {
+void VerbsDatagramChannel::send(ibv_ah* to, std::uint32_t number, const void* message,
+                                std::size_t bytes) {
   take_departures();
   if (n_sending_ == kSends) return;
   std::byte* slot = buffer_.data() + (kReceives + next_to_send_) * kSlotBytes;

@@ -11,11 +11,11 @@ namespace pgasdl {
 
 // By one thread at a time. Once it is made nothing throws: a datagram that cannot be sent or taken
 // is one that was lost.
-class VerbsMail {
+class VerbsDatagramChannel {
  public:
   static constexpr std::size_t kMostBytes = 128;
 
-  VerbsMail(const VerbsDevice& device, std::uint32_t key);
+  VerbsDatagramChannel(const VerbsDevice& device, std::uint32_t key);
 
   std::uint32_t number() const { return pair_->qp_num; }
   int descriptor() const { return channel_->fd; }

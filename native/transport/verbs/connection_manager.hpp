@@ -13,21 +13,21 @@
 #include <vector>
 
 #include "transport/token.hpp"
-#include "transport/verbs/mail.hpp"
+#include "transport/verbs/datagram_channel.hpp"
 #include "transport/verbs/queue.hpp"
 
 namespace pgasdl {
 
-class VerbsWire {
+class VerbsConnectionManager {
  public:
   // `token`: 16 bytes that only ranks of this job know. `timeout_s`: after which one who does not
   // answer is lost.
-  VerbsWire(const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
-            const std::vector<std::unique_ptr<VerbsQueue>>& queues, double timeout_s);
+  VerbsConnectionManager(const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
+                         const std::vector<std::unique_ptr<VerbsQueue>>& queues, double timeout_s);
 
   std::string endpoint() const;
   void connect(Rank peer, const std::string& endpoint);
-  int descriptor() const { return mail_.descriptor(); }
+  int descriptor() const { return datagrams_.descriptor(); }
 
   // Somebody wants to post on `queue` to `peer`: sees to it that a connection comes about.
   void want(QueueId queue, Rank peer);
@@ -56,7 +56,7 @@ class VerbsWire {
   struct Peer {
     bool known = false;
     VerbsPath path;
-    std::uint32_t mail = 0;  // number of its UD queue pair
+    std::uint32_t datagrams = 0;  // number of its UD queue pair
     VerbsPtr<ibv_ah> address;
     std::uint32_t count = 0;
   };
@@ -71,7 +71,7 @@ class VerbsWire {
 
   Peer& peer_at(Rank peer) { return peers_[static_cast<std::size_t>(peer)]; }
   VerbsPath path_to(Rank peer, const Endpoint& there) const;
-  void take_mail();
+  void take_datagrams();
   void handle(const Message& message);
   void answer(const Message& message, VerbsConnection& connection);
   void send(Peer& peer, Message message);
@@ -89,7 +89,7 @@ class VerbsWire {
   const std::vector<std::unique_ptr<VerbsQueue>>& queues_;
   const double timeout_s_;
   std::mutex mutex_;  // of all that follows
-  VerbsMail mail_;
+  VerbsDatagramChannel datagrams_;
   std::vector<Peer> peers_;
   std::vector<Wanted> wanted_;
   std::atomic<std::size_t> n_wanted_{0};

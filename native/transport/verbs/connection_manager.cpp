@@ -1,4 +1,4 @@
-#include "transport/verbs/wire.hpp"
+#include "transport/verbs/connection_manager.hpp"
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ constexpr int kMostReads = 16;
 constexpr std::size_t kMostGids = 8;
 
 // A queue pair of another job does not get so far as to read the token.
-std::uint32_t mail_key(const std::string& token) {
+std::uint32_t datagram_key(const std::string& token) {
   std::uint32_t hash = 2166136261u;
   for (const char byte : token) hash = (hash ^ static_cast<unsigned char>(byte)) * 16777619u;
   return hash & 0x7fffffff;  // with the highest bit it would mean something else
@@ -53,9 +53,9 @@ std::uint8_t acknowledgement_timeout(double seconds) {
 
 }  // namespace
 
-struct VerbsWire::Endpoint {
+struct VerbsConnectionManager::Endpoint {
   std::uint64_t magic;
-  std::uint32_t mail;
+  std::uint32_t datagrams;
   std::uint32_t mtu;
   std::uint32_t reads;
   std::uint32_t lid;
@@ -64,20 +64,21 @@ struct VerbsWire::Endpoint {
   std::array<ibv_gid, kMostGids> gids;
 };
 
-VerbsWire::VerbsWire(const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
-                     const std::vector<std::unique_ptr<VerbsQueue>>& queues, double timeout_s)
+VerbsConnectionManager::VerbsConnectionManager(
+    const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
+    const std::vector<std::unique_ptr<VerbsQueue>>& queues, double timeout_s)
     : device_(device),
       token_(checked_token(token)),
       rank_(rank),
       queues_(queues),
       timeout_s_(timeout_s),
-      mail_(device, mail_key(token)),
+      datagrams_(device, datagram_key(token)),
       peers_(static_cast<std::size_t>(size)) {}
 
-std::string VerbsWire::endpoint() const {
+std::string VerbsConnectionManager::endpoint() const {
   Endpoint endpoint{};
   endpoint.magic = kMagic;
-  endpoint.mail = mail_.number();
+  endpoint.datagrams = datagrams_.number();
   endpoint.mtu = device_.link().active_mtu;
   endpoint.reads = most_reads(device_.limits());
   endpoint.lid = device_.link().lid;
@@ -88,7 +89,7 @@ std::string VerbsWire::endpoint() const {
   return packed(endpoint);
 }
 
-void VerbsWire::connect(Rank peer, const std::string& bytes) {
+void VerbsConnectionManager::connect(Rank peer, const std::string& bytes) {
   const auto there = unpacked<Endpoint>(bytes, "endpoint", peer);
   if (there.magic != kMagic || there.n_gids == 0 || there.n_gids > kMostGids || there.reads == 0 ||
       there.mtu < IBV_MTU_256 || there.mtu > IBV_MTU_4096) {
@@ -98,11 +99,11 @@ void VerbsWire::connect(Rank peer, const std::string& bytes) {
   const std::lock_guard lock(mutex_);
   Peer& known = peer_at(peer);
   known.path = path_to(peer, there);
-  known.mail = there.mail;
+  known.datagrams = there.datagrams;
   known.known = true;
 }
 
-VerbsPath VerbsWire::path_to(Rank peer, const Endpoint& there) const {
+VerbsPath VerbsConnectionManager::path_to(Rank peer, const Endpoint& there) const {
   if (there.link != device_.gids()[0].link) {
     throw Error(ErrorKind::kUnavailable,
                 text("rank ", peer,
@@ -142,7 +143,7 @@ VerbsPath VerbsWire::path_to(Rank peer, const Endpoint& there) const {
   return path;
 }
 
-void VerbsWire::send(Peer& peer, Message message) {
+void VerbsConnectionManager::send(Peer& peer, Message message) {
   if (peer.address == nullptr) {
     peer.address.reset(verbs_library().create_ah(device_.domain(), &peer.path.address));
     if (peer.address == nullptr) throw_system(text("a route to rank ", message.to), errno);
@@ -151,10 +152,10 @@ void VerbsWire::send(Peer& peer, Message message) {
   std::memcpy(message.token, token_.data(), kTokenBytes);
   message.from = rank_;
   message.count = peer.count;
-  mail_.send(peer.address.get(), peer.mail, message);
+  datagrams_.send(peer.address.get(), peer.datagrams, message);
 }
 
-void VerbsWire::tell(VerbsConnection& connection, bool answer) {
+void VerbsConnectionManager::tell(VerbsConnection& connection, bool answer) {
   Message message{};
   message.to = connection.peer();
   message.queue = connection.queue().id();
@@ -164,7 +165,7 @@ void VerbsWire::tell(VerbsConnection& connection, bool answer) {
   send(peer_at(connection.peer()), message);
 }
 
-void VerbsWire::want(QueueId queue, Rank peer) {
+void VerbsConnectionManager::want(QueueId queue, Rank peer) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;  // whoever posts asks again
   if (!peer_at(peer).known) {
@@ -190,21 +191,21 @@ void VerbsWire::want(QueueId queue, Rank peer) {
   n_wanted_.store(wanted_.size(), std::memory_order_relaxed);
 }
 
-void VerbsWire::progress() {
+void VerbsConnectionManager::progress() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
-  take_mail();
+  take_datagrams();
   repeat();
 }
 
-void VerbsWire::service() {
+void VerbsConnectionManager::service() {
   const std::lock_guard lock(mutex_);
-  mail_.rearm();
-  take_mail();
+  datagrams_.rearm();
+  take_datagrams();
   repeat();
 }
 
-void VerbsWire::repeat() {
+void VerbsConnectionManager::repeat() {
   const auto now = Clock::now();
   for (Wanted& wanted : wanted_) {
     VerbsConnection& connection = *wanted.connection;
@@ -224,7 +225,7 @@ void VerbsWire::repeat() {
   n_wanted_.store(wanted_.size(), std::memory_order_relaxed);
 }
 
-void VerbsWire::repeat(Wanted& wanted, Clock::time_point now) {
+void VerbsConnectionManager::repeat(Wanted& wanted, Clock::time_point now) {
   VerbsConnection& connection = *wanted.connection;
   // Counted too: a process that was stopped for a while has to ask again before it gives up.
   if (patience_over(wanted, now) && wanted.repetitions >= kLeastRepetitions) {
@@ -242,9 +243,9 @@ void VerbsWire::repeat(Wanted& wanted, Clock::time_point now) {
   wanted.next = now + wanted.interval;
 }
 
-void VerbsWire::take_mail() {
+void VerbsConnectionManager::take_datagrams() {
   Message message;
-  while (mail_.receive(message)) {
+  while (datagrams_.receive(message)) {
     try {
       handle(message);
     } catch (const Error&) {
@@ -253,7 +254,7 @@ void VerbsWire::take_mail() {
   }
 }
 
-void VerbsWire::handle(const Message& message) {
+void VerbsConnectionManager::handle(const Message& message) {
   const bool ours = message.magic == kMagic && message.to == rank_ && message.from != rank_ &&
                     std::memcmp(message.token, token_.data(), kTokenBytes) == 0 &&
                     message.queue < queues_.size() && message.from >= 0 &&
@@ -282,7 +283,7 @@ void VerbsWire::handle(const Message& message) {
   }
 }
 
-void VerbsWire::answer(const Message& message, VerbsConnection& connection) {
+void VerbsConnectionManager::answer(const Message& message, VerbsConnection& connection) {
   if (connection.there().number == 0) {
     connection.join(peer_at(message.from).path, message.end);
   } else if (connection.there().number != message.end.number) {
@@ -293,7 +294,7 @@ void VerbsWire::answer(const Message& message, VerbsConnection& connection) {
   if (message.answer != 0) tell(connection, !joined);
 }
 
-void VerbsWire::give_up_all(Rank peer, std::uint32_t count) {
+void VerbsConnectionManager::give_up_all(Rank peer, std::uint32_t count) {
   peer_at(peer).count = count;
   for (const auto& queue : queues_) {
     VerbsConnection* connection = queue->find(peer);
@@ -309,7 +310,7 @@ void VerbsWire::give_up_all(Rank peer, std::uint32_t count) {
   }
 }
 
-void VerbsWire::reconnect(Rank peer) {
+void VerbsConnectionManager::reconnect(Rank peer) {
   const std::lock_guard lock(mutex_);
   const std::uint32_t count = peer_at(peer).count;
   if (count == kLeft) return;
@@ -317,7 +318,7 @@ void VerbsWire::reconnect(Rank peer) {
   for (const auto& queue : queues_) queue->drop_faults(peer);
 }
 
-void VerbsWire::leave() {
+void VerbsConnectionManager::leave() {
   const std::lock_guard lock(mutex_);
   try {
     for (std::size_t number = 0; number < peers_.size(); ++number) {
@@ -327,7 +328,7 @@ void VerbsWire::leave() {
       Message farewell{};
       farewell.to = static_cast<Rank>(number);
       send(peer, farewell);
-      mail_.drain();
+      datagrams_.drain();
     }
   } catch (const Error&) {
     // They will notice.
