@@ -1,4 +1,4 @@
-// MPI: segment descriptions, and letters. The library below MpiWorld is one that says yes to
+// MPI: segment descriptions, and messages. The library below MpiWorld is one that says yes to
 // everything and delivers what the input says, since no MPI can be made to.
 #include <algorithm>
 #include <memory>
@@ -7,7 +7,7 @@
 #include "fuzz.hpp"
 #include "memory/region.hpp"
 #include "pgas/segment.hpp"
-#include "transport/mpi/circle.hpp"
+#include "transport/mpi/window_group.hpp"
 
 namespace pgasdl::fuzz {
 namespace {
@@ -18,7 +18,7 @@ constexpr std::uint32_t kNotifications = 16;
 class Library final : public MpiLibrary {
  public:
   Library() : MpiLibrary(Constants{}) {}
-  std::string letter;  // comes next, unless empty
+  std::string message;  // comes next, unless empty
   std::byte* memory = nullptr;
   std::uint64_t bytes = 0;
   std::vector<std::string> sent;
@@ -40,13 +40,13 @@ class Library final : public MpiLibrary {
     return 0;
   }
   int probe(Handle, bool* there, Handle*, int* source) override {
-    *there = !letter.empty();
+    *there = !message.empty();
     *source = 1;
     return 0;
   }
   int receive(void* to, int most, Handle*, Handle*) override {
-    std::memcpy(to, letter.data(), std::min(letter.size(), static_cast<std::size_t>(most)));
-    letter.clear();
+    std::memcpy(to, message.data(), std::min(message.size(), static_cast<std::size_t>(most)));
+    message.clear();
     return 0;
   }
   int allocate(std::uint64_t n, bool, Handle, void** base, Handle* window) override {
@@ -98,11 +98,11 @@ void run(Input& input) {
   Segment theirs(1, kBytes, kNotifications, nullptr, 2);
   const std::string mine = world->publish(segment.local(), kMembers, false);
   const std::string genuine = other->publish(theirs.local(), kMembers, false);
-  MpiLetter come{};
-  come.kind = MpiLetter::Kind::kCome;
+  MpiHeader come{};
+  come.kind = MpiHeader::Kind::kCome;
   const auto* described = reinterpret_cast<const MpiDescription*>(mine.data());
-  come.board = {described->circle, described->ticket};
-  library.letter.assign(reinterpret_cast<const char*>(&come), sizeof come);
+  come.board = {described->group, described->ticket};
+  library.message.assign(reinterpret_cast<const char*>(&come), sizeof come);
   std::vector<RemoteSegment> remotes(2);
   const bool attached = accepted([&] {
     remotes[1] = MpiWorld::attach(1, input.words(genuine));
@@ -118,14 +118,14 @@ void run(Input& input) {
   const LocalSegment& local = segment.local();
   if (library.memory == nullptr) return;  // it has chosen windows over memory that is there
   while (!input.empty()) {
-    MpiLetter letter{};
-    letter.kind = MpiLetter::Kind::kFlag;
-    letter.data = letter.board = name;
-    letter.value = 0xffffffff;
-    letter.bytes = 8;
-    std::string words(reinterpret_cast<const char*>(&letter), sizeof letter);
+    MpiHeader header{};
+    header.kind = MpiHeader::Kind::kFlag;
+    header.data = header.board = name;
+    header.value = 0xffffffff;
+    header.bytes = 8;
+    std::string words(reinterpret_cast<const char*>(&header), sizeof header);
     words.append(8, '\xff');
-    library.letter = input.words(words);
+    library.message = input.words(words);
     world->receive();
     REQUIRE(library.sent.size() <= 1);  // an answer to a question, when the next is taken
     library.sent.clear();

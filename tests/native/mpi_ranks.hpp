@@ -37,7 +37,7 @@ struct MpiMachine {
     std::size_t freed = 0;
   };
 
-  explicit MpiMachine(int size) : mail(static_cast<std::size_t>(size)) {
+  explicit MpiMachine(int size) : messages(static_cast<std::size_t>(size)) {
     communicators.emplace_back();
     communicators.emplace_back();  // 1: of all
     for (int rank = 0; rank < size; ++rank) communicators[1].push_back(rank);
@@ -50,7 +50,7 @@ struct MpiMachine {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::deque<Message>> mail;  // by receiver
+  std::vector<std::deque<Message>> messages;  // by receiver
   std::vector<std::vector<int>> communicators;
   std::map<std::pair<std::uint64_t, std::size_t>, Round> rounds;
   std::map<std::uint64_t, Window> windows;
@@ -58,7 +58,7 @@ struct MpiMachine {
   // Called without the mutex: by a rank whose last collective of making a window has ended and
   // has not returned yet; and of a message that a rank has taken.
   std::function<void(int)> made = [](int) {};
-  std::function<void(int, const MpiLetter&)> taken = [](int, const MpiLetter&) {};
+  std::function<void(int, const MpiHeader&)> taken = [](int, const MpiHeader&) {};
 };
 
 class MpiThread final : public MpiLibrary {
@@ -98,14 +98,15 @@ class MpiThread final : public MpiLibrary {
   int isend(const void* from, int bytes, int peer, Handle, Handle* request) override {
     const auto* begin = static_cast<const std::byte*>(from);
     const std::lock_guard lock(machine_->mutex);
-    machine_->mail.at(static_cast<std::size_t>(peer)).push_back({rank_, {begin, begin + bytes}});
+    machine_->messages.at(static_cast<std::size_t>(peer))
+        .push_back({rank_, {begin, begin + bytes}});
     machine_->changed.notify_all();
     *request = 0;
     return 0;
   }
   int probe(Handle, bool* there, Handle* message, int* source) override {
     const std::lock_guard lock(machine_->mutex);
-    auto& mine = machine_->mail.at(static_cast<std::size_t>(rank_));
+    auto& mine = machine_->messages.at(static_cast<std::size_t>(rank_));
     *there = !mine.empty();
     if (!*there) return 0;
     *source = mine.front().from;
@@ -121,10 +122,10 @@ class MpiThread final : public MpiLibrary {
       content = std::move(probed_.at(*message));
       probed_.erase(*message);
     }
-    CHECK(content.size() <= static_cast<std::size_t>(bytes) && content.size() >= sizeof(MpiLetter));
+    CHECK(content.size() <= static_cast<std::size_t>(bytes) && content.size() >= sizeof(MpiHeader));
     std::memcpy(to, content.data(), content.size());
     *request = 0;
-    machine_->taken(rank_, *static_cast<const MpiLetter*>(to));
+    machine_->taken(rank_, *static_cast<const MpiHeader*>(to));
     return 0;
   }
 

@@ -29,7 +29,7 @@ struct Mpi {
 };
 
 constexpr std::uint32_t kFirst = 77;
-constexpr std::uint32_t kLetters = 5;
+constexpr std::uint32_t kMessages = 5;
 
 // Rank 0 is on its way out of the call that made a segment, and another of its threads takes what
 // rank 1, which is out already, has written there: `bound` has two windows, data and board.
@@ -39,9 +39,9 @@ void what_comes_while_a_segment_is_made(bool bound) {
   std::condition_variable changed;
   std::uint32_t n_taken = 0;
   bool armed = false;
-  mpi.machine->taken = [&](int rank, const MpiLetter& letter) {
-    if (rank != 0 || letter.kind != MpiLetter::Kind::kFlag) return;
-    if (letter.notification < kFirst || letter.notification >= kFirst + kLetters) return;
+  mpi.machine->taken = [&](int rank, const MpiHeader& header) {
+    if (rank != 0 || header.kind != MpiHeader::Kind::kFlag) return;
+    if (header.notification < kFirst || header.notification >= kFirst + kMessages) return;
     const std::lock_guard lock(mutex);
     ++n_taken;
     changed.notify_all();
@@ -51,7 +51,7 @@ void what_comes_while_a_segment_is_made(bool bound) {
     if (rank != 0 || !armed) return;
     armed = false;
     // The last one is taken before those before it are known to be where they belong.
-    CHECK(changed.wait_for(lock, std::chrono::seconds(20), [&] { return n_taken == kLetters; }));
+    CHECK(changed.wait_for(lock, std::chrono::seconds(20), [&] { return n_taken == kMessages; }));
   };
   run(2, mpi.settings, [&](Local& local) {
     std::vector<std::uint64_t> memory(64);
@@ -64,7 +64,7 @@ void what_comes_while_a_segment_is_made(bool bound) {
     local.barrier();
     const auto segment = local.segment(512, 128, own);
     if (local.rank() == 1) {
-      for (std::uint32_t number = 0; number < kLetters; ++number) {
+      for (std::uint32_t number = 0; number < kMessages; ++number) {
         items<std::uint64_t>(segment)[number] = 1000 + number;
         const Slice from{segment, 8 * number, 8};
         const Slice to{segment, 256 + 8 * number, 8};
@@ -74,8 +74,8 @@ void what_comes_while_a_segment_is_made(bool bound) {
       }
       local.flush();
     } else {
-      CHECK(n_taken == kLetters);
-      for (std::uint32_t number = 0; number < kLetters; ++number) {
+      CHECK(n_taken == kMessages);
+      for (std::uint32_t number = 0; number < kMessages; ++number) {
         CHECK(local.await(*segment, kFirst + number) == 3);
         CHECK(items<std::uint64_t>(segment, 256)[number] == 1000 + number);
       }
@@ -89,7 +89,7 @@ void what_comes_for_a_deleted_segment() {
   Mpi mpi(2);
   run(2, mpi.settings, [&](Local& local) {
     const auto kept = local.segment(64, 8);
-    for (int turn = 0; turn < 50; ++turn) {
+    for (int round = 0; round < 50; ++round) {
       auto gone = local.segment(64, 8);
       if (local.rank() == 0) {
         Group::delete_segment(local.context, *gone);
@@ -113,11 +113,11 @@ void groups_of_the_same_ranks_at_once() {
     const std::vector<std::shared_ptr<Group>> groups{local.group({0, 1, 2}),
                                                      local.group({0, 1, 2})};
     const auto work = [&](std::size_t which) {
-      for (std::uint64_t turn = 0; turn < 20; ++turn) {
+      for (std::uint64_t round = 0; round < 20; ++round) {
         std::shared_ptr<Segment> segment;
         CHECK(groups[which]->create_segment(64 * (which + 1), 8, nullptr, soon(), segment) ==
               Outcome::kDone);
-        const std::uint64_t content = 1000 * (turn + 1) + which;
+        const std::uint64_t content = 1000 * (round + 1) + which;
         items<std::uint64_t>(segment)[0] = content;
         const Slice from{segment, 0, 8};
         const Slice to{segment, 8, 8};

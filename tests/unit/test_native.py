@@ -107,11 +107,11 @@ SEEDED = [
         "native/transport/mpi/window.cpp",
         """  give_name(window, segment);
           // Tells also that everybody's memory is zero by now, open, and can be named.
-          std::vector<std::uint64_t> shifts(circle.members.size());
-          library_->check(library_->allgather(shift, shifts.data(), circle.communicator),
+          std::vector<std::uint64_t> shifts(group.members.size());
+          library_->check(library_->allgather(shift, shifts.data(), group.communicator),
                           "MPI_Allgather", -1);""",
-        "std::vector<std::uint64_t> shifts(circle.members.size());\n"
-        "library_->allgather(shift, shifts.data(), circle.communicator);\n"
+        "std::vector<std::uint64_t> shifts(group.members.size());\n"
+        "library_->allgather(shift, shifts.data(), group.communicator);\n"
         "give_name(window, segment);",
         "test_mpi",
         CHECK_FAILED,

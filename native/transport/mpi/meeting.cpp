@@ -3,56 +3,56 @@
 #include <algorithm>
 #include <cstring>
 
-#include "transport/mpi/circle.hpp"
+#include "transport/mpi/window_group.hpp"
 
 namespace pgasdl {
 namespace {
 
-// No letter of ours is otherwise; whatever else comes by this communicator harms no memory.
-bool inside(const MpiLetter& letter, std::uint64_t bytes) {
-  return letter.kind == MpiLetter::Kind::kFlag && letter.bytes <= MpiMail::kMostBytes &&
-         letter.bytes <= bytes && letter.offset <= bytes - letter.bytes;
+// No message of ours is otherwise; whatever else comes by this communicator harms no memory.
+bool inside(const MpiHeader& header, std::uint64_t bytes) {
+  return header.kind == MpiHeader::Kind::kFlag && header.bytes <= MpiEagerChannel::kMostBytes &&
+         header.bytes <= bytes && header.offset <= bytes - header.bytes;
 }
 
 }  // namespace
 
-bool MpiWorld::send(Rank peer, const MpiLetter& letter, const std::byte* bytes) {
-  const std::lock_guard lock(mail_mutex_);
-  return mail_.send(peer, letter, bytes);
+bool MpiWorld::send(Rank peer, const MpiHeader& header, const std::byte* bytes) {
+  const std::lock_guard lock(eager_mutex_);
+  return eager_.send(peer, header, bytes);
 }
 
 bool MpiWorld::answered(Rank peer, std::uint64_t& question) {
-  const std::lock_guard lock(mail_mutex_);
+  const std::lock_guard lock(eager_mutex_);
   if (question == 0) {
-    MpiLetter letter{};
-    letter.kind = MpiLetter::Kind::kAsk;
-    letter.question = questions_ + 1;
-    if (!mail_.send(peer, letter, nullptr)) return false;
+    MpiHeader header{};
+    header.kind = MpiHeader::Kind::kAsk;
+    header.question = questions_ + 1;
+    if (!eager_.send(peer, header, nullptr)) return false;
     question = ++questions_;
   }
   return answers_[peer] >= question;
 }
 
 bool MpiWorld::receive() {
-  const std::unique_lock mine(mail_mutex_, std::try_to_lock);
+  const std::unique_lock mine(eager_mutex_, std::try_to_lock);
   if (!mine.owns_lock()) return false;  // another thread is at it
   send_unsent();
-  const MpiLetter* letter = mail_.receive();
-  if (letter == nullptr) return false;
-  const Rank sender = mail_.sender();
-  switch (letter->kind) {
-    case MpiLetter::Kind::kFlag:
-      deliver(*letter);
+  const MpiHeader* header = eager_.receive();
+  if (header == nullptr) return false;
+  const Rank sender = eager_.sender();
+  switch (header->kind) {
+    case MpiHeader::Kind::kFlag:
+      deliver(*header);
       break;
-    case MpiLetter::Kind::kAsk:
+    case MpiHeader::Kind::kAsk:
       unsent_.emplace_back(
-          sender, MpiLetter{.kind = MpiLetter::Kind::kAnswer, .question = letter->question});
+          sender, MpiHeader{.kind = MpiHeader::Kind::kAnswer, .question = header->question});
       break;
-    case MpiLetter::Kind::kAnswer:
-      answers_[sender] = letter->question;
+    case MpiHeader::Kind::kAnswer:
+      answers_[sender] = header->question;
       break;
     default:
-      hear(*letter, sender);
+      hear(*header, sender);
   }
   return true;
 }
@@ -60,10 +60,10 @@ bool MpiWorld::receive() {
 void MpiWorld::send_unsent() {
   std::set<Rank> full;  // what is for them keeps its order
   std::erase_if(unsent_, [&](const auto& unsent) {
-    const auto& [peer, letter] = unsent;
+    const auto& [peer, header] = unsent;
     if (full.contains(peer)) return false;
     try {
-      if (mail_.send(peer, letter, nullptr)) return true;
+      if (eager_.send(peer, header, nullptr)) return true;
     } catch (const Error&) {
       return true;  // of a peer that is lost
     }
@@ -72,18 +72,18 @@ void MpiWorld::send_unsent() {
   });
 }
 
-void MpiWorld::deliver(const MpiLetter& letter) {
+void MpiWorld::deliver(const MpiHeader& header) {
   const std::lock_guard lock(mutex_);
   // A window without a name is not there any more, and nobody looks at its memory (give_name).
-  const auto data = named_.find(letter.data);
-  if (letter.bytes > 0 && data != named_.end()) {
-    if (!inside(letter, data->second->own_bytes)) return;
-    std::memcpy(data->second->own + letter.offset, mail_.bytes(), letter.bytes);
+  const auto data = named_.find(header.data);
+  if (header.bytes > 0 && data != named_.end()) {
+    if (!inside(header, data->second->own_bytes)) return;
+    std::memcpy(data->second->own + header.offset, eager_.bytes(), header.bytes);
   }
-  const auto board = named_.find(letter.board);
-  if (board != named_.end() && letter.notification < board->second->own_notifications) {
-    FlagWord& flag = board->second->own_board[letter.notification];
-    flag.store(letter.value, std::memory_order_release);
+  const auto board = named_.find(header.board);
+  if (board != named_.end() && header.notification < board->second->own_notifications) {
+    FlagWord& flag = board->second->own_board[header.notification];
+    flag.store(header.value, std::memory_order_release);
   }
 }
 
@@ -91,30 +91,30 @@ void MpiWorld::deliver(const MpiLetter& letter) {
 // members tell their first that they come and that they leave; it opens the meeting when all are
 // there at once. Nobody leaves before it knows that the first one does not count on it.
 
-void MpiWorld::hear(const MpiLetter& letter, Rank sender) {
-  const MpiWindowName& name = letter.board;
-  if (letter.kind == MpiLetter::Kind::kCome) {
+void MpiWorld::hear(const MpiHeader& header, Rank sender) {
+  const MpiWindowName& name = header.board;
+  if (header.kind == MpiHeader::Kind::kCome) {
     Meeting& meeting = meetings_[name];
     meeting.came.insert(sender);
     open(name, meeting);
     return;
   }
   const auto found = meetings_.find(name);
-  if (letter.kind == MpiLetter::Kind::kLeave) {
+  if (header.kind == MpiHeader::Kind::kLeave) {
     if (found != meetings_.end()) {
       if (found->second.number != 0) return;  // too late, as it will hear
       found->second.came.erase(sender);
     }
-    tell(sender, MpiLetter::Kind::kLeft, name, 0);
+    tell(sender, MpiHeader::Kind::kLeft, name, 0);
   } else if (found != meetings_.end()) {
-    if (letter.kind == MpiLetter::Kind::kGo) found->second.number = letter.question;
-    if (letter.kind == MpiLetter::Kind::kLeft) found->second.left = true;
+    if (header.kind == MpiHeader::Kind::kGo) found->second.number = header.question;
+    if (header.kind == MpiHeader::Kind::kLeft) found->second.left = true;
   }
 }
 
-void MpiWorld::tell(Rank peer, MpiLetter::Kind kind, const MpiWindowName& meeting,
+void MpiWorld::tell(Rank peer, MpiHeader::Kind kind, const MpiWindowName& meeting,
                     std::uint64_t number) {
-  unsent_.emplace_back(peer, MpiLetter{.kind = kind, .question = number, .board = meeting});
+  unsent_.emplace_back(peer, MpiHeader{.kind = kind, .question = number, .board = meeting});
 }
 
 void MpiWorld::open(const MpiWindowName& name, Meeting& meeting) {
@@ -122,8 +122,8 @@ void MpiWorld::open(const MpiWindowName& name, Meeting& meeting) {
     return meeting.came.contains(peer) && !gone_[static_cast<std::size_t>(peer)].load();
   };
   if (!meeting.here || meeting.number != 0 || !std::ranges::all_of(meeting.expected, came)) return;
-  meeting.number = ++n_opened_[name.circle];
-  for (const Rank peer : meeting.expected) tell(peer, MpiLetter::Kind::kGo, name, meeting.number);
+  meeting.number = ++n_opened_[name.group];
+  for (const Rank peer : meeting.expected) tell(peer, MpiHeader::Kind::kGo, name, meeting.number);
 }
 
 // Hears what comes until the meeting is so; false: not by the deadline.
@@ -132,12 +132,12 @@ bool MpiWorld::listen(const MpiWindowName& name, Until&& until, Deadline deadlin
                       const std::function<void()>& help) {
   for (;;) {
     {
-      std::unique_lock<std::mutex> turn;
-      while (try_turn(turn) && receive()) {
+      std::unique_lock<std::mutex> serial;
+      while (try_serialize(serial) && receive()) {
       }
     }
     {
-      const std::lock_guard lock(mail_mutex_);
+      const std::lock_guard lock(eager_mutex_);
       // What this rank has to say about it was sent: MPI's calls, which follow, send nothing.
       const bool said = std::ranges::none_of(
           unsent_, [&](const auto& unsent) { return unsent.second.board == name; });
@@ -151,10 +151,10 @@ bool MpiWorld::listen(const MpiWindowName& name, Until&& until, Deadline deadlin
 
 std::uint64_t MpiWorld::meet(const MpiWindow& window, Deadline deadline,
                              const std::function<void()>& help) {
-  const MpiWindowName name = window.pending->meeting(*window.circle);
+  const MpiWindowName name = window.pending->meeting(*window.group);
   const std::vector<Rank>& members = window.ranks();
   {
-    const std::lock_guard lock(mail_mutex_);
+    const std::lock_guard lock(eager_mutex_);
     Meeting& meeting = meetings_[name];
     if (!meeting.here) {
       meeting.here = true;
@@ -163,22 +163,22 @@ std::uint64_t MpiWorld::meet(const MpiWindow& window, Deadline deadline,
         meeting.expected.assign(members.begin() + 1, members.end());
         open(name, meeting);
       } else {
-        tell(members.front(), MpiLetter::Kind::kCome, name, 0);
+        tell(members.front(), MpiHeader::Kind::kCome, name, 0);
       }
     }
   }
   const auto opened = [](const Meeting& meeting) { return meeting.number != 0; };
   if (!listen(name, opened, deadline, help)) return 0;
-  const std::lock_guard lock(mail_mutex_);
+  const std::lock_guard lock(eager_mutex_);
   return meetings_.extract(name).mapped().number;
 }
 
 // The same where all were there before this rank could leave.
 std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()>& help) {
-  const MpiWindowName name = window.pending->meeting(*window.circle);
+  const MpiWindowName name = window.pending->meeting(*window.group);
   const Rank first = window.ranks().front();
   {
-    const std::lock_guard lock(mail_mutex_);
+    const std::lock_guard lock(eager_mutex_);
     const auto found = meetings_.find(name);
     if (found == meetings_.end() || !found->second.here) return 0;
     Meeting& meeting = found->second;
@@ -186,12 +186,12 @@ std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()
       meeting.left = true;
       meeting.here = meeting.number != 0;
     } else if (meeting.number == 0) {
-      tell(first, MpiLetter::Kind::kLeave, name, 0);
+      tell(first, MpiHeader::Kind::kLeave, name, 0);
     }
   }
   const auto known = [](const Meeting& meeting) { return meeting.number != 0 || meeting.left; };
   (void)listen(name, known, Deadline::in(kPatience), help);
-  const std::lock_guard lock(mail_mutex_);
+  const std::lock_guard lock(eager_mutex_);
   Meeting& meeting = meetings_.at(name);
   meeting.here = false;
   const std::uint64_t number = meeting.number;
@@ -204,13 +204,13 @@ std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()
 void MpiWorld::meet_all(Deadline deadline, const std::function<void()>& help) {
   MpiLibrary::Handle request = kNoHandle;
   {
-    const auto lock = turn();
+    const auto lock = serialize();
     library_->check(library_->ibarrier(communicator_, &request), "MPI_Ibarrier", -1);
   }
   for (;;) {
     bool done = false;
     {
-      const auto lock = turn();
+      const auto lock = serialize();
       library_->check(library_->test(&request, &done), "MPI_Ibarrier", -1);
     }
     if (done) return;

@@ -19,9 +19,9 @@ bool mapped(std::span<const Transfer> transfers) {
   });
 }
 
-// What a letter takes along: one short write.
+// What a message takes along: one short write.
 bool goes_with(const RemoteFlag& flag, std::span<const Transfer> transfers) {
-  return transfers.size() == 1 && transfers[0].bytes <= MpiMail::kMostBytes &&
+  return transfers.size() == 1 && transfers[0].bytes <= MpiEagerChannel::kMostBytes &&
          !reach(*flag.remote).member().mapped();
 }
 
@@ -93,7 +93,7 @@ void MpiTransport::atomic_here(const Atomic& atomic) {
     processor_atomic(atomic, atomic.remote->data);
     return;
   }
-  const auto turn = world_->turn();
+  const auto serial = world_->serialize();
   run(atomic, *window, window->own_index);
 }
 
@@ -231,8 +231,8 @@ void MpiTransport::activate(Connection& connection) {
   if (connection.operations.empty()) return;
   connection.busy.store(true, std::memory_order_release);
   // The thread that sends heartbeats must not wait for one that a lost peer keeps in MPI.
-  std::unique_lock<std::mutex> turn;
-  if (world_->may_call() && world_->try_turn(turn)) {
+  std::unique_lock<std::mutex> serial;
+  if (world_->may_call() && world_->try_serialize(serial)) {
     begin(connection);
     // What needs no flush leaves at once.
     const bool leaves =

@@ -1,17 +1,17 @@
 // MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
 //
-// A flag goes out as a message (mpi_mail.hpp) once the writes before it were flushed, and a short
-// write with it. Each request of a queue to a peer takes its place in their connection: longer
-// writes are under way together, and whoever calls progress() looks whether those before a flag
-// have left, flushes, and sends the flag. That flush is the one thing that may wait for the peer's
-// MPI to be called, beside atomics: MPI has none that only asks.
+// A flag goes out as a message (eager_channel.hpp) once the writes before it were flushed, and a
+// short write with it. Each request of a queue to a peer takes its place in their connection:
+// longer writes are under way together, and whoever calls progress() looks whether those before a
+// flag have left, flushes, and sends the flag. That flush is the one thing that may wait for the
+// peer's MPI to be called, beside atomics: MPI has none that only asks.
 //
 // Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
 // plans load and store there, and writes and flags are our own stores, as MPI allows for such
 // windows: MPI_Put copies there, too, but at a third of the speed.
 //
-// MPI progresses when it is called: by waits, by turns, by the thread that watches over the ranks
-// at every heartbeat.
+// MPI progresses when it is called: by waits, by the executor, by the thread that watches over the
+// ranks at every heartbeat.
 #pragma once
 
 #include <atomic>
@@ -90,7 +90,7 @@ class MpiTransport final : public Transport {
     };
     std::vector<Written> written;        // since the last flush
     std::atomic<bool> unflushed{false};  // there is any
-    bool lettered = false;               // letters were sent that may not have been read
+    bool unread = false;                 // messages were sent that may not have been read
     std::uint64_t question = 0;          // that asks whether they were
     std::atomic<bool> busy{false};       // there are operations
     bool listed = false;                 // among the active
@@ -104,7 +104,7 @@ class MpiTransport final : public Transport {
   void atomic_here(const Atomic& atomic);
   void run(const Atomic& atomic, const MpiWindow& window, int target);
   bool send_flag(Connection& connection, const Operation& operation);
-  bool letters_read(Connection& connection);
+  bool messages_read(Connection& connection);
   void flush(Connection& connection);
   static void forget_written(Connection& connection);
   static void settle(Connection& connection);

@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint64_t kTicksBetweenHelp = 1000;
 // Where all windows are mapped nothing comes but of meetings.
 constexpr std::uint64_t kTicksBetweenLooks = 1000 * 1000;
-constexpr int kLettersAtOnce = 16;
+constexpr int kMessagesAtOnce = 16;
 
 }  // namespace
 
@@ -38,8 +38,8 @@ bool MpiTransport::send_flag(Connection& connection, const Operation& operation)
     member.board()[operation.notification].store(operation.value, std::memory_order_release);
     return true;
   }
-  const MpiLetter letter{
-      .kind = MpiLetter::Kind::kFlag,
+  const MpiHeader header{
+      .kind = MpiHeader::Kind::kFlag,
       .question = 0,
       .data = operation.data == nullptr ? MpiWindowName{} : operation.data->name(),
       .offset = operation.offset,
@@ -47,17 +47,17 @@ bool MpiTransport::send_flag(Connection& connection, const Operation& operation)
       .notification = operation.notification,
       .value = operation.value,
       .bytes = static_cast<std::uint64_t>(operation.bytes)};
-  if (!world_->send(connection.peer, letter, operation.here)) return false;
-  connection.lettered = true;
+  if (!world_->send(connection.peer, header, operation.here)) return false;
+  connection.unread = true;
   return true;
 }
 
-// What is read is what earlier letters wrote, which MPI_Rget would overtake.
-bool MpiTransport::letters_read(Connection& connection) {
-  if (!connection.lettered) return true;
+// What is read is what earlier messages wrote, which MPI_Rget would overtake.
+bool MpiTransport::messages_read(Connection& connection) {
+  if (!connection.unread) return true;
   if (!world_->answered(connection.peer, connection.question)) return false;
   connection.question = 0;
-  connection.lettered = false;
+  connection.unread = false;
   return true;
 }
 
@@ -84,7 +84,7 @@ void MpiTransport::settle(Connection& connection) {
 }
 
 // Writes and reads begin together; the others keep their place until they are the first, and so do
-// reads after letters.
+// reads after messages.
 void MpiTransport::begin(Connection& connection) {
   using Kind = Operation::Kind;
   MpiLibrary& library = world_->library();
@@ -102,7 +102,7 @@ void MpiTransport::begin(Connection& connection) {
       if (!known) connection.written.push_back({operation.window, operation.target});
       connection.unflushed.store(true, std::memory_order_release);
     } else if (operation.kind == Kind::kGet) {
-      if (connection.flags_ahead > 0 || !letters_read(connection)) return;
+      if (connection.flags_ahead > 0 || !messages_read(connection)) return;
       const MpiWorld::Blocking blocking(*world_, "MPI_Rget");
       library.check(library.rget(operation.here, operation.bytes, operation.target, operation.at,
                                  operation.window->data, &operation.request),
@@ -136,8 +136,8 @@ bool MpiTransport::finish(Connection& connection, Operation& operation) {
   return done;
 }
 
-// As far as it goes. Holding its mutex, and the turn. One test moves all that is under way in the
-// library, so only the oldest is asked about.
+// As far as it goes. Holding its mutex, and serialize(). One test moves all that is under way in
+// the library, so only the oldest is asked about.
 void MpiTransport::advance(Connection& connection) {
   std::deque<Operation>& operations = connection.operations;
   begin(connection);
@@ -179,7 +179,7 @@ void MpiTransport::raise_fault(Connection& connection) {
 }
 
 bool MpiTransport::complete(QueueId queue) {
-  // Heartbeats, too: whoever writes and waits all the time leaves their thread no turn.
+  // Heartbeats, too: whoever writes and waits all the time leaves their thread no time.
   if (n_active_.load(std::memory_order_relaxed) != 0) progress();
   bool all = true;
   for (Rank peer = 0; peer < world_->size(); ++peer) {
@@ -191,8 +191,8 @@ bool MpiTransport::complete(QueueId queue) {
       continue;
     }
     raise_fault(connection);
-    std::unique_lock<std::mutex> turn;
-    if (world_->may_call() && world_->try_turn(turn)) {
+    std::unique_lock<std::mutex> serial;
+    if (world_->may_call() && world_->try_serialize(serial)) {
       if (move(connection) && connection.busy.load(std::memory_order_relaxed) &&
           connection.fault == nullptr) {
         settle(connection);
@@ -217,8 +217,8 @@ void MpiTransport::progress() {
     }
     const std::unique_lock lock(connection->mutex, std::try_to_lock);
     if (!lock.owns_lock()) continue;
-    std::unique_lock<std::mutex> turn;
-    if (!world_->try_turn(turn)) return;
+    std::unique_lock<std::mutex> serial;
+    if (!world_->try_serialize(serial)) return;
     if (!move(*connection)) continue;
     // Those who may not call MPI wait for this one to finish their work.
     if (world_->one_thread() && connection->fault == nullptr) settle(*connection);
@@ -235,9 +235,9 @@ void MpiTransport::help_library() {
   const std::uint64_t pause = world_->needs_help() ? kTicksBetweenHelp : kTicksBetweenLooks;
   if (now - helped_.load(std::memory_order_relaxed) < pause) return;
   helped_.store(now, std::memory_order_relaxed);
-  std::unique_lock<std::mutex> turn;
-  if (!world_->try_turn(turn)) return;
-  for (int letters = 0; letters < kLettersAtOnce && world_->receive(); ++letters) {
+  std::unique_lock<std::mutex> serial;
+  if (!world_->try_serialize(serial)) return;
+  for (int messages = 0; messages < kMessagesAtOnce && world_->receive(); ++messages) {
   }
 }
 

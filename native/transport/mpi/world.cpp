@@ -5,12 +5,12 @@
 
 #include "memory/region.hpp"
 #include "sys/packed.hpp"
-#include "transport/mpi/circle.hpp"
+#include "transport/mpi/window_group.hpp"
 
 namespace pgasdl {
 namespace {
 
-constexpr std::size_t kShortest = offsetof(MpiDescription, told);
+constexpr std::size_t kShortest = offsetof(MpiDescription, dropped);
 
 std::uint64_t key_of(const std::vector<Rank>& members) {
   std::uint64_t key = 14695981039346656037u;  // FNV-1a
@@ -25,11 +25,11 @@ std::uint64_t key_of(const std::vector<Rank>& members) {
 MpiDescription parsed(Rank peer, const std::string& bytes) {
   MpiDescription theirs{};
   if (bytes.size() >= kShortest) std::memcpy(&theirs, bytes.data(), kShortest);
-  if (bytes.size() < kShortest || theirs.n_told > kMostTold ||
-      bytes.size() != kShortest + 8 * theirs.n_told) {
+  if (bytes.size() < kShortest || theirs.n_dropped > kMostDropped ||
+      bytes.size() != kShortest + 8 * theirs.n_dropped) {
     throw_malformed("segment description", peer);
   }
-  std::memcpy(theirs.told, bytes.data() + kShortest, 8 * theirs.n_told);
+  std::memcpy(theirs.dropped, bytes.data() + kShortest, 8 * theirs.n_dropped);
   return theirs;
 }
 
@@ -45,7 +45,7 @@ MpiWorld::MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Ran
                    std::set<Rank> near, Threads threads)
     : library_(std::move(library)),
       communicator_(communicator),
-      mail_(*library_, communicator),
+      eager_(*library_, communicator),
       rank_(rank),
       size_(size),
       near_(std::move(near)),
@@ -59,7 +59,7 @@ std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> membe
   std::vector<Rank> ranks(members.begin(), members.end());
   std::sort(ranks.begin(), ranks.end());
   MpiDescription mine{};
-  mine.circle = key_of(ranks);
+  mine.group = key_of(ranks);
   mine.bytes = segment.bytes;
   mine.notifications = segment.notifications;
   mine.bound = segment.bound;
@@ -67,22 +67,22 @@ std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> membe
   if (ranks.size() > 1) {
     const std::lock_guard lock(mutex_);
     mine.ticket = ++n_published_;
-    auto& circle = circles_[ranks];
-    if (circle == nullptr) {
-      circle = std::make_unique<MpiCircle>();
-      circle->members = ranks;
-      circle->key = mine.circle;
-      if (static_cast<Rank>(ranks.size()) == size_) circle->communicator = communicator_;
+    auto& group = window_groups_[ranks];
+    if (group == nullptr) {
+      group = std::make_unique<MpiWindowGroup>();
+      group->members = ranks;
+      group->key = mine.group;
+      if (static_cast<Rank>(ranks.size()) == size_) group->communicator = communicator_;
     }
     auto window = std::make_shared<MpiWindow>(shared_from_this());
-    window->circle = circle.get();
+    window->group = group.get();
     window->members.resize(ranks.size());
     auto pending = std::make_unique<MpiPending>();
     pending->created = created;
-    for (const auto& [number, dropped] : circle->dropped) {
-      if (mine.n_told == kMostTold) break;
-      mine.told[mine.n_told++] = number;
-      pending->told.insert(number);
+    for (const auto& [number, dropped] : group->dropped) {
+      if (mine.n_dropped == kMostDropped) break;
+      mine.dropped[mine.n_dropped++] = number;
+      pending->dropped_by_all.insert(number);
     }
     const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     window->own_index = static_cast<int>(self);
@@ -92,7 +92,7 @@ std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> membe
     segment.keep = std::move(window);
   }
   std::string description = packed(mine);
-  description.resize(kShortest + 8 * mine.n_told);
+  description.resize(kShortest + 8 * mine.n_dropped);
   return description;
 }
 
@@ -151,7 +151,7 @@ void MpiWorld::gather(MpiWindow& window, LocalSegment& own, std::span<const Rank
     if (peer == rank_) continue;
     const auto& remote = *static_cast<const MpiRemote*>(remotes[index].keep.get());
     const MpiDescription theirs = parsed(peer, remote.description);
-    if (theirs.circle != window.circle->key) {
+    if (theirs.group != window.group->key) {
       throw Error(ErrorKind::kMismatch,
                   text("rank ", peer, " describes a segment of other ranks than rank ", rank_));
     }
@@ -160,9 +160,9 @@ void MpiWorld::gather(MpiWindow& window, LocalSegment& own, std::span<const Rank
                   text("rank ", peer, " binds memory where this rank does not, or the reverse"));
     }
     pending.created |= theirs.created != 0;
-    const std::span told(theirs.told, theirs.n_told);
-    std::erase_if(pending.told,
-                  [&](std::uint64_t number) { return std::ranges::count(told, number) == 0; });
+    const std::span dropped(theirs.dropped, theirs.n_dropped);
+    std::erase_if(pending.dropped_by_all,
+                  [&](std::uint64_t number) { return std::ranges::count(dropped, number) == 0; });
     pending.members[index] = theirs;
   }
   pending.gathered = true;
@@ -171,8 +171,8 @@ void MpiWorld::gather(MpiWindow& window, LocalSegment& own, std::span<const Rank
 void MpiWorld::retract(const LocalSegment& segment) {
   const MpiWindow* const window = window_of(segment);
   if (window == nullptr || window->pending == nullptr || !window->pending->gathered) return;
-  const std::lock_guard lock(mail_mutex_);
-  meetings_.erase(window->pending->meeting(*window->circle));
+  const std::lock_guard lock(eager_mutex_);
+  meetings_.erase(window->pending->meeting(*window->group));
 }
 
 MpiWindow* MpiWorld::own_window(const std::byte* data) const {
@@ -185,24 +185,24 @@ void MpiWorld::finish(double seconds) {
   if (size_ == 1 || !may_call()) return;
   try {
     const auto collect = [this] {
-      const auto lock = turn();
+      const auto lock = serialize();
       while (receive()) {
       }
     };
     meet_all(Deadline::in(seconds), collect);
     collect();
-    const auto lock = turn();
-    // Circles in the same order everywhere: those two ranks share come in one order on both.
-    for (auto& [members, circle] : circles_) {
-      std::map<std::uint64_t, MpiCircle::Dropped> all = circle->dropped;
-      for (const MpiWindow* window : circle->live) {
+    const auto lock = serialize();
+    // Window groups in the same order everywhere: those two ranks share come in one order on both.
+    for (auto& [members, group] : window_groups_) {
+      std::map<std::uint64_t, MpiWindowGroup::Dropped> all = group->dropped;
+      for (const MpiWindow* window : group->live) {
         all[window->number] = {window->data, window->board, window->region};
       }
-      circle->dropped = all;
-      circle->live.clear();
+      group->dropped = all;
+      group->live.clear();
       std::set<std::uint64_t> numbers;
       for (const auto& [number, dropped] : all) numbers.insert(number);
-      reclaim(*circle, numbers);
+      reclaim(*group, numbers);
     }
   } catch (const Error&) {
     // Somebody ended another way: what there is goes with the process.

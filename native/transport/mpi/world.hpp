@@ -1,6 +1,6 @@
 // What this process has of MPI beside a context: a communicator, and windows over segments' memory.
 //
-// A window is made collectively by a segment's group, when every member is there (mpi_meeting.cpp),
+// A window is made collectively by a segment's group, when every member is there (meeting.cpp),
 // and freed when a later one is made and every member has dropped it: MPI knows no other way. It
 // outlives its context, as views of its memory may, so a world is kept from context to context.
 //
@@ -16,14 +16,14 @@
 #include <thread>
 #include <vector>
 
+#include "transport/mpi/eager_channel.hpp"
 #include "transport/mpi/library.hpp"
-#include "transport/mpi/mail.hpp"
 #include "transport/transport.hpp"
 
 namespace pgasdl {
 
 class MpiWorld;
-struct MpiCircle;
+struct MpiWindowGroup;
 struct MpiPending;
 
 // A segment, at all its members.
@@ -49,8 +49,8 @@ class MpiWindow {
   bool shared = false;  // mapped by all members, so that atomics are the processor's
   // Of ours, that MPI made the window over: what peers sent may arrive until it is freed.
   std::shared_ptr<Region> region;
-  std::uint64_t number = 0;  // in its circle, the same on every member
-  MpiCircle* circle = nullptr;
+  std::uint64_t number = 0;  // in its group, the same on every member
+  MpiWindowGroup* group = nullptr;
   std::byte* own = nullptr;  // this rank's data, and board
   std::uint64_t own_bytes = 0;
   FlagWord* own_board = nullptr;
@@ -90,23 +90,23 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   Handle communicator() const { return communicator_; }
 
   bool one_thread() const { return threads_ == Threads::kOne; }
-  // This thread may call MPI, with turn() held.
+  // This thread may call MPI, with serialize() held.
   bool may_call() const { return threads_ != Threads::kOne || std::this_thread::get_id() == main_; }
   // One thread at a time, where MPI wants it so.
-  [[nodiscard]] std::unique_lock<std::mutex> turn() {
+  [[nodiscard]] std::unique_lock<std::mutex> serialize() {
     return threads_ == Threads::kMultiple ? std::unique_lock<std::mutex>()
                                           : std::unique_lock(serial_);
   }
   // False if another thread is inside: whoever only helps on does not wait for it.
-  [[nodiscard]] bool try_turn(std::unique_lock<std::mutex>& lock) {
+  [[nodiscard]] bool try_serialize(std::unique_lock<std::mutex>& lock) {
     if (threads_ == Threads::kMultiple) return true;
     lock = std::unique_lock(serial_, std::try_to_lock);
     return lock.owns_lock();
   }
-  // With turn() held: letters to peers, and what came of theirs, put where it belongs.
-  bool send(Rank peer, const MpiLetter& letter, const std::byte* bytes);
+  // With serialize() held: messages to peers, and what came of theirs, put where it belongs.
+  bool send(Rank peer, const MpiHeader& header, const std::byte* bytes);
   bool receive();  // true: something came
-  // Asks whether all letters so far to `peer` were put where they belong; `question` is 0 until it
+  // Asks whether all messages so far to `peer` were put where they belong; `question` is 0 until it
   // could be sent. True: they were.
   bool answered(Rank peer, std::uint64_t& question);
 
@@ -151,7 +151,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   struct Meeting {
     bool here = false;           // this rank, until it leaves
     bool left = false;           // the first member knows that it left
-    std::uint64_t number = 0;    // once all were there at once: of the circle's windows, from 1
+    std::uint64_t number = 0;    // once all were there at once: of the group's windows, from 1
     std::vector<Rank> expected;  // at the first member
     std::set<Rank> came;
   };
@@ -165,26 +165,26 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
               const std::function<void()>& help);
   void make(MpiWindow& window, LocalSegment& own, std::uint64_t number);
   void meet_all(Deadline deadline, const std::function<void()>& help);
-  // With mail_mutex_ held.
-  void deliver(const MpiLetter& letter);
-  void hear(const MpiLetter& letter, Rank sender);
-  void tell(Rank peer, MpiLetter::Kind kind, const MpiWindowName& meeting, std::uint64_t number);
+  // With eager_mutex_ held.
+  void deliver(const MpiHeader& header);
+  void hear(const MpiHeader& header, Rank sender);
+  void tell(Rank peer, MpiHeader::Kind kind, const MpiWindowName& meeting, std::uint64_t number);
   void open(const MpiWindowName& name, Meeting& meeting);
   void send_unsent();
   void allocate(MpiWindow& window, LocalSegment& segment);
   void give_name(MpiWindow& window, const LocalSegment& segment);
-  void reclaim(MpiCircle& circle, const std::set<std::uint64_t>& numbers);
+  void reclaim(MpiWindowGroup& group, const std::set<std::uint64_t>& numbers);
   void drop(MpiWindow& window);
 
   const std::unique_ptr<MpiLibrary> library_;
   const Handle communicator_;
-  std::mutex mail_mutex_;  // of what follows; not held in calls of MPI that wait
-  MpiMail mail_;
+  std::mutex eager_mutex_;  // of what follows; not held in calls of MPI that wait
+  MpiEagerChannel eager_;
   std::uint64_t questions_ = 0;
   std::map<Rank, std::uint64_t> answers_;           // the last of each peer
-  std::vector<std::pair<Rank, MpiLetter>> unsent_;  // without bytes, in their order
+  std::vector<std::pair<Rank, MpiHeader>> unsent_;  // without bytes, in their order
   std::map<MpiWindowName, Meeting> meetings_;
-  std::map<std::uint64_t, std::uint64_t> n_opened_;  // that this rank comes first in, by circle
+  std::map<std::uint64_t, std::uint64_t> n_opened_;  // that this rank comes first in, by group
   const Rank rank_;
   const Rank size_;
   const std::set<Rank> near_;
@@ -192,7 +192,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   const std::thread::id main_;
   std::mutex serial_;
   mutable std::mutex mutex_;  // of what follows; never held while MPI waits
-  std::map<std::vector<Rank>, std::unique_ptr<MpiCircle>> circles_;
+  std::map<std::vector<Rank>, std::unique_ptr<MpiWindowGroup>> window_groups_;
   std::uint64_t n_published_ = 0;
   std::map<const std::byte*, MpiWindow*> own_;
   std::map<MpiWindowName, MpiWindow*> named_;

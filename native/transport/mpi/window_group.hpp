@@ -13,7 +13,7 @@
 namespace pgasdl {
 
 // A description has to fit into a slot of the group's exchange.
-constexpr std::size_t kMostTold = 64;
+constexpr std::size_t kMostDropped = 64;
 constexpr MpiLibrary::Handle kNoHandle = 0;
 
 // For the answer of the first member, which gives it at its next heartbeat, seconds. Whoever gives
@@ -22,19 +22,19 @@ constexpr MpiLibrary::Handle kNoHandle = 0;
 constexpr double kPatience = 10;
 
 struct MpiDescription {
-  std::uint64_t circle;
+  std::uint64_t group;
   std::uint64_t bytes;
   std::uint64_t ticket;  // of the sender; that of the first member names the meeting
-  std::uint64_t n_told;
+  std::uint64_t n_dropped;
   std::uint32_t notifications;
   std::uint32_t bound;
   std::uint32_t created;
   std::uint32_t padding;
-  std::uint64_t told[kMostTold];  // windows of this circle that the sender has dropped
+  std::uint64_t dropped[kMostDropped];  // windows of this group, by the sender
 };
 
 // Ranks that have segments together.
-struct MpiCircle {
+struct MpiWindowGroup {
   struct Dropped {
     MpiLibrary::Handle data;
     MpiLibrary::Handle board;
@@ -52,11 +52,11 @@ struct MpiCircle {
 struct MpiPending {
   bool created = false;
   bool gathered = false;
-  std::set<std::uint64_t> told;         // what all have dropped, as far as known
-  std::vector<MpiDescription> members;  // their descriptions, this rank's too
-  std::unique_ptr<Error> failure;       // of making it while this rank left
-  MpiWindowName meeting(const MpiCircle& circle) const {
-    return {circle.key, members.front().ticket};
+  std::set<std::uint64_t> dropped_by_all;  // as far as known
+  std::vector<MpiDescription> members;     // their descriptions, this rank's too
+  std::unique_ptr<Error> failure;          // of making it while this rank left
+  MpiWindowName meeting(const MpiWindowGroup& group) const {
+    return {group.key, members.front().ticket};
   }
 };
 

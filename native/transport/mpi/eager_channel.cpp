@@ -1,4 +1,4 @@
-#include "transport/mpi/mail.hpp"
+#include "transport/mpi/eager_channel.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@ namespace pgasdl {
 
 // Of what went to, or came from, a peer that is lost nobody needs to hear here: liveness tells.
 
-void MpiMail::reap() {
+void MpiEagerChannel::reap() {
   for (std::size_t at = 0; at < under_way_.size();) {
     bool sent = false;
     if (library_.test(&under_way_[at]->request, &sent) == 0 && !sent) {
@@ -21,41 +21,41 @@ void MpiMail::reap() {
   }
 }
 
-std::unique_ptr<MpiMail::Sheet> MpiMail::take_spare() {
-  if (spare_.empty()) return std::make_unique<Sheet>();
-  auto sheet = std::move(spare_.back());
+std::unique_ptr<MpiEagerChannel::Buffer> MpiEagerChannel::take_spare() {
+  if (spare_.empty()) return std::make_unique<Buffer>();
+  auto buffer = std::move(spare_.back());
   spare_.pop_back();
-  return sheet;
+  return buffer;
 }
 
-bool MpiMail::send(int peer, const MpiLetter& letter, const std::byte* bytes) {
+bool MpiEagerChannel::send(int peer, const MpiHeader& header, const std::byte* bytes) {
   reap();
   const auto there = std::count_if(under_way_.begin(), under_way_.end(),
-                                   [&](const auto& sheet) { return sheet->peer == peer; });
+                                   [&](const auto& buffer) { return buffer->peer == peer; });
   if (there >= kMostUnderWay) return false;
-  auto sheet = take_spare();
-  sheet->peer = peer;
-  sheet->letter = letter;
-  if (letter.bytes > 0) std::memcpy(sheet->bytes, bytes, letter.bytes);
-  library_.check(library_.isend(&sheet->letter, static_cast<int>(sizeof letter + letter.bytes),
-                                peer, communicator_, &sheet->request),
+  auto buffer = take_spare();
+  buffer->peer = peer;
+  buffer->header = header;
+  if (header.bytes > 0) std::memcpy(buffer->bytes, bytes, header.bytes);
+  library_.check(library_.isend(&buffer->header, static_cast<int>(sizeof header + header.bytes),
+                                peer, communicator_, &buffer->request),
                  "MPI_Isend", peer);
-  under_way_.push_back(std::move(sheet));
+  under_way_.push_back(std::move(buffer));
   return true;
 }
 
-const MpiLetter* MpiMail::receive() {
+const MpiHeader* MpiEagerChannel::receive() {
   reap();
   if (read_ != nullptr) spare_.push_back(std::move(read_));
   bool there = false;
   MpiLibrary::Handle message = 0;
   int source = 0;
   if (library_.probe(communicator_, &there, &message, &source) == 0 && there) {
-    auto sheet = take_spare();
-    sheet->peer = source;
-    constexpr int kMost = sizeof(MpiLetter) + kMostBytes;
-    const int code = library_.receive(&sheet->letter, kMost, &message, &sheet->request);
-    (code == 0 ? arriving_ : spare_).push_back(std::move(sheet));
+    auto buffer = take_spare();
+    buffer->peer = source;
+    constexpr int kMost = sizeof(MpiHeader) + kMostBytes;
+    const int code = library_.receive(&buffer->header, kMost, &message, &buffer->request);
+    (code == 0 ? arriving_ : spare_).push_back(std::move(buffer));
   }
   for (auto at = arriving_.begin(); at != arriving_.end(); ++at) {
     // A sender that stops in the middle of one keeps back its own only.
@@ -64,14 +64,14 @@ const MpiLetter* MpiMail::receive() {
     bool done = false;
     const bool well = waits || library_.test(&(*at)->request, &done) == 0;
     if (well && !done) continue;
-    auto sheet = std::move(*at);
+    auto buffer = std::move(*at);
     arriving_.erase(at);
     if (!well) {
-      spare_.push_back(std::move(sheet));
+      spare_.push_back(std::move(buffer));
       return nullptr;
     }
-    read_ = std::move(sheet);
-    return &read_->letter;
+    read_ = std::move(buffer);
+    return &read_->header;
   }
   return nullptr;
 }

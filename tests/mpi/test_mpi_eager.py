@@ -8,7 +8,7 @@ from mpi_rows import Row
 
 pytestmark = pytest.mark.full
 
-PROGRAM = mpi_jobs.PROGRAMS / "letters.py"
+PROGRAM = mpi_jobs.PROGRAMS / "eager.py"
 
 
 @pytest.mark.parametrize("size", [2, 3])
