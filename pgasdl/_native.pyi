@@ -700,9 +700,6 @@ class Call:
 def serve_with(context: ContextCore, serve: object) -> None:
     """Whom waits call when a Call waits for an answer."""
 
-def turn(context: ContextCore) -> bool:
-    """Advance every live plan as far as it goes without blocking."""
-
 def take_call(context: ContextCore) -> Call | None: ...
 
 def answer(context: ContextCore, call: Call) -> None: ...
@@ -751,9 +748,9 @@ class LayerSchedule:
         """PlanError, ClosedError, or nothing."""
 
     def ready(self, layer: int) -> None:
-        """Begin its exchange, and make a turn."""
+        """Begin its exchange, and make progress."""
 
-    def turn(self) -> None: ...
+    def progress(self) -> None: ...
 
     def wait(self, layer: int, *, timeout: float | None = None) -> None:
         """Until its exchange is over."""

@@ -5,7 +5,7 @@
 namespace pgasdl {
 namespace {
 
-// A reduction longer than this lets other lanes have their turn in between.
+// A reduction longer than this lets other lanes go on in between.
 constexpr std::uint64_t kBytesPerTurn = 8u << 20;
 
 // What plans call memory in which data is put down for peers.

@@ -62,7 +62,7 @@ class BoundPlan {
     double scale = 1;
     std::uint64_t count = 0;
     Transfer transfer{};
-    std::uint64_t pass = 0;     // elements reduced per turn at most
+    std::uint64_t pass = 0;     // elements reduced per call of progress() at most
     std::uint64_t staging = 0;  // bytes, of a plain copy into an inbox that peers load from
     std::uint64_t offset = 0;   // kCall: of the span, in elements
     std::vector<Source> sources;

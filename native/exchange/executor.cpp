@@ -126,7 +126,7 @@ void Executor::gather_calls(Execution& execution) {
   n_calls_.store(calls_.size(), std::memory_order_release);
 }
 
-bool Executor::turn() {
+bool Executor::progress() {
   if (n_live_.load(std::memory_order_relaxed) == 0) return false;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   // Nothing moves on a rank that was told of a loss: what it would write may be nobody's any more.
@@ -160,7 +160,7 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
   const auto over = [&] { return execution.state() != Execution::State::kRunning; };
   const auto ready = [&] {
     if (over()) return true;
-    turn();
+    progress();
     return over() || calls_wait();
   };
   const auto slow = [&] { look_around(&execution); };
@@ -217,7 +217,7 @@ void Executor::answer(const Call& call) {
     if (asked == live_.end() || (*asked)->number_ != call.number) return;
     (*asked)->phase().lanes_[call.lane].call = BoundPlan::Lane::Call::kAnswered;
   }
-  turn();
+  progress();
 }
 
 void Executor::remove(const Execution& execution) {
@@ -279,7 +279,7 @@ void Executor::stop_thread() {
 }
 
 void Executor::run() {
-  pthread_setname_np(pthread_self(), "pgasdl-turns");
+  pthread_setname_np(pthread_self(), "pgasdl-progress");
   const auto bounded = std::chrono::milliseconds(50);
   while (!stopping_.load()) {
     if (n_live_.load(std::memory_order_relaxed) == 0) {
@@ -290,7 +290,7 @@ void Executor::run() {
       continue;
     }
     try {
-      (void)context_.waiter().until([&] { return turn() || stopping_.load(); },
+      (void)context_.waiter().until([&] { return progress() || stopping_.load(); },
                                     [&] { look_around(nullptr); }, Deadline::in(0.05),
                                     "progress thread");
     } catch (const std::exception&) {

@@ -1,6 +1,6 @@
-// Runs executions: all of them, each as far as it goes, whenever somebody gives it a turn.
+// Runs executions: all of them, each as far as it goes, whenever somebody calls progress().
 //
-// Who gives turns is the user's choice: the training loop after each layer (CaffeGPI), or the
+// Who calls it is the user's choice: the training loop after each layer (CaffeGPI), or the
 // progress thread (S-Caffe's helper thread). Any thread may call any member; executions advance
 // under one lock, and a thread that finds it taken knows that somebody else is at it.
 #pragma once
@@ -25,7 +25,7 @@ class Executor {
   // Some execution is under way.
   bool live() const { return n_live_.load(std::memory_order_relaxed) != 0; }
   // Advances every live execution without blocking; true if anything moved.
-  bool turn();
+  bool progress();
   enum class Waited : std::uint8_t { kDone, kTimeout, kCall };
   // Until the execution is over and its result taken, or a Call of any waits for an answer: then
   // answer it and wait again. Throws what made it fail, and what ends every wait.

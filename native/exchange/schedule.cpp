@@ -29,7 +29,7 @@ void LayerSchedule::bind(std::size_t number, std::vector<std::shared_ptr<Executi
     throw Error(ErrorKind::kPlan, text("bucket ", number, " is under way: wait for it"));
   }
   bucket.executions = std::move(executions);
-  bucket.turn = 0;
+  bucket.current = 0;
 }
 
 std::size_t LayerSchedule::require(std::int64_t layer) const {
@@ -52,7 +52,7 @@ void LayerSchedule::ready(std::int64_t number) {
   }
   layer.became_ready = now();
   if (bucket.missing == 1) {
-    executor_.start(*bucket.executions[bucket.turn]);
+    executor_.start(*bucket.executions[bucket.current]);
     bucket.under_way = true;
   }
   layer.ready = true;
@@ -62,7 +62,7 @@ void LayerSchedule::ready(std::int64_t number) {
 std::shared_ptr<Execution> LayerSchedule::awaited(std::int64_t number) const {
   const Layer& layer = layers_[require(number)];
   const Bucket& bucket = buckets_[layer.bucket];
-  if (bucket.under_way) return bucket.executions[bucket.turn];
+  if (bucket.under_way) return bucket.executions[bucket.current];
   if (!layer.ready) return nullptr;
   std::string others;
   for (const std::uint32_t member : bucket.layers) {
@@ -74,13 +74,13 @@ std::shared_ptr<Execution> LayerSchedule::awaited(std::int64_t number) const {
 
 std::shared_ptr<Execution> LayerSchedule::awaited_bucket(std::size_t number) const {
   const Bucket& bucket = buckets_.at(number);
-  return bucket.under_way ? bucket.executions[bucket.turn] : nullptr;
+  return bucket.under_way ? bucket.executions[bucket.current] : nullptr;
 }
 
 void LayerSchedule::taken(std::size_t number, const Execution& execution) {
   Bucket& bucket = buckets_.at(number);
   // Of two threads that waited for one layer the first was here already.
-  if (!bucket.under_way || bucket.executions[bucket.turn].get() != &execution ||
+  if (!bucket.under_way || bucket.executions[bucket.current].get() != &execution ||
       execution.under_way()) {
     return;
   }
@@ -93,7 +93,7 @@ void LayerSchedule::taken(std::size_t number, const Execution& execution) {
   bucket.under_way = false;
   ++bucket.taken;
   bucket.missing = bucket.layers.size();
-  bucket.turn = (bucket.turn + 1) % bucket.executions.size();
+  bucket.current = (bucket.current + 1) % bucket.executions.size();
 }
 
 void LayerSchedule::note_wait(std::size_t number, double began, double ended) {
@@ -114,7 +114,7 @@ std::uint64_t LayerSchedule::iterations() const {
 std::int64_t LayerSchedule::bucket_of(const Executor::Call& call) const {
   for (std::size_t number = 0; number < buckets_.size(); ++number) {
     const Bucket& bucket = buckets_[number];
-    if (bucket.under_way && bucket.executions[bucket.turn].get() == call.execution) {
+    if (bucket.under_way && bucket.executions[bucket.current].get() == call.execution) {
       return static_cast<std::int64_t>(number);
     }
   }

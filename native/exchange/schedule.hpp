@@ -30,7 +30,7 @@ class LayerSchedule {
 
   LayerSchedule(Executor& executor, const std::vector<std::vector<std::uint32_t>>& buckets);
 
-  // A bucket's executions take turns; they replace those it had. Throws if one is under way.
+  // A bucket's executions alternate; they replace those it had. Throws if one is under way.
   void bind(std::size_t bucket, std::vector<std::shared_ptr<Execution>> executions);
   // Throws unless there is such a layer, and the exchange goes on.
   std::size_t require(std::int64_t layer) const;
@@ -65,7 +65,7 @@ class LayerSchedule {
   struct Bucket {
     std::vector<std::uint32_t> layers;
     std::vector<std::shared_ptr<Execution>> executions;
-    std::size_t turn = 0;
+    std::size_t current = 0;
     std::size_t missing = 0;  // layers that are not ready
     bool under_way = false;
     std::uint64_t taken = 0;  // exchanges that are over

@@ -269,13 +269,6 @@ void bind_exchange(nb::module_& module) {
       },
       "context"_a, "serve"_a, "Whom waits call when a Call waits for an answer.");
   module.def(
-      "turn",
-      [](const ContextHandle& context) {
-        const nb::gil_scoped_release release;
-        return context.runtime->executor.turn();
-      },
-      "context"_a, "Advance every live plan as far as it goes without blocking.");
-  module.def(
       "take_call",
       [](const ContextHandle& context) -> std::optional<Executor::Call> {
         Executor::Call call;

@@ -19,11 +19,11 @@ struct ScheduleHandle {
   std::unique_ptr<LayerSchedule> schedule;
 };
 
-void turn(const ScheduleHandle& self) {
+void progress(const ScheduleHandle& self) {
   Executor& executor = self.runtime->executor;
   if (executor.live()) {
     const nb::gil_scoped_release release;
-    executor.turn();
+    executor.progress();
   }
   if (executor.calls_wait()) self.runtime->serve();
 }
@@ -94,10 +94,10 @@ void bind_schedule(nb::module_& module) {
           "ready",
           [](const ScheduleHandle& self, Integer layer) {
             self.schedule->ready(layer.value);
-            turn(self);
+            progress(self);
           },
-          "layer"_a, "Begin its exchange, and make a turn.")
-      .def("turn", &turn)
+          "layer"_a, "Begin its exchange, and make progress.")
+      .def("progress", &progress)
       .def("wait", &wait_layer, "layer"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
            "Until its exchange is over.")
       .def(

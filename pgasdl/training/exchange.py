@@ -337,7 +337,7 @@ class GradientExchange:
 
     def turn(self) -> None:
         """Advance every exchange as far as it goes without waiting (CaffeGPI's turn)."""
-        self._schedule.turn()
+        self._schedule.progress()
 
     def wait(self, layer: int, *, timeout: float | None = None) -> None:
         """Until ``layer``'s mean gradient (or its new weights) is here.

@@ -11,13 +11,13 @@
 
 namespace {
 
-std::atomic<bool> no_memory{false};  // for threads that give turns
+std::atomic<bool> no_memory{false};  // for threads that make progress
 thread_local bool starved = false;   // this thread gets none
 
 bool is_progress_thread() {
   char name[16] = {};
   pthread_getname_np(pthread_self(), name, sizeof name);
-  return std::string_view(name) == "pgasdl-turns";
+  return std::string_view(name) == "pgasdl-progress";
 }
 
 }  // namespace
@@ -106,7 +106,7 @@ void ended_between_two_calls(const Settings& settings) {
         const Deadline deadline = soon();
         while (execution.state() == State::kRunning) {
           CHECK(!deadline.passed());
-          local.executor.turn();
+          local.executor.progress();
         }
         CHECK(execution.state() == State::kDone && execution.under_way());
         require_error(ErrorKind::kPlan, [&] { local.executor.start(execution); });
@@ -141,7 +141,7 @@ void closed_under_way() {
       execution.close();
     }
     local.barrier();
-    for (int turn = 0; turn < 100; ++turn) local.executor.turn();
+    for (int round = 0; round < 100; ++round) local.executor.progress();
     if (local.rank() == 0) {
       for (std::uint64_t i = 0; i < exchange.count(); ++i) {
         CHECK(exchange.data()[i] == Exchange::value(0, 0, i));
@@ -175,7 +175,7 @@ void kept_until_taken() {
 }
 
 // Where the progress thread finds no memory the one who waits is told, and the process lives.
-void no_memory_for_a_turn() {
+void no_memory_for_progress() {
   std::atomic<bool> started{false};
   Settings settings;
   settings.shm = true;  // no memory is needed for its progress, only for the update's Call
@@ -188,7 +188,7 @@ void no_memory_for_a_turn() {
     while (local.rank() == 1 && !started.load()) std::this_thread::yield();
     local.executor.start(exchange.plan());
     started.store(true);
-    // Rank 0 gives no turn of its own: its thread comes to the update.
+    // Rank 0 makes no progress of its own: its thread comes to the update.
     const Deadline deadline = soon();
     while (local.rank() == 0 && exchange.plan().state() == State::kRunning) {
       CHECK(!deadline.passed());
@@ -307,7 +307,7 @@ int main() {
   for (const Settings& settings : adversaries(7)) ended_between_two_calls(settings);
   closed_under_way();
   kept_until_taken();
-  no_memory_for_a_turn();
+  no_memory_for_progress();
   begins_while_another_is_copied();
   closed_while_taken();
   one_thread_inside();

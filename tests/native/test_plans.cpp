@@ -55,7 +55,7 @@ void layers(const Settings& settings, Rank size, bool progress_thread) {
       for (std::size_t layer : order) {
         all[layer]->fill(local.rank(), round);
         local.executor.start(all[layer]->plan());
-        if (random() % 2 == 0) local.executor.turn();
+        if (random() % 2 == 0) local.executor.progress();
       }
       std::shuffle(order.begin(), order.end(), random);
       for (std::size_t layer : order) {

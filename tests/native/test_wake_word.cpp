@@ -149,6 +149,6 @@ int main() {
   ping_pong(3, 500);
   rare_among_busy(400);
   plans_by_thread(200'000, 100);
-  plans_by_thread(4'000'000, 30);  // reductions that take several turns
+  plans_by_thread(4'000'000, 30);  // reductions that take several calls of progress()
   std::puts("ok");
 }

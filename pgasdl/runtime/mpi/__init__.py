@@ -2,8 +2,8 @@
 
 mpi4py finds and loads the library, initialises it, and owns communicators and the user's view of
 them. Data never passes through Python: the core is given the handles and calls the library's own
-functions (native/transport/mpi/library.hpp), so that neither turns nor the thread that watches over
-the ranks need the GIL.
+functions (native/transport/mpi/library.hpp), so that neither progress nor the thread that watches
+over the ranks needs the GIL.
 
 Known defects, and what is done about them (tests/mpi/test_mpi_defects.py tells when no longer):
 
