@@ -7,7 +7,7 @@
 // ever narrower vectors and results do not depend on where a range is cut.
 
 #include "reduce/kernels.hpp"
-#include "reduce/lanes.hpp"
+#include "reduce/simd.hpp"
 #include "reduce/stream_impl.hpp"
 
 namespace pgasdl {
