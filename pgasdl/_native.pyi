@@ -840,7 +840,7 @@ class Floor:
     Raw exchanges over mapped memory: what the machine itself needs. Collective; used by pgasdl bench.
     """
 
-    def __init__(self, context: ContextCore, segment: SegmentCore, crowded: bool) -> None: ...
+    def __init__(self, context: ContextCore, segment: SegmentCore, oversubscribed: bool) -> None: ...
 
     @staticmethod
     def bytes(size: int, payload: int) -> int:

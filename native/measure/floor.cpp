@@ -53,13 +53,13 @@ void read_ahead(const float* at) { __builtin_prefetch(at, 1); }
 
 }  // namespace
 
-Floor::Floor(Context& context, std::shared_ptr<Segment> segment, bool crowded)
+Floor::Floor(Context& context, std::shared_ptr<Segment> segment, bool oversubscribed)
     : context_(context),
       segment_(std::move(segment)),
       rank_(context.rank()),
       size_(context.size()),
       header_(header_bytes(context.size())),
-      crowded_(crowded) {
+      oversubscribed_(oversubscribed) {
   for (Rank peer = 0; peer < size_; ++peer) {
     std::byte* copy = segment_->local().data;
     if (peer != rank_) {
@@ -100,7 +100,7 @@ void Floor::spin(Ready&& ready) const {
   constexpr std::uint64_t kPollsPerYield = 64;
   constexpr std::uint64_t kPollsPerLook = 1 << 20;
   for (std::uint64_t polls = 1; !ready(); ++polls) {
-    if (crowded_ && polls % kPollsPerYield == 0) sched_yield();
+    if (oversubscribed_ && polls % kPollsPerYield == 0) sched_yield();
     if (polls % kPollsPerLook == 0) [[unlikely]] {
       if (context_.liveness().alarmed()) context_.liveness().raise_alarm("measuring the floor");
       sched_yield();

@@ -25,8 +25,8 @@ struct Calls {
 class Floor {
  public:
   // Throws kUnavailable unless every rank's copy of `segment` can be loaded and stored directly.
-  // `crowded`: there are more ranks than processors, so a wait must give its own away.
-  Floor(Context& context, std::shared_ptr<Segment> segment, bool crowded);
+  // `oversubscribed`: there are more ranks than processors, so a wait must give its own away.
+  Floor(Context& context, std::shared_ptr<Segment> segment, bool oversubscribed);
 
   // What `segment` must hold to exchange `payload` bytes; puts need a source and a target.
   static std::uint64_t bytes(Rank size, std::uint64_t payload);
@@ -78,7 +78,7 @@ class Floor {
   const Rank rank_;
   const Rank size_;
   const std::uint64_t header_;
-  const bool crowded_;
+  const bool oversubscribed_;
   std::vector<std::byte*> copies_;
   std::uint64_t synced_ = 0;
   std::uint64_t pinged_ = 0;

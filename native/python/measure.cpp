@@ -12,8 +12,8 @@ namespace {
 using namespace nb::literals;
 
 struct FloorHandle {
-  FloorHandle(const ContextHandle& context, const SegmentHandle& segment, bool crowded)
-      : runtime(context.runtime), floor(context.context(), segment.segment, crowded) {}
+  FloorHandle(const ContextHandle& context, const SegmentHandle& segment, bool oversubscribed)
+      : runtime(context.runtime), floor(context.context(), segment.segment, oversubscribed) {}
   std::shared_ptr<Runtime> runtime;
   Floor floor;
 };
@@ -38,7 +38,7 @@ void bind_measure(nb::module_& module) {
                           "Raw exchanges over mapped memory: what the machine itself needs. "
                           "Collective; used by pgasdl bench.")
       .def(nb::init<const ContextHandle&, const SegmentHandle&, bool>(), "context"_a, "segment"_a,
-           "crowded"_a)
+           "oversubscribed"_a)
       .def_static("bytes", &Floor::bytes, "size"_a, "payload"_a,
                   "What the segment must hold to exchange ``payload`` bytes.")
       .def(
