@@ -53,7 +53,7 @@ void Execution::reserve(const Array& array) {
   if (phases_.size() > 1) phase_ = number_ % phases_.size();
   numbering_->raises(phase().end_notification());
   array_ = array;
-  if (array.reach == Reach::kRebased) phase().rebase("data", array.target);
+  if (array.access == BufferAccess::kRebased) phase().rebase("data", array.target);
   state_.store(State::kRunning, std::memory_order_release);
 }
 
@@ -65,7 +65,7 @@ bool Execution::collect() {
     while (state() == State::kCollecting) std::this_thread::yield();
     return false;
   }
-  if (array_.reach == Reach::kCopied)
+  if (array_.access == BufferAccess::kCopied)
     pgasdl::copy(array_.target, phase().base("data"), array_.bytes);
   std::shared_ptr<const void> let_go;
   if (keeps_.load(std::memory_order_acquire)) let_go = executor_.let_go(*this);

@@ -26,14 +26,14 @@ namespace pgasdl {
 class Executor;
 
 // How a plan gets at the caller's array.
-enum class Reach : std::uint8_t {
+enum class BufferAccess : std::uint8_t {
   kInPlace,  // it lies where the plan works
   kRebased,  // the plan is told where it lies
   kCopied,   // to where the plan works, and back
 };
 
 struct Array {
-  Reach reach = Reach::kInPlace;
+  BufferAccess access = BufferAccess::kInPlace;
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
   std::uint64_t bytes = 0;

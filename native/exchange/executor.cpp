@@ -28,7 +28,7 @@ void Executor::start(Execution& execution, const Array& array) {
     if (live_.capacity() - live_.size() <= n_copied_) [[unlikely]]
       live_.reserve(live_.size() + n_copied_ + 1);
     execution.reserve(array);
-    if (array.reach == Reach::kCopied) {
+    if (array.access == BufferAccess::kCopied) {
       ++n_copied_;
       lock.unlock();
       execution.copy_in();

@@ -108,7 +108,7 @@ class AllreduceCalls {
     last_ = found->second.description;
     auto* const at = reinterpret_cast<std::byte*>(key.address);
     try {
-      run_execution(*handle.runtime, *handle.execution, {handle.array.reach, at, at, key.bytes},
+      run_execution(*handle.runtime, *handle.execution, {handle.array.access, at, at, key.bytes},
                     limit, array);
     } catch (...) {
       interrupted_ = numbering_->under_way();

@@ -73,8 +73,9 @@ Plan plan_of(const PlanTuple& tuple) {
 void make_execution(ExecutionHandle* self, const ContextHandle& context,
                     const std::vector<PlanTuple>& phases, const std::vector<BindingTuple>& bindings,
                     const std::vector<Rank>& ranks, const NumberingHandle& numbering,
-                    std::uint64_t first_notification, std::uint64_t fingerprint, Reach reach,
-                    std::uintptr_t source, std::uintptr_t target, std::uint64_t bytes) {
+                    std::uint64_t first_notification, std::uint64_t fingerprint,
+                    BufferAccess access, std::uintptr_t source, std::uintptr_t target,
+                    std::uint64_t bytes) {
   context.context().require_usable();
   std::vector<BufferBinding> bound;
   for (const auto& [segment, offset, dtype] : bindings) {
@@ -89,7 +90,7 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
   new (self) ExecutionHandle{
       context.runtime,
       std::make_shared<Execution>(context.runtime->executor, std::move(plans), numbering.numbering),
-      {reach, reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target),
+      {access, reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target),
        bytes}};
 }
 
@@ -170,10 +171,10 @@ void run_execution(Runtime& runtime, Execution& execution, const Array& array, d
 }
 
 void bind_exchange(nb::module_& module) {
-  nb::enum_<Reach>(module, "Reach", "How a plan gets at the caller's array.")
-      .value("IN_PLACE", Reach::kInPlace, "It lies where the plan works.")
-      .value("REBASED", Reach::kRebased, "The plan is told where it lies.")
-      .value("COPIED", Reach::kCopied, "To where the plan works, and back.");
+  nb::enum_<BufferAccess>(module, "BufferAccess", "How a plan gets at the caller's array.")
+      .value("IN_PLACE", BufferAccess::kInPlace, "It lies where the plan works.")
+      .value("REBASED", BufferAccess::kRebased, "The plan is told where it lies.")
+      .value("COPIED", BufferAccess::kCopied, "To where the plan works, and back.");
   nb::class_<NumberingHandle>(module, "Numbering",
                               "Numbers executions that share notifications of a board.")
       .def(
@@ -199,8 +200,8 @@ void bind_exchange(nb::module_& module) {
   nb::class_<ExecutionHandle>(module, "Execution",
                               "A collective bound to memory, which runs any number of times.")
       .def("__init__", &make_execution, "context"_a, "phases"_a, "bindings"_a, "ranks"_a,
-           "numbering"_a, "first_notification"_a, "fingerprint"_a, "reach"_a = Reach::kInPlace,
-           "source"_a = 0, "target"_a = 0, "nbytes"_a = 0)
+           "numbering"_a, "first_notification"_a, "fingerprint"_a,
+           "access"_a = BufferAccess::kInPlace, "source"_a = 0, "target"_a = 0, "nbytes"_a = 0)
       .def(
           "start",
           [](const ExecutionHandle& self) {
@@ -227,7 +228,7 @@ void bind_exchange(nb::module_& module) {
           [](const ExecutionHandle& self, nb::handle owner, std::uintptr_t address,
              std::uint64_t bytes, std::optional<double> timeout) {
             auto* const at = reinterpret_cast<std::byte*>(address);
-            run_execution(*self.runtime, *self.execution, {self.array.reach, at, at, bytes},
+            run_execution(*self.runtime, *self.execution, {self.array.access, at, at, bytes},
                           seconds(self.runtime->context, timeout), owner);
           },
           "owner"_a, "address"_a, "nbytes"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),

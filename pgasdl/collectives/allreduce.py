@@ -25,7 +25,7 @@ from pgasdl.group import Group
 from pgasdl.plans import build, spec_of
 from pgasdl.segment import Segment, SegmentTable
 
-_REACH = {"staged": _native.Reach.REBASED, "gdraa-direct": _native.Reach.IN_PLACE}
+_ACCESS = {"staged": _native.BufferAccess.REBASED, "gdraa-direct": _native.BufferAccess.IN_PLACE}
 
 
 class AllreduceCache:
@@ -282,7 +282,8 @@ class _Sequence:
         execution = bind(
             self.group, name, count, kind,
             {"data": data, "inbox": PlanBuffer(self._workspace, inbox, dtype)}, self._numbers,
-            region * self.REGION, str(key), (_REACH.get(name, _native.Reach.COPIED), 0, 0, 0),
+            region * self.REGION, str(key),
+            (_ACCESS.get(name, _native.BufferAccess.COPIED), 0, 0, 0),
             **options,
         )  # fmt: skip
         self._regions[name] = region

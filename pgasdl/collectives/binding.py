@@ -64,7 +64,7 @@ def bind(
     numbering: _native.Numbering,
     first_notification: int,
     signature: str,
-    array: tuple[_native.Reach, int, int, int] = (_native.Reach.IN_PLACE, 0, 0, 0),
+    array: tuple[_native.BufferAccess, int, int, int] = (_native.BufferAccess.IN_PLACE, 0, 0, 0),
     **options: Any,
 ) -> _native.Execution:
     """Build every phase of a plan and resolve its addresses.
@@ -80,7 +80,7 @@ def bind(
     signature : str
         What all ranks must agree on: a rank that runs something else on the same notifications is
         told so at once.
-    array : tuple[Reach, int, int, int], default (_native.Reach.IN_PLACE, 0, 0, 0)
+    array : tuple[BufferAccess, int, int, int], default (_native.BufferAccess.IN_PLACE, 0, 0, 0)
         How the plan gets at the caller's array, its address as a source and as a target, bytes.
     **options : object
         Of the plan.
@@ -91,7 +91,7 @@ def bind(
         build(name, group.rank, group.size, count, kind=kind, **options, **each)
         for each in (extra if phases > 1 else [{}])
     ]
-    reach, source, target, nbytes = array
+    access, source, target, nbytes = array
     return _native.Execution(
         group.context,
         [
@@ -104,7 +104,7 @@ def bind(
         numbering,
         first_notification,
         int.from_bytes(hashlib.blake2b(signature.encode(), digest_size=8).digest(), "little"),
-        reach,
+        access,
         source,
         target,
         nbytes,

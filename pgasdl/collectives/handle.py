@@ -145,22 +145,22 @@ class Collective:
         self._segment.prefault()
         if in_place:
             assert segment is not None
-            data, reach = PlanBuffer(segment, offset, dtype), _native.Reach.IN_PLACE
+            data, access = PlanBuffer(segment, offset, dtype), _native.BufferAccess.IN_PLACE
             if self._given.address != memory.address:
-                reach = _native.Reach.COPIED
+                access = _native.BufferAccess.COPIED
         elif rebased:
             home = _native.local_memory(self.context, memory.address, memory.nbytes)
-            data, reach = PlanBuffer(home, 0, dtype), _native.Reach.REBASED
+            data, access = PlanBuffer(home, 0, dtype), _native.BufferAccess.REBASED
             if self._given.address != memory.address:
-                reach = _native.Reach.COPIED
+                access = _native.BufferAccess.COPIED
         else:
-            data, reach = PlanBuffer(self._segment, 0, dtype), _native.Reach.COPIED
+            data, access = PlanBuffer(self._segment, 0, dtype), _native.BufferAccess.COPIED
         self._execution = bind(
             group, self.plan, memory.count, self.kind,
             {"data": data, "inbox": PlanBuffer(self._segment, copied, dtype)},
             _native.Numbering(self._segment, 0, shape.notifications), 0,
             f"{signature} {self.plan}",
-            (reach, self._given.address, memory.address, memory.nbytes),
+            (access, self._given.address, memory.address, memory.nbytes),
             **{**options_for(group, self.plan, dtype, memory.count), **chosen},
         )  # fmt: skip
         self.run = self._execution.run  # type: ignore[method-assign]  # the shortest way

@@ -227,7 +227,7 @@ void begins_while_another_is_copied() {
     local.barrier();
     const std::vector<float> source(large.count(), 1);
     std::vector<float> target(large.count());
-    const Array array{Reach::kCopied, reinterpret_cast<const std::byte*>(source.data()),
+    const Array array{BufferAccess::kCopied, reinterpret_cast<const std::byte*>(source.data()),
                       reinterpret_cast<std::byte*>(target.data()), 4 * large.count()};
     if (local.rank() == 0) {
       std::thread begins([&] {

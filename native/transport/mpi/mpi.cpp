@@ -9,20 +9,20 @@
 namespace pgasdl {
 namespace {
 
-const MpiRemote& reach(const RemoteSegment& remote) {
+const MpiRemote& mpi_remote(const RemoteSegment& remote) {
   return *static_cast<const MpiRemote*>(remote.keep.get());
 }
 
 bool mapped(std::span<const Transfer> transfers) {
   return std::all_of(transfers.begin(), transfers.end(), [](const Transfer& transfer) {
-    return reach(*transfer.remote).member().mapped();
+    return mpi_remote(*transfer.remote).member().mapped();
   });
 }
 
 // What a message takes along: one short write.
 bool goes_with(const RemoteFlag& flag, std::span<const Transfer> transfers) {
   return transfers.size() == 1 && transfers[0].bytes <= MpiEagerChannel::kMostBytes &&
-         !reach(*flag.remote).member().mapped();
+         !mpi_remote(*flag.remote).member().mapped();
 }
 
 std::byte* source_of(const Transfer& transfer) {
@@ -62,9 +62,9 @@ Outcome MpiTransport::settle(LocalSegment& own, std::span<const Rank> members,
     return Outcome::kTimeout;
   }
   for (RemoteSegment& remote : remotes) {
-    if (remote.keep == nullptr || !reach(remote).member().mapped()) continue;
-    remote.data = reach(remote).member().data();
-    remote.board = reach(remote).member().board();
+    if (remote.keep == nullptr || !mpi_remote(remote).member().mapped()) continue;
+    remote.data = mpi_remote(remote).member().data();
+    remote.board = mpi_remote(remote).member().board();
   }
   return Outcome::kDone;
 }
@@ -109,14 +109,14 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
   // What goes as messages must not be overtaken; where nothing does nobody needs the connection.
   const bool direct = !connection.busy.load(std::memory_order_acquire) && mapped(transfers) &&
                       (flag == nullptr || (!connection.unflushed.load(std::memory_order_acquire) &&
-                                           reach(*flag->remote).member().mapped()));
+                                           mpi_remote(*flag->remote).member().mapped()));
   if (direct) {
     for (const Transfer& transfer : transfers) {
-      pgasdl::copy(reach(*transfer.remote).member().data() + transfer.remote_offset,
+      pgasdl::copy(mpi_remote(*transfer.remote).member().data() + transfer.remote_offset,
                    source_of(transfer), transfer.bytes);
     }
     if (flag != nullptr) {
-      FlagWord* board = reach(*flag->remote).member().board();
+      FlagWord* board = mpi_remote(*flag->remote).member().board();
       board[flag->notification].store(flag->value, std::memory_order_release);
     }
     return true;
@@ -128,15 +128,15 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
   const bool together = flag != nullptr && goes_with(*flag, transfers);
   for (const Transfer& transfer : transfers) {
     if (together) break;
-    enqueue(connection, Operation::Kind::kPut, reach(*transfer.remote), source_of(transfer),
+    enqueue(connection, Operation::Kind::kPut, mpi_remote(*transfer.remote), source_of(transfer),
             transfer.remote_offset, transfer.bytes);
   }
   if (flag != nullptr) {
-    Operation& operation = enqueue(connection, Operation::Kind::kFlag, reach(*flag->remote));
+    Operation& operation = enqueue(connection, Operation::Kind::kFlag, mpi_remote(*flag->remote));
     operation.notification = flag->notification;
     operation.value = flag->value;
     if (together) {
-      operation.data = reach(*transfers[0].remote).window;
+      operation.data = mpi_remote(*transfers[0].remote).window;
       operation.here = source_of(transfers[0]);
       operation.offset = transfers[0].remote_offset;
       operation.bytes = static_cast<int>(transfers[0].bytes);
@@ -160,7 +160,7 @@ bool MpiTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer>
   if (mapped(transfers)) {
     for (const Transfer& transfer : transfers) {
       pgasdl::copy(source_of(transfer),
-                   reach(*transfer.remote).member().data() + transfer.remote_offset,
+                   mpi_remote(*transfer.remote).member().data() + transfer.remote_offset,
                    transfer.bytes);
     }
     if (word != nullptr) word->store(flag->value, std::memory_order_release);
@@ -172,7 +172,7 @@ bool MpiTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer>
   raise_fault(connection);
   if (connection.operations.size() >= kMostOperations) return false;
   for (const Transfer& transfer : transfers) {
-    enqueue(connection, Operation::Kind::kGet, reach(*transfer.remote), source_of(transfer),
+    enqueue(connection, Operation::Kind::kGet, mpi_remote(*transfer.remote), source_of(transfer),
             transfer.remote_offset, transfer.bytes);
   }
   if (word != nullptr) {
@@ -189,7 +189,7 @@ bool MpiTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic) {
     atomic_here(atomic);
     return true;
   }
-  const MpiRemote& remote = reach(*atomic.remote);
+  const MpiRemote& remote = mpi_remote(*atomic.remote);
   if (remote.window->shared) {
     processor_atomic(atomic, remote.member().data());
     return true;
