@@ -124,6 +124,14 @@ class Group {
     std::uint32_t generation;
     char what[32];
   };
+  // Ids on the group's board: barrier rounds first, then by which of them the one who owes it tells
+  // that it cannot go on, then one per member for each exchange.
+  static constexpr std::uint32_t kBarrierRounds = 16;
+  static constexpr std::size_t kMostMembers = std::size_t{1} << kBarrierRounds;
+  // Of generations, which are never 0.
+  static std::uint32_t following(std::uint32_t generation) {
+    return generation + 1 == 0 ? 1 : generation + 1;
+  }
   void begin_piece(Exchange& exchange, Kind kind);
   // True when all pieces have come. Throws where others are in another call.
   bool take_piece(Exchange& exchange, Kind kind);
