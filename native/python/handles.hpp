@@ -105,6 +105,7 @@ void run_execution(Runtime& runtime, Execution& execution, const Array& array, d
 void bind_errors(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_context(nb::module_& module);
+void bind_operations(nb::class_<ContextHandle>& context);
 void bind_group(nb::module_& module);
 void bind_exchange(nb::module_& module);
 void bind_allreduce(nb::module_& module);

@@ -1,0 +1,216 @@
+// Binds a plan to memory: resolves every address, checks every bound.
+#include <algorithm>
+
+#include "exchange/bound_plan.hpp"
+
+namespace pgasdl {
+namespace {
+
+// A reduction longer than this lets other lanes go on in between.
+constexpr std::uint64_t kBytesPerPass = 8u << 20;
+
+// What plans call memory in which data is put down for peers.
+constexpr std::string_view kInbox = "inbox";
+
+}  // namespace
+
+BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
+                     std::vector<Rank> ranks, std::shared_ptr<Segment> board,
+                     std::uint64_t first_notification, std::uint64_t fingerprint)
+    : context_(context),
+      name_(plan.name),
+      buffer_names_(plan.buffers),
+      buffers_(std::move(buffers)),
+      board_(std::move(board)),
+      first_notification_(first_notification),
+      notifications_(plan.notifications),
+      fingerprint_(fingerprint),
+      ranks_(std::move(ranks)) {
+  std::size_t lane_number = 0;
+  std::size_t step_number = 0;
+  const auto refuse = [&](const std::string& why) -> Error {
+    return Error(ErrorKind::kPlan, text("plan ", plan.name, " of rank ", plan.rank, ", lane ",
+                                        lane_number, ", step ", step_number, ": ", why));
+  };
+  if (ranks_.size() != static_cast<std::size_t>(plan.size)) {
+    throw refuse(text("made for ", plan.size, " ranks, bound to ", ranks_.size()));
+  }
+  if (plan.buffers.size() != plan.buffer_counts.size() || buffers_.size() != plan.buffers.size()) {
+    throw refuse(text("has ", plan.buffers.size(), " buffers, ", buffers_.size(), " were bound"));
+  }
+  for (const BufferBinding& binding : buffers_) {
+    own_.push_back(binding.segment->local().data + binding.offset);
+  }
+  const auto world_rank = [&](Rank rank) {
+    if (rank < 0 || rank >= plan.size) throw refuse(text("no rank ", rank));
+    return ranks_[static_cast<std::size_t>(rank)];
+  };
+  const auto remote_board = [&](Rank peer) -> const RemoteSegment& {
+    const RemoteSegment* remote = board_->remote(peer);
+    if (remote == nullptr) throw refuse(text("rank ", peer, " is not in the board's group"));
+    return *remote;
+  };
+  const auto id_of = [&](std::int64_t notification, std::uint64_t limit) {
+    if (notification < 0 || notification >= plan.notifications ||
+        first_notification_ + plan.notifications > limit) {
+      throw refuse(text("notification ", notification, " is out of range"));
+    }
+    return first_notification_ + static_cast<std::uint64_t>(notification);
+  };
+  struct Place {
+    std::byte* address;
+    DType dtype;
+    const RemoteSegment* remote;
+    std::uint64_t offset;
+  };
+  const auto place = [&](const PlanSpan& span, std::uint64_t count, bool address) -> Place {
+    if (span.buffer >= buffers_.size()) throw refuse(text("no buffer ", span.buffer));
+    const BufferBinding& binding = buffers_[span.buffer];
+    const std::uint64_t elements = plan.buffer_counts[span.buffer];
+    if (span.offset > elements || count > elements - span.offset) {
+      throw refuse(text("elements [", span.offset, ", +", count, ") leave buffer ",
+                        plan.buffers[span.buffer], " of ", elements));
+    }
+    const Rank peer = span.rank < 0 || span.rank == plan.rank ? -1 : world_rank(span.rank);
+    const RemoteSegment* remote = peer < 0 ? nullptr : binding.segment->remote(peer);
+    if (peer >= 0 && remote == nullptr) throw refuse(text("rank ", peer, " has no copy"));
+    const std::uint64_t item = item_size(binding.dtype);
+    const std::uint64_t limit = remote == nullptr ? binding.segment->bytes() : remote->bytes;
+    const std::uint64_t needed = elements * item;
+    if (binding.offset > limit || needed > limit - binding.offset || elements > limit) {
+      throw refuse(text("buffer ", plan.buffers[span.buffer], " (", needed, " bytes at ",
+                        binding.offset, ") leaves segment ", binding.segment->id()));
+    }
+    const std::uint64_t offset = binding.offset + span.offset * item;
+    std::byte* base = remote == nullptr ? binding.segment->local().data : remote->data;
+    if (address && base == nullptr) {
+      throw refuse(text("needs rank ", peer,
+                        "'s memory mapped here, which this transport or "
+                        "bound memory does not offer: use plan gdraa or tree"));
+    }
+    return {base == nullptr ? nullptr : base + offset, binding.dtype, remote, offset};
+  };
+  for (const auto& steps : plan.lanes) {
+    Lane& lane = lanes_.emplace_back();
+    step_number = 0;
+    for (const PlanStep& from : steps) {
+      Step& step = lane.steps.emplace_back();
+      step.kind = from.kind;
+      step.count = from.count;
+      step.scale = from.scale;
+      step.hook = from.hook;
+      step.notification = from.notification;
+      step.salt = salt(static_cast<std::uint64_t>(from.notification));
+      switch (from.kind) {
+        case PlanStep::Kind::kPut: {
+          step.peer = world_rank(from.peer);
+          if (from.count > 0) {
+            if (from.sources.size() != 1 || from.targets.size() != 1) throw refuse("malformed Put");
+            PlanSpan target = from.targets[0];
+            target.rank = from.peer;
+            const Place source = place(from.sources[0], from.count, false);
+            const Place goal = place(target, from.count, false);
+            if (source.remote != nullptr || goal.remote == nullptr) {
+              throw refuse("a Put goes from my memory to a peer's");
+            }
+            if (source.dtype != goal.dtype) throw refuse("a Put between different dtypes");
+            step.transfer = {&buffers_[from.sources[0].buffer].segment->local(), source.offset,
+                             goal.remote, goal.offset, from.count * item_size(source.dtype)};
+            bytes_moved_ += step.transfer.bytes;
+          }
+          step.flagged = from.notification >= 0;
+          if (step.flagged) {
+            const RemoteSegment& remote = remote_board(step.peer);
+            step.flag = {&remote,
+                         static_cast<std::uint32_t>(id_of(from.notification, remote.notifications)),
+                         0};
+          }
+          break;
+        }
+        case PlanStep::Kind::kWait:
+          step.peer = from.peer < 0 ? -1 : world_rank(from.peer);
+          step.word = &board_->local().board[id_of(from.notification, board_->notifications())];
+          break;
+        case PlanStep::Kind::kReduce: {
+          if (from.sources.empty() || from.targets.empty()) throw refuse("malformed Reduce");
+          std::uint64_t widest = 1;
+          for (const PlanSpan& span : from.sources) {
+            const Place source = place(span, from.count, true);
+            step.sources.push_back({source.address, source.dtype});
+            step.own.push_back(source.remote == nullptr ? static_cast<std::int32_t>(span.buffer)
+                                                        : -1);
+            widest = std::max<std::uint64_t>(widest, item_size(source.dtype));
+          }
+          for (const PlanSpan& span : from.targets) {
+            const Place target = place(span, from.count, true);
+            step.destinations.push_back({target.address, target.dtype});
+            step.own.push_back(target.remote == nullptr ? static_cast<std::int32_t>(span.buffer)
+                                                        : -1);
+          }
+          const auto integral = [](DType type) {
+            return type == DType::kI32 || type == DType::kI64;
+          };
+          for (const Source& source : step.sources) {
+            for (const Destination& target : step.destinations) {
+              if ((integral(source.dtype) || integral(target.dtype)) &&
+                  (source.dtype != target.dtype || from.scale != 1)) {
+                throw refuse("integers are summed, neither averaged nor converted");
+              }
+            }
+          }
+          const std::uint64_t streams = step.sources.size() + step.destinations.size();
+          bytes_moved_ += from.count * widest * streams;
+          const std::int32_t into = step.own[step.sources.size()];
+          if (streams == 2 && into >= 0 && plan.buffers[from.targets[0].buffer] == kInbox &&
+              step.sources[0].dtype == step.destinations[0].dtype && from.scale == 1) {
+            step.staging = from.count * widest;
+          }
+          lane.part_sources.reserve(std::max(lane.part_sources.capacity(), step.sources.size()));
+          lane.part_destinations.reserve(
+              std::max(lane.part_destinations.capacity(), step.destinations.size()));
+          step.pass = std::max<std::uint64_t>(1024, kBytesPerPass / (widest * streams) / 64 * 64);
+          break;
+        }
+        case PlanStep::Kind::kCall:
+          if (!from.targets.empty()) step.offset = from.targets[0].offset;
+          break;
+        case PlanStep::Kind::kFlush:
+          break;
+      }
+      ++step_number;
+    }
+    ++lane_number;
+  }
+}
+
+std::byte* BoundPlan::base(const std::string& buffer) const {
+  const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
+  if (found == buffer_names_.end()) return nullptr;
+  return own_[static_cast<std::size_t>(found - buffer_names_.begin())];
+}
+
+void BoundPlan::rebase(const std::string& buffer, std::byte* address) {
+  const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
+  if (found == buffer_names_.end()) return;
+  const auto number = static_cast<std::int32_t>(found - buffer_names_.begin());
+  std::byte*& own = own_[static_cast<std::size_t>(number)];
+  const std::ptrdiff_t shift = address - own;
+  if (shift == 0) return;
+  own = address;
+  for (Lane& lane : lanes_) {
+    for (Step& step : lane.steps) {
+      for (std::size_t i = 0; i < step.own.size(); ++i) {
+        if (step.own[i] != number) continue;
+        const std::size_t n_sources = step.sources.size();
+        if (i < n_sources) {
+          step.sources[i].address = static_cast<const std::byte*>(step.sources[i].address) + shift;
+        } else {
+          void*& target = step.destinations[i - n_sources].address;
+          target = static_cast<std::byte*>(target) + shift;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace pgasdl

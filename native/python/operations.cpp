@@ -1,0 +1,283 @@
+// The one-sided operations of a context, and its queues.
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+
+#include "python/docs.hpp"
+#include "python/handles.hpp"
+
+namespace pgasdl {
+namespace {
+
+using namespace nb::literals;
+
+// From here on a post copies without the GIL.
+constexpr std::uint64_t kBytesWithoutGil = 64 << 10;
+
+// Lists of (local, remote) slices; the tuples keep the slices alive meanwhile.
+std::vector<Pair> pairs_of(const nb::sequence& list) {
+  std::vector<Pair> pairs;
+  pairs.reserve(nb::len(list));
+  for (nb::handle item : list) {
+    if (!PyTuple_Check(item.ptr()) || PyTuple_GET_SIZE(item.ptr()) != 2) {
+      throw Error(ErrorKind::kBuffer, "a list operation takes pairs (mine, theirs) of slices");
+    }
+    const nb::handle mine(PyTuple_GET_ITEM(item.ptr(), 0));
+    const nb::handle theirs(PyTuple_GET_ITEM(item.ptr(), 1));
+    if (!nb::isinstance<SliceHandle>(mine) || !nb::isinstance<SliceHandle>(theirs)) {
+      throw Error(ErrorKind::kBuffer, "a list operation takes pairs (mine, theirs) of slices");
+    }
+    pairs.push_back(
+        {&nb::inst_ptr<SliceHandle>(mine)->slice, &nb::inst_ptr<SliceHandle>(theirs)->slice});
+  }
+  return pairs;
+}
+
+// What posting a list costs, in bytes copied: a long one may wait for room on the way.
+std::uint64_t weight_of(std::span<const Pair> pairs) {
+  constexpr std::uint64_t kRequest = 1 << 10;
+  std::uint64_t weight = 0;
+  for (const Pair& pair : pairs) weight += pair.local->bytes + kRequest;
+  return weight;
+}
+
+// Posts; long copies and waits for a free place happen without the GIL.
+template <typename Post>
+void post(const ContextHandle& self, std::uint64_t weight, Integer peer, Integer queue,
+          std::optional<double> timeout, Post&& attempt) {
+  const double limit = seconds(self.context(), timeout);
+  Outcome outcome;
+  if (weight < kBytesWithoutGil) {
+    outcome = blocking(limit, attempt);
+  } else {
+    {
+      const nb::gil_scoped_release release;
+      outcome = attempt(Deadline::once());
+    }
+    if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
+  }
+  if (outcome == Outcome::kConnecting) {
+    // The first request to a peer makes the connection: one try includes that.
+    const double patience = limit > 0 ? limit : self.context().options().timeout;
+    if (limit == 0) outcome = blocking(patience, attempt);
+    if (outcome == Outcome::kConnecting) {
+      raise("Timeout", text("rank ", peer.value,
+                            " has not answered a request for a connection on "
+                            "queue ",
+                            queue.value, " for ", patience, " s; nothing was posted"));
+    }
+  }
+  if (outcome != Outcome::kDone) {
+    raise("QueueFull", text("queue ", queue.value, " holds ", self.context().options().queue_depth,
+                            " requests; nothing was posted: wait(", queue.value,
+                            "), then post again, or use another queue"));
+  }
+}
+
+void write(const ContextHandle& self, const SliceHandle& source, Integer peer,
+           const SliceHandle& target, Integer queue, std::optional<double> timeout) {
+  const Pair pair{&source.slice, &target.slice};
+  post(self, source.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().write({&pair, 1}, peer.rank(), queue.queue(), deadline);
+  });
+}
+
+void read(const ContextHandle& self, const SliceHandle& target, Integer peer,
+          const SliceHandle& source, Integer queue, std::optional<double> timeout) {
+  const Pair pair{&target.slice, &source.slice};
+  post(self, target.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().read({&pair, 1}, peer.rank(), queue.queue(), deadline);
+  });
+}
+
+void write_list(const ContextHandle& self, const nb::sequence& list, Integer peer, Integer queue,
+                std::optional<double> timeout) {
+  const auto pairs = pairs_of(list);
+  post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().write(pairs, peer.rank(), queue.queue(), deadline);
+  });
+}
+
+void read_list(const ContextHandle& self, const nb::sequence& list, Integer peer, Integer queue,
+               std::optional<double> timeout) {
+  const auto pairs = pairs_of(list);
+  post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().read(pairs, peer.rank(), queue.queue(), deadline);
+  });
+}
+
+void notify(const ContextHandle& self, Integer peer, const SegmentHandle& segment,
+            Integer notification, Integer value, Integer queue, std::optional<double> timeout) {
+  post(self, 0, peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().notify(peer.rank(), *segment.segment, notification.natural(),
+                                 value.natural(), queue.queue(), deadline);
+  });
+}
+
+void write_notify(const ContextHandle& self, const SliceHandle& source, Integer peer,
+                  const SliceHandle& target, Integer notification, Integer value, Integer queue,
+                  std::optional<double> timeout) {
+  const Pair pair{&source.slice, &target.slice};
+  post(self, source.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().write_notify({&pair, 1}, peer.rank(), *target.slice.segment,
+                                       notification.natural(), value.natural(), queue.queue(),
+                                       deadline);
+  });
+}
+
+void write_list_notify(const ContextHandle& self, const nb::sequence& list, Integer peer,
+                       const SegmentHandle& segment, Integer notification, Integer value,
+                       Integer queue, std::optional<double> timeout) {
+  const auto pairs = pairs_of(list);
+  post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().write_notify(pairs, peer.rank(), *segment.segment, notification.natural(),
+                                       value.natural(), queue.queue(), deadline);
+  });
+}
+
+void read_notify(const ContextHandle& self, const SliceHandle& target, Integer peer,
+                 const SliceHandle& source, Integer notification, Integer value, Integer queue,
+                 std::optional<double> timeout) {
+  const Pair pair{&target.slice, &source.slice};
+  post(self, target.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().read_notify({&pair, 1}, peer.rank(), *target.slice.segment,
+                                      notification.natural(), value.natural(), queue.queue(),
+                                      deadline);
+  });
+}
+
+void read_list_notify(const ContextHandle& self, const nb::sequence& list, Integer peer,
+                      const SegmentHandle& segment, Integer notification, Integer value,
+                      Integer queue, std::optional<double> timeout) {
+  const auto pairs = pairs_of(list);
+  post(self, weight_of(pairs), peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().read_notify(pairs, peer.rank(), *segment.segment, notification.natural(),
+                                      value.natural(), queue.queue(), deadline);
+  });
+}
+
+void wait(const ContextHandle& self, Integer queue, std::optional<double> timeout) {
+  Context& context = self.context();
+  if (blocking(seconds(context, timeout), [&](Deadline deadline) {
+        return context.wait(queue.queue(), deadline);
+      }) != Outcome::kDone) {
+    raise("Timeout", text("wait: queue ", queue.value, " still holds requests"));
+  }
+}
+
+std::optional<std::uint32_t> notify_waitsome(const ContextHandle& self,
+                                             const SegmentHandle& segment, Integer first,
+                                             std::optional<Integer> count,
+                                             std::optional<double> timeout) {
+  Context& context = self.context();
+  const std::uint64_t begin = first.natural();
+  const std::uint64_t all = segment.segment->notifications();
+  const std::uint64_t number = count ? count->natural() : all - std::min(begin, all);
+  if (number == 0) return std::nullopt;
+  std::uint32_t found = 0;
+  if (blocking(seconds(context, timeout), [&](Deadline deadline) {
+        return context.notify_waitsome(*segment.segment, begin, number, deadline, found);
+      }) != Outcome::kDone) {
+    raise("Timeout",
+          text("notify_waitsome: none of notifications ", begin, " to ", begin + number - 1,
+               " of segment ", segment.segment->id(), " was raised on rank ", context.rank()));
+  }
+  return found;
+}
+
+std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHandle& target,
+                     Integer peer, std::uint64_t operand, std::uint64_t compare,
+                     std::optional<double> timeout) {
+  Context& context = self.context();
+  std::uint64_t old = 0;
+  const double limit = seconds(context, timeout);
+  Outcome outcome;
+  {
+    const nb::gil_scoped_release release;
+    outcome =
+        context.atomic(kind, target.slice, peer.rank(), operand, compare, Deadline::in(limit), old);
+  }
+  if (outcome != Outcome::kDone) {
+    raise("Timeout", text("an atomic on rank ", peer.value, " did not complete"));
+  }
+  return old;
+}
+
+}  // namespace
+
+void bind_operations(nb::class_<ContextHandle>& context) {
+  context
+      .def("write", &write, "source"_a, "peer"_a, "target"_a, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kWrite)
+      .def("read", &read, "target"_a, "peer"_a, "source"_a, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kRead)
+      .def("write_list", &write_list, "pairs"_a, "peer"_a, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kWriteList)
+      .def("read_list", &read_list, "pairs"_a, "peer"_a, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kReadList)
+      .def("notify", &notify, "peer"_a, "segment"_a, "notification"_a, "value"_a = Integer{1},
+           nb::kw_only(), "queue"_a = Integer{0}, "timeout"_a.none() = nb::none(), docs::kNotify)
+      .def("write_notify", &write_notify, "source"_a, "peer"_a, "target"_a, "notification"_a,
+           "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kWriteNotify)
+      .def("write_list_notify", &write_list_notify, "pairs"_a, "peer"_a, "segment"_a,
+           "notification"_a, "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kWriteListNotify)
+      .def("read_notify", &read_notify, "target"_a, "peer"_a, "source"_a, "notification"_a,
+           "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kReadNotify)
+      .def("read_list_notify", &read_list_notify, "pairs"_a, "peer"_a, "segment"_a,
+           "notification"_a, "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kReadListNotify)
+      .def("wait", &wait, "queue"_a = Integer{0}, nb::kw_only(), "timeout"_a.none() = nb::none(),
+           docs::kWait)
+      .def("notify_waitsome", &notify_waitsome, "segment"_a, "first"_a = Integer{0},
+           "count"_a.none() = nb::none(), nb::kw_only(), "timeout"_a.none() = nb::none(),
+           docs::kNotifyWaitsome)
+      .def(
+          "notify_reset",
+          [](const ContextHandle& self, const SegmentHandle& segment, Integer notification) {
+            return self.context().notify_reset(*segment.segment, notification.natural());
+          },
+          "segment"_a, "notification"_a, docs::kNotifyReset)
+      .def(
+          "atomic_fetch_add",
+          [](const ContextHandle& self, const SliceHandle& target, Integer peer, std::int64_t value,
+             std::optional<double> timeout) {
+            return atomic(self, Atomic::Kind::kFetchAdd, target, peer,
+                          static_cast<std::uint64_t>(value), 0, timeout);
+          },
+          "target"_a, "peer"_a, "value"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
+          docs::kFetchAdd)
+      .def(
+          "atomic_compare_swap",
+          [](const ContextHandle& self, const SliceHandle& target, Integer peer,
+             std::uint64_t compare, std::uint64_t swap, std::optional<double> timeout) {
+            return atomic(self, Atomic::Kind::kCompareSwap, target, peer, swap, compare, timeout);
+          },
+          "target"_a, "peer"_a, "compare"_a, "swap"_a, nb::kw_only(),
+          "timeout"_a.none() = nb::none(), docs::kCompareSwap)
+      .def(
+          "queue_size",
+          [](const ContextHandle& self, Integer queue) {
+            return self.context().queue_size(queue.queue());
+          },
+          "queue"_a = Integer{0},
+          "Return the requests posted on ``queue`` since it was last waited for.")
+      .def(
+          "queue_create", [](const ContextHandle& self) { return self.context().queue_create(); },
+          "Make a queue and return its id; QueueError when ``limits.queues`` exist.")
+      .def("_reconnect",
+           [](const ContextHandle& self, Integer peer) {
+             const nb::gil_scoped_release release;
+             self.context().reconnect(peer.rank());
+           })
+      .def(
+          "queue_delete",
+          [](const ContextHandle& self, Integer queue) {
+            self.context().queue_delete(queue.queue());
+          },
+          "queue"_a, "Free a queue's id; wait for it first.");
+}
+
+}  // namespace pgasdl
