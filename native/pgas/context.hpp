@@ -1,7 +1,12 @@
 // One rank of a job: its transport, its queues, and the one-sided operations.
 //
 // Every argument is checked here, once, for all transports. Threads: every operation may be called
-// from any thread; setup, close() and the destructor from one.
+// from any thread; setup, close() and the destructor from one. Offsets and lengths are bytes.
+//
+// Errors, of every operation: kClosed after close() and in a forked child, kRank for a rank that
+// there is not, kPeerLost for one that is gone, kQueue for a queue that does not exist, kSegment
+// for a slice that leaves its segment or a segment that was deleted here, kNotification for an id
+// beyond the board or a value outside 1 .. 2**32 - 1. Nothing was posted then.
 #pragma once
 
 #include <atomic>
@@ -31,7 +36,8 @@ class Context {
   Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, const Options& options);
   ~Context();
 
-  // --- setup: endpoint() of all ranks to connect(), then open() of all ranks to join().
+  // --- setup (gaspi_proc_init, gaspi_proc_term): endpoint() of all ranks to connect(), then
+  // open() of all ranks to join(). kMismatch: ranks of another version, or with other options.
   std::string endpoint();
   void connect(const std::vector<std::string>& endpoints);
   std::string open();
@@ -57,32 +63,46 @@ class Context {
   }
 
   // --- posting. kFull: nothing was posted; kConnecting: likewise, the way to `peer` is being made.
+  // A source may change, and a read's target is here, once wait(queue) is done. Writes are
+  // unordered among each other; a notification never overtakes those before it on its queue to its
+  // peer. gaspi_write, gaspi_write_list: at most kMaxListElements pairs of equal lengths.
   Outcome write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
+  // gaspi_read, gaspi_read_list.
   Outcome read(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
+  // gaspi_notify: the peer's word `notification` of `segment` becomes `value`.
   Outcome notify(Rank peer, const Segment& segment, std::uint64_t notification, std::uint64_t value,
                  QueueId queue, Deadline deadline);
+  // gaspi_write_notify, gaspi_write_list_notify: the flag after the bytes, in one request.
   Outcome write_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                        std::uint64_t notification, std::uint64_t value, QueueId queue,
                        Deadline deadline);
+  // gaspi_read_notify, gaspi_read_list_notify: this rank's word, when the bytes are here.
   Outcome read_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                       std::uint64_t notification, std::uint64_t value, QueueId queue,
                       Deadline deadline);
 
-  // --- waiting
+  // --- waiting: kDone or kTimeout. Throws kPeerLost if a loss is reported meanwhile, or if what is
+  // waited for can no longer come.
   // The transport's answer, but for faults of ranks that nobody waits for any more: those that left
   // in peace, and those whose loss survivors() accepted.
   bool complete(QueueId queue);
+  // gaspi_wait: everything posted on `queue` before is locally complete.
   Outcome wait(QueueId queue, Deadline deadline);
-  // One id of [first, first + count) that is raised; scans go round so that none starves.
+  // gaspi_notify_waitsome: one id of [first, first + count) that is raised; scans go round so that
+  // none starves.
   Outcome notify_waitsome(Segment& segment, std::uint64_t first, std::uint64_t count,
                           Deadline deadline, std::uint32_t& found);
+  // gaspi_notify_reset: the value, which is 0 from now on. Of several threads one gets it.
   std::uint32_t notify_reset(Segment& segment, std::uint64_t notification);
 
-  // --- atomics on 64-bit words; they return when the old value is here
+  // --- atomics on 64-bit words (gaspi_atomic_fetch_add, gaspi_atomic_compare_swap); they return
+  // when the old value is here. kAlignment unless the target is 8 bytes at a multiple of 8.
+  // kTimeout, of one that was posted: it may still change the peer's memory.
   Outcome atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::uint64_t operand,
                  std::uint64_t compare, Deadline deadline, std::uint64_t& old);
 
-  // --- queues 0 .. options.queues - 1; those beyond are the library's own
+  // --- queues 0 .. options.queues - 1 (gaspi_queue_create, gaspi_queue_delete, gaspi_queue_size);
+  // those beyond are the library's own
   QueueId queue_create();
   void queue_delete(QueueId queue);
   // After a fault: what connects us with `peer` is given up, and made anew when it is needed.

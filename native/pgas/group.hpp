@@ -63,6 +63,8 @@ class Group {
     std::atomic<bool>& taken_;
   };
 
+  // gaspi_barrier. kTimeout: call it again, it goes on. Throws kPeerLost if a member is gone
+  // without which it cannot end; no barrier of this group ends after that.
   Outcome barrier(const Inside& inside, Deadline deadline);
 
   // Every member's bytes, by member, in pieces of slot_bytes(kind). `what` names the call; members
@@ -72,7 +74,9 @@ class Group {
                     std::vector<std::string>& all);
   static std::size_t slot_bytes(Kind kind);
 
-  // By whoever is inside exchanges.
+  // By whoever is inside exchanges. gaspi_segment_create; with memory of the caller's, `bound`,
+  // gaspi_segment_bind and gaspi_segment_use. Collective: all members, each with `bytes` and
+  // `notifications` of its own. kTimeout: call it again with the same arguments.
   Outcome create_segment(const Inside& inside, std::uint64_t bytes, std::uint32_t notifications,
                          std::byte* bound, Deadline deadline, std::shared_ptr<Segment>& created);
   // The caller's memory of a creation that ended half way, or null: peers may know it already.
@@ -92,9 +96,12 @@ class Group {
     return create_segment(Inside(*this, Kind::kExchange, "segment"), bytes, notifications, bound,
                           deadline, created);
   }
+  // gaspi_segment_delete, of this rank's copy alone. kSegment: it was deleted before.
   static void delete_segment(Context& context, Segment& segment);
 
-  // --- world only: messages of up to options.passive_bytes, from any rank to any rank
+  // --- world only: messages of up to options.passive_bytes, from any rank to any rank, in order
+  // (gaspi_passive_send, gaspi_passive_receive). Any thread may call, several at once. kBuffer: too
+  // long. kPeerLost: the receiver, or every possible sender, has left.
   Outcome passive_send(Rank peer, std::span<const std::byte> message, Deadline deadline);
   Outcome passive_receive(Deadline deadline, Rank& sender, std::string& message);
 

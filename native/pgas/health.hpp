@@ -1,3 +1,4 @@
+// The states of a rank.
 #pragma once
 
 #include <cstdint>

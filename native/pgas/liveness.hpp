@@ -55,6 +55,7 @@ class Liveness {
              std::unique_ptr<Gossip> gossip);
   void stop();
 
+  // --- from here on: any thread. After start() the members above belong to one thread.
   // Cheap, in every spin: a loss was reported that survivors() has not acknowledged.
   bool alarmed() const {
     return own_ != nullptr && own_->alarm.load(std::memory_order_relaxed) !=
@@ -63,11 +64,13 @@ class Liveness {
   // Throws, naming the losses that survivors() has not accepted; returns if there is none, which
   // is so for the moment in which a report of a loss accepted already is not complete.
   void raise_alarm(const std::string& during) const;
-  // Throws if `peer` can no longer be reached.
+  // Throws if `peer` can no longer be reached: kPeerLost, or kClosed if this rank has left
+  // (gaspi_proc_ping).
   void require(Rank peer, const char* operation) const {
     if (health(peer) != Health::kHealthy) [[unlikely]]
       refuse(peer, operation);
   }
+  // gaspi_state_vec_get, of one rank.
   Health health(Rank rank) const {
     return own_ == nullptr
                ? Health::kHealthy
