@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.launcher import run
 
 from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.collectives.selection import select
@@ -97,9 +97,6 @@ def test_ranks_with_different_policies_are_told(tmp_path: Path) -> None:
         "except pgasdl.MismatchError as error:\n"
         "    print('told:', error, flush=True)\n"
     )
-    sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-    from launching import run
-
     result = run("-n", "3", str(program))
     told = [line for line in result.stdout.splitlines() if "told:" in line]
     assert len(told) == 3, result.stdout + result.stderr

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import environment
+from support.environment import environment
+from support.starting import finished
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 from building import ROOT, missing_tools, run, tool
@@ -58,14 +59,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return finished(
         [sys.executable, "-P", *arguments],
         env=environment(PYTHONPATH=str(place)),
-        cwd=place,
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
+        cwd=place,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launching import environment
+from support.environment import environment
+from support.launcher import PGASDL
+from support.starting import finished
 
 import pgasdl.tools.cli
 from pgasdl import loopback, models
@@ -31,15 +32,7 @@ FAST = ("--repeat", "1", "--seconds", "0.002")
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pgasdl", "bench", *arguments],
-        env=environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return finished([*PGASDL, "bench", *arguments], env=environment(), timeout=240)
 
 
 def rows_of(file: Path) -> list[dict[str, object]]:

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import environment
+from support.environment import environment
+from support.starting import finished
 
 from pgasdl.tools.cli import SHELLS, main
 from pgasdl.tools.progress import Progress
@@ -28,10 +29,7 @@ EXAMPLE = "try: pgasdl run -n 2 train.py\n     pgasdl run --help\n"
 
 
 def piped(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PGASDL, *arguments], env=environment(**variables), cwd=cwd, capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return finished([*PGASDL, *arguments], env=environment(**variables), timeout=60, cwd=cwd)
 
 
 def at_terminal(*arguments: str, cwd: Path, **variables: str) -> tuple[int, str]:

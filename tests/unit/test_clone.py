@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import environment
+from support.environment import environment
+from support.places import ROOT
+from support.starting import finished
 
-ROOT = Path(__file__).parents[2]
 QUICK = ("-n", "2", "--repeat", "1", "--seconds", "0.001")
 HELLO = "import pgasdl\nwith pgasdl.init() as ctx: print('rank', ctx.rank, 'of', ctx.size)\n"
 
@@ -26,14 +27,11 @@ def clone(tmp_path: Path) -> Path:
 
 
 def stand_in(clone: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return finished(
         [sys.executable, *arguments],
-        cwd=clone,
         env=environment(PYTHONDONTWRITEBYTECODE="1", **variables),
-        capture_output=True,
-        text=True,
         timeout=240,
-        check=False,
+        cwd=clone,
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from launching import environment, tool
+from foreign_launchers import ALLOWED, tool
+from support.environment import environment
+from support.starting import succeeded
 
 from pgasdl.config import Config
 from pgasdl.errors import BootstrapError, Timeout
@@ -283,16 +284,8 @@ def test_another_user_cannot_pose_as_rank_0() -> None:
 
 def launched(*command: str) -> list[list[str]]:
     """Run ``command`` and return the words of each rank's line, by rank."""
-    result = subprocess.run(
-        command,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr + result.stdout
-    return sorted((line.split() for line in result.stdout.splitlines() if line), key=lambda w: w[1])
+    output = succeeded(command, env=environment(**ALLOWED), timeout=90)
+    return sorted((line.split() for line in output.splitlines() if line), key=lambda w: w[1])
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "through a shell"])

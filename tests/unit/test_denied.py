@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from denied import CALLS, NUMBERS
-from launching import command, environment
+from support.environment import environment
+from support.launcher import command
+from support.starting import finished
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in NUMBERS, reason="the numbers of this machine's system calls"
@@ -57,14 +59,8 @@ with pgasdl.init(timeout=40, stopped_after=30) as ctx:
 
 
 def under(error: str, calls: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, DENIED, error, *calls, "--", *arguments],
-        env=environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+    return finished(
+        [sys.executable, DENIED, error, *calls, "--", *arguments], env=environment(), timeout=100
     )
 
 

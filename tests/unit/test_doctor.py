@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launching import PLACE, environment
+from support.environment import environment
+from support.launcher import PGASDL
+from support.places import INSTALLED
+from support.starting import finished
 
 NAMES = {
     "python", "pgasdl", "native module", "cores", "memfd, sealed", "AF_UNIX descriptors", "pidfd",
@@ -20,14 +23,8 @@ NAMES = {
 
 
 def doctor(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pgasdl", "doctor", *arguments],
-        env=environment(**variables),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    return finished(
+        [*PGASDL, "doctor", *arguments], env=environment(**variables), timeout=60, cwd=tmp_path
     )
 
 
@@ -56,14 +53,11 @@ def test_what_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
     program = "import sys; from pgasdl.tools.doctor import main; sys.exit(main('-'))"
-    result = subprocess.run(
+    result = finished(
         [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), PLACE])},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+        env=environment(PYTHONPATH=f"{tmp_path}:{INSTALLED}"),
         timeout=60,
-        check=False,
+        cwd=tmp_path,
     )
     findings = {finding["name"]: finding for finding in json.loads(result.stdout)}
     assert result.returncode == 1
@@ -76,7 +70,7 @@ def test_what_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
 def test_verbs_without_the_native_module(tmp_path: Path) -> None:
     source = tmp_path / "pgasdl"
     shutil.copytree(
-        Path(PLACE) / "pgasdl", source, ignore=shutil.ignore_patterns("_native*.so", "__pycache__")
+        INSTALLED / "pgasdl", source, ignore=shutil.ignore_patterns("_native*.so", "__pycache__")
     )
     result = doctor(tmp_path, "--json", PYTHONPATH=str(tmp_path))
     findings = {finding["name"]: finding for finding in json.loads(result.stdout)}

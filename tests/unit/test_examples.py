@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from launching import run
+from support.launcher import run
 
 import pgasdl
 

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import command, environment, run, running
+from support.environment import environment
+from support.launcher import command, run, running
 
 from pgasdl.runtime.launch.output import visible
 from pgasdl.tools.run_cli import split_program

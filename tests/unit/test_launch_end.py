@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import alive, command, environment, gone, read_line, run, running
+from support.environment import environment
+from support.launcher import command, run, running
+from support.leftovers import alive, gone
+from support.starting import finished, read_line
 
 # Ends.
 
@@ -154,14 +157,10 @@ def test_a_caller_that_ignores_the_end_of_children_waits_for_them() -> None:
     )
     for code in (0, 3):
         program = f"import os, signal; print(signal.getsignal(signal.SIGCHLD)); os._exit({code})"
-        result = subprocess.run(
+        result = finished(
             [sys.executable, "-c", caller, *command("-n", "2", "-c", program)],
             env=environment(),
-            cwd="/",
-            capture_output=True,
-            text=True,
             timeout=60,
-            check=False,
         )
         assert result.returncode == code, result.stderr
 
@@ -173,14 +172,10 @@ def test_too_few_descriptors_are_told_in_a_line(limit: int) -> None:
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
         "os.execv(sys.argv[1], sys.argv[1:])\n"
     )
-    result = subprocess.run(
+    result = finished(
         [sys.executable, "-c", caller, *command("-n", "4", "-c", "pass")],
         env=environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert result.returncode == 1
     assert "Too many open files" in result.stderr and "Traceback" not in result.stderr
@@ -253,13 +248,5 @@ print(status, mine.wait(30), ended.wait(30))
 )
 def test_a_caller_from_python_stays_what_it_was(program: str, status: int) -> None:
     """The signals that it blocks, and its own children, running and ended."""
-    done = subprocess.run(
-        [sys.executable, "-c", _CALLER, program],
-        env=environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = finished([sys.executable, "-c", _CALLER, program], env=environment(), timeout=60)
     assert done.stdout == f"{status} 0 7\n", done.stderr

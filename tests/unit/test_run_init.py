@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launching import environment, tool
+from foreign_launchers import ALLOWED, tool
+from support.environment import environment
+from support.starting import finished
 
 pytest.importorskip("pgasdl._native")
 
@@ -24,14 +25,8 @@ sys.stdout.write(f"rank {ctx.rank} of {ctx.size}: {total[0]:g}\\n")
 
 def launched(program: Path, *command: str, status: int = 0) -> list[str]:
     """The ranks' lines, sorted; ``command`` is the launcher's part."""
-    result = subprocess.run(
-        [*command, str(program)],
-        env=environment(),
-        cwd=program.parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    result = finished(
+        [*command, str(program)], env=environment(**ALLOWED), timeout=120, cwd=program.parent
     )
     assert result.returncode == status, result.stdout + result.stderr
     return sorted(line for line in result.stdout.splitlines() if "rank" in line)
@@ -104,15 +99,7 @@ def test_every_context_of_a_process_dumps_on_sigusr1() -> None:
         "        os.kill(os.getpid(), signal.SIGUSR1)\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = finished([sys.executable, "-c", program], env=environment(), timeout=60)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("on SIGUSR1") == 2
 

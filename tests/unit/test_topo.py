@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import PLACE
+from support.places import INSTALLED, TESTS
 
 from pgasdl.errors import UnavailableError
 from pgasdl.tools import cli, doctor, probes, topo
 
-ROOT = Path(__file__).parents[2]
 FIELDS = set(topo.RdmaAddress.__dataclass_fields__)
 
 
@@ -243,7 +242,7 @@ def test_memlock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def guest(command: str, mode: str = "dummy", **variables: str) -> Any:
     """Runs ``command``, in which {topo} and {doctor} print JSON, where there is an RDMA device."""
-    sys.path.insert(0, str(ROOT / "tests/softroce"))
+    sys.path.insert(0, str(TESTS / "softroce"))
     try:
         rig = importlib.import_module("rig")
     finally:
@@ -251,7 +250,7 @@ def guest(command: str, mode: str = "dummy", **variables: str) -> Any:
     rig.require()
     pgasdl = f"{sys.executable} -m pgasdl"
     line = command.format(topo=f"{pgasdl} topo --json", doctor=f"{pgasdl} doctor --json")
-    env = {"PYTHONPATH": PLACE, **variables}
+    env = {"PYTHONPATH": str(INSTALLED), **variables}
     return rig.run(line, mode=mode, env=env, directory="/", timeout=60)
 
 

@@ -1,0 +1,1 @@
+"""What the starters of jobs in these folders share; see README.md."""

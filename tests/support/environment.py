@@ -1,0 +1,26 @@
+"""The environment in which a test starts a job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from support.places import INSTALLED
+
+_LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
+# For ranks that share few cores: no pools of threads on top.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def environment(*folders: Path, **variables: str) -> dict[str, str]:
+    """This process's, without any launcher's traces.
+
+    Parameters
+    ----------
+    folders : where Python looks for modules, after that of the package under test
+    variables : what to set, whatever the rest says
+    """
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    kept.pop("OMP_NUM_THREADS", None)  # torchrun's trace
+    paths = [str(INSTALLED), *map(str, folders), kept.get("PYTHONPATH", "")]
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables

@@ -1,0 +1,33 @@
+"""``pgasdl run``, as a user starts it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from support import starting
+from support.environment import environment
+
+PGASDL = (sys.executable, "-m", "pgasdl")
+
+
+def command(*arguments: str) -> list[str]:
+    return [*PGASDL, "run", *arguments]
+
+
+def run(
+    *arguments: str, stdin: str = "", cwd: Path | str = "/", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """How a job ended and what it wrote."""
+    return starting.finished(
+        command(*arguments), env=environment(**variables), timeout=60, cwd=cwd, stdin=stdin
+    )
+
+
+def running(
+    *arguments: str, stderr: int = subprocess.PIPE, **variables: str
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    """A job that runs, and is gone afterwards."""
+    return starting.running(command(*arguments), env=environment(**variables), stderr=stderr)

@@ -1,0 +1,32 @@
+"""What may not be left over: whether a process is still there, and how long one waits for less."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for a condition; False if it did not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def gone(pids: Iterable[int], seconds: float) -> bool:
+    """Wait for the ends of processes; False if one still runs."""
+    pids = list(pids)
+    return until(lambda: not any(alive(pid) for pid in pids), seconds)
