@@ -18,52 +18,31 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pgasdl.config
+from support import launcher
+from support.environment import ONE_THREAD, environment
+from support.output import Event, Lines, event_of
+from support.starting import kill_group
+
 from pgasdl.runtime.bootstrap import StoreServer
 
 PROGRAMS = Path(__file__).with_name("programs")
 _ZYGOTE = str(Path(__file__).with_name("failure_zygote.py"))
-PLACE = str(Path(pgasdl.config.__file__).parents[1])
-_FOREIGN = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
 # Bounds that only a hang exceeds, on a machine that others load as well.
 PATIENCE = 30.0
-
-Event = dict[str, Any]
 
 
 class HungError(AssertionError):
     """Something did not happen in time; the text holds what every rank had printed."""
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """This process's without any launcher's traces, and without thread pools in the ranks."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-    place = {"PYTHONPATH": PLACE, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return kept | place | {"PGASDL_LOG": "warning"} | variables
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs: a zombie does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
-
-
-def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-    """Wait for a condition; False if it did not come true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+def quiet(**variables: str) -> dict[str, str]:
+    """Variables of ranks that say only what is wrong, and have no thread pools."""
+    return ONE_THREAD | {"PGASDL_LOG": "warning"} | variables
 
 
 class Zygote:
@@ -74,7 +53,7 @@ class Zygote:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, _ZYGOTE, str(theirs.fileno())],
-                env=environment(),
+                env=environment(**quiet()),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -121,8 +100,8 @@ class Rank:
     output: int
     status: int | None = None
     events: list[Event] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)  # lines that are no JSON
-    partial: bytes = b""
+    text: list[str] = field(default_factory=list)  # lines that are no events
+    lines: Lines = field(default_factory=Lines)
 
     def said(self, what: str) -> list[Event]:
         return [event for event in self.events if event.get("event") == what]
@@ -178,7 +157,7 @@ class Job:
         order = {
             "program": self._program,
             "arguments": self._arguments,
-            "environ": environment(**place, **self._variables),
+            "environ": environment(**quiet(**place, **self._variables)),
         }
         pid = self._zygote.start(order, [theirs, self._secret])
         os.close(theirs)
@@ -198,13 +177,12 @@ class Job:
             if not data:
                 self._selector.unregister(rank.output)
                 continue
-            *lines, rank.partial = (rank.partial + data).split(b"\n")
-            for line in lines:
-                try:
-                    event = json.loads(line)
-                    rank.events.append(event if isinstance(event, dict) else {"event": event})
-                except ValueError:
-                    rank.text.append(line.decode(errors="replace"))
+            for line in rank.lines.of(data):
+                said = event_of(line)
+                if said is None:
+                    rank.text.append(line)
+                else:
+                    rank.events.append(said)
         self._zygote.pump()
         for rank in self.ranks.values():
             rank.status = self._zygote.statuses.get(rank.pid, rank.status)
@@ -270,7 +248,7 @@ class Job:
         for rank in self.ranks.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if rank.status is None:
-                    os.killpg(rank.pid, signal.SIGKILL)
+                    kill_group(rank.pid)
                     os.kill(rank.pid, signal.SIGKILL)
         left = [rank for rank in self.ranks.values() if rank.status is None]
         with contextlib.suppress(HungError):
@@ -282,36 +260,11 @@ class Job:
         os.close(self._secret)
 
 
-def launch(*arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """The real launcher, in a process group of its own; output on one pipe."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "pgasdl", "run", *arguments],
-        env=environment(**variables),
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-@contextlib.contextmanager
-def launched(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A launcher that is gone afterwards, with all it started."""
-    process = launch(*arguments, **variables)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+def launched(
+    *arguments: str, **variables: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """The real launcher, gone afterwards with all it started; output on one pipe."""
+    return launcher.running(*arguments, stderr=subprocess.STDOUT, **quiet(**variables))
 
 
 DETECTIONS: list[tuple[float, str]] = []

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from failure_harness import Job, launched, until
+from failure_harness import Job, launched
+from support.leftovers import until
 
 OPERATIONS = ["write peer", "read peer", "write_notify peer", "notify peer", "wait ", "waitsome",
               "atomic peer", "passive_send peer", "passive_receive peer", "allgather", "plan_start",

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from failure_harness import Job, launched, until
+from failure_harness import Job, launched
+from support.leftovers import until
 
 BOUND = 2.0  # seconds; the goal is 0.2
 WHERE = ["notify_waitsome", "barrier", "world.allreduce", "allreduce", "handle", "passive_receive",

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from failure_harness import PROGRAMS, Job, alive, launched, until
+from failure_harness import PROGRAMS, Job, launched
+from support.leftovers import gone, until
 
 WITHIN = 2.0
 
@@ -85,9 +86,9 @@ def test_nothing_is_left(victims: str, tmp_path: Path) -> None:
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
         killed_at = time.monotonic()
-        assert until(lambda: not any(alive(pid) for pid in ranks), WITHIN + 1.5)
+        assert gone(ranks, WITHIN + 1.5)
         assert until(lambda: process.poll() is not None, WITHIN)
-        assert until(lambda: not any(alive(pid) for pid in everybody), WITHIN)
+        assert gone(everybody, WITHIN)
         assert until(lambda: not left_of(sockets), WITHIN)
         assert time.monotonic() - killed_at < 2 * WITHIN
         if victims.startswith("rank"):
