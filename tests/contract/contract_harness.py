@@ -11,7 +11,6 @@ between transports is in the rows and nowhere else.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +19,7 @@ from typing import Any
 
 import pytest
 from contract_pool import Pool, judged
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "mpi"))
-import mpi_rows
+from support import mpi_rows
 
 Program = Callable[..., Any]
 

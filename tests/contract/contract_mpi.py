@@ -18,8 +18,10 @@ import tempfile
 import time
 from typing import Any
 
-from contract_pool import WORKER, Worker, environment
-from mpi_rows import Row
+from contract_pool import WORKER, Worker, worker_environment
+from support.mpi_rows import Row
+from support.output import Lines, Log
+from support.starting import kill_group
 
 _START_SECONDS = 60.0
 
@@ -30,7 +32,7 @@ class MpiWorker(Worker):
     def __init__(self, job: MpiJob, connection: socket.socket, pid: int) -> None:
         self.job, self.connection, self.pid = job, connection, pid
         self.fd = connection.fileno()
-        self._partial = b""
+        self._lines = Lines()
 
     def send(self, command: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it died: its answer says so
@@ -62,8 +64,7 @@ class MpiJob:
     def __init__(self, mpi: Row, size: int) -> None:
         self.size = size
         found = mpi.found()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115
-        self._shown = 0
+        self._log = Log()
         self.workers: list[MpiWorker] = []
         with (
             tempfile.TemporaryDirectory(prefix="pgasdl-contract-") as folder,
@@ -76,9 +77,9 @@ class MpiJob:
             self.process = subprocess.Popen(
                 found.command(size, [sys.executable, WORKER, f"mpi:{path}"]),
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=mpi.environ(environment()) | found.environ(),
+                stdout=self._log.file,
+                stderr=self._log.file,
+                env=mpi.environ(worker_environment()) | found.environ(),
                 start_new_session=True,
             )
             self._meet(listener)
@@ -102,12 +103,7 @@ class MpiJob:
 
     def said(self) -> str:
         """What its processes wrote since this was last asked, at most the end."""
-        if self._output.closed:
-            return ""
-        size = os.fstat(self._output.fileno()).st_size
-        begin = max(self._shown, size - 4000)
-        self._shown = size
-        return os.pread(self._output.fileno(), size - begin, begin).decode(errors="replace")
+        return self._log.more()
 
     def end(self) -> None:
         """Kill and reap it; idempotent."""
@@ -116,7 +112,6 @@ class MpiJob:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
         self.workers = []
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
         self.process.wait()
-        self._output.close()
+        self._log.close()

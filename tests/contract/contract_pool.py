@@ -15,22 +15,23 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.environment import ONE_THREAD, environment
+from support.output import Lines, Log
+from support.places import TESTS
+from support.starting import kill_group
+
 from pgasdl.runtime.bootstrap import StoreServer
 
 if TYPE_CHECKING:
     from contract_mpi import MpiJob
-    from mpi_rows import Row
+    from support.mpi_rows import Row
 
 WORKER = str(Path(__file__).with_name("contract_worker.py"))
-_PLACE = str(Path(sys.modules["pgasdl"].__file__ or "").parents[1])
-_LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
-_STDERR_SHOWN = 4000
 _MPI_RANKS = 4  # of a job that is kept: as many as the largest test asks for
 
 Answer = dict[str, Any]
@@ -40,11 +41,8 @@ class RankFailure(AssertionError):
     """A rank of a test failed, or none answered in time; the text holds all tracebacks."""
 
 
-def environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
-    path = os.pathsep.join(filter(None, (_PLACE, kept.get("PYTHONPATH"))))
-    # Two ranks per core already: no thread pools on top.
-    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+def worker_environment() -> dict[str, str]:
+    return environment(TESTS, **ONE_THREAD)
 
 
 class Worker:
@@ -52,20 +50,19 @@ class Worker:
 
     def __init__(self, secret_fd: int) -> None:
         read, write = os.pipe()
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._log = Log()
         self.process = subprocess.Popen(
             [sys.executable, WORKER, str(write), str(secret_fd)],
             stdin=subprocess.PIPE,
-            stdout=self.stderr,
-            stderr=self.stderr,
-            env=environment(),
+            stdout=self._log.file,
+            stderr=self._log.file,
+            env=worker_environment(),
             pass_fds=(write, secret_fd),
             start_new_session=True,  # Ctrl-C is pytest's; the pool ends its workers
         )
         os.close(write)
         self.fd = read
-        self._partial = b""
-        self._shown = 0
+        self._lines = Lines()
 
     def send(self, command: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -78,11 +75,8 @@ class Worker:
         part = os.read(self.fd, 1 << 16)
         if not part:
             return {"error": f"the worker process: {self.ended()}", "kind": "WorkerDied"}
-        self._partial += part
-        if not self._partial.endswith(b"\n"):
-            return None
-        line, self._partial = self._partial, b""
-        answer: Answer = json.loads(line)
+        lines = self._lines.of(part)
+        answer: Answer | None = json.loads(lines[0]) if lines else None
         return answer
 
     def ended(self) -> str:
@@ -96,11 +90,7 @@ class Worker:
 
     def said(self) -> str:
         """What it wrote since it was last asked, at most the end."""
-        size = os.fstat(self.stderr.fileno()).st_size
-        begin = max(self._shown, size - _STDERR_SHOWN)
-        text = os.pread(self.stderr.fileno(), size - begin, begin).decode(errors="replace")
-        self._shown = size
-        return text
+        return self._log.more()
 
     def dump_stacks(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -108,15 +98,14 @@ class Worker:
 
     def end(self) -> None:
         """Kill and reap it, with whatever it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
         self.process.wait()
         with contextlib.suppress(BrokenPipeError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
         with contextlib.suppress(OSError):
             os.close(self.fd)
-        self.stderr.close()
+        self._log.close()
 
 
 class Pool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from contract_harness import TRANSPORTS, contract, rows, run
 from contract_pool import Pool, RankFailure
-from mpi_rows import missing
+from support.mpi_rows import missing
 
 import pgasdl
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mpi_rows import ROWS, Row, missing
+from support.mpi_rows import ROWS, Row, missing
 from tiers import full
 
 

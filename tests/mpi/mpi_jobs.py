@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpi_rows import Row
+from support.mpi_rows import Row
 
 import pgasdl.config
 

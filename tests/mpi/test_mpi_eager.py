@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mpi_jobs
 import pytest
-from mpi_rows import Row
+from support.mpi_rows import Row
 
 pytestmark = pytest.mark.full
 

@@ -8,7 +8,7 @@ import time
 
 import mpi_jobs
 import pytest
-from mpi_rows import Row
+from support.mpi_rows import Row
 
 pytestmark = pytest.mark.full
 

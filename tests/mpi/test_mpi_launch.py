@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mpi_jobs
 import pytest
-from mpi_rows import Row
+from support.mpi_rows import Row
 
 from pgasdl.runtime.launch.mpiexec import LAUNCHERS
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import mpi_jobs
 import pytest
-from mpi_rows import ROWS, Row, missing
+from support.mpi_rows import ROWS, Row, missing
 from tiers import full
 
 from pgasdl.errors import ConfigError, UnavailableError

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import mpi_jobs
 import pytest
-from mpi_rows import Row
+from support.mpi_rows import Row
 from test_mpi_failure import nothing_stays
 from tiers import full
 
