@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+from support import launcher
+from support.environment import environment
 from support.mpi_rows import Row
+from support.places import APPS, TESTS
+from support.starting import finished
 
-import pgasdl.config
-
-ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-TRAINING = ROOT / "tests" / "training"
-# Where the pgasdl under test lies: the checkout's has no compiled part once it is installed.
-PLACE = Path(pgasdl.config.__file__).parents[1]
-_LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
+TRAINING = TESTS / "training"
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """This process's, without a launcher's traces."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
-    paths = [str(PLACE), str(TRAINING), str(ROOT / "apps"), kept.get("PYTHONPATH", "")]
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return kept | {"OMP_NUM_THREADS": "1"} | variables
+def variables_of(mpi: Row | None, **variables: str) -> dict[str, str]:
+    """The environment of a job under an MPI; its programs import what training is tested with."""
+    environ = environment(TRAINING, APPS, **({"OMP_NUM_THREADS": "1"} | variables))
+    return mpi.environ(environ) if mpi else environ
 
 
 def start(
@@ -36,18 +30,12 @@ def start(
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program on ``size`` ranks of an MPI; None: of `pgasdl run` alone."""
-    launcher = [f"--mpi={mpi.launcher}"] if mpi else ["--no-prefix"]
-    environ = environment(**variables)
-    return subprocess.run(
-        [sys.executable, "-m", "pgasdl", "run", *launcher, "-n", str(size), str(program),
-         *arguments],
-        env=mpi.environ(environ) if mpi else environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+    options = [f"--mpi={mpi.launcher}"] if mpi else ["--no-prefix"]
+    return finished(
+        launcher.command(*options, "-n", str(size), str(program), *arguments),
+        env=variables_of(mpi, **variables),
         timeout=timeout,
-        check=False,
-    )  # fmt: skip
+    )
 
 
 def run(

@@ -12,6 +12,7 @@ from pathlib import Path
 import mpi_jobs
 import pytest
 from support.mpi_rows import Row
+from support.starting import finished
 
 from pgasdl.runtime.launch.mpiexec import LAUNCHERS
 
@@ -24,17 +25,10 @@ def seen(
     mpi: Row, defect: str, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Two ranks of mpi4py alone, without what pgasdl sets."""
-    environ, found = mpi.environ(mpi_jobs.environment()), mpi.found()
+    environ, found = mpi_jobs.variables_of(mpi), mpi.found()
     environ.pop("OMPI_MCA_osc", None)
-    return subprocess.run(
-        found.command(2, [sys.executable, str(PROGRAM), defect, *arguments]),
-        env=environ | found.environ() | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = found.command(2, [sys.executable, str(PROGRAM), defect, *arguments])
+    return finished(command, env=environ | found.environ() | variables, timeout=60)
 
 
 @pytest.mark.skipif(
@@ -70,16 +64,9 @@ def bare(mpi: Row, code: str, *dropped: str) -> subprocess.CompletedProcess[str]
     """Python by the MPI's launcher, which hears nothing but what root has to say."""
     found = mpi.found()
     told = {name: "1" for name in LAUNCHERS[mpi.kind].root}
-    kept = {k: v for k, v in mpi_jobs.environment(**told).items() if k not in dropped}
-    return subprocess.run(
-        found.command(2, [sys.executable, "-c", code]),
-        env=kept,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    kept = {k: v for k, v in mpi_jobs.variables_of(None, **told).items() if k not in dropped}
+    command = found.command(2, [sys.executable, "-c", code])
+    return finished(command, env=kept, timeout=60)
 
 
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)

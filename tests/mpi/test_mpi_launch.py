@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-import mpi_jobs
 import pytest
+from support.environment import environment
+from support.launcher import command
 from support.mpi_rows import Row
+from support.starting import finished
 
 from pgasdl.runtime.launch.mpiexec import LAUNCHERS
 
 
 def launched(mpi: Row, program: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Two ranks, from an environment with nothing in it but where things lie."""
-    kept = {name: mpi_jobs.environment()[name] for name in ("PATH", "PYTHONPATH")}
-    return subprocess.run(
-        [sys.executable, "-m", "pgasdl", "run", "-n", "2", "--mpi", mpi.launcher, str(program)],
+    kept = {name: environment()[name] for name in ("PATH", "PYTHONPATH")}
+    return finished(
+        command("-n", "2", "--mpi", mpi.launcher, str(program)),
         env=mpi.environ(kept) | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
 
 

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-import pgasdl.config
+from support import launcher
+from support.environment import environment
+from support.places import APPS
+from support.starting import succeeded
 
-ROOT = Path(__file__).parents[2]
-APPS = ROOT / "apps"
-PROGRAMS = Path(__file__).parent / "programs"
-# Where the pgasdl under test lies: the checkout's has no compiled part once it is installed.
-PLACE = Path(pgasdl.config.__file__).parents[1]
-
-
-def environment() -> dict[str, str]:
-    """This process's, without a launcher's traces."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PGASDL_")}
-    paths = [str(PLACE), str(Path(__file__).parent), str(APPS), kept.get("PYTHONPATH", "")]
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return kept
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"
+FOLDERS = (HERE, APPS)  # whose modules the programs import
 
 
 def run(size: int, program: Path, *arguments: str, timeout: float = 120) -> str:
     """Run a program on ``size`` ranks, 0: without a launcher; return its standard output."""
-    launcher = ["-m", "pgasdl", "run", "-n", str(size)] if size else []
-    done = subprocess.run(
-        [sys.executable, *launcher, str(program), *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
+    command = launcher.command("-n", str(size)) if size else [sys.executable]
+    return succeeded(
+        [*command, str(program), *arguments], env=environment(*FOLDERS), timeout=timeout
     )
-    assert done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stderr}"
-    return done.stdout

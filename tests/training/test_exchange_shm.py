@@ -5,6 +5,7 @@ from __future__ import annotations
 import jobs
 import pytest
 from exchange_tools import REFERENCED, cases
+from support.places import APPS
 from tiers import full
 
 
@@ -19,10 +20,10 @@ def test_all_cases_between_processes(size: int, progress: str) -> None:
 
 
 def test_the_first_program() -> None:
-    out = jobs.run(3, jobs.APPS / "hello_notify.py")
+    out = jobs.run(3, APPS / "hello_notify.py")
     assert sorted(out.splitlines()) == [
         f"[{rank}] rank {rank} of 3 heard from rank {left}: hello from rank {left}"
         for rank, left in ((0, 2), (1, 0), (2, 1))
     ]
-    alone = jobs.run(0, jobs.APPS / "hello_notify.py")
+    alone = jobs.run(0, APPS / "hello_notify.py")
     assert alone == "rank 0 of 1 heard from rank 0: hello from rank 0\n"

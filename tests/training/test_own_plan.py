@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,17 @@ from pathlib import Path
 import jobs
 import numpy as np
 import pytest
+from support.environment import environment
+from support.launcher import PGASDL
+from support.places import APPS
+from support.starting import succeeded
 
 import pgasdl.tools.cli
 from pgasdl import ConfigError, Context, GradientExchange, PlanError, loopback
 from pgasdl.collectives.policy import Policy
 from pgasdl.plans import PLANS, plugins
 
-PROGRAM = jobs.APPS / "own_plan.py"
+PROGRAM = APPS / "own_plan.py"
 TRAINING = """
 import os, sys
 import numpy as np
@@ -57,13 +60,8 @@ def _forget() -> Iterator[None]:
 
 def command(*arguments: str, folder: Path, **more: str) -> str:
     """Run ``pgasdl`` in a folder; standard output."""
-    line = [sys.executable, "-m", "pgasdl", *arguments]
-    done = subprocess.run(
-        line, env=jobs.environment() | more, cwd=folder, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    env = environment(*jobs.FOLDERS, **more)
+    return succeeded([*PGASDL, *arguments], env=env, timeout=120, cwd=folder)
 
 
 def test_it_runs_in_under_60_lines() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from support.places import APPS
 from tiers import full
 
 from pgasdl import Context, loopback
@@ -35,7 +36,7 @@ SHORT = "--epochs 1 --batch 120"  # 11 iterations
 @pytest.fixture(scope="module", autouse=True)
 def app() -> Iterator[Any]:
     """The app as a module, and PyTorch as it was before."""
-    sys.path.insert(0, str(jobs.APPS))
+    sys.path.insert(0, str(APPS))
     import train_digits
 
     n_threads = torch.get_num_threads()
@@ -43,7 +44,7 @@ def app() -> Iterator[Any]:
     torch.set_default_dtype(torch.float32)
     torch.set_num_threads(n_threads)
     torch.use_deterministic_algorithms(False)
-    sys.path.remove(str(jobs.APPS))
+    sys.path.remove(str(APPS))
 
 
 def trained(app: Any, size: int, arguments: str) -> list[np.ndarray]:
@@ -147,7 +148,7 @@ def digests_of_ranks(out: str, size: int) -> list[str]:
 def test_the_command(tmp_path: Path) -> None:
     """The README's first command."""
     picture, weights = tmp_path / "digits.png", tmp_path / "weights.npz"
-    out = jobs.run(2, jobs.APPS / "train_digits.py", "--check-bits", "--picture", str(picture),
+    out = jobs.run(2, APPS / "train_digits.py", "--check-bits", "--picture", str(picture),
                    "--save", str(weights))  # fmt: skip
     assert all(line.startswith("[0] ") for line in out.splitlines()), "only rank 0 prints"
     assert len(re.findall(r"epoch +\d+/10 \[#+\] loss [\d.]+, test [\d.]+%", out)) == 10
@@ -168,7 +169,7 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_one_process_without_a_launcher(tmp_path: Path) -> None:
     picture = tmp_path / "digits.svg"
-    out = jobs.run(0, jobs.APPS / "train_digits.py", "--epochs", "2", "--kind", "update",
+    out = jobs.run(0, APPS / "train_digits.py", "--epochs", "2", "--kind", "update",
                    "--plan", "tree", "--picture", str(picture))  # fmt: skip
     assert "1 rank, batches of 64" in out
     assert "\r" not in out

@@ -9,6 +9,7 @@ import jobs
 import numpy as np
 import pytest
 from hosts import Job
+from support.places import APPS
 
 pytestmark = pytest.mark.full
 
@@ -35,7 +36,7 @@ def test_weights_of_shm(tmp_path: Path) -> None:
         assert any("verbs to ranks [1]" in line for line in story.of(0)), str(story)
         assert any("the same bits on 2 ranks" in line for line in story.of(0)), str(story)
         file = tmp_path / f"{kind}.npz"
-        jobs.run(2, jobs.APPS / "train_digits.py", *SHORT, str(file), "--kind", kind)
+        jobs.run(2, APPS / "train_digits.py", *SHORT, str(file), "--kind", kind)
         with np.load(file) as wanted, np.load(folder / file.name) as found:
             assert list(found) == list(wanted) == ["conv1", "conv2", "conv3", "linear1", "linear2"]
             for name in wanted:
