@@ -19,7 +19,9 @@ class Lines:
         self._begun = b""
 
     def of(self, piece: bytes) -> list[str]:
-        """The lines that end in this piece."""
+        """The lines that end in this piece; an empty one, the end, ends what was begun, too."""
+        if self._begun and not piece:
+            piece = b"\n"
         *lines, self._begun = (self._begun + piece).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 

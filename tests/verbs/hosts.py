@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import rig
-
-import pgasdl.config
+from support.output import Event, Lines, event_of
+from support.places import INSTALLED, TESTS
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
-TESTS = HERE.parent
-PLACE = str(Path(pgasdl.config.__file__).parents[1])  # where the pgasdl under test lies
 ADDRESSES = ("10.77.2.1", "10.77.2.2")  # of a pair
 _BOOT_SECONDS = 60.0
 _FIRST_PORT = 21000
@@ -31,8 +29,6 @@ PAUSE = 14.0  # seconds
 # A guest stands still, and all its ranks with it, while it reads a file that the machine's disk is
 # slow to give. That is no loss; where losses are made, jobs say what they take for one.
 _PATIENCE = {"PGASDL_STOPPED_AFTER": "20"}
-
-Event = dict[str, Any]
 
 
 @dataclass
@@ -74,10 +70,9 @@ class Story:
         """JSON lines of a rank, or of the hosts; "seen" is the time here."""
         found = []
         for seen, who, text in self.lines:
-            if who == rank and text.startswith("{"):
-                event = json.loads(text)
-                if event.get("event") == what:
-                    found.append(event | {"seen": seen})
+            event = event_of(text) if who == rank else None
+            if event is not None and event.get("event") == what:
+                found.append(event | {"seen": seen})
         return found
 
     def event(self, what: str, rank: int | None = None) -> Event:
@@ -119,12 +114,11 @@ class _Listener:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.stories = {job.name: Story() for job in jobs}
-        self._begun = {1: b"", 2: b""}
+        self._lines = {1: Lines(), 2: Lines()}
 
     def __call__(self, guest: int, data: bytes) -> None:
-        *lines, self._begun[guest] = (self._begun[guest] + data).split(b"\n")
-        for line in lines:
-            name, _, rest = line.decode(errors="replace").partition(" ")
+        for line in self._lines[guest].of(data):
+            name, _, rest = line.partition(" ")
             rank, _, text = rest.partition(" ")
             if name in self.stories:
                 who = None if rank == "-" else int(rank)
@@ -172,7 +166,7 @@ def run(folder: Path, jobs: Sequence[Job], *, loss: float = 0.0) -> dict[str, St
     command = shlex.join([sys.executable, str(PROGRAMS / "host.py"), str(file)])
     listener = _Listener(jobs)
     settings: dict[str, Any] = {
-        "env": {"PYTHONPATH": PLACE},
+        "env": {"PYTHONPATH": f"{INSTALLED}:{TESTS}"},
         "writable": [folder],
         "timeout": _BOOT_SECONDS + sum(job.seconds for job in jobs),
         "on_output": listener,

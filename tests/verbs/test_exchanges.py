@@ -8,13 +8,14 @@ import hosts
 import pytest
 from exchange_tools import REFERENCED, cases
 from hosts import Job
+from support.places import TESTS
 
 from pgasdl.plans import PLANS
 
 pytestmark = pytest.mark.full
 
 EXCHANGES = "verbs/programs/exchanges.py"
-TRAINING = [str(hosts.TESTS / "training")]
+TRAINING = [str(TESTS / "training")]
 VERBS = {"PGASDL_TRANSPORT": "verbs", "PGASDL_LOG": "warning"}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import hosts
 import pytest
 import rig
+from support.places import INSTALLED
 
 from pgasdl.errors import UnavailableError
 from pgasdl.runtime.launch import mpiexec
@@ -97,7 +98,7 @@ def test_every_way(found: mpiexec.Mpiexec, tmp_path: Path) -> None:
             f"timeout 100 {shlex.join(['env', *given, *line])} || status=$?",
         ]
     lines += [f"touch {tmp_path}/end", "exit ${status:-0}"]
-    env = {"PYTHONPATH": hosts.PLACE, "MAILBOX": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env = {"PYTHONPATH": str(INSTALLED), "MAILBOX": str(tmp_path), "OMP_NUM_THREADS": "1"}
     first, _ = rig.run_pair(
         ("\n".join(lines), f"{FAR} serve"),
         env=env | found.environ(),

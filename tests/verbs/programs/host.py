@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.output import Lines
 
 import pgasdl.context
 import pgasdl.runtime.init
@@ -42,7 +43,7 @@ class Rank:
         self.rank = rank
         self.said: list[str] = []
         self.status: int | None = None
-        self.partial = b""
+        self._lines = Lines()
         self.output, output = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -56,11 +57,8 @@ class Rank:
     def read(self) -> bool:
         """Take what it wrote, pass it on; False at the end of it."""
         data = os.read(self.output, 1 << 16)
-        *lines, self.partial = (self.partial + data).split(b"\n")
-        if not data and self.partial:
-            lines.append(self.partial)
-        self.said += [line.decode(errors="replace") for line in lines]
-        for line in self.said[len(self.said) - len(lines) :]:
+        for line in self._lines.of(data):
+            self.said.append(line)
             write(str(self.rank), line)
         return bool(data)
 
