@@ -23,6 +23,11 @@ from generator import FEATURES
 from program import PER_WORLD, Program
 from ways import LAUNCHES, made, worlds
 
+sys.path.append(str(Path(__file__).parents[1]))
+from support.environment import ONE_THREAD, environment
+from support.launcher import command as launched
+from support.starting import kill_group
+
 HERE = Path(__file__).parent
 WAYS = ("loopback", *LAUNCHES)
 _AT_ONCE = 16 * PER_WORLD  # seeds of one process that runs threads
@@ -86,18 +91,13 @@ def command(manner: Manner, first: int, last: int) -> list[str]:
     if manner.way == "loopback":
         return [sys.executable, *worker]
     size = str(manner.program(first).world.size)
-    return [
-        sys.executable, "-m", "pgasdl", "run", "-n", size, "--timeout", str(manner.timeout),
-        *LAUNCHES[manner.way], *worker,
-    ]  # fmt: skip
+    return launched("-n", size, "--timeout", str(manner.timeout), *LAUNCHES[manner.way], *worker)
 
 
-def environment(manner: Manner) -> dict[str, str]:
-    """Without the job's own variables; under a sanitizer, with it."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("PGASDL_")}
-    if manner.way.endswith("-created"):
-        kept["PGASDL_MPI_WINDOWS"] = "created"
-    kept |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | manner.environ
+def variables_of(manner: Manner) -> dict[str, str]:
+    """The environment of what runs the seeds; under a sanitizer, with it."""
+    created = {"PGASDL_MPI_WINDOWS": "created"} if manner.way.endswith("-created") else {}
+    kept = environment(**(ONE_THREAD | created | manner.environ))
     return kept | (sanitizers.environment(manner.sanitizer) if manner.sanitizer else {})
 
 
@@ -113,7 +113,7 @@ def attempt(manner: Manner, first: int, last: int) -> Failure | None:
     """Run a range of seeds until one fails."""
     process = subprocess.Popen(
         command(manner, first, last), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=environment(manner), cwd="/", start_new_session=True,
+        env=variables_of(manner), cwd="/", start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     text, hung = b"", False
@@ -123,7 +123,7 @@ def attempt(manner: Manner, first: int, last: int) -> Failure | None:
         while True:
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 if hung:
-                    os.killpg(process.pid, signal.SIGKILL)
+                    kill_group(process.pid)
                     break
                 hung = True
                 os.killpg(process.pid, signal.SIGABRT)  # its stacks are written

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.environment import environment
+from support.places import TESTS
+from support.starting import finished
 
 HERE = Path(__file__).parent
 JOBS = str(len(os.sched_getaffinity(0)))
@@ -17,12 +20,9 @@ JOBS = str(len(os.sched_getaffinity(0)))
 
 def run(*arguments: str, folder: Path = HERE, timeout: float = 280) -> tuple[int, str]:
     """Status and output of run.py."""
-    done = subprocess.run(
-        [sys.executable, str(folder / "run.py"), *arguments],
-        cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        timeout=timeout,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+    command = [sys.executable, str(folder / "run.py"), *arguments]
+    done = finished(command, env=environment(), timeout=timeout)
+    return done.returncode, done.stdout + done.stderr
 
 
 def must_pass(*arguments: str, timeout: float = 280) -> None:
@@ -82,7 +82,9 @@ def test_a_program_is_its_seed() -> None:
 def test_what_fails_is_reported_and_shrunk(tmp_path: Path) -> None:
     """An oracle that expects something else: the program that is left is the shortest there is."""
     folder = tmp_path / "programs"
-    shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(HERE, folder, ignore=ignore)
+    shutil.copytree(TESTS / "support", tmp_path / "support", ignore=ignore)
     oracle = folder / "oracle.py"
     text = oracle.read_text()
     assert "RATE = 0.25" in text
