@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import runpy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from plan_tools import OPTIONS
+from support.places import APPS
 from tiers import full
 
 from pgasdl.plans import PLANS, Plan, Put, Step, Wait, build_all
@@ -68,7 +68,7 @@ def test_plans_take_turns(seed: int) -> None:
 
 def test_a_plan_that_does_not_share_would_disturb_others() -> None:
     """The example in apps ends without knowing of the others: found, if it were used so."""
-    flat = runpy.run_path(str(Path(__file__).parents[2] / "apps" / "own_plan.py"))["flat"]
+    flat = runpy.run_path(str(APPS / "own_plan.py"))["flat"]
     del PLANS["flat"]  # which it registers: other tests load it, too
 
     def turns(*counts: int) -> list[Turn]:

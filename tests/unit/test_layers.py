@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 PACKAGE = ROOT / "pgasdl"
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.places import ROOT
 
 import pgasdl
 
-ROOT = Path(__file__).parents[2]
 STUB = ROOT / "pgasdl" / "_native.pyi"
 
 

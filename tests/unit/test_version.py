@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+
+from support.places import ROOT
 
 import pgasdl
 
-ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
