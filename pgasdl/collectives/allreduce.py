@@ -11,11 +11,11 @@ Three ways, by where the array lies:
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from pgasdl import _native
 from pgasdl.buffers import Memory
-from pgasdl.collectives.binding import PlanBuffer, bind, options_for, piece_bytes
+from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for, piece_bytes
 from pgasdl.collectives.handle import checked, kind_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
@@ -25,7 +25,21 @@ from pgasdl.group import Group
 from pgasdl.plans import build, spec_of
 from pgasdl.segment import Segment, SegmentTable
 
-_ACCESS = {"staged": _native.BufferAccess.REBASED, "gdraa-direct": _native.BufferAccess.IN_PLACE}
+
+class _Reduction(NamedTuple):
+    """What one call reduces, and by which plan.
+
+    Attributes
+    ----------
+    segment, offset
+        Where the array lies, if it lies in a segment.
+    """
+
+    memory: Memory
+    op: str
+    choice: Choice
+    segment: Segment | None
+    offset: int
 
 
 class AllreduceCache:
@@ -48,18 +62,15 @@ class AllreduceCache:
         core._require_peer(core.rank, "allreduce")
         limit = core._seconds(timeout)
         memory = checked(array, kind_of(op))
-        choice, segment, offset = self._plan_of(memory, op, group, plan)
+        wanted = self._reduction(memory, op, group, plan)
         if sequence is None:
-            call = (
-                f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {op}, {choice.plan}"
-            )
+            name = wanted.choice.plan
+            call = f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {op}, {name}"
             sequence = self._begin(group, call, limit)
-        sequence.run(memory, op, plan, limit, array, choice, segment, offset)
+        sequence.run(array, wanted, plan, limit)
 
-    def _plan_of(
-        self, memory: Memory, op: str, group: Group, plan: str | None
-    ) -> tuple[Choice, Segment | None, int]:
-        """Return what runs, and where the array lies."""
+    def _reduction(self, memory: Memory, op: str, group: Group, plan: str | None) -> _Reduction:
+        """Choose the plan, and refuse one that cannot run here."""
         segment, offset = self._resources.segments.at(memory)
         in_place = segment is not None and group.mapped
         if plan is None:
@@ -86,7 +97,7 @@ class AllreduceCache:
             raise PlanError("plan gdraa-direct needs an array in a segment that peers can map")
         if spec.mapped and not group.mapped:
             raise PlanError(f"plan {name} loads and stores peers' memory, which is not mapped here")
-        return choice, segment, offset
+        return _Reduction(memory, op, choice, segment, offset)
 
     def _begin(self, group: Group, call: str, limit: float) -> _Sequence:
         """Make a group's workspace, with the others, in its first call."""
@@ -158,20 +169,10 @@ class _Sequence:
         self._longests: dict[tuple[Any, ...], int] = {}
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
 
-    def run(
-        self,
-        memory: Memory,
-        op: str,
-        plan: str | None,
-        limit: float,
-        array: Any,
-        choice: Choice,
-        segment: Segment | None,
-        offset: int,
-    ) -> None:
+    def run(self, array: Any, wanted: _Reduction, plan: str | None, limit: float) -> None:
         """Run a call that was not made before, or what a Timeout or Ctrl-C left of it."""
-        name = choice.plan
-        call = (memory.address, memory.nbytes, op, name, memory.count)
+        memory, name = wanted.memory, wanted.choice.plan
+        call = (memory.address, memory.nbytes, wanted.op, name, memory.count)
         self._numbers.enter("ctx.allreduce")
         try:
             progress = 0
@@ -185,15 +186,14 @@ class _Sequence:
                         "an allreduce of this group timed out: call it again with the same array "
                         "first"
                     )
-            options = {
-                **options_for(self.group, name, memory.native_dtype), **dict(choice.options)
-            }  # fmt: skip
+            here = options_for(self.group, name, memory.native_dtype)
+            options = {**here, **dict(wanted.choice.options)}
             longest = self._longest(name, memory, options)
             deadline = time.monotonic() + limit
             left = limit
             while progress < memory.count:
                 count = min(longest, memory.count - progress)
-                execution = self._execution(memory, op, name, count, segment, offset, options)
+                execution = self._execution(wanted, count, options)
                 begun = self.calls.number
                 try:
                     item = memory.dtype.itemsize
@@ -206,10 +206,8 @@ class _Sequence:
                 left = max(0.0, deadline - time.monotonic())
             self._unfinished = None
             if memory.count <= longest:
-                execution = self._execution(
-                    memory, op, name, memory.count, segment, offset, options
-                )
-                self.calls.remember(array, op, plan, execution, call)
+                execution = self._execution(wanted, memory.count, options)
+                self.calls.remember(array, wanted.op, plan, execution, call)
         finally:
             self._numbers.leave()
 
@@ -248,44 +246,42 @@ class _Sequence:
         return shape.buffers.get("inbox", 0)
 
     def _execution(
-        self, memory: Memory, op: str, name: str, count: int, segment: Segment | None, offset: int,
-        options: dict[str, Any],
-    ) -> _native.Execution:  # fmt: skip
-        dtype = memory.native_dtype
+        self, wanted: _Reduction, count: int, options: dict[str, Any]
+    ) -> _native.Execution:
+        """Return what runs ``count`` elements of the array, bound at its first use."""
+        memory, name, dtype = wanted.memory, wanted.choice.plan, wanted.memory.native_dtype
         # What tells executions apart; equal on all ranks, since their tags are made of it.
-        key: tuple[Any, ...] = (name, dtype, count, op, memory.count, *options.items())
+        key: tuple[Any, ...] = (name, dtype, count, wanted.op, memory.count, *options.items())
         if name == "gdraa-direct":
-            assert segment is not None
-            key = *key, segment.id, offset
+            assert wanted.segment is not None
+            key = *key, wanted.segment.id, wanted.offset
         found = self._bound.get(key)
         if found is not None:
             return found
         region = self._regions.get(name, len(self._regions))
         if region >= self.REGIONS:
             raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
-        kind = kind_of(op)
+        kind = kind_of(wanted.op)
         shape = build(name, self.group.rank, self.group.size, count, kind=kind, **options)
         if shape.notifications > self.REGION:
             raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
         inbox = self._staged_bytes + self._copy_bytes
+        access = ArrayAccess(_native.BufferAccess.COPIED)
         if name == "gdraa-direct":
-            assert segment is not None
-            data = PlanBuffer(segment, offset, dtype)
+            assert wanted.segment is not None
+            data = PlanBuffer(wanted.segment, wanted.offset, dtype)
+            access = ArrayAccess(_native.BufferAccess.IN_PLACE)
         elif name == "staged":
             inbox = 0
             nbytes = count * memory.dtype.itemsize
-            data = PlanBuffer(
-                _native.local_memory(self.group.context, memory.address, nbytes), 0, dtype
-            )
+            home = _native.local_memory(self.group.context, memory.address, nbytes)
+            data = PlanBuffer(home, 0, dtype)
+            access = ArrayAccess(_native.BufferAccess.REBASED)
         else:
             data = PlanBuffer(self._workspace, self._staged_bytes, dtype)
-        execution = bind(
-            self.group, name, count, kind,
-            {"data": data, "inbox": PlanBuffer(self._workspace, inbox, dtype)}, self._numbers,
-            region * self.REGION, str(key),
-            (_ACCESS.get(name, _native.BufferAccess.COPIED), 0, 0, 0),
-            **options,
-        )  # fmt: skip
+        buffers = {"data": data, "inbox": PlanBuffer(self._workspace, inbox, dtype)}
+        tags = Tags(self._numbers, region * self.REGION, str(key))
+        execution = bind(self.group, name, count, kind, buffers, tags, access, options)
         self._regions[name] = region
         self._bound[key] = execution
         return execution

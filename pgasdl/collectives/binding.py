@@ -15,6 +15,7 @@ from pgasdl.topology import Topology
 
 _Span = tuple[int, int, int]
 _Step = tuple[str, list[_Span], list[_Span], int, int, int, float, str]
+_Lowered = tuple[str, int, int, int, list[tuple[str, int]], list[list[_Step]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,57 @@ class PlanBuffer:
     dtype: str
 
 
-def lower(plan: Plan) -> list[list[_Step]]:
-    """Lower a plan's lanes to the core's form: buffers by number, -1 for "none" and "my own"."""
+@dataclass(frozen=True, slots=True)
+class ArrayAccess:
+    """How a plan gets at the caller's array.
+
+    Attributes
+    ----------
+    access : BufferAccess
+        In place, rebased or copied.
+    source, target : int
+        Addresses of the contribution and of the result; 0: each run names them.
+    nbytes : int
+        Length of the array.
+    """
+
+    access: _native.BufferAccess
+    source: int = 0
+    target: int = 0
+    nbytes: int = 0
+
+
+IN_PLACE = ArrayAccess(_native.BufferAccess.IN_PLACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """By what the notifications of an execution are told from those of others.
+
+    Attributes
+    ----------
+    numbering : Numbering
+        Numbers the executions.
+    first_notification : int
+        Where the plan's notifications begin.
+    signature : str
+        What all ranks must agree on: a rank that runs something else on the same notifications is
+        told so at once.
+    """
+
+    numbering: _native.Numbering
+    first_notification: int
+    signature: str
+
+    @property
+    def digest(self) -> int:
+        """The signature in 64 bits."""
+        digest = hashlib.blake2b(self.signature.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+
+
+def _lowered(plan: Plan) -> _Lowered:
+    """Lower a plan to the core's form: buffers by number, -1 for "none" and "my own"."""
     numbers = {name: number for number, name in enumerate(plan.buffers)}
 
     def span(of: Span) -> _Span:
@@ -37,11 +87,8 @@ def lower(plan: Plan) -> list[list[_Step]]:
         match of:
             case Put(src, n, peer, dst, notify):
                 flag = -1 if notify is None else notify
-                moves = n > 0
-                return (
-                    "put", [span(dst)] if moves else [], [span(src)] if moves else [],
-                    n, peer, flag, 1.0, "",
-                )  # fmt: skip
+                targets, sources = ([span(dst)], [span(src)]) if n > 0 else ([], [])
+                return "put", targets, sources, n, peer, flag, 1.0, ""
             case Wait(notification, peer):
                 return "wait", [], [], 0, -1 if peer is None else peer, notification, 1.0, ""
             case Reduce(dsts, srcs, n, scale):
@@ -52,7 +99,9 @@ def lower(plan: Plan) -> list[list[_Step]]:
                 return "flush", [], [], 0, -1, -1, 1.0, ""
         raise PlanError(f"plan {plan.name}: no step {of!r}")
 
-    return [[step(of) for of in lane] for lane in plan.lanes]
+    lanes = [[step(of) for of in lane] for lane in plan.lanes]
+    buffers = list(plan.buffers.items())
+    return plan.name, plan.rank, plan.size, plan.notifications, buffers, lanes
 
 
 def bind(
@@ -61,11 +110,9 @@ def bind(
     count: int,
     kind: str,
     buffers: dict[str, PlanBuffer],
-    numbering: _native.Numbering,
-    first_notification: int,
-    signature: str,
-    array: tuple[_native.BufferAccess, int, int, int] = (_native.BufferAccess.IN_PLACE, 0, 0, 0),
-    **options: Any,
+    tags: Tags,
+    array: ArrayAccess,
+    options: dict[str, Any],
 ) -> _native.Execution:
     """Build every phase of a plan and resolve its addresses.
 
@@ -75,14 +122,7 @@ def bind(
     ----------
     buffers : dict[str, PlanBuffer]
         Where the plan's buffers are, the same on every rank.
-    numbering : Numbering
-        Numbers the executions; the plan's notifications begin at ``first_notification``.
-    signature : str
-        What all ranks must agree on: a rank that runs something else on the same notifications is
-        told so at once.
-    array : tuple[BufferAccess, int, int, int], default (_native.BufferAccess.IN_PLACE, 0, 0, 0)
-        How the plan gets at the caller's array, its address as a source and as a target, bytes.
-    **options : object
+    options : dict[str, Any]
         Of the plan.
     """
     phases = PLANS[name].phases
@@ -91,24 +131,20 @@ def bind(
         build(name, group.rank, group.size, count, kind=kind, **options, **each)
         for each in (extra if phases > 1 else [{}])
     ]
-    access, source, target, nbytes = array
+    places = [buffers[of] for of in plans[0].buffers]
     return _native.Execution(
         group.context,
-        [
-            (plan.name, plan.rank, plan.size, plan.notifications, list(plan.buffers.items()),
-             lower(plan))
-            for plan in plans
-        ],
-        [(buffers[of].segment, buffers[of].offset, buffers[of].dtype) for of in plans[0].buffers],
+        [_lowered(plan) for plan in plans],
+        [(place.segment, place.offset, place.dtype) for place in places],
         list(group.ranks),
-        numbering,
-        first_notification,
-        int.from_bytes(hashlib.blake2b(signature.encode(), digest_size=8).digest(), "little"),
-        access,
-        source,
-        target,
-        nbytes,
-    )  # fmt: skip
+        tags.numbering,
+        tags.first_notification,
+        tags.digest,
+        array.access,
+        array.source,
+        array.target,
+        array.nbytes,
+    )
 
 
 def options_for(

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pgasdl import _native
 from pgasdl.buffers import Memory, aligned, memory_of
-from pgasdl.collectives.binding import PlanBuffer, bind, options_for
+from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import select
@@ -121,9 +121,10 @@ class Collective:
             steps(lambda: group.allgather(f"collective {signature}", place.encode(), steps.left))
         )
         in_place = len(places_of) == 1 and segment is not None
-        choice = Choice(plan) if plan else select(
-            resources.policy, group, self.kind, memory.nbytes, in_place=in_place
-        )  # fmt: skip
+        if plan:
+            choice = Choice(plan)
+        else:
+            choice = select(resources.policy, group, self.kind, memory.nbytes, in_place=in_place)
         self.plan = choice.plan
         if self.plan == "gdraa-direct" and not (in_place and group.mapped):
             raise PlanError(
@@ -145,24 +146,29 @@ class Collective:
         self._segment.prefault()
         if in_place:
             assert segment is not None
-            data, access = PlanBuffer(segment, offset, dtype), _native.BufferAccess.IN_PLACE
-            if self._given.address != memory.address:
-                access = _native.BufferAccess.COPIED
+            data, how = PlanBuffer(segment, offset, dtype), _native.BufferAccess.IN_PLACE
         elif rebased:
             home = _native.local_memory(self.context, memory.address, memory.nbytes)
-            data, access = PlanBuffer(home, 0, dtype), _native.BufferAccess.REBASED
-            if self._given.address != memory.address:
-                access = _native.BufferAccess.COPIED
+            data, how = PlanBuffer(home, 0, dtype), _native.BufferAccess.REBASED
         else:
-            data, access = PlanBuffer(self._segment, 0, dtype), _native.BufferAccess.COPIED
+            data, how = PlanBuffer(self._segment, 0, dtype), _native.BufferAccess.COPIED
+        source = self._given.address
+        if source != memory.address:
+            how = _native.BufferAccess.COPIED
         self._execution = bind(
-            group, self.plan, memory.count, self.kind,
+            group,
+            self.plan,
+            memory.count,
+            self.kind,
             {"data": data, "inbox": PlanBuffer(self._segment, copied, dtype)},
-            _native.Numbering(self._segment, 0, shape.notifications), 0,
-            f"{signature} {self.plan}",
-            (access, self._given.address, memory.address, memory.nbytes),
-            **{**options_for(group, self.plan, dtype, memory.count), **chosen},
-        )  # fmt: skip
+            Tags(
+                _native.Numbering(self._segment, 0, shape.notifications),
+                0,
+                f"{signature} {self.plan}",
+            ),
+            ArrayAccess(how, source, memory.address, memory.nbytes),
+            {**options_for(group, self.plan, dtype, memory.count), **chosen},
+        )
         self.run = self._execution.run  # type: ignore[method-assign]  # the shortest way
 
     def run(self, *, timeout: float | None = None) -> None:

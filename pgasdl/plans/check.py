@@ -85,9 +85,13 @@ def check(
         return findings
     for seed in range(seeds):
         found = symbolic_run(
-            phases, kind, iterations=iterations, layers=layers, seed=seed,
+            phases,
+            kind,
+            iterations=iterations,
+            layers=layers,
+            seed=seed,
             root=options.get("root", 0),
-        )  # fmt: skip
+        )
         if found:
             return findings + found
     return findings
@@ -113,9 +117,16 @@ def assert_ok(
         With every finding, one per line.
     """
     findings = check(
-        plans, size, count, kind=kind, wire=wire, iterations=iterations, layers=layers,
-        seeds=seeds, **options,
-    )  # fmt: skip
+        plans,
+        size,
+        count,
+        kind=kind,
+        wire=wire,
+        iterations=iterations,
+        layers=layers,
+        seeds=seeds,
+        **options,
+    )
     if findings:
         raise PlanError("\n".join(map(str, findings)))
 

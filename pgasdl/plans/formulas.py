@@ -23,9 +23,16 @@ def chunked_chain_reduce(p: int, n: int, t_c: Number) -> Number:
 
 
 def halving(
-    p: int, q: int, n: Number, alpha: Number, beta1: Number, beta2: Number, gamma: Number,
-    *, round_robin: bool,
-) -> Number:  # fmt: skip
+    p: int,
+    q: int,
+    n: Number,
+    alpha: Number,
+    beta1: Number,
+    beta2: Number,
+    gamma: Number,
+    *,
+    round_robin: bool,
+) -> Number:
     """SwCaffe (3) and (5): reduce-scatter of ``n`` bytes on ``p`` nodes, ``q`` in a supernode."""
     share = Fraction(p - 1, p)
     return doubling(p, q, n, alpha, beta1, beta2, round_robin=round_robin) + share * n * gamma
@@ -43,9 +50,16 @@ def doubling(
 
 
 def halving_doubling(
-    p: int, q: int, n: Number, alpha: Number, beta1: Number, beta2: Number, gamma: Number,
-    *, round_robin: bool,
-) -> Number:  # fmt: skip
+    p: int,
+    q: int,
+    n: Number,
+    alpha: Number,
+    beta1: Number,
+    beta2: Number,
+    gamma: Number,
+    *,
+    round_robin: bool,
+) -> Number:
     """SwCaffe (2): both phases."""
     down = halving(p, q, n, alpha, beta1, beta2, gamma, round_robin=round_robin)
     return down + doubling(p, q, n, alpha, beta1, beta2, round_robin=round_robin)

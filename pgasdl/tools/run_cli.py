@@ -54,29 +54,46 @@ def _complete_mpi(_: click.Context, __: click.Parameter, incomplete: str) -> lis
 @click.command("run", cls=_Run, help=_HELP, example="pgasdl run -n 2 train.py")
 @click.option("-n", "n_ranks", type=int, required=True, metavar="N", help="Ranks.")
 @click.option(
-    "--transport", type=Names(SETTINGS, "transport"), metavar="T",
+    "--transport",
+    type=Names(SETTINGS, "transport"),
+    metavar="T",
     help=f"PGASDL_TRANSPORT of the ranks: {', '.join(SETTINGS)}.",
-)  # fmt: skip
+)
 @click.option(
-    "--mpi", is_flag=False, flag_value="any", metavar="[KIND]", shell_complete=_complete_mpi,
+    "--mpi",
+    is_flag=False,
+    flag_value="any",
+    metavar="[KIND]",
+    shell_complete=_complete_mpi,
     help="By MPI's launcher: mpich, openmpi, or the path of one (without: the first that is here); "
     "transport mpi unless --transport names another.",
-)  # fmt: skip
+)
 @click.option("--timeout", metavar="S", help="PGASDL_TIMEOUT of the ranks, seconds.")
 @click.option(
-    "--grace", type=float, default=5.0, show_default=True, metavar="S",
+    "--grace",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="S",
     help="Seconds from SIGTERM to SIGKILL.",
-)  # fmt: skip
+)
 @click.option(
-    "--keep-going", is_flag=True,
+    "--keep-going",
+    is_flag=True,
     help="When a rank fails leave the others alone: they may survive it (ctx.survivors).",
-)  # fmt: skip
+)
 @click.option("--no-prefix", is_flag=True, help="No [rank] before each line of output.")
 @click.argument("program", nargs=-1, type=click.Path(), metavar=_PROGRAM)
 def command(
-    n_ranks: int, transport: str | None, mpi: str | None, timeout: str | None, grace: float,
-    keep_going: bool, no_prefix: bool, program: tuple[str, ...],
-) -> int:  # fmt: skip
+    n_ranks: int,
+    transport: str | None,
+    mpi: str | None,
+    timeout: str | None,
+    grace: float,
+    keep_going: bool,
+    no_prefix: bool,
+    program: tuple[str, ...],
+) -> int:
     """Start the job; returns its status."""
     # Here, not at the top: help and completion need neither sockets nor processes.
     from pgasdl.runtime.launch.run import Job, check, run

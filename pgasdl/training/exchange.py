@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import aligned, as_numpy_dtype, native_dtype
-from pgasdl.collectives.binding import PlanBuffer, bind, options_for
+from pgasdl.collectives.binding import IN_PLACE, PlanBuffer, Tags, bind, options_for
 from pgasdl.collectives.resources import Steps
 from pgasdl.collectives.selection import select_candidates
 from pgasdl.context import Context
@@ -273,10 +273,10 @@ class GradientExchange:
                 else:
                     places[name] = PlanBuffer(home, bucket.at, dtype)
             numbers = _native.Numbering(self.gradients, first, shape.notifications)
+            tags = Tags(numbers, first, f"bucket {bucket.index}, plan {plan}")
             bucket.executions.append(
-                bind(self.group, plan, bucket.count, self.kind, places, numbers,
-                     first, f"bucket {bucket.index}, plan {plan}", **options)
-            )  # fmt: skip
+                bind(self.group, plan, bucket.count, self.kind, places, tags, IN_PLACE, options)
+            )
             first += shape.notifications + self.group.size
         for bucket in self._buckets:
             self._schedule.bind(bucket.index, bucket.executions)

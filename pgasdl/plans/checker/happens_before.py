@@ -49,18 +49,25 @@ Instant = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class _Access:
-    """Elements read or written from an instant on, until one of ``ends`` has happened."""
+class _Moment:
+    """When a lane was at a step, and what it knew of all chains then."""
 
-    write: bool
-    chain: int
-    position: int
-    clock: Clock
-    ends: list[Instant]
     rank: int
     lane: int
     step: int
     iteration: int
+    chain: int
+    position: int
+    clock: Clock
+
+
+@dataclass(slots=True, eq=False)
+class _Access:
+    """Elements read or written from a moment on, until one of ``ends`` has happened."""
+
+    write: bool
+    begin: _Moment
+    ends: list[Instant]
 
 
 @dataclass(slots=True, eq=False)
@@ -68,16 +75,10 @@ class _Flight:
     """A posted Put: when, and what is known to have ended it."""
 
     put: Put
-    rank: int
-    lane: int
-    step: int
-    iteration: int
-    chain: int
-    position: int
-    clock: Clock
+    posted: _Moment
     channel: list[_Flight]
-    read_ends: list[Instant]
-    write_ends: list[Instant]
+    read_ends: list[Instant] = field(default_factory=list)
+    write_ends: list[Instant] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -196,22 +197,20 @@ class _Unrolled:
 
     def _wait(self, lane: _Lane, key: tuple[int, int, int]) -> None:
         flight = self._raised[key]
-        lane.clock = _join(lane, flight.clock, flight.chain, flight.position)
+        posted = flight.posted
+        lane.clock = _join(lane, posted.clock, posted.chain, posted.position)
         lane.position += 1
         now = (lane.chain, lane.position)
         self._awaited[key] = now
         for earlier in flight.channel:
-            if earlier.position <= flight.position:
+            if earlier.posted.position <= posted.position:
                 earlier.read_ends.append(now)
                 earlier.write_ends.append(now)
 
     def _post(self, lane: _Lane, put: Put, ready: set[int]) -> None:
-        iteration = self._iteration[lane.rank]
+        posted = self._moment(lane)
         channel = lane.channels.setdefault(put.peer, [])
-        flight = _Flight(
-            put, lane.rank, lane.index, lane.next_step, iteration, lane.chain, lane.position,
-            lane.clock, channel, [], [],
-        )  # fmt: skip
+        flight = _Flight(put, posted, channel)
         channel.append(flight)
         lane.unflushed.append(flight)
         if put.n:
@@ -219,8 +218,20 @@ class _Unrolled:
             target = Span(put.dst.buffer, put.dst.offset, put.peer)
             self._record(lane, target, put.n, write=True, ends=flight.write_ends)
         if put.notify is not None:
-            self._raised.setdefault((put.peer, put.notify, iteration), flight)
+            self._raised.setdefault((put.peer, put.notify, posted.iteration), flight)
             ready.add(put.peer)
+
+    def _moment(self, lane: _Lane, step: int | None = None) -> _Moment:
+        """Return the lane's place now, or ``step`` instead of its current step."""
+        return _Moment(
+            lane.rank,
+            lane.index,
+            lane.next_step if step is None else step,
+            self._iteration[lane.rank],
+            lane.chain,
+            lane.position,
+            lane.clock,
+        )
 
     def _record(
         self,
@@ -234,17 +245,8 @@ class _Unrolled:
     ) -> None:
         """Note an access of the lane's current step; without ``ends`` it ends with the step."""
         owner = lane.rank if span.rank is None else span.rank
-        access = _Access(
-            write,
-            lane.chain,
-            lane.position,
-            lane.clock,
-            [(lane.chain, lane.position)] if ends is None else ends,
-            lane.rank,
-            lane.index,
-            lane.next_step if step is None else step,
-            self._iteration[lane.rank],
-        )
+        here = [(lane.chain, lane.position)]
+        access = _Access(write, self._moment(lane, step), here if ends is None else ends)
         accesses = self._memory.setdefault((owner, span.buffer), [])
         accesses.append((span.offset, span.offset + n, access))
 
@@ -286,7 +288,7 @@ class _Unrolled:
                     pieces[index].append(access)
             for index, piece in enumerate(pieces):
                 for first, second in _conflicts(piece):
-                    steps = [(a.rank, a.lane, a.step) for a in (first, second)]
+                    steps = [(a.begin.rank, a.begin.lane, a.begin.step) for a in (first, second)]
                     key = (rank, buffer, *steps)
                     if key not in findings:
                         elements = f"{buffer}[{cuts[index]}:{cuts[index + 1]}] of rank {rank}"
@@ -294,23 +296,25 @@ class _Unrolled:
         return list(findings.values())
 
     def _race(self, first: _Access, second: _Access, elements: str) -> Finding:
-        if first.step < 0:
+        if first.begin.step < 0:
             first, second = second, first
+        at, other = first.begin, second.begin
         text = (
-            f"{self._text(first)} while {self._text(second)} in iteration {second.iteration}: "
+            f"{self._text(first)} while {self._text(second)} in iteration {other.iteration}: "
             f"nothing orders their accesses to {elements}"
         )
-        if not first.write and second.step < 0:
+        if not first.write and other.step < 0:
             text += "; a Flush, or an answer to the Put, must prove it sent before the plan ends"
-        name = self._plan(first.rank, first.iteration).name
-        return Finding("race", name, first.rank, first.lane, first.step, first.iteration, text)
+        name = self._plan(at.rank, at.iteration).name
+        return Finding("race", name, at.rank, at.lane, at.step, at.iteration, text)
 
     def _text(self, access: _Access) -> str:
+        at = access.begin
         verb = "writes" if access.write else "reads"
-        if access.step < 0:
-            return f"the application of rank {access.rank} uses its buffers"
-        step = self._plan(access.rank, access.iteration).lanes[access.lane][access.step]
-        return f"rank {access.rank} {verb} ({describe(step)})"
+        if at.step < 0:
+            return f"the application of rank {at.rank} uses its buffers"
+        step = self._plan(at.rank, at.iteration).lanes[at.lane][at.step]
+        return f"rank {at.rank} {verb} ({describe(step)})"
 
     def _early_flags(self) -> list[Finding]:
         findings = []
@@ -319,14 +323,15 @@ class _Unrolled:
                 continue
             flight = self._raised[after]
             awaited = self._awaited.get(before)
-            if awaited is None or not _reached(awaited, flight):
+            if awaited is None or not _reached(awaited, flight.posted):
                 text = (
                     f"{describe(flight.put)}: rank {after[0]} may not have waited for the "
                     f"notification of iteration {before[2]} yet"
                 )
-                name = self._plan(flight.rank, flight.iteration).name
-                at = (flight.rank, flight.lane, flight.step, flight.iteration)
-                findings.append(Finding("notification", name, *at, text))
+                at = flight.posted
+                name = self._plan(at.rank, at.iteration).name
+                where = (at.rank, at.lane, at.step, at.iteration)
+                findings.append(Finding("notification", name, *where, text))
         return findings
 
     def _steps(self, lane: _Lane) -> tuple[Step, ...]:
@@ -341,12 +346,12 @@ def _join(lane: _Lane, clock: Clock, chain: int, position: int) -> Clock:
     return joined
 
 
-def _reached(instant: Instant, begin: _Access | _Flight) -> bool:
-    """Tell whether ``instant`` has passed, in every run, when ``begin`` begins."""
+def _reached(instant: Instant, moment: _Moment) -> bool:
+    """Tell whether ``instant`` has passed, in every run, at ``moment``."""
     chain, position = instant
-    if chain == begin.chain:
-        return position < begin.position
-    return begin.clock[chain] >= position
+    if chain == moment.chain:
+        return position < moment.position
+    return moment.clock[chain] >= position
 
 
 def _conflicts(piece: list[_Access]) -> Iterator[tuple[_Access, _Access]]:
@@ -355,9 +360,10 @@ def _conflicts(piece: list[_Access]) -> Iterator[tuple[_Access, _Access]]:
         for first in piece[:place]:
             if not (first.write or second.write):
                 continue
-            if first.chain == second.chain and first.position == second.position:
+            one, other = first.begin, second.begin
+            if one.chain == other.chain and one.position == other.position:
                 continue  # two spans of one step: validated to coincide
-            if any(_reached(end, second) for end in first.ends):
+            if any(_reached(end, other) for end in first.ends):
                 continue
-            if not any(_reached(end, first) for end in second.ends):
+            if not any(_reached(end, one) for end in second.ends):
                 yield first, second

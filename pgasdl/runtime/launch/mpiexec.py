@@ -124,8 +124,9 @@ def find(wanted: str) -> Mpiexec:
     if wanted not in LAUNCHERS:
         raise ConfigError(f"no MPI {wanted!r}: {', '.join(LAUNCHERS)}, or the path of a launcher")
     row = LAUNCHERS[wanted]
-    places = os.pathsep.join([os.path.dirname(sys.executable), sys.prefix + "/bin",
-                              os.environ.get("PATH", "")])  # fmt: skip
+    places = os.pathsep.join(
+        [os.path.dirname(sys.executable), sys.prefix + "/bin", os.environ.get("PATH", "")]
+    )
     problem = f"no {' or '.join(row.programs)} with {' or '.join(row.libraries)} here ({INSTALL})"
     for place in places.split(os.pathsep):
         for name in row.programs:

@@ -78,8 +78,9 @@ def _require_whole_job(mpi: Any, comm: MPI.Intracomm, config: Config, *, explici
                 f"{comm.rank} of {comm.size}: give comm alone"
             )
         return
-    launcher = next((os.environ[n] for n in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-                     if os.environ.get(n)), None)  # fmt: skip
+    launcher = next(
+        (os.environ[n] for n in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") if os.environ.get(n)), None
+    )
     wanted = config.size if config.size is not None else int(launcher or comm.size)
     found = launcher_of_this_process()
     if wanted != comm.size or (found is not None and comm.size == 1 and wanted != 1):

@@ -18,7 +18,7 @@ import numpy as np
 from pgasdl.group import Group
 from pgasdl.plans.cost import Model, Pair
 from pgasdl.tools.bench.ours import Ours
-from pgasdl.tools.bench.turns import Contender, Ranks, take_turns
+from pgasdl.tools.bench.turns import Contender, Procedure
 
 SIZES = (64 << 10, 1 << 20, 8 << 20)
 LINE = 16  # elements
@@ -84,34 +84,42 @@ class Calibration:
         return json.dumps(asdict(self))
 
 
-def calibrate(ranks: Ranks, sync: Callable[[], None], rounds: int, seconds: float) -> Calibration:
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """Ranks whose pairs are of one class; ``group`` is None on those outside."""
+
+    name: str
+    group: Group | None
+    size: int
+    mapped: bool
+
+
+def calibrate(procedure: Procedure) -> Calibration:
     """Measure; collective, and the same figures on every rank."""
-    context = ranks.context
+    context = procedure.ranks.context
     size, node = context.size, context.world.node_size
-    ours = Ours(ranks, sync, None)
     if node >= size or node == 1:
         name = "across nodes" if node == 1 and size > 1 else "one node"
-        inside = _class(name, ranks, ours, context.world, size, context.mapped, rounds, seconds)
-        return Calibration(inside, None, max(1, node), context.mapped)
+        world = _Members(name, context.world, size, context.mapped)
+        return Calibration(_class(world, procedure), None, max(1, node), context.mapped)
     here = context.rank // node
     mine = context.group(range(here * node, min(size, (here + 1) * node)))
     heads = range(0, size, node)
     across = context.group(heads) if context.rank in heads else None
-    near = _class("inside nodes", ranks, ours, mine, node, mine.mapped, rounds, seconds)
-    far = _class("across nodes", ranks, ours, across, len(heads), False, rounds, seconds)
+    near = _class(_Members("inside nodes", mine, node, mine.mapped), procedure)
+    far = _class(_Members("across nodes", across, len(heads), mapped=False), procedure)
     return Calibration(near, far, node, context.mapped)
 
 
-def _class(
-    name: str, ranks: Ranks, ours: Ours, group: Group | None, size: int, mapped: bool,
-    rounds: int, seconds: float,
-) -> Class:  # fmt: skip
-    """Measure pairs of a group's members; those outside, None, only keep time."""
+def _class(members: _Members, procedure: Procedure) -> Class:
+    """Measure pairs of the members; the other ranks only keep time."""
+    group, size, ranks = members.group, members.size, procedure.ranks
     if size == 1:
         zeros = (0.0,) * len(SIZES)
-        return Class(name, 1, 0.0, 0.0, (_LEAST_BETA,) * len(SIZES), zeros, zeros)
+        return Class(members.name, 1, 0.0, 0.0, (_LEAST_BETA,) * len(SIZES), zeros, zeros)
     context = ranks.context
     count = max(SIZES) // 4
+    ours = Ours(ranks, procedure.sync, None)
     segment = context.segment(4 * count, notifications=1)
     memory = segment.numpy(np.float32)
 
@@ -125,10 +133,10 @@ def _class(
     gather = [contender("all-gather", "gdraa", nbytes // 4) for nbytes in SIZES]
     whole = [contender("average", "gdraa", nbytes // 4) for nbytes in SIZES]
     direct = []
-    if mapped:
+    if members.mapped:
         direct = [contender("average", "gdraa-direct", nbytes // 4) for nbytes in SIZES]
     everything = [tree, scatter, *gather, *whole, *direct]
-    take_turns(ranks, everything, rounds, seconds, lambda: "")
+    procedure.take_turns(everything)
     segment.delete()
 
     def took(one: Contender) -> float:
@@ -153,6 +161,11 @@ def _class(
             each = max(0.0, (took(direct[index]) - 2 * latency) / (2 * per))
         remote.append(each)
     return Class(
-        name, size, max(_LEAST, latency - startup), startup, tuple(beta), tuple(gamma),
-        tuple(remote),
-    )  # fmt: skip
+        members.name,
+        size,
+        latency=max(_LEAST, latency - startup),
+        startup=startup,
+        beta=tuple(beta),
+        gamma=tuple(gamma),
+        remote=tuple(remote),
+    )

@@ -43,34 +43,66 @@ def _options(op: str) -> Callable[[Function], Function]:
     """Add an operation's options, all of which end up in :func:`_request`."""
     usual = {"rdma": "verbs", "mpi": "mpi"}.get(op, "auto")
     found: list[Callable[..., Any]] = [
-        click.option("-n", "n_ranks", type=int, default=2, show_default=True, metavar="N",
-                     help="Ranks."),
+        click.option(
+            "-n", "n_ranks", type=int, default=2, show_default=True, metavar="N", help="Ranks."
+        ),
         transport_option(usual),
-        click.option("--mpi", default="any", type=Names(_MPIS, "MPI"), show_default=True,
-                     metavar=f"[{'|'.join(_MPIS)}]",
-                     help="MPI of transport mpi; any: the first that is here."),
-        click.option("--plan", type=Names(sorted(PLANS), "plan"), metavar="P",
-                     help="Name of a plan (chosen by size)."),
-    ]  # fmt: skip
+        click.option(
+            "--mpi",
+            default="any",
+            type=Names(_MPIS, "MPI"),
+            show_default=True,
+            metavar=f"[{'|'.join(_MPIS)}]",
+            help="MPI of transport mpi; any: the first that is here.",
+        ),
+        click.option(
+            "--plan",
+            type=Names(sorted(PLANS), "plan"),
+            metavar="P",
+            help="Name of a plan (chosen by size).",
+        ),
+    ]
     if op == "model":
         found += [
-            click.argument("names", default=ALL, metavar="[MODELS]",
-                           type=Names(models.NAMES, "model", several=True)),
-            click.option("--bucket-bytes", default="0", show_default=True, metavar="SIZE",
-                         help="Put layers together up to this; 0: each alone."),
-        ]  # fmt: skip
+            click.argument(
+                "names",
+                default=ALL,
+                metavar="[MODELS]",
+                type=Names(models.NAMES, "model", several=True),
+            ),
+            click.option(
+                "--bucket-bytes",
+                default="0",
+                show_default=True,
+                metavar="SIZE",
+                help="Put layers together up to this; 0: each alone.",
+            ),
+        ]
     else:
-        found.append(click.option("--sizes", default=DEFAULT_SIZES[op], show_default=True,
-                                  metavar="LIST", help="Bytes."))  # fmt: skip
+        found.append(
+            click.option(
+                "--sizes",
+                default=DEFAULT_SIZES[op],
+                show_default=True,
+                metavar="LIST",
+                help="Bytes.",
+            )
+        )
     found += [
-        click.option("--repeat", type=int, default=10, show_default=True, metavar="R",
-                     help="Rounds."),
+        click.option(
+            "--repeat", type=int, default=10, show_default=True, metavar="R", help="Rounds."
+        ),
         seconds_option,
-        click.option("--peers", is_flag=False, flag_value=ALL, metavar="[LIST]",
-                     type=Names(PEERS, "peer", several=True),
-                     help=f"Measure others too: {', '.join(PEERS)}, or (without LIST) all."),
+        click.option(
+            "--peers",
+            is_flag=False,
+            flag_value=ALL,
+            metavar="[LIST]",
+            type=Names(PEERS, "peer", several=True),
+            help=f"Measure others too: {', '.join(PEERS)}, or (without LIST) all.",
+        ),
         json_option,
-    ]  # fmt: skip
+    ]
 
     def add(function: Function) -> Function:
         for option in reversed(found):
@@ -87,9 +119,11 @@ def _add(op: str) -> None:
         about += f" MODELS are {', '.join(models.NAMES)}, by commas, or all, which is the default."
 
     @command.command(
-        op, help=about, short_help=_OPERATIONS[op],
+        op,
+        help=about,
+        short_help=_OPERATIONS[op],
         example=f"pgasdl bench {op} {'resnet50' if op == 'model' else '--sizes 8,64K'}",
-    )  # fmt: skip
+    )
     @_options(op)
     def _(mpi: str, **given: Any) -> int:
         return _measure(_request(op, **given), mpi)
@@ -101,10 +135,19 @@ command.add_command(plans_command)
 
 
 def _request(
-    op: str, *, n_ranks: int, transport: str, plan: str | None, repeat: int, seconds: float,
-    peers: tuple[str, ...] | None, json_file: str | None, sizes: str = "",
-    names: tuple[str, ...] = (), bucket_bytes: str = "0",
-) -> Request:  # fmt: skip
+    op: str,
+    *,
+    n_ranks: int,
+    transport: str,
+    plan: str | None,
+    repeat: int,
+    seconds: float,
+    peers: tuple[str, ...] | None,
+    json_file: str | None,
+    sizes: str = "",
+    names: tuple[str, ...] = (),
+    bucket_bytes: str = "0",
+) -> Request:
     """Check the options; ConfigError names the one that cannot be."""
     if not 1 <= n_ranks <= _LARGEST:
         raise ConfigError(f"-n {n_ranks}: 1 to {_LARGEST} ranks of one machine")

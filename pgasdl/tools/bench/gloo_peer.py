@@ -18,9 +18,12 @@ class Gloo:
     def __init__(self, rank: int, size: int, store: str) -> None:
         torch.set_num_threads(1)
         dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=size,
             timeout=timedelta(seconds=60),
-        )  # fmt: skip
+        )
         self.rank, self.size = rank, size
         self.version = f"torch {torch.__version__}"
         self.barrier = dist.barrier

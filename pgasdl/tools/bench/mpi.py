@@ -148,9 +148,16 @@ class _Bench:
     def _row(self, what: str, nbytes: int, ours: list[float], theirs: list[float]) -> None:
         mine, other = statistics.median(ours), statistics.median(theirs)
         self.rows.append(
-            {"op": what, "bytes": nbytes, "us": mine, "peer_us": other,
-             "least_us": min(ours), "peer_least_us": min(theirs), "mpi": self.peer.version}
-        )  # fmt: skip
+            {
+                "op": what,
+                "bytes": nbytes,
+                "us": mine,
+                "peer_us": other,
+                "least_us": min(ours),
+                "peer_least_us": min(theirs),
+                "mpi": self.peer.version,
+            }
+        )
         self.say(
             f"{what:>14.20} {nbytes:9} {mine:10.2f} {min(ours):10.2f} {other:10.2f} "
             f"{min(theirs):10.2f} {mine / other:5.2f}"

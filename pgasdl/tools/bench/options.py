@@ -15,17 +15,25 @@ from pgasdl.transports import SETTINGS
 def transport_option(default: str) -> Callable[[Function], Function]:
     """``--transport``."""
     return click.option(
-        "--transport", default=default, type=Names(SETTINGS, "transport"), show_default=True,
-        metavar=f"[{'|'.join(SETTINGS)}]", help="How bytes reach the peers.",
-    )  # fmt: skip
+        "--transport",
+        default=default,
+        type=Names(SETTINGS, "transport"),
+        show_default=True,
+        metavar=f"[{'|'.join(SETTINGS)}]",
+        help="How bytes reach the peers.",
+    )
 
 
 def seconds_option(function: Function) -> Function:
     """``--seconds``."""
     return click.option(
-        "--seconds", type=float, default=0.02, show_default=True, metavar="S",
+        "--seconds",
+        type=float,
+        default=0.02,
+        show_default=True,
+        metavar="S",
         help="Of one turn in a round, about.",
-    )(function)  # fmt: skip
+    )(function)
 
 
 def check_rounds(repeat: int, seconds: float) -> None:

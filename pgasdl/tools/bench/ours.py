@@ -156,9 +156,13 @@ class Ours:
         return contender, exchange.plan, exchange.close
 
     def _measure(
-        self, memory: Array, results: Sequence[Array], call: Callable[[], object], *,
+        self,
+        memory: Array,
+        results: Sequence[Array],
+        call: Callable[[], object],
+        *,
         anew: bool = True,
-    ) -> Callable[[int], Sequence[float]]:  # fmt: skip
+    ) -> Callable[[int], Sequence[float]]:
         """Measure calls, with ``anew`` each on new data.
 
         Else all are on what the first left, a mean of means: between ranks that share processors

@@ -53,12 +53,10 @@ _MPI = "pgasdl.tools.bench.mpi_peer"
 _GLOO = "pgasdl.tools.bench.gloo_peer"
 PEER_KINDS = {
     "mpich": PeerKind(_MPI, ("mpi4py",), "mpich"),
-    "mpich-generic": PeerKind(
-        _MPI, ("mpi4py",), "mpich", {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}
-    ),
+    "mpich-generic": PeerKind(_MPI, ("mpi4py",), "mpich", {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}),
     "openmpi": PeerKind(_MPI, ("mpi4py",), "openmpi"),
     "gloo": PeerKind(_GLOO, ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}),
-}  # fmt: skip
+}
 
 
 class Peer:

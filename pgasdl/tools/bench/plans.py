@@ -20,8 +20,8 @@ from pgasdl.tools.bench.floors import Floors
 from pgasdl.tools.bench.output import Output, output_of
 from pgasdl.tools.bench.peer import pin
 from pgasdl.tools.bench.request import Request
-from pgasdl.tools.bench.tuner import choices_here, measure_all, predict_all, tune
-from pgasdl.tools.bench.turns import Ranks
+from pgasdl.tools.bench.tuner import Figures, Size, choices_here, measure_all, predict_all, tune
+from pgasdl.tools.bench.turns import Procedure, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,17 @@ class PlanBench:
         oversubscribed = context.topology.oversubscribed  # all ranks have to agree
         paced = context.mapped and not oversubscribed
         self.context, self.request = context, request
-        self.ranks = Ranks(context, paced, max(1.0, launch.local_size / cores))
-        self.sync = (
-            Floors(self.ranks, 4096, oversubscribed).sync if context.mapped else context.barrier
-        )
+        ranks = Ranks(context, paced, max(1.0, launch.local_size / cores))
+        sync = Floors(ranks, 4096, oversubscribed).sync if context.mapped else context.barrier
+        self.procedure = Procedure(ranks, sync, request.rounds, request.seconds)
         self.placed = "share cores" if oversubscribed else "a core each"
 
     def header(self) -> Calibration:
         """Measure the machine and say what it is."""
-        request = self.request
         self.say(f"machine    {self.described}")
         transport = self.context.describe().splitlines()[1].removeprefix("transport ")
         self.say(f"ranks      {self.context.size}, {self.placed}; {transport}")
-        figures = calibrate(self.ranks, self.sync, request.rounds, request.seconds)
+        figures = calibrate(self.procedure)
         for each in (figures.inside, figures.across):
             if each is not None:
                 self.say(f"measured   {each}")
@@ -82,10 +80,12 @@ class PlanBench:
         """Measure candidates, write a policy."""
         calibration = self.header()
         self.say("figures    microseconds measured (predicted), the fastest first")
-        policy, sizes = tune(
-            self.ranks, self.sync, calibration, self.request.sizes, self.request.rounds,
-            self.request.seconds, self.say, self.output.step,
-        )  # fmt: skip
+
+        def report(size: Size) -> None:
+            self.say(str(size))
+            self.output.step()
+
+        policy, sizes = tune(self.procedure, calibration, self.request.sizes, report)
         self.say(f"policy     {policy}")
         file = self.request.policy_file
         if self.context.rank == 0 and file is not None:
@@ -128,36 +128,36 @@ class PlanBench:
         request, context = self.request, self.context
         calibration = self.header()
         seen = request.sizes[::2]
-        policy, _ = tune(
-            self.ranks, self.sync, calibration, seen, request.rounds, request.seconds,
-            step=self.output.step,
-        )  # fmt: skip
+        policy, _ = tune(self.procedure, calibration, seen, lambda _: self.output.step())
         self.say(f"policy     {policy}")
         choices = choices_here(context)
         rows: list[PlanRow] = []
         for nbytes in request.sizes:
             predicted = predict_all(context, calibration, choices, nbytes)
-            measured = measure_all(
-                self.ranks, self.sync, choices, nbytes, request.rounds, request.seconds
-            )
+            measured = measure_all(self.procedure, choices, nbytes)
             chosen = policy.find("allreduce", nbytes)
-            names = set(context.topology.routes.names)
+            transport = "+".join(sorted(set(context.topology.routes.names)))
             rows += [
                 PlanRow(
-                    context.size, "+".join(sorted(names)), nbytes, str(choice), us,
-                    predicted[choice], choice == chosen, nbytes in seen,
+                    ranks=context.size,
+                    transport=transport,
+                    bytes=nbytes,
+                    plan=str(choice),
+                    us=us,
+                    predicted_us=predicted[choice],
+                    chosen=choice == chosen,
+                    tuned=nbytes in seen,
                 )
                 for choice, us in measured.items()
-            ]  # fmt: skip
+            ]
             self._say_size(nbytes, measured, predicted, chosen)
             self.output.step()
         self.output.write([asdict(row) for row in rows])
         return rows
 
     def _say_size(
-        self, nbytes: int, measured: dict[Choice, float], predicted: dict[Choice, float],
-        chosen: Choice | None,
-    ) -> None:  # fmt: skip
+        self, nbytes: int, measured: Figures, predicted: Figures, chosen: Choice | None
+    ) -> None:
         self.say(f"{nbytes} bytes: us measured / predicted, * is the tuner's")
         for choice, us in sorted(measured.items(), key=lambda item: item[1]):
             mark = "*" if choice == chosen else " "

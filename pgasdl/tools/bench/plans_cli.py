@@ -42,17 +42,22 @@ def _common(sizes: str) -> Callable[[Function], Function]:
         for option in reversed(
             (
                 transport_option("auto"),
-                click.option("--sizes", default=sizes, show_default=True, metavar="LIST",
-                             help="Bytes."),
-                click.option("--repeat", type=int, default=7, show_default=True, metavar="R",
-                             help="Rounds."),
+                click.option(
+                    "--sizes", default=sizes, show_default=True, metavar="LIST", help="Bytes."
+                ),
+                click.option(
+                    "--repeat", type=int, default=7, show_default=True, metavar="R", help="Rounds."
+                ),
                 seconds_option,
-                click.option("--plan-modules", metavar="LIST",
-                             help="Modules or .py files that register more plans, by commas "
-                             "(PGASDL_PLAN_MODULES)."),
+                click.option(
+                    "--plan-modules",
+                    metavar="LIST",
+                    help="Modules or .py files that register more plans, by commas "
+                    "(PGASDL_PLAN_MODULES).",
+                ),
                 json_option,
             )
-        ):  # fmt: skip
+        ):
             function = option(function)
         return function
 
@@ -61,10 +66,17 @@ def _common(sizes: str) -> Callable[[Function], Function]:
 
 @click.command("plans", cls=Command, short_help=PLANS_HELP, example="pgasdl bench plans -n 2,4")
 @_common(PLAN_SIZES)
-@click.option("-n", "jobs", default="2,4,8", show_default=True, metavar="LIST",
-              help="Ranks, one job each.")  # fmt: skip
-@click.option("--out", default="pgasdl-plans", type=click.Path(), show_default=True, metavar="DIR",
-              help="Folder for rows and pictures.")  # fmt: skip
+@click.option(
+    "-n", "jobs", default="2,4,8", show_default=True, metavar="LIST", help="Ranks, one job each."
+)
+@click.option(
+    "--out",
+    default="pgasdl-plans",
+    type=click.Path(),
+    show_default=True,
+    metavar="DIR",
+    help="Folder for rows and pictures.",
+)
 def plans_command(jobs: str, out: str, json_file: str | None, **given: Any) -> int:
     """Measure every plan beside its predicted time, and the tuner's choice."""
     try:
@@ -98,10 +110,17 @@ def plans_command(jobs: str, out: str, json_file: str | None, **given: Any) -> i
 @click.command("tune", cls=Command, help=_TUNE_HELP, example="pgasdl tune -n 2")
 @_common(TUNE_SIZES)
 @click.option("-n", "n_ranks", type=int, default=2, show_default=True, metavar="N", help="Ranks.")
-@click.option("--out", default="pgasdl.policy", type=click.Path(), show_default=True,
-              metavar="FILE", help="The policy file.")  # fmt: skip
-@click.option("--print-request", is_flag=True,
-              help="Only print the argument of pgasdl.tools.bench.worker.")  # fmt: skip
+@click.option(
+    "--out",
+    default="pgasdl.policy",
+    type=click.Path(),
+    show_default=True,
+    metavar="FILE",
+    help="The policy file.",
+)
+@click.option(
+    "--print-request", is_flag=True, help="Only print the argument of pgasdl.tools.bench.worker."
+)
 def command(
     n_ranks: int, out: str, print_request: bool, json_file: str | None, **given: Any
 ) -> int:
@@ -118,18 +137,28 @@ def command(
 
 
 def _request(
-    op: str, ranks: int, *, transport: str, sizes: str, repeat: int, seconds: float,
+    op: str,
+    ranks: int,
+    *,
+    transport: str,
+    sizes: str,
+    repeat: int,
+    seconds: float,
     plan_modules: str | None,
-) -> Request:  # fmt: skip
+) -> Request:
     if not 1 <= ranks <= 16:
         raise ConfigError(f"-n {ranks}: 1 to 16 ranks of one machine")
     check_rounds(repeat, seconds)
     plugins.require_found(plan_modules or "")
     return Request(
-        op=op, ranks=ranks, transport=transport,
-        sizes=tuple(sorted(set(parse_sizes(sizes, 4)))), rounds=repeat, seconds=seconds,
+        op=op,
+        ranks=ranks,
+        transport=transport,
+        sizes=tuple(sorted(set(parse_sizes(sizes, 4)))),
+        rounds=repeat,
+        seconds=seconds,
         plan_modules=plan_modules,
-    )  # fmt: skip
+    )
 
 
 def _start(request: Request) -> int:

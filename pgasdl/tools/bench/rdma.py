@@ -46,13 +46,21 @@ class Figures:
         """Medians, as the JSON file has them."""
         ours, theirs = statistics.median(self.message), _median(self.peer_message)
         return {
-            "op": "rdma", "transport": "verbs", "ranks": 2, "bytes": nbytes, "dtype": "uint8",
-            "us": statistics.median(self.latency), "message_us": ours, "mb_s": nbytes / ours,
+            "op": "rdma",
+            "transport": "verbs",
+            "ranks": 2,
+            "bytes": nbytes,
+            "dtype": "uint8",
+            "us": statistics.median(self.latency),
+            "message_us": ours,
+            "mb_s": nbytes / ours,
             "peers": {
-                "ib_write_lat": _median(self.peer_latency), "ib_write_bw": theirs,
-                "flag": _median(self.peer_flag), "mpich": _median(self.mpi),
+                "ib_write_lat": _median(self.peer_latency),
+                "ib_write_bw": theirs,
+                "flag": _median(self.peer_flag),
+                "mpich": _median(self.mpi),
             },
-        }  # fmt: skip
+        }
 
 
 def _median(values: list[float]) -> float | None:
@@ -79,9 +87,11 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
         say(f"pgasdl bench rdma over {chosen.device}, {port}")
         say(f"medians of {request.rounds} rounds in turns; {IN_FLIGHT} requests in flight")
         say(f"MPICH put: {missing if mpi is None else mpi.version}")
-        say(f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'+ flag':>7} {'ratio':>6}"
+        say(
+            f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'+ flag':>7} {'ratio':>6}"
             f" {'MPICH put':>10}"
-            f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}")  # fmt: skip
+            f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}"
+        )
         for nbytes in request.sizes:
             figures = _size(context, nbytes, request, perftest, mpi)
             output.step()
@@ -93,11 +103,13 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
                 row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "flag", "mpich")
             )
             both = latency and flag and latency + flag
-            say(f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)} {_cell(flag, 7)}"
+            say(
+                f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)} {_cell(flag, 7)}"
                 f" {_ratio(row['us'], both)} {_cell(put, 10)}"
                 f" {row['mb_s']:9.1f} {_cell(message and nbytes / message, 12)}"
                 f" {_ratio(message, row['message_us'])}"
-                f" {1e6 / row['message_us']:11.0f}")  # fmt: skip
+                f" {1e6 / row['message_us']:11.0f}"
+            )
         if mpi is not None:
             mpi.close()
         output.write(rows)
@@ -167,10 +179,8 @@ class Perftest:
         if missing:
             raise UnavailableError(f"{', '.join(missing)}: Debian's package perftest has them")
         self._context = context
-        self._options = [
-            "-d", device.device, "-i", str(device.port), "-x", str(device.gid_index),
-            "-t", str(IN_FLIGHT), "-F",
-        ]  # fmt: skip
+        named = f"-d {device.device} -i {device.port} -x {device.gid_index}"
+        self._options = f"{named} -t {IN_FLIGHT} -F".split()
         address = device.gid.rpartition(":")[2]
         addresses = context.world.allgather("perftest", address.encode())
         self._server = addresses[1].decode()

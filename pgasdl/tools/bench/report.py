@@ -77,10 +77,17 @@ class Report:
         """Print a row and keep it."""
         self.rows.append(row)
         values = (
-            row.variant, str(row.bytes), row.plan, short(row.us), short(row.min_us),
-            short(row.p90_us), short(row.floor_us), ratio(row.us, row.floor_us),
-            ratio(row.min_us, row.floor_min_us), row.placement,
-        )  # fmt: skip
+            row.variant,
+            str(row.bytes),
+            row.plan,
+            short(row.us),
+            short(row.min_us),
+            short(row.p90_us),
+            short(row.floor_us),
+            ratio(row.us, row.floor_us),
+            ratio(row.min_us, row.floor_min_us),
+            row.placement,
+        )
         cells = [text.rjust(width) for text, width in zip(values, _WIDTHS, strict=True)]
         for peer in self._peers:
             best = min((us for name, us in row.peers.items() if _is_of(name, peer)), default=None)

@@ -11,9 +11,11 @@ Moments = tuple[list[int], list[int]]  # nanoseconds: each call's beginning and 
 
 
 def timed(
-    calls: int, fill: Callable[[int], object], sync: Callable[[], object] | None,
+    calls: int,
+    fill: Callable[[int], object],
+    sync: Callable[[], object] | None,
     call: Callable[[], object],
-) -> Moments:  # fmt: skip
+) -> Moments:
     """Make calls, each on new data; ``sync`` lets all ranks begin at once, None: they do not."""
     clock = time.perf_counter_ns
     began, ended = [0] * calls, [0] * calls

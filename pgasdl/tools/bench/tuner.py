@@ -16,7 +16,7 @@ from pgasdl.plans import PLANS, build_all
 from pgasdl.plans.cost import predict
 from pgasdl.tools.bench.calibrate import Calibration
 from pgasdl.tools.bench.ours import Ours
-from pgasdl.tools.bench.turns import Ranks, take_turns
+from pgasdl.tools.bench.turns import Procedure
 
 # Options that are worth trying beside a plan's own defaults, if it takes them.
 CHUNKS = (1, 8)
@@ -46,6 +46,11 @@ class Size:
     predicted: Figures = field(default_factory=dict)
     measured: Figures = field(default_factory=dict)
     usual: Choice | None = None  # kept unless another is clearly faster
+
+    def __str__(self) -> str:
+        ranked = sorted(self.measured.items(), key=lambda item: item[1])
+        plans = [f"{choice} {us:.1f} ({self.predicted[choice]:.1f})" for choice, us in ranked]
+        return f"{self.nbytes:>10} bytes: {', '.join(plans)}"
 
 
 def choices_here(context: Context) -> list[Choice]:
@@ -80,27 +85,25 @@ def predict_all(
     return found
 
 
-def measure_all(
-    ranks: Ranks, sync: Callable[[], None], choices: Sequence[Choice], nbytes: int, rounds: int,
-    seconds: float,
-) -> Figures:  # fmt: skip
+def measure_all(procedure: Procedure, choices: Sequence[Choice], nbytes: int) -> Figures:
     """Measure the microseconds that each takes, in turns, on one segment; the same on every rank.
 
     They are lower quartiles, which somebody else's work on the machine hardly moves. Those that
     noise may have kept from being the fastest are measured once more, for longer.
     """
+    ranks = procedure.ranks
 
-    def measure(some: Sequence[Choice], rounds: int) -> Figures:
-        contenders, free = Ours(ranks, sync, None).handles(nbytes // 4, some)
-        take_turns(ranks, contenders, rounds, seconds, lambda: "")
+    def measure(some: Sequence[Choice], longer: int) -> Figures:
+        contenders, free = Ours(ranks, procedure.sync, None).handles(nbytes // 4, some)
+        procedure.take_turns(contenders, longer=longer)
         times = ranks.latest(np.array([one.samples("").quartile for one in contenders]))
         free()
         return {choice: float(time) for choice, time in zip(some, times, strict=True)}
 
-    figures = measure(choices, rounds)
+    figures = measure(choices, 1)
     limit = CLOSE * min(figures.values())
     close = [choice for choice, us in figures.items() if us <= limit]
-    return figures | (measure(close, AGAIN * rounds) if len(close) > 1 else {})
+    return figures | (measure(close, AGAIN) if len(close) > 1 else {})
 
 
 def near(predicted: Figures) -> list[Choice]:
@@ -112,12 +115,16 @@ def near(predicted: Figures) -> list[Choice]:
 
 
 def tune(
-    ranks: Ranks, sync: Callable[[], None], calibration: Calibration, sizes: Sequence[int],
-    rounds: int, seconds: float, say: Callable[[str], None] = lambda line: None,
-    step: Callable[[], None] = lambda: None,
-) -> tuple[Policy, list[Size]]:  # fmt: skip
-    """Measure candidates at each size; the policy is the same on every rank."""
-    context = ranks.context
+    procedure: Procedure,
+    calibration: Calibration,
+    sizes: Sequence[int],
+    report: Callable[[Size], None],
+) -> tuple[Policy, list[Size]]:
+    """Measure candidates at each size; the policy is the same on every rank.
+
+    ``report`` is called with each size that was measured.
+    """
+    context = procedure.ranks.context
     choices = choices_here(context)
     found = []
     for nbytes in sizes:
@@ -126,18 +133,11 @@ def tune(
         candidates = near(size.predicted)
         if usual not in candidates:
             candidates.append(usual)
-        size.measured = measure_all(ranks, sync, candidates, nbytes, rounds, seconds)
+        size.measured = measure_all(procedure, candidates, nbytes)
         if context.topology.oversubscribed:
             size.usual = usual
-        say(
-            f"{nbytes:>10} bytes: "
-            + ", ".join(
-                f"{choice} {us:.1f} ({size.predicted[choice]:.1f})"
-                for choice, us in sorted(size.measured.items(), key=lambda item: item[1])
-            )
-        )
         found.append(size)
-        step()
+        report(size)
     return policy_of(found), found
 
 

@@ -71,6 +71,30 @@ class Ranks:
         return self.context.world.allreduce(values, "max", timeout=_PATIENCE)
 
 
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """How everything is measured.
+
+    Attributes
+    ----------
+    ranks : Ranks
+        By these ranks together.
+    sync : Callable[[], None]
+        Lets all ranks begin at once.
+    rounds, seconds
+        So many turns of each contender, about so long each.
+    """
+
+    ranks: Ranks
+    sync: Callable[[], None]
+    rounds: int
+    seconds: float
+
+    def take_turns(self, contenders: Sequence[Contender], *, longer: int = 1) -> None:
+        """Measure everybody, in ``longer`` times as many rounds."""
+        take_turns(self.ranks, contenders, longer * self.rounds, self.seconds, lambda: "")
+
+
 def take_turns(
     ranks: Ranks,
     contenders: Sequence[Contender],

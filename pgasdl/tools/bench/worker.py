@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import pgasdl
 from pgasdl.context import Context
@@ -52,17 +53,29 @@ def measure(context: Context, request: Request) -> list[Row]:
         return bench.report.rows
 
 
+class _Case(NamedTuple):
+    """What a row compares: ours, run by a plan, with its floor."""
+
+    ours: Contender
+    floor: Sequence[Contender]
+    plan: str
+
+
 class _Bench:
     def __init__(
-        self, context: Context, request: Request, cores: int, started: list[Peer], described: str,
+        self,
+        context: Context,
+        request: Request,
+        cores: int,
+        started: list[Peer],
+        described: str,
         output: Output,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.context, self.request = context, request
         self.oversubscribed = context.size > cores
         self.ranks = Ranks(context, not self.oversubscribed, max(1.0, context.size / cores))
         self.peers = started
         self.machine = described
-        self.cores = cores
         self.floors = Floors(self.ranks, self._payload(), self.oversubscribed)
         self.ours = Ours(self.ranks, self.floors.sync, request.plan)
         self.line = 0.0
@@ -135,7 +148,7 @@ class _Bench:
         ]
         self._turns(floor + ours + asked)
         for contender in ours:
-            self._row(contender, floor, asked, nbytes=nbytes, plan="-", dtype="uint8")
+            self._row(_Case(contender, floor, "-"), nbytes, asked)
         free()
 
     def allreduce(self, nbytes: int) -> None:
@@ -147,16 +160,15 @@ class _Bench:
         in_place = self.floors.in_place(count)
         array, fill_ns = self.ours.array(count)
         private = self.floors.private_arrays(count, fill_ns)
-        rows = [(handle, in_place, plan)]
+        cases = [_Case(handle, in_place, plan)]
         try:
             array.measure(1)
-            rows.append((array, private, self.request.plan or "auto"))
+            cases.append(_Case(array, private, self.request.plan or "auto"))
         except PlanError as error:
             self.output.warn(f"no row     array of {nbytes} bytes: {error}")
-        contenders = [one for row in rows for one in (row[0], *row[1])]
-        self._turns(contenders + asked)
-        for contender, floor, name in rows:
-            self._row(contender, floor, asked, nbytes=nbytes, plan=name, dtype="float32")
+        self._turns([*(one for case in cases for one in (case.ours, *case.floor)), *asked])
+        for case in cases:
+            self._row(case, nbytes, asked)
         free()
 
     def model(self, name: str) -> None:
@@ -173,7 +185,7 @@ class _Bench:
         ours.name = f"{name} {ours.name}"
         floor = self.floors.layers(counts)
         self._turns([ours, *floor, *asked])
-        self._row(ours, floor, asked, nbytes=4 * sum(counts), plan=plan, dtype="float32")
+        self._row(_Case(ours, floor, plan), 4 * sum(counts), asked)
         free()
 
     # --- what they share
@@ -198,31 +210,28 @@ class _Bench:
         )
         self.lines = [before / 1e3, self.line / 1e3]
 
-    def _row(
-        self, ours: Contender, floor: Sequence[Contender], asked: Sequence[Contender], *,
-        nbytes: int, plan: str, dtype: str,
-    ) -> None:  # fmt: skip
+    def _row(self, case: _Case, nbytes: int, asked: Sequence[Contender]) -> None:
         if self.context.rank != 0:
             return
-        where = usual([ours, *floor])
-        floored = floor_of(floor, where)
+        where = usual([case.ours, *case.floor])
+        floored = floor_of(case.floor, where)
         theirs = {one.name: one.samples(where) for one in asked}
         self.report.add(
             Row(
                 op=self.request.op,
-                variant=ours.name,
+                variant=case.ours.name,
                 transport=self.transport,
-                plan=plan,
+                plan=case.plan,
                 ranks=self.context.size,
                 bytes=nbytes,
-                dtype=dtype,
+                dtype="uint8" if self.request.op == "write_notify" else "float32",
                 floor_us=floored.median,
                 floor_min_us=floored.least,
                 placement=where,
                 line_us=self.lines,
                 machine=self.machine,
                 peers={name: samples.median for name, samples in theirs.items() if samples.values},
-                **figures(ours.samples(where)),
+                **figures(case.ours.samples(where)),
             )
         )
 

@@ -44,39 +44,68 @@ _HEAD = (
 @click.command("sim", cls=Command, help=_HELP, example="pgasdl sim -n 64 --plans gdraa,ring")
 @click.option("-n", "n_ranks", type=int, default=64, show_default=True, metavar="N", help="Ranks.")
 @click.option(
-    "--machine", default="flat", type=Names(sorted(MACHINES), "machine"), show_default=True,
-    metavar=f"[{'|'.join(sorted(MACHINES))}]", help="Modelled machine.",
-)  # fmt: skip
+    "--machine",
+    default="flat",
+    type=Names(sorted(MACHINES), "machine"),
+    show_default=True,
+    metavar=f"[{'|'.join(sorted(MACHINES))}]",
+    help="Modelled machine.",
+)
 @click.option(
-    "--plans", default="gdraa,halving-doubling,ring,tree", show_default=True, metavar="LIST",
-    type=PlanNames(), help="Plans, with options in parentheses.",
-)  # fmt: skip
+    "--plans",
+    default="gdraa,halving-doubling,ring,tree",
+    show_default=True,
+    metavar="LIST",
+    type=PlanNames(),
+    help="Plans, with options in parentheses.",
+)
 @click.option(
-    "--plan-modules", metavar="LIST",
+    "--plan-modules",
+    metavar="LIST",
     help="Modules or .py files that register more plans, by commas (PGASDL_PLAN_MODULES).",
-)  # fmt: skip
+)
 @click.option("--size", metavar="BYTES", help="One array of so many bytes (16M).")
 @click.option(
-    "--model", type=Names(models.NAMES, "model"), metavar="M",
+    "--model",
+    type=Names(models.NAMES, "model"),
+    metavar="M",
     help=f"Or a network's layers, each alone: {', '.join(models.NAMES)}.",
-)  # fmt: skip
+)
 @click.option(
-    "--skew", type=float, default=0.0, show_default=True, metavar="US",
+    "--skew",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="US",
     help="Ranks begin up to so many microseconds late.",
-)  # fmt: skip
+)
 @click.option(
-    "--paper", type=Names(tuple(STUDIES), "paper", several=True), metavar="LIST",
+    "--paper",
+    type=Names(tuple(STUDIES), "paper", several=True),
+    metavar="LIST",
     help=f"{', '.join(STUDIES)}, or all.",
-)  # fmt: skip
+)
 @click.option(
-    "--out", default="pgasdl-sim", type=click.Path(), show_default=True, metavar="DIR",
+    "--out",
+    default="pgasdl-sim",
+    type=click.Path(),
+    show_default=True,
+    metavar="DIR",
     help="Of --paper.",
-)  # fmt: skip
+)
 @json_option
 def command(
-    n_ranks: int, machine: str, plans: str, plan_modules: str | None, size: str | None,
-    model: str | None, skew: float, paper: tuple[str, ...] | None, out: str, json_file: str | None,
-) -> None:  # fmt: skip
+    n_ranks: int,
+    machine: str,
+    plans: str,
+    plan_modules: str | None,
+    size: str | None,
+    model: str | None,
+    skew: float,
+    paper: tuple[str, ...] | None,
+    out: str,
+    json_file: str | None,
+) -> None:
     """Simulate."""
     if paper is not None:
         _papers(paper, Path(out), json_file)
@@ -111,9 +140,12 @@ def _papers(names: tuple[str, ...], folder: Path, json_file: str | None) -> None
 
 
 def _simulate(
-    machine: Machine, plans: list[Choice], counts: Sequence[int], skew: float,
+    machine: Machine,
+    plans: list[Choice],
+    counts: Sequence[int],
+    skew: float,
     json_file: str | None,
-) -> None:  # fmt: skip
+) -> None:
     generator = random.Random(0)  # noqa: S311
     begin = [generator.uniform(0, skew * 1e-6) for _ in range(machine.size)]
     rows: list[dict[str, Any]] = []

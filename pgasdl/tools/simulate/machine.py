@@ -67,27 +67,45 @@ class Machine:
         """As the engine takes it."""
         none = [-1] * self.size
         levels = [
-            (list(level.group), list(level.link) or none, level.link_beta, level.through,
-             level.latency, level.startup, level.port_beta)
+            (
+                list(level.group),
+                list(level.link) or none,
+                level.link_beta,
+                level.through,
+                level.latency,
+                level.startup,
+                level.port_beta,
+            )
             for level in self.levels
-        ]  # fmt: skip
+        ]
         return levels, (self.gamma, self.copy, self.remote, self.update, self.blocking)
 
 
 def flat(
-    size: int, *, latency: float = 1.5e-6, bandwidth: float = 10e9, startup: float = 0.0,
+    size: int,
+    *,
+    latency: float = 1.5e-6,
+    bandwidth: float = 10e9,
+    startup: float = 0.0,
     **costs: Any,
-) -> Machine:  # fmt: skip
+) -> Machine:
     """All ranks behind one switch that is never the bottleneck; bandwidth in bytes per second."""
     level = Level("switch", [0] * size, latency, 1 / bandwidth, startup)
     return Machine(f"flat({size})", (level,), **costs)
 
 
 def supernodes(
-    size: int, *, per_group: int, oversubscription: float, latency: float = 1.5e-6,
-    far_latency: float | None = None, bandwidth: float = 10e9, startup: float = 0.0,
-    name: str = "supernodes", **costs: Any,
-) -> Machine:  # fmt: skip
+    size: int,
+    *,
+    per_group: int,
+    oversubscription: float,
+    latency: float = 1.5e-6,
+    far_latency: float | None = None,
+    bandwidth: float = 10e9,
+    startup: float = 0.0,
+    name: str = "supernodes",
+    **costs: Any,
+) -> Machine:
     """Make groups of ranks with full bandwidth inside, and a link per group and direction out.
 
     ``oversubscription`` : ports of a group together over its link, at least 1
@@ -105,10 +123,18 @@ def supernodes(
 
 
 def fat_tree(
-    size: int, *, per_leaf: int = 32, leaves_per_pod: int = 8, leaf_over: float = 1.0,
-    pod_over: float = 2.0, latency: float = 1.5e-6, hop: float = 0.3e-6, bandwidth: float = 10e9,
-    startup: float = 0.0, **costs: Any,
-) -> Machine:  # fmt: skip
+    size: int,
+    *,
+    per_leaf: int = 32,
+    leaves_per_pod: int = 8,
+    leaf_over: float = 1.0,
+    pod_over: float = 2.0,
+    latency: float = 1.5e-6,
+    hop: float = 0.3e-6,
+    bandwidth: float = 10e9,
+    startup: float = 0.0,
+    **costs: Any,
+) -> Machine:
     """Three tiers: leaf switches, pods of them, and a core; each tier's way up over-subscribed.
 
     ``leaf_over``, ``pod_over`` : bandwidth into a tier's switch over that out of it, upwards
@@ -127,11 +153,20 @@ def fat_tree(
 
 
 def numa_nodes(
-    size: int, *, per_numa: int = 4, numa_per_node: int = 2, rails: int = 2,
-    memory: float = 40e9, socket: float = 16e9, rail: float = 12e9,
-    near: float = 0.3e-6, socket_latency: float = 0.6e-6, latency: float = 1.5e-6,
-    name: str = "numa-nodes", **costs: Any,
-) -> Machine:  # fmt: skip
+    size: int,
+    *,
+    per_numa: int = 4,
+    numa_per_node: int = 2,
+    rails: int = 2,
+    memory: float = 40e9,
+    socket: float = 16e9,
+    rail: float = 12e9,
+    near: float = 0.3e-6,
+    socket_latency: float = 0.6e-6,
+    latency: float = 1.5e-6,
+    name: str = "numa-nodes",
+    **costs: Any,
+) -> Machine:
     """Nodes of several memory domains, and rails (adapters) that the domains' ranks share.
 
     Bandwidths: a port inside a domain, the bus between a node's domains, an adapter. A domain's
@@ -158,9 +193,14 @@ def of_model(size: int, model: Model, name: str = "model") -> Machine:
     inside = [0 if model.across is None else rank // model.per_node for rank in range(size)]
     levels = (level("node", inside, model.inside), level("machine", [0] * size, across))
     return Machine(
-        name, levels, float(model.gamma), float(model.copy), float(model.remote),
-        float(model.update), model.blocking,
-    )  # fmt: skip
+        name,
+        levels,
+        float(model.gamma),
+        float(model.copy),
+        float(model.remote),
+        float(model.update),
+        model.blocking,
+    )
 
 
 # What `pgasdl sim --machine` offers: today's usual figures; the papers' machines are in papers/.

@@ -117,9 +117,14 @@ def simulate(
     programs = [program(exchange, size) for exchange in known]
     levels, costs = machine.native()
     finish, moments, busy, nbytes, messages, stuck = _native.simulate(
-        levels, costs, programs, jobs, [_action(action) for action in actions],
-        list(begin or [0.0] * size), list(slow or [1.0] * size),
-    )  # fmt: skip
+        levels,
+        costs,
+        programs,
+        jobs,
+        [_action(action) for action in actions],
+        list(begin or [0.0] * size),
+        list(slow or [1.0] * size),
+    )
     if stuck:
         raise PlanError(f"simulation: {stuck}")
     names = [level.name for level in machine.levels]

@@ -87,12 +87,15 @@ def study() -> Study:
         ],
     )
     chart = Chart(
-        "caffegpi-overlap", "AlexNet: what overlapping the exchange is worth", "nodes", "speed-up",
+        "caffegpi-overlap",
+        "AlexNet: what overlapping the exchange is worth",
+        "nodes",
+        "speed-up",
         [
             Series("ideal", NODES, NODES),
             *(Series(name, NODES, values) for name, values in speedups.items()),
             Series("paper", [4], [paper["speedup"]["4"]], paper=True),
         ],
         log_y=False,
-    )  # fmt: skip
+    )
     return Study("caffegpi", paper["source"], taurus(4).name, [table], [chart])

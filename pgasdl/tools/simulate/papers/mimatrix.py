@@ -17,9 +17,15 @@ COMPUTE = 64 / 200
 def manoa(workers: int, bandwidth: float) -> Machine:
     """One adapter per worker, one switch. GPUs reduce at some 300 GB/s."""
     return supernodes(
-        workers, per_group=1, oversubscription=1, latency=2e-6, bandwidth=bandwidth,
-        startup=0.7e-6, name="manoa", gamma=1 / 100e9,
-    )  # fmt: skip
+        workers,
+        per_group=1,
+        oversubscription=1,
+        latency=2e-6,
+        bandwidth=bandwidth,
+        startup=0.7e-6,
+        name="manoa",
+        gamma=1 / 100e9,
+    )
 
 
 def study() -> Study:
@@ -41,16 +47,29 @@ def study() -> Study:
     bandwidth = FDR * exchange(2, FDR) / (implied[2] * COMPUTE)
     rows = [
         (
-            n, paper["minutes"][str(n)], paper["minutes"]["1"] / scaling(n, bandwidth),
-            paper["scaling"][str(n)], scaling(n, bandwidth), scaling(n, FDR),
-            1e3 * implied[n] * COMPUTE, 1e3 * exchange(n, bandwidth),
+            n,
+            paper["minutes"][str(n)],
+            paper["minutes"]["1"] / scaling(n, bandwidth),
+            paper["scaling"][str(n)],
+            scaling(n, bandwidth),
+            scaling(n, FDR),
+            1e3 * implied[n] * COMPUTE,
+            1e3 * exchange(n, bandwidth),
         )
         for n in workers
-    ]  # fmt: skip
+    ]
     table = Table(
         "ResNet-50 to 65 %, 4 GPUs a worker (table 1)",
-        ("workers", "minutes, paper", "ours", "scaling, paper", "ours", "ours at FDR's rate",
-         "exchange ms, implied", "ours"),
+        (
+            "workers",
+            "minutes, paper",
+            "ours",
+            "scaling, paper",
+            "ours",
+            "ours at FDR's rate",
+            "exchange ms, implied",
+            "ours",
+        ),
         rows,
         [
             f"Computation: {COMPUTE:.2f} s an iteration, an estimate (P100, 64 images): the paper "
@@ -64,14 +83,17 @@ def study() -> Study:
             "of 16 workers, where its own proof has the same. Its figure 1 has 16 servers, so two "
             "workers share one; we simulate each with an adapter of its own.",
         ],
-    )  # fmt: skip
+    )
     chart = Chart(
-        "mimatrix-scaling", "MiMatrix, ResNet-50: scaling", "workers", "speed-up",
+        "mimatrix-scaling",
+        "MiMatrix, ResNet-50: scaling",
+        "workers",
+        "speed-up",
         [
             Series("ideal", workers, workers),
             Series("ours, bandwidth from 2 workers", workers, [row[4] for row in rows]),
             Series("ours, FDR's rate", workers, [row[5] for row in rows]),
             Series("paper", workers, [paper["scaling"][str(n)] for n in workers], paper=True),
         ],
-    )  # fmt: skip
+    )
     return Study("mimatrix", paper["source"], manoa(32, bandwidth).name, [table], [chart])

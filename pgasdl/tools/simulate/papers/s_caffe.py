@@ -20,9 +20,15 @@ def kesch(ranks: int, per_node: int) -> Machine:
     """Return the paper's Cluster-A: 16 GPUs in a node, two ports of Connect-IB."""
     over = max(1.0, per_node * PCIE / NODE)
     return supernodes(
-        ranks, per_group=per_node, oversubscription=over, latency=LATENCY, bandwidth=PCIE,
-        startup=STARTUP, name="kesch", gamma=GAMMA,
-    )  # fmt: skip
+        ranks,
+        per_group=per_node,
+        oversubscription=over,
+        latency=LATENCY,
+        bandwidth=PCIE,
+        startup=STARTUP,
+        name="kesch",
+        gamma=GAMMA,
+    )
 
 
 def reduce_time(machine: Machine, plan: str, nbytes: int, **options: int) -> float:
@@ -100,11 +106,14 @@ def study() -> Study:
     crossing, crossing_chart = crossover(paper["chain_wins_above_bytes"])
     charts = [
         Chart(
-            "s-caffe-reduce-160", "Reduce over 160 ranks (modelled KESCH)", "bytes", "seconds",
+            "s-caffe-reduce-160",
+            "Reduce over 160 ranks (modelled KESCH)",
+            "bytes",
+            "seconds",
             [Series(name, SIZES, [by_size[s][name] for s in SIZES]) for name in names],
         ),
         crossing_chart,
-    ]  # fmt: skip
+    ]
     tables = [table2, tuned_table, crossing]
     return Study("s-caffe", paper["source"], machine.name, tables, charts)
 
@@ -139,11 +148,14 @@ def crossover(printed: int) -> tuple[Table, Chart]:
         ],
     )
     chart = Chart(
-        "s-caffe-crossover", "From which size on a chain beats a binomial tree", "ranks", "MB",
+        "s-caffe-crossover",
+        "From which size on a chain beats a binomial tree",
+        "ranks",
+        "MB",
         [
             Series("ours", [x for x, _ in found], [y for _, y in found]),
             Series("paper: 8 MB, up to 8 ranks", [8], [printed / MB], paper=True),
         ],
         log_y=False,
-    )  # fmt: skip
+    )
     return table, chart

@@ -15,9 +15,15 @@ PEAK = 12e9  # bytes per second between two nodes, as section 2 measures it
 def taihulight(nodes: int, per_supernode: int, bandwidth: float) -> Machine:
     """Supernodes with a quarter of their bandwidth between them; sums at a core group's 28 GB/s."""
     return supernodes(
-        nodes, per_group=per_supernode, oversubscription=4, latency=2e-6, bandwidth=bandwidth,
-        startup=1e-6, name="taihulight", gamma=3 / 28e9,
-    )  # fmt: skip
+        nodes,
+        per_group=per_supernode,
+        oversubscription=4,
+        latency=2e-6,
+        bandwidth=bandwidth,
+        startup=1e-6,
+        name="taihulight",
+        gamma=3 / 28e9,
+    )
 
 
 def allreduce_time(machine: Machine, nbytes: float, round_robin: int) -> float:
@@ -69,15 +75,30 @@ def study() -> Study:
         mine = times[model, last, q]
         rows.append(
             (
-                model, batch, 100 * share[model, batch], 100 * mine / (mine + seconds),
-                paper["speedup"][model][str(batch)], last * seconds / (mine + seconds),
-                implied[model, batch], mine, at_peak[model],
+                model,
+                batch,
+                100 * share[model, batch],
+                100 * mine / (mine + seconds),
+                paper["speedup"][model][str(batch)],
+                last * seconds / (mine + seconds),
+                implied[model, batch],
+                mine,
+                at_peak[model],
             )
-        )  # fmt: skip
+        )
     scaling = Table(
         "1024 nodes: communication share and speed-up",
-        ("model", "sub-batch", "share %, paper", "ours", "speed-up, paper", "ours",
-         "all-reduce s, implied by the paper", "ours", "ours at 12 GB/s"),
+        (
+            "model",
+            "sub-batch",
+            "share %, paper",
+            "ours",
+            "speed-up, paper",
+            "ours",
+            "all-reduce s, implied by the paper",
+            "ours",
+            "ours at 12 GB/s",
+        ),
         rows,
         [
             f"Bandwidth: at the 12 GB/s of the paper's section 2 an all-reduce takes "
@@ -90,23 +111,31 @@ def study() -> Study:
             "nodes or work on 161 layers, the paper does not say.",
             paper["remark"],
         ],
-    )  # fmt: skip
+    )
     numbering = Table(
         "What round-robin numbering is worth (all-reduce, seconds)",
         ("model", "nodes", "adjacent", "round-robin", "gain"),
         [
-            (model, nodes, times[model, nodes, 1], times[model, nodes, q],
-             times[model, nodes, 1] / times[model, nodes, q])
+            (
+                model,
+                nodes,
+                times[model, nodes, 1],
+                times[model, nodes, q],
+                times[model, nodes, 1] / times[model, nodes, q],
+            )
             for model in sizes
             for nodes in (256, 512, 1024)
         ],
         ["The paper prints no times for it, only equations 3 to 6, which the plans' costs equal."],
-    )  # fmt: skip
+    )
     charts = [_speedups(paper, compute, times, q), _shares(paper, compute, times, q)]
     return Study(
-        "swcaffe", paper["source"], taihulight(last, q, bandwidth).name, [scaling, numbering],
+        "swcaffe",
+        paper["source"],
+        taihulight(last, q, bandwidth).name,
+        [scaling, numbering],
         charts,
-    )  # fmt: skip
+    )
 
 
 Times = dict[tuple[str, int, int], float]
