@@ -16,18 +16,17 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from pgasdl import _native
-from pgasdl.buffers import aligned, as_numpy_dtype, native_dtype
-from pgasdl.collectives.binding import IN_PLACE, PlanBuffer, Tags, bind, options_for
+from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.collectives.resources import Steps
 from pgasdl.collectives.selection import select_candidates
 from pgasdl.context import Context
-from pgasdl.errors import BufferRefused, PlanError
+from pgasdl.errors import PlanError
 from pgasdl.group import Group
-from pgasdl.plans import KINDS, Plan, build
-from pgasdl.plans.plan import APPLICATION_BUFFERS, is_wire
+from pgasdl.plans import KINDS
 from pgasdl.segment import Segment
 from pgasdl.training.autotune import Autotune, Tuned, check_candidates
-from pgasdl.training.layout import Bucket, agree, lay_out
+from pgasdl.training.layout import agree, lay_out
+from pgasdl.training.setup import Setup
 
 Array = npt.NDArray[Any]
 
@@ -162,7 +161,7 @@ class GradientExchange:
         if (kind == "update") != (update is not None):
             raise PlanError('update=function, what the owner does, goes with kind "update" alone')
         limit = context._seconds(timeout)
-        self._wire = None if wire is None else native_dtype(wire)
+        setup = Setup(context, self.group, kind, None if wire is None else native_dtype(wire))
         self.layers, self._buckets = lay_out(layers, bucket_bytes)
         asked = [plan] if plan is not None else candidates
         # Of each bucket: its plan, or all that are tried.
@@ -174,26 +173,29 @@ class GradientExchange:
         if tried:
             check_candidates(candidates)
         self._update = update
-        self._refuse_integers()
-        wanted = self._wanted(options, rotate_root)
-        self._segments: list[Segment] = []
+        setup.refuse_integers(self.layers)
+        parts = setup.parts(self._buckets, options, rotate_root=rotate_root)
         settings = (
             f"kind {kind}, plan {self.plan}, buckets of {bucket_bytes} bytes, "
-            f"wire {self._wire}, options {sorted(options.items())}"
+            f"wire {setup.wire}, options {sorted(options.items())}"
             f"{', root rotating' if rotate_root else ''}"
         )
         call = f"the making of a gradient exchange of {len(self.layers)} layers, {settings}"
         with Steps(context.resources.unfinished, self.group, call, limit) as steps:
             agree(self.group, context.rank, settings, self.layers, steps)
             self._schedule = _native.LayerSchedule(context, [each.layers for each in self._buckets])
-            self._allocate(wanted, steps)
+            memory = setup.allocate(self._buckets, parts, steps)
+            setup.bind(parts, memory)
+            for bucket in self._buckets:
+                self._schedule.bind(bucket.index, bucket.executions)
             self._autotune: Autotune | None = None
             if tried and self._buckets:
                 tuned = Tuned(self.group, self._schedule, self.layers, self._buckets)
                 self._autotune = Autotune(context, tuned, candidates, steps)
+        self.gradients, self.weights = memory.gradients, memory.weights
+        self.inbox_bytes = memory.inbox_bytes
+        self._segments = memory.segments
         context.resources.servers.append(self)
-
-    # --- setting up
 
     @property
     def plan(self) -> str:
@@ -203,86 +205,6 @@ class GradientExchange:
         if len(runs) == 1:
             return runs[0][0]
         return ", ".join(f"{name} x{number}" for name, number in runs) or "none"
-
-    def _refuse_integers(self) -> None:
-        for layer in self.layers:
-            if layer.dtype.kind in "iu" and (self.kind != "sum" or self._wire is not None):
-                raise BufferRefused(
-                    f'layer {layer.index} is {layer.dtype}: integers are summed (kind "sum"), '
-                    "neither averaged nor converted"
-                )
-
-    def _wanted(
-        self, options: dict[str, int], rotate: bool
-    ) -> list[tuple[Bucket, str, dict[str, Any], Plan]]:
-        """Each bucket's plans, with their options and this rank's steps."""
-        group = self.group
-        wanted = []
-        for bucket in self._buckets:
-            for choice in bucket.choices:
-                here = options_for(group, choice.plan, bucket.dtype, wire=self._wire is not None)
-                extra: dict[str, Any] = {**here, **dict(choice.options), **options}
-                if rotate:
-                    extra["root"] = (options.get("root", 0) + bucket.index) % group.size
-                extra["wire"] = self._wire is not None
-                shape = build(
-                    choice.plan, group.rank, group.size, bucket.count, kind=self.kind, **extra
-                )
-                wanted.append((bucket, choice.plan, extra, shape))
-        return wanted
-
-    def _allocate(
-        self,
-        wanted: list[tuple[Bucket, str, dict[str, Any], Plan]],
-        steps: Steps,
-    ) -> None:
-        nbytes = sum(aligned(bucket.nbytes) for bucket in self._buckets)
-        self.inbox_bytes = sum(
-            aligned(count * as_numpy_dtype(self._dtype(name, bucket)).itemsize)
-            for bucket, _, _, shape in wanted
-            for name, count in shape.buffers.items()
-            if name not in APPLICATION_BUFFERS
-        )
-        flags = sum(shape.notifications + self.group.size for *_, shape in wanted)
-
-        def segment(nbytes: int, notifications: int) -> Segment:
-            made = steps(
-                lambda: self.context.segment(
-                    nbytes, notifications=notifications, group=self.group, timeout=steps.left
-                )
-            )
-            made.prefault()
-            self._segments.append(made)
-            return made
-
-        self.gradients = segment(nbytes, flags)
-        self.weights = segment(nbytes, 0) if self.kind == "update" else None
-        if self.kind == "broadcast":
-            self.weights = self.gradients
-        inbox = segment(self.inbox_bytes, 0) if self.inbox_bytes else None
-        first = position = 0
-        for bucket, plan, options, shape in wanted:
-            places = {}
-            for name, count in shape.buffers.items():
-                dtype = self._dtype(name, bucket)
-                home = {"data": self.gradients, "weights": self.weights}.get(name, inbox)
-                assert home is not None
-                if home is inbox:
-                    places[name] = PlanBuffer(home, position, dtype)
-                    position += aligned(count * as_numpy_dtype(dtype).itemsize)
-                else:
-                    places[name] = PlanBuffer(home, bucket.at, dtype)
-            numbers = _native.Numbering(self.gradients, first, shape.notifications)
-            tags = Tags(numbers, first, f"bucket {bucket.index}, plan {plan}")
-            bucket.executions.append(
-                bind(self.group, plan, bucket.count, self.kind, places, tags, IN_PLACE, options)
-            )
-            first += shape.notifications + self.group.size
-        for bucket in self._buckets:
-            self._schedule.bind(bucket.index, bucket.executions)
-
-    def _dtype(self, buffer: str, bucket: Bucket) -> str:
-        return self._wire if is_wire(buffer) and self._wire is not None else bucket.dtype
 
     # --- the memory
 

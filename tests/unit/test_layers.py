@@ -122,6 +122,7 @@ def imports_any(path: Path, *packages: str) -> set[str]:
 ROOMS = (
     ("errors", "_native"),
     ("transports", "kernel", "models"),
+    ("settings",),
     ("config", "buffers"),
     ("topology",),
     ("plans.plan",),

@@ -1,0 +1,1 @@
+"""The ``PGASDL_*`` variables: how each is parsed, and the table of all."""

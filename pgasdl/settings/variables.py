@@ -1,0 +1,186 @@
+"""The table of every ``PGASDL_*`` variable."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pgasdl.errors import ConfigError
+from pgasdl.settings.parsers import HostPort, Integer, OneOf, Parser, Seconds, Text
+from pgasdl.transports import AUTO, SETTINGS
+
+PREFIX = "PGASDL_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One row of the table: a variable, the field of :class:`Config` it fills, and its meaning."""
+
+    name: str
+    parser: Parser
+    default: Any
+    doc: str
+
+    @property
+    def field(self) -> str:
+        """Its field of :class:`Config`."""
+        return self.name.removeprefix(PREFIX).lower()
+
+    def parse(self, text: str) -> object:
+        """Turn its text into a value; ConfigError names it."""
+        try:
+            return self.parser.parse(text)
+        except (ValueError, TypeError):
+            raise ConfigError(
+                f"{self.name}={text[:200]!r} is refused: it must be {self.parser.accepted}"
+            ) from None
+
+    def check(self, value: object) -> object:
+        """Turn an argument into a value; ConfigError names it."""
+        try:
+            return self.parser.check(value)
+        except (ValueError, TypeError):
+            raise ConfigError(
+                f"argument {self.field}={value!r:.200} is refused: "
+                f"it must be {self.parser.accepted}"
+            ) from None
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_RANKS = 2**20
+_RANK = Integer(0, _RANKS - 1)
+_SIZE = Integer(1, _RANKS)
+_PATH = Text(r"[^\0]{1,4095}", "a path")
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("PGASDL_RANK", _RANK, None, "rank of this process; with PGASDL_SIZE"),
+    Variable("PGASDL_SIZE", _SIZE, None, "number of ranks in the job"),
+    Variable("PGASDL_LOCAL_RANK", _RANK, None, "rank among those on this machine"),
+    Variable("PGASDL_LOCAL_SIZE", _SIZE, None, "number of ranks on this machine"),
+    Variable(
+        "PGASDL_JOB_ID",
+        Text(r"[A-Za-z0-9._:@+-]{1,128}", "1 to 128 letters, digits or any of . _ : @ + -"),
+        None,
+        "name of the job; every rank must give the same",
+    ),
+    Variable("PGASDL_STORE", HostPort(), None, "where the ranks meet at start-up"),
+    Variable(
+        "PGASDL_SECRET_FD",
+        Integer(3, 2**20),
+        None,
+        "inherited descriptor that holds the job's 32-byte secret (set by `pgasdl run`)",
+    ),
+    Variable(
+        "PGASDL_SECRET_FILE",
+        _PATH,
+        None,
+        "file with the job's secret, at least 32 random bytes, mode 0600, owned by you",
+    ),
+    Variable("PGASDL_TRANSPORT", OneOf(SETTINGS), AUTO, "how bytes reach the peers"),
+    Variable(
+        "PGASDL_VERBS_DEVICE",
+        Text(r"[A-Za-z0-9_.-]{1,64}", "the name of an RDMA device, as ibv_devices lists it"),
+        None,
+        "RDMA device of transport verbs; unset: the best, as `pgasdl topo` shows",
+    ),
+    Variable("PGASDL_VERBS_PORT", Integer(1, 255), None, "port of that device; unset: the best"),
+    Variable("PGASDL_VERBS_GID", Integer(0, 4095), None, "GID index; unset: the best"),
+    Variable(
+        "PGASDL_MPI_WINDOWS",
+        OneOf(("allocated", "created")),
+        "allocated",
+        "windows of transport mpi: memory of MPI's own, or made over ours (no /dev/shm needed)",
+    ),
+    Variable(
+        "PGASDL_TIMEOUT",
+        Seconds(0.001, 1e7),
+        60.0,
+        "deadline of every call that names none, init too",
+    ),
+    Variable(
+        "PGASDL_QUEUE_DEPTH", Integer(1, 2**20), 1024, "requests in a queue between two waits"
+    ),
+    Variable("PGASDL_QUEUES", Integer(1, 4096), 16, "queues a context may have at once"),
+    Variable(
+        "PGASDL_NOTIFICATIONS",
+        Integer(1, 2**28),
+        65536,
+        "notifications of a segment that names none",
+    ),
+    Variable("PGASDL_SPIN_US", Integer(0, 10**6), 20, "microseconds a wait spins before it yields"),
+    Variable("PGASDL_YIELD_US", Integer(0, 10**7), 1000, "microseconds it yields before it sleeps"),
+    Variable(
+        "PGASDL_POLICY",
+        Text(r".{0,65535}", "a policy such as allreduce:0-64k:tree#64k-inf:gdraa, or @FILE"),
+        None,
+        "which plan for which size, as `pgasdl tune` writes it; unset: chosen automatically",
+    ),
+    Variable(
+        "PGASDL_PLAN_MODULES",
+        Text(r"[^\0]{0,65535}", "modules or .py files, by commas"),
+        None,
+        "modules that register plans of your own, imported by init, before the policy is read",
+    ),
+    Variable(
+        "PGASDL_PROGRESS",
+        OneOf(("turn", "thread")),
+        "turn",
+        "who advances exchanges: the training loop's calls, or a thread of their own",
+    ),
+    Variable(
+        "PGASDL_HEARTBEAT_MS", Integer(10, 60_000), 200, "milliseconds between two heartbeats"
+    ),
+    Variable(
+        "PGASDL_STOPPED_AFTER",
+        Seconds(0.1, 86_400),
+        3.0,
+        "silence after which a rank counts as stopped",
+    ),
+    Variable("PGASDL_LOG", OneOf(LOG_LEVELS), "info", "least level that is logged"),
+    Variable("PGASDL_TRACE", _PATH, None, "directory of flight records; unset: standard error"),
+)
+
+BY_NAME = {variable.name: variable for variable in VARIABLES}
+BY_FIELD = {variable.field: variable for variable in VARIABLES}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like ``name``."""
+    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+
+
+def format_value(value: object) -> str:
+    """Return a field's value the way its variable is written."""
+    if value is None:
+        return "unset"
+    if isinstance(value, tuple):
+        host, port = value
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def listing(
+    environ: Mapping[str, str] | None = None,
+) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Rows ``(name, value, doc)`` of the table, and one message per variable that is refused."""
+    environ = os.environ if environ is None else environ
+    rows: list[tuple[str, str, str]] = []
+    problems: list[str] = []
+    for variable in VARIABLES:
+        text = environ.get(variable.name)
+        value = format_value(variable.default) if text is None else text
+        doc = f"{variable.doc} ({variable.parser.accepted}"
+        doc += ")" if text is None else f"; default {format_value(variable.default)})"
+        rows.append((variable.name, value, doc))
+        if text is not None:
+            try:
+                variable.parse(text)
+            except ConfigError as error:
+                problems.append(str(error))
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in BY_NAME:
+            problems.append(f"unknown variable {name}: did you mean {nearest(name, BY_NAME)}?")
+    return rows, problems

@@ -1,0 +1,151 @@
+"""The set-up of an exchange: its buckets' plans, the memory that they need, and what runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgasdl import _native
+from pgasdl.buffers import aligned, as_numpy_dtype
+from pgasdl.collectives.binding import IN_PLACE, PlanBuffer, Tags, bind, options_for
+from pgasdl.collectives.resources import Steps
+from pgasdl.context import Context
+from pgasdl.errors import BufferRefused
+from pgasdl.group import Group
+from pgasdl.plans import Plan, build
+from pgasdl.plans.plan import APPLICATION_BUFFERS, is_wire
+from pgasdl.segment import Segment
+from pgasdl.training.layout import Bucket, Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One plan of a bucket, with the options it is built with and this rank's steps."""
+
+    bucket: Bucket
+    plan: str
+    options: dict[str, Any]
+    shape: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeMemory:
+    """The segments of an exchange; gradients and weights may be one."""
+
+    gradients: Segment
+    weights: Segment | None
+    inbox: Segment | None
+    inbox_bytes: int
+    segments: list[Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Whose exchange is set up, and of what kind; ``wire``: dtype in which gradients travel."""
+
+    context: Context
+    group: Group
+    kind: str
+    wire: str | None
+
+    def refuse_integers(self, layers: Sequence[Layer]) -> None:
+        """Raise BufferRefused for integers, unless they are summed as they are."""
+        for layer in layers:
+            if layer.dtype.kind in "iu" and (self.kind != "sum" or self.wire is not None):
+                raise BufferRefused(
+                    f'layer {layer.index} is {layer.dtype}: integers are summed (kind "sum"), '
+                    "neither averaged nor converted"
+                )
+
+    def parts(
+        self, buckets: Sequence[Bucket], options: dict[str, int], *, rotate_root: bool
+    ) -> list[Part]:
+        """Build every plan of every bucket."""
+        group, wire = self.group, self.wire is not None
+        found = []
+        for bucket in buckets:
+            for choice in bucket.choices:
+                here = options_for(group, choice.plan, bucket.dtype, wire=wire)
+                chosen: dict[str, Any] = {**here, **dict(choice.options), **options}
+                if rotate_root:
+                    chosen["root"] = (options.get("root", 0) + bucket.index) % group.size
+                chosen["wire"] = wire
+                shape = build(
+                    choice.plan, group.rank, group.size, bucket.count, kind=self.kind, **chosen
+                )
+                found.append(Part(bucket, choice.plan, chosen, shape))
+        return found
+
+    def allocate(
+        self, buckets: Sequence[Bucket], parts: Sequence[Part], steps: Steps
+    ) -> ExchangeMemory:
+        """Make the segments. Collective."""
+        segments: list[Segment] = []
+
+        def segment(nbytes: int, notifications: int) -> Segment:
+            made = steps(
+                lambda: self.context.segment(
+                    nbytes, notifications=notifications, group=self.group, timeout=steps.left
+                )
+            )
+            made.prefault()
+            segments.append(made)
+            return made
+
+        nbytes = sum(aligned(bucket.nbytes) for bucket in buckets)
+        inbox_bytes = sum(
+            self._nbytes(part, name)
+            for part in parts
+            for name in part.shape.buffers
+            if name not in APPLICATION_BUFFERS
+        )
+        gradients = segment(nbytes, sum(self._notifications(part) for part in parts))
+        weights = segment(nbytes, 0) if self.kind == "update" else None
+        if self.kind == "broadcast":
+            weights = gradients
+        inbox = segment(inbox_bytes, 0) if inbox_bytes else None
+        return ExchangeMemory(gradients, weights, inbox, inbox_bytes, segments)
+
+    def bind(self, parts: Sequence[Part], memory: ExchangeMemory) -> None:
+        """Give each bucket the executions of its plans."""
+        first = position = 0
+        for part in parts:
+            bucket, shape = part.bucket, part.shape
+            places = {}
+            for name in shape.buffers:
+                home = {"data": memory.gradients, "weights": memory.weights}.get(name, memory.inbox)
+                assert home is not None
+                if home is memory.inbox:
+                    places[name] = PlanBuffer(home, position, self._dtype(part, name))
+                    position += self._nbytes(part, name)
+                else:
+                    places[name] = PlanBuffer(home, bucket.at, self._dtype(part, name))
+            numbers = _native.Numbering(memory.gradients, first, shape.notifications)
+            tags = Tags(numbers, first, f"bucket {bucket.index}, plan {part.plan}")
+            bucket.executions.append(
+                bind(
+                    self.group,
+                    part.plan,
+                    bucket.count,
+                    self.kind,
+                    places,
+                    tags,
+                    IN_PLACE,
+                    part.options,
+                )
+            )
+            first += self._notifications(part)
+
+    def _notifications(self, part: Part) -> int:
+        """Return the plan's own, and one for each rank."""
+        return part.shape.notifications + self.group.size
+
+    def _nbytes(self, part: Part, buffer: str) -> int:
+        itemsize = as_numpy_dtype(self._dtype(part, buffer)).itemsize
+        return aligned(part.shape.buffers[buffer] * itemsize)
+
+    def _dtype(self, part: Part, buffer: str) -> str:
+        if is_wire(buffer) and self.wire is not None:
+            return self.wire
+        return part.bucket.dtype
