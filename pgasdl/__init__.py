@@ -8,8 +8,8 @@
 ...     elif ctx.notify_waitsome(segment) == 0:
 ...         ctx.notify_reset(segment, 0)
 
-Importing this package loads nothing else: what is used is loaded on first use, so that
-``pgasdl doctor`` can tell what is wrong where NumPy or the native core cannot be loaded.
+Importing this package loads nothing else. Each name is loaded on first use, so ``pgasdl doctor``
+works, and says what is wrong, where NumPy or the native core cannot be loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What kind of memory an object offers: address, size and dtype, or a clear refusal.
 
-Understood are NumPy arrays (ml_dtypes too), PyTorch tensors (bfloat16 too), segments, anything
-with ``__array_interface__`` or the buffer protocol. Nothing is ever copied here.
+It understands NumPy arrays (ml_dtypes too), PyTorch tensors (bfloat16 too), segments, and anything
+with ``__array_interface__`` or the buffer protocol. It never copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pgasdl.errors import BufferRefused
 
-# The native core's name of every dtype it reduces.
+# Every dtype that the native core reduces, by the core's name.
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),

@@ -1,6 +1,6 @@
-"""Settings of a context, from arguments of ``init``, ``PGASDL_*`` variables and defaults.
+"""Settings of a context, from the arguments of ``init``, ``PGASDL_*`` variables and defaults.
 
-Nothing is read at import. An unknown variable, or a value that cannot be right, raises
+Nothing is read at import. An unknown variable or a wrong value raises
 :class:`~pgasdl.errors.ConfigError`, which names it, what is accepted, and the nearest known name.
 """
 
@@ -33,14 +33,14 @@ _LEAST_HEARTBEATS = 3  # within stopped_after; the native layer has the same lim
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a context admits.
+    """Limits of a context.
 
     Attributes
     ----------
     notifications : int
-        Of a segment that names no number; any segment may have up to 2**28.
+        Notifications of a segment, by default; any segment may have up to 2**28.
     queues, queue_depth : int
-        Queues at once; requests in one between two waits.
+        Queues at once; requests in one queue between two waits.
     list_elements : int
         Transfers in one list operation.
     passive_bytes : int
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a context was told, each field from an argument, else its variable, else the table."""
+    """Settings of a context: each field from an argument, else its variable, else its default."""
 
     rank: int | None
     size: int | None
@@ -107,14 +107,14 @@ class Config:
         Parameters
         ----------
         environ : Mapping[str, str], optional
-            The variables; None: ``os.environ``.
+            Variables; None: ``os.environ``.
         **arguments : object
             Fields by name; None means "not given".
 
         Raises
         ------
         ConfigError
-            An unknown variable or argument, or a value that cannot be right.
+            An unknown variable or argument, or a wrong value.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {variable.field: variable.default for variable in VARIABLES}
@@ -134,21 +134,21 @@ class Config:
                 )
             given[field] = BY_FIELD[field].check(value)
         if "rank" in given or "size" in given:
-            # An explicit place in a job: the launcher's place must not be mixed into it.
+            # The caller gives the place in the job: do not mix the launcher's into it.
             for field in ("rank", "size", "local_rank", "local_size"):
                 values[field] = None
         return cls(**{**values, **given})
 
     @property
     def limits(self) -> Limits:
-        """What a context with these settings admits."""
+        """Limits of a context with these settings."""
         return Limits(self.notifications, self.queues, self.queue_depth)
 
     def core_options(self, *, oversubscribed: bool) -> dict[str, Any]:
-        """Return what the core is told of these settings.
+        """Return the core's options.
 
-        With fewer cores than ranks, whoever spins keeps the rank it waits for from running, and
-        whoever sleeps is woken late: a wait gives its core away, again and again.
+        With fewer cores than ranks, a rank that spins keeps the rank it waits for from running,
+        and a rank that sleeps wakes late. So a wait yields its core again and again.
         """
         least_yield_us = OVERSUBSCRIBED_YIELD_US if oversubscribed else 0
         return {

@@ -1,7 +1,7 @@
-"""The context: one rank of a job, and all that a program asks of it.
+"""The context: one rank of a job, and everything a program asks of it.
 
-A facade: memory is in ``segment``, collectives in ``collectives``, and the job that start-up made
-is behind :class:`Job`. Of the one-sided operations nothing lies between a program and the core.
+It is a facade: memory is in ``segment``, collectives are in ``collectives``, and the job is behind
+:class:`Job`. The core itself has the one-sided operations: a program calls them without a detour.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Context(_native.ContextCore):
     launch : Launch
         The place of this rank in the job.
     policy : Policy
-        Which plan for which size; may be empty.
+        Plans by size; may be empty.
     world : Group
         The group of all ranks.
     """
@@ -77,7 +77,7 @@ class Context(_native.ContextCore):
 
     @property
     def limits(self) -> Limits:
-        """What this context admits."""
+        """Limits of this context."""
         return self.config.limits
 
     # --- memory
@@ -96,11 +96,11 @@ class Context(_native.ContextCore):
         Parameters
         ----------
         nbytes : int
-            Of this rank's copy, 0 <= nbytes; ranks may differ. Zero-filled, page-aligned.
+            Size of this rank's copy, 0 <= nbytes; ranks may differ. Zero-filled, page-aligned.
         device : str, default "cpu"
             "cpu".
         notifications : int, optional
-            Of this rank's copy; None: ``limits.notifications``.
+            Number for this rank's copy; None: ``limits.notifications``.
         group : Group, optional
             None: all ranks.
         timeout : float, optional
@@ -119,8 +119,9 @@ class Context(_native.ContextCore):
 
         Notes
         -----
-        A sealed memfd, without a name in any file system: nothing is left after kill -9. Where
-        peers do not map it (verbs), it lives until it is deleted: nothing tells when they are done.
+        It is a sealed memfd without a name in any file system: kill -9 leaves nothing behind.
+        Where peers do not map it (verbs), it lives until it is deleted, because this rank cannot
+        know when they are done.
         GASPI: gaspi_segment_create.
         """
         if device != "cpu":
@@ -151,14 +152,15 @@ class Context(_native.ContextCore):
         BufferRefused
             Strided, read-only, on a device, or no memory.
         UnavailableError
-            When a peer may not reach this process's memory (on first use).
+            A peer may not reach this process's memory; raised on first use.
 
         Notes
         -----
         Peers reach it by process_vm_writev and process_vm_readv (shm), not by loads and stores:
-        plans that need mapped memory refuse it. Where Yama restricts such calls (ptrace_scope 1)
-        this process admits, from the first bind on, its one peer or the launcher of all and what
-        that started; ranks without a common launcher admit every process of their user, and say so.
+        plans that need mapped memory refuse it. Where Yama restricts these calls (ptrace_scope 1),
+        the first bind admits other processes to this one's memory: its only peer, or the common
+        launcher and everything that it started. Ranks without a common launcher admit every
+        process of their user, and log it.
         GASPI: gaspi_segment_bind, gaspi_segment_use.
         """
         memory = memory_of(buffer)
@@ -178,14 +180,14 @@ class Context(_native.ContextCore):
         Parameters
         ----------
         ranks : Iterable[int]
-            The members, this rank among them.
+            The members, including this rank.
         timeout : float, optional
             Seconds; None: the context's default. After a Timeout the same call continues.
 
         Raises
         ------
         RankError
-            No such rank, a rank twice, or this rank is not among them.
+            No such rank, a rank twice, or this rank is missing.
         Timeout
             Names the rank that has not called it.
         PeerLost
@@ -246,8 +248,8 @@ class Context(_native.ContextCore):
 
         Notes
         -----
-        Plans and handles are kept, so the first call of a size costs more. Arrays inside segments
-        are reduced in place; others pass through a workspace. Best of all is a handle of one's own:
+        Plans and handles are kept, so the first call with a size costs more. Arrays inside segments
+        are reduced in place; others pass through a workspace. A handle is fastest:
         :meth:`allreduce_handle`.
         """
         self._allreduces.run(array, op, group or self.world, plan, timeout)
@@ -303,11 +305,11 @@ class Context(_native.ContextCore):
         Parameters
         ----------
         kind : str
-            What it leaves in the array: "broadcast" (everybody has what ``root`` had), "reduce"
-            (``root`` has the sum, others what happens to be there), "reduce-scatter" (member r has
-            block r of the sum), "all-gather" (everybody has block r of member r), "all-to-all"
-            (member r has block r of everybody), "sum", "average". Blocks are those of
-            :func:`pgasdl.plans.blocks`; all-to-all has equal ones, of count div size elements.
+            The result in the array: "broadcast" (every member has the array of ``root``), "reduce"
+            (``root`` has the sum; the others' arrays are undefined), "reduce-scatter" (member r has
+            block r of the sum), "all-gather" (every member has block r of each member r),
+            "all-to-all" (member r has block r of every member), "sum", "average". Blocks are those
+            of :func:`pgasdl.plans.blocks`; those of all-to-all are equal: count div size elements.
         array, out, group, plan, timeout
             As for :meth:`allreduce_handle`.
         **options : int
@@ -321,7 +323,7 @@ class Context(_native.ContextCore):
         Raises
         ------
         PlanError
-            No such kind, or a plan that does not offer it.
+            No such kind, or the plan does not offer it.
         BufferRefused, MismatchError, PeerLost, Timeout
         """
         return Collective(
@@ -367,7 +369,7 @@ class Context(_native.ContextCore):
         Raises
         ------
         Timeout
-            There is none.
+            No message came.
 
         Notes
         -----
@@ -376,7 +378,7 @@ class Context(_native.ContextCore):
         sender, message = self._world().passive_receive(timeout)
         return sender, message
 
-    # --- who is there
+    # --- peers and failures
 
     def transport_of(self, peer: int) -> str:
         """Return the name of the transport that carries bytes to ``peer``."""
@@ -388,7 +390,7 @@ class Context(_native.ContextCore):
     def health(self) -> tuple[str, ...]:
         """Return every rank's state: "healthy", "died", "stopped", "failed" or "closed".
 
-        Kept by the failure detector, whatever this rank is doing. GASPI: gaspi_state_vec_get.
+        The failure detector keeps it, even while this rank computes. GASPI: gaspi_state_vec_get.
         """
         return tuple(self._health())
 
@@ -397,11 +399,11 @@ class Context(_native.ContextCore):
         self._require_peer(peer, "ping")
 
     def reconnect(self, peer: int) -> None:
-        """Give up the connections to ``peer``; the next request makes them anew.
+        """Give up the connections to ``peer``; the next request makes new ones.
 
-        After a request was refused by the peer's adapter (a deleted segment, say) its connection is
-        broken, and everything posted on it fails until this is called. What was under way is lost.
-        Nothing happens where there are no connections (shm).
+        When the peer's adapter refuses a request (a deleted segment, say), the connection breaks:
+        everything that is posted on it fails until this is called. Requests under way are lost.
+        Where there are no connections (shm), nothing happens.
 
         Raises
         ------
@@ -423,7 +425,7 @@ class Context(_native.ContextCore):
     def survivors(self, *, timeout: float | None = None) -> Group:
         """Accept the losses so far and form a group of the ranks that are left. Collective.
 
-        Until then every wait ends with PeerLost; afterwards waits work again, among survivors.
+        Before it every wait ends with PeerLost; afterwards waits work again, among survivors.
         """
         self._acknowledge()
         states = self._health()
@@ -455,10 +457,9 @@ class Context(_native.ContextCore):
     # --- the end
 
     def close(self, *, failed: bool = False) -> None:
-        """Leave the job; idempotent. What was posted still arrives.
+        """Leave the job. Idempotent. Requests that were posted still arrive.
 
-        ``failed`` tells the others that this rank did not end in peace: their waits then raise
-        PeerLost.
+        ``failed`` tells the others that this rank failed: their waits then raise PeerLost.
         """
         if self.closed:
             return

@@ -1,7 +1,7 @@
-"""Every exception pgasdl raises, each with what it means and what the caller can do.
+"""Every exception that pgasdl raises, what it means, and what the caller can do.
 
-All derive from :class:`PgasError`, and from the builtin that comes nearest, so that code which
-knows nothing of pgasdl (``except TimeoutError``) still does the right thing.
+Each derives from :class:`PgasError` and from the nearest builtin, so that code which does not know
+pgasdl (``except TimeoutError``) handles it correctly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class PgasError(Exception):
 class Timeout(PgasError, TimeoutError):
     """The deadline passed.
 
-    A posting call has posted nothing; a collective is continued by calling it again with the same
+    A call that posts has posted nothing. To continue a collective, call it again with the same
     arguments.
     """
 
@@ -29,7 +29,7 @@ class PeerLost(PgasError, ConnectionError):
     Attributes
     ----------
     rank : int
-        The rank that was lost; of several that the message names the first, -1 if unknown.
+        The lost rank; the first if the message names several, -1 if unknown.
     """
 
     def __init__(self, message: str, rank: int = -1) -> None:
@@ -42,7 +42,7 @@ class RankError(PgasError, ValueError):
 
 
 class SegmentError(PgasError, ValueError):
-    """No such segment, it was deleted, or a slice leaves it."""
+    """No such segment, a deleted segment, or a slice outside of it."""
 
 
 class AlignmentError(PgasError, ValueError):
@@ -50,7 +50,7 @@ class AlignmentError(PgasError, ValueError):
 
 
 class NotificationError(PgasError, ValueError):
-    """A notification id out of range, or the value 0, which means "not raised"."""
+    """A notification id out of range, or the value 0, which stands for "not raised"."""
 
 
 class QueueError(PgasError, ValueError):
@@ -62,11 +62,11 @@ class BufferRefused(PgasError, ValueError):
 
 
 class ClosedError(PgasError, RuntimeError):
-    """The context was closed, belongs to the parent of this forked process, or exists twice."""
+    """A closed context, a context of this forked process's parent, or a second context."""
 
 
 class ConfigError(PgasError, ValueError):
-    """A ``PGASDL_*`` variable or an argument of ``init`` that cannot be right."""
+    """A wrong ``PGASDL_*`` variable or argument of ``init``."""
 
 
 class BootstrapError(PgasError, RuntimeError):
@@ -78,7 +78,7 @@ class MismatchError(PgasError, RuntimeError):
 
 
 class PlanError(PgasError, ValueError):
-    """A plan that cannot be right, or that the transport cannot run."""
+    """A wrong plan, or one that the transport cannot run."""
 
 
 class UnavailableError(PgasError, RuntimeError):

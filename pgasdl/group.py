@@ -1,4 +1,4 @@
-"""Groups: some ranks that act together, with a barrier and a small allreduce of their own."""
+"""Groups: ranks that act together, with a barrier and a small allreduce of their own."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ OPERATORS = ("sum", "mean", "min", "max", "prod")
 class Group:
     """Ranks that act together. Made by :meth:`Context.group`; ``ctx.world`` holds all ranks.
 
-    One collective of each kind (barriers; allreduces; the making of segments and handles) may be
-    under way at a time, by one thread: a second one gets a MismatchError at once and changes
-    nothing. Different kinds overlap. A collective that ended half way (Timeout, Ctrl-C) is
-    continued by calling it again with the same arguments, by whichever thread; until then another
-    of its kind gets a MismatchError.
+    Only one collective of each kind (barriers; allreduces; making segments and handles) may be
+    under way at a time: a second one raises MismatchError at once and changes nothing. Different
+    kinds may overlap. After a Timeout or Ctrl-C, call the collective again with the same
+    arguments, from any thread, to continue it; until then others of its kind raise MismatchError.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Group:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The members, ascending."""
+        """The members, in ascending order."""
         return tuple(self.core.ranks)
 
     @property
@@ -62,7 +61,7 @@ class Group:
 
     @cached_property
     def node_size(self) -> int:
-        """Ranks of a node, as plans with nodes take it: neighbours that share a machine."""
+        """Ranks of a node, for plans that know nodes: neighbours that share a machine."""
         return self.topology.node_size(self.ranks)
 
     @cached_property
@@ -81,15 +80,15 @@ class Group:
         Raises
         ------
         Timeout
-            Names who is missing; the next call continues this barrier.
+            Names the missing members; the next call continues this barrier.
         PeerLost
             A member died, or closed its context before it came here.
         MismatchError
-            Another thread of this rank is in it; that one is not disturbed.
+            Another thread of this rank is in the barrier, and stays there.
 
         Notes
         -----
-        ceil(log2 size) rounds of notifications (dissemination). Nothing in training needs a
+        It takes ceil(log2 size) rounds of notifications (dissemination). Training needs no
         barrier. GASPI: gaspi_barrier.
         """
         self.core.barrier(timeout=timeout)
@@ -99,8 +98,8 @@ class Group:
     ) -> Array:
         """Combine every member's array, element by element, in the order of the ranks.
 
-        For small arrays: every member gets every other's. Use :meth:`Context.allreduce` for
-        gradients.
+        It is for small arrays: every member receives every other member's. Use
+        :meth:`Context.allreduce` for gradients.
 
         Parameters
         ----------
@@ -119,10 +118,10 @@ class Group:
         Raises
         ------
         BufferRefused
-            Strided, or no dtype to compute with.
+            Strided, or a dtype without arithmetic.
         MismatchError
-            A member is in another collective, or came with another shape or dtype; or another
-            thread of this rank is in one; or one that ended half way was not continued.
+            A member is in another collective, or came with another shape or dtype; another thread
+            of this rank is in one; or an interrupted one was not continued.
         Timeout
             The next call with the same array and arguments continues this one.
         PeerLost
@@ -176,26 +175,26 @@ class Group:
         return out
 
     def allgather(self, what: str, blob: bytes, timeout: float | None = None) -> list[bytes]:
-        """Every member's ``blob``, by member.
+        """Return every member's ``blob``, by member. Collective.
 
-        ``what`` names the collective: members that are in different ones get a MismatchError.
+        ``what`` names the collective: members in different ones get a MismatchError.
         """
         return self.core.allgather(False, what, zlib.crc32(what.encode()), blob, timeout)
 
     def hold_half_bound(self, owner: object, address: int) -> None:
-        """Keep memory whose binding ended half way: members that are through may write there."""
+        """Keep memory whose binding was interrupted: members that finished may write there."""
         if self.core.half_bound == address:
             self._half_bound = owner
 
     def delete(self) -> None:
-        """Give the group up; its ranks can form a new one. The world group stays."""
+        """Delete the group; its ranks can form a new one. The world group stays."""
         self.core.remove()
 
     def __contains__(self, rank: int) -> bool:
         return rank in self.ranks
 
     def index(self, rank: int) -> int:
-        """Return a rank's place among the members; RankError if it is none."""
+        """Return a rank's place among the members; RankError if it is not a member."""
         if rank not in self.ranks:
             raise RankError(f"rank {rank} is not in the group {self.ranks}")
         return self.ranks.index(rank)

@@ -1,4 +1,4 @@
-"""What a context asks of the job it was started in: an interface that start-up implements."""
+"""The job of a context: an interface that start-up implements."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pgasdl import _native
 
 
 class Job(Protocol):
-    """What start-up keeps for a context; :class:`pgasdl.runtime.job.StartedJob` is one."""
+    """What start-up keeps for a context; :class:`pgasdl.runtime.job.StartedJob` implements it."""
 
     threads: _native.LoopbackWorld | None
     mpi: _native.MpiWorld | None
 
     @property
     def token(self) -> bytes:
-        """What only ranks of this job know."""
+        """A secret of the ranks of this job."""
         ...
 
     def exchange(self, key: str, value: bytes) -> list[bytes]:
@@ -26,15 +26,15 @@ class Job(Protocol):
     def form(
         self, context: _native.ContextCore, members: tuple[int, ...], limit: float
     ) -> _native.GroupCore:
-        """Set up a group of ``members``, which are ascending and reachable."""
+        """Set up a group of ``members``, in ascending order, all reachable."""
         ...
 
     def accept(self, lost: Iterable[int]) -> None:
-        """Let groups be formed although these ranks are lost."""
+        """Allow groups although these ranks are lost."""
         ...
 
     def report(self, context: _native.ContextCore, error: BaseException) -> None:
-        """Leave word of the error that ends this rank's part."""
+        """Report the error that ends this rank."""
         ...
 
     def dump(self, context: _native.ContextCore, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel allows, for those who have to say so. Needs the standard library only."""
+"""What the kernel allows. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def way_out(call: str) -> str:
-    """Say how a system call that a sandbox or an old kernel refuses can be allowed."""
+    """Return how to allow a system call that a sandbox or an old kernel refuses."""
     return (
         f"allow it where this runs (docker: --security-opt seccomp=unconfined or a profile with "
         f"{call}; systemd: SystemCallFilter={call}), or use a newer kernel"
@@ -15,12 +15,12 @@ def way_out(call: str) -> str:
 
 
 def ptrace_scope() -> str | None:
-    """Tell whom Yama lets reach memory: "0" its user, "1" ancestors and whom a process names."""
+    """Return whom Yama lets reach memory: "0" its user, "1" ancestors and named processes."""
     return read_line("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def read_line(path: str) -> str | None:
-    """Return what a file of ``/proc`` or ``/sys`` holds, stripped of white space; None: no file."""
+    """Return the text of a file of ``/proc`` or ``/sys``, without white space; None: no file."""
     with contextlib.suppress(OSError):
         return Path(path).read_text().strip()
     return None

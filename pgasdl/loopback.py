@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, with an adversary: the transport that exists to find bugs.
+"""Ranks as threads of one process, with an adversary: a transport for finding bugs.
 
 >>> from pgasdl import loopback
 >>> loopback.run(3, lambda ctx: ctx.rank)

@@ -1,4 +1,4 @@
-"""Segments: memory of this rank that every rank of a group can write to."""
+"""Segments: memory that all ranks of a group can write to."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Segment(_native.SegmentCore):
     """Memory that all members of a group can write to, read from and raise notifications on.
 
     Made by :meth:`Context.segment` and :meth:`Context.bind`, collectively. ``segment[a:b]`` names
-    bytes a to b: of this rank's copy as a source, of a peer's as a target. Sizes may differ from
-    rank to rank. Views (:meth:`numpy`, :meth:`torch`, DLPack, the buffer protocol) share the memory
-    and keep it alive. It closes, also by ``with``: :meth:`close`.
+    bytes a to b: of this rank's copy as a source, of a peer's as a target. Sizes may differ
+    between ranks. Views (:meth:`numpy`, :meth:`torch`, DLPack, the buffer protocol) share the
+    memory and keep it alive. :meth:`close`, or a ``with`` statement, gives the copy up.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class Segment(_native.SegmentCore):
         Parameters
         ----------
         dtype : dtype, default np.uint8
-            Of the elements; also "bfloat16", or a PyTorch dtype.
+            Dtype of the elements; also "bfloat16", or a PyTorch dtype.
         offset : int, default 0
-            Bytes from the beginning.
+            Bytes from the beginning of the segment.
         shape : int or tuple[int, ...], optional
-            Of the view; None: one dimension, to the end.
+            Shape of the view; None: one dimension, to the end.
 
         Raises
         ------
         SegmentError
-            The view leaves the segment, or the segment was deleted.
+            The view goes beyond the segment, or the segment was deleted.
         """
         element = as_numpy_dtype(dtype)
         if self.deleted:
@@ -110,22 +110,22 @@ class Segment(_native.SegmentCore):
         return torch.from_numpy(view).view(element).reshape(shape)
 
     def delete(self) -> None:
-        """Give this rank's copy up. Peers' copies stay reachable; views keep their memory.
+        """Give up this rank's copy. Peers' copies stay reachable; views keep their memory.
 
         Raises
         ------
         SegmentError
-            It was deleted already.
+            It is already deleted.
 
         Notes
         -----
-        :meth:`close` does the same, and may be called again.
+        :meth:`close` does the same, and may be called twice.
         """
         super().delete()
         self._table.remove(self)
 
     def close(self) -> None:
-        """Give this rank's copy up, unless that was done, or the context is closed; idempotent."""
+        """Give up this rank's copy, unless it is deleted or the context closed. Idempotent."""
         if self.group.context.closed:
             return
         with suppress(SegmentError):
@@ -151,12 +151,12 @@ class Segment(_native.SegmentCore):
 
 
 class SegmentTable:
-    """The segments of one context: where they lie, and those that must outlive their names.
+    """The segments of one context: where they lie, and which must outlive their names.
 
     Attributes
     ----------
     kept : dict[int, Segment]
-        By id, segments that peers reach by address: they live until they are deleted.
+        Segments that peers reach by address, by id: they live until they are deleted.
     """
 
     def __init__(self, core: _native.ContextCore) -> None:
@@ -167,7 +167,7 @@ class SegmentTable:
         self.kept: dict[int, Segment] = {}
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` when segments came or went: where arrays lie has to be looked up."""
+        """Call ``changed`` whenever a segment is made or deleted."""
         self._watchers.append(changed)
 
     def make(self, group: Group, nbytes: int, notifications: int, timeout: float | None) -> Segment:
@@ -181,18 +181,18 @@ class SegmentTable:
     def bind(
         self, group: Group, memory: Memory, notifications: int, timeout: float | None
     ) -> Segment:
-        """Make a segment over memory that is there. Collective; see :meth:`Context.bind`."""
+        """Make a segment over existing memory. Collective; see :meth:`Context.bind`."""
         if memory.nbytes == 0:
             return Segment(group, 0, notifications, timeout=timeout, table=self)
         self._warn_of_open_memory()
         owner, address = memory.owner, memory.address
         segment = Segment(group, memory.nbytes, notifications, owner, address, timeout, table=self)
-        # It must not go because a name went out of scope here.
+        # It must stay when its name goes out of scope.
         self.kept[segment.id] = segment
         return segment
 
     def _warn_of_open_memory(self) -> None:
-        """Say once what native code lets in where Yama restricts."""
+        """Warn once if every process of this user may reach bound memory (Yama)."""
         core = self._core
         peers = [core._pid_of(peer) for peer in range(core.size) if peer != core.rank]
         near = [pid for pid in peers if pid not in (0, os.getpid())]
@@ -208,19 +208,19 @@ class SegmentTable:
             )
 
     def _add(self, segment: Segment) -> None:
-        """Find arrays in ``segment`` from now on, as long as it is there."""
+        """Find arrays in ``segment`` from now on, until it is deleted."""
         key = id(segment)
         where = segment.address, segment.address + segment.nbytes
         self._places[key] = (*where, weakref.ref(segment, lambda _: self._forget(key)))
         self._tell()
 
     def remove(self, segment: Segment) -> None:
-        """Drop a segment that was deleted."""
+        """Drop a deleted segment."""
         self.kept.pop(segment.id, None)
         self._tell()
 
     def at(self, memory: Memory) -> tuple[Segment | None, int]:
-        """Return the segment that holds some memory, and where in it; (None, 0) if none does."""
+        """Return the segment that holds some memory, and the offset in it; (None, 0) if none."""
         first, last = memory.address, memory.address + memory.nbytes
         for begin, end, reference in list(self._places.values()):
             if begin <= first and last <= end:

@@ -1,4 +1,4 @@
-"""The topology of a job: made once at start-up, and given to whoever has to know it."""
+"""The topology of a job, made once at start-up."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Launch:
     Attributes
     ----------
     kind : str
-        Pgasdl, torchrun, openmpi, mpich, slurm or single; mpi or loopback where those start it.
+        One of pgasdl, torchrun, openmpi, mpich, slurm, single, mpi, loopback.
     rank, size : int
-        This rank's number, and how many there are.
+        This rank's number, and the number of ranks.
     local_rank, local_size : int
         The same among the ranks of this machine.
     job_id : str
@@ -26,8 +26,8 @@ class Launch:
     master : Address or None
         Torchrun's MASTER_ADDR and MASTER_PORT.
     signature : tuple[str, ...]
-        Where ``job_id`` is not unique on this machine: variables whose values tell this rank's
-        processes from its launcher's.
+        Variables that differ between this rank's processes and its launcher's; empty where
+        ``job_id`` is unique on this machine.
     """
 
     kind: str
@@ -75,23 +75,23 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where the ranks of a job run, and how this rank reaches them.
+    """Where the ranks of a job run, and how they reach each other.
 
     Attributes
     ----------
     launch : Launch
         The place of this rank in the job.
     hosts : tuple[str, ...]
-        Of every rank; equal for ranks that can map each other's memory.
+        Host of every rank; equal for ranks that can map each other's memory.
     routes : Routes
         The transport to every rank.
     mapped_on_host : bool
-        Ranks of one machine load from and store to each other's segments, whatever group they are
-        in; the same on all ranks.
+        Ranks of one machine load from and store to each other's segments, in every group; the same
+        on all ranks.
     shared_windows : frozenset[int] or None
         Ranks whose windows MPI shares with this rank's; None: windows are not used.
     oversubscribed : bool
-        Some machine has more ranks than cores that they may use; known alike.
+        Some machine has more ranks than cores that they may use; the same on all ranks.
     """
 
     launch: Launch
@@ -102,19 +102,19 @@ class Topology:
     oversubscribed: bool
 
     def maps(self, ranks: Sequence[int]) -> bool:
-        """Tell whether all of ``ranks``, this one among them, map their segments; known alike."""
+        """Whether all of ``ranks``, including this one, map their segments; the same on all."""
         if self.shared_windows is not None:  # by all members of a group, or by none
             return self.shared_windows.issuperset(ranks)
         one_host = len({self.hosts[rank] for rank in ranks}) == 1
         return one_host and self.mapped_on_host
 
     def node_size(self, ranks: Sequence[int]) -> int:
-        """Return the ranks of a node, as plans take it: neighbours of ``ranks`` on one machine."""
+        """Return the ranks of a node: neighbours among ``ranks`` that share a machine."""
         return node_size([self.hosts[rank] for rank in ranks])
 
 
 def node_size(hosts: Sequence[str]) -> int:
-    """Count the neighbours that share a host: as many as the first ones; 1 if ranks do not lie so.
+    """Count the neighbours that share a host, if they are as many on each host; else 1.
 
     >>> node_size("AABBC"), node_size("AAABBB"), node_size("ABAB"), node_size("AAABBC")
     (2, 3, 1, 1)

@@ -1,7 +1,7 @@
 """The table of transports: one row each, read by the settings, the routes and the doctor.
 
-The core has the same names in the same order (``native/transport/table.cpp``), which a test
-compares; this table is there without it. Needs the standard library only.
+The core has the same names in the same order (``native/transport/table.cpp``); a test compares
+them. This table needs the standard library only, not the core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Transport:
     Attributes
     ----------
     name : str
-        As ``transport=`` and ``PGASDL_TRANSPORT`` give it.
+        Value of ``transport=`` and ``PGASDL_TRANSPORT``.
     summary : str
         What carries the bytes.
     between_hosts : bool
@@ -24,7 +24,7 @@ class Transport:
     maps : bool
         Ranks of one machine load from and store to each other's segments.
     processes : bool, default True
-        Its ranks are processes; otherwise threads, through ``pgasdl.loopback``.
+        Its ranks are processes; else they are threads, through ``pgasdl.loopback``.
     """
 
     name: str

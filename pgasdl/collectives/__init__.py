@@ -1,1 +1,1 @@
-"""Plans bound to memory: which plan runs when, persistent handles, and ``ctx.allreduce``."""
+"""Plans bound to memory: the choice of a plan, persistent handles, and ``ctx.allreduce``."""

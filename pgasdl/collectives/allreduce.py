@@ -1,11 +1,11 @@
-"""What stands behind ``ctx.allreduce``: calls that come again, in any order of arrays and sizes.
+"""The implementation of ``ctx.allreduce``: calls that repeat, in any order of arrays and sizes.
 
-Three ways, by where the array lies:
+There are three ways. Where the array lies decides:
 
-- in a segment that every rank maps: reduced in place by ``gdraa-direct``;
-- elsewhere: ``staged``, which passes pieces through a workspace that is mapped and writes
-  the result straight into the array;
-- any other plan, and on transports that map nothing: copied into the workspace, and out again.
+- in a segment that every rank maps: ``gdraa-direct`` reduces it in place;
+- elsewhere: ``staged`` passes pieces through a mapped workspace and writes the result straight
+  into the array;
+- any other plan, and on transports that map nothing: it is copied into the workspace and back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Reduction(NamedTuple):
 
 
 class AllreduceCache:
-    """What ``ctx.allreduce`` keeps: for each group its sequence of calls and their executions."""
+    """For each group its sequence of calls of ``ctx.allreduce``, with their executions."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
@@ -53,11 +53,11 @@ class AllreduceCache:
     def run(
         self, array: Any, op: str, group: Group, plan: str | None, timeout: float | None
     ) -> None:
-        """One call: refused before anything begins, or made, or left to the same call."""
+        """Make one call. An interrupted call is continued by the same call."""
         sequence = self._sequences.get(group)
         if sequence is not None and sequence.run_again(array, op, plan, timeout):
             return
-        # Closed, or fenced off: said before anything else.
+        # A closed or fenced-off context is reported before anything else.
         core = self._resources.core
         core._require_peer(core.rank, "allreduce")
         limit = core._seconds(timeout)
@@ -100,7 +100,7 @@ class AllreduceCache:
         return _Reduction(memory, op, choice, segment, offset)
 
     def _begin(self, group: Group, call: str, limit: float) -> _Sequence:
-        """Make a group's workspace, with the others, in its first call."""
+        """Make a group's workspace, in its first call. Collective."""
         if group in self._beginning:
             raise MismatchError(
                 f"two threads of this rank are in ctx.allreduce of {group} at once: the second was "
@@ -117,12 +117,12 @@ class AllreduceCache:
             self._beginning.discard(group)
 
     def forget(self) -> None:
-        """Segments came or went: where arrays lie has to be looked up again."""
+        """Forget where arrays lie: segments were made or deleted."""
         for sequence in list(self._sequences.values()):
             sequence.calls.forget()
 
     def clear(self) -> None:
-        """Give up all executions, and the memory they hold: the context is closed."""
+        """Give up all executions and their memory: the context is closed."""
         self._sequences.clear()
 
     def describe(self) -> list[str]:
@@ -133,13 +133,13 @@ class AllreduceCache:
 class _Sequence:
     """The allreduces of one group, one after another.
 
-    Every execution has a number, which is the generation its notifications carry; what is executed
-    is their tag. Plans have regions of notifications of their own, and while a call waits it looks
-    at all of them: a rank that executes something else under the same number is told of at once.
+    Every execution has a number: the generation that its notifications carry. Their tag says what
+    is executed. Each plan has its own region of notifications. A call that waits looks at all
+    regions, so it notices at once a rank that executes something else under the same number.
 
-    The workspace has the inbox of ``staged``, and a copy's place with an inbox for plans that need
-    the array in a segment. Its pages are made present once, here: a temporary allocated per call
-    would fault per call.
+    The workspace has the inbox of ``staged``, and room for a copy and an inbox for plans that need
+    the array in a segment. Its pages are touched once, here; a temporary per call would fault in
+    each call.
     """
 
     REGION = 1 << 12
@@ -161,8 +161,8 @@ class _Sequence:
             self._workspace, 0, self.REGION * self.REGIONS, exclusive=True
         )
         self.calls = _native.AllreduceCalls(self._numbers)
-        # Runs what this very call ran before, if nothing has changed since and nothing is
-        # unfinished; without Python in between.
+        # Runs again what the same call ran before, without Python in between, if nothing has
+        # changed since and nothing is unfinished.
         self.run_again = self.calls.run
         self._regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
@@ -170,7 +170,7 @@ class _Sequence:
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
 
     def run(self, array: Any, wanted: _Reduction, plan: str | None, limit: float) -> None:
-        """Run a call that was not made before, or what a Timeout or Ctrl-C left of it."""
+        """Run a new call, or the rest of one that a Timeout or Ctrl-C interrupted."""
         memory, name = wanted.memory, wanted.choice.plan
         call = (memory.address, memory.nbytes, wanted.op, name, memory.count)
         self._numbers.enter("ctx.allreduce")
@@ -212,7 +212,7 @@ class _Sequence:
             self._numbers.leave()
 
     def _left(self, call: tuple[Any, ...], progress: int, count: int, begun: int) -> None:
-        """Keep what an exception left of a call, if anything: the same call goes on from there."""
+        """Note how far a call came before an exception: the same call continues from there."""
         if self._numbers.under_way:
             self._unfinished = call, progress
         elif self._numbers.failed:
@@ -222,10 +222,10 @@ class _Sequence:
         elif progress:
             self._unfinished = call, progress
         if self._unfinished is not None:
-            self.calls.forget()  # until it is finished nothing runs again as it did
+            self.calls.forget()  # nothing repeats until it is finished
 
     def _longest(self, name: str, memory: Memory, options: dict[str, Any]) -> int:
-        """Elements of one execution: all in place, else what ids or memory admit."""
+        """Return the elements of one execution: all if in place, else what ids or memory admit."""
         if name == "gdraa-direct":
             return max(1, memory.count)
         if name == "staged":
@@ -241,7 +241,7 @@ class _Sequence:
         return self._longests[key]
 
     def _inbox(self, name: str, count: int, options: dict[str, Any]) -> int:
-        """How many elements a plan's inbox has for an array of so many."""
+        """Return the elements of a plan's inbox, for an array of ``count`` elements."""
         shape = build(name, self.group.rank, self.group.size, count, **options)
         return shape.buffers.get("inbox", 0)
 
@@ -250,7 +250,7 @@ class _Sequence:
     ) -> _native.Execution:
         """Return what runs ``count`` elements of the array, bound at its first use."""
         memory, name, dtype = wanted.memory, wanted.choice.plan, wanted.memory.native_dtype
-        # What tells executions apart; equal on all ranks, since their tags are made of it.
+        # The key identifies an execution. It is equal on all ranks: their tags are made of it.
         key: tuple[Any, ...] = (name, dtype, count, wanted.op, memory.count, *options.items())
         if name == "gdraa-direct":
             assert wanted.segment is not None

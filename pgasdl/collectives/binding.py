@@ -1,4 +1,4 @@
-"""From a plan to something that runs: which memory its buffers are, and which notifications."""
+"""Binding: gives a plan's buffers memory, and its notifications numbers, so that it can run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ IN_PLACE = ArrayAccess(_native.BufferAccess.IN_PLACE)
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """By what the notifications of an execution are told from those of others.
+    """What tells the notifications of an execution from those of others.
 
     Attributes
     ----------
@@ -150,12 +150,9 @@ def bind(
 def options_for(
     group: Group, name: str, dtype: str, count: int | None = None, *, wire: bool = False
 ) -> dict[str, Any]:
-    """Return the options a plan is built with here.
+    """Return the options that depend on this job: piece length, node size, mapped memory.
 
-    How long a piece of a staged array is, what a node is, and whether its ranks load each other's
-    memory, whatever lies between nodes.
-
-    ``count`` : of an array with an inbox of its own, which need not be longer than that
+    ``count`` : elements of an array with an inbox of its own; a piece is never longer
     """
     spec = spec_of(name)
     if "direct" in spec.options:
@@ -168,8 +165,8 @@ def options_for(
 
 
 def piece_bytes(topology: Topology) -> int:
-    """Of a staged array: long enough to hide a latency, short enough to stay in a cache.
+    """Return the length of a staged array's piece: it hides a latency and fits in a cache.
 
-    Where ranks share cores every piece costs turns of the scheduler: fewer, longer ones.
+    Where ranks share cores, every piece costs turns of the scheduler, so pieces are longer.
     """
     return 512 << 10 if topology.oversubscribed else 128 << 10

@@ -15,28 +15,28 @@ from pgasdl.group import Group
 from pgasdl.plans import KINDS, Plan, build
 from pgasdl.plans.plan import ROOTED
 
-# What an allreduce's operators are as kinds of plans.
+# The kind of plan for each operator of an allreduce.
 KIND_OF_OPERATOR = {"mean": "average", "sum": "sum"}
 
 
 def kind_of(op: str) -> str:
-    """Return the kind of plan that an allreduce with this operator takes."""
+    """Return the kind of plan for an operator of an allreduce."""
     if op not in KIND_OF_OPERATOR:
         raise BufferRefused(f'operator {op!r}: an allreduce takes "mean" or "sum"')
     return KIND_OF_OPERATOR[op]
 
 
 def checked(array: Any, kind: str) -> Memory:
-    """Describe an array that a collective of a kind may work on."""
+    """Describe an array; refuse it if collectives of this kind cannot work on it."""
     memory = memory_of(array)
-    integers = memory.native_dtype.startswith("int")  # refused if it has no arithmetic
+    integers = memory.native_dtype.startswith("int")  # raises if the core cannot reduce the dtype
     if kind == "average" and integers:
         raise BufferRefused("the mean of integers is not an integer: sum, then divide")
     return memory
 
 
 def _memories(kind: str, array: Any, out: Any) -> tuple[Memory, Memory]:
-    """Where the result goes, and where the contribution lies."""
+    """Return the memory of the result and that of the contribution."""
     if kind not in KINDS or kind == "update":
         known = ", ".join(each for each in KINDS if each != "update")
         raise PlanError(
@@ -58,19 +58,19 @@ class Collective:
 
     Made by :meth:`Context.collective_handle` and :meth:`Context.allreduce_handle`.
     ``handle()`` runs it. ``handle.start()`` and ``handle.wait()`` overlap it with computation;
-    several handles may be under way at once, in any order, also different ones on different ranks.
-    Close it, or use it in a ``with`` statement, to give back its memory and notifications.
+    several handles may be under way at once, in any order, which may differ between ranks.
+    Close it, or use it in a ``with`` statement, to give up its memory and notifications.
 
     Attributes
     ----------
     kind
-        What the result is.
+        Kind of result, as for :meth:`Context.collective_handle`.
     plan
         Name of the algorithm.
     inbox_bytes
-        Memory it needs on this rank besides the array.
+        Memory that it needs on this rank besides the array.
     closed
-        It was closed.
+        Whether it was closed.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Collective:
         self._memory, self._given = _memories(kind, array, out)
         self.closed = False
         limit = self.context._seconds(timeout)
-        # What is wrong is said before the others are met.
+        # Errors are raised before the first collective step.
         if plan is not None:
             self._shape(plan, options)
         elif kind in ROOTED:
@@ -133,7 +133,7 @@ class Collective:
             )
         chosen = {**dict(choice.options), **options}
         shape = self._shape(self.plan, chosen)
-        # Memory of its own: its notifications, the plan's inbox and, if need be, a copy.
+        # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
         rebased = self.plan == "staged" and not in_place
         copied = 0 if in_place or rebased else aligned(memory.nbytes)
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
@@ -172,21 +172,21 @@ class Collective:
         self.run = self._execution.run  # type: ignore[method-assign]  # the shortest way
 
     def run(self, *, timeout: float | None = None) -> None:
-        """Run it; :meth:`start` and :meth:`wait` in one call.
+        """Run it: :meth:`start` and :meth:`wait` in one call.
 
-        After a Timeout, Ctrl-C or an exception in an update the same call goes on where it was.
+        After a Timeout, Ctrl-C or an exception in an update, the same call continues.
         """
         self._execution.run(timeout=timeout)
 
     def __call__(self, *, timeout: float | None = None) -> None:
         """Run it; see :meth:`Context.allreduce` for what it raises."""
-        if timeout is None:  # to name an argument costs a fifth of the whole call
+        if timeout is None:  # a named argument costs a fifth of the whole call
             self.run()
         else:
             self.run(timeout=timeout)
 
     def start(self) -> None:
-        """Begin; the memory belongs to the collective until :meth:`wait` returns.
+        """Start it. The memory belongs to the collective until :meth:`wait` returns.
 
         Raises
         ------
@@ -195,12 +195,12 @@ class Collective:
         ClosedError
             It was closed.
         PeerLost, MismatchError
-            An execution before failed so: make another.
+            An earlier execution failed in this way: make another handle.
         """
         self._execution.start()
 
     def wait(self, *, timeout: float | None = None) -> None:
-        """Until the result is there. After a Timeout it can be waited for again.
+        """Wait for the result. After a Timeout, the next call continues.
 
         Parameters
         ----------
@@ -210,17 +210,17 @@ class Collective:
         self._execution.wait(timeout=timeout)
 
     def close(self) -> None:
-        """Give up its notifications and memory; idempotent, and not collective.
+        """Give up its notifications and memory. Idempotent, not collective.
 
-        What is under way is abandoned: nothing of it moves any more on this rank, and the other
-        ranks' waits for it end in a Timeout. Also by ``with``.
+        An execution under way is abandoned: this rank no longer advances it, and the other
+        ranks' waits for it end in a Timeout. A ``with`` statement closes it, too.
         """
         if self.closed:
             return
         self.closed = True
         idle = self._execution.idle
         self._execution.close()
-        # Where peers write by address, memory that they may still write to stays until the end.
+        # Peers that write by address may still write here: the memory then stays until the end.
         if not self.context.closed and (idle or self.group.mapped):
             self._segment.delete()
 

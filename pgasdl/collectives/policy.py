@@ -1,4 +1,4 @@
-"""Which plan for which operation and size: a policy, as text that is parsed and printed.
+"""Policies: which plan runs for which operation and size, as text.
 
 >>> policy = Policy.parse("allreduce:0-64k:tree#64k-inf:chain(chunks=8)")
 >>> policy.find("allreduce", 100_000)
@@ -6,10 +6,10 @@ Choice(plan='chain', options=(('chunks', 8),))
 >>> str(policy)
 'allreduce:0-64k:tree#64k-inf:chain(chunks=8)'
 
-Grammar: ``OPERATION:LOW-HIGH:PLAN#LOW-HIGH:PLAN...``, several operations by ``;`` or on lines of
-their own. Sizes are bytes, LOW included and HIGH not, with k, m and g for 1024 and its powers, and
-``inf``. Sizes that are not listed are chosen automatically. Lines of a file that begin with ``#``
-are remarks.
+Grammar: ``OPERATION:LOW-HIGH:PLAN#LOW-HIGH:PLAN...``; ``;`` or a new line separates operations.
+Sizes are bytes, from LOW to below HIGH, with the units k, m and g (powers of 1024), or ``inf``.
+For sizes that are not listed the plan is chosen automatically. Lines of a file that begin with
+``#`` are comments.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, build
 from pgasdl.plans.plan import EXCHANGES
 
-# An operation of a policy is a kind of plan; those that reduce for everybody are one.
-# ``allreduce-array`` is for arrays outside segments, for which ``allreduce`` is meant too if it is
-# not given.
+# An operation of a policy is a kind of plan; ``allreduce`` stands for all kinds of exchange.
+# ``allreduce-array`` is for arrays outside segments; without it, ``allreduce`` applies to them.
 OPERATIONS = (
     "allreduce",
     "allreduce-array",
@@ -57,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is chosen for ``low <= bytes < high``."""
+    """The choice for ``low <= bytes < high``."""
 
     low: int
     high: float
@@ -69,18 +68,18 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Rules by operation, ascending; equal policies print alike."""
+    """Rules by operation, in ascending order; equal policies print the same text."""
 
     rules: tuple[tuple[str, tuple[Rule, ...]], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Read what :meth:`__str__` prints, and what people write.
+        """Parse a policy, as :meth:`__str__` prints it or as people write it.
 
         Raises
         ------
         ConfigError
-            Names the part that cannot be, and what could.
+            Names the part that is wrong, and what is possible.
         """
         if len(text) > _LONGEST:
             raise ConfigError(f"policy of {len(text)} characters: at most {_LONGEST}")
@@ -102,7 +101,7 @@ class Policy:
         return ";".join(f"{name}:{'#'.join(map(str, rules))}" for name, rules in self.rules)
 
     def find(self, operation: str, nbytes: int) -> Choice | None:
-        """Return what is chosen for so many bytes; None: nothing is said about them."""
+        """Return the choice for ``nbytes``; None: no rule covers it."""
         for name, rules in self.rules:
             if name == operation:
                 for rule in rules:
@@ -117,12 +116,12 @@ def operation_of(kind: str) -> str:
 
 
 def load(text: str) -> Policy:
-    """Return a policy as ``PGASDL_POLICY`` gives it: itself, or ``@`` and the path of a file.
+    """Return the policy that ``PGASDL_POLICY`` gives: its text, or ``@`` and the path of a file.
 
     Raises
     ------
     ConfigError
-        The file cannot be read, or the text not understood.
+        The file cannot be read, or the text is not a policy.
     """
     if not text.startswith("@"):
         return Policy.parse(text)
@@ -180,7 +179,7 @@ def _choice(operation: str, plan: str, options: str | None) -> Choice:
 
 
 def _kinds(plan: str, operation: str) -> list[str]:
-    """Those of a plan's kinds that are an operation."""
+    """Return those of a plan's kinds that belong to an operation."""
     wanted = operation.removesuffix("-array")
     return [kind for kind in PLANS[plan].kinds if operation_of(kind) == wanted]
 

@@ -1,4 +1,4 @@
-"""What the collectives of one context share: where arrays lie, what is half done, who is called."""
+"""What the collectives of one context share: segments, unfinished calls, and answers to calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Unfinished = dict[Group, tuple[Hashable, list[Any]]]
 
 
 class Server(Protocol):
-    """What answers the calls of its plans, such as an owner's update."""
+    """Answers the calls of its plans, such as an owner's update."""
 
     def serve(self, call: _native.Call) -> bool:
         """Answer ``call`` if it is one of its own."""
@@ -32,7 +32,7 @@ class Server(Protocol):
 
 @dataclass(eq=False)
 class Resources:
-    """What the collectives of a context share, made once for each.
+    """What the collectives of a context share; each context has one.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Resources:
     policy : Policy
         Which plan for which size; may be empty.
     unfinished : Unfinished
-        Of :class:`Steps`, by group.
+        What interrupted calls left, by group; :class:`Steps` keeps it.
     servers : list[Server]
         Gradient exchanges, which answer calls.
     """
@@ -65,13 +65,13 @@ class Resources:
 
 
 class AnswerCalls:
-    """What a wait calls when an update waits for its owner; it keeps no context alive."""
+    """A wait calls this when an update waits for its owner. It keeps no context alive."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources = weakref.ref(resources)
 
     def __call__(self) -> None:
-        """Answer every call that waits; PlanError if nobody knows one."""
+        """Answer every waiting call; PlanError if no server knows one."""
         resources = self._resources()
         if resources is None:
             return
@@ -82,10 +82,10 @@ class AnswerCalls:
 
 
 class Steps:
-    """The collectives that one call consists of, such as the making of a handle.
+    """The collective steps of one call, such as making a handle.
 
-    A Timeout or Ctrl-C leaves what is done to the same call, which goes on from there. Another
-    such call of the group would take its place in the others' order, and is refused until then.
+    After a Timeout or Ctrl-C the same call continues after the last finished step. Until it has,
+    any other such call of the group is refused: the other ranks would take it for this one.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Steps:
 
     @property
     def left(self) -> float:
-        """Seconds that remain of all of them."""
+        """Seconds that remain for all steps."""
         return max(0.0, self._deadline - time.monotonic())
 
     def __call__(self, collective: Callable[[], T]) -> T:
-        """Do the next one, or tell what came of it when it was done before."""
+        """Do the next step, or return its result if it was done before."""
         if self._at == len(self._done):
             self._done.append(collective())
         result: T = self._done[self._at]

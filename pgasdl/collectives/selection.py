@@ -1,6 +1,6 @@
-"""Which plan runs, when the caller names none: the policy's, else by size and by what is mapped.
+"""Selection of a plan where the caller names none: by the policy, else by size and mapping.
 
-Everything it looks at is the same on all ranks: the policy (compared at init), the world, the size.
+All inputs are the same on all ranks: the policy (compared at init), the world, the size.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pgasdl.plans import PLANS, spec_of
 from pgasdl.plans.algorithms.blocks import ALIGN
 from pgasdl.plans.plan import ROOTED
 
-# Estimates for RDMA adapters, which the rules for memory that is not mapped reckon with: seconds
-# that a message takes, and for which it occupies its sender. `pgasdl tune` measures.
+# Estimates for RDMA adapters, for the rules where memory is not mapped: seconds that a message
+# takes, and seconds that it occupies its sender. `pgasdl tune` measures them.
 _LATENCY, _STARTUP = 1.5e-6, 0.3e-6
-# S-Caffe section 5: chains win above this many bytes, and up to this many ranks.
+# S-Caffe section 5: chains are best above this many bytes, and up to this many ranks.
 _CHAIN_BYTES, _CHAIN_RANKS = 8 << 20, 8
 
 
@@ -36,20 +36,20 @@ def select(
     Parameters
     ----------
     kind : str
-        Of :data:`pgasdl.plans.KINDS`.
+        One of :data:`pgasdl.plans.KINDS`.
     in_place : bool
         The array lies at one place of one segment on every rank.
     wire : bool, default False
-        It travels in a dtype of its own.
+        The array travels in another dtype.
     shares : bool, default False
-        It takes turns with others on one inbox, which not every plan may.
+        It takes turns with other arrays on one inbox; not every plan allows that.
     """
     operation = operation_of(kind)
     names = (operation,) if in_place else (f"{operation}-array", operation)
     for name in names:
         choice = policy.find(name, nbytes)
-        # A policy for all sizes may name plans that this array cannot have, such as those that
-        # need its memory mapped.
+        # A policy may name a plan that this array cannot use, such as one that needs mapped
+        # memory.
         if choice is None or (shares and not PLANS[choice.plan].shares):
             continue
         if able(group, choice.plan, kind, in_place=in_place, wire=wire):
@@ -60,12 +60,12 @@ def select(
 def select_candidates(
     policy: Policy, group: Group, kind: str, nbytes: int, plans: Sequence[str], *, wire: bool
 ) -> list[Choice]:
-    """Return what a part of an exchange runs by: the plans that were asked for, or the one chosen.
+    """Return the plans of a bucket: those that were asked for, or the selected one.
 
     Raises
     ------
     PlanError
-        No such plan, or not here.
+        No such plan, or it cannot run here.
     """
     if not plans:
         return [select(policy, group, kind, nbytes, in_place=True, wire=wire)]
@@ -93,7 +93,7 @@ def able(group: Group, plan: str, kind: str, *, in_place: bool, wire: bool = Fal
 
 
 def automatic(group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool) -> Choice:
-    """Return the plan where no policy says one."""
+    """Return the plan where no policy names one."""
     if kind == "all-to-all":
         return Choice("all-to-all")
     if kind in ROOTED:

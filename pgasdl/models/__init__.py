@@ -1,4 +1,4 @@
-"""Layer lists of four networks, as gradients come: what a training step has to exchange."""
+"""Layer lists of four networks, in the order in which a training step exchanges the gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMES = ("alexnet", "googlenet", "resnet50", "vgg16")
 
 
 def layers(name: str) -> tuple[int, ...]:
-    """Elements of each parameter tensor, in the order in which backward produces its gradient.
+    """Return the size of each parameter tensor, in the order in which backward makes its gradient.
 
     Raises
     ------

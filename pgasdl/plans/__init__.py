@@ -1,4 +1,4 @@
-"""Collectives as plans: a table of algorithms, each a pure function that returns steps as data.
+"""Collectives as plans: a table of algorithms, which are pure functions that return steps.
 
 >>> plan = build("gdraa", rank=0, size=3, count=1000)
 >>> plan.notifications

@@ -1,18 +1,18 @@
 """Checks a plan: symbolic execution of all ranks, several iterations, adversarial delivery.
 
-Three parts, each of which can find a fault by itself:
+It has three parts, and each finds faults by itself:
 
 ``validate_phases``   each step is well formed, and all ranks' steps match
-``happens_before``    order: deadlocks, races and early flags in any interleaving at all
-``symbolic_run``      values: what the kind promises (``results``), the same bits on every rank,
-                      in time
+``happens_before``    order: deadlocks, races and early flags in any interleaving
+``symbolic_run``      values: every rank has the result of the kind (``results``), with the same
+                      bits, in time
 
-Without findings the first two prove, for any number of iterations and of layers in flight, that
-no run hangs and that no buffer is overwritten before it was read, and the third that the result
-is right, since without races it is the same in every run. Assumed: flags overtake no earlier
-write of their lane to the same peer, sources are read before a flag or Flush says so, and the
-application leaves ``data`` and ``weights`` alone while a plan runs. Not covered: the numbers
-themselves (rounding, overflow), lost peers, and whether an executor keeps these promises.
+If they find nothing, the first two prove that no run hangs and that no buffer is overwritten
+before it was read, for any number of iterations and of layers in flight. The third proves that
+the result is right: without races it is the same in every run. They assume that flags overtake no
+earlier write of their lane to the same peer, that a source has been read when a flag or Flush says
+so, and that the application leaves ``data`` and ``weights`` alone while a plan runs. They do not
+cover the numbers (rounding, overflow), lost peers, or the executor's own faults.
 """
 
 from __future__ import annotations
@@ -46,25 +46,24 @@ def check(
     Parameters
     ----------
     plans : str or Sequence[Plan] or Sequence[Sequence[Plan]]
-        A registered name, built here for ``size`` ranks and ``count`` elements, or every rank's
-        plan, in order of rank, or a list of these, one for each phase.
+        A registered name, to be built for ``size`` ranks and ``count`` elements; or the plans of
+        all ranks, in order of rank; or a list of these, one for each phase.
     kind : str, default "average"
-        What the result must be.
+        Kind of the expected result.
     wire, options
-        For building, as in :func:`pgasdl.plans.build`; ``root`` says, of built plans too, whose
-        result or elements kinds ``reduce`` and ``broadcast`` are about.
+        As in :func:`pgasdl.plans.build`. ``root`` also counts for plans that are given: it is the
+        root of kinds ``reduce`` and ``broadcast``.
     iterations : int, optional
-        Executions that follow each other, each of the next phase; if not given, two of each phase
-        and one more.
+        Consecutive executions, each of the next phase; None: two of each phase and one more.
     layers : int, default 2
-        Instances in flight at once, on buffers of their own, in the schedules that are run.
+        Instances in flight at once, each on its own buffers, in the schedules that are run.
     seeds : int, default 2
-        Schedules that are run, besides the proof over all of them.
+        Schedules to run, besides the proof over all schedules.
 
     Returns
     -------
     list[Finding]
-        Findings, empty if the plan is right. A plan that is not well formed yields just that.
+        Empty if the plan is right. A malformed plan yields only that finding.
     """
     if kind not in KINDS:
         raise PlanError(f"no kind {kind!r}; there are {', '.join(KINDS)}")
@@ -132,7 +131,7 @@ def assert_ok(
 
 
 def _by_phase(plans: Sequence[Plan] | Sequence[Sequence[Plan]]) -> list[list[Plan]]:
-    """``phases[f][r]``, of one phase if none are given."""
+    """Return ``phases[f][r]``; a plain list of plans is one phase."""
     single = [plan for plan in plans if isinstance(plan, Plan)]
     if single:
         return [single]

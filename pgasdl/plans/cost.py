@@ -1,11 +1,11 @@
-"""What a plan costs: its critical path under latency, bandwidth and reduction, from its own steps.
+"""The cost of a plan: the critical path of its steps under latency, bandwidth and reduction.
 
-The model is the papers' alpha-beta-gamma, with alpha in two parts, since plans differ in which of
-them counts: what a message occupies its sender for (``startup``: chains pay it per chunk), and what
-passes until it is there (``latency``: GDRAA pays it once for P - 1 messages). Thakur's and
-swCaffe's alpha is their sum wherever a rank sends one message at a time.
+The model is the papers' alpha-beta-gamma, with alpha in two parts: the time that a message occupies
+its sender (``startup``: chains pay it per chunk), and the time until it arrives (``latency``: GDRAA
+pays it once for P - 1 messages). Thakur's and swCaffe's alpha is their sum where a rank sends one
+message at a time.
 
-What happens
+What the model has
     Each rank has a port out and a port in, full duplex. A Put takes ``startup + beta * bytes`` of
     the port out, in the order of posting; its first byte is at the receiver ``startup + latency``
     after it began, and takes ``beta * bytes`` of the port in, in the order of coming. Its flag is
@@ -13,12 +13,12 @@ What happens
     elements, and ``remote`` per byte of each span in a peer's memory, its addition included; a copy
     of own elements ``copy`` per byte. One Reduce of a rank at a time.
     Two betas: pairs inside a node (or supernode), and pairs across.
-What does not
+What it has not
     Links that several ranks share: ``pgasdl.simulate`` has them, event by event, and agrees with
-    this module on machines without.
+    this module on machines without them.
 
-All figures may be exact (``fractions.Fraction``): nothing here rounds. Times are in seconds, betas
-in seconds per byte, or whatever unit the caller's figures are in.
+Figures may be exact (``fractions.Fraction``): nothing here rounds. Times are in the caller's unit,
+usually seconds, and betas in that unit per byte.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Model:
     Attributes
     ----------
     inside, across
-        Pairs of ranks of one node, and of two; None: there is one node.
+        Pairs of ranks in one node, and in two; None: there is one node.
     per_node : int
         Ranks r and s are in one node if ``r // per_node == s // per_node``.
     gamma, copy, remote, update : Number
         Per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
     blocking : bool
-        A Put holds up its lane until it has left: where the processor copies it.
+        A Put holds up its lane until it has left, because the processor copies it.
     """
 
     inside: Pair
@@ -71,14 +71,14 @@ class Model:
     blocking: bool = False
 
     def pair(self, one: int, other: int) -> Pair:
-        """Return what applies between two ranks."""
+        """Return the cost between two ranks."""
         if self.across is None or one // self.per_node == other // self.per_node:
             return self.inside
         return self.across
 
 
 def work(step: Reduce | Call, model: Model, item: int, wire_item: int) -> Number:
-    """Time of a Reduce or Call."""
+    """Return the time of a Reduce or Call."""
     if isinstance(step, Call):
         return model.update * step.n * item
     added, remote = additions(step), remote_spans(step)
@@ -89,17 +89,17 @@ def work(step: Reduce | Call, model: Model, item: int, wire_item: int) -> Number
 
 
 def additions(step: Reduce) -> int:
-    """How many additions of own elements a Reduce makes."""
+    """Return the number of additions of own elements in a Reduce."""
     return max(0, sum(span.rank is None for span in step.srcs) - 1)
 
 
 def remote_spans(step: Reduce) -> int:
-    """How many of a Reduce's spans lie in peers' memory."""
+    """Return the number of a Reduce's spans in peers' memory."""
     return sum(span.rank is not None for span in (*step.srcs, *step.dsts))
 
 
 def bytes_of(span: Span, item: int, wire_item: int) -> int:
-    """Bytes of an element in the span's buffer."""
+    """Return the bytes of an element in the span's buffer."""
     return wire_item if is_wire(span.buffer) else item
 
 
@@ -111,14 +111,14 @@ def finish_times(
     wire_item: int | None = None,
     begin: Sequence[Number] | None = None,
 ) -> list[Number]:
-    """When each rank's execution is over, all lanes and Flushes included.
+    """Return when each rank's execution ends, with all lanes and Flushes.
 
     Parameters
     ----------
     plans : Sequence[Plan]
-        Of all ranks.
+        The plans of all ranks.
     item, wire_item
-        Bytes of an element, and of one in the wire's dtype.
+        Bytes of an element, and of an element in the wire's dtype.
     begin : Sequence[Number], optional
         When each rank starts; None: all at 0.
 
@@ -131,7 +131,7 @@ def finish_times(
 
 
 def predict(plans: Sequence[Plan], model: Model, *, item: int = 4) -> Number:
-    """When the last rank is done."""
+    """Return when the last rank ends."""
     return max(finish_times(plans, model, item=item), default=0)
 
 
@@ -154,7 +154,7 @@ class _Port:
 
 
 class _Execution:
-    """Events in order of time; those of one moment in the order in which they arose."""
+    """Events in order of time; simultaneous ones in the order in which they arose."""
 
     def __init__(self, plans: Sequence[Plan], model: Model, item: int, wire_item: int) -> None:
         self.plans, self.model, self.item, self.wire_item = plans, model, item, wire_item
@@ -199,7 +199,7 @@ class _Execution:
             self.finish[lane.rank] = max(self.finish[lane.rank], self.now)
 
     def step(self, lane: _Lane) -> bool:
-        """One step, or several Puts; False: an event resumes the lane."""
+        """Run one step, or several Puts; False: an event resumes the lane."""
         step = lane.steps[lane.next]
         match step:
             case Put():

@@ -1,10 +1,10 @@
-"""A collective as data: the steps each rank takes, and what makes such a list well formed.
+"""A collective as data: the steps of each rank, and the rules of a well-formed plan.
 
 A plan says what one rank does in one execution of one collective. A native executor runs it on
-any transport; ``check`` proves it over all interleavings. Every span counts elements, not bytes:
-the same plan serves every dtype.
+any transport; ``check`` proves it over all interleavings. Spans count elements, not bytes, so a
+plan serves every dtype.
 
-Buffers are symmetric: each rank holds all of ``Plan.buffers``, at the same place.
+Buffers are symmetric: each rank holds all of ``Plan.buffers`` at the same place.
 
 =============  ===================================================================================
 ``data``       ``count`` elements, reduced in place; the application's, between executions
@@ -14,14 +14,13 @@ Buffers are symmetric: each rank holds all of ``Plan.buffers``, at the same plac
 ``wire_in``    like ``inbox``, in the wire's dtype
 =============  ===================================================================================
 
-Notifications are numbered 0..n-1 within the plan, on the board of the rank that waits for them.
-Each that a plan uses is raised once and waited for once in every execution, with the execution's
-generation as its value, so a flag of one execution is never taken for another's and none is ever
-reset.
+A plan numbers its notifications 0..n-1, on the board of the rank that waits for them. In every
+execution each is raised once and waited for once. Its value is the execution's generation, so no
+flag is taken for that of another execution, and none is ever reset.
 
-A credit is such a notification: a receiver raises it, in the execution that will use the place,
-when the place is free; the sender waits for it. Traffic that nothing answers needs credits: without
-them an exchange's second half is the proof that the first half's places are free.
+A credit is a notification that a receiver raises when a place is free, in the execution that uses
+the place; the sender waits for it. Traffic without an answer needs credits. An exchange does not:
+its second half proves that the places of its first half are free.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dataclasses import dataclass, field
 
 from pgasdl.errors import PlanError
 
-# What a plan's result is: ``results.py`` says it element by element. An exchange takes something
+# The kinds of results, which ``results.py`` defines element by element. An exchange takes something
 # from every rank and leaves the same on all; the other kinds are parts of it, or stand alone.
 EXCHANGES = ("average", "sum", "update")
 ROOTED = ("reduce", "broadcast")
@@ -43,7 +42,7 @@ APPLICATION_BUFFERS = ("data", "weights")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where elements begin: ``buffer[offset:]``, here or (``rank`` given) in a mapped peer."""
+    """The begin of elements: ``buffer[offset:]``, here or, with ``rank``, in a mapped peer."""
 
     buffer: str
     offset: int
@@ -54,9 +53,9 @@ class Span:
 class Put:
     """Write ``n`` own elements from ``src`` to ``dst`` at ``peer``, then raise ``notify`` there.
 
-    ``n = 0`` raises the flag alone. ``dst.rank`` stays None: ``peer`` says whose copy it is. The
-    source is read any time until a Flush, or an answer that the flag caused, proves it sent.
-    Order holds within one lane only: the flag follows every earlier Put of the lane to the peer.
+    ``n = 0`` only raises the flag. ``dst.rank`` is None: ``peer`` says whose copy it is. The source
+    may be read until a Flush, or an answer that the flag caused, proves that it was sent. The flag
+    follows every earlier Put of its lane to the peer; nothing orders Puts of different lanes.
     """
 
     src: Span
@@ -70,7 +69,7 @@ class Put:
 class Wait:
     """Hold this lane until ``notification`` carries the execution's generation.
 
-    ``peer`` is the rank that owes it, for the messages when it does not come.
+    ``peer`` is the rank that owes it; error messages name it.
     """
 
     notification: int
@@ -113,24 +112,24 @@ Step = Put | Wait | Reduce | Call | Flush
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What ``rank`` of ``size`` does in one execution; over when every lane is.
+    """The steps of ``rank`` of ``size`` in one execution, which ends when every lane has ended.
 
     Attributes
     ----------
     name : str
-        Of the algorithm.
+        Name of the algorithm.
     rank, size : int
-        Whose plan this is, and how many take part.
+        The rank of this plan, and the number of ranks.
     count : int
         Elements of ``data``.
     lanes : tuple[tuple[Step, ...], ...]
-        Steps in order per lane; lanes run concurrently, and none may hold up another.
+        Steps of each lane, in order. Lanes run concurrently; none holds up another.
     buffers : dict[str, int]
         Elements of each buffer, the same on every rank.
     notifications : int
-        Ids used are below this, the same on every rank.
+        Upper limit of the ids, the same on every rank.
     mapped : bool
-        Loads and stores reach the peers' memory; needs a transport that maps it.
+        It loads from and stores to peers' memory; the transport must map it.
     """
 
     name: str
@@ -143,7 +142,7 @@ class Plan:
     mapped: bool = False
 
     def validate(self) -> None:
-        """Refuse what can be seen to be wrong without knowing the other ranks' plans.
+        """Refuse faults that show without the other ranks' plans.
 
         Raises
         ------
@@ -173,7 +172,7 @@ class Plan:
                 yield lane, index, step
 
     def where(self, lane: int, index: int) -> str:
-        """Say which step this is, for messages."""
+        """Name a step, for messages."""
         step = describe(self.lanes[lane][index])
         return f"plan {self.name}, rank {self.rank}, lane {lane}, step {index} ({step})"
 
@@ -185,26 +184,26 @@ class PlanSpec:
     Attributes
     ----------
     name : str
-        As the user gives it.
+        Name of the plan.
     build : Callable[..., Plan]
         ``build(rank, size, count, *, kind, wire, **options) -> Plan``, pure.
     summary : str
         One line for ``describe``.
     kinds : tuple[str, ...]
-        Of :data:`KINDS`, those it offers.
+        The kinds that it offers, of :data:`KINDS`.
     wire : bool
-        Can send in a dtype of its own, in the kinds :data:`EXCHANGES`.
+        It can send in another dtype, in the kinds :data:`EXCHANGES`.
     mapped : bool
-        Needs peers whose memory is mapped.
+        It needs mapped memory of the peers.
     options : tuple[str, ...]
-        Names of the integer options that ``build`` takes besides.
+        Names of the integer options of ``build``.
     phases : int
         Executions alternate between this many plans, built with the option ``phase``. All have the
-        same buffers and notifications, at the same places; execution i is of phase ``i % phases``
-        and has generation i, the same on every rank.
+        same buffers and notifications at the same places. Execution i has phase ``i % phases`` and
+        generation i, the same on every rank.
     shares : bool
         Arrays of other counts, and other such plans, may take turns on one inbox, as in
-        ``ctx.allreduce``: whoever ends an execution knows that all ranks have read their slots.
+        ``ctx.allreduce``: at the end of an execution a rank knows that all have read their slots.
     """
 
     name: str
@@ -219,7 +218,7 @@ class PlanSpec:
 
 
 def is_wire(buffer: str) -> bool:
-    """Tell whether ``buffer`` holds elements in the wire's dtype."""
+    """Whether ``buffer`` holds elements in the wire's dtype."""
     return buffer.startswith("wire_")
 
 
@@ -244,7 +243,7 @@ def describe(step: Step) -> str:
 
 
 def validate_all(plans: Sequence[Plan]) -> None:
-    """Validate every rank's plan, and that together they match.
+    """Validate every rank's plan, and check that they match.
 
     All must agree on name, size, count, buffers, notifications and mapping, and each raised
     notification must be waited for exactly once by the rank it is raised at.
@@ -268,7 +267,7 @@ def validate_all(plans: Sequence[Plan]) -> None:
 
 
 def validate_phases(phases: Sequence[Sequence[Plan]]) -> None:
-    """Validate every rank's plan of every phase, and that the phases go together.
+    """Validate every rank's plan of every phase, and check that the phases match.
 
     Raises
     ------
@@ -338,7 +337,7 @@ def _check_header(plan: Plan) -> None:
 
 
 def _faults(plan: Plan, step: Step) -> Iterator[str]:
-    """Yield what is wrong with one step; past the first fault, the others mean nothing."""
+    """Yield the faults of one step; only the first is meaningful."""
     match step:
         case Put():
             yield from _faults_of_put(plan, step)

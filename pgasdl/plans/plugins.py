@@ -1,6 +1,6 @@
-"""Plugins: modules that register plans of their own, named by ``PGASDL_PLAN_MODULES``.
+"""Plugins: modules that register more plans; ``PGASDL_PLAN_MODULES`` names them.
 
-A context imports them before it reads its policy, so that a policy may name their plans.
+A context imports them before it reads its policy, so that the policy may name their plans.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _ALONE = threading.Lock()  # ranks may be threads of one process
 
 
 def names() -> tuple[str, ...]:
-    """Plans that are not the package's own, sorted."""
+    """Return the names of the plans from outside the package, sorted."""
     return tuple(sorted(PLANS.keys() - OWN))
 
 
 def load(modules: str) -> None:
-    """Import modules, so that they register their plans; what is imported already is left alone.
+    """Import modules, so that they register their plans. Imported modules are not imported again.
 
     Parameters
     ----------
     modules : str
-        Comma-separated, each a name as in ``import`` or the path of a ``.py`` file.
+        Comma-separated names, as in ``import``, or paths of ``.py`` files.
 
     Raises
     ------
     ConfigError
-        One that is not found, that fails, or that registers nothing.
+        A module that is not found, fails, or registers nothing.
     """
     for name in filter(None, (part.strip() for part in modules.split(","))):
         with _ALONE:
@@ -43,14 +43,14 @@ def load(modules: str) -> None:
 def require_found(modules: str) -> None:
     """Raise ConfigError for a module that :func:`load` would not find.
 
-    Nothing is run for it but the packages that it lies in.
+    It runs only the packages that the module lies in.
     """
     for name in filter(None, (part.strip() for part in modules.split(","))):
         _origin(name)
 
 
 def _origin(name: str) -> str:
-    """Return the file of a module, or what else its source is called."""
+    """Return the file of a module, or another name of its source."""
     if name.endswith(".py"):
         if not os.path.isfile(name):
             raise ConfigError(f"plan module {name}: no such file in {os.getcwd()}")
@@ -70,7 +70,7 @@ def _origin(name: str) -> str:
 
 
 def _load(name: str, origin: str) -> None:
-    # The program itself may be such a module, and the same file may go by another name.
+    # The program itself may be such a module, and the same file may have another module name.
     if _of(origin):
         return
     before = len(PLANS)
@@ -104,7 +104,7 @@ def _import(name: str, origin: str) -> None:
 
 
 def _of(origin: str) -> list[str]:
-    """Names of modules that were made of a file."""
+    """Return the names of the modules that were loaded from a file."""
     last = os.path.basename(origin)
     return [
         name

@@ -1,4 +1,4 @@
-"""The table of plans: adding a row, and building what a row names."""
+"""The table of plans: adds rows, and builds plans by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def register(spec: PlanSpec) -> None:
     Raises
     ------
     PlanError
-        The name is taken, or the row offers a kind that does not exist or no phase.
+        The name is taken, or the row has an unknown kind or no phase.
     """
     if spec.name in PLANS:
         raise PlanError(f"a plan named {spec.name!r} is registered already")
@@ -59,7 +59,7 @@ def register(spec: PlanSpec) -> None:
 
 
 def spec_of(name: str) -> PlanSpec:
-    """Return the row of a plan; PlanError if there is none."""
+    """Return the row of a plan; PlanError: no such plan."""
     spec = PLANS.get(name)
     if spec is None:
         raise PlanError(f"no plan named {name!r}; there are {', '.join(sorted(PLANS))}")
@@ -90,15 +90,15 @@ def build(
         One of :data:`KINDS`, as :func:`pgasdl.plans.checker.results.regions` defines them:
         ``average``, ``sum``, ``update`` (owners update weights with the mean gradient) ...
     wire : bool, default False
-        Send gradients in a dtype of their own, held in the buffers ``wire_out``, ``wire_in``.
+        Send gradients in another dtype, through the buffers ``wire_out`` and ``wire_in``.
     **options : int
-        Integers the plan itself names, such as ``root`` of ``tree``, and ``phase``, 0 <= phase <
-        phases, of a plan whose executions alternate between several.
+        Integer options of the plan, such as ``root`` of ``tree``; and ``phase``, 0 <= phase <
+        phases, for plans with phases.
 
     Raises
     ------
     PlanError
-        Naming the argument that cannot be, with those that can.
+        Names the wrong argument, and what is possible.
     """
     spec = spec_of(name)
     if size < 1 or not 0 <= rank < size:

@@ -1,1 +1,1 @@
-"""From a launcher's variables to a context: how ranks start, meet, reach each other, and end."""
+"""The job of a context: how ranks start, meet, reach each other, and end."""

@@ -1,4 +1,4 @@
-"""What a rank leaves behind when it fails: its flight record, and a word to its launcher."""
+"""What a failing rank leaves: its flight record, and the reason for its launcher."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def dump(operations: str, reason: str, folder: str | None, name: str) -> None:
                 file.write(record)
             return
         except OSError as error:
-            # This must not take the place of the error that led here.
+            # This error must not hide the one that led here.
             record = f"PGASDL_TRACE cannot be written: {error}\n{record}"
     sys.stderr.write(record)
 
 
 def tell_elastic(error: BaseException) -> None:
-    """Write an error where torchrun looks for the reason of a rank's failure."""
+    """Write an error to the file in which torchrun looks for the reason of a failure."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         message = {

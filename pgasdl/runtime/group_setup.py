@@ -1,4 +1,4 @@
-"""Setting up groups: members find each other in the store, and look out for losses meanwhile."""
+"""The set-up of groups: members find each other in the store, and watch for losses meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GroupSetup:
-    """The groups of one context that are, or are being, set up.
+    """Sets up the groups of one context.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class GroupSetup:
     def form(
         self, context: _native.ContextCore, members: tuple[int, ...], limit: float
     ) -> _native.GroupCore:
-        """Exchange descriptions with ``members``, which are ascending and reachable."""
+        """Exchange descriptions with ``members``, in ascending order, all reachable."""
         me = object()
         if self._inside.setdefault(members, me) is not me:
             raise MismatchError(
@@ -52,11 +52,11 @@ class GroupSetup:
         unfinished = self._unfinished.get(members)
         if unfinished is None:
             core = _native.GroupCore(context, list(members))
-            # Once only: every description is a datagram to each member.
+            # Only once: every description is a datagram to each member.
             unfinished = self._unfinished[members] = core, core.describe()
         core, description = unfinished
         number = self._numbers.get(members, 0)
-        # A rank that is left alone needs nobody, not even whoever served the store.
+        # A rank that is left alone needs no other rank, not even the one that serves the store.
         descriptions = [description]
         if len(members) > 1:
             descriptions = self._exchange(context, members, number, description, limit)
@@ -73,12 +73,12 @@ class GroupSetup:
         description: bytes,
         limit: float,
     ) -> list[bytes]:
-        """Every member's description. Raises PeerLost when a rank is lost, whoever it is.
+        """Return every member's description. Raises PeerLost when any rank of the job is lost.
 
-        The store only tells of an owner whose connection ended: not of one that was stopped, nor
-        of a third rank because of which the owner may never come.
+        The store only reports an owner whose connection ended. It reports neither a stopped owner
+        nor a third rank whose loss keeps the owner away.
         """
-        # Thousands of members fit into no key: it has their digest, each value the members.
+        # Thousands of members do not fit into a key: it has their digest, each value has them all.
         mine = bitmap(members, context.size)
         key = f"group/{hashlib.sha256(mine).hexdigest()[:32]}/{number}"
         deadline = time.monotonic() + limit
@@ -91,7 +91,7 @@ class GroupSetup:
         except Timeout as error:
             raise Timeout(f"group of ranks {_words(members)}: {error}") from None
         except PeerLost:
-            # The owner may have left only because of a loss that was not noticed here yet.
+            # The owner may have left because of a loss that this rank has not noticed yet.
             self._require_nobody_lost(context, "group")
             raise
         for member, value in zip(members, values, strict=True):

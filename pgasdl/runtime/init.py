@@ -1,4 +1,4 @@
-"""``init``: from a launcher's variables to a context that has met all other ranks."""
+"""``init``: finds this rank's place, meets the other ranks, and makes the context."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pgasdl")
 
-# The context of this process (ranks that are threads are not counted).
+# The context of this process; contexts of ranks that are threads do not count.
 _current: weakref.ref[Context] | None = None
 
 
@@ -52,12 +52,12 @@ def init(
         "auto" (shm inside a machine, verbs between machines, or MPI where there is no verbs),
         "shm", "verbs" or "mpi"; None: ``PGASDL_TRANSPORT``, else "auto".
     timeout : float, optional
-        Seconds, of init and the default of every later call; None: ``PGASDL_TIMEOUT``, 60.
+        Seconds for init, and default of every later call; None: ``PGASDL_TIMEOUT``, else 60.
     comm : MPI.Intracomm, optional
-        An mpi4py communicator whose ranks are the job's, with whatever transport: they meet through
-        it. None: with transport "mpi" ``MPI.COMM_WORLD``, else MPI is left alone.
+        An mpi4py communicator with the ranks of the job, which meet through it, on any transport.
+        None: ``MPI.COMM_WORLD`` with transport "mpi", else MPI is not used.
     **settings : object
-        Any other field of the table that ``pgasdl env`` prints, in lower case.
+        Any other variable that ``pgasdl env`` lists, in lower case without ``PGASDL_``.
 
     Returns
     -------
@@ -67,9 +67,9 @@ def init(
     Raises
     ------
     ConfigError
-        A variable or argument that cannot be right.
+        A wrong variable or argument.
     BootstrapError
-        The ranks could not meet; says what to set.
+        The ranks cannot meet; says what to set.
     UnavailableError
         The transport is not available; says why.
     ClosedError
@@ -122,7 +122,7 @@ def start(
     mapped: bool = True,
     mpi: _native.MpiWorld | None = None,
 ) -> Context:
-    """Tell all ranks of this one, work out the topology, and make the context. Collective.
+    """Exchange what the ranks know, derive the topology, and make the context. Collective.
 
     Parameters
     ----------
@@ -133,11 +133,11 @@ def start(
     store : Store
         Where the ranks meet.
     threads : LoopbackWorld, optional
-        What ranks that are threads of this process share.
+        What the ranks share if they are threads of this process.
     mapped : bool, default True
-        False: they do not map each other's memory.
+        False: threads do not map each other's memory.
     mpi : MpiWorld, optional
-        What ranks share that came through MPI.
+        What the ranks share if they came through MPI.
     """
     plugins.load(config.plan_modules or "")
     policy = load(config.policy or "")
@@ -175,7 +175,7 @@ def _at_exit(context: Context) -> None:
 
 
 def _on_signal() -> None:
-    """SIGUSR1 dumps the flight record, unless the program has its own use for it."""
+    """Make SIGUSR1 dump the flight record, unless the program handles that signal itself."""
     if threading.current_thread() is not threading.main_thread():
         return
     # `pgasdl run` starts its ranks with the signal ignored.

@@ -1,4 +1,4 @@
-"""What a context keeps of the job it was started in: the store, its groups' set-up, its end."""
+"""The job of a context: its store, the set-up of its groups, and its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class StartedJob:
     store : Store
         Where the ranks meet.
     threads : LoopbackWorld or None
-        What ranks that are threads share; None: they are processes.
+        What the ranks share if they are threads; None: they are processes.
     mpi : MpiWorld or None
-        The world that MPI's ranks share; None: they came without MPI.
+        What the ranks share if they came through MPI, else None.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StartedJob:
 
     @property
     def token(self) -> bytes:
-        """What only ranks of this job know."""
+        """A secret of the ranks of this job."""
         return self.store.token
 
     def exchange(self, key: str, value: bytes) -> list[bytes]:
@@ -53,15 +53,15 @@ class StartedJob:
     def form(
         self, context: _native.ContextCore, members: tuple[int, ...], limit: float
     ) -> _native.GroupCore:
-        """Set up a group of ``members``, which are ascending and reachable."""
+        """Set up a group of ``members``, in ascending order, all reachable."""
         return self._groups.form(context, members, limit)
 
     def accept(self, lost: Iterable[int]) -> None:
-        """Let groups be formed although these ranks are lost."""
+        """Allow groups although these ranks are lost."""
         self._groups.accepted = frozenset(lost)
 
     def report(self, context: _native.ContextCore, error: BaseException) -> None:
-        """Leave word of the error that ends this rank's part."""
+        """Report the error that ends this rank."""
         if isinstance(error, (Timeout, PeerLost)):
             self.dump(context, f"after {type(error).__name__}: {error}")
         flight_record.tell_elastic(error)

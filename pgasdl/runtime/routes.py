@@ -1,4 +1,4 @@
-"""Which transport carries bytes to which rank, and why: the same answer on every rank."""
+"""The routes: which transport carries bytes to which rank, and why; the same on every rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgasdl.transports import AUTO, TRANSPORTS
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """What a rank tells all others of itself at init.
+    """What a rank tells all others about itself at init.
 
     Attributes
     ----------
@@ -28,15 +28,15 @@ class RankInfo:
     oversubscribed : bool
         There are more ranks on its machine than cores it may use.
     no_verbs : str
-        Why it has no verbs transport; "" if it has.
+        Why it has no transport verbs; "" if it has.
     policy : str
         Its policy, as text.
     plans : str
-        Names of its plans from outside the package.
+        Names of the plans that it registered from outside the package.
     mpi : bool
         It came through an MPI communicator.
     created : bool
-        It wants no memory of MPI's own.
+        It wants windows over its own memory.
     """
 
     host: str
@@ -52,7 +52,7 @@ class RankInfo:
     def here(
         cls, launch: Launch, config: Config, asked: str, policy: str, plans: str, mpi: bool
     ) -> Self:
-        """Find the place of this rank."""
+        """Describe this rank."""
         oversubscribed = launch.local_size > len(os.sched_getaffinity(0))
         if asked == "verbs" or not launch.one_machine:
             wanted = config.verbs_device, config.verbs_port, config.verbs_gid
@@ -65,7 +65,7 @@ class RankInfo:
         )
 
     def encoded(self) -> bytes:
-        """For the store."""
+        """Return the text that the store carries."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -75,7 +75,7 @@ class RankInfo:
         Raises
         ------
         MismatchError
-            Another version's, or nobody's.
+            The text is of another version, or no such text.
         """
         try:
             info = cls(**json.loads(words))
@@ -93,10 +93,7 @@ class RankInfo:
 
 
 def require_one_selection(rank: int, ranks: Sequence[RankInfo]) -> None:
-    """Raise MismatchError if ranks have different policies, or plans of their own to choose from.
-
-    They would run different plans.
-    """
+    """Raise MismatchError if ranks would choose between plans by different policies or tables."""
     mine = ranks[rank]
     for other, info in enumerate(ranks):
         if info.policy != mine.policy:
@@ -114,14 +111,14 @@ def require_one_selection(rank: int, ranks: Sequence[RankInfo]) -> None:
 
 
 def decide(rank: int, ranks: Sequence[RankInfo]) -> Routes:
-    """How one rank reaches every other.
+    """Decide how one rank reaches every other.
 
     Raises
     ------
     MismatchError
         Ranks ask for different transports.
     UnavailableError
-        What was asked for, or is needed between machines, is not available; says why.
+        A transport that was asked for, or is needed between machines, is not available; says why.
     """
     asked = ranks[rank].asked
     for other, info in enumerate(ranks):
@@ -164,7 +161,7 @@ def decide(rank: int, ranks: Sequence[RankInfo]) -> Routes:
 def topology_of(
     launch: Launch, ranks: Sequence[RankInfo], *, mapped: bool, near: frozenset[int]
 ) -> Topology:
-    """Make the topology of what all ranks told; errors as :func:`decide` has them.
+    """Derive the topology from what all ranks told. Raises what :func:`decide` raises.
 
     Parameters
     ----------
@@ -173,7 +170,7 @@ def topology_of(
     ranks : Sequence[RankInfo]
         What all ranks told, by rank.
     mapped : bool
-        False: ranks that are threads do not map each other's memory.
+        False: threads do not map each other's memory.
     near : frozenset[int]
         Ranks whose windows MPI can share with this one's.
     """

@@ -1,4 +1,4 @@
-"""Start-up of ranks that are threads of one process: what stands behind ``pgasdl.loopback``."""
+"""Start-up of ranks that are threads of one process: the implementation of ``pgasdl.loopback``."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def run(
     size : int
         Number of ranks.
     program : Callable[[Context], Result]
-        What every rank runs.
+        Every rank runs it.
     seed : int, optional
-        Of the adversary.
+        Seed of the adversary.
     delay : int, default 0
         A pending transfer moves on with probability 1 / (delay + 1) at each look.
     reorder : bool, default False
@@ -49,7 +49,7 @@ def run(
     refuse : int, default 0
         A post finds room in its queue with probability 1 / (refuse + 1).
     fail_at : tuple[int, int], optional
-        (rank, n): that rank's n-th posted operation raises.
+        (rank, n): the n-th posted operation of that rank raises.
     mapped : bool, default True
         False: peers' memory cannot be loaded and stored directly.
     **settings : object
@@ -63,8 +63,8 @@ def run(
     Raises
     ------
     Exception
-        The first failing rank's, with its rank in a note. A rank that fails closes its context as
-        failed, so the others end too.
+        The first error, by rank, that is not PeerLost; a note names the rank. A failing rank
+        closes its context as failed, so the others end too.
     """
     world = _native.LoopbackWorld(
         size,
@@ -99,6 +99,6 @@ def run(
         thread.join()
     failures = [error for error in errors if error is not None]
     if failures:
-        # The cause, rather than those who only heard of it.
+        # Prefer the cause to the PeerLost of the others.
         raise next((e for e in failures if not isinstance(e, PeerLost)), failures[0])
     return results

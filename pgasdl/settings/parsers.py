@@ -14,7 +14,7 @@ Address = tuple[str, int]
 class Parser(Protocol):
     """Turns a variable's text into a value; ``check`` does the same for an argument of ``init``.
 
-    Both raise ValueError or TypeError when the value is refused; the table adds the name.
+    Both raise ValueError or TypeError to refuse a value; the table adds the name.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Charts as data, and as pictures where matplotlib is installed."""
+"""Charts: data, and pictures where matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one line; those of the paper are drawn as marks."""
+    """The points of one line; the paper's points are marks."""
 
     label: str
     x: Sequence[float]
@@ -31,7 +31,7 @@ class Chart:
 
 
 def draw(chart: Chart, folder: Path) -> str:
-    """Draw a chart to a PNG file; says which, or why not."""
+    """Draw a chart to a PNG file; return a message with the file, or why there is none."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter, NullFormatter

@@ -38,8 +38,8 @@ Print what makes a shell complete this command, its options and their values.
   zsh:  eval "$(pgasdl completion zsh)"       in ~/.zshrc, after compinit
   fish: pgasdl completion fish > ~/.config/fish/completions/pgasdl.fish
 """
-# Each command, and where it is: in a module of its own, which is loaded when it is asked for, for
-# some need numpy and the native module; or here.
+# Each command and its place: here, or in a module that is loaded on demand, because some need numpy
+# and the native module.
 _COMMANDS = {
     "run": ("pgasdl.tools.run_cli", "start N ranks of a program on this machine"),
     "env": ("", "list the PGASDL_* variables and their values"),
@@ -60,7 +60,7 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command; returns the exit status."""
+    """Run the command line; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if asked := os.environ.get(_COMPLETE_VARIABLE):
         return shell_complete(cli, {}, "pgasdl", _COMPLETE_VARIABLE, asked)
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Commands(Group):
-    """All commands, none of which is loaded before it is asked for."""
+    """All commands, loaded on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -149,7 +149,7 @@ def _env(json_file: str | None) -> int:
 @cli.command("doctor", example="pgasdl doctor")
 @json_option
 def _doctor(json_file: str | None) -> int:
-    """Report what this machine offers, tried and not guessed, with fixes."""
+    """Report what this machine offers, by trying it, with fixes."""
     from pgasdl.tools.doctor import main as diagnose
 
     return diagnose(json_file)

@@ -1,4 +1,4 @@
-"""What every command of ``pgasdl`` has: errors that end in what to type next, and ``--json``."""
+"""The common part of all commands: errors that end with what to type next, and ``--json``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Failed(click.ClickException):
-    """An error of pgasdl that is not the command line's fault."""
+    """An error of pgasdl whose cause is not the command line."""
 
     def __init__(self, message: str, ctx: click.Context) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Failed(click.ClickException):
 
 @contextlib.contextmanager
 def _named(ctx: click.Context) -> Iterator[None]:
-    """Errors of pgasdl become click's, which know the command."""
+    """Turn errors of pgasdl into click's, which know the command."""
     try:
         yield
     except ConfigError as error:
@@ -66,7 +66,7 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Do what was asked."""
+        """Run the command."""
         with _named(ctx):
             return super().invoke(ctx)
 
@@ -82,11 +82,11 @@ class Group(click.Group):
         self.example = example
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order in which they were added."""
+        """List the names in the order in which they were added."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options; without any word the help is what is missing."""
+        """Read the options; without arguments, show the help."""
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(USAGE_ERROR)
@@ -105,7 +105,7 @@ class Group(click.Group):
 
 
 class Names(_Type):
-    """One of several names, or ``several`` of them by commas; a shell completes them."""
+    """A parameter: one of several names, or ``several`` by commas. A shell completes them."""
 
     name = "name"
 
@@ -115,7 +115,7 @@ class Names(_Type):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | tuple[str, ...]:
-        """Check the names; a list of them becomes a tuple."""
+        """Check the names; a list becomes a tuple."""
         if not isinstance(value, str):
             return tuple(value)
         if self._several:
@@ -127,26 +127,26 @@ class Names(_Type):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Names that begin like the last one typed."""
+        """Complete the last name."""
         return complete((*self._known, ALL) if self._several else self._known, incomplete)
 
 
 class PlanNames(_Type):
-    """Plans by commas, with options in parentheses: checked once all modules of plans are known."""
+    """A parameter: plans by commas, with options in parentheses. The command checks them later."""
 
     name = "plans"
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Names that begin like the last one typed."""
+        """Complete the last name."""
         from pgasdl.plans import PLANS
 
         return complete(sorted(PLANS), incomplete)
 
 
 def complete(known: Sequence[str], incomplete: str) -> list[CompletionItem]:
-    """Return ``known`` names that go on from the last one in "a,b,c"."""
+    """Complete the last name in "a,b,c" with ``known`` names."""
     before, comma, last = incomplete.rpartition(",")
     return [CompletionItem(f"{before}{comma}{name}") for name in known if name.startswith(last)]
 
@@ -183,14 +183,14 @@ def json_option(function: Function) -> Function:
 
 
 def colour() -> bool | None:
-    """Whether to colour, as NO_COLOR or FORCE_COLOR say; None: as the output is a terminal."""
+    """Whether to colour, by NO_COLOR and FORCE_COLOR; None: if the output is a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return True if os.environ.get("FORCE_COLOR") else None
 
 
 def report(error: click.ClickException, words: Sequence[str]) -> int:
-    """Print an error and what to type next; the exit status."""
+    """Print an error and what to type next; return the exit status."""
     ctx: click.Context | None = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "pgasdl"
     tint = colour()
@@ -222,7 +222,7 @@ def _next_words(
 
 
 def _corrected(words: Sequence[str], given: str, known: Sequence[str]) -> str:
-    """Return the line with the name that was meant in place of ``given``; "" if none is near."""
+    """Return the line with the nearest known name instead of ``given``; "" if none is near."""
     near = difflib.get_close_matches(given, known, n=1, cutoff=_SIMILAR)
     for at, word in enumerate(words):
         parts = re.split(r"([=,()])", word)

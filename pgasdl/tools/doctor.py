@@ -1,8 +1,8 @@
-"""``pgasdl doctor``: what this machine offers, tried and not guessed, and how to get the rest.
+"""``pgasdl doctor``: tries what this machine offers, and says how to get the rest.
 
-Needs click and the standard library only, and works when the native module or numpy cannot be
-imported: that is then its first finding. OK: there. WARN: works without it, slower or not
-everything. FAIL: pgasdl cannot work here.
+It needs click and the standard library only: if the native module or numpy cannot be imported, that
+is its first finding. OK: available. WARN: pgasdl works without it, slower or in part. FAIL: pgasdl
+cannot work here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLOURS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
 
 def main(json_file: str | None = None) -> int:
-    """Print the report; 1 when something is FAIL, else 0."""
+    """Print the report; return 1 when something is FAIL, else 0."""
     findings = diagnose()
     write_json([asdict(finding) for finding in findings], json_file)
     if not takes_stdout(json_file):
@@ -57,7 +57,7 @@ def main(json_file: str | None = None) -> int:
 
 
 def diagnose() -> list[ProbeResult]:
-    """Run every probe; one that breaks is itself a finding."""
+    """Run every probe; a probe that fails is a finding, too."""
     findings = []
     with Progress("doctor", len(PROBES)) as progress:
         for name, probe in PROBES:
@@ -110,7 +110,7 @@ def _cores(name: str) -> ProbeResult:
 
 
 def _store(name: str) -> ProbeResult:
-    """Start one rank for real, against a real store."""
+    """Start one rank against a real store."""
     from pgasdl.runtime.bootstrap import StoreClient, StoreServer
 
     secret = secrets.token_bytes(32)
@@ -172,7 +172,7 @@ print(json.dumps([version(MPI), MPI.Get_version(), threads(MPI), abi]))
 
 
 def _mpi(kind: str) -> ProbeResult:
-    """One MPI, started alone: what it says of itself, and what its launcher will refuse."""
+    """Start one MPI alone; report its version, and what its launcher refuses."""
     from pgasdl.errors import UnavailableError
     from pgasdl.runtime.launch import mpiexec
 
@@ -213,7 +213,7 @@ def _mpi(kind: str) -> ProbeResult:
 
 
 def _installed(name: str) -> str | None:
-    """Version of a package that is there, without importing it: some take seconds."""
+    """Return the version of an installed package, without the import, which may take seconds."""
     if importlib.util.find_spec(name) is None:
         return None
     for distribution in importlib.metadata.packages_distributions().get(name, [name]):
@@ -223,7 +223,7 @@ def _installed(name: str) -> str | None:
 
 
 def _survey() -> topo.Survey:
-    """As a context would choose; wrong variables are reported by the launcher's finding."""
+    """Survey the devices with a context's settings; another finding reports wrong variables."""
     from pgasdl.config import Config
     from pgasdl.errors import ConfigError
 
@@ -249,7 +249,7 @@ def _devices(name: str) -> ProbeResult:
 
 
 def _verbs(name: str) -> ProbeResult:
-    """Each step up to an open device, ending with the first that fails."""
+    """Report each step up to an open device, or up to the first that fails."""
     found = _survey()
     passed: list[str] = []
     for stage, words in (
@@ -265,7 +265,7 @@ def _verbs(name: str) -> ProbeResult:
 
 
 def _transport(name: str) -> ProbeResult:
-    """Tell whether this build has a row of the table of transports."""
+    """Report whether this build has a transport."""
     row = TRANSPORTS[name.partition(" ")[0]]
     if row.name == "verbs":
         return _verbs(name)

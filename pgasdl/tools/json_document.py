@@ -1,4 +1,4 @@
-"""What ``--json`` does, the same for every command that prints a table."""
+"""The option ``--json`` of every command that prints a table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ STDOUT = "-"
 
 
 def takes_stdout(file: str | None) -> bool:
-    """Whether the document is all that may stand on standard output."""
+    """Whether standard output is for the document alone."""
     return file == STDOUT
 
 
 def write_json(document: Any, file: str | None) -> None:
-    """Write one document to a file or to standard output; None: nowhere."""
+    """Write one document to a file or to standard output; None: do not write it."""
     if file is None:
         return
     text = json.dumps(document, indent=2) + "\n"

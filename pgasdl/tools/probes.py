@@ -1,4 +1,4 @@
-"""What the kernel and this container allow: each probe does the thing it reports on."""
+"""Probes of the kernel and the container: each tries what it reports."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def pidfd(name: str) -> ProbeResult:
 
 
 def process_vm(name: str) -> ProbeResult:
-    """Read a sibling from a sibling, as ranks do; a parent may more than that under Yama."""
+    """Read a sibling's memory, as ranks do. Under Yama a parent may do more than a sibling."""
     scope = ptrace_scope() or "no Yama"
     for attempt, words in (
         (False, "between siblings"),
@@ -216,7 +216,7 @@ def memlock(name: str) -> ProbeResult:
 
 
 def _may_lock_all() -> bool:
-    """CAP_IPC_LOCK, which counts in the first user namespace only."""
+    """Whether this process has CAP_IPC_LOCK, which counts in the first user namespace only."""
     first = (read_line("/proc/self/uid_map") or "").split() == ["0", "0", str(2**32 - 1)]
     for line in (read_line("/proc/self/status") or "").splitlines():
         if line.startswith("CapEff:"):
@@ -242,7 +242,7 @@ def map_count(name: str) -> ProbeResult:
 
 
 def memory(name: str) -> ProbeResult:
-    """Look at the memory that is left."""
+    """Look at the available memory."""
     fields = dict(
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
@@ -258,7 +258,7 @@ def memory(name: str) -> ProbeResult:
 
 
 def _cgroup_limit() -> int | None:
-    """Return the least memory limit of our cgroup and those above it, None without one."""
+    """Return the smallest memory limit of our cgroup and those above it; None: no limit."""
     limits = []
     for line in (read_line("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -277,7 +277,7 @@ def _cgroup_limit() -> int | None:
 
 
 def huge_pages(name: str) -> ProbeResult:
-    """Look at what pages of memory files are made of."""
+    """Look at the page size of memory files."""
     text = read_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     if text is None:
         return ProbeResult(name, "WARN", "not in this kernel", "a kernel with TRANSPARENT_HUGEPAGE")
@@ -289,7 +289,7 @@ def huge_pages(name: str) -> ProbeResult:
 
 
 class _Descriptor:
-    """So that ``contextlib.closing`` closes a descriptor."""
+    """A descriptor that ``contextlib.closing`` can close."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,7 +1,7 @@
-"""A bar on standard error while that is a terminal; nothing at all elsewhere.
+"""A progress bar on standard error, if that is a terminal.
 
-click counts and lays it out. It is drawn here, for click hides the cursor, which a rank that is
-killed would not show again, and because a table grows above it.
+click counts and lays it out. It is drawn here because click hides the cursor, which a killed rank
+would not show again, and because a table grows above it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NARROWEST = 20
 
 
 class Progress:
-    """So many steps of one task, as a context manager; with 0 steps nothing is ever shown."""
+    """The steps of one task, as a context manager; with 0 steps it shows nothing."""
 
     def __init__(self, label: str, steps: int) -> None:
         self._bar: Any = None
@@ -40,7 +40,7 @@ class Progress:
         self._rub_out()
 
     def step(self, label: str = "") -> None:
-        """One more is done; next comes ``label``, if given."""
+        """Finish one step; the next one is ``label``, if given."""
         if self._bar is not None:
             self._bar.make_step(1)
             if label:
@@ -68,7 +68,7 @@ class Progress:
 
 
 def _columns() -> int:
-    """Of the terminal that standard error is; standard output may be a file."""
+    """Return the columns of standard error's terminal; standard output may be a file."""
     columns = 0
     with contextlib.suppress(OSError, ValueError):
         columns = os.get_terminal_size(sys.stderr.fileno()).columns

@@ -1,4 +1,4 @@
-"""``pgasdl run``: its options, and where they end and the program begins."""
+"""``pgasdl run``: its options, and the cut between them and the program."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _VALUE_OPTIONS = ("-n", "--transport", "--timeout", "--grace")
 
 
 def split_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Cut ``run``'s own options from the program and its arguments, which stay as they are.
+    """Cut the options of ``run`` from the program and its arguments, which stay as they are.
 
-    The word after ``--mpi`` is its value if it names an MPI, else what follows is the program.
+    The word after ``--mpi`` is its value if it names an MPI; else it is the program.
     """
     index = 0
     while index < len(arguments):
@@ -94,7 +94,7 @@ def command(
     no_prefix: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Start the job; returns its status."""
+    """Start the job; return its status."""
     # Here, not at the top: help and completion need neither sockets nor processes.
     from pgasdl.runtime.launch.run import Job, check, run
 
@@ -120,7 +120,7 @@ def command(
 
 
 def _require_program(program: Sequence[str]) -> None:
-    """Of the word after ``--mpi``, which may have been meant to name an MPI."""
+    """Refuse a program that does not exist: it may be a misspelt MPI."""
     word = program[0] if program else ""
     if word and not word.startswith("-") and not os.path.exists(word):
         raise ConfigError(

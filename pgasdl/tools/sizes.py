@@ -1,4 +1,4 @@
-"""Sizes and lists as commands take them."""
+"""Parsers of sizes and lists in command lines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ALL = "all"
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "8", "16K", "4M" or "1G".
+    """Return the bytes of "8", "16K", "4M" or "1G".
 
     Raises
     ------
     ConfigError
-        Anything else, nothing, or more than 64G.
+        Any other text, or more than 64G.
     """
     match = re.fullmatch(r"([0-9]{1,12})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
@@ -28,7 +28,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str, multiple: int) -> tuple[int, ...]:
-    """Bytes of "8,1K,4M", each of which must be a multiple of an element."""
+    """Return the bytes of "8,1K,4M"; each must be a multiple of an element."""
     sizes = tuple(parse_size(part) for part in text.split(","))
     for size in sizes:
         if size % multiple:
@@ -37,14 +37,14 @@ def parse_sizes(text: str, multiple: int) -> tuple[int, ...]:
 
 
 class UnknownName(ConfigError):
-    """A name that is none of those there are.
+    """An unknown name.
 
     Attributes
     ----------
     given : str
         The name.
     known : tuple[str, ...]
-        Those there are.
+        The known names.
     """
 
     def __init__(self, given: str, known: Iterable[str], what: str) -> None:
@@ -53,7 +53,7 @@ class UnknownName(ConfigError):
 
 
 def parse_names(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """Names of "a,b", or all of them for "all"."""
+    """Return the names in "a,b", or all known names for "all"."""
     names = known if text == ALL else tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in known:

@@ -1,8 +1,8 @@
-"""``pgasdl topo``: every address by which RDMA peers can reach this machine, and the one used.
+"""``pgasdl topo``: every address at which RDMA peers can reach this machine, and the one used.
 
-The native module decides and says why. Where it cannot be asked - not loaded, built without verbs,
-no libibverbs - what the kernel shows in sysfs is listed with that as the reason, with the help of
-pyverbs if it is installed. Needs the standard library only.
+The native module chooses and says why. Where it cannot (it is not loaded, or built without verbs,
+or libibverbs is missing), the list comes from sysfs, and from pyverbs if it is installed, with that
+as the reason. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ Wish = tuple[str | None, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class RdmaAddress:
-    """One entry of a port's table of addresses; -1, 0 or "" where that is not known.
+    """One entry of a port's table of addresses; -1, 0 or "" for unknown values.
 
     Attributes
     ----------
     mtu : int
-        Of the active port, bytes.
+        MTU of the active port, in bytes.
     chosen : bool
-        Transport verbs uses this one.
+        Transport verbs uses this address.
     refused : str
-        Why it does not, unless chosen.
+        Why it does not use it, unless chosen.
     """
 
     device: str
@@ -78,18 +78,18 @@ class RdmaAddress:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was found, best first, and what is missing.
+    """The addresses, best first, and what is missing.
 
     Attributes
     ----------
     source : str
-        Who was asked: "libibverbs", "pyverbs" or "sysfs".
+        Source of the list: "libibverbs", "pyverbs" or "sysfs".
     stage : str
-        The first thing that is missing: "native", "build", "library", "device"; "" if nothing.
+        What is missing first: "native", "build", "library", "device"; "" if nothing is.
     missing : str
         The same in words.
     fix : str
-        How to get it.
+        How to fix it.
     """
 
     source: str
@@ -100,12 +100,12 @@ class Survey:
 
     @property
     def chosen(self) -> RdmaAddress | None:
-        """What transport verbs uses."""
+        """The address that transport verbs uses."""
         return next((address for address in self.addresses if address.chosen), None)
 
 
 def main(json_file: str | None = None) -> int:
-    """Print the table; 0 if transport verbs can be had, else 1. Raises ConfigError."""
+    """Print the table; return 0 if transport verbs is available, else 1. Raises ConfigError."""
     config = Config.from_environment()
     found = survey(config.verbs_device, config.verbs_port, config.verbs_gid)
     write_json(asdict(found), json_file)
@@ -115,7 +115,7 @@ def main(json_file: str | None = None) -> int:
 
 
 def survey(device: str | None = None, port: int | None = None, gid: int | None = None) -> Survey:
-    """Ask whoever can be asked; opens every device, and leaves none open."""
+    """List the addresses from the best source; opens and closes every device."""
     wish = device, port, gid
     try:
         native = _load_native()
@@ -139,7 +139,7 @@ def survey(device: str | None = None, port: int | None = None, gid: int | None =
 
 
 def library_error() -> str:
-    """Why libibverbs cannot be loaded; "" if it can."""
+    """Return why libibverbs cannot be loaded; "" if it can."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -148,7 +148,7 @@ def library_error() -> str:
 
 
 def kernel_devices() -> list[str]:
-    """Names of the devices the kernel has, whether they can be used from here or not."""
+    """Return the names of all devices of the kernel, usable from here or not."""
     return sorted(path.name for path in SYSFS.glob("*")) if SYSFS.is_dir() else []
 
 
@@ -159,7 +159,7 @@ def _without_native(wish: Wish, stage: str, missing: str) -> Survey:
 
 
 def _unseen(wish: Wish) -> Survey:
-    """Of libibverbs, which lists none: what the kernel has all the same."""
+    """Survey the kernel's devices where libibverbs lists none."""
     if not kernel_devices():
         return Survey("libibverbs", (), "device", "no RDMA device", FIXES["none"])
     if NODES.is_dir() and any(NODES.glob("uverbs*")):
@@ -171,7 +171,7 @@ def _unseen(wish: Wish) -> Survey:
 
 
 def _trouble(found: Sequence[RdmaAddress], wish: Wish) -> str:
-    """Which fix serves a machine all of whose addresses are refused."""
+    """Return the key of the fix for a machine whose addresses are all refused."""
     if wish != (None, None, None) and not any(_unwanted(address, wish) == "" for address in found):
         return "wish"
     if any("cannot be opened" in address.refused for address in found):
@@ -180,7 +180,7 @@ def _trouble(found: Sequence[RdmaAddress], wish: Wish) -> str:
 
 
 def _second_best(wish: Wish, reason: str) -> tuple[str, tuple[RdmaAddress, ...]]:
-    """Return the kernel's list, each entry with the reason that is its own, or else ``reason``."""
+    """Return the kernel's list; each entry has its own reason, or else ``reason``."""
     ask = _pyverbs()
     found = []
     for address in sysfs_addresses():
@@ -201,7 +201,7 @@ def _unwanted(address: RdmaAddress, wish: Wish) -> str:
 
 
 def sysfs_addresses(root: Path = SYSFS) -> Iterator[RdmaAddress]:
-    """Every address below ``root``, in the kernel's order, with what sysfs alone can refuse."""
+    """Yield every address below ``root``, in the kernel's order, with refusals by sysfs alone."""
     for device in sorted(root.glob("*")):
         node = _line(device / "device" / "numa_node")
         numa_node = int(node) if _NUMBER.fullmatch(node) else -1
@@ -244,13 +244,13 @@ def _entries(port: Path, link: RdmaAddress) -> Iterator[RdmaAddress]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """Entries whose names are numbers, in their order."""
+    """Return the entries whose names are numbers, in order."""
     entries = (path for path in folder.glob("*") if _NUMBER.fullmatch(path.name))
     return sorted(entries, key=lambda path: int(path.name))
 
 
 def _line(path: Path) -> str:
-    """Of a file in sysfs; "" where it cannot be read, as an empty entry cannot."""
+    """Return the line of a file in sysfs; "" if it cannot be read, like an empty entry."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,1 +1,1 @@
-"""A model's gradients: how layers lie in memory, how they travel, and which plan does it best."""
+"""A model's gradients: their place in memory, their exchange, and the choice of a plan."""

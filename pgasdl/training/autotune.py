@@ -1,10 +1,9 @@
-"""Autotuning: plans are tried in the first iterations of training, the fastest stays. No barrier.
+"""Autotuning: the first iterations of training try plans, and the fastest stays. No barrier.
 
-swCaffe tries two ways of a convolution in the first iterations and keeps the faster; here the ways
-are plans. Iteration i uses candidate i modulo their number, on every rank, so nobody has to ask.
-After some rounds each rank's times travel in an exchange of their own, which hides behind one more
-round; by the next iteration every rank has all times, takes for each candidate the slowest rank's,
-and so arrives at the same choice.
+swCaffe tries two ways of a convolution in the first iterations and keeps the faster one. Here the
+ways are plans. Iteration i uses candidate i modulo their number, on every rank. After some rounds
+the ranks exchange their times, which overlaps with one more round. Then every rank has all times,
+takes the slowest rank's for each candidate, and so makes the same choice.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from pgasdl.training.layout import Bucket, Layer
 
 log = logging.getLogger("pgasdl")
 
-# The first warms up: pages, caches, connections. Of the others the fastest counts.
+# The first round warms up pages, caches and connections. The fastest of the others counts.
 ROUNDS = 4
 
 
 def check_candidates(candidates: Sequence[str]) -> None:
-    """PlanError unless they can take turns."""
+    """Raise PlanError unless the candidates can take turns."""
     if len(set(candidates)) != len(candidates) or any(PLANS[n].phases > 1 for n in candidates):
         raise PlanError(f"candidates {list(candidates)}: different plans of a single phase")
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The buckets of an exchange, whose plan a tuner settles."""
+    """The buckets of an exchange whose plan a tuner chooses."""
 
     group: Group
     schedule: _native.LayerSchedule
@@ -56,21 +55,21 @@ class Tuned:
 
     @property
     def settled(self) -> bool:
-        """Every bucket has its plan."""
+        """Whether every bucket has its plan."""
         return all(len(bucket.executions) == 1 for bucket in self.buckets)
 
 
 class Autotune:
-    """The candidates of one exchange, until one is chosen. Collective to make.
+    """The candidates of one exchange, until one is chosen. Making it is collective.
 
     Attributes
     ----------
     candidates : tuple[str, ...]
         Names of plans.
     limit : int
-        Iterations that are made with them in turn; from this one on the chosen plan runs.
+        Iterations that try the candidates; later ones run the chosen plan.
     settled : bool
-        Every bucket has its plan, and this is closed.
+        Every bucket has its plan, and this object is closed.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Autotune:
         self._best: int | None = None
 
     def after(self) -> None:
-        """Note the time if an iteration is over: a layer was waited for."""
+        """Note the time when an iteration is over. Called after each wait for a layer."""
         done = self._tuned.schedule.iterations()
         if done <= len(self._times) or done > self._measured:
             return
@@ -119,7 +118,7 @@ class Autotune:
             self._handle.start()
 
     def before(self, layer: int) -> None:
-        """Give the bucket of a layer that is about to be ready the chosen plan, if it is time."""
+        """Give a layer's bucket the chosen plan, if it is time. Called before it is ready."""
         tuned = self._tuned
         tuned.schedule.require(layer)
         if tuned.schedule.executions(layer) < self.limit:
@@ -132,7 +131,7 @@ class Autotune:
             self.close()
 
     def close(self) -> None:
-        """Give up what it was tried with."""
+        """Give up the memory of the measurement."""
         self._handle.close()
         if not self._segment.deleted:
             self._segment.delete()

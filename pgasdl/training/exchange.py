@@ -1,8 +1,8 @@
 """GradientExchange: a model's gradients, layer by layer, without a barrier.
 
-CaffeGPI's pattern: each layer's exchange starts as soon as its gradient is there, every call makes
-a turn (checks, never waits), and a layer is waited for just before its weights are next used.
-Layers may become ready in any order, also in different orders on different ranks.
+It follows CaffeGPI: each layer's exchange starts as soon as its gradient is there; every call makes
+a turn, which checks and never waits; the program waits for a layer just before it next uses the
+layer's weights. Layers may become ready in any order, which may differ between ranks.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True)  # not frozen: block.weights -= ... assigns
 class Block:
-    """What an owner updates: elements [offset, offset + count) of one bucket.
+    """A part of one bucket that its owner updates: elements [offset, offset + count).
 
     Attributes
     ----------
     bucket : int
-        Number of the bucket, equal to the layer's where layers travel alone.
+        Number of the bucket; equal to the layer's number where layers travel alone.
     offset, count : int
-        Elements of the bucket.
+        First element, and number of elements.
     gradient : ndarray
         The mean gradient of these elements, flat.
     weights : ndarray
-        The weights of these elements, flat: to be updated in place.
+        The weights of these elements, flat; the update changes them in place.
     """
 
     bucket: int
@@ -56,11 +56,11 @@ class Block:
 
 @dataclass(slots=True)
 class Timing:
-    """What one layer cost in the iterations so far, in seconds of this rank.
+    """What one layer has cost so far, in seconds on this rank.
 
-    ``ready``, ``began``, ``ended`` and ``waited`` are moments (time.monotonic) of the last
-    iteration: the gradient was there, the exchange began, it was seen to have ended, and
-    :meth:`GradientExchange.wait` returned.
+    ``waiting`` is the sum over all iterations. ``ready``, ``began``, ``ended`` and ``waited`` are
+    moments (time.monotonic) of the last one: the gradient was there, the exchange began, this rank
+    saw that it had ended, and :meth:`GradientExchange.wait` returned.
     """
 
     waiting: float = 0.0
@@ -71,40 +71,39 @@ class Timing:
 
 
 class GradientExchange:
-    """Exchanges the gradients of one model. Collective to make; afterwards no barrier at all.
+    """Exchanges the gradients of one model. Making it is collective; using it needs no barrier.
 
     Parameters
     ----------
     context : Context
-        Of this rank.
+        The context of this rank.
     layers : Iterable[Any]
         In the model's order: ``(shape, dtype)`` pairs, or arrays, tensors or parameters.
     kind : str, default "average"
         "average": every rank gets the mean gradient, in place; "update": the owner (the tree's
         root, or each owner of a GDRAA block) updates its part of the weights with the mean
         gradient, and the weights travel; "sum": as "average", without the division; "reduce": only
-        the root gets the sum; "broadcast": everybody gets the root's weights, no gradients. With
-        these two, S-Caffe's training: reduce by layer in the backward pass, broadcast by layer in
-        the forward pass, with ``ready`` of all layers first and ``wait`` just before each is used.
+        the root gets the sum; "broadcast": every rank gets the root's weights, no gradients. The
+        last two make S-Caffe's training: reduce by layer in the backward pass, broadcast by layer
+        in the forward pass: ``ready`` for all layers first, ``wait`` just before each is used.
     plan : str, optional
-        Name of an algorithm; None: chosen for each bucket by the policy (``PGASDL_POLICY``), else
-        by its size: "gdraa-direct" where memory is mapped.
+        Name of an algorithm; None: the policy (``PGASDL_POLICY``) chooses for each bucket, else
+        its size does: "gdraa-direct" where memory is mapped.
     update : Callable[[Block], None], optional
-        For kind "update": called as ``update(block)`` on the owner, elementwise in effect.
+        For kind "update": the owner calls ``update(block)``; it must act on each element alone.
     bucket_bytes : int, default 0
-        Layers are put together until they have this many bytes; 0: every layer alone.
+        Layers share a bucket until it has this many bytes; 0: every layer travels alone.
     wire : dtype, optional
-        Dtype in which gradients travel ("bfloat16"), None: their own.
+        Dtype in which gradients travel ("bfloat16"); None: their own.
     group : Group, optional
         None: all ranks.
     timeout : float, optional
-        Seconds, of making it; None: the context's default.
+        Seconds for making it; None: the context's default.
     candidates : Sequence[str], default ()
-        Names of plans that are tried in the first iterations, in turn, if ``plan`` is not given;
-        the one with which iterations take least time is kept, the same on all ranks (swCaffe).
-        Until then they all have their inboxes.
+        Names of plans that the first iterations try in turn, if ``plan`` is not given. The fastest
+        is kept, the same on all ranks (swCaffe). Until then each has its inbox.
     rotate_root : bool, default False
-        Bucket b's root is ``root`` + b (mod size), so that no rank has all the work.
+        Bucket b has the root ``root`` + b (mod size), so that the ranks share the root's work.
     **options : int
         Of the plan, such as ``root=1``.
 
@@ -118,22 +117,22 @@ class GradientExchange:
         The segment of all weights, of the same layout, in kinds "update" and "broadcast"; else
         None.
     inbox_bytes : int
-        Memory the plan needs on this rank besides the two.
+        Memory that the plans need on this rank besides these two.
 
     Raises
     ------
     MismatchError
-        Ranks disagree on layers, dtypes, kind, plan or buckets; names them.
+        Ranks disagree on layers, dtypes, kind, plan or buckets; names the difference.
     BufferRefused
-        A dtype that is not reduced, or not in this kind.
+        A dtype that cannot be reduced, or not in this kind.
     PlanError
-        A plan that does not offer the kind or wire, or is not available here.
+        The plan does not offer the kind or wire, or is not available here.
 
     Notes
     -----
-    Gradients and weights live in segments: let ``p.grad`` be a view (:meth:`gradient`), and nothing
-    is copied. The order of additions depends on the ranks alone, so that all ranks and all runs get
-    the same bits. CaffeGPI section 3, MiMatrix section 3.
+    Gradients and weights lie in segments: if ``p.grad`` is a view (:meth:`gradient`), nothing is
+    copied. The order of additions depends on the ranks alone, so all ranks and all runs get the
+    same bits. CaffeGPI section 3, MiMatrix section 3.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class GradientExchange:
         self.context = context
         self.group = group or context.world
         self.kind = kind
-        # What is wrong is said before the others are met.
+        # Errors are raised before the first collective step.
         if kind not in KINDS:
             raise PlanError(f"no exchange of kind {kind!r}; there are {', '.join(KINDS)}")
         if (kind == "update") != (update is not None):
@@ -164,7 +163,7 @@ class GradientExchange:
         setup = Setup(context, self.group, kind, None if wire is None else native_dtype(wire))
         self.layers, self._buckets = lay_out(layers, bucket_bytes)
         asked = [plan] if plan is not None else candidates
-        # Of each bucket: its plan, or all that are tried.
+        # Each bucket gets its plan, or all that are tried.
         for bucket in self._buckets:
             bucket.choices = select_candidates(
                 context.policy, self.group, kind, bucket.nbytes, asked, wire=wire is not None
@@ -199,7 +198,7 @@ class GradientExchange:
 
     @property
     def plan(self) -> str:
-        """The plan of all buckets, or which plans they have, in their order."""
+        """The plan of all buckets, or the plans of the buckets in their order."""
         names = [" or ".join(map(str, bucket.choices)) for bucket in self._buckets]
         runs = [(name, len(list(group))) for name, group in groupby(names)]
         if len(runs) == 1:
@@ -209,16 +208,14 @@ class GradientExchange:
     # --- the memory
 
     def gradient(self, layer: int) -> Array:
-        """Return a layer's gradient: a view of the segment, in the layer's shape."""
+        """Return a layer's gradient: a view of the segment with the layer's shape."""
         return self._view(self.gradients, layer)
 
     def weight(self, layer: int) -> Array:
-        """Return a layer's weights: a view of the segment, in the layer's shape.
+        """Return a layer's weights: a view of the segment with the layer's shape.
 
-        Kinds "update" and "broadcast" have them.
-
-        In kind "update" all ranks must begin with the same weights; from then on the exchange keeps
-        them the same.
+        Only kinds "update" and "broadcast" have them. In kind "update" all ranks must begin with
+        the same weights; the exchange then keeps them the same.
         """
         if self.weights is None:
             raise PlanError('only kinds "update" and "broadcast" keep weights')
@@ -231,24 +228,24 @@ class GradientExchange:
 
     @property
     def timings(self) -> list[Timing]:
-        """What each layer cost so far; a copy."""
+        """What each layer has cost so far; a copy."""
         return [self.timing(layer) for layer in range(len(self.layers))]
 
     def timing(self, layer: int) -> Timing:
-        """Return what one layer cost so far; a copy."""
+        """Return what one layer has cost so far; a copy."""
         return Timing(*self._schedule.timing(layer))
 
     # --- one iteration
 
     def ready(self, layer: int) -> None:
-        """Start the exchange of ``layer``, whose gradient is complete here, and make a turn.
+        """Start the exchange of ``layer``, whose gradient is complete on this rank; make a turn.
 
         Returns at once. The gradient belongs to the exchange until ``wait(layer)`` returns.
 
         Raises
         ------
         PlanError
-            No such layer, or it is ready already and was not waited for.
+            No such layer, or it is already ready and was not waited for.
         PeerLost, ClosedError
         """
         if self._autotune is not None:
@@ -262,10 +259,10 @@ class GradientExchange:
         self._schedule.progress()
 
     def wait(self, layer: int, *, timeout: float | None = None) -> None:
-        """Until ``layer``'s mean gradient (or its new weights) is here.
+        """Wait until ``layer``'s mean gradient (or its new weights) is here.
 
-        Call it just before the layer's weights are next used. Returns at once for a layer that was
-        not ready since it was last waited for.
+        Call it just before the layer's weights are next used. It returns at once for a layer that
+        has not become ready since the last wait for it.
 
         Parameters
         ----------
@@ -275,7 +272,7 @@ class GradientExchange:
         Raises
         ------
         Timeout
-            Names the notifications that are missing; can be called again.
+            Names the missing notifications; the next call continues.
         PlanError
             No such layer, or others of its bucket are not ready.
         PeerLost, MismatchError, ClosedError
@@ -285,9 +282,9 @@ class GradientExchange:
             self._autotune.after()
 
     def finish(self, *, timeout: float | None = None) -> None:
-        """Until every exchange that was started is complete. No barrier: others may be behind.
+        """Wait until every started exchange is complete here. No barrier: peers may be behind.
 
-        Buckets of which only some layers were ready stay as they are.
+        Buckets with only some layers ready stay as they are.
 
         Parameters
         ----------
@@ -309,7 +306,7 @@ class GradientExchange:
     # --- the owner's part
 
     def serve(self, call: _native.Call) -> bool:
-        """Run the owner's update if ``call`` is of this exchange."""
+        """Run the owner's update if ``call`` belongs to this exchange."""
         number = self._schedule.bucket_of(call)
         if number < 0:
             return False
@@ -327,17 +324,17 @@ class GradientExchange:
         try:
             self._update(block)
         except BaseException as error:
-            # Half an update can be neither sent nor repeated.
+            # Half an update must neither be sent nor repeated.
             self._schedule.end(f"update of bucket {bucket.index} raised {error!r}")
             self._schedule.close()
             raise
         return True
 
     def describe(self) -> str:
-        """Plan, buckets and the memory they take, for a log."""
+        """Describe plan, buckets and their memory, for a log."""
         sizes = [bucket.nbytes for bucket in self._buckets]
         own = {id(each): each.nbytes for each in (self.gradients, self.weights) if each is not None}
-        segments = sum(own.values())  # in kind "broadcast" both are one
+        segments = sum(own.values())  # kind "broadcast" has one for both
         return (
             f"gradient exchange {self.kind}, plan {self.plan}: {len(self.layers)} layers in "
             f"{len(sizes)} buckets of {min(sizes, default=0)} to {max(sizes, default=0)} "
@@ -345,18 +342,18 @@ class GradientExchange:
         )
 
     def close(self, *, finish: bool = True) -> None:
-        """Finish what is under way and give the segments up; idempotent. Views stay valid.
+        """Finish the exchanges under way and give up the segments. Idempotent. Views stay valid.
 
         Parameters
         ----------
         finish : bool, default True
-            False: abandon what is under way; nothing of it moves any more on this rank. So a
-            ``with`` block ends that is left by an exception.
+            False: abandon the exchanges under way; this rank no longer advances them. A ``with``
+            block that an exception leaves does this.
 
         Raises
         ------
         Timeout, PeerLost
-            What was under way will not end; the segments are given up all the same.
+            An exchange under way cannot end; the segments are given up all the same.
         """
         if self not in self.context.resources.servers or self.context.closed:
             return
@@ -372,7 +369,7 @@ class GradientExchange:
                 bucket.executions.clear()
             if self._autotune is not None:
                 self._autotune.close()
-            # Where peers write by address, memory that they may still write to stays to the end.
+            # Peers that write by address may still write here: the memory then stays until the end.
             if idle or self.group.mapped:
                 for segment in self._segments:
                     segment.delete()

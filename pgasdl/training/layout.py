@@ -1,4 +1,4 @@
-"""A model's layers in memory: which lie together in a bucket, and that all ranks see it so."""
+"""The layout of a model's layers in buckets, and its comparison between ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgasdl.collectives.resources import Steps
 from pgasdl.errors import BufferRefused, MismatchError
 from pgasdl.group import Group
 
-# Fingerprints of layers that go into one message of a group.
+# Fingerprints of layers in one message of a group.
 _PRINTS = 200
 
 
@@ -31,7 +31,7 @@ class Layer:
     index, shape, dtype
         As given.
     bucket, offset : int
-        Where it lies: the bucket's number, elements from the bucket's beginning.
+        Number of its bucket; elements from the bucket's beginning.
     at : int
         Bytes from the beginning of the exchange's segments.
     """
@@ -54,14 +54,14 @@ class Layer:
 
 @dataclass(slots=True)
 class Bucket:
-    """Layers that are exchanged together."""
+    """Layers that travel together."""
 
     index: int
     dtype: str
     at: int  # bytes into the segments
     count: int = 0  # elements
     layers: list[int] = field(default_factory=list)
-    # The plan it runs by, or all that are tried; and what each is bound to.
+    # Its plan, or all that are tried; and the execution of each.
     choices: list[Choice] = field(default_factory=list)
     executions: list[_native.Execution] = field(default_factory=list)
 
@@ -72,17 +72,17 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the first layer's begin to the last one's end."""
+        """Bytes from the begin of the first layer to the end of the last."""
         return self.count * self.item
 
 
 def lay_out(given: Iterable[Any], bucket_bytes: int) -> tuple[list[Layer], list[Bucket]]:
-    """Give every layer its place: neighbours of one dtype share a bucket until it is full.
+    """Give every layer its place. Neighbours of one dtype share a bucket until it is full.
 
     Raises
     ------
     BufferRefused
-        Something that is no layer, or a dtype that cannot be reduced.
+        Not a layer, or a dtype that cannot be reduced.
     """
     layers: list[Layer] = []
     buckets: list[Bucket] = []
@@ -124,7 +124,7 @@ def agree(group: Group, rank: int, settings: str, layers: Sequence[Layer], steps
     Raises
     ------
     MismatchError
-        On every member, naming the first that differs from the first member, and how.
+        On every member; names the first one that differs from member 0, and the difference.
     """
     prints = [zlib.crc32(str(layer).encode()) for layer in layers]
     everything = zlib.crc32(struct.pack(f"<{len(prints)}I", *prints))
@@ -139,7 +139,7 @@ def agree(group: Group, rank: int, settings: str, layers: Sequence[Layer], steps
         return
     texts = [header[4:].decode() for header in headers]
     _compare(group, rank, texts, "")
-    # Everybody saw the difference, and so everybody looks for it.
+    # Every member saw the difference, so every member takes part in the search.
     for first in range(0, len(layers), _PRINTS):
         part = struct.pack(f"<{len(prints[first : first + _PRINTS])}I", *prints[first:][:_PRINTS])
         parts = gathered("gradient exchange, layers", part)

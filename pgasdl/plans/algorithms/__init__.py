@@ -1,1 +1,1 @@
-"""One file for each algorithm, and what they share: blocks, trees, a rank's view."""
+"""The algorithms, one in each file, and what they share: blocks, trees, a rank's view."""

@@ -1,4 +1,4 @@
-"""Arithmetic that several plans share: who owns which elements, and in which order peers come."""
+"""Arithmetic that several plans share: owners of elements, and the order of peers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from itertools import pairwise
 
 from pgasdl.plans.plan import Flush, Put, Reduce, Span, Step
 
-# 16 float32 fill a cache line: two owners never write to the same one.
+# 16 float32 fill a cache line; two owners never write to the same line.
 ALIGN = 16
-# Pieces of a pipeline that were not asked for: 128 KiB of float32, and not too many.
+# Default pieces of a pipeline: 128 KiB of float32, and not too many.
 CHUNK = 32768
 MOST_CHUNKS = 32
 
 
 def blocks(count: int, size: int, align: int = ALIGN) -> list[tuple[int, int]]:
-    """Cut ``count`` elements into ``size`` blocks, as equal as whole multiples of ``align`` allow.
+    """Cut ``count`` elements into ``size`` nearly equal blocks of whole multiples of ``align``.
 
     Returns ``(offset, n)`` per rank. Every offset below ``count`` is a multiple of ``align``, the
     first block is the largest, and ranks left without elements come last, with ``n = 0``.
@@ -30,7 +30,7 @@ def blocks(count: int, size: int, align: int = ALIGN) -> list[tuple[int, int]]:
 
 
 def edge(count: int, size: int, rank: int, align: int = ALIGN) -> int:
-    """Where the block of ``rank`` begins, and that of the one before it ends.
+    """Return where the block of ``rank`` begins and that of the rank before it ends.
 
     >>> [edge(100, 3, rank) for rank in range(4)]
     [0, 48, 80, 100]
@@ -42,7 +42,7 @@ def edge(count: int, size: int, rank: int, align: int = ALIGN) -> int:
 def chunks_of(count: int, chunks: int) -> list[tuple[int, int]]:
     """Cut ``count`` elements into at most ``chunks`` pieces, none of them empty.
 
-    ``chunks = 0``: as many as hide the hops of a pipeline behind each other, an estimate.
+    ``chunks = 0``: an estimate of how many make the hops of a pipeline overlap.
     """
     wanted = chunks or min(MOST_CHUNKS, max(1, count // CHUNK))
     return [(offset, n) for offset, n in blocks(count, wanted) if n]
@@ -54,7 +54,7 @@ def padded(count: int, align: int = ALIGN) -> int:
 
 
 def peers_after(rank: int, size: int) -> list[int]:
-    """List the other ranks, starting behind ``rank``, so that no two ranks send to the same first.
+    """List the other ranks, starting behind ``rank``: each rank sends to another one first.
 
     >>> peers_after(1, 4)
     [2, 3, 0]
@@ -63,7 +63,7 @@ def peers_after(rank: int, size: int) -> list[int]:
 
 
 def scale_of(kind: str, size: int) -> float:
-    """Factor of the sum of all contributions: updates are made with the mean gradient."""
+    """Return the factor of the sum of all contributions. Updates take the mean gradient."""
     return 1.0 / size if kind in ("average", "update") else 1.0
 
 
@@ -73,7 +73,7 @@ def flag(peer: int, notification: int) -> Put:
 
 
 def flushed(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield the steps, and Flush if they sent anything: for Puts that nobody answers."""
+    """Yield the steps, then Flush if they sent anything: no message answers their Puts."""
     sent = False
     for step in steps:
         sent = sent or (isinstance(step, Put) and step.n > 0)
@@ -83,5 +83,5 @@ def flushed(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def cast(source: str, target: str, offset: int, n: int) -> Reduce:
-    """Copy own elements between two buffers, whatever their dtypes."""
+    """Copy own elements between two buffers; their dtypes may differ."""
     return Reduce((Span(target, offset),), (Span(source, offset),), n)

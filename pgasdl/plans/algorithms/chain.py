@@ -36,7 +36,7 @@ from pgasdl.plans.plan import Plan, PlanSpec
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Each node's child is the next."""
+    """A chain: the child of each node is the next one."""
 
     size: int
     degree: int = 1

@@ -53,8 +53,8 @@ from pgasdl.plans.algorithms.blocks import blocks, flag, flushed, padded, peers_
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
-# Below this many elements one cast of everything costs less than the steps that casting block by
-# block adds; above, blocks cast and sent one after another overlap with the wire.
+# Below this many elements one cast of everything costs less than a step per block. Above, casts
+# block by block overlap with the sending.
 CAST_AT_ONCE = 16384
 
 
@@ -80,7 +80,7 @@ class _Exchange:
         self.piecewise = view.wire and view.count > CAST_AT_ONCE
 
     def steps(self) -> Iterator[Step]:
-        """All of one rank's."""
+        """All steps of this rank."""
         kind = self.view.kind
         if kind == "reduce-scatter":
             yield from flushed((*self.scatter(), *self.reduce()))
@@ -91,11 +91,11 @@ class _Exchange:
         yield from flushed((*self.spread(), *self.collect()))
 
     def inbox(self, sender: int, owner: int) -> Span:
-        """Slot of ``sender`` at ``owner``, who has none for itself."""
+        """Slot of ``sender`` at ``owner``, which has none for itself."""
         return Span(self.view.receive, self.slot * (sender if sender < owner else sender - 1))
 
     def scatter(self) -> Iterator[Step]:
-        """Step 1, and the rounding of the own block."""
+        """Yield step 1, and the rounding of the own block."""
         credit = self.view.kind == "reduce-scatter"
         own = self.parts[self.rank]
         if credit and own[1]:
@@ -116,7 +116,7 @@ class _Exchange:
             yield from self.view.to_wire(*own)
 
     def reduce(self) -> Iterator[Step]:
-        """Step 2, for a rank that owns a block."""
+        """Yield step 2, for a rank that owns a block."""
         offset, n = self.parts[self.rank]
         if not n:
             return
@@ -145,7 +145,7 @@ class _Exchange:
             yield Put(result, n, peer, result, self.size + self.rank)
 
     def collect(self) -> Iterator[Step]:
-        """Yield the Waits of step 3; results that came in wire precision are cast back."""
+        """Yield the Waits of step 3, and the casts of results in wire precision."""
         if self.piecewise:
             yield from self.view.from_wire(*self.parts[self.rank])
         for owner in reversed(self.peers):

@@ -91,7 +91,7 @@ class _Node:
         ranks = self.ranks(self.node)
         self.mates = [ranks[place] for place in peers_after(self.place, len(ranks))]
         self.blocks = blocks(view.count, group_size)
-        # Slots of blocks are numbered among those of one holder.
+        # Each holder numbers the slots of its blocks from 0.
         self.held = -(-group_size // len(self.ranks(self.nodes - 1)))
         self.block_slot = padded(self.blocks[0][1])
         self.sub_slot = padded(blocks(self.blocks[0][1], self.nodes)[0][1])
@@ -103,31 +103,31 @@ class _Node:
         self.notifications = self.first_done + group_size
 
     def ranks(self, node: int) -> range:
-        """Ranks of a node."""
+        """Return the ranks of a node."""
         return range(node * self.q, min((node + 1) * self.q, self.view.size))
 
     def holder(self, node: int, block: int) -> int:
-        """Rank that holds a block in a node."""
+        """Return the rank that holds a block in a node."""
         ranks = self.ranks(node)
         return ranks[block % len(ranks)]
 
     def own(self, node: int, block: int) -> int:
-        """Which of its holder's blocks a block is."""
+        """Return the number of a block among its holder's blocks."""
         return block // len(self.ranks(node))
 
     def sub(self, block: int, node: int) -> tuple[int, int]:
-        """Offset and length of a block's part that a node reduces."""
+        """Return offset and length of the part of a block that a node reduces."""
         offset, n = self.blocks[block]
         begin, length = blocks(n, self.nodes)[node]
         return offset + begin, length
 
     def mine(self) -> list[int]:
-        """Blocks that this rank holds and that have elements."""
+        """Return the non-empty blocks that this rank holds."""
         held = range(self.place, self.q, len(self.ranks(self.node)))
         return [block for block in held if self.blocks[block][1]]
 
     def steps(self) -> Iterator[Step]:
-        """All of one rank's."""
+        """All steps of this rank."""
         yield from self.view.to_wire(0, self.view.count)
         yield from self.load() if self.direct else self.gather()
         for block in self.mine():
@@ -148,7 +148,7 @@ class _Node:
     # Inside the node
 
     def load(self) -> Iterator[Step]:
-        """Step 1, where memory is mapped."""
+        """Yield step 1, where memory is mapped."""
         holders = [mate for mate in self.mates if self.holds(mate)]
         for mate in holders:
             yield flag(mate, self.place)
@@ -167,11 +167,11 @@ class _Node:
             )
 
     def holds(self, mate: int) -> bool:
-        """Tell whether a mate has a block with elements: then its first one has some."""
+        """Whether a mate holds a non-empty block: then its first block is not empty."""
         return self.blocks[mate % self.q][1] > 0
 
     def gather(self) -> Iterator[Step]:
-        """Step 1, by messages."""
+        """Yield step 1, by messages."""
         for block, (offset, n) in enumerate(self.blocks):
             holder = self.holder(self.node, block)
             if holder != self.view.rank and n:
@@ -195,7 +195,7 @@ class _Node:
             )
 
     def sum_of(self, block: int, srcs: list[Span]) -> Iterator[Step]:
-        """Yield the node's sum of a block, if there are mates; the result, if there is one node."""
+        """Yield the node's sum of a block, if it has mates; with one node, the result."""
         offset, n = self.blocks[block]
         if self.nodes == 1:
             yield Reduce((self.view.reduced(offset),), tuple(srcs), n, self.view.scale)
@@ -204,12 +204,12 @@ class _Node:
             yield Reduce((Span(self.view.send, offset),), tuple(srcs), n)
 
     def mate_slot(self, own: int, sender: int, holder: int) -> Span:
-        """Where a holder receives a mate's block."""
+        """Return where a holder receives a mate's block."""
         place = sender % self.q - (sender > holder)
         return Span(self.view.receive, (own * (self.q - 1) + place) * self.block_slot)
 
     def finish(self, block: int) -> Iterator[Step]:
-        """Yield steps 2 and 3, from the other nodes' results on."""
+        """Yield the end of step 2, from the other nodes' results on, and step 3."""
         for node in self.other_nodes():
             if self.sub(block, node)[1]:
                 yield Wait(self.flag_of(block, node) + 1, self.holder(node, block))
@@ -225,21 +225,21 @@ class _Node:
     # Across nodes
 
     def other_nodes(self) -> list[int]:
-        """All but mine, beginning behind it."""
+        """Return all nodes but mine, beginning behind it."""
         return [(self.node + step) % self.nodes for step in range(1, self.nodes)]
 
     def flag_of(self, block: int, node: int, at: int | None = None) -> int:
-        """Return the flag of a node's sub-block being here (or at the holder in node ``at``)."""
+        """Return the flag that a node's sub-block is here (or at the holder in node ``at``)."""
         own = self.own(self.node if at is None else at, block)
         return self.first_across + (own * self.nodes + node) * 2
 
     def node_slot(self, block: int, sender: int, at: int) -> Span:
-        """Where the holder in node ``at`` receives another node's sub-block."""
+        """Return where the holder in node ``at`` receives another node's sub-block."""
         place = self.own(at, block) * (self.nodes - 1) + sender - (sender > at)
         return Span(self.view.receive, self.across + place * self.sub_slot)
 
     def scatter(self, block: int) -> Iterator[Step]:
-        """Step 2: the node's sums, to those that reduce them."""
+        """Yield step 2: the node's sums, to the holders that reduce them."""
         for node in self.other_nodes():
             offset, n = self.sub(block, node)
             if n:
@@ -248,7 +248,7 @@ class _Node:
                 yield Put(source, n, self.holder(node, block), slot, notify)
 
     def reduce(self, block: int) -> Iterator[Step]:
-        """Step 2: my node's part, from all nodes, and to all."""
+        """Yield step 2: the reduction of my node's part, and its result to all nodes."""
         offset, n = self.sub(block, self.node)
         if not n or self.nodes == 1:
             return

@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: sums of ever smaller halves, then results of ever larger ones.
+"""Recursive halving and doubling: sums of smaller and smaller halves, then results in reverse.
 
 Paper
     swCaffe section V: reduce-scatter by recursive halving, all-gather by recursive doubling, and a
@@ -64,18 +64,18 @@ PER_LEVEL = 5
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """Which rank is which node: round-robin over supernodes of ``group_size`` ranks."""
+    """The mapping of ranks to nodes: round-robin over supernodes of ``group_size`` ranks."""
 
     size: int
     group_size: int
 
     def _full(self) -> tuple[int, int]:
-        """Supernodes, and how many ranks the last of them has."""
+        """Return the number of supernodes, and the number of ranks in the last one."""
         groups = -(-self.size // self.group_size)
         return groups, self.size - (groups - 1) * self.group_size
 
     def node(self, rank: int) -> int:
-        """Return a rank's node: first all supernodes' first ranks, then all second ones.
+        """Return a rank's node: first the first ranks of all supernodes, then the second ones.
 
         >>> [Numbering(7, 3).node(rank) for rank in range(7)]
         [0, 3, 5, 1, 4, 6, 2]
@@ -101,16 +101,16 @@ class Numbering:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What one halving is to a node: ranges of nodes, and the nodes it talks to, -1 for nobody.
+    """One halving as a node sees it: ranges of nodes, and the nodes it talks to; -1: none.
 
     Attributes
     ----------
     mine, theirs : tuple[int, int]
-        Halves, as (first node, node behind the last).
+        The two halves, as (first node, node behind the last).
     partner : int
-        At the same place in the other half.
+        The node at the same place in the other half.
     giver, taker : int
-        Whose elements I take too, having a partner; who takes mine, since I have none.
+        The node whose elements I also take, if I have a partner; the node that takes mine, if not.
     """
 
     number: int
@@ -122,7 +122,7 @@ class Level:
 
 
 def levels(node: int, size: int) -> list[Level]:
-    """All halvings of a node, the largest first."""
+    """Return all halvings of a node, the largest first."""
     found: list[Level] = []
     low, high = 0, size
     while high - low > 1:
@@ -176,7 +176,7 @@ class _Halves:
         self.slots: list[tuple[int, int]] = []  # by level: from the partner, from the giver
         self.inbox = 0
         for level in range((view.size - 1).bit_length()):
-            # The largest half is the first: blocks are the larger, the earlier.
+            # The first half is the largest: earlier blocks are at least as large.
             nodes = -(-view.size // (2 << level))
             slot = padded(edge(view.count, view.size, nodes))
             odd = view.size % (2 << level)
@@ -184,7 +184,7 @@ class _Halves:
             self.inbox += 2 * slot if odd else slot
 
     def steps(self) -> Iterator[Step]:
-        """All of one rank's."""
+        """All steps of this rank."""
         view = self.view
         if not view.exchange:
             yield from self.credits()
@@ -199,21 +199,21 @@ class _Halves:
         yield from flushed((*doubles, *view.from_wire(0, view.count)))
 
     def elements(self, nodes: tuple[int, int]) -> tuple[int, int]:
-        """Offset and length of what a range of nodes owns."""
+        """Return offset and length of the elements that a range of nodes owns."""
         low, high = (edge(self.view.count, self.view.size, node) for node in nodes)
         return low, high - low
 
     def to(self, node: int, notification: int, offset: int, n: int, at: Span) -> Put:
-        """Put own elements from ``offset`` on."""
+        """Put own elements to a node, from ``offset`` on."""
         buffer = self.view.send if at.buffer == self.view.receive else self.view.result
         return Put(Span(buffer, offset), n, self.numbering.rank(node), at, notification)
 
     def wait(self, notification: int, node: int) -> Wait:
-        """Wait for what a node owes."""
+        """Wait for a node's message."""
         return Wait(notification, self.numbering.rank(node))
 
     def credits(self) -> Iterator[Step]:
-        """Tell all who will send here that they may."""
+        """Raise the credits of all nodes that send to this one."""
         for level in self.levels:
             first = PER_LEVEL * level.number
             if self.view.kind == "reduce-scatter":
@@ -228,7 +228,7 @@ class _Halves:
                     yield flag(self.numbering.rank(node), credit)
 
     def halve(self, level: Level) -> Iterator[Step]:
-        """Step 1 of one level."""
+        """Yield step 1 of one level."""
         view, first = self.view, PER_LEVEL * level.number
         at, extra = (Span(view.receive, offset) for offset in self.slots[level.number])
         offset, n = self.elements(level.theirs)
@@ -253,7 +253,7 @@ class _Halves:
             yield from view.update(offset, n)
 
     def double(self, level: Level) -> Iterator[Step]:
-        """Step 2 of one level."""
+        """Yield step 2 of one level."""
         view, first = self.view, PER_LEVEL * level.number
         offset, n = self.elements(level.mine)
         if n and level.partner >= 0:

@@ -1,4 +1,4 @@
-"""K-ary tree: every node has up to ``arity`` children, and all nodes on a level are equally deep.
+"""K-ary tree: every node has up to ``arity`` children, level by level.
 
 Paper
     CaffeGPI leaves open which tree carries its gradients; this is the other usual one. A node of a
@@ -31,22 +31,22 @@ from pgasdl.plans.plan import Plan, PlanSpec
 
 @dataclass(frozen=True, slots=True)
 class Kary:
-    """Numbered level by level."""
+    """A k-ary tree, numbered level by level."""
 
     size: int
     arity: int
 
     @property
     def degree(self) -> int:
-        """Places: as many as the root's children."""
+        """Return the number of places: that of the root's children."""
         return min(self.arity, self.size - 1)
 
     def parent(self, node: int) -> tuple[int, int]:
-        """One level up."""
+        """Return the node one level up."""
         return divmod(node - 1, self.arity)
 
     def children(self, node: int) -> list[tuple[int, int]]:
-        """One level down."""
+        """Return the nodes one level down."""
         first = self.arity * node + 1
         return list(enumerate(range(first, min(first + self.arity, self.size))))
 

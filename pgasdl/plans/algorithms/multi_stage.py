@@ -1,4 +1,4 @@
-"""Multi-stage broadcast: stages that are started ahead, each waited for just before it is needed.
+"""Multi-stage broadcast: stages start ahead, and a rank waits for each just before it needs it.
 
 Paper
     S-Caffe section 4.1: parameters are broadcast by layer, overlapped with the forward pass. The

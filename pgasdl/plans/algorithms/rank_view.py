@@ -1,4 +1,4 @@
-"""What all plans begin with: which buffers a kind and a precision use, and the plan's frame."""
+"""The common part of all plans: the buffers of a kind and a precision, and the plan's frame."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class RankView:
     Attributes
     ----------
     exchange
-        Everybody contributes, and everybody gets the result.
+        Every rank contributes, and every rank gets the result.
     send, receive
-        Buffers that contributions leave from, and arrive in.
+        The buffer that contributions leave from, and the one they arrive in.
     result
-        Buffer that results leave from and arrive in.
+        The buffer that results leave from and arrive in.
     scale
         Factor of the sum.
     idle
-        There is nobody to exchange anything with, or nothing to exchange.
+        There is no other rank, or nothing to exchange.
     """
 
     def __init__(self, name: str, rank: int, size: int, count: int, kind: str, wire: bool) -> None:
@@ -36,13 +36,13 @@ class RankView:
         self.idle = size == 1 or not count
 
     def require(self, option: str, value: int, least: int) -> int:
-        """``value`` of an option, if it is at least ``least``."""
+        """Return the ``value`` of an option; PlanError if it is below ``least``."""
         if value < least:
             raise PlanError(f"plan {self.name}: {option} is {value}, at least {least} is needed")
         return value
 
     def require_root(self, root: int) -> int:
-        """``root``, if it is a rank."""
+        """Return ``root``; PlanError if it is not a rank."""
         if not 0 <= root < self.size:
             raise PlanError(f"plan {self.name}: root {root} is not one of {self.size} ranks")
         return root
@@ -55,7 +55,7 @@ class RankView:
         *,
         mapped: bool = False,
     ) -> Plan:
-        """Frame the lanes, those without steps left out; an idle side needs none."""
+        """Make the plan of these lanes, without empty ones; an idle rank's plan has none."""
         buffers = {"data": self.count}
         if self.kind == "update":
             buffers["weights"] = self.count
@@ -72,17 +72,17 @@ class RankView:
         )
 
     def reduced(self, offset: int) -> Span:
-        """Where a finished sum goes: to be sent on, or to the update."""
+        """Return where a finished sum goes: to be sent on, or to the update."""
         return Span("data" if self.kind == "update" else self.send, offset)
 
     def update(self, offset: int, n: int) -> list[Step]:
-        """Return the owner's update of some elements, in that kind."""
+        """Return the owner's update of some elements, in kind ``update``."""
         return [Call("update", Span("data", offset), n)] if self.kind == "update" and n else []
 
     def to_wire(self, offset: int, n: int) -> list[Step]:
-        """Own elements in wire precision, ready to leave."""
+        """Return the cast of own elements to wire precision."""
         return [cast("data", "wire_out", offset, n)] if self.wire and n else []
 
     def from_wire(self, offset: int, n: int) -> list[Step]:
-        """Results that came in wire precision, back in the application's."""
+        """Return the cast of results back from wire precision."""
         return [cast("wire_out", "data", offset, n)] if self.result == "wire_out" and n else []

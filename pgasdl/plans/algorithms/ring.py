@@ -1,4 +1,4 @@
-"""Ring: blocks go round, first to be summed on the way, then as results.
+"""Ring: blocks go round twice, first to be summed, then as results.
 
 Paper
     The reduce-scatter and all-gather that swCaffe and MiMatrix compare with: every rank talks to
@@ -67,10 +67,10 @@ class _Ring:
         self.hops = view.size - 1
 
     def steps(self) -> Iterator[Step]:
-        """All of one rank's."""
+        """All steps of this rank."""
         view = self.view
         if not view.exchange:
-            # Round the ring goes every block, but not to where it began.
+            # Every block goes round the ring, except back to where it began.
             first = view.rank if view.kind == "all-gather" else view.rank - 1
             if self.others_than(first):
                 yield flag(self.left, 2 * self.hops)
@@ -85,15 +85,15 @@ class _Ring:
         yield from flushed((*self.results(), *view.from_wire(0, view.count)))
 
     def block(self, number: int) -> tuple[int, int]:
-        """Offset and length of a block, counted round the ring."""
+        """Return offset and length of a block, counted round the ring."""
         return self.parts[number % self.view.size]
 
     def others_than(self, number: int) -> bool:
-        """Tell whether some block other than this one has elements."""
+        """Whether some other block has elements."""
         return self.block(number)[1] < self.view.count
 
     def sums(self) -> Iterator[Step]:
-        """Step 1."""
+        """Yield step 1."""
         view = self.view
         for hop in range(self.hops):
             slot = Span(view.receive, hop * self.slot)
@@ -110,7 +110,7 @@ class _Ring:
                     yield from view.update(offset, n)
 
     def results(self) -> Iterator[Step]:
-        """Step 2."""
+        """Yield step 2."""
         for hop in range(self.hops):
             offset, n = self.block(self.view.rank - hop)
             if n:

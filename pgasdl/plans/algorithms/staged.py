@@ -1,4 +1,4 @@
-"""Staged: arrays that peers cannot reach, passed piece by piece through memory that they map.
+"""Staged: arrays that peers cannot reach go piece by piece through memory that they map.
 
 Paper
     MiMatrix's GDRAA for large arrays; for small ones the exchange of all with all that every MPI
@@ -62,9 +62,9 @@ from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 PHASES = 2
 SLOTS = 4
 SLOTS_WITH_OWNERS = 3
-# 256 KiB of float32: long enough to hide a latency, and the slots stay in the cache.
+# 256 KiB of float32: a piece hides a latency, and the slots stay in the cache.
 PIECE = 65536
-# From 4 ranks on, loading all from all costs more memory traffic than the way through owners...
+# From 4 ranks on, loads of all from all cost more memory traffic than the way through owners...
 OWNERS_FROM_RANKS = 4
 # ...except for few elements, where the second latency costs more than the loads. An estimate.
 OWNERS_ABOVE_COUNT = 2048
@@ -116,7 +116,7 @@ class _Exchange:
         self.slots = min(SLOTS_WITH_OWNERS if self.owners else SLOTS, len(self.pieces))
 
     def inbox_elements(self) -> int:
-        """Elements of both phases' slots."""
+        """Elements in the slots of both phases."""
         return (PHASES * self.slots - 1) * self.piece + self.cut
 
     def notifications(self) -> int:
@@ -171,24 +171,24 @@ class _Exchange:
                 yield Reduce((self.data(k, begin),), (self.slot(k, begin, owner),), n)
 
     def block(self, k: int, owner: int) -> tuple[int, int]:
-        """Offset and length of a rank's block of piece ``k``: as in a whole piece, but cut off."""
+        """Return offset and length of a rank's block of piece ``k``; a short piece cuts it off."""
         begin, n = blocks(self.cut, self.size)[owner]
         end = self.pieces[k][1]
         return min(begin, end), max(0, min(n, end - begin))
 
     def contributions(self, k: int, begin: int = 0) -> tuple[Span, ...]:
-        """Piece ``k`` of all ranks from element ``begin`` on, in rank order."""
+        """Return piece ``k`` of all ranks from element ``begin`` on, in rank order."""
         return tuple(
             self.data(k, begin) if rank == self.rank else self.slot(k, begin, rank)
             for rank in range(self.size)
         )
 
     def data(self, k: int, begin: int = 0) -> Span:
-        """Piece ``k`` of the array, from element ``begin`` on."""
+        """Return piece ``k`` of the array, from element ``begin`` on."""
         return Span("data", self.pieces[k][0] + begin)
 
     def slot(self, k: int, begin: int = 0, rank: int | None = None) -> Span:
-        """Where a rank stages piece ``k``, from element ``begin`` on."""
+        """Return where a rank stages piece ``k``, from element ``begin`` on."""
         return Span("inbox", self.piece * (k % self.slots * PHASES + self.phase) + begin, rank)
 
     def raise_all(self, number: int) -> list[Put]:
@@ -200,7 +200,7 @@ class _Exchange:
         return [Wait(self.notification(number, peer), peer) for peer in reversed(self.peers)]
 
     def notification(self, number: int, rank: int) -> int:
-        """Which notification flag ``number`` of a rank is."""
+        """Return the notification of a rank's flag ``number``."""
         return (number * PHASES + self.phase) * self.size + rank
 
 

@@ -1,4 +1,4 @@
-"""Tree: gradients go up a binomial tree, are reduced on the way, and the result comes down.
+"""Tree: gradients go up a binomial tree and are reduced on the way; the result comes down.
 
 Paper
     CaffeGPI: gradients from higher to lower ranks, rank 0 updates the model, the model from lower
@@ -42,13 +42,13 @@ def children(node: int, size: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Binomial:
-    """A child's place is the logarithm of its distance."""
+    """A binomial tree. A child's place is the logarithm of its distance."""
 
     size: int
 
     @property
     def degree(self) -> int:
-        """Places: the root has a child at every power of two."""
+        """Return the number of places: the root has a child at every power of two."""
         return (self.size - 1).bit_length()
 
     def parent(self, node: int) -> tuple[int, int]:
@@ -57,7 +57,7 @@ class Binomial:
         return node - distance, distance.bit_length() - 1
 
     def children(self, node: int) -> list[tuple[int, int]]:
-        """Nearest first."""
+        """Return the children, nearest first."""
         return list(enumerate(children(node, self.size)))
 
 

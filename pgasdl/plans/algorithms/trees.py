@@ -1,7 +1,7 @@
-"""Up and down a tree in chunks: what chains, binomial, k-ary and two-level trees have in common.
+"""Up and down a tree in chunks: the common part of chains, binomial, k-ary and two-level trees.
 
-A file of its own for each says which node is whose child. Nodes are numbered from the root,
-node = (rank - root) mod P; a child's place is its slot at the parent, the same whoever the parent.
+Each kind of tree has a file, which says which node is whose child. Nodes are numbered from the
+root: node = (rank - root) mod P. A child's place is the number of its slot at the parent.
 
 Steps on a node, for each of the n chunks of ``data`` in order
     up      1. Wait for the chunk from all children; one Reduce over own chunk and theirs, by place.
@@ -51,22 +51,22 @@ TREE_KINDS = ("average", "sum", "update", "reduce", "broadcast")
 
 
 class Shape(Protocol):
-    """Who is whose child, by node; the root is node 0."""
+    """A tree: the children and the parent of each node. Node 0 is the root."""
 
     @property
     def degree(self) -> int:
-        """Places are below this, at every node."""
+        """Return the number of places at every node."""
 
     def parent(self, node: int) -> tuple[int, int]:
-        """Return a node's parent, and its own place there; not of node 0."""
+        """Return the parent of a node other than 0, and the node's place there."""
 
     def children(self, node: int) -> list[tuple[int, int]]:
-        """``(place, child)`` of a node's children, by place."""
+        """Return ``(place, child)`` of a node's children, by place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A neighbour in the tree: its rank, and which of the parent's places the child has."""
+    """A neighbour in the tree: its rank, and the child's place at the parent."""
 
     rank: int
     place: int
@@ -100,7 +100,7 @@ class TreeView:
         self.notifications = self.first_down + (1 if view.kind == "reduce" else n)
 
     def plan(self) -> Plan:
-        """All of it."""
+        """Return the plan of this rank."""
         inbox = 0 if self.view.kind == "broadcast" else self.degree * self.slot
         return self.view.plan(self.lanes(), self.notifications, inbox)
 
@@ -135,7 +135,7 @@ class TreeView:
         yield from flushed(step for k in range(len(self.chunks)) for step in hand(k))
 
     def up(self, k: int) -> Iterator[Step]:
-        """Chunk ``k`` from the children to the parent; at the root, on to the way down."""
+        """Yield the steps of chunk ``k`` from the children to the parent, or at the root to 3."""
         view = self.view
         offset, n = self.chunks[k]
         own = Span(view.send, offset)
@@ -154,13 +154,13 @@ class TreeView:
             yield from self.hand_down(k)
 
     def down(self, k: int) -> Iterator[Step]:
-        """Chunk ``k`` of the result, from the parent to the children."""
+        """Yield the steps of result ``k`` from the parent to the children."""
         if self.parent:
             yield Wait(self.first_down + k, self.parent.rank)
             yield from self.hand_down(k)
 
     def hand_down(self, k: int) -> Iterator[Step]:
-        """Chunk ``k`` of the result, to the children and into place."""
+        """Yield the steps of result ``k`` to the children and into place."""
         offset, n = self.chunks[k]
         result = Span(self.view.result, offset)
         for child in reversed(self.children):
@@ -168,9 +168,9 @@ class TreeView:
         yield from self.view.from_wire(offset, n)
 
     def slot_of(self, place: int, offset: int) -> Span:
-        """Where a parent receives a child's elements from ``offset`` on."""
+        """Return where a parent receives a child's elements, from ``offset`` on."""
         return Span(self.view.receive, place * self.slot + offset)
 
     def up_flag(self, place: int, k: int) -> int:
-        """Chunk ``k`` of the child at a place is here."""
+        """Return the flag that chunk ``k`` of the child at a place is here."""
         return place * len(self.chunks) + k

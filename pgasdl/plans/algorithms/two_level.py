@@ -1,4 +1,4 @@
-"""Chains of ``chain_size`` ranks, and over their heads either a chain or a binomial tree.
+"""Chains of ``chain_size`` ranks; their heads form a chain or a binomial tree.
 
 Paper
     S-Caffe section 5, hierarchical reduce (HR): a chunked chain is best for few ranks and large
@@ -45,7 +45,7 @@ CHAIN_SIZE = 8
 
 @dataclass(frozen=True, slots=True)
 class TwoLevel:
-    """Chains below; ``upper`` numbers their heads."""
+    """Chains below, and the tree ``upper`` of their heads."""
 
     size: int
     chain_size: int
@@ -53,7 +53,7 @@ class TwoLevel:
 
     @property
     def degree(self) -> int:
-        """Place 0 is for the chain, those behind for the upper level."""
+        """Return the number of places: 0 is for the chain, the others for the upper level."""
         return 1 + self.upper.degree
 
     def parent(self, node: int) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""What proves a plan: happens-before, a symbolic run, and the verdict on its result."""
+"""The parts of the checker: happens-before, a symbolic run, and the verdict on its result."""

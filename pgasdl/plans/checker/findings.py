@@ -1,4 +1,4 @@
-"""What the checker reports."""
+"""The findings of the checker."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Finding:
     Attributes
     ----------
     rule : str
-        Of :data:`RULES` invalid (not well formed), deadlock, race (two accesses that nothing
-        orders), notification (raised again before it was waited for), value (wrong, missing or
-        doubled contributions).
+        One of :data:`RULES`: invalid (malformed), deadlock, race (two unordered accesses),
+        notification (raised again before its Wait), value (wrong, missing or doubled
+        contributions).
     plan : str
         Name of the algorithm.
     rank, lane, step : int
-        Where, -1 for the application or the plan as a whole.
+        Place of the fault; -1 for the application or the whole plan.
     iteration : int
         Counted from 0.
     text : str
-        What happens, with the other rank and step concerned.
+        What happens, with the other rank and step.
     """
 
     rule: str

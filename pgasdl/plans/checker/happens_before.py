@@ -1,10 +1,9 @@
-"""Happens-before over all ranks' plans: a proof for every interleaving, not a sample of some.
+"""Happens-before over all ranks' plans: a proof for every interleaving, not for a sample.
 
-A plan has no branches, each notification one raiser and one waiter, and a wait that is satisfied
-stays so. So which step waits for which is the same in every run, and two accesses are either
-ordered in every run or in some run not. This module unrolls a few iterations, derives that
-order with vector clocks, and reports each pair of accesses to the same elements, one of them a
-write, that is not ordered.
+A plan has no branches, each notification has one raiser and one waiter, and a satisfied Wait stays
+satisfied. So the same steps wait for each other in every run: two accesses are either ordered in
+every run, or unordered in some. This module unrolls a few iterations, derives the order with vector
+clocks, and reports each unordered pair of accesses to the same elements, one of them a write.
 
 What orders
     the steps of a lane; an execution's begin and end with its lanes; the application's own use of
@@ -12,15 +11,15 @@ What orders
     a Put with the Wait for its flag; Flush with the source reads of its lane's Puts; a flag with
     every earlier Put of the same lane and execution to the same peer.
 What does not
-    anything else: lanes, Puts to one peer among each other, flags among each other.
+    anything else: two lanes, two Puts to one peer, two flags.
 How long an access lasts
     a Put reads its source and writes its target at any time from its posting until a Wait or
     Flush proves otherwise; a Reduce or Call reads and writes as long as it runs.
 
 Iteration i executes phase ``i % phases``. Rounds of all phases repeat the same pattern and nothing
-leads back to an earlier one, so what holds within two neighbouring rounds holds for any two: two
-unrolled rounds would do.
-Layers share neither buffers nor notifications; what holds for one holds for any number in flight.
+leads back to an earlier one, so the order within two neighbouring rounds holds for any two: two
+unrolled rounds suffice.
+Layers share neither buffers nor notifications: a proof for one holds for any number in flight.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class _Access:
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A posted Put: when, and what is known to have ended it."""
+    """A posted Put: its moment, and the instants that prove its ends."""
 
     put: Put
     posted: _Moment
@@ -83,7 +82,7 @@ class _Flight:
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """Progress of one lane."""
+    """The progress of one lane."""
 
     rank: int
     index: int
@@ -135,7 +134,7 @@ class _Unrolled:
         return self._phases[iteration % len(self._phases)][rank]
 
     def _begin(self, rank: int) -> bool:
-        """Give the application its turn, then start the next execution, if there is one."""
+        """Give the application its turn, then start the next execution, if any."""
         first, *others = self._lanes[rank]
         for lane in others:
             first.clock = _join(first, lane.clock, lane.chain, lane.position)
@@ -355,7 +354,7 @@ def _reached(instant: Instant, moment: _Moment) -> bool:
 
 
 def _conflicts(piece: list[_Access]) -> Iterator[tuple[_Access, _Access]]:
-    """Yield pairs, one of them a write, of which neither is sure to end before the other begins."""
+    """Yield pairs with a write of which neither is sure to end before the other begins."""
     for place, second in enumerate(piece):
         for first in piece[:place]:
             if not (first.write or second.write):

@@ -1,4 +1,4 @@
-"""What each kind of plan promises: whose elements, or whose sum, ends up where."""
+"""The result of each kind of plan: which elements, or which sums, end up where."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pgasdl.plans.plan import EXCHANGES
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Elements of a rank's result.
+    """A part of a rank's result.
 
     Attributes
     ----------
     begin, n : int
-        Where they are.
+        First element, and number of elements.
     source : int or None
-        Rank that they come from; None: they are the sum of all ranks' (the mean, in kinds
-        ``average`` and ``update``).
+        Rank that they come from; None: the sum over all ranks (the mean, in kinds ``average`` and
+        ``update``).
     origin : int
-        Where in ``data`` they began.
+        Their first element in the ``data`` that they come from.
     """
 
     begin: int
@@ -30,16 +30,16 @@ class Region:
 
 
 def regions(kind: str, rank: int, size: int, count: int, root: int = 0) -> list[Region]:
-    """List what a rank's result holds. Elements that are not listed may hold anything.
+    """List the parts of a rank's result. Other elements may hold anything.
 
-    average, sum    everybody has the mean, or the sum
+    average, sum    every rank has the mean, or the sum
     update          the same, of the gradients; the result is in ``weights``
     reduce          ``root`` has the sum
-    broadcast       everybody has what ``root`` had
+    broadcast       every rank has the elements of ``root``
     reduce-scatter  rank r has block r of the sum, blocks being :func:`pgasdl.plans.blocks`
-    all-gather      everybody has block r of rank r, for every r
+    all-gather      every rank has block r of rank r, for every r
     all-to-all      rank r has block r of every rank, in order of rank, blocks being of
-                    count div size elements; what is behind the blocks stays
+                    count div size elements; the elements behind the blocks stay
     """
     found = []
     if kind in EXCHANGES or (kind == "reduce" and rank == root):

@@ -1,10 +1,10 @@
 """Runs all ranks' plans with symbolic values under one adversarial schedule per seed.
 
-Together with the proof of ``happens_before`` one schedule would do: without races the values
-are the same in all. The others check the proof itself, by other means:
+Given the proof of ``happens_before``, one schedule suffices: without races all schedules have the
+same values. The others check the proof itself by other means:
 
-* a Put reads its source, writes its target and raises its flag as three events, each as late as
-  the schedule likes; only a flag waits, for the writes of earlier Puts of its lane and execution
+* a Put reads its source, writes its target and raises its flag in three events, each as late as
+  the schedule wants; only the flag waits, for the writes of earlier Puts of its lane and execution
   to the same peer;
 * a Reduce or Call begins and ends; in between its targets hold garbage, and its sources must not
   change;
@@ -32,7 +32,7 @@ MAX_FINDINGS = 20
 
 @dataclass(slots=True, eq=False)
 class _Pass:
-    """A Reduce or Call under way."""
+    """A running Reduce or Call."""
 
     sources: list[tuple[Span, list[Piece]]]
     targets: list[Span]
@@ -96,10 +96,10 @@ def symbolic_run(
     seed: int = 0,
     root: int = 0,
 ) -> list[Finding]:
-    """Run one schedule and report what went wrong in it.
+    """Run one schedule and report its faults.
 
     ``phases[f][r]`` is rank r's plan of phase f. ``iterations`` is two rounds and one more, if not
-    given. ``root`` : whose result, or elements, kinds ``reduce`` and ``broadcast`` are about
+    given. ``root`` is the root of kinds ``reduce`` and ``broadcast``.
     """
     return _Replay(phases, kind, iterations or 2 * len(phases) + 1, layers, seed, root).run()
 
@@ -152,7 +152,7 @@ class _Replay:
         return list(self._findings.values())
 
     def _push(self, rank: int, action: Callable[[], None], *, flight: bool = False) -> None:
-        """Put an event on the agenda; a low key comes first, so a high one waits for long."""
+        """Put an event on the agenda; low keys come first."""
         key = self._random.random()
         if self._style == "late" and flight:
             key += 1.0
@@ -209,7 +209,7 @@ class _Replay:
     # Lanes
 
     def _advance(self, lane: _Lane) -> None:
-        """One step of a lane, or the second half of one."""
+        """Run one step of a lane, or the second half of one."""
         if lane.under_way is not None:
             self._finish_pass(lane, lane.under_way)
             lane.under_way = None

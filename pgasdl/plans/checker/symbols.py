@@ -1,7 +1,7 @@
-"""Symbolic values: which contributions an element holds, added in which order.
+"""Symbolic values: the contributions in an element, and the order of their addition.
 
-Equal expressions are one object, so "the same bits on every rank" is an identity. A region of
-elements with one history is one piece, whatever its length: cost does not depend on the count.
+Equal expressions are one object, so "the same bits on every rank" is an identity. All elements of
+a region with one history are one piece, so the cost does not depend on the count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Term = tuple[int, int, float]
 
 
 class Expr:
-    """An expression over the ranks' contributions. Made by :class:`Symbols` only."""
+    """An expression over the ranks' contributions. Only :class:`Symbols` makes them."""
 
     __slots__ = ("fault", "key", "parts", "terms")
 
@@ -33,26 +33,26 @@ class Expr:
 
 
 class Symbols:
-    """Makes expressions, each different one once."""
+    """Makes expressions; equal ones are the same object."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Expr] = {}
 
     def gradient(self, rank: int, iteration: int) -> Expr:
-        """Return what rank's backward pass of an iteration left."""
+        """Return the gradient of a rank's backward pass in an iteration."""
         terms = ((rank, iteration, 1.0),)
         return self._make(Expr(("gradient", rank, iteration), terms=terms))
 
     def weights(self) -> Expr:
-        """Where the weights begin, the same on every rank."""
+        """Return the initial weights, the same on every rank."""
         return self._make(Expr(("weights",)))
 
     def garbage(self, text: str) -> Expr:
-        """Elements that hold nothing meaningful; ``text`` says why."""
+        """Return a meaningless value; ``text`` says why."""
         return self._make(Expr(("garbage", text), fault=text))
 
     def add(self, parts: Sequence[Expr], scale: float) -> Expr:
-        """Sum in the given order, times ``scale``."""
+        """Return the sum in the given order, times ``scale``."""
         if len(parts) == 1 and scale == 1.0:
             return parts[0]
         fault = next((part.fault for part in parts if part.fault), None)
@@ -62,31 +62,31 @@ class Symbols:
         return self._make(Expr(("add", *map(id, parts), scale), tuple(parts), terms, fault))
 
     def rounded(self, value: Expr) -> Expr:
-        """Value after a cast to the wire's dtype; a second cast changes nothing."""
+        """Return the value after a cast to the wire's dtype; a second cast changes nothing."""
         if value.key[0] == "rounded":
             return value
         return self._make(Expr(("rounded", id(value)), (value,), value.terms, value.fault))
 
     def update(self, weights: Expr, gradient: Expr) -> Expr:
-        """Return what the owner's update makes of the weights."""
+        """Return the weights after the owner's update."""
         fault = weights.fault or gradient.fault
         parts = (weights, gradient)
         return self._make(Expr(("update", *map(id, parts)), parts, gradient.terms, fault))
 
     def touch(self, weights: Expr) -> Expr:
-        """Weights after the application's own change between executions, alike on every rank."""
+        """Return the weights after the application's own change, the same on every rank."""
         return self._make(Expr(("touch", id(weights)), (weights,), (), weights.fault))
 
     def _make(self, value: Expr) -> Expr:
         return self._known.setdefault(value.key, value)
 
 
-# n elements that began life at a given index of ``data`` or ``weights``, with one history.
+# n elements with one history that come from a given index of ``data`` or ``weights``.
 Piece = tuple[int, int, Expr]
 
 
 class Memory:
-    """One buffer of one rank, as pieces."""
+    """One buffer of one rank, in pieces."""
 
     __slots__ = ("_pieces", "_starts")
 
@@ -129,7 +129,7 @@ class Memory:
         self._pieces[index:stop] = replaced
 
     def whole(self, offset: int, n: int) -> tuple[Piece, ...]:
-        """Content with neighbours of one history joined, so that equal contents compare equal."""
+        """Return the pieces, neighbours of one history joined: equal contents compare equal."""
         joined: list[Piece] = []
         for length, origin, value in self.read(offset, n):
             if joined:

@@ -1,4 +1,4 @@
-"""Says whether what a plan left is the result its kind promises, and the same on every rank."""
+"""Checks that a plan left the result of its kind, with the same bits on every rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict:
     Attributes
     ----------
     buffer
-        Where the result is.
+        The buffer with the result.
     """
 
     def __init__(self, plans: Sequence[Plan], kind: str, symbols: Symbols, root: int = 0) -> None:
@@ -32,7 +32,7 @@ class Verdict:
         self._right: set[tuple[int, int, int]] = set()
 
     def fault(self, layer: int, rank: int, iteration: int, memory: Memory) -> str | None:
-        """Return what is wrong with rank's result of an iteration, or None."""
+        """Return the fault in a rank's result of an iteration, or None."""
         for region in self._regions[rank]:
             fault = self._fault_in(region, layer, rank, iteration, memory)
             if fault is not None:

@@ -1,12 +1,12 @@
-"""How the ranks of a job meet: an authenticated key-value exchange, and the way into it.
+"""How the ranks of a job meet: an authenticated key-value store, and the way into it.
 
-``connect`` is all that ``init`` needs. Which way it takes depends on the launcher:
+``init`` needs only ``connect``. Its way depends on the launcher:
 
-- one rank: :class:`LocalStore`, no socket;
-- `pgasdl run`: the launcher serves, secret from an inherited descriptor;
-- torchrun, mpiexec, srun with every rank on this machine: rank 0 serves and hands the secret to
+- one rank: :class:`LocalStore`, without a socket;
+- `pgasdl run`: the launcher serves; an inherited descriptor holds the secret;
+- torchrun, mpiexec or srun with every rank on this machine: rank 0 serves and hands the secret to
   ranks of the same user over AF_UNIX;
-- several machines: rank 0 serves, secret from PGASDL_SECRET_FILE on each of them.
+- several machines: rank 0 serves; PGASDL_SECRET_FILE holds the secret on each of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class HostedStore(StoreClient):
-    """Rank 0's store where no launcher serves it: server and client in one process."""
+    """The store of rank 0 where no launcher serves it: server and client in one process."""
 
     def __init__(
         self, server: StoreServer, secret: bytes, launch: Launch, job_id: str, timeout: float
@@ -70,14 +70,14 @@ def connect(
     Parameters
     ----------
     timeout : float, optional
-        Seconds, None: ``config.timeout``; also the default of the store's calls.
+        Seconds; None: ``config.timeout``. Also the default of the store's calls.
 
     Raises
     ------
     Timeout
         The others did not appear.
     BootstrapError
-        No secret, a wrong one, or no way to find rank 0; says what to set.
+        No secret, a wrong one, or rank 0 cannot be found; says what to set.
     """
     environ = os.environ if environ is None else environ
     timeout = config.timeout if timeout is None else timeout

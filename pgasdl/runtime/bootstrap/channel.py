@@ -1,4 +1,4 @@
-"""The wire of the bootstrap store: mutual handshake, then numbered frames, each with a MAC.
+"""The wire protocol of the bootstrap store: a mutual handshake, then numbered frames with a MAC.
 
 ::
 
@@ -9,9 +9,9 @@
                                          <-  WELCOME or REFUSED, the first frame
 
 Both proofs cover job id, rank, size, both nonces and both addresses as each side sees them, so a
-proof is worth nothing on any other connection. A frame is ``length counter kind request``, body,
-MAC, under a key of its own for each direction; ``counter`` must rise by one, so a frame that was
-replayed, dropped, reordered or changed ends the connection.
+proof is worthless on any other connection. A frame is ``length counter kind request``, body, MAC;
+each direction has its own key. ``counter`` must rise by one, so a frame that was replayed, dropped,
+reordered or changed ends the connection.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _KEY_LENGTH = struct.Struct("!H")
 
 
 class ProtocolError(Exception):
-    """The other side sent what no member of this job would send."""
+    """The other side sent something that no member of this job sends."""
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame asks or answers."""
+    """The request or answer in a frame."""
 
     WELCOME = 1
     REFUSED = 2
@@ -65,7 +65,7 @@ _KINDS = frozenset(int(kind) for kind in FrameKind)
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Both proofs and both directions' keys of one connection, from its transcript."""
+    """Both proofs and both keys of one connection, derived from its transcript."""
 
     server_proof: bytes
     client_proof: bytes
@@ -99,7 +99,7 @@ class Session:
 
 
 def derive_token(secret: bytes, job_id: str, welcome: bytes) -> bytes:
-    """Derive what the ranks of one context show each other; only who has the secret can.
+    """Derive the token that the ranks of one context show each other; it takes the secret.
 
     HKDF (RFC 5869) with SHA-256: the salt travels in the open, the token never.
     """
@@ -115,13 +115,13 @@ def same(left: bytes, right: bytes) -> bool:
 
 
 def address_text(address: tuple[object, ...]) -> str:
-    """Spell a socket address as both proofs do: an IPv6 flow and scope differ per side."""
+    """Spell a socket address for the proofs, without IPv6 flow and scope, which differ by side."""
     return f"{address[0]} {address[1]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message: what it is about, the request it belongs to, and its bytes."""
+    """One message: its kind, the request it belongs to, and its bytes."""
 
     kind: FrameKind
     request: int
@@ -136,7 +136,7 @@ class Sealer:
         self._counter = 0
 
     def seal(self, kind: FrameKind, request: int, body: bytes = b"") -> bytes:
-        """Sign one frame, with the next number."""
+        """Sign one frame with the next number."""
         if len(body) > MAX_BODY:
             raise ProtocolError(f"{len(body)} bytes in a frame, at most {MAX_BODY} fit")
         data = _HEADER.pack(len(body), self._counter, kind, request) + body
@@ -145,7 +145,7 @@ class Sealer:
 
 
 class Opener:
-    """Collects the bytes of one direction and hands out the frames that prove genuine."""
+    """Collects the bytes of one direction and returns the authentic frames."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -153,11 +153,11 @@ class Opener:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that arrived."""
+        """Add bytes that arrived."""
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """Take the next whole frame, None while bytes are missing; ProtocolError ends it all."""
+        """Return the next whole frame; None while bytes are missing. ProtocolError is final."""
         if len(self._buffer) < _HEADER.size:
             return None
         length, counter, kind, request = _HEADER.unpack_from(self._buffer)
@@ -176,7 +176,7 @@ class Opener:
 
 
 def pack_key(key: str, value: bytes = b"") -> bytes:
-    """Body of a request about ``key``; ValueError when both together do not fit into a frame."""
+    """Pack a request about ``key``; ValueError when key and value do not fit into a frame."""
     encoded = key.encode()
     if not encoded or len(encoded) > 1024:
         raise ValueError(f"a key has 1 to 1024 bytes, this one {len(encoded)}")
@@ -186,7 +186,7 @@ def pack_key(key: str, value: bytes = b"") -> bytes:
 
 
 def unpack_key(body: bytes) -> tuple[bytes, bytes]:
-    """Key and value of a body made by :func:`pack_key`."""
+    """Return key and value of a body that :func:`pack_key` made."""
     if len(body) < _KEY_LENGTH.size:
         raise ProtocolError("request without a key")
     (length,) = _KEY_LENGTH.unpack_from(body)
@@ -197,5 +197,5 @@ def unpack_key(body: bytes) -> tuple[bytes, bytes]:
 
 
 def normalise_secret(content: bytes) -> bytes:
-    """32 bytes as they are, more of them (a text of random characters) through SHA-256."""
+    """Return 32 bytes as they are, and hash more (a text of random characters) with SHA-256."""
     return content if len(content) == SECRET_BYTES else hashlib.sha256(content).digest()

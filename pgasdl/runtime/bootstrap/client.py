@@ -31,25 +31,25 @@ _T = TypeVar("_T")
 
 
 class StoreClient(Store):
-    """Connects to a :class:`StoreServer`, which it makes prove itself as it proves itself.
+    """Connects to a :class:`StoreServer`; each side proves itself to the other.
 
     Parameters
     ----------
     address : Address or Sequence[Address]
-        ``(host, port)``, or several to try in turn until the right one answers.
+        ``(host, port)``, or several, which are tried in turn until the right one answers.
     secret, size, job_id
-        The server's.
+        Equal to the server's.
     timeout : float, default 60.0
-        Seconds for connecting, and default of the calls.
+        Seconds for connecting, and default of every call.
     host : int, optional
-        The rank that serves the store, None: the launcher; named when the store is lost.
+        The rank that serves the store; None: the launcher. Errors name it when the store is lost.
 
     Raises
     ------
     Timeout
         Nothing answered in time.
     BootstrapError
-        What answered is not this job's store, or it refused this rank.
+        Another server answered, or the store refused this rank.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ def _body(key: str, value: bytes = b"") -> bytes:
 
 
 def _understood(decode: Callable[[bytes], _T], frame: Frame) -> _T:
-    """Return what an answer says."""
+    """Return the value of an answer."""
     try:
         return decode(frame.body)
     except (ValueError, struct.error):

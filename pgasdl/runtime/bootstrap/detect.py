@@ -1,9 +1,8 @@
-"""Which launcher started this process, and its place in the job, from the launcher's variables.
+"""Detects the launcher of this process, and the process's place in the job, from variables.
 
-First match wins: explicit arguments and ``PGASDL_*``, torchrun, Open MPI, MPICH and other PMI
-launchers, Slurm, else a single process. Open MPI comes before Slurm because inside an allocation
-both are set. A set that is partial or contradicts itself raises ConfigError: guessing a rank wrong
-would hang a job.
+The first match counts: explicit arguments and ``PGASDL_*``, torchrun, Open MPI, MPICH and other PMI
+launchers, Slurm, else a single process. Open MPI comes before Slurm because an allocation sets
+both. A partial or contradictory set raises ConfigError: a wrongly guessed rank would hang the job.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from pgasdl.topology import Launch
 
 
 def detect(config: Config, environ: Mapping[str, str] | None = None) -> Launch:
-    """Find this process's place: ``config`` first, then each launcher's variables in turn.
+    """Find this process's place, from ``config``, then from each launcher's variables in turn.
 
     Raises
     ------
     ConfigError
-        A set of variables is partial or contradicts itself; it names them.
+        A set of variables is partial or contradictory; names them.
     """
     environ = os.environ if environ is None else environ
     return (
@@ -99,14 +98,14 @@ def _torchrun(environ: Mapping[str, str]) -> Launch | None:
     else:
         local_rank, local_size = rank, size
     run = environ.get("TORCHELASTIC_RUN_ID", "none")
-    # A restart of the same run is another job: its ranks must not meet those of the last attempt.
+    # A restart of the same run is another job: its ranks must not meet those of an earlier attempt.
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     job_id = f"torchrun:{run}:{attempt}:{master[1]}"
     return Launch("torchrun", rank, size, local_rank, local_size, job_id, master)
 
 
 def is_loopback(host: str) -> bool:
-    """``host`` names this machine to itself only."""
+    """Whether ``host`` is a loopback address, which other machines cannot reach."""
     if host == "localhost":
         return True
     try:
@@ -161,7 +160,7 @@ def _mpich(environ: Mapping[str, str]) -> Launch | None:
 
 def _slurm(environ: Mapping[str, str]) -> Launch | None:
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
-    # Without a step id this is the batch script or a shell inside an allocation, not a rank.
+    # Without a step id this process is the batch script, or a shell inside an allocation.
     if not step or "SLURM_PROCID" not in environ or "SLURM_NTASKS" not in environ:
         return None
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"

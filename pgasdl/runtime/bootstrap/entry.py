@@ -1,4 +1,4 @@
-"""A rank's way into the store: connect, let the store prove itself, prove oneself, be welcomed."""
+"""A rank's way into the store: connect, check the store's proof, send our own, get the welcome."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ assert HANDSHAKE_SECONDS < CHALLENGE_SECONDS  # the client outlasts the server's
 
 
 class _RefusedError(Exception):
-    """The store said no, and proved that it is the store."""
+    """The store proved itself and refused this rank."""
 
 
 class _StrangerError(Exception):
-    """What answers there does not know this job's secret."""
+    """The server at this address does not know the secret of this job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A connection whose both ends have proved themselves."""
+    """A connection on which both ends have proved themselves."""
 
     sock: socket.socket
     opener: Opener
@@ -59,7 +59,7 @@ def admit(
     Timeout
         Nothing answered in time.
     BootstrapError
-        What answered is not this job's store, or it refused this rank.
+        Another server answered, or the store refused this rank.
     """
     deadline = time.monotonic() + timeout
     places = ", ".join(format_value(address) for address in addresses)
@@ -76,7 +76,7 @@ def admit(
             try:
                 return _handshake(address, secret, (rank, size), job_id, deadline)
             except _RefusedError as error:
-                # A connection that just ended may not have been noticed yet: ask again.
+                # The store may not have noticed yet that an earlier connection ended: try again.
                 refusals += 1
                 if refusals > 10 or "already" not in str(error):
                     raise BootstrapError(f"the store at {places} refused: {error}") from None
@@ -111,8 +111,8 @@ def _handshake(
         session = Session.derive(secret, job_id, place, (nonce, server_nonce), (mine, theirs))
         if not same(session.server_proof, proof):
             raise _StrangerError("it has another secret or job id")
-        # This is the store. With our proof we are a rank to it, and lost to the others if we hang
-        # up: however busy it is, there is nothing better than to wait for its welcome.
+        # This is the store. Once it has our proof, hanging up would make this rank lost to the
+        # others: wait for the welcome, however busy the store is.
         sock.sendall(session.client_proof)
         opener = Opener(session.to_client)
         frame = _first_frame(sock, opener, deadline)

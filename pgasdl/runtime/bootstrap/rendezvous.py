@@ -1,9 +1,9 @@
-"""How the ranks of a foreign launcher find their store: the secret, and where rank 0 serves.
+"""How the ranks of a foreign launcher find their store: its secret and its address.
 
-On one machine rank 0 listens on an abstract AF_UNIX name that all ranks derive from the launcher,
-and hands secret and port to processes of the same user, each side checking the other's uid with
-the kernel. The name ends with the process: no file is left even by kill -9, and none can be stale.
-Across machines the secret comes from a file (PGASDL_SECRET_FILE), and the port from it.
+On one machine rank 0 listens on an abstract AF_UNIX name that all ranks derive from the launcher.
+It hands secret and port to processes of the same user; each side checks the other's uid with the
+kernel. The name ends with the process, so even kill -9 leaves no file. Between machines the secret
+comes from a file (PGASDL_SECRET_FILE), and the port is derived from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIRST_PORT, _LAST_PORT = 20000, 32767  # below Linux's ephemeral range
 
 
 def secret_from_descriptor(descriptor: int) -> bytes:
-    """Read the secret that `pgasdl run` left in an inherited descriptor; our children get none."""
+    """Read the secret from the descriptor of `pgasdl run`; children do not inherit it further."""
     try:
         os.set_inheritable(descriptor, False)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -51,7 +51,7 @@ def secret_from_descriptor(descriptor: int) -> bytes:
 
 
 def secret_from_file(path: str) -> bytes:
-    """Return the secret from a file that nobody but its owner, this user, can read."""
+    """Read the secret from a file that only this user, its owner, can read."""
     hint = f"make it with: (umask 077; head -c 32 /dev/urandom > {path})"
     try:
         # O_NONBLOCK: opening a FIFO that somebody put there must not hang.
@@ -86,14 +86,14 @@ def secret_from_file(path: str) -> bytes:
 
 
 def derived_ports(secret: bytes, job_id: str) -> list[int]:
-    """Ports that only members of the job can guess, the first one free is the store's."""
+    """Return ports that only members of the job can derive; the store takes the first free one."""
     digest = hmac.digest(secret, b"ports\0" + job_id.encode(), "sha256")
     numbers = struct.unpack(f"!{_N_PORTS}I", digest[: 4 * _N_PORTS])
     return [_FIRST_PORT + number % (_LAST_PORT - _FIRST_PORT + 1) for number in numbers]
 
 
 def route_to(address: Address) -> str:
-    """Find our own address on the interface that leads to ``address``; nothing is sent."""
+    """Return our own address on the interface that leads to ``address``. Sends nothing."""
     try:
         family, _, _, _, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -104,10 +104,10 @@ def route_to(address: Address) -> str:
 
 
 def launcher_identity(signature: tuple[str, ...], environ: Mapping[str, str]) -> str:
-    """Process id and start time of the launcher's process above this rank.
+    """Return process id and start time of the launcher's process above this rank.
 
-    That is the first ancestor whose variables are not this rank's, so a shell script between
-    mpiexec and Python does not count. Processes that may not be looked at are not ours either.
+    That is the first ancestor whose variables differ from this rank's, so a shell script between
+    mpiexec and Python does not count. A process that we may not inspect is not ours, either.
     """
     mine = {name: environ.get(name) for name in signature}
     pid = os.getppid()
@@ -126,7 +126,7 @@ def launcher_identity(signature: tuple[str, ...], environ: Mapping[str, str]) ->
 
 
 def _stat_of(pid: int) -> tuple[int, str]:
-    """Parent and start time of a process; a command name may hold spaces and parentheses."""
+    """Return parent and start time of a process. Its name may hold spaces and parentheses."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = re.sub(rb"^.*\)", b"", file.read(), flags=re.DOTALL).split()
@@ -136,7 +136,7 @@ def _stat_of(pid: int) -> tuple[int, str]:
 
 
 def beacon_name(launch: Launch, environ: Mapping[str, str]) -> str:
-    """Return the abstract socket name that only the ranks of one launch derive."""
+    """Return the abstract socket name that the ranks of one launch derive."""
     parts = [launch.kind, launch.job_id, str(launch.size), str(os.geteuid())]
     if launch.signature:
         parts.append(launcher_identity(launch.signature, environ))
@@ -144,7 +144,7 @@ def beacon_name(launch: Launch, environ: Mapping[str, str]) -> str:
 
 
 def open_beacon(name: str, deadline: float) -> socket.socket:
-    """Rank 0's listening socket under ``name``."""
+    """Open the listening socket of rank 0 under ``name``."""
     beacon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         while True:
@@ -166,7 +166,7 @@ def open_beacon(name: str, deadline: float) -> socket.socket:
 
 
 def follow_beacon(name: str, launch: Launch, timeout: float) -> tuple[bytes, int]:
-    """Secret and port from rank 0, once it is there."""
+    """Get secret and port from rank 0, when it is there."""
     deadline = time.monotonic() + timeout
     n_message = SECRET_BYTES + 2
     while True:

@@ -1,9 +1,9 @@
-"""The serving side of the bootstrap store: one thread, one selector, strangers kept outside.
+"""The server of the bootstrap store: one thread, one selector; strangers stay outside.
 
-A connection that has not proved itself costs one small object for at most two seconds, and at
-most ``MIN_PENDING``, or twice the number of ranks, of them exist: a newer one evicts the oldest, so
-whoever opens connections and says nothing delays the ranks (which try again) but cannot shut them
-out, and ranks that all come at once do not evict each other.
+A connection that has not proved itself costs one small object for at most two seconds. At most
+``MIN_PENDING`` of them exist, or twice the number of ranks; a newer one evicts the oldest. So a
+stranger that opens connections and stays silent delays the ranks, which try again, but cannot shut
+them out, and ranks that all come at once do not evict each other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StoreServer:
     Parameters
     ----------
     secret : bytes
-        32 bytes that only the job's ranks know.
+        32 bytes that only the ranks of the job know.
     size : int
         Number of ranks.
     bind : str, default "127.0.0.1"
@@ -64,10 +64,10 @@ class StoreServer:
     port : int, default 0
         0 takes a free one; see ``address``.
     job_id : str, default ""
-        Must be the clients'.
+        Equal to the clients'.
     beacon : socket.socket, optional
-        A listening AF_UNIX socket; whoever connects to it and has this process's uid is sent secret
-        and port. Closed once every rank has connected.
+        A listening AF_UNIX socket. A process with this process's uid that connects to it gets
+        secret and port. It is closed once every rank has connected.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class StoreServer:
 
     @property
     def states(self) -> tuple[RankState, ...]:
-        """The state of every rank's connection."""
+        """Return the state of every rank's connection."""
         with self._changed:
             return tuple(self._states)
 
     def close(self, drain: float = 0.0) -> None:
-        """Stop serving; with ``drain``, first wait so many seconds for connected ranks to leave."""
+        """Stop serving. First wait up to ``drain`` seconds for connected ranks to leave."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._stopping or RankState.CONNECTED not in self._states, drain
@@ -205,7 +205,7 @@ class StoreServer:
                     sock.send(self._beacon_message(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _beacon_message(self) -> bytes:
-        """Return what a rank of this user needs to come in: secret and port."""
+        """Return secret and port, for a rank of this user."""
         return self._secret + struct.pack("!H", self.address[1])
 
     def _ready(self, connection: Connection, events: int) -> None:

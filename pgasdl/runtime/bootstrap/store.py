@@ -1,4 +1,4 @@
-"""What every bootstrap store offers, and the one for ranks that share a process."""
+"""The interface of every bootstrap store, and the store of ranks that share a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.1  # between two looks of a caller who waits
 
 
 class RankState(enum.IntEnum):
-    """What a store knows of a rank's connection."""
+    """What a store knows about a rank's connection."""
 
     ABSENT = 0
     CONNECTED = 1
@@ -44,7 +44,7 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, key: str, value: bytes, timeout: float | None = None) -> None:
-        """Set ``key``; whoever waits for it gets it. At most 64 KiB with the key."""
+        """Set ``key``; ranks that wait for it get it. At most 64 KiB with the key."""
 
     @abstractmethod
     def get(self, key: str, timeout: float | None = None, *, owner: int | None = None) -> bytes:
@@ -55,12 +55,12 @@ class Store(ABC):
         timeout : float, optional
             Seconds; None: the store's own, 0: one try.
         owner : int, optional
-            The rank that will put it; once that rank is gone the wait ends.
+            The rank that puts it; when that rank is gone, the wait ends.
 
         Raises
         ------
         Timeout
-            The key is not there; names it, and the ranks that are not connected.
+            The key is missing; names it, and the ranks that are not connected.
         PeerLost
             ``owner`` ended without putting it.
         """
@@ -81,23 +81,23 @@ class Store(ABC):
         Parameters
         ----------
         ranks : Sequence[int]
-            Ascending, no rank twice.
+            In ascending order, no rank twice.
         timeout : float, optional
             Seconds; None: the store's own.
         look : Callable[[], None], optional
-            Called ten times a second during the wait, which ends by its exception.
+            Called ten times a second during the wait; its exception ends the wait.
 
         Raises
         ------
         Timeout
-            Names a rank whose value is not there, and the ranks that are not connected.
+            Names a rank whose value is missing, and the ranks that are not connected.
         PeerLost
             One of ``ranks`` ended without putting its value.
         """
 
     @abstractmethod
     def delete(self, key: str, timeout: float | None = None) -> None:
-        """Forget ``key``; nothing happens when it is not there."""
+        """Delete ``key``, if it exists."""
 
     @abstractmethod
     def states(self, timeout: float | None = None) -> tuple[RankState, ...]:
@@ -105,7 +105,7 @@ class Store(ABC):
 
     @abstractmethod
     def close(self, *, drain: float = 5.0) -> None:
-        """Leave the exchange; idempotent. A rank that serves waits ``drain`` s for the others."""
+        """Leave the store. Idempotent. A rank that serves waits ``drain`` s for the others."""
 
     def exchange(self, key: str, value: bytes, timeout: float | None = None) -> list[bytes]:
         """Give ``value`` and get every rank's, in rank order (``key`` must be new each time)."""
@@ -122,7 +122,7 @@ class Store(ABC):
 
 
 def bitmap(ranks: Sequence[int], size: int) -> bytes:
-    """Return a bit for each of ``size`` ranks, the lowest first; set for ``ranks``."""
+    """Return a bit for each of ``size`` ranks, the lowest first; those of ``ranks`` are set."""
     bits = bytearray((size + 7) // 8)
     for rank in ranks:
         bits[rank >> 3] |= 1 << (rank & 7)
@@ -130,7 +130,7 @@ def bitmap(ranks: Sequence[int], size: int) -> bytes:
 
 
 def describe_missing(states: tuple[RankState, ...]) -> str:
-    """Return the end of a Timeout's message: which ranks are not connected, and how they left."""
+    """Say which ranks are not connected, and how they left: the end of a Timeout's message."""
     parts = []
     for state, words in (
         (RankState.ABSENT, "not connected"),
@@ -155,7 +155,7 @@ class _Table:
 
 
 class LocalStore(Store):
-    """The store of ranks that are threads of one process, or of a single rank."""
+    """A store for ranks that are threads of one process, or for a single rank."""
 
     def __init__(
         self, rank: int = 0, size: int = 1, timeout: float = 60.0, table: _Table | None = None
@@ -247,7 +247,7 @@ class LocalStore(Store):
         self._leave(RankState.CLOSED)
 
     def lose(self) -> None:
-        """End as a killed rank would, so that a test sees its peers' errors."""
+        """End like a killed rank, so that a test sees the errors of its peers."""
         self._leave(RankState.LOST)
 
     def _leave(self, state: RankState) -> None:

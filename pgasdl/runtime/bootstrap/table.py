@@ -1,4 +1,4 @@
-"""What the store keeps, and how it answers a rank's requests. Only the server's thread calls."""
+"""The table of the store, and the answers to requests. Only the server's thread calls it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Key = tuple[int, bytes]  # generation of the context, name
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """A request for the values of several ranks, which it gets at once when all are there."""
+    """A request for the values of several ranks; one answer has them all."""
 
     ranks: tuple[int, ...]
     keys: tuple[Key, ...]
@@ -39,14 +39,14 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that cannot be answered before ``key`` is there.
+    """A request that waits for ``key``.
 
     Attributes
     ----------
     owner : int
-        The rank that will put it, or NOBODY.
+        The rank that puts it, or NOBODY.
     index : int
-        Place of ``owner`` among the ranks of ``gathering``; those before it are there.
+        Place of ``owner`` among the ranks of ``gathering``; the values before it are there.
     """
 
     key: Key
@@ -56,7 +56,7 @@ class Waiting:
 
 
 class Connection:
-    """One accepted socket: a stranger until its proof was right, then a rank."""
+    """One accepted socket: a stranger until its proof is right, then a rank."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
@@ -80,9 +80,9 @@ class Table:
     Parameters
     ----------
     states, generations
-        Of every rank, kept by the server.
+        Of every rank; the server keeps them.
     reply : Callable[[Connection, Kind, int, bytes], None]
-        Sends one frame; may drop its connection, and so call ``forget_all``.
+        Sends one frame; it may drop the connection and so call ``forget_all``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Table:
         self._waiters: dict[Key, list[tuple[Connection, int]]] = {}
 
     def dispatch(self, connection: Connection, frame: Frame) -> None:
-        """Answer one request, now or when its key comes; ProtocolError when it is none."""
+        """Answer one request, now or when its key comes; ProtocolError if it is malformed."""
         request = frame.request
         if frame.kind is FrameKind.PUT:
             name, value = unpack_key(frame.body)
@@ -123,12 +123,12 @@ class Table:
             raise ProtocolError(f"{frame.kind.name} is not a request")
 
     def forget_all(self, connection: Connection) -> None:
-        """Forget all waits of a connection that ended."""
+        """Forget all waiting requests of a connection that ended."""
         for request in list(connection.waiting):
             self._forget(connection, request)
 
     def announce_end(self, rank: int, connections: Iterable[Connection]) -> None:
-        """``rank`` ended: end every request that waits for a key of its."""
+        """End every request that waits for a key of ``rank``, which ended."""
         for connection in connections:
             for request, waiting in list(connection.waiting.items()):
                 if waiting.owner == rank and self._gone(rank, waiting.key[0]):
@@ -184,7 +184,7 @@ class Table:
         begin: int,
         wait: bool = True,
     ) -> None:
-        """Answer if all values are there, else wait for the first from ``begin`` that is not."""
+        """Answer if all values are there, else wait for the first missing one from ``begin``."""
         for index in range(begin, len(gathering.keys)):
             key = gathering.keys[index]
             if key not in self._values:

@@ -1,8 +1,8 @@
-"""Two processes watch over a run, so that kill -9 of either leaves nothing behind.
+"""Two processes watch a run, so that kill -9 of either leaves nothing behind.
 
-The first, which the user started, only waits: it forwards signals to the second and reaps. The
-second is the launcher proper. Both are subreapers, so processes that a rank's own children left
-behind come to whichever of the two is alive, and are killed there.
+The user starts the first, the guard: it only forwards signals to the second and reaps. The second
+is the launcher itself. Both are subreapers: the living one inherits, and kills, the processes that
+a rank's children leave behind.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
     """Run ``work`` in a forked process and return its exit status.
 
-    Must be called before any thread is started. ``work`` gets a function that tells whether this
-    process, its guard, is gone; it starts with ``FORWARDED`` blocked, and unblocks them when it
-    is ready. When the guard dies it gets SIGTERM. What this process was before, the signals that
-    it blocks and the children that it has, it is again afterwards.
+    Call it before any thread starts. ``work`` gets a function that tells whether this process, its
+    guard, is gone. It starts with the signals ``FORWARDED`` blocked, and unblocks them when it is
+    ready. When the guard dies, ``work`` gets SIGTERM. Afterwards this process has its earlier
+    signal mask and children again.
     """
     reaper = ctypes.c_int()
     ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(reaper), 0, 0, 0)
@@ -86,9 +86,9 @@ def _watch(pid: int, signals: set[signal.Signals]) -> int:
 
 
 def kill_descendants(spared: Collection[int] = (), seconds: float = 5.0) -> None:
-    """SIGKILL every descendant of this process, again until there is none, and reap them.
+    """SIGKILL and reap the descendants of this process, until none is left.
 
-    Children in ``spared`` and theirs are left alone.
+    Children in ``spared``, and their descendants, stay.
     """
     deadline = time.monotonic() + seconds
     while (pids := _descendants(spared)) and time.monotonic() < deadline:
@@ -113,7 +113,7 @@ def _descendants(spared: Collection[int]) -> list[int]:
 
 
 def _children() -> dict[int, list[int]]:
-    """Of every process of this machine that has any."""
+    """Return the children of every process of this machine."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
@@ -126,7 +126,7 @@ def _children() -> dict[int, list[int]]:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; real-time signals have no name."""
+    """Return "SIGKILL" for 9; real-time signals have only a number."""
     try:
         return signal.Signals(number).name
     except ValueError:

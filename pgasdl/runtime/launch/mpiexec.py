@@ -1,4 +1,4 @@
-"""MPI's own launchers: where they are, each one's library, and what they have to hear."""
+"""MPI's own launchers: their places, libraries, options and variables."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class MpiLauncher:
     Attributes
     ----------
     programs, libraries : tuple[str, ...]
-        Names, the first that is found counts.
+        Names; the first one found counts.
     servants : tuple[str, ...]
-        Programs that start the ranks, so parents of a rank's process.
+        Programs that start the ranks: parents of a rank's process.
     says : str
-        Part of the library's own name, so that another is not taken for it.
+        Part of the name that the library gives itself, so that no other is taken for it.
     options : dict[str, tuple[str, ...]]
-        Of each program: ranks may share cores.
+        Options of each program with which ranks may share cores.
     root : tuple[str, ...]
-        What it has to hear before it starts anything for root.
+        Options with which it starts programs for root.
     """
 
     programs: tuple[str, ...]
@@ -76,19 +76,19 @@ _OTHER_NAMES = ("libmpich.so.12",)  # Debian's, for which mpi4py's wheels do not
 
 @dataclass(frozen=True, slots=True)
 class Mpiexec:
-    """A launcher that is here, and its library."""
+    """An installed launcher, and its library."""
 
     kind: str
     program: str
     library: str
 
     def command(self, n_ranks: int, program: Sequence[str]) -> list[str]:
-        """Make the command that starts so many processes of ``program`` and its arguments."""
+        """Return the command that starts ``n_ranks`` processes of ``program`` and its arguments."""
         options = LAUNCHERS[self.kind].options[os.path.basename(self.program)]
         return [self.program, *options, "-n", str(n_ranks), *program]
 
     def environ(self) -> dict[str, str]:
-        """Return what has to be set for it; where not set already."""
+        """Return the variables that it needs and that are not set."""
         chosen = {"MPI4PY_LIBMPI": self.library}
         if os.geteuid() == 0:
             chosen |= dict.fromkeys(LAUNCHERS[self.kind].root, "1")
@@ -106,8 +106,8 @@ def find(wanted: str) -> Mpiexec:
     Parameters
     ----------
     wanted : str
-        A key of :data:`LAUNCHERS`, the launcher beside this Python or else the first on PATH whose
-        library is there; or the path of a launcher.
+        A key of :data:`LAUNCHERS`: the launcher beside this Python, or else the first on PATH that
+        has its library. Or the path of a launcher.
 
     Raises
     ------
@@ -141,12 +141,12 @@ def find(wanted: str) -> Mpiexec:
 
 
 def at(path: str) -> Mpiexec:
-    """Return the launcher that lies there, with the library of its installation.
+    """Return the launcher at a path, with the library of its installation.
 
     Raises
     ------
     UnavailableError
-        None that is known lies there, or it has no library.
+        No known launcher is there, or it has no library.
     """
     for program in (path, os.path.realpath(path)):
         for kind, row in LAUNCHERS.items():
@@ -159,10 +159,10 @@ def at(path: str) -> Mpiexec:
 
 
 def is_named(word: str) -> bool:
-    """Whether a word that follows ``--mpi`` names an MPI; a program does not.
+    """Whether a word after ``--mpi`` names an MPI rather than a program.
 
-    A name of :data:`LAUNCHERS`, or "any"; or a path whose last part, of itself or of what it links
-    to, is that of a known launcher.
+    An MPI is a key of :data:`LAUNCHERS`, "any", or a path that ends, itself or through a link, in
+    the name of a known launcher.
     """
     if os.sep not in word:
         return word in (*LAUNCHERS, "any")
@@ -171,12 +171,12 @@ def is_named(word: str) -> bool:
 
 
 def find_any() -> Mpiexec:
-    """Return the first that is here.
+    """Return the first installed launcher.
 
     Raises
     ------
     UnavailableError
-        Names what is missing of each.
+        Names what each one lacks.
     """
     problems = []
     for kind in LAUNCHERS:
@@ -188,7 +188,7 @@ def find_any() -> Mpiexec:
 
 
 def run(found: Mpiexec, n_ranks: int, program: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Become the launcher of so many ranks of a Python program; does not return."""
+    """Become the launcher of a Python program's ranks; does not return."""
     command = found.command(n_ranks, [sys.executable, "-u", *program])
     row = LAUNCHERS[found.kind]
     if row.root and os.geteuid() == 0 and not {*row.root} & {*environ}:
@@ -203,7 +203,7 @@ def run(found: Mpiexec, n_ranks: int, program: Sequence[str], environ: Mapping[s
 
 
 def _not_loaded(found: Mpiexec) -> str:
-    """Why mpi4py does not load its library, and what to do; empty if it does."""
+    """Return why mpi4py does not load its library, and what to do; "" if it does."""
     if os.path.basename(found.library) not in _OTHER_NAMES:
         return ""
     spec = importlib.util.find_spec("mpi4py")

@@ -1,9 +1,9 @@
-"""The ranks' output on one screen or in one file: whole lines, each with its rank in front.
+"""The output of all ranks on one screen or in one file: whole lines that begin with the rank.
 
-A terminal gets one live line at the bottom, the latest line that some rank has not ended yet: a
-progress bar that redraws itself with carriage returns, a prompt. A file or pipe gets whole lines
-only, and of a progress bar its last state. Nothing here blocks: what the reader does not take yet
-is kept, and the launcher stops reading from the ranks while there is much of it.
+A terminal gets one live line at the bottom: the latest line that a rank has not ended, such as a
+prompt, or a progress bar that redraws itself with carriage returns. A file or pipe gets whole lines
+only, and the last state of a progress bar. Nothing here blocks: output that the reader does not
+take is kept, and the launcher stops reading from the ranks while it keeps much.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PIECE = 4096  # PIPE_BUF: a pipe that polls writable takes so much without bloc
 
 
 class Sink:
-    """One of the launcher's own outputs, and what it has not taken yet."""
+    """One of the launcher's own outputs, and the bytes that it has not taken yet."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -31,7 +31,7 @@ class Sink:
         self._live = b""
 
     def line(self, text: bytes) -> None:
-        """Print a whole line; a live line that is shown stays below it."""
+        """Print a whole line; the live line stays below it."""
         if self._live:
             self._write(_ERASE + text + b"\n" + self._live)
         else:
@@ -48,7 +48,7 @@ class Sink:
             self.kept += data
 
     def flush_some(self) -> None:
-        """Write what can be written without blocking."""
+        """Write as much as does not block."""
         while self.kept and not self.broken:
             if not self._writable(0):
                 return
@@ -61,7 +61,7 @@ class Sink:
                 self.kept.clear()
 
     def flush_all(self, seconds: float) -> None:
-        """Write everything; give up when nothing could be written for so long."""
+        """Write everything; stop when nothing can be written for so many seconds."""
         while self.kept and not self.broken and self._writable(seconds):
             self.flush_some()
 
@@ -97,7 +97,7 @@ class Multiplexer:
         return Stream(f"[{rank:>{width}}] ".encode(), self.err if error else self.out)
 
     def feed(self, stream: Stream, data: bytes) -> None:
-        """More bytes came from a rank."""
+        """Add bytes from a rank."""
         sink = stream.sink
         *lines, rest = data.split(b"\n")
         for line in lines:
@@ -116,7 +116,7 @@ class Multiplexer:
             self._show_live(sink)
 
     def end(self, stream: Stream) -> None:
-        """Print what is left: the rank closed it."""
+        """Print the rest: the rank closed the stream."""
         if stream.partial:
             self._end_line(stream)
 
@@ -134,18 +134,18 @@ class Multiplexer:
         stream.sink.line(stream.prefix + text)
 
     def _show_live(self, sink: Sink) -> None:
-        """Show the newest line that a rank has not ended; below it lies what another has not."""
+        """Show the newest line that a rank has not ended."""
         partial = self._partial[sink.descriptor]
         sink.live(partial[-1].prefix + visible(partial[-1].partial) if partial else b"")
 
     @property
     def congested(self) -> bool:
-        """The reader of our output is slow: take nothing more from the ranks."""
+        """Whether the reader of our output is so slow that the ranks have to wait."""
         return any(len(sink.kept) > MAX_KEPT for sink in self.sinks)
 
 
 def visible(line: bytes | bytearray) -> bytes:
-    """Return what a terminal shows of a line with carriage returns: its last state."""
+    """Return the last state of a line with carriage returns, as a terminal shows it."""
     parts = bytes(line).rstrip(b"\r").rsplit(b"\r", 1)
     return parts[-1]
 

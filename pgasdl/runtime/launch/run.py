@@ -38,19 +38,19 @@ class Job:
     Attributes
     ----------
     program : Sequence[str]
-        Arguments of Python: a file, ``-m module`` or ``-c code``, and the program's own. Before it
-        ``-P``, if the folder it is started in must not be searched for modules: whatever of this
-        package is run begins with that, for in a clone the source folder lies there.
+        Arguments of Python: a file, ``-m module`` or ``-c code``, and the program's own. A leading
+        ``-P`` keeps Python from searching the current folder for modules. Every module of this
+        package that is run has it, since in a clone the source folder lies there.
     n_ranks : int
         How many processes.
     environ : Mapping[str, str]
-        Variables of the ranks, before each one's place is added.
+        Variables of the ranks, without each one's place.
     prefix : bool
         Put ``[rank]`` before each line; otherwise the ranks write to our outputs themselves.
     grace : float
         Seconds between SIGTERM and SIGKILL.
     keep_going : bool
-        When a rank fails the others are left alone, for programs that survive losses.
+        When a rank fails, the others run on, for programs that survive losses.
     """
 
     program: Sequence[str]
@@ -62,7 +62,7 @@ class Job:
 
 
 def check(job: Job) -> Config:
-    """Refuse what cannot work before anything is started; ConfigError says why."""
+    """Raise ConfigError for a job that cannot work, before anything starts."""
     if job.n_ranks < 1:
         raise ConfigError(f"-n {job.n_ranks}: at least one rank")
     program = list(job.program)
@@ -86,20 +86,20 @@ def check(job: Job) -> Config:
 def run(job: Job) -> int:
     """Run the job to its end and return the exit status for the shell.
 
-    That is 0 when every rank ended with 0, else the status of the first that did not, 128 plus
-    the signal's number if it was killed. Call it from a process without threads: it forks.
+    The status is 0 if every rank ended with 0, else that of the first that did not: 128 plus the
+    signal's number if it was killed. Call it from a process without threads: it forks.
 
     Raises
     ------
     ConfigError
-        What cannot work; says why.
+        The job cannot work; says why.
     UnavailableError
-        This machine refuses what every job needs.
+        This machine refuses something that every job needs.
     """
     check(job)
     secret = secrets.token_bytes(32)
     descriptor = _sealed_secret(secret)
-    # Where it is ignored, as some supervisors leave it, nobody is told of the end of a child.
+    # Some supervisors leave it ignored; then no signal tells of the end of a child.
     ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if ignored:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -117,12 +117,12 @@ class _Rank:
         self.process = process
 
     def how_ended(self) -> int | None:
-        """CLD_EXITED, CLD_KILLED ... of a zombie, without reaping it; None: it runs."""
+        """Return CLD_EXITED, CLD_KILLED ... for a zombie, without reaping it; None: it runs."""
         how = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         return None if how is None else how.si_code
 
     def signal(self, number: int) -> None:
-        """To the rank and, but for SIGUSR1, which they would die of, to processes it started."""
+        """Signal the rank and its processes; SIGUSR1 only the rank, since it would kill them."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 if number == signal.SIGUSR1:
@@ -205,8 +205,8 @@ class _Launcher:
             stdout=pipe,
             stderr=pipe,
             bufsize=0,
-            # A session of its own: the terminal's Ctrl-C comes through us only, and rank 0 may
-            # read from the terminal although it is in no foreground group.
+            # Its own session: only we pass on the terminal's Ctrl-C, and rank 0 may read from the
+            # terminal although it is not in the foreground group.
             start_new_session=True,
             pass_fds=(descriptor,),
         )
@@ -284,14 +284,14 @@ class _Launcher:
             return
         self._look_at_ranks = False
         zombies = [(how, entry) for entry in self._running.values() if (how := entry.how_ended())]
-        # Of several that ended in one turn, one that was killed is more likely the cause.
+        # If several ended in one turn, a killed one is more likely the cause.
         for _, entry in sorted(zombies, key=lambda zombie: zombie[0] == os.CLD_EXITED):
             self._ended(entry)
 
     def _ended(self, entry: _Rank) -> None:
-        """End what a rank that is a zombie left; take its last words and its status."""
+        """End the processes of a rank that is a zombie; read its last output and its status."""
         del self._running[entry.rank]
-        # Its number is not given away before it is reaped, so this hits its own group only.
+        # Its number is not reused before it is reaped, so this reaches its own group only.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(entry.process.pid, signal.SIGKILL)
         status = entry.process.wait()
@@ -330,7 +330,7 @@ class _Launcher:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in FORWARDED:
             signal.signal(number, self._note_signal)
-        # Wakes the loop: a pidfd per rank would, too, but is not available everywhere.
+        # It wakes the loop. A pidfd per rank would, too, but is not available everywhere.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -347,7 +347,7 @@ class _Launcher:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGTERM and self._abandoned():
-                # The guard was killed: leave nothing, at once.
+                # The guard was killed: end everything at once.
                 self._end_all(signal.SIGKILL)
                 kill_descendants()
                 os._exit(137)
@@ -359,7 +359,7 @@ class _Launcher:
                 self._kill_at = self._kill_at or time.monotonic() + self._job.grace
 
     def _interrupt(self) -> None:
-        """Ctrl-C: the ranks get it. The second ends them, the third kills them."""
+        """Handle Ctrl-C: the first goes to the ranks, the second ends and the third kills them."""
         now = time.monotonic()
         if now - self._interrupted_at < 0.2:
             return  # sent to the process group: we got it, and the guard's copy of it
@@ -388,7 +388,7 @@ class _Launcher:
 
 
 def _sealed_secret(secret: bytes) -> int:
-    """Make a descriptor every rank inherits and can read at any time, and nobody can change."""
+    """Make a descriptor that every rank inherits and can read, and that no process can change."""
     try:
         descriptor = os.memfd_create("pgasdl-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:

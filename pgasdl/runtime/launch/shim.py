@@ -1,7 +1,7 @@
-"""Runs before a rank, in its process: die with the launcher, then become the program.
+"""Runs before a rank, in its process: ties it to the launcher, then becomes the program.
 
-Started as ``python -I -S shim.py LAUNCHER_PID PROGRAM ARGUMENTS...``. It is not a function called
-between fork and exec because the launcher has threads, and it imports nothing of pgasdl.
+It is started as ``python -I -S shim.py LAUNCHER_PID PROGRAM ARGUMENTS...``. It is not a function
+between fork and exec, because the launcher has threads. It imports nothing of pgasdl.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ def main() -> None:
         sys.exit("pgasdl run: prctl(PR_SET_PDEATHSIG) is refused here")
     if os.getppid() != launcher:
         os._exit(137)  # it died before we were tied to it
-    # Until the program asks for flight records, the signal for one must not kill it.
+    # The signal for a flight record must not kill the program before it has a handler.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv(program[0], program)  # noqa: S606 - no shell is the point

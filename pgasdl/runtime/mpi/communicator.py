@@ -1,4 +1,4 @@
-"""What a user's communicator keeps between contexts: our copy of it, and the core's world."""
+"""What a user's communicator keeps between contexts: a copy of it, and the core's world."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class CommunicatorState:
-    """What hangs on a user's communicator: our own copy of it, and the core's world.
+    """The state that is attached to a user's communicator.
 
     Attributes
     ----------
     comm : MPI.Intracomm
-        The copy.
+        Our copy of the communicator.
     place : tuple[int, int, int, int]
         Rank, size, and the same among the ranks of this machine.
     world : MpiWorld
-        What the core is told of it.
+        The core's view of it.
     """
 
     comm: MPI.Intracomm
@@ -38,14 +38,14 @@ class CommunicatorState:
         self._complete = False
 
     def arrive(self, comm: MPI.Intracomm, seconds: float) -> None:
-        """Wait until every rank is in init: collective calls that block come after this only.
+        """Wait until every rank is in init: collective calls that block come only after this.
 
         Raises
         ------
         Timeout
-            Not all came; who asks again waits on.
+            Some ranks did not come; the next call waits on.
         """
-        # Once begun it cannot be called off.
+        # A begun barrier cannot be cancelled.
         arriving = self._arriving or (self.comm if self._complete else comm).Ibarrier()
         self._arriving = arriving
         deadline = time.monotonic() + seconds
@@ -105,9 +105,9 @@ _keyval: int | None = None
 
 
 def state_of(mpi: Any, comm: MPI.Intracomm) -> CommunicatorState:
-    """Return what hangs on a communicator, or make it.
+    """Return the state of a communicator; make it if it has none.
 
-    Windows are freed when later ones are made: what is there is used again.
+    MPI frees windows only when it makes later ones, so existing ones are used again.
     """
     global _keyval  # noqa: PLW0603
     if _keyval is None:

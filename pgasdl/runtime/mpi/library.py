@@ -1,4 +1,4 @@
-"""Which MPI library this process loads, through mpi4py, and what it is able to do."""
+"""The MPI library that this process loads through mpi4py, and its abilities."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def launcher_of_this_process() -> Mpiexec | None:
-    """Return the MPI launcher that started this process, with its library; None if there is none.
+    """Return the MPI launcher that started this process, with its library; None: no launcher.
 
-    Where several MPIs are installed, ranks that load another than their launcher's are all alone.
+    Where several MPIs are installed, a rank that loads another one than its launcher's is alone.
     """
     for program in _ancestors():
         for kind, row in LAUNCHERS.items():
@@ -49,7 +49,7 @@ def load() -> Any:
     Raises
     ------
     UnavailableError
-        No mpi4py, no library, or it is over already.
+        No mpi4py, no library, or MPI was already finalised.
     """
     if importlib.util.find_spec("mpi4py") is None:
         raise UnavailableError(f'transport "mpi" is not available: no mpi4py ({INSTALL})')
@@ -69,7 +69,7 @@ def load() -> Any:
     if MPI.Is_finalized():
         raise UnavailableError('transport "mpi" is not available: MPI was finalised already')
     if not MPI.Is_initialized():
-        # mpi4py.rc.initialize is off, and nobody has: then it is ours to end, too.
+        # mpi4py.rc.initialize is off and MPI is not initialised: then we also end it.
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(MPI.Finalize)
     abort_or_finish_with_python()
@@ -77,7 +77,7 @@ def load() -> Any:
 
 
 def _work_around() -> None:
-    """Set what avoids known defects of Open MPI, where the user has not chosen: see the package."""
+    """Work around known defects of Open MPI (see the package) where the user has set nothing."""
     if not os.path.isdir("/sys/class/infiniband"):
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 
@@ -99,7 +99,7 @@ def version(mpi: Any) -> str:
 
 
 def source_in_status(mpi: Any) -> int:
-    """Find where a status has its source; each library has another place for it."""
+    """Find where a status has its source; each library has its own place for it."""
     status, rank = mpi.Status(), 0x5EED
     status.Set_source(rank)
     content = ctypes.string_at(mpi._addressof(status), mpi._sizeof(mpi.Status))
@@ -107,7 +107,7 @@ def source_in_status(mpi: Any) -> int:
 
 
 def require_unified(mpi: Any, comm: MPI.Intracomm) -> None:
-    """Refuse a window that is not of one memory: a flag is polled by loads."""
+    """Refuse windows without the unified memory model: ranks poll flags by loads."""
     window = mpi.Win.Allocate(64, 1, mpi.INFO_NULL, comm)
     model = window.Get_attr(mpi.WIN_MODEL)
     window.Free()

@@ -1,4 +1,4 @@
-"""How the ranks of a communicator meet: rank 0 serves a store, and tells where through MPI."""
+"""How the ranks of a communicator meet: rank 0 serves a store, and sends its address by MPI."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FRAME = 1024  # bytes in which rank 0 tells where the store is
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What ``init`` needs of a job that meets through a communicator."""
+    """A job that has met through a communicator, for ``init``."""
 
     launch: Launch
     store: Store
@@ -52,11 +52,11 @@ def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
     Raises
     ------
     UnavailableError
-        No MPI, one that cannot do it, or one that sees another number of ranks.
+        No MPI, one that lacks a feature, or one that sees another number of ranks.
     Timeout
         A rank of the communicator did not come.
     ConfigError
-        Rank and size are given too, and are not the communicator's.
+        Rank and size are given, too, and differ from the communicator's.
     """
     mpi = load()
     comm = mpi.COMM_WORLD if communicator is None else communicator
@@ -94,7 +94,7 @@ def _require_whole_job(mpi: Any, comm: MPI.Intracomm, config: Config, *, explici
 
 
 def _meet(mpi: Any, state: CommunicatorState, config: Config) -> tuple[Launch, Store]:
-    """Serve the store on rank 0, which tells the others where through MPI."""
+    """Serve the store on rank 0, which sends its address to the others by MPI."""
     comm, (rank, size, _, local_size) = state.comm, state.place
     if size == 1:
         launch = Launch("mpi", *state.place, f"mpi:{os.getpid()}")
@@ -128,5 +128,5 @@ def _address(config: Config, one_machine: bool) -> tuple[str, int]:
         return config.store
     if one_machine:
         return "127.0.0.1", 0
-    # Of the interface that the default route takes: nothing is sent there.
+    # The address of the interface that the default route takes; nothing is sent.
     return rendezvous.route_to(("192.0.2.1", 9)), 0

@@ -1,4 +1,4 @@
-"""How a process with MPI ends: its windows are freed first, and after a loss the job is aborted."""
+"""The end of a process with MPI: it frees its windows first, and after a loss aborts the job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _losses: list[tuple[str, set[str]]] = []  # in words, and the states of the lost
 
 
 def note_losses(rank: int, states: Sequence[str]) -> None:
-    """Note whom a context that ends has lost: MPI cannot be finalised then, the job is aborted."""
+    """Note the losses of a context that ends: then the job is aborted, not finalised."""
     lost = {
         peer: state
         for peer, state in enumerate(states)
@@ -38,13 +38,13 @@ def note_losses(rank: int, states: Sequence[str]) -> None:
 
 
 def finish_at_exit(world: _native.MpiWorld) -> None:
-    """Keep a world until this process ends, which must give it up before MPI_Finalize."""
+    """Keep a world until this process ends; it is given up before MPI_Finalize."""
     _worlds.append(world)
 
 
 @functools.cache  # once
 def abort_or_finish_with_python() -> None:
-    """Abort, or give the worlds up, when Python ends."""
+    """Abort the job, or give up the worlds, when Python ends."""
     atexit.register(_end)
 
 
@@ -63,9 +63,9 @@ def _end() -> None:
 
 
 def _abort(world: MPI.Intracomm, error: BaseException | None) -> None:
-    """Tell why in one write, which no launcher mixes with other ranks' words, and abort.
+    """Say why in one write, which no launcher mixes with the output of other ranks, and abort.
 
-    ``error`` is the one that this rank ends with, unless that tells of a lost rank.
+    ``error`` is the error that ends this rank, unless it only reports a lost rank.
     """
     if error is not None:
         why = f"rank {world.rank} of {world.size} ends with {type(error).__name__}: {error}"
@@ -75,14 +75,14 @@ def _abort(world: MPI.Intracomm, error: BaseException | None) -> None:
     sys.stderr.write(f"pgasdl: {why}: MPI_Abort, for MPI_Finalize would wait\n")
     sys.stderr.flush()
     _unlink_shared_memory()
-    # Those that failed are still there, and know the reason of it all.
+    # Ranks that failed are still there and know the reason.
     failed_alone = error is None and all(states == {"failed"} for _, states in _losses)
     time.sleep(_FAILED_SECONDS if failed_alone else _WORDS_SECONDS)
     world.Abort(1)
 
 
 def _unlink_shared_memory() -> None:
-    """Unlink what MPICH unlinks in MPI_Finalize alone: see the package."""
+    """Unlink the file that MPICH unlinks only in MPI_Finalize: see the package."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         names = {line.rstrip().split(maxsplit=5)[-1] for line in maps}
     for name in names:

@@ -1,1 +1,1 @@
-"""``pgasdl bench``: ours, the machine's floor and the peers, taking turns in one session."""
+"""``pgasdl bench``: pgasdl, the machine's floor and the peers take turns in one session."""

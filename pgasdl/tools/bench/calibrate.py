@@ -1,9 +1,9 @@
-"""What this machine costs, as ``plans.cost`` reckons: latency, startup, beta, gamma by pair class.
+"""The figures of this machine for ``plans.cost``: latency, startup, beta, gamma by class of pairs.
 
-Measured through the executor itself, by all ranks at once, on plans whose cost has few terms: a
-binomial tree of one cache line is 2 log P latencies, GDRAA of P cache lines P - 1 startups more, an
-all-gather nothing but bytes, and what GDRAA takes beyond them is additions. Bytes and additions
-depend on where the array lies, in caches or not, so they are measured at several sizes.
+All ranks measure at once, through the executor, plans whose cost has few terms. A binomial tree of
+one cache line costs 2 log P latencies; GDRAA of P cache lines costs P - 1 startups more; an
+all-gather costs only bytes, and what GDRAA costs beyond them is additions. Bytes and additions
+depend on whether the array lies in caches, so they are measured at several sizes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pgasdl.tools.bench.turns import Contender, Procedure
 
 SIZES = (64 << 10, 1 << 20, 8 << 20)
 LINE = 16  # elements
-# Nothing is faster than this, whatever noise says: seconds, and seconds per byte.
+# Lower limits, against noise: seconds, and seconds per byte.
 _LEAST, _LEAST_BETA = 1e-9, 1e-13
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Pairs of one kind; figures per byte at each of ``SIZES``."""
+    """One class of pairs of ranks; figures per byte at each of ``SIZES``."""
 
     name: str
     ranks: int
@@ -39,7 +39,7 @@ class Class:
     remote: tuple[float, ...]
 
     def at(self, figures: Sequence[float], nbytes: int) -> float:
-        """Return a figure for an array of so many bytes."""
+        """Return a figure for an array of ``nbytes``."""
         sizes = [math.log(size) for size in SIZES]
         return float(np.interp(math.log(max(1, nbytes)), sizes, figures))
 
@@ -56,7 +56,7 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Both classes, if there are two."""
+    """The figures of one class of pairs, or of two."""
 
     inside: Class
     across: Class | None
@@ -64,7 +64,7 @@ class Calibration:
     blocking: bool
 
     def model(self, nbytes: int) -> Model:
-        """For plans that work on an array of so many bytes."""
+        """Return the model for plans that work on an array of ``nbytes``."""
         far = self.across
 
         def pair(of: Class) -> Pair:
@@ -80,13 +80,13 @@ class Calibration:
         )
 
     def dump(self) -> str:
-        """As JSON, for a policy file's remarks."""
+        """Return JSON, for a comment in a policy file."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """Ranks whose pairs are of one class; ``group`` is None on those outside."""
+    """Ranks whose pairs form one class; ``group`` is None on other ranks."""
 
     name: str
     group: Group | None
@@ -95,7 +95,7 @@ class _Members:
 
 
 def calibrate(procedure: Procedure) -> Calibration:
-    """Measure; collective, and the same figures on every rank."""
+    """Measure the machine. Collective; every rank gets the same figures."""
     context = procedure.ranks.context
     size, node = context.size, context.world.node_size
     if node >= size or node == 1:
@@ -112,7 +112,7 @@ def calibrate(procedure: Procedure) -> Calibration:
 
 
 def _class(members: _Members, procedure: Procedure) -> Class:
-    """Measure pairs of the members; the other ranks only keep time."""
+    """Measure the members' pairs; the other ranks only keep time."""
     group, size, ranks = members.group, members.size, procedure.ranks
     if size == 1:
         zeros = (0.0,) * len(SIZES)

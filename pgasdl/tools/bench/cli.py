@@ -1,4 +1,4 @@
-"""The commands of ``pgasdl bench``; they start the ranks themselves and end when they have."""
+"""The commands of ``pgasdl bench``; they start the ranks and end with them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _MPIS = ("any", "mpich", "openmpi")
 
 @click.group("bench", cls=Group, help=_HELP, example="pgasdl bench allreduce -n 2 --sizes 8,1M")
 def command() -> None:
-    """Hold the operations."""
+    """Group the operations."""
 
 
 def _options(op: str) -> Callable[[Function], Function]:
-    """Add an operation's options, all of which end up in :func:`_request`."""
+    """Add an operation's options, which :func:`_request` takes."""
     usual = {"rdma": "verbs", "mpi": "mpi"}.get(op, "auto")
     found: list[Callable[..., Any]] = [
         click.option(
@@ -148,7 +148,7 @@ def _request(
     names: tuple[str, ...] = (),
     bucket_bytes: str = "0",
 ) -> Request:
-    """Check the options; ConfigError names the one that cannot be."""
+    """Check the options; ConfigError names a wrong one."""
     if not 1 <= n_ranks <= _LARGEST:
         raise ConfigError(f"-n {n_ranks}: 1 to {_LARGEST} ranks of one machine")
     if op == "write_notify" and n_ranks < 2:
@@ -173,7 +173,7 @@ def _request(
 
 
 def _measure(request: Request, mpi: str) -> int:
-    """Measure; returns the exit status."""
+    """Measure, and return the exit status."""
     if request.transport == "loopback":
         from pgasdl import loopback
         from pgasdl.tools.bench.worker import measure

@@ -29,7 +29,7 @@ class Floors:
         self.sync = self._floor.sync
 
     def line_ns(self) -> float:
-        """Return the time of a cache line from rank 0 to 1, one way; 0 where there is one rank."""
+        """Return the time of a cache line from rank 0 to 1, one way; 0 with one rank."""
         times = self._floor.line(_BATCHES, _ROUNDS)
         mine = statistics.median(times) if times else 0.0
         return float(self._ranks.latest(np.array([mine]))[0])
@@ -62,7 +62,7 @@ class Floors:
 
             return Contender(f"pieces of {4 * piece} by {copy}", "floor", measure)
 
-        # Far from each other, stores past the caches win; near, small pieces that stay in them.
+        # Far from each other, stores past the caches are faster; near, pieces that stay in them.
         ways = [(32768, "memcpy")]
         ways += [(8192, "memcpy")] if count > 8192 else []
         ways += [(32768, "stream")] if count >= 1024 else []
@@ -83,7 +83,7 @@ class Floors:
 
 
 def placement(line_ns: float, oversubscribed: bool) -> str:
-    """How the host has placed our processors, from the latency of a bounced line."""
+    """Derive the placement of our processors from the latency of a bounced line."""
     if oversubscribed:
         return "oversubscribed"
     if line_ns == 0:

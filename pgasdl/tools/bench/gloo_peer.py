@@ -30,7 +30,7 @@ class Gloo:
         self._tensor = torch.zeros(0)
 
     def allreduce(self, cuts: Sequence[int]) -> tuple[Callable[[int], object], Callable[[], None]]:
-        """all_reduce, once per piece."""
+        """Call all_reduce once per piece."""
         count = sum(cuts)
         if self._tensor.numel() != count:
             self._tensor = torch.zeros(count)
@@ -44,7 +44,7 @@ class Gloo:
         return lambda number: tensor.fill_(float(number + rank)), call
 
     def ping(self, way: str, nbytes: int) -> Callable[[int], None]:
-        """Messages, whatever way is asked for: there are no puts."""
+        """Send messages, also for the way "put", which gloo lacks."""
         peer = 1 - self.rank
         source = torch.ones(nbytes, dtype=torch.uint8)
         target = torch.zeros(nbytes, dtype=torch.uint8)
@@ -63,7 +63,7 @@ class Gloo:
 
 
 def main() -> None:
-    """Serve as one process of a gloo job; gloo's own threads need processors: none is bound."""
+    """Serve as one process of a gloo job, unbound: gloo's own threads need processors."""
     library = Gloo(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     serve(library, socket_path())
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The description of the machine in reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def describe() -> str:
-    """Processor, how many of them, and their caches, in one line."""
+    """Describe processor, number of cores, caches, kernel and Python in one line."""
     parts = [_processor(), f"{len(os.sched_getaffinity(0))} cores"]
     parts += _caches()
     parts.append(f"Linux {platform.release()}")

@@ -1,7 +1,7 @@
-"""``pgasdl bench mpi``: transport mpi beside mpi4py's own calls, in the same processes, in turns.
+"""``pgasdl bench mpi``: transport mpi and mpi4py's own calls take turns in the same processes.
 
-A notified write against put + flush + flag + flush that a program writes by hand with mpi4py, and a
-two-sided message; an allreduce against ``MPI_Allreduce``. Same library, same ranks, same round.
+It compares a notified write with put + flush + flag + flush by hand in mpi4py and with a two-sided
+message, and an allreduce with ``MPI_Allreduce``: same library, same ranks, same round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Measure = Callable[[], list[float]]
 
 
 def measure(context: Context, request: Request) -> list[dict[str, Any]]:
-    """Measure every size; the rows, on rank 0, which prints them.
+    """Measure every size. Rank 0 prints the rows and returns them.
 
     Raises
     ------

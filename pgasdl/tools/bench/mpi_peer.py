@@ -1,4 +1,4 @@
-"""mpi4py, over whichever MPI it was told to load."""
+"""mpi4py, over the MPI that it was told to load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLLS_PER_PROGRESS = 64
 class Mpi:
     """The operations; see :class:`pgasdl.tools.bench.peer.Library`.
 
-    ``created`` : windows are made over memory that is there, in place of MPI's own
+    ``created`` : windows are made over existing memory instead of MPI's own
     """
 
     def __init__(self, *, created: bool = False) -> None:
@@ -29,7 +29,7 @@ class Mpi:
         self._window: tuple[int, Any] | None = None
 
     def allreduce(self, cuts: Sequence[int]) -> tuple[Callable[[int], object], Callable[[], None]]:
-        """MPI_Allreduce in place, once per piece."""
+        """Call MPI_Allreduce in place, once per piece."""
         count = sum(cuts)
         if self._array.size != count:
             self._array = np.zeros(count, np.float32)
@@ -48,12 +48,12 @@ class Mpi:
         return lambda number: array.fill(number + rank), several if len(pieces) > 1 else single
 
     def ping(self, way: str, nbytes: int) -> Callable[[int], None]:
-        """By two-sided messages, or by a put, a flush and a flag that the target polls."""
+        """Send two-sided messages, or put, flush and raise a flag that the target polls."""
         return self._messages(nbytes) if way == "send" else self._puts(nbytes)
 
     def _messages(self, nbytes: int) -> Callable[[int], None]:
         send, receive, peer = self._comm.Send, self._comm.Recv, 1 - self.rank
-        # Memory that nobody wrote to is one page of zeros, read from the nearest cache.
+        # Untouched memory is one page of zeros, which comes from the nearest cache.
         source = [np.ones(nbytes, np.uint8), MPI.BYTE]
         target = [np.ones(nbytes, np.uint8), MPI.BYTE]
 
@@ -125,7 +125,7 @@ class Mpi:
         return MPI.Win.Allocate(nbytes, 1, comm=self._comm)
 
     def close(self) -> None:
-        """Give the window up; collective."""
+        """Free the window. Collective."""
         if self._window is not None:
             self._window[1].Unlock_all()
             self._window[1].Free()

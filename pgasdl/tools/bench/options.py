@@ -1,4 +1,4 @@
-"""Options that the commands which measure share."""
+"""Options of all commands that measure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgasdl.transports import SETTINGS
 
 
 def transport_option(default: str) -> Callable[[Function], Function]:
-    """``--transport``."""
+    """Return the option ``--transport``."""
     return click.option(
         "--transport",
         default=default,
@@ -25,19 +25,19 @@ def transport_option(default: str) -> Callable[[Function], Function]:
 
 
 def seconds_option(function: Function) -> Function:
-    """``--seconds``."""
+    """Add the option ``--seconds``."""
     return click.option(
         "--seconds",
         type=float,
         default=0.02,
         show_default=True,
         metavar="S",
-        help="Of one turn in a round, about.",
+        help="Length of one turn in a round, about.",
     )(function)
 
 
 def check_rounds(repeat: int, seconds: float) -> None:
-    """Refuse what cannot be measured."""
+    """Refuse numbers out of range."""
     if not 1 <= repeat <= 10_000:
         raise ConfigError(f"--repeat {repeat}: 1 to 10000 rounds")
     if not (math.isfinite(seconds) and 0 < seconds <= 3600):

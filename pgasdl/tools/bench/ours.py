@@ -1,4 +1,4 @@
-"""What pgasdl does, as contenders: each checks its results, for a wrong result has no figure."""
+"""Operations of pgasdl, as contenders. Each checks its results: a wrong one gets no figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGE = 4096
 
 
 class Ours:
-    """Makes contenders; every member and everything it returns is collective."""
+    """Makes contenders. Every member, and every contender that it returns, is collective."""
 
     def __init__(self, ranks: Ranks, sync: Callable[[], None] | None, plan: str | None) -> None:
         self._ranks = ranks
@@ -32,7 +32,7 @@ class Ours:
     # --- write_notify
 
     def notified_writes(self, nbytes: int) -> tuple[list[Contender], Callable[[], None]]:
-        """From the core and from Python; and what gives their memory up."""
+        """Return contenders from the core and from Python; and a function that frees the memory."""
         context = self._context
         target = -(-nbytes // _PAGE) * _PAGE
         segment = context.segment(2 * target, notifications=1)
@@ -76,7 +76,7 @@ class Ours:
     # --- allreduce
 
     def handle(self, count: int) -> tuple[Contender, str, Callable[[], None]]:
-        """Return a persistent handle on a segment; its plan; and what gives the memory up."""
+        """Return a handle on a segment; its plan; and a function that frees the memory."""
         segment = self._context.segment(4 * count, notifications=1)
         gradient: Array = segment.numpy(np.float32)
         handle = self._context.allreduce_handle(gradient, op="mean", plan=self._plan)
@@ -91,7 +91,7 @@ class Ours:
     def handles(
         self, count: int, choices: Sequence[Choice]
     ) -> tuple[list[Contender], Callable[[], None]]:
-        """Return handles of several plans on one segment, and what gives it up."""
+        """Return handles of several plans on one segment, and a function that frees it."""
         segment = self._context.segment(4 * count, notifications=1)
         gradient: Array = segment.numpy(np.float32)
         contenders, handles = [], []
@@ -112,11 +112,11 @@ class Ours:
     def uncounted(
         self, memory: Array, call: Callable[[], object]
     ) -> Callable[[int], Sequence[float]]:
-        """How long calls take whose results nobody looks at."""
+        """Measure calls without a check of their results."""
         return self._measure(memory, [], call, anew=self._ranks.paced)
 
     def array(self, count: int) -> tuple[Contender, float]:
-        """``ctx.allreduce`` of an array outside segments; and nanoseconds to fill it."""
+        """Return ``ctx.allreduce`` of an array outside segments; and nanoseconds to fill it."""
         gradient: Array = np.zeros(count, np.float32)
         context, plan = self._context, self._plan
 
@@ -131,7 +131,7 @@ class Ours:
     def model(
         self, layers: Sequence[int], bucket_bytes: int
     ) -> tuple[Contender, str, Callable[[], None]]:
-        """One iteration: gradients in backward order, waits in forward order; its plan."""
+        """Return one iteration, gradients in backward and waits in forward order; its plan."""
         exchange = GradientExchange(
             self._context,
             [((count,), np.float32) for count in layers],
@@ -163,10 +163,10 @@ class Ours:
         *,
         anew: bool = True,
     ) -> Callable[[int], Sequence[float]]:
-        """Measure calls, with ``anew`` each on new data.
+        """Measure calls; ``anew``: each on new data.
 
-        Else all are on what the first left, a mean of means: between ranks that share processors
-        no filling can be told from the calls around it.
+        Else each call works on the result of the one before, a mean of means. Between ranks that
+        share processors, the time to fill an array cannot be told from the calls around it.
         """
         context, rank = self._context, self._context.rank
         fill_ns = 0.0 if self._ranks.paced or not anew else float(fill_cost(memory.fill))

@@ -1,4 +1,4 @@
-"""What rank 0 of a benchmark tells: lines as they come, a bar, and the JSON at the end."""
+"""The output of a benchmark's rank 0: lines as they come, a bar, and the JSON at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgasdl.tools.progress import Progress
 
 
 class Output:
-    """A context manager; ``steps`` is how often :meth:`step` will be called, 0: no bar."""
+    """A context manager; ``steps``: how often :meth:`step` is called, 0: no bar."""
 
     def __init__(
         self, json_file: str | None, *, label: str = "", steps: int = 0, out: IO[str] | None = None
@@ -30,12 +30,12 @@ class Output:
         self._progress.__exit__(*error)
 
     def say(self, line: str) -> None:
-        """One line, unless standard output is the document's."""
+        """Print a line, unless standard output is for the JSON document."""
         if not self.silent:
             self._print(line, self._out)
 
     def warn(self, line: str) -> None:
-        """One line that no document may hide."""
+        """Print a line, also beside a JSON document."""
         self._print(line, sys.stderr if self.silent else self._out)
 
     def _print(self, line: str, out: IO[str]) -> None:
@@ -43,11 +43,11 @@ class Output:
             print(line, file=out, flush=True)
 
     def step(self) -> None:
-        """One more is done."""
+        """Advance the bar."""
         self._progress.step()
 
     def write(self, document: Any) -> None:
-        """Write the document where it was asked for."""
+        """Write the JSON document, if it was asked for."""
         with self._progress.aside():
             write_json(document, self._json_file)
 
@@ -61,7 +61,7 @@ class _Nothing(Output):
 
 
 def output_of(context: Context, request: Request, steps: int) -> Output:
-    """Return rank 0's; the other ranks' tells nothing."""
+    """Return the output of rank 0; that of other ranks prints nothing."""
     if context.rank != 0:
         return _Nothing(None)
     name = "pgasdl tune" if request.op == "tune" else f"pgasdl bench {request.op}"

@@ -1,6 +1,6 @@
-"""A peer's process: does what rank 0 of ours asks for over a socket, and sleeps in between.
+"""A peer's process: our rank 0 asks it over a socket; in between it sleeps.
 
-Started as one process of another library's job. One JSON object a line, both ways.
+It is one process of another library's job. Both sides send one JSON object per line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Library(Protocol):
     version: str
 
     def allreduce(self, cuts: Sequence[int]) -> tuple[Callable[[int], object], Callable[[], None]]:
-        """For float32 pieces of these lengths, in place: how to fill them all, and the calls."""
+        """Return how to fill float32 pieces of these lengths, and the calls that reduce them."""
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -40,7 +40,7 @@ def pin(rank: int, size: int) -> None:
 
 
 def serve(library: Library, path: str) -> None:
-    """Answer until told to end, or until nobody asks any more."""
+    """Answer until told to end, or until the other side is gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)
         lines = connection.makefile("rw", encoding="utf-8")
@@ -74,5 +74,5 @@ def _send(lines: Any, message: dict[str, Any]) -> None:
 
 
 def socket_path() -> str:
-    """Where rank 0 of ours listens: the first argument."""
+    """Return where our rank 0 listens: the first argument."""
     return sys.argv[1]

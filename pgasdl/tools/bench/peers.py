@@ -1,4 +1,4 @@
-"""Other libraries' jobs: started once, asked in turn, blocked in the kernel meanwhile."""
+"""Jobs of other libraries: started once, asked in turn, blocked in the kernel meanwhile."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class PeerKind:
     module : str
         The program of its processes.
     needs : tuple[str, ...]
-        Python modules.
+        Python modules that it needs.
     mpi : str or None
-        Which MPI starts them; none: they are simply started.
+        The MPI that starts them; None: they start without one.
     environ : dict[str, str]
-        Of its processes.
+        Variables of its processes.
     """
 
     module: str
@@ -76,7 +76,7 @@ class Peer:
         self._lines: list[IO[str]] = []
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         try:
-            # Gone as soon as all have met: whatever ends us later leaves no file.
+            # Removed as soon as all have met: a later kill leaves no file.
             with tempfile.TemporaryDirectory(prefix="pgasdl-bench-") as folder:
                 self.version = self._start(kind or PEER_KINDS[name], folder)
         except (UnavailableError, OSError, ValueError) as error:
@@ -86,7 +86,7 @@ class Peer:
     def allreduce(
         self, cuts: Sequence[int], calls: int, *, paced: bool, fill_share: float
     ) -> list[float]:
-        """Microseconds of each call that reduces pieces of so many float32."""
+        """Return the microseconds of each call that reduces pieces of so many float32."""
         answers = self._ask(op="allreduce", cuts=list(cuts), calls=calls, paced=paced)
         latest = [np.max([answer[key] for answer in answers], axis=0) for key in ("began", "ended")]
         fill_ns = max(answer["fill"] for answer in answers) * fill_share
@@ -94,7 +94,7 @@ class Peer:
         return durations(began, ended, paced=paced, clock_ns=self._clock_ns, fill_ns=fill_ns)
 
     def ping(self, way: str, nbytes: int, n_batches: int) -> list[float]:
-        """Microseconds one way, per batch of round trips."""
+        """Return the microseconds one way, per batch of round trips."""
         answers = self._ask(
             op="ping", way=way, nbytes=nbytes, batches=n_batches, rounds=rounds_of(nbytes)
         )
@@ -204,7 +204,7 @@ class Peer:
 
 
 def start(names: Sequence[str], size: int) -> tuple[list[Peer], list[str]]:
-    """Those that can be had, and for each other one the reason."""
+    """Start the available peers; return them, and the reason for each other one."""
     peers: list[Peer] = []
     missing: list[str] = []
     for name in names:

@@ -1,7 +1,7 @@
 """``pgasdl bench plans`` and ``pgasdl tune``: every plan measured beside its prediction.
 
-Run by all ranks. The tuner sees every other size only; how good its choice is on all of them, those
-in between included, is what ``bench plans`` ends with.
+All ranks run it. The tuner sees only every other size; ``bench plans`` ends with the quality of its
+choice on all sizes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PlanRow:
 
 
 class PlanBench:
-    """One job's measurements; every member is collective."""
+    """The measurements of one job. Every member is collective."""
 
     def __init__(self, context: Context, request: Request, output: Output) -> None:
         self.output, self.say = output, output.say
@@ -65,7 +65,7 @@ class PlanBench:
         self.placed = "share cores" if oversubscribed else "a core each"
 
     def header(self) -> Calibration:
-        """Measure the machine and say what it is."""
+        """Measure and describe the machine."""
         self.say(f"machine    {self.described}")
         transport = self.context.describe().splitlines()[1].removeprefix("transport ")
         self.say(f"ranks      {self.context.size}, {self.placed}; {transport}")
@@ -77,7 +77,7 @@ class PlanBench:
         return figures
 
     def tune(self) -> Policy:
-        """Measure candidates, write a policy."""
+        """Measure candidates, and write a policy."""
         calibration = self.header()
         self.say("figures    microseconds measured (predicted), the fastest first")
 
@@ -165,7 +165,7 @@ class PlanBench:
 
 
 def measure(context: Context, request: Request) -> Any:
-    """Return what ``request.op`` asks for."""
+    """Run ``request.op``, and return its result."""
     steps = 1 + len(request.sizes)
     if request.op == "plans":
         steps += len(request.sizes[::2])

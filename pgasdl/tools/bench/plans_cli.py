@@ -1,4 +1,4 @@
-"""The options of ``pgasdl bench plans`` and ``pgasdl tune``, and what is drawn from the rows."""
+"""The options of ``pgasdl bench plans`` and ``pgasdl tune``, and the charts of their rows."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _start(request: Request) -> int:
 
 
 def cases(rows: list[Row]) -> list[tuple[Row, Row]]:
-    """For every number of ranks and size: the tuner's choice, and the best in hindsight."""
+    """Return the tuner's choice and the best in hindsight, by number of ranks and size."""
     found = []
     for key in sorted({(row["ranks"], row["bytes"]) for row in rows}):
         here = [row for row in rows if (row["ranks"], row["bytes"]) == key]
@@ -196,7 +196,7 @@ def cases(rows: list[Row]) -> list[tuple[Row, Row]]:
 
 
 def summary(rows: list[Row]) -> list[str]:
-    """How good the choice and the predictions were."""
+    """Describe the quality of the choice and of the predictions."""
     lines = [
         "ranks      bytes  tuner's choice                 us  best in hindsight              us   x"
     ]
@@ -226,7 +226,7 @@ def summary(rows: list[Row]) -> list[str]:
 
 
 def charts(rows: list[Row], ranks: int) -> list[Chart]:
-    """Measured and predicted times of all plans, by size."""
+    """Make charts of the measured and predicted times of all plans, by size."""
     if not rows:
         return []
     plans = list(dict.fromkeys(row["plan"] for row in rows if "(" not in row["plan"]))

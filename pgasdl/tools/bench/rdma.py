@@ -1,10 +1,10 @@
-"""``pgasdl bench rdma``: notified writes over verbs beside perftest's on the same device, in turns.
+"""``pgasdl bench rdma``: notified writes over verbs and perftest take turns on the same device.
 
-``ib_write_lat`` and ``ib_write_bw`` (Debian's package perftest) are what everybody measures RDMA
-with: one queue pair, nothing but the device. Both sides run on the ranks' machines, by turns with
-ours, with the same number of requests in flight. A notified write is two messages, ib_write_lat's
-is one: it is held against that and ib_write_lat's for a message of a flag's size. MPICH over UCX,
-where it works, shows what an MPI makes of the same device: a put, a flush and a flag.
+``ib_write_lat`` and ``ib_write_bw`` (Debian's package perftest) are the usual measure of RDMA: one
+queue pair and the device alone. Both sides run on the ranks' machines, in turns with ours, with the
+same number of requests in flight. A notified write is two messages, ib_write_lat's is one: we
+compare with the sum of ib_write_lat's message and one of a flag's size. MPICH over UCX, where it
+works, shows the speed of an MPI on the same device: a put, a flush and a flag.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATIENCE = 120.0
 
 @dataclass(slots=True)
 class Figures:
-    """Microseconds of every round: one way of a notified write, and per message of a stream."""
+    """Microseconds of every round: a notified write one way, and each message of a stream."""
 
     latency: list[float] = field(default_factory=list)
     peer_latency: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Figures:
     mpi: list[float] = field(default_factory=list)
 
     def row(self, nbytes: int) -> dict[str, Any]:
-        """Medians, as the JSON file has them."""
+        """Return the medians, for the JSON file."""
         ours, theirs = statistics.median(self.message), _median(self.peer_message)
         return {
             "op": "rdma",
@@ -68,7 +68,7 @@ def _median(values: list[float]) -> float | None:
 
 
 def measure(context: Context, request: Request) -> list[dict[str, Any]]:
-    """Measure every size; the rows, on rank 0, which prints them.
+    """Measure every size. Rank 0 prints the rows and returns them.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def _ratio(ours: float | None, theirs: float | None) -> str:
 
 
 def _mpich(device: _native.VerbsDeviceInfo) -> tuple[Peer | None, str]:
-    """MPICH with both ranks on the device alone; or why not."""
+    """Start MPICH with both ranks on the device alone; or return why not."""
     environ = {
         "MPIR_CVAR_NOLOCAL": "1",
         "UCX_TLS": "rc_verbs,ud_verbs,self",
@@ -165,7 +165,7 @@ def _size(
 
 
 def _stream(context: Context, segment: Any, nbytes: int, place: int, count: int) -> list[float]:
-    """Rank 0 writes so many messages to rank 1; microseconds of each."""
+    """Let rank 0 write messages to rank 1; return the microseconds of each."""
     if context.rank == 1:
         return []
     return [_native.streamed_writes(context, segment, nbytes, place, count) / 1e3]
@@ -188,7 +188,7 @@ class Perftest:
     def run(
         self, tool: str, nbytes: int, count: int, read: Callable[[list[str]], float]
     ) -> list[float]:
-        """Return what it measured, on rank 0; nothing if it printed no figure."""
+        """Return the figures on rank 0; empty if it printed none."""
         options = [*self._options, "-s", str(nbytes), "-n", str(count)]
         if tool == "ib_write_lat":
             at = options.index("-t")

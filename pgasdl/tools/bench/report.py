@@ -1,4 +1,4 @@
-"""The table, row by row as they come, and the same as JSON."""
+"""The table, printed row by row, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Row:
     Attributes
     ----------
     op, variant : str
-        What was measured, and how or on what: "core", "segment", "resnet50 layers" ...
+        The operation, and its variant: "core", "segment", "resnet50 layers" ...
     us, min_us, p90_us : float
-        Median, best, and what nine of ten calls do not exceed.
+        Median, minimum and ninth decile.
     floor_us, floor_min_us : float
-        What the machine did with raw loads and stores, in between.
+        The same of raw loads and stores, measured in between.
     placement : str
-        Near or far, all figures of the row alike; mixed where they were not; oversubscribed
-        where ranks share processors; alone.
+        "near" or "far" for all figures of the row; "mixed" if they differ; "oversubscribed" if
+        ranks share processors; "alone" for one rank.
     line_us : list[float]
         The latency of a cache line, one way, at the row's beginning and end.
     peers : dict[str, float]
-        Medians by name; without those that were never measured in the row's placement.
+        Medians by name; without peers that were never measured in the row's placement.
     """
 
     op: str
@@ -48,7 +48,7 @@ class Row:
 
 
 def figures(samples: Samples) -> dict[str, float]:
-    """Return a row's own times."""
+    """Return the times of a row."""
     return {"us": samples.median, "min_us": samples.least, "p90_us": samples.p90}
 
 
@@ -98,19 +98,19 @@ class Report:
         self._say(" ".join(cells))
 
     def close(self) -> None:
-        """Write the rows where they were asked for."""
+        """Write the rows as JSON, if asked for."""
         self._write([asdict(row) for row in self.rows])
 
 
 def short(us: float) -> str:
-    """Three or four digits."""
+    """Format a figure with three or four digits."""
     if us >= 1000:
         return f"{us:.0f}"
     return f"{us:.1f}" if us >= 100 else f"{us:.2f}" if us >= 10 else f"{us:.3f}"
 
 
 def ratio(us: float, floor_us: float) -> str:
-    """How many times the floor, if there is one."""
+    """Format a figure as a multiple of the floor; "-" without one."""
     return f"{us / floor_us:.2f}" if floor_us > 0 else "-"
 
 

@@ -1,4 +1,4 @@
-"""What to measure, as the command line says it and as the ranks get it."""
+"""The request: what to measure, from the command line to the ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call of the command.
+    """What one command measures.
 
     Attributes
     ----------
@@ -36,17 +36,17 @@ class Request:
     bucket_bytes : int
         0: layers travel alone.
     rounds : int
-        How often the contenders take turns.
+        Turns of each contender.
     seconds : float
-        Of one contender's turn, about.
+        Length of one turn, about.
     peers : tuple[str, ...]
         Names of :data:`PEERS`.
     json_file : str or None
-        Where the rows go as JSON; "-": to standard output.
+        File for the rows as JSON; "-": standard output.
     policy_file : str or None
-        Where ``tune`` writes its policy.
+        File for the policy of ``tune``.
     table : bool
-        Print it, unless the JSON is printed.
+        Print the table, unless the JSON goes to standard output.
     plan_modules : str or None
         None: those of ``PGASDL_PLAN_MODULES``.
     """
@@ -67,12 +67,12 @@ class Request:
     plan_modules: str | None = None
 
     def dump(self) -> str:
-        """As one argument of the ranks' command line."""
+        """Return the request as one argument of the ranks' command line."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def load(cls, text: str) -> Request:
-        """Return what :meth:`dump` wrote."""
+        """Return the request that :meth:`dump` wrote."""
         fields = json.loads(text)
         for name in ("sizes", "models", "peers"):
             fields[name] = tuple(fields[name])

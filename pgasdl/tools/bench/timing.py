@@ -1,4 +1,4 @@
-"""From moments to figures. Used by our ranks and by the peers' alike, so it imports little."""
+"""From moments to figures. Our ranks and the peers use it, so it imports little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def timed(
     sync: Callable[[], object] | None,
     call: Callable[[], object],
 ) -> Moments:
-    """Make calls, each on new data; ``sync`` lets all ranks begin at once, None: they do not."""
+    """Make calls, each on new data. ``sync``, if given, lets all ranks begin at once."""
     clock = time.perf_counter_ns
     began, ended = [0] * calls, [0] * calls
     for number in range(calls):
@@ -31,12 +31,12 @@ def timed(
 
 
 def rounds_of(nbytes: int) -> int:
-    """Round trips in one batch: few microseconds' worth, at least one."""
+    """Return the round trips in one batch, which takes few microseconds; at least one."""
     return max(1, min(100, (1 << 18) // nbytes))
 
 
 def batches(number: int, rounds: int, ping: Callable[[int], object]) -> list[float]:
-    """Nanoseconds one way of ``ping(rounds)``, which makes so many round trips, per batch."""
+    """Return the nanoseconds one way of each batch ``ping(rounds)`` of round trips."""
     clock = time.perf_counter_ns
     times = []
     for _ in range(number):
@@ -47,7 +47,7 @@ def batches(number: int, rounds: int, ping: Callable[[int], object]) -> list[flo
 
 
 def fill_cost(fill: Callable[[int], object]) -> int:
-    """Nanoseconds of writing new data, where calls cannot be told from it."""
+    """Return the nanoseconds of writing new data, where calls cannot be timed without it."""
     clock = time.perf_counter_ns
     times = []
     for number in range(5):
@@ -58,7 +58,7 @@ def fill_cost(fill: Callable[[int], object]) -> int:
 
 
 def clock_cost() -> float:
-    """Return the nanoseconds that reading the clock twice adds to what lies between."""
+    """Return the nanoseconds that two reads of the clock add to a call between them."""
     clock = time.perf_counter_ns
     costs = []
     for _ in range(101):
@@ -70,10 +70,10 @@ def clock_cost() -> float:
 def durations(
     began: Sequence[int], ended: Sequence[int], *, paced: bool, clock_ns: float, fill_ns: float
 ) -> list[float]:
-    """Microseconds of each call, from the latest rank's beginnings and ends.
+    """Return the microseconds of each call, from the latest rank's beginnings and ends.
 
-    A paced call takes from the last rank's beginning to the last rank's end. Ranks that share
-    processors cannot begin at once: there it is the average of all calls, less the filling.
+    A paced call lasts from the last rank's beginning to the last rank's end. Ranks that share
+    processors cannot begin at once: there the figure is the average of all calls, less the filling.
     """
     if paced:
         return [
@@ -91,22 +91,22 @@ class Samples:
 
     @property
     def median(self) -> float:
-        """The figure."""
+        """The middle value, which tables show."""
         return statistics.median(self.values)
 
     @property
     def least(self) -> float:
-        """What it can be on a quiet machine."""
+        """The minimum, as on a quiet machine."""
         return min(self.values)
 
     @property
     def quartile(self) -> float:
-        """What a quarter of the calls does not exceed: others' work hardly moves it."""
+        """The lower quartile, which other work on the machine hardly moves."""
         ordered = sorted(self.values)
         return ordered[len(ordered) // 4]
 
     @property
     def p90(self) -> float:
-        """What nine in ten do not exceed."""
+        """The ninth decile."""
         ordered = sorted(self.values)
         return ordered[min(len(ordered) - 1, (9 * len(ordered)) // 10)]

@@ -1,4 +1,4 @@
-"""The tuner: reckon with every plan, measure those that come near, keep the fastest by size."""
+"""The tuner: predicts every plan's time, measures the best ones, keeps the fastest by size."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from pgasdl.tools.bench.calibrate import Calibration
 from pgasdl.tools.bench.ours import Ours
 from pgasdl.tools.bench.turns import Procedure
 
-# Options that are worth trying beside a plan's own defaults, if it takes them.
+# Values of the option chunks to try besides a plan's default.
 CHUNKS = (1, 8)
-# What to some plans is a node; gdraa-nodes has it by itself.
+# The option that some plans call a node's size; gdraa-nodes knows nodes by itself.
 NODE_OPTIONS = {
     "chain-chain": "chain_size",
     "chain-binomial": "chain_size",
     "halving-doubling": "group_size",
 }
-# Candidates are those predicted within this factor of the best, so many at least and at most.
+# Candidates are predicted within this factor of the best; at least and at most so many.
 NEAR, FEWEST, MOST = 2.5, 3, 12
-# Those measured within this factor of the fastest are measured again, for so many times as long.
+# Plans within this factor of the fastest are measured again, so many times as long.
 CLOSE, AGAIN = 1.35, 3
-# A neighbour's choice is kept if it costs no more than this: fewer rules, less noise.
+# A neighbour's choice is kept if it is slower by at most this factor: fewer rules, less noise.
 TOLERANCE = 1.03
-# Where ranks share cores, times tell more of the scheduler than of plans: there the choice that is
-# automatic is kept up to this.
+# Where ranks share cores, times say more about the scheduler than about plans: there the automatic
+# choice is kept if it is slower by at most this factor.
 CROWDED_TOLERANCE = 1.25
 Figures = dict[Choice, float]
 
 
 @dataclass(slots=True)
 class Size:
-    """Microseconds of one size, by choice."""
+    """The microseconds of one size, by choice."""
 
     nbytes: int
     predicted: Figures = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Size:
 
 
 def choices_here(context: Context) -> list[Choice]:
-    """Every plan that exchanges gradients here, in segments."""
+    """List every plan that exchanges gradients here, in segments."""
     found = []
     for name in PLANS:
         if not able(context.world, name, "average", in_place=True):
@@ -74,7 +74,7 @@ def choices_here(context: Context) -> list[Choice]:
 def predict_all(
     context: Context, calibration: Calibration, choices: Sequence[Choice], nbytes: int
 ) -> Figures:
-    """Microseconds that each is reckoned to take."""
+    """Predict the microseconds of each choice."""
     model = calibration.model(nbytes)
     found = {}
     for choice in choices:
@@ -86,10 +86,10 @@ def predict_all(
 
 
 def measure_all(procedure: Procedure, choices: Sequence[Choice], nbytes: int) -> Figures:
-    """Measure the microseconds that each takes, in turns, on one segment; the same on every rank.
+    """Measure the microseconds of each choice, in turns, on one segment; the same on every rank.
 
-    They are lower quartiles, which somebody else's work on the machine hardly moves. Those that
-    noise may have kept from being the fastest are measured once more, for longer.
+    They are lower quartiles, which other work on the machine hardly moves. Choices that may be the
+    fastest, but for noise, are measured once more, for longer.
     """
     ranks = procedure.ranks
 
@@ -107,7 +107,7 @@ def measure_all(procedure: Procedure, choices: Sequence[Choice], nbytes: int) ->
 
 
 def near(predicted: Figures) -> list[Choice]:
-    """Those worth measuring, the best first."""
+    """List the choices to measure, the best prediction first."""
     ranked = sorted(predicted, key=lambda choice: (predicted[choice], str(choice)))
     limit = NEAR * predicted[ranked[0]]
     close = [choice for choice in ranked if predicted[choice] <= limit]
@@ -142,7 +142,7 @@ def tune(
 
 
 def policy_of(sizes: Sequence[Size]) -> Policy:
-    """Rules between the geometric means of neighbouring sizes."""
+    """Make a policy: rules change at the geometric means of neighbouring sizes."""
     picks: list[Choice] = []
     for size in sizes:
         best = min(size.measured, key=size.measured.__getitem__)
@@ -167,5 +167,5 @@ def policy_of(sizes: Sequence[Size]) -> Policy:
 
 
 def _round(nbytes: float) -> int:
-    """To a whole power of two, which prints short."""
+    """Round to a power of two, which prints short."""
     return 1 << round(math.log2(nbytes))

@@ -1,4 +1,4 @@
-"""Contenders take turns, round by round, so that a busy moment of the machine hits them all."""
+"""Contenders take turns in each round, so that a busy moment of the machine hits them all."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Contender:
     Attributes
     ----------
     name : str
-        Of the row, the floor's variant, or the peer's.
+        Name of the row, of the floor's variant, or of the peer.
     role : str
-        "ours" and "floor" are measured by all ranks together, a "peer" is asked by rank 0.
+        All ranks measure "ours" and "floor" together; rank 0 asks a "peer".
     measure : Callable[[int], Sequence[float]]
-        Makes so many calls, or batches of calls, and returns microseconds of each.
+        Makes so many calls, or batches of calls, and returns the microseconds of each.
     turns : list[tuple[str, Sequence[float]]]
-        Placement and microseconds of every turn; a peer's are on rank 0 only.
+        Placement and microseconds of every turn; only rank 0 has those of a peer.
     """
 
     name: str
@@ -42,21 +42,21 @@ class Contender:
     calls: int = _FEWEST
 
     def samples(self, placement: str) -> Samples:
-        """Return what was measured while the host placed us so, or anyhow; may be empty."""
+        """Return the samples of a placement, and of turns with mixed ones; may be empty."""
         turns = [times for where, times in self.turns if placement in (where, MIXED)]
         return Samples([us for times in turns for us in times])
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Our ranks as the measurements see them."""
+    """Our ranks, as the measurements use them."""
 
     context: Context
     paced: bool
-    fill_share: float  # how many ranks' fillings one processor does
+    fill_share: float  # ranks whose arrays one processor fills
 
     def durations(self, moments: Moments, clock_ns: float, fill_ns: float) -> list[float]:
-        """Microseconds of calls that all ranks made: the same list on every rank."""
+        """Return the microseconds of calls that all ranks made, the same on every rank."""
         latest = self.latest(np.array(moments, np.int64))
         return durations(
             [int(moment) for moment in latest[0]],
@@ -73,16 +73,16 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """How everything is measured.
+    """How contenders are measured.
 
     Attributes
     ----------
     ranks : Ranks
-        By these ranks together.
+        The ranks that measure together.
     sync : Callable[[], None]
         Lets all ranks begin at once.
     rounds, seconds
-        So many turns of each contender, about so long each.
+        Turns of each contender, and the length of one, about.
     """
 
     ranks: Ranks
@@ -91,7 +91,7 @@ class Procedure:
     seconds: float
 
     def take_turns(self, contenders: Sequence[Contender], *, longer: int = 1) -> None:
-        """Measure everybody, in ``longer`` times as many rounds."""
+        """Measure the contenders, in ``longer`` times as many rounds."""
         take_turns(self.ranks, contenders, longer * self.rounds, self.seconds, lambda: "")
 
 
@@ -103,10 +103,9 @@ def take_turns(
     probe: Callable[[], str],
     step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Measure everybody ``rounds`` times, about ``seconds`` each time.
+    """Measure each contender ``rounds`` times, about ``seconds`` each time.
 
-    ``probe`` tells where the host has placed us; it is asked before and after every turn. ``step``
-    is called after every round.
+    ``probe`` tells the placement before and after every turn. ``step`` is called after every round.
     """
     ours = [contender for contender in contenders if contender.role != "peer"]
     peers = [contender for contender in contenders if contender.role == "peer"]
@@ -114,7 +113,7 @@ def take_turns(
     n_peers = int(ranks.latest(np.array([len(peers)]))[0])
     peers += [_idle() for _ in range(n_peers - len(peers))]
     for contender in ours + peers:
-        contender.measure(_FEWEST)  # touches what is touched for the first time
+        contender.measure(_FEWEST)  # warms up
         began = time.perf_counter()
         contender.measure(_FEWEST)
         spent = ranks.latest(np.array([time.perf_counter() - began]))
@@ -132,7 +131,7 @@ def take_turns(
 
 
 def usual(contenders: Sequence[Contender]) -> str:
-    """Return the placement that all of these were measured in most often, or MIXED: anyhow."""
+    """Return the placement in which all were measured most often; MIXED if there is none."""
     turns = [Counter(where for where, _ in one.turns) for one in contenders]
     common = {where: min(counts[where] for counts in turns) for where in turns[0]}
     common = {where: n for where, n in common.items() if n and where != MIXED}

@@ -1,4 +1,4 @@
-"""What every rank runs: rank 0 prints, and asks the peers when it is their turn."""
+"""The program of every rank. Rank 0 also prints, and asks the peers in their turn."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from pgasdl.tools.bench.report import Report, Row, figures
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.turns import Contender, Ranks, take_turns, usual
 
-_PIECE = 1 << 20  # elements: peers that do better in pieces get 4 MB ones
-_BUCKET = 25 << 20  # bytes: what DistributedDataParallel puts together
+_PIECE = 1 << 20  # elements: 4 MB, for peers that are faster with pieces
+_BUCKET = 25 << 20  # bytes: the default of DistributedDataParallel
 
 
 def measure(context: Context, request: Request) -> list[Row]:
-    """Measure everything asked for; the rows, on rank 0."""
+    """Measure everything that the request names; return the rows on rank 0."""
     cores = len(os.sched_getaffinity(0))
     described = machine.describe()
     asked = request.peers if context.rank == 0 else ()
     started, missing = peers.start(asked, context.size)
     if request.transport != "loopback":
-        pin(context.rank, context.size)  # after the peers were started: they would inherit it
+        pin(context.rank, context.size)  # after the peers' start: they would inherit it
     with contextlib.ExitStack() as stack:
         for peer in started:
             stack.callback(peer.close)
@@ -127,7 +127,7 @@ class _Bench:
         return placement(self.line, self.oversubscribed)
 
     def steps(self) -> Iterator[Callable[[], None]]:
-        """One for each size or model."""
+        """Yield one step for each size or model."""
         request = self.request
         if request.op == "model":
             yield from (partial(self.model, name) for name in request.models)
@@ -253,7 +253,7 @@ def _buckets(counts: Sequence[int], nbytes: int) -> list[int]:
 
 
 def main() -> None:
-    """One process of the job that ``pgasdl bench`` starts."""
+    """Run one process of the job that ``pgasdl bench`` starts."""
     request = Request.load(sys.argv[1])
     with pgasdl.init(plan_modules=request.plan_modules) as context:
         if request.op == "rdma":

@@ -1,4 +1,4 @@
-"""Plans event by event on modelled machines, to thousands of ranks and without any network."""
+"""The simulator: plans event by event on modelled machines, up to thousands of ranks."""
 
 from __future__ import annotations
 

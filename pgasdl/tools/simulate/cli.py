@@ -198,12 +198,12 @@ def _simulate(
 
 
 def choices(text: str) -> list[Choice]:
-    """Plans of "gdraa,chain(chunks=8)".
+    """Parse plans such as "gdraa,chain(chunks=8)".
 
     Raises
     ------
     ConfigError
-        No such plan or option, or one that does not exchange gradients.
+        No such plan or option, or a plan that does not exchange gradients.
     """
     found = []
     depth = start = 0

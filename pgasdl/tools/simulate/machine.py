@@ -1,9 +1,9 @@
-"""Modelled machines: levels of groups, nearest first, and the links by which groups are left.
+"""Modelled machines: levels of groups, nearest first, and the links that lead out of groups.
 
-Ranks whose group of a level is the same meet there or below. Each rank has one port out and one
-in; traffic that leaves a group takes a link of that group upwards, and one of the other group
-downwards. Several ranks share a link, so over-subscription is nothing but a link that is slower
-than its ranks' ports together.
+Ranks in the same group of a level meet there or below. Each rank has one port out and one port in.
+Traffic between groups takes a link of one group upwards, and one of the other group downwards.
+Several ranks share a link: over-subscription is a link that is slower than its ranks' ports
+together.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Level:
     Attributes
     ----------
     name : str
-        For tables.
+        Name in tables.
     group, link : Sequence[int]
-        Of every rank; link -1: none, its ports are all there is.
+        Group and link of every rank; link -1: no link, only the ports.
     link_beta : float
         Seconds per byte of a link.
     through : bool
         Traffic to farther levels takes this level's link too.
     latency, startup, port_beta : float
-        Of messages between ranks that meet here: from sender to receiver, what occupies the
-        sender's port besides, and seconds per byte of both ports.
+        Of messages between ranks that meet here: time from sender to receiver, time that also
+        occupies the sender's port, and seconds per byte of both ports.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine for so many ranks; costs of a rank's own work in seconds per byte, see ``cost``."""
+    """A machine; the costs of a rank's own work are in seconds per byte, see ``cost``."""
 
     name: str
     levels: tuple[Level, ...]
@@ -64,7 +64,7 @@ class Machine:
         return len(self.levels[-1].group)
 
     def native(self) -> tuple[list[Any], tuple[float, float, float, float, bool]]:
-        """As the engine takes it."""
+        """Return the machine in the engine's form."""
         none = [-1] * self.size
         levels = [
             (
@@ -89,7 +89,7 @@ def flat(
     startup: float = 0.0,
     **costs: Any,
 ) -> Machine:
-    """All ranks behind one switch that is never the bottleneck; bandwidth in bytes per second."""
+    """Make one switch that is never the bottleneck; bandwidth in bytes per second."""
     level = Level("switch", [0] * size, latency, 1 / bandwidth, startup)
     return Machine(f"flat({size})", (level,), **costs)
 
@@ -108,7 +108,7 @@ def supernodes(
 ) -> Machine:
     """Make groups of ranks with full bandwidth inside, and a link per group and direction out.
 
-    ``oversubscription`` : ports of a group together over its link, at least 1
+    ``oversubscription`` : bandwidth of a group's ports over that of its link, at least 1
     """
     if oversubscription < 1 or per_group < 1:
         raise ConfigError(f"{name}: {per_group} ranks a group, over-subscribed {oversubscription}")
@@ -135,9 +135,9 @@ def fat_tree(
     startup: float = 0.0,
     **costs: Any,
 ) -> Machine:
-    """Three tiers: leaf switches, pods of them, and a core; each tier's way up over-subscribed.
+    """Make three tiers: leaf switches, pods of them, and a core, with over-subscribed links up.
 
-    ``leaf_over``, ``pod_over`` : bandwidth into a tier's switch over that out of it, upwards
+    ``leaf_over``, ``pod_over`` : bandwidth into a tier's switch over its bandwidth upwards
     """
     beta = 1 / bandwidth
     leaf = [rank // per_leaf for rank in range(size)]
@@ -167,7 +167,7 @@ def numa_nodes(
     name: str = "numa-nodes",
     **costs: Any,
 ) -> Machine:
-    """Nodes of several memory domains, and rails (adapters) that the domains' ranks share.
+    """Make nodes of several memory domains, with rails (adapters) that their ranks share.
 
     Bandwidths: a port inside a domain, the bus between a node's domains, an adapter. A domain's
     ranks use the rail of the same number, modulo their number.
@@ -184,7 +184,7 @@ def numa_nodes(
 
 
 def of_model(size: int, model: Model, name: str = "model") -> Machine:
-    """Return the machine that ``plans.cost`` reckons with: no shared links."""
+    """Return the machine of ``plans.cost``, without shared links."""
     across = model.across or model.inside
 
     def level(what: str, group: list[int], pair: Pair) -> Level:
@@ -203,7 +203,7 @@ def of_model(size: int, model: Model, name: str = "model") -> Machine:
     )
 
 
-# What `pgasdl sim --machine` offers: today's usual figures; the papers' machines are in papers/.
+# The machines of `pgasdl sim --machine`, with today's usual figures; papers/ has the papers'.
 MACHINES: dict[str, Callable[[int], Machine]] = {
     "flat": lambda size: flat(size, startup=2e-7, gamma=5e-11),
     "fat-tree": lambda size: fat_tree(size, startup=2e-7, gamma=5e-11),

@@ -1,8 +1,8 @@
-"""From plans to the engine's arrays: step by step, or in outline where all ranks do alike.
+"""From plans to the engine's arrays: step by step, or as an outline where all ranks do the same.
 
-A plan of 1024 ranks that all send to all has four million steps, which takes longer to write down
-than to simulate. Such a plan has an outline: one rank's steps, in which peers count from the own
-rank and bytes are looked up by rank. Tests hold each outline against the plan itself.
+A plan in which 1024 ranks all send to all has four million steps, which take longer to write down
+than to simulate. Such a plan has an outline: the steps of one rank, with peers relative to it and
+bytes by rank. Tests compare each outline with the plan.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PUT, _WAIT, _REDUCE, _CALL, _FLUSH = range(5)
 _RELATIVE, _BYTES_OF_PEER, _BYTES_OF_SELF = 8, 16, 32
 _NOTE_OF_PEER, _NOTE_OF_SELF, _SKIP_IF_NONE = 64, 128, 256
 
-# Up to here plans are validated as they are built; above, that would take longer than the rest.
+# Up to this size plans are validated; above, that would take longer than everything else.
 _VALIDATED = 64
-# From here on outlines are used.
+# From this size on outlines are used.
 _OUTLINED = 128
 
 
@@ -42,9 +42,9 @@ class Exchange:
     count : int
         Elements.
     item : int
-        Bytes of one.
+        Bytes of an element.
     options : tuple[tuple[str, int], ...]
-        Of the plan, as pairs.
+        Options of the plan, as pairs.
     """
 
     plan: str
@@ -55,12 +55,12 @@ class Exchange:
 
 
 def program(exchange: Exchange, size: int) -> _native.Program:
-    """Return what the engine runs for an exchange of ``size`` ranks.
+    """Return the engine's program of an exchange of ``size`` ranks.
 
     Raises
     ------
     PlanError
-        No such plan, or none for these options.
+        No such plan, or it does not take these options.
     """
     outline = OUTLINES.get(exchange.plan)
     plain = exchange.kind != "update" and not exchange.options
@@ -70,7 +70,7 @@ def program(exchange: Exchange, size: int) -> _native.Program:
 
 
 def _plans(exchange: Exchange, size: int) -> Iterable[Plan]:
-    """All ranks' plans, one at a time: together they may not fit into memory."""
+    """Yield the plans of all ranks, one at a time: together they may not fit into memory."""
     spec = spec_of(exchange.plan)
     options: dict[str, Any] = dict(exchange.options)
     if size <= _VALIDATED:
@@ -84,7 +84,7 @@ def _plans(exchange: Exchange, size: int) -> Iterable[Plan]:
 
 
 def encoded(plans: Iterable[Plan], size: int, item: int = 4) -> _native.Program:
-    """Plans step by step."""
+    """Encode plans step by step."""
     rows: list[tuple[int, int, int, int]] = []
     lanes: list[list[tuple[int, int]]] = []
     notifications = 0
@@ -121,7 +121,7 @@ def _row(step: Step, item: int) -> tuple[int, int, int, int]:
 
 
 def _gdraa(exchange: Exchange, size: int) -> _native.Program:
-    """Kinds average and sum, as ``plans/algorithms/gdraa.py`` has them."""
+    """Outline kinds average and sum of ``plans/algorithms/gdraa.py``."""
     peers = np.arange(1, size, dtype=np.int64)
 
     def sweep(flags: int, order: Ops, note: int) -> Ops:

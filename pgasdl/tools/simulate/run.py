@@ -20,7 +20,7 @@ _COMPUTE, _START, _JOIN = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Every rank computes for so long, times its own factor."""
+    """Every rank computes for these seconds, times its own factor."""
 
     seconds: float
 
@@ -44,21 +44,21 @@ Action = Compute | Start | Join
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened, in seconds.
+    """The times of a simulation, in seconds.
 
     Attributes
     ----------
     finish : Floats
-        [exchange, rank]: when the exchange was over there.
+        [exchange, rank]: when the exchange ended on the rank.
     moments : Floats
-        [action, rank]: when the application had done the action.
+        [action, rank]: when the application ended the action.
     levels : dict[str, tuple[float, float]]
-        Of the machine: bytes of the messages that met there, and how long the busiest of the links
-        by which its groups are left was busy.
+        For each level of the machine: bytes of the messages that met there, and how long the
+        busiest link out of a group was busy.
     busiest_port : float
-        Seconds that the busiest port out was.
+        How long the busiest port out was busy.
     messages : int
-        How many were sent.
+        Number of messages.
     """
 
     finish: Floats
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """When the last rank was done with everything."""
+        """When the last rank ended."""
         ends = [array.max() for array in (self.finish, self.moments) if array.size]
         return float(max(ends, default=0.0))
 
@@ -87,7 +87,7 @@ def simulate(
     Parameters
     ----------
     exchanges : Sequence[Exchange]
-        What the application's Start and Join number; same ones share one program.
+        Start and Join refer to these by number; equal ones share one program.
     application : Sequence[Action], optional
         None: start all exchanges, then wait for them.
     begin : Sequence[float], optional
@@ -98,9 +98,9 @@ def simulate(
     Raises
     ------
     PlanError
-        A plan that cannot be had, or a lane that waits for ever.
+        A plan that does not exist, or a lane that waits for ever.
     ConfigError
-        begin or slow of another length.
+        ``begin`` or ``slow`` has another length.
     """
     size = machine.size
     numbers = range(len(exchanges))

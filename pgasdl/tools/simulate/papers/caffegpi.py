@@ -9,7 +9,7 @@ from pgasdl.tools.simulate.papers.study import Study, Table, figures
 from pgasdl.tools.simulate.program import Exchange
 from pgasdl.tools.simulate.run import Action, Compute, Join, Start, simulate
 
-# Multiplications of AlexNet's layers, first to last, in millions per image: where time goes.
+# Multiplications of AlexNet's layers, first to last, in millions per image: they take the time.
 WORK = (105, 224, 150, 112, 75, 38, 17, 4)
 NODES = (1, 2, 4)
 FDR = 6e9
@@ -24,7 +24,7 @@ def taurus(nodes: int) -> Machine:
 
 
 def iteration_time(nodes: int, batch_seconds: float, plan: str, how: str) -> float:
-    """Seconds of one iteration in steady state: ``how``: "after", "layers" or "none"."""
+    """Return the seconds of one iteration in steady state; ``how``: "after", "layers" or "none"."""
     layers = models.layers("alexnet")  # weights and biases, last layer first
     total = sum(WORK)
     seconds = [batch_seconds / nodes * work / total for work in WORK]
@@ -57,7 +57,7 @@ def iteration_time(nodes: int, batch_seconds: float, plan: str, how: str) -> flo
 
 
 def study() -> Study:
-    """Speed-up with and without overlap."""
+    """Reproduce the speed-up with and without overlap."""
     paper = figures("caffegpi")
     alone = paper["iteration_seconds_k80"]
     variants = {

@@ -29,7 +29,7 @@ def manoa(workers: int, bandwidth: float) -> Machine:
 
 
 def study() -> Study:
-    """Table 1."""
+    """Reproduce table 1."""
     paper = figures("mimatrix")
     count = sum(models.layers("resnet50"))
     workers = [int(n) for n in paper["scaling"]]
@@ -42,7 +42,7 @@ def study() -> Study:
     def scaling(n: int, bandwidth: float) -> float:
         return n * COMPUTE / (COMPUTE + exchange(n, bandwidth))
 
-    # What an exchange may take, for the paper's speed-up, in parts of the computation.
+    # The time of an exchange that the paper's speed-up implies, in parts of the computation.
     implied = {n: n / paper["scaling"][str(n)] - 1 for n in workers}
     bandwidth = FDR * exchange(2, FDR) / (implied[2] * COMPUTE)
     rows = [

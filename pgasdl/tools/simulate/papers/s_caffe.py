@@ -32,19 +32,19 @@ def kesch(ranks: int, per_node: int) -> Machine:
 
 
 def reduce_time(machine: Machine, plan: str, nbytes: int, **options: int) -> float:
-    """Seconds of one reduce to rank 0."""
+    """Return the seconds of one reduce to rank 0."""
     count = nbytes // 4
     exchange = Exchange(plan, count, kind="reduce", options=tuple(options.items()))
     return simulate(machine, [exchange]).seconds
 
 
 def chunks_of(nbytes: int) -> int:
-    """Chunks of 1 MB, at least 1: what such libraries take, and near the best here."""
+    """Return the number of chunks of 1 MB, which such libraries take; near the best here."""
     return max(1, min(64, nbytes // MB))
 
 
 def study() -> Study:
-    """Both comparisons."""
+    """Reproduce both comparisons."""
     paper = figures("s-caffe")
     ranks = paper["ranks"]
     machine = kesch(ranks, paper["gpus_per_node"])
@@ -119,7 +119,7 @@ def study() -> Study:
 
 
 def crossover(printed: int) -> tuple[Table, Chart]:
-    """From which size on a chain beats a binomial tree, by number of ranks."""
+    """Find the size from which a chain is faster than a binomial tree, by number of ranks."""
     rows: list[tuple[object, ...]] = []
     found = []
     for ranks in (2, 4, 8, 16, 32, 64, 128):

@@ -1,4 +1,4 @@
-"""What a reproduction consists of: tables with the paper's figures beside ours, and charts."""
+"""The parts of a reproduction: tables with the paper's figures beside ours, and charts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Study:
         return "\n\n".join(["\n".join(head), *map(str, self.tables)]) + "\n"
 
     def write(self, folder: Path) -> list[str]:
-        """Write the tables and, where matplotlib is installed, the charts; says what it wrote."""
+        """Write the tables, and the charts where matplotlib is installed; return the messages."""
         folder.mkdir(parents=True, exist_ok=True)
         text = folder / f"{self.paper}.md"
         text.write_text(str(self), encoding="utf-8")
@@ -60,7 +60,7 @@ class Study:
 
 
 def figures(paper: str) -> dict[str, Any]:
-    """Return what the paper printed, and where."""
+    """Return the figures that the paper printed, and their source."""
     text = resources.files(__package__).joinpath("figures.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)[paper]
     return found

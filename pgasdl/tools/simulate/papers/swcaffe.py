@@ -27,7 +27,7 @@ def taihulight(nodes: int, per_supernode: int, bandwidth: float) -> Machine:
 
 
 def allreduce_time(machine: Machine, nbytes: float, round_robin: int) -> float:
-    """Seconds of one packed all-reduce; ``round_robin``: ranks of a supernode, 1: adjacent."""
+    """Return the seconds of a packed all-reduce; ``round_robin``: supernode size, 1: adjacent."""
     size = machine.size
     options = (("group_size", round_robin),) if 1 < round_robin < size else ()
     exchange = Exchange("halving-doubling", int(nbytes) // 4, options=options)
@@ -35,7 +35,7 @@ def allreduce_time(machine: Machine, nbytes: float, round_robin: int) -> float:
 
 
 def _bandwidth_for(seconds: float, nbytes: float, nodes: int, q: int) -> float:
-    """At which an all-reduce takes so long: its time is linear in the inverse."""
+    """Return the bandwidth with which an all-reduce takes so long: its time is linear in 1/b."""
     low, high = 1e9, PEAK
     at_low, at_high = (allreduce_time(taihulight(nodes, q, b), nbytes, q) for b in (low, high))
     per_inverse = (at_low - at_high) / (1 / low - 1 / high)
@@ -43,7 +43,7 @@ def _bandwidth_for(seconds: float, nbytes: float, nodes: int, q: int) -> float:
 
 
 def study() -> Study:
-    """Figures 10 and 11, and what the numbering is worth."""
+    """Reproduce figures 10 and 11, and the effect of the numbering."""
     paper = figures("swcaffe")
     q, last = paper["per_supernode"], paper["nodes"]
     sizes = {model: mb * 1e6 for model, mb in paper["megabytes"].items()}
@@ -59,7 +59,7 @@ def study() -> Study:
         model: allreduce_time(taihulight(last, q, PEAK), nbytes, q)
         for model, nbytes in sizes.items()
     }
-    # The bandwidth that the paper's own share implies, from one of its points; the rest follows.
+    # One point of the paper sets the bandwidth; everything else is prediction.
     anchor = ("alexnet", 256)
     bandwidth = _bandwidth_for(implied[anchor], sizes["alexnet"], last, q)
     times = {
