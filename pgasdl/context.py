@@ -483,7 +483,7 @@ class Context(_native.ContextCore):
         self.close(failed=not in_peace)
 
     def __repr__(self) -> str:
-        if not hasattr(self, "world"):  # debuggers and error reporters ask while it is made
+        if not hasattr(self, "world"):  # debuggers may ask before __init__ ends
             return "<Context, not joined>"
         state = "closed" if self.closed else "/".join(sorted(set(self.topology.routes.names)))
         return f"<Context rank {self.rank} of {self.size}, {state}>"

@@ -144,7 +144,7 @@ class Segment(_native.SegmentCore):
         return (1, 0)  # host memory
 
     def __repr__(self) -> str:
-        if not hasattr(self, "group"):  # debuggers and error reporters ask while it is made
+        if not hasattr(self, "group"):  # debuggers may ask before __init__ ends
             return "<Segment, not created>"
         state = ", deleted" if self.deleted else ""
         return f"<Segment {self.id}, {self.nbytes} bytes{state}>"
@@ -201,9 +201,9 @@ class SegmentTable:
         self._warned = True
         if _native.common_ancestor(near) <= 1:
             log.warning(
-                "rank %d: Yama restricts who may reach bound memory, and the ranks of this machine "
-                "have no launcher in common that could be named: every process of this user may "
-                "from now on. Start them by one launcher, or use ctx.segment",
+                "rank %d: Yama restricts access to bound memory, and the ranks of this machine "
+                "have no common launcher to admit: every process of this user may reach it from "
+                "now on. Start the ranks by one launcher, or use ctx.segment",
                 core.rank,
             )
 

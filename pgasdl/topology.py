@@ -103,7 +103,7 @@ class Topology:
 
     def maps(self, ranks: Sequence[int]) -> bool:
         """Whether all of ``ranks``, including this one, map their segments; the same on all."""
-        if self.shared_windows is not None:  # by all members of a group, or by none
+        if self.shared_windows is not None:  # for all members of a group, or for none
             return self.shared_windows.issuperset(ranks)
         one_host = len({self.hosts[rank] for rank in ranks}) == 1
         return one_host and self.mapped_on_host

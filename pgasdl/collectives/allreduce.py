@@ -90,7 +90,7 @@ class AllreduceCache:
             raise PlanError(f"plan {name} offers {', '.join(spec.kinds)}, no {kind_of(op)}")
         if not spec.shares:
             raise PlanError(
-                f"plan {name} was not made for arrays in turns on one inbox: use a handle, "
+                f"plan {name} cannot share its inbox between arrays: use a handle, "
                 "ctx.allreduce_handle"
             )
         if name == "gdraa-direct" and not in_place:
@@ -233,7 +233,7 @@ class _Sequence:
             return pieces * self._piece_bytes // memory.dtype.itemsize
         key = name, memory.dtype.itemsize, *options.items()
         if key not in self._longests:
-            # Small enough that the plan's inbox fits in as much memory again.
+            # Reduce the count until the plan's inbox fits into its part of the workspace.
             limit = count = self._copy_bytes // memory.dtype.itemsize // 64 * 64
             while (needed := self._inbox(name, count, options)) > limit and count > 64:
                 count = max(64, count * limit // needed // 64 * 64)

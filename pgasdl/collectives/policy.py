@@ -171,7 +171,7 @@ def _choice(operation: str, plan: str, options: str | None) -> Choice:
         pairs.append((match[1], int(match[2])))
     choice = Choice(plan, tuple(sorted(pairs)))
     try:
-        # Whether the plan takes these options does not depend on how many ranks there are.
+        # Whether the plan takes these options does not depend on the number of ranks.
         build(plan, 0, 2, 64, kind=kinds[0], wire=False, **dict(pairs))
     except PlanError as error:
         raise ConfigError(f"policy: {choice}: {error}") from None

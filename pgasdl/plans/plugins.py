@@ -82,7 +82,7 @@ def _load(name: str, origin: str) -> None:
         for added in _of(origin):
             del sys.modules[added]
         raise ConfigError(
-            f"plan module {name}: registers no plan; it is to call pgasdl.plans.register when it "
+            f"plan module {name}: registers no plan; it must call pgasdl.plans.register when it "
             "is imported"
         )
 

@@ -28,7 +28,7 @@ class GroupSetup:
         self._store = store
         self._numbers: dict[tuple[int, ...], int] = {}
         self._unfinished: dict[tuple[int, ...], tuple[_native.GroupCore, bytes]] = {}
-        self._inside: dict[tuple[int, ...], object] = {}  # by whom they are being formed
+        self._inside: dict[tuple[int, ...], object] = {}  # the thread that forms each
         self.accepted: frozenset[int] = frozenset()
 
     def form(
@@ -39,7 +39,7 @@ class GroupSetup:
         if self._inside.setdefault(members, me) is not me:
             raise MismatchError(
                 f"two threads of rank {context.rank} form a group of the same ranks at once: "
-                f"this one is refused, the other goes on (group {_words(members)})"
+                f"this one is refused, the other continues (group {_words(members)})"
             )
         try:
             return self._form(context, members, limit)

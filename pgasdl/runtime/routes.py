@@ -86,7 +86,7 @@ class RankInfo:
             isinstance(getattr(info, field.name), kinds[str(field.type)]) for field in fields(cls)
         ):
             raise MismatchError(
-                f"a rank says of itself {words[:200]!r}, which means nothing here: all ranks need "
+                f"a rank says of itself {words[:200]!r}, which is not known here: all ranks need "
                 "the same version of pgasdl"
             )
         return info

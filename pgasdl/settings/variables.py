@@ -98,17 +98,17 @@ VARIABLES: tuple[Variable, ...] = (
         "PGASDL_TIMEOUT",
         Seconds(0.001, 1e7),
         60.0,
-        "deadline of every call that names none, init too",
+        "default deadline of every call, also of init",
     ),
     Variable(
         "PGASDL_QUEUE_DEPTH", Integer(1, 2**20), 1024, "requests in a queue between two waits"
     ),
-    Variable("PGASDL_QUEUES", Integer(1, 4096), 16, "queues a context may have at once"),
+    Variable("PGASDL_QUEUES", Integer(1, 4096), 16, "most queues of a context at once"),
     Variable(
         "PGASDL_NOTIFICATIONS",
         Integer(1, 2**28),
         65536,
-        "notifications of a segment that names none",
+        "default number of notifications of a segment",
     ),
     Variable("PGASDL_SPIN_US", Integer(0, 10**6), 20, "microseconds a wait spins before it yields"),
     Variable("PGASDL_YIELD_US", Integer(0, 10**7), 1000, "microseconds it yields before it sleeps"),
@@ -116,13 +116,13 @@ VARIABLES: tuple[Variable, ...] = (
         "PGASDL_POLICY",
         Text(r".{0,65535}", "a policy such as allreduce:0-64k:tree#64k-inf:gdraa, or @FILE"),
         None,
-        "which plan for which size, as `pgasdl tune` writes it; unset: chosen automatically",
+        "plans by size, as `pgasdl tune` writes them; unset: chosen automatically",
     ),
     Variable(
         "PGASDL_PLAN_MODULES",
         Text(r"[^\0]{0,65535}", "modules or .py files, by commas"),
         None,
-        "modules that register plans of your own, imported by init, before the policy is read",
+        "modules that register more plans; init imports them before it reads the policy",
     ),
     Variable(
         "PGASDL_PROGRESS",
@@ -139,7 +139,7 @@ VARIABLES: tuple[Variable, ...] = (
         3.0,
         "silence after which a rank counts as stopped",
     ),
-    Variable("PGASDL_LOG", OneOf(LOG_LEVELS), "info", "least level that is logged"),
+    Variable("PGASDL_LOG", OneOf(LOG_LEVELS), "info", "lowest level that is logged"),
     Variable("PGASDL_TRACE", _PATH, None, "directory of flight records; unset: standard error"),
 )
 

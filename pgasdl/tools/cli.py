@@ -31,7 +31,7 @@ __all__ = ["USAGE_ERROR", "main", "package_version"]
 SHELLS = ("bash", "zsh", "fish")
 _COMPLETE_VARIABLE = "_PGASDL_COMPLETE"
 _COMPLETION_HELP = """\
-Print what makes a shell complete this command, its options and their values.
+Print a script with which a shell completes this command, its options and their values.
 
 \b
   bash: eval "$(pgasdl completion bash)"      in ~/.bashrc

@@ -207,7 +207,7 @@ def _mpi(kind: str) -> ProbeResult:
         refused.append("root")
     n_cores = len(os.sched_getaffinity(0))
     refused.append(f"more ranks than {n_cores} cores")
-    fix = "`pgasdl run --mpi=openmpi` tells it not to; by hand: OMPI_ALLOW_RUN_AS_ROOT=1 and "
+    fix = "`pgasdl run --mpi=openmpi` allows it; by hand: OMPI_ALLOW_RUN_AS_ROOT=1 and "
     fix += "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, mpirun --oversubscribe"
     return ProbeResult(kind, "OK", f"{text}; its launcher refuses {' and '.join(refused)}", fix)
 

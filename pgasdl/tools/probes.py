@@ -101,7 +101,7 @@ def pidfd(name: str) -> ProbeResult:
         try:
             descriptor = os.pidfd_open(pid)
         except OSError as error:
-            text = f"pidfd_open is refused: {error.strerror}; the end of a rank is looked for in "
+            text = f"pidfd_open is refused: {error.strerror}; ranks look for the end of a peer in "
             text += "/proc every PGASDL_HEARTBEAT_MS"
             return ProbeResult(name, "WARN", text, way_out("pidfd_open"))
         with contextlib.closing(_Descriptor(descriptor)):
@@ -121,7 +121,7 @@ def process_vm(name: str) -> ProbeResult:
     scope = ptrace_scope() or "no Yama"
     for attempt, words in (
         (False, "between siblings"),
-        (True, "where PR_SET_PTRACER names both's launcher"),
+        (True, "where PR_SET_PTRACER names the common launcher"),
     ):
         error = _sibling_reads(allow=attempt)
         if error == 0:
@@ -176,7 +176,7 @@ def membarrier(name: str) -> ProbeResult:
     result = result or _syscall("membarrier", _MEMBARRIER_GLOBAL_EXPEDITED, 0, 0)
     if result == 0:
         return ProbeResult(name, "OK", "expedited")
-    text = f"membarrier is refused: {os.strerror(-result)}; ranks that sleep look up more often"
+    text = f"membarrier is refused: {os.strerror(-result)}; sleeping ranks wake more often"
     return ProbeResult(name, "WARN", text, way_out("membarrier"))
 
 
@@ -202,7 +202,7 @@ def memlock(name: str) -> ProbeResult:
     if not kernel_devices():
         return ProbeResult(name, "OK", f"{text} (matters with an RDMA device only)")
     text += (
-        " for all that is registered: segments and their notifications are pinned whole, "
+        " for registered memory: segments and their notifications are pinned whole, "
         f"e.g. {_RESNET50_BYTES / _MIB:.0f} MiB of gradients of ResNet-50"
     )
     if soft > 2 * _RESNET50_BYTES:

@@ -100,7 +100,7 @@ def command(
 
     environ = dict(os.environ)
     for name in ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD"):
-        environ.pop(name, None)  # of a job that this one is started from
+        environ.pop(name, None)  # a job that started this one may have set it
     if transport is not None:
         environ["PGASDL_TRANSPORT"] = transport
     if timeout is not None:

@@ -282,7 +282,7 @@ def _report(found: Survey) -> Iterator[str]:
         yield "* used by transport verbs; PGASDL_VERBS_DEVICE, _PORT and _GID choose another"
         return
     if found.source != "libibverbs":
-        yield f"as told by {found.source}, libibverbs could not be asked"
+        yield f"from {found.source}, since libibverbs could not be asked"
     yield f"no transport verbs: {found.missing}"
     yield f"fix: {found.fix}"
 

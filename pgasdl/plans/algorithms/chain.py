@@ -60,7 +60,7 @@ def build(
     root: int = 0,
     chunks: int = 0,
 ) -> Plan:
-    """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
+    """Return rank's plan of the exchange that this module describes."""
     return tree_plan(RankView("chain", rank, size, count, kind, wire), Chain(size), root, chunks)
 
 

@@ -62,7 +62,7 @@ def build(
     arity: int = 2,
     chunks: int = 0,
 ) -> Plan:
-    """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
+    """Return rank's plan of the exchange that this module describes."""
     view = RankView("kary", rank, size, count, kind, wire)
     view.require("arity", arity, 1)
     return tree_plan(view, Kary(size, arity), root, chunks)

@@ -71,7 +71,7 @@ def build(
     root: int = 0,
     chunks: int = 1,
 ) -> Plan:
-    """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
+    """Return rank's plan of the exchange that this module describes."""
     return tree_plan(RankView("tree", rank, size, count, kind, wire), Binomial(size), root, chunks)
 
 

@@ -87,7 +87,7 @@ def build(
     chain_size: int = CHAIN_SIZE,
     chunks: int = 0,
 ) -> Plan:
-    """Return rank's plan of the exchange that this module describes; 0 chunks: as many as fit."""
+    """Return rank's plan of the exchange that this module describes."""
     view = RankView(f"chain-{upper}", rank, size, count, kind, wire)
     view.require("chain_size", chain_size, 1)
     heads = -(-size // chain_size)

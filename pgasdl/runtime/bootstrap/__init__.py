@@ -96,7 +96,7 @@ def connect(
         raise BootstrapError(
             f"rank {launch.rank} of {launch.size} was given by hand, but no secret: start the "
             "ranks with `pgasdl run`, or set PGASDL_SECRET_FILE (32 random bytes, mode 0600) and "
-            "PGASDL_STORE=HOST:PORT, where rank 0 shall serve, for every rank"
+            "PGASDL_STORE=HOST:PORT, where rank 0 will serve, for every rank"
         )
     if not launch.one_machine:
         store = "" if launch.master else " and PGASDL_STORE=HOST:PORT of rank 0's machine"

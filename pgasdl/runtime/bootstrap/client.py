@@ -72,7 +72,9 @@ class StoreClient(Store):
         self.timeout = timeout
         self._host = host
         self._closed = False
-        self._broken: Callable[[], Exception] | None = None  # makes the error of every later call
+        self._broken: Callable[[], Exception] | None = (
+            None  # makes the error that every later call raises
+        )
         self._state = threading.Condition()
         self._next_request = 0
         self._replies: dict[int, Frame] = {}
@@ -311,7 +313,7 @@ def _understood(decode: Callable[[bytes], _T], frame: Frame) -> _T:
         return decode(frame.body)
     except (ValueError, struct.error):
         raise BootstrapError(
-            f"the store answers {frame.kind.name} {frame.body[:100]!r}, which means nothing here: "
+            f"the store answers {frame.kind.name} {frame.body[:100]!r}, which is not known here: "
             "all ranks need the same version of pgasdl"
         ) from None
 

@@ -188,7 +188,7 @@ def _slurm_local_size(environ: Mapping[str, str], size: int) -> int:
         if node < int(match[2] or 1):
             return int(match[1])
         node -= int(match[2] or 1)
-    raise ConfigError(f"{name}={environ[name][:80]!r} says nothing of SLURM_NODEID")
+    raise ConfigError(f"{name}={environ[name][:80]!r} does not cover SLURM_NODEID")
 
 
 def _single(environ: Mapping[str, str]) -> Launch:

@@ -27,7 +27,7 @@ from pgasdl.runtime.bootstrap.channel import (
     same,
 )
 
-CHALLENGE_SECONDS = 5.0  # for whoever answers to prove that it is the store
+CHALLENGE_SECONDS = 5.0  # for a server to prove that it is the store
 assert HANDSHAKE_SECONDS < CHALLENGE_SECONDS  # the client outlasts the server's patience
 
 

@@ -103,7 +103,7 @@ class StoreServer:
         name = self._listener.getsockname()
         self.address: Address = (name[0], name[1])
         self._connections: set[Connection] = set()
-        self._pending: dict[Connection, None] = {}  # in order of arrival, so of deadline
+        self._pending: dict[Connection, None] = {}  # in order of arrival, and so of deadline
         self._ranks: list[Connection | None] = [None] * size
         self._states = [RankState.ABSENT] * size
         self._generations = [-1] * size

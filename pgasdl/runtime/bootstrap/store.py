@@ -13,7 +13,7 @@ from typing import Self
 from pgasdl.errors import BootstrapError, ClosedError, PeerLost, RankError, Timeout
 from pgasdl.runtime.bootstrap.channel import TOKEN_BYTES, pack_key
 
-LOOK_SECONDS = 0.1  # between two looks of a caller who waits
+LOOK_SECONDS = 0.1  # between two calls of ``look`` during a wait
 
 
 class RankState(enum.IntEnum):

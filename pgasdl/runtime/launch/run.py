@@ -27,7 +27,7 @@ from pgasdl.runtime.launch.output import Multiplexer, Stream
 
 _LOG = logging.getLogger("pgasdl.runtime.launch")
 _SHIM = str(Path(__file__).with_name("shim.py"))
-_REPORT_SECONDS = 1.0  # for the survivors to tell what they saw, before SIGTERM
+_REPORT_SECONDS = 1.0  # for the survivors to report the loss, before SIGTERM
 _STUCK_READER_SECONDS = 10.0
 
 

@@ -27,7 +27,7 @@ from pgasdl.topology import Launch
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_FRAME = 1024  # bytes in which rank 0 tells where the store is
+_FRAME = 1024  # bytes of rank 0's message with the store's address
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _END_SECONDS = 10.0
-_WORDS_SECONDS = 0.5  # launchers drop at an abort what they have not forwarded yet, tracebacks too
-_FAILED_SECONDS = 5.0  # for a rank that failed to tell why and to abort the job itself
+_WORDS_SECONDS = (
+    0.5  # at an abort launchers drop output that they have not forwarded, such as tracebacks
+)
+_FAILED_SECONDS = 5.0  # in which a failed rank may say why and abort the job itself
 
 _worlds: list[_native.MpiWorld] = []
 _losses: list[tuple[str, set[str]]] = []  # in words, and the states of the lost ranks
@@ -49,7 +51,7 @@ def abort_or_finish_with_python() -> None:
 
 
 def _end() -> None:
-    """End before mpi4py finalises MPI, which waits for every rank of the job."""
+    """Abort, or finish the worlds, before mpi4py finalises MPI, which waits for every rank."""
     from mpi4py import MPI
 
     if MPI.Is_finalized():

@@ -184,7 +184,7 @@ def _measure(request: Request, mpi: str) -> int:
 
     environ = dict(os.environ)
     for name in ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD"):
-        environ.pop(name, None)  # of a job that this one is started from
+        environ.pop(name, None)  # a job that started this one may have set it
     environ["PGASDL_TRANSPORT"] = request.transport
     environ.setdefault("PGASDL_LOG", "warning")  # the header says it
     sys.stdout.flush()

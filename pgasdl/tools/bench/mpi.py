@@ -37,7 +37,7 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
         The ranks do not reach each other over MPI.
     """
     if context.size < 2 or context.transport_of(1 - min(context.rank, 1)) != "mpi":
-        raise UnavailableError("bench mpi is between ranks with --transport mpi")
+        raise UnavailableError("bench mpi needs --transport mpi")
     created = context.config.mpi_windows == "created"
     peer = Mpi(created=created)
     windows = "created windows" if created else "allocated windows"
@@ -141,8 +141,10 @@ class _Bench:
             for name, measure in ways.items():
                 self.peer.barrier()
                 took = measure()
-                if turn > 0:  # the first touches what is touched for the first time,
-                    times[name] += took[1:]  # and each first call what others' turns drove out
+                if turn > 0:  # the first warms up,
+                    times[name] += took[
+                        1:
+                    ]  # and each first call reloads what others' turns evicted
         return times
 
     def _row(self, what: str, nbytes: int, ours: list[float], theirs: list[float]) -> None:

@@ -197,7 +197,7 @@ class Peer:
         return hellos
 
     def _last_words(self) -> str:
-        # From its beginning, without moving where the processes write.
+        # pread leaves the position at which the processes write.
         text = os.pread(self._words.fileno(), 1 << 16, 0).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
         return " ".join(lines)[:400] or "without a word"

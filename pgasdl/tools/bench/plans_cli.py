@@ -27,9 +27,9 @@ PLAN_SIZES = "64,256,1K,4K,16K,64K,256K,1M,4M"
 TUNE_SIZES = "64,512,4K,32K,256K,2M,8M"
 PLANS_HELP = "every plan beside its predicted time, and the tuner's choice"
 _TUNE_HELP = """\
-Measures latency, bandwidth and additions on this machine, then the plans that come near the best of
-what these predict, and writes a policy: PGASDL_POLICY=@FILE. On several machines: mpiexec or
-torchrun ... -m pgasdl.tools.bench.worker with the line that --print-request prints.
+Measures latency, bandwidth and additions on this machine, then the plans with the best predictions,
+and writes a policy: PGASDL_POLICY=@FILE. On several machines: mpiexec or torchrun ...
+-m pgasdl.tools.bench.worker with the line that --print-request prints.
 """
 _GOAL = 1.10
 Row = dict[str, Any]
@@ -165,7 +165,7 @@ def _start(request: Request) -> int:
     from pgasdl.runtime.launch.run import Job, run
 
     environ = dict(os.environ)
-    # Of a job that this one is started from; and a policy is what is looked for.
+    # A job that started this one may have set these; and the policy is the result here.
     for name in ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD", "PGASDL_POLICY"):
         environ.pop(name, None)
     environ["PGASDL_TRANSPORT"] = request.transport

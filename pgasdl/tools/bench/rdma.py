@@ -76,7 +76,7 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
         The ranks do not reach each other over verbs, or perftest is missing.
     """
     if context.size != 2 or context.transport_of(1 - context.rank) != "verbs":
-        raise UnavailableError("bench rdma is between two ranks with --transport verbs")
+        raise UnavailableError("bench rdma needs two ranks with --transport verbs")
     chosen = next(device for device in _native.verbs_devices() if device.chosen)
     perftest = Perftest(context, chosen)
     mpi, missing = _mpich(chosen) if context.rank == 0 else (None, "")
