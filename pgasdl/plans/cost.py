@@ -13,7 +13,7 @@ What the model has
     elements, and ``remote`` per byte of each span in a peer's memory, its addition included; a copy
     of own elements ``copy`` per byte. One Reduce of a rank at a time.
     Two betas: pairs inside a node (or supernode), and pairs across.
-What it has not
+What it lacks
     Links that several ranks share: ``pgasdl.simulate`` has them, event by event, and agrees with
     this module on machines without them.
 
