@@ -25,10 +25,10 @@ PROGRAMS = HERE / "programs"
 ADDRESSES = ("10.77.2.1", "10.77.2.2")  # of a pair
 _BOOT_SECONDS = 60.0
 _FIRST_PORT = 21000
-PAUSE = 14.0  # seconds
+PAUSE = 12.0  # seconds
 # A guest stands still, and all its ranks with it, while it reads a file that the machine's disk is
 # slow to give. That is no loss; where losses are made, jobs say what they take for one.
-_PATIENCE = {"PGASDL_STOPPED_AFTER": "20"}
+_PATIENCE = {"PGASDL_STOPPED_AFTER": "15"}
 
 
 @dataclass

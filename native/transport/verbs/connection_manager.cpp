@@ -38,9 +38,9 @@ std::uint32_t most_reads(const ibv_device_attr& limits) {
       std::clamp(std::min(limits.max_qp_rd_atom, limits.max_qp_init_rd_atom), 1, kMostReads));
 }
 
-// A peer that stands still for less than `seconds`, or than a minute, is not lost: a request and its
-// repetitions last at least as long. What was lost on the way waits for a repetition, too: for half a
-// second by default.
+// A peer that stands still for less than `seconds`, or than a minute, is not lost: a request and
+// its repetitions last at least as long. What was lost on the way waits for a repetition, too: for
+// half a second by default.
 std::uint8_t acknowledgement_timeout(double seconds) {
   constexpr double kUnit = 4.096e-6;
   constexpr std::uint8_t kMostExponent = 21;  // 8.6 s

@@ -1,4 +1,4 @@
-"""Creates segments in groups of their own until it is told to stop."""
+"""Creates segments in groups of their own until all ranks are told to stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
         before = len(os.listdir("/proc/self/fd"))
         say("running")
         made = 0
-        while not ctx.world.allreduce(np.array([len(told)]), "max")[0]:
+        while not ctx.world.allreduce(np.array([len(told)]), "min")[0]:
             segment = ctx.segment(4096, notifications=4)
             segment.numpy()[:] = ctx.rank + 1
             ctx.barrier()
