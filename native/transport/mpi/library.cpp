@@ -35,6 +35,7 @@ constexpr int kLongestWords = 4096;
   X(Win_unlock_all, (H))                                                  \
   X(Win_free, (H*))                                                       \
   X(Win_set_errhandler, (H, H))                                           \
+  X(Win_get_attr, (H, int, void*, int*))                                  \
   X(Ibarrier, (H, H*))                                                    \
   X(Allgather, (const void*, int, H, void*, int, H, H))                   \
   X(Comm_group, (H, H*))                                                  \
@@ -139,6 +140,13 @@ class Calls final : public MpiLibrary {
   int open(Handle window) override {
     const int code = Win_set_errhandler(native(window), errors_return_);
     return code != 0 ? code : Win_lock_all(constants_.no_check, native(window));
+  }
+  int unified(Handle window, bool* yes) override {
+    const int* model = nullptr;
+    int known = 0;
+    const int code = Win_get_attr(native(window), constants_.win_model, &model, &known);
+    *yes = code == 0 && known != 0 && *model == constants_.win_unified;
+    return code;
   }
   int close_and_free(Handle* window) override {
     H freed = native(*window);

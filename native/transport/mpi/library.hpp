@@ -28,9 +28,13 @@ class MpiLibrary {
     int no_check = 0;
     int any_source = 0;
     int any_tag = 0;
+    int win_model = 0;
+    int win_unified = 0;
     int source_in_status = 0;  // bytes from its beginning
     bool own_by_processor =
         false;  // atomics on own memory crash; the library's are the processor's
+    bool windows_by_turns =
+        false;  // groups without a common rank take the same file for windows they make at once
   };
 
   // `file`: mpi4py's extension module, which links the library. Throws kUnavailable.
@@ -69,6 +73,8 @@ class MpiLibrary {
                        Handle* window) = 0;
   virtual int create(void* base, std::uint64_t bytes, Handle communicator, Handle* window) = 0;
   virtual int open(Handle window) = 0;  // error handler, and a passive epoch without end
+  // Whether loads and stores see what peers wrote.
+  virtual int unified(Handle window, bool* yes) = 0;
   virtual int close_and_free(Handle* window) = 0;
   // Where a target's memory is mapped here; null: nowhere.
   virtual std::byte* mapped(Handle window, int target) = 0;

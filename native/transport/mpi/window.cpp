@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "memory/region.hpp"
+#include "transport/mpi/host_turn.hpp"
 #include "transport/mpi/window_group.hpp"
 
 namespace pgasdl {
@@ -15,6 +17,30 @@ void clear(std::byte* begin, std::uint64_t bytes) {
   const std::uint64_t pages = bytes / page_bytes() * page_bytes();
   if (pages == 0 || madvise(begin, pages, MADV_REMOVE) != 0) std::memset(begin, 0, pages);
   std::memset(begin + pages, 0, bytes - pages);
+}
+
+// Ranks look for flags by loads.
+void require_unified(MpiLibrary& library, const MpiWindow& window) {
+  for (const MpiLibrary::Handle handle : {window.board, window.data}) {
+    bool unified = false;
+    library.check(library.unified(handle, &unified), "MPI_Win_get_attr", -1);
+    if (!unified) {
+      throw Error(ErrorKind::kUnavailable,
+                  "transport \"mpi\" is not available: windows of this MPI have two memories "
+                  "(MPI_WIN_SEPARATE) here");
+    }
+  }
+}
+
+// For the member that makes the file of its host. All are on the way to it: nobody who has the turn
+// waits for a rank that waits for a turn elsewhere.
+void take_turn(MpiLibrary& library, const MpiWindowGroup& group, const std::set<Rank>& near,
+               Rank self, std::optional<HostTurn>* turn) {
+  std::vector<std::uint64_t> come(group.members.size());
+  library.check(library.allgather(0, come.data(), group.communicator), "MPI_Allgather", -1);
+  const auto first = std::find_if(group.members.begin(), group.members.end(),
+                                  [&](Rank member) { return near.count(member) != 0; });
+  if (*first == self) turn->emplace();
 }
 
 }  // namespace
@@ -112,6 +138,8 @@ void MpiWorld::allocate(MpiWindow& window, LocalSegment& segment) {
       board_offset + board_bytes(pending.members[static_cast<std::size_t>(window.own_index)]);
   std::byte* base = segment.region->data();
   std::uint64_t shift = 0;
+  std::optional<HostTurn> turn;
+  if (library_->constants().windows_by_turns) take_turn(*library_, group, near_, rank_, &turn);
   if (pending.created) {
     if (!bound) {
       segment.region = Region::create_private(bytes);
@@ -146,6 +174,8 @@ void MpiWorld::allocate(MpiWindow& window, LocalSegment& segment) {
                     "MPI_Win_create", -1);
     library_->check(library_->open(window.data), "MPI_Win_lock_all", -1);
   }
+  turn.reset();
+  require_unified(*library_, window);
   give_name(window, segment);
   // Tells also that everybody's memory is zero by now, open, and can be named.
   std::vector<std::uint64_t> shifts(group.members.size());

@@ -17,6 +17,10 @@ Known defects and their workarounds (tests/mpi/test_mpi_defects.py fails when on
 - Open MPI 4.1.4 (Debian 12): MPI_Compare_and_swap of a rank on its own memory, in a window over
   existing memory, ends in a segmentation fault. We use the processor's atomics there, as the
   library itself does at the target.
+- Open MPI 4.1.4 (Debian 12): groups without a common rank that make windows at the same moment take
+  the same file of shared memory: its name has the communicator's number, which is the same in both.
+  The creation fails, or both groups use the same memory. On each host, one group after the other
+  makes its window.
 - MPICH 5.0.2 (PyPI) over UCX: an MPI_Irecv of any source and tag never receives a message that
   MPI_Iprobe of any source and tag has found. We use MPI_Improbe and MPI_Imrecv.
 - MPICH 5.0.2: its launcher kills all ranks as soon as one dies, so survivors rarely name the lost

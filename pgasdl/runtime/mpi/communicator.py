@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgasdl import _native
 from pgasdl.errors import Timeout
-from pgasdl.runtime.mpi.library import require_unified, source_in_status, threads, version
+from pgasdl.runtime.mpi.library import source_in_status, threads, version
 from pgasdl.runtime.mpi.shutdown import finish_at_exit
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ class CommunicatorState:
         group, all_ranks = local.Get_group(), self.comm.Get_group()
         near = mpi.Group.Translate_ranks(group, None, all_ranks)
         local.Free()
-        require_unified(mpi, self.comm)
         handles = {
             "communicator": self.comm,
             "byte": mpi.BYTE,
@@ -80,12 +79,16 @@ class CommunicatorState:
             "info_null": mpi.INFO_NULL,
             "errors_return": mpi.ERRORS_RETURN,
         }
+        open_mpi_4 = version(mpi).startswith("Open MPI v4.")
         numbers = {
             "no_check": mpi.MODE_NOCHECK,
             "any_source": mpi.ANY_SOURCE,
             "any_tag": mpi.ANY_TAG,
+            "win_model": mpi.WIN_MODEL,
+            "win_unified": mpi.WIN_UNIFIED,
             "source_in_status": source_in_status(mpi),
-            "own_by_processor": int(version(mpi).startswith("Open MPI v4.")),
+            "own_by_processor": int(open_mpi_4),
+            "windows_by_turns": int(open_mpi_4),
         }
         self.world = _native.MpiWorld.make(
             mpi.__file__,

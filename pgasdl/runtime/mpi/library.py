@@ -9,14 +9,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pgasdl.errors import UnavailableError
 from pgasdl.runtime.launch.mpiexec import INSTALL, LAUNCHERS, Mpiexec, library_beside
 from pgasdl.runtime.mpi.shutdown import abort_or_finish_with_python
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def launcher_of_this_process() -> Mpiexec | None:
@@ -104,15 +101,3 @@ def source_in_status(mpi: Any) -> int:
     status.Set_source(rank)
     content = ctypes.string_at(mpi._addressof(status), mpi._sizeof(mpi.Status))
     return content.index(rank.to_bytes(4, sys.byteorder))
-
-
-def require_unified(mpi: Any, comm: MPI.Intracomm) -> None:
-    """Refuse windows without the unified memory model: ranks poll flags by loads."""
-    window = mpi.Win.Allocate(64, 1, mpi.INFO_NULL, comm)
-    model = window.Get_attr(mpi.WIN_MODEL)
-    window.Free()
-    if model != mpi.WIN_UNIFIED:
-        raise UnavailableError(
-            f'transport "mpi" is not available: windows of {version(mpi)} have two memories '
-            "(MPI_WIN_SEPARATE) here"
-        )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
+
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def compare_and_swap_on_oneself() -> None:
@@ -26,6 +31,25 @@ def compare_and_swap_on_oneself() -> None:
 
 def a_window() -> None:
     MPI.Win.Allocate(64, 1, MPI.INFO_NULL, MPI.COMM_WORLD).Free()
+
+
+def windows_of_halves() -> None:
+    """One half after the other; each says by which files in shared memory its window is made."""
+    world = MPI.COMM_WORLD
+    half = world.Split(world.rank // 2)
+    for turn in range(2):
+        world.Barrier()
+        if turn != world.rank // 2:
+            continue
+        watch = libc.inotify_init1(os.O_NONBLOCK)
+        libc.inotify_add_watch(watch, b"/dev/shm", 0x100)  # IN_CREATE
+        window = MPI.Win.Allocate(64, 1, MPI.INFO_NULL, half)
+        if half.rank == 0:
+            with suppress(BlockingIOError):
+                events = os.read(watch, 1 << 16)
+                print("files", sorted(set(re.findall(rb"osc_[\w.]+", events))), flush=True)
+        window.Free()
+    world.Barrier()
 
 
 def abort() -> None:
@@ -69,6 +93,7 @@ def a_message_from_anybody() -> None:
 print(MPI.Get_library_version().splitlines()[0], flush=True)
 DEFECTS = {
     "abort": abort,
+    "halves": windows_of_halves,
     "killed": a_killed_rank,
     "message": a_message_from_anybody,
     "own": compare_and_swap_on_oneself,

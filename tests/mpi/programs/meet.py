@@ -37,6 +37,20 @@ def used(ctx: pgasdl.Context) -> float:
     return float(array[500])
 
 
+def make_segments_at_once(world: MPI.Intracomm, ctx: pgasdl.Context) -> None:
+    """In both halves of ``world``: each has its own memory."""
+    for _ in range(40):
+        world.Barrier()
+        segment = ctx.segment(64)
+        segment.numpy(np.int64)[0] = 1 + world.rank
+        ctx.write_notify(segment[0:8], 1 - ctx.rank, segment[8:16], notification=0)
+        ctx.notify_waitsome(segment, 0, 1)
+        world.Barrier()
+        # The ranks of one half are those of the world that are odd, or even.
+        assert segment.numpy(np.int64)[:2].tolist() == [1 + world.rank, 1 + (world.rank + 2) % 4]
+        segment.delete()
+
+
 def main() -> None:
     """Use a context, or several, as the command line says."""
     if WAY == "late":
@@ -51,6 +65,7 @@ def main() -> None:
             assert (ctx.rank, ctx.size) == (half.rank, half.size)
             assert ctx.transport_of(1 - ctx.rank) == "mpi"
             mean = used(ctx)
+            make_segments_at_once(world, ctx)
         half.Free()
     elif WAY == "shm":
         with pgasdl.init(comm=MPI.COMM_WORLD, transport="shm", log="warning") as ctx:
