@@ -149,6 +149,10 @@ class MpiThread final : public MpiLibrary {
     return 0;
   }
   int open(Handle) override { return 0; }
+  int unified(Handle, bool* yes) override {
+    *yes = true;
+    return 0;
+  }
   int close_and_free(Handle* window) override {
     std::unique_lock lock(machine_->mutex);
     MpiMachine::Window& freed = machine_->windows.at(*window);
