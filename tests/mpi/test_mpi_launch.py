@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def program(tmp_path: Path) -> Path:
 def test_the_kind_is_a_word_of_its_own(mpi: Row, program: Path) -> None:
     done = launched(mpi, program)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
+    # MPICH forwards a line in the pieces in which it comes.
+    assert sorted(re.findall(r"\d of \d", done.stdout)) == ["0 of 2", "1 of 2"]
     # Open MPI wants to be told that root is meant, and what is told in a user's place is said.
     told = os.geteuid() == 0 and mpi.kind == "openmpi"
     assert ("OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in done.stderr) == told

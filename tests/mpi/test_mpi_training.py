@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mpi_jobs
 import pytest
-from support.mpi_rows import Row
+from support.mpi_rows import ROWS, Row
 
 from pgasdl import plans
 
@@ -23,6 +23,8 @@ WAYS = [
     for plan in ("gdraa", "tree")
     for kind in ("average", "update")
 ]
+
+NEWEST = [name for name, row in ROWS.items() if not row.is_debians]
 
 
 def able_over(windows: str) -> set[str]:
@@ -88,10 +90,12 @@ def test_the_training_app_to_the_bit(mpi: Row, digests_over_shm: list[str]) -> N
     assert digests(mpi, "mpi") == digests_over_shm
 
 
+@pytest.mark.parametrize("mpi", NEWEST, indirect=True)
 def test_the_training_app_over_created_windows(mpi: Row, digests_over_shm: list[str]) -> None:
     found = digests(mpi, "mpi", WAYS[0], PGASDL_MPI_WINDOWS="created")
     assert found == digests_over_shm[:1]
 
 
+@pytest.mark.parametrize("mpi", NEWEST, indirect=True)
 def test_mpi_only_starts_the_ranks(mpi: Row, digests_over_shm: list[str]) -> None:
     assert digests(mpi, "shm", WAYS[0]) == digests_over_shm[:1]
