@@ -49,8 +49,10 @@ def counted(folder: Path, command: list[str], environ: dict[str, str]) -> Counte
     )
     table = subprocess.run(
         ["callgrind_annotate", "--threshold=100", str(out)],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     found: Counter[str] = Counter()
     for number, path in (match.groups() for match in map(LINE.match, table.splitlines()) if match):
         for part, name in OBJECTS.items():
@@ -98,8 +100,12 @@ def ours(folder: Path, n_messages: int) -> Counter[str]:
     if not secret.exists():
         secret.touch(0o600)
         secret.write_bytes(secrets.token_bytes(32))
-    job = {"PGASDL_SIZE": "2", "PGASDL_STORE": f"127.0.0.1:{PORT}", "PGASDL_LOG": "warning",
-           "PGASDL_SECRET_FILE": str(secret)}  # fmt: skip
+    job = {
+        "PGASDL_SIZE": "2",
+        "PGASDL_STORE": f"127.0.0.1:{PORT}",
+        "PGASDL_LOG": "warning",
+        "PGASDL_SECRET_FILE": str(secret),
+    }
     ranks = [{**os.environ, **job, "PGASDL_RANK": str(rank)} for rank in range(2)]
     command = [sys.executable, __file__, str(n_messages)]
     with beside(command, ranks[1]):
@@ -108,8 +114,10 @@ def ours(folder: Path, n_messages: int) -> Counter[str]:
 
 def perftest(folder: Path, n_messages: int) -> Counter[str]:
     device = next(device for device in _native.verbs_devices() if device.chosen)
-    command = ["ib_write_bw", "-F", "-d", device.device, "-x", str(device.gid_index),
-               "-s", str(NBYTES), "-n", str(n_messages), "-t", "128", "-p", str(PORT)]  # fmt: skip
+    command = (
+        f"ib_write_bw -F -d {device.device} -x {device.gid_index} -s {NBYTES} -n {n_messages} "
+        f"-t 128 -p {PORT}"
+    ).split()
     with beside(command, dict(os.environ)):
         await_listener()
         address = device.gid.rpartition(":")[2]

@@ -14,8 +14,17 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-_MOMENTS = ("forward_from", "forward_to", "ready", "turned", "began", "ended", "wait_from",
-            "wait_to", "taken")  # fmt: skip
+_MOMENTS = (
+    "forward_from",
+    "forward_to",
+    "ready",
+    "turned",
+    "began",
+    "ended",
+    "wait_from",
+    "wait_to",
+    "taken",
+)
 
 
 class Iteration:
@@ -173,8 +182,9 @@ def draw(
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure = plt.figure(figsize=(12, 5), layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(1, 2))
-    _draw_course(figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0]), loss, correct,
-                 tested)  # fmt: skip
+    _draw_course(
+        figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0]), loss, correct, tested
+    )
     _draw_timeline(figure.add_subplot(grid[:, 1]), trace, title)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -230,18 +240,38 @@ def _draw_timeline(axes: Any, trace: Trace, title: str) -> None:
         height, shift = (0.3, 0.2) if name == "exchange" else (0.4, -0.18)
         for layer in range(len(trace.layers)):
             begin, end = begins[which, layer] - origin, ends[which, layer] - origin
-            axes.barh(layer + shift, 1e3 * (end - begin), left=1e3 * begin, height=height,
-                      color=_COLOURS[name], linewidth=0)  # fmt: skip
+            axes.barh(
+                layer + shift,
+                1e3 * (end - begin),
+                left=1e3 * begin,
+                height=height,
+                color=_COLOURS[name],
+                linewidth=0,
+            )
     turned = 1e3 * (trace.moment("turned")[chosen].max() - origin)
     axes.axvline(turned, 0, 0.9, color="#888888", linewidth=0.8, linestyle=":")
-    axes.annotate("backward pass ends", (turned, -0.55), xytext=(4, 0), color="#666666",
-                  textcoords="offset points", fontsize=8)  # fmt: skip
+    axes.annotate(
+        "backward pass ends",
+        (turned, -0.55),
+        xytext=(4, 0),
+        color="#666666",
+        textcoords="offset points",
+        fontsize=8,
+    )
     axes.set_yticks(range(len(trace.layers)), trace.layers)
     axes.set_xlim(0)
     axes.set_xlabel("milliseconds since the backward pass began")
-    handles = [Patch(color=colour, label=_NAMES.get(name, name)) for name, colour in
-               _COLOURS.items()]  # fmt: skip
-    axes.legend(handles=handles, loc="upper center", ncols=len(handles), frameon=False,
-                bbox_to_anchor=(0.5, 1.0), columnspacing=1.2, handlelength=1.2)  # fmt: skip
+    handles = [
+        Patch(color=colour, label=_NAMES.get(name, name)) for name, colour in _COLOURS.items()
+    ]
+    axes.legend(
+        handles=handles,
+        loc="upper center",
+        ncols=len(handles),
+        frameon=False,
+        bbox_to_anchor=(0.5, 1.0),
+        columnspacing=1.2,
+        handlelength=1.2,
+    )
     axes.set_ylim(-0.6, len(trace.layers) - 0.1)
     axes.set_title(f"Iteration {chosen + 1} on rank 0: {title}", loc="left", fontweight="bold")

@@ -185,8 +185,9 @@ class ProgressBar:
         bar = ("#" * (24 * (place + 1) // self.per_epoch)).ljust(24, ".")
         width = len(str(self.n_epochs))
         start = "\r" if self.grows else ""
-        print(f"{start}epoch {epoch + 1:{width}d}/{self.n_epochs} [{bar}] {text}", end=end,
-              flush=True)  # fmt: skip
+        print(
+            f"{start}epoch {epoch + 1:{width}d}/{self.n_epochs} [{bar}] {text}", end=end, flush=True
+        )
 
 
 def train(ctx: pgasdl.Context, given: argparse.Namespace) -> tuple[Trainer, Course]:
@@ -200,8 +201,10 @@ def train(ctx: pgasdl.Context, given: argparse.Namespace) -> tuple[Trainer, Cour
     course = Course(n_iterations)
     if ctx.rank == 0:
         n_weights = sum(layer.count for layer in trainer.layers)
-        print(f"{n_ranks(ctx)}, batches of {given.batch}, {n_weights:,} weights; "
-              f"{trainer.exchange.describe()}")  # fmt: skip
+        print(
+            f"{n_ranks(ctx)}, batches of {given.batch}, {n_weights:,} weights; "
+            f"{trainer.exchange.describe()}"
+        )
     progress = ProgressBar(ctx, given.epochs, per_epoch)
     iteration = 0
     for epoch in range(given.epochs):
@@ -264,8 +267,14 @@ def report(
         weights = [layer.weights.numpy() for layer in trainer.layers]
         np.savez(given.save, **dict(zip(names, weights, strict=True)))
     if given.picture:
-        draw(given.picture, trainer.trace, course.loss, course.correct / given.batch,
-             course.tested, f"{n_ranks(ctx)}, {given.kind}, {trainer.exchange.plan}")  # fmt: skip
+        draw(
+            given.picture,
+            trainer.trace,
+            course.loss,
+            course.correct / given.batch,
+            course.tested,
+            f"{n_ranks(ctx)}, {given.kind}, {trainer.exchange.plan}",
+        )
         print(f"picture: {given.picture}")
     print(f"accuracy on the test images: {course.tested[-1][1]:.2%}")
 
@@ -280,13 +289,21 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--momentum", type=float, default=0.9)
     add("--seed", type=int, default=1)
     add("--dtype", choices=("float32", "float64"), default="float32")
-    add("--kind", choices=("average", "update"), default="average",
-        help="average the gradients, or let owners update the weights")  # fmt: skip
+    add(
+        "--kind",
+        choices=("average", "update"),
+        default="average",
+        help="average the gradients, or let owners update the weights",
+    )
     add("--plan", choices=sorted(PLANS), help="how; without it, the best for this transport")
     add("--bucket-bytes", type=int, default=0, help="exchange layers together, up to this size")
     add("--wire", choices=("bfloat16", "float16"), help="send gradients in this precision")
-    add("--progress", choices=("turn", "thread"), default="turn",
-        help="exchanges advance at each layer, or by a thread of their own")  # fmt: skip
+    add(
+        "--progress",
+        choices=("turn", "thread"),
+        default="turn",
+        help="exchanges advance at each layer, or by a thread of their own",
+    )
     add("--threads", type=int, default=1, help="threads of each rank; changes the bits")
     add("--picture", default="train_digits.png", metavar="FILE", help="empty for none")
     add("--save", metavar="FILE", help="the weights, as .npz")

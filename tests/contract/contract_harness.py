@@ -45,9 +45,13 @@ class Transport:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def run(
-        self, pool: Pool, command: dict[str, Any], ranks: int, settings: dict[str, Any],
+        self,
+        pool: Pool,
+        command: dict[str, Any],
+        ranks: int,
+        settings: dict[str, Any],
         deadline: float,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         start = pool.run_threads if self.threads else pool.run_processes
         if self.mpi is not None:
             if missing := mpi_rows.missing(self.mpi):
@@ -112,9 +116,13 @@ def rows(on: Sequence[Transport]) -> list[Any]:
 
 
 def run(
-    pool: Pool, transport: Transport, test: Any, ranks: int, deadline: float = DEADLINE,
+    pool: Pool,
+    transport: Transport,
+    test: Any,
+    ranks: int,
+    deadline: float = DEADLINE,
     **parameters: Any,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Run a test's program on one transport and return what each rank returned."""
     program: Program = test.program
     command = {

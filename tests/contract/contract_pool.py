@@ -142,9 +142,13 @@ class Pool:
             return self._gather(workers, deadline)
 
     def run_mpi(
-        self, mpi: Row, command: dict[str, Any], size: int, settings: dict[str, Any],
+        self,
+        mpi: Row,
+        command: dict[str, Any],
+        size: int,
+        settings: dict[str, Any],
         deadline: float,
-    ) -> list[Answer]:  # fmt: skip
+    ) -> list[Answer]:
         """The first ranks of a job that an MPI's launcher started."""
         from contract_mpi import MpiJob
 

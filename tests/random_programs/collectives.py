@@ -30,9 +30,15 @@ def memory(r: Rank, dtype: str, count: int, segment: str = "", at: int = 0) -> A
 
 @step
 def allreduce(
-    r: Rank, group: str, array: str, op: str, key: int, plan: str | None, other: Sequence[bool],
+    r: Rank,
+    group: str,
+    array: str,
+    op: str,
+    key: int,
+    plan: str | None,
+    other: Sequence[bool],
     **how: Any,
-) -> None:  # fmt: skip
+) -> None:
     if not r.inside(group):
         return
     of, mine = r.objects[group], r.objects[array]
@@ -80,9 +86,19 @@ def often(
 
 @step
 def handle(
-    r: Rank, name: str, group: str, kind: str, dtype: str, count: int, plan: str | None,
-    segment: str, at: int, out: bool, root: int | None, **how: Any,
-) -> None:  # fmt: skip
+    r: Rank,
+    name: str,
+    group: str,
+    kind: str,
+    dtype: str,
+    count: int,
+    plan: str | None,
+    segment: str,
+    at: int,
+    out: bool,
+    root: int | None,
+    **how: Any,
+) -> None:
     if not r.inside(group):
         return
     given = memory(r, dtype, count, segment, at)
@@ -126,9 +142,15 @@ def run(r: Rank, handle: str, key: int, start: Sequence[bool], **how: Any) -> No
 
 @step
 def exchange(
-    r: Rank, name: str, group: str, kind: str, layers: Sequence[tuple[int, str]],
-    plan: str | None, bucket_bytes: int, **how: Any,
-) -> None:  # fmt: skip
+    r: Rank,
+    name: str,
+    group: str,
+    kind: str,
+    layers: Sequence[tuple[int, str]],
+    plan: str | None,
+    bucket_bytes: int,
+    **how: Any,
+) -> None:
     if not r.inside(group):
         return
     shapes = [((count,), DTYPES[dtype]) for count, dtype in layers]
@@ -152,9 +174,14 @@ def update(block: pgasdl.Block) -> None:
 
 
 def begin_iteration(
-    r: Rank, exchange: str, key: int, ready: Sequence[int], wait: Sequence[int], finish: bool,
+    r: Rank,
+    exchange: str,
+    key: int,
+    ready: Sequence[int],
+    wait: Sequence[int],
+    finish: bool,
     turns: int,
-) -> Pending:  # fmt: skip
+) -> Pending:
     """All layers are ready; what is left is to wait for them."""
     of, notes, ranks = r.objects[exchange], r.notes[exchange], r.ranks_of[r.group_of[exchange]]
     wanted = []
@@ -248,9 +275,14 @@ def closed(call: Any) -> None:
 
 @step
 def give_up(
-    r: Rank, handle: str, key: int, absent: int | None, attempts: Sequence[Sequence[float | str]],
-    lag: Sequence[float], how: Sequence[str],
-) -> None:  # fmt: skip
+    r: Rank,
+    handle: str,
+    key: int,
+    absent: int | None,
+    attempts: Sequence[Sequence[float | str]],
+    lag: Sequence[float],
+    how: Sequence[str],
+) -> None:
     """A rank never comes, or all stop waiting: the handle goes in the middle of an execution."""
     if handle not in r.objects:
         return

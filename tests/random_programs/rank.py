@@ -125,9 +125,13 @@ class Rank:
         self.notes[name] = notes
 
     def carry_out(
-        self, pending: Pending, attempts: Sequence[Sequence[float | str]], lag: Sequence[float],
-        held: str = "", after_timeout: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        pending: Pending,
+        attempts: Sequence[Sequence[float | str]],
+        lag: Sequence[float],
+        held: str = "",
+        after_timeout: Callable[[], None] | None = None,
+    ) -> None:
         """Try as often as the step says; then wait for good, or leave it under way."""
         if lag[self.rank]:
             time.sleep(lag[self.rank])
@@ -151,9 +155,11 @@ class Rank:
             pending.attempt(None)
 
     def create(
-        self, make: Callable[[Any], object], attempts: Sequence[Sequence[float | str]],
+        self,
+        make: Callable[[Any], object],
+        attempts: Sequence[Sequence[float | str]],
         lag: Sequence[float],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Make an object collectively; the same call continues after a Timeout."""
         found: list[object] = []
         pending = Pending(lambda timeout: found.append(make(timeout)), lambda: None)

@@ -248,9 +248,11 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_values_complete(
-    line: str, values: list[str], monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    values: list[str],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     words = line.split(" ")
     monkeypatch.setenv("COMP_WORDS", f"pgasdl {line}")
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
