@@ -54,7 +54,7 @@ def test_more_over_shm() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_under_a_sanitizer(sanitizer: str) -> None:
-    must_pass("--seeds", "0:256", "--sanitizer", sanitizer, "--timeout", "60", timeout=3600)
+    must_pass("--seeds", "0:96", "--sanitizer", sanitizer, "--timeout", "60", timeout=3600)
 
 
 @pytest.mark.timeout(0)
