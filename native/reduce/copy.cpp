@@ -9,8 +9,8 @@
 namespace pgasdl {
 namespace {
 
-/// Below kLeast the last-level cache is never asked: small copies are memcpy and one comparison.
-constexpr std::size_t kLeast = std::size_t{4} << 20;
+/// Smaller copies never ask for the last-level cache: they are memcpy and one comparison.
+constexpr std::size_t kLeastStreamed = std::size_t{4} << 20;
 
 /// A copy of this size or more skips the caches. Its source and destination would fill half of
 /// the last one, where memcpy's stores start to fetch lines only to overwrite them. On a Zen 3
@@ -20,11 +20,11 @@ std::size_t streamed_from() {
   static const std::size_t threshold = [] {
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (cache > 0 && static_cast<std::size_t>(cache) / 4 > kLeast) {
+    if (cache > 0 && static_cast<std::size_t>(cache) / 4 > kLeastStreamed) {
       return static_cast<std::size_t>(cache) / 4;
     }
 #endif
-    return 2 * kLeast;
+    return 2 * kLeastStreamed;
   }();
   return threshold;
 }
@@ -33,7 +33,7 @@ std::size_t streamed_from() {
 
 void copy(void* destination, const void* source, std::size_t bytes) {
   if (bytes == 0 || destination == source) return;
-  if (bytes < kLeast || bytes < streamed_from()) {
+  if (bytes < kLeastStreamed || bytes < streamed_from()) {
     std::memcpy(destination, source, bytes);
   } else {
     best_kernels().stream(static_cast<char*>(destination), static_cast<const char*>(source), bytes);

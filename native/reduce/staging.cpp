@@ -8,7 +8,7 @@ namespace pgasdl {
 namespace {
 
 /// Shorter copies are latency, not bandwidth; longer ones skip the caches in any case.
-constexpr std::size_t kLeast = std::size_t{16} << 10;
+constexpr std::size_t kLeastTimed = std::size_t{16} << 10;
 constexpr std::size_t kMost = std::size_t{1} << 20;
 
 /// The way not taken is timed once in so many copies.
@@ -28,7 +28,7 @@ StagingCopy::Way StagingCopy::choose() {
 }
 
 void StagingCopy::operator()(void* destination, const void* source, std::size_t bytes) {
-  if (bytes < kLeast || bytes > kMost) return copy(destination, source, bytes);
+  if (bytes < kLeastTimed || bytes > kMost) return copy(destination, source, bytes);
   const Way way = choose();
   const std::uint64_t before = ticks();
   if (way == kPlain) {

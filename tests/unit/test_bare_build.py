@@ -49,6 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(
         cmake, "-S", str(ROOT / "native"), "-B", str(build), "-G", "Ninja",
         f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}",
+        "-DPGASDL_UNITY=ON", "-DPGASDL_WERROR=ON",
         "-DCMAKE_BUILD_TYPE=Quick", f"-DCMAKE_CXX_FLAGS=-O0 -I{hidden}",
     )  # fmt: skip
     run(cmake, "--build", str(build))
