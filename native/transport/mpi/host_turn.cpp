@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
+#include "sys/clock.hpp"
 #include "sys/error.hpp"
 
 namespace pgasdl {
@@ -23,13 +26,11 @@ int open_shared_folder() {
 
 }  // namespace
 
-HostTurn::HostTurn() : folder_(open_shared_folder()) {
+HostTurn::HostTurn(double seconds) : folder_(open_shared_folder()) {
   if (folder_ < 0) throw_system("cannot open /dev/shm", errno);
-  while (flock(folder_, LOCK_EX) != 0) {
-    const int error = errno;
-    if (error == EINTR) continue;
-    close(folder_);
-    throw_system("cannot lock a folder", error);
+  const auto deadline = Deadline::in(seconds);
+  while (flock(folder_, LOCK_EX | LOCK_NB) != 0 && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
 

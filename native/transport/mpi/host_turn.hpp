@@ -1,12 +1,13 @@
-// One process of a host at a time.
+// One process of a host at a time, as far as that ends in time.
 #pragma once
 
 namespace pgasdl {
 
-// Held from construction to destruction; a process that dies gives it back. Waits for the holder.
+// Held from construction to destruction; a process that dies gives it back. After `seconds` it goes
+// on beside the holder, who may be waiting for something that this process does later.
 class HostTurn {
  public:
-  HostTurn();
+  explicit HostTurn(double seconds);
   ~HostTurn();
   HostTurn(const HostTurn&) = delete;
   HostTurn& operator=(const HostTurn&) = delete;

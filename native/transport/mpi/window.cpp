@@ -19,6 +19,9 @@ void clear(std::byte* begin, std::uint64_t bytes) {
   std::memset(begin + pages, 0, bytes - pages);
 }
 
+// A window takes milliseconds.
+constexpr double kTurnPatience = 1;
+
 // Ranks look for flags by loads.
 void require_unified(MpiLibrary& library, const MpiWindow& window) {
   for (const MpiLibrary::Handle handle : {window.board, window.data}) {
@@ -32,15 +35,19 @@ void require_unified(MpiLibrary& library, const MpiWindow& window) {
   }
 }
 
-// For the member that makes the file of its host. All are on the way to it: nobody who has the turn
-// waits for a rank that waits for a turn elsewhere.
+// Where every host's first member has the turn there. None of the others is in the creation before:
+// Open MPI finishes those that a process has begun in an order of its own.
 void take_turn(MpiLibrary& library, const MpiWindowGroup& group, const std::set<Rank>& near,
                Rank self, std::optional<HostTurn>* turn) {
-  std::vector<std::uint64_t> come(group.members.size());
-  library.check(library.allgather(0, come.data(), group.communicator), "MPI_Allgather", -1);
+  const auto all_are_here = [&] {
+    std::vector<std::uint64_t> unused(group.members.size());
+    library.check(library.allgather(0, unused.data(), group.communicator), "MPI_Allgather", -1);
+  };
+  all_are_here();
   const auto first = std::find_if(group.members.begin(), group.members.end(),
                                   [&](Rank member) { return near.count(member) != 0; });
-  if (*first == self) turn->emplace();
+  if (*first == self) turn->emplace(kTurnPatience);
+  all_are_here();
 }
 
 }  // namespace
