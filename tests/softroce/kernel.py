@@ -181,11 +181,11 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _call(command: Sequence[str], cwd: Path | None = None) -> None:
-    """Run one step, at low priority and in a group that ends with this process."""
+    """Run one step, in a group that ends with this process."""
     print("+", " ".join(command), file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     step = subprocess.Popen(
-        ["nice", "-n", "19", *command],
+        command,
         cwd=cwd,
         env=environment,
         stdin=subprocess.DEVNULL,
