@@ -36,6 +36,7 @@ def able_over(windows: str) -> set[str]:
     }
 
 
+@pytest.mark.parametrize("mpi", NEWEST, indirect=True)
 @pytest.mark.parametrize(
     ("size", "progress", "windows"),
     [(2, "turn", "allocated"), (3, "thread", "allocated"), (2, "turn", "created")],
