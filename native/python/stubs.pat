@@ -5,6 +5,9 @@
 pgasdl._native.isa:
     isa: str
 
+# Python 3.11 has it as a slot only, later ones as a method, too.
+pgasdl._native.SegmentCore.__buffer__:
+
 pgasdl._native.SegmentCore.__suffix__:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
