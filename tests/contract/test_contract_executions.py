@@ -317,6 +317,14 @@ def test_numbers_that_come_again(ctx: Any) -> None:
     works(ctx, 1 << 18)
 
 
+@contract(ranks=2, spin_us=0, yield_us=0)
+def test_ranks_that_sleep_are_woken(ctx: Any) -> None:
+    """By what they wait for: sleeps that end by their limit, 50 ms, would not meet the deadline."""
+    x = np.zeros(16, np.float32)
+    for _ in range(1000):
+        ctx.allreduce(x)
+
+
 @contract(ranks=(2, 3))
 def test_handles_give_back_what_they_take(ctx: Any) -> None:
     """Notifications and memory; what was closed says so."""
