@@ -1,4 +1,4 @@
-"""The command at a terminal, in a pipe, and under a shell that completes it."""
+"""The command at a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pty
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from support.environment import environment
 from support.starting import finished
 
-from pgasdl.tools.cli import SHELLS, main
+from pgasdl.tools.cli import main
 from pgasdl.tools.progress import Progress
 
 PGASDL = (sys.executable, "-P", "-m", "pgasdl")
@@ -225,57 +224,3 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
             stderr=subprocess.PIPE, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (141, "")
-
-
-# --- completion
-
-
-@pytest.mark.parametrize(
-    ("line", "values"),
-    [
-        ("do", ["doctor"]),
-        ("bench ", ["write_notify", "allreduce", "model", "rdma", "mpi", "plans"]),
-        ("bench allreduce --peers mpich,g", ["mpich,gloo"]),
-        ("bench allreduce --plan gdraa-", ["gdraa-direct", "gdraa-nodes"]),
-        ("bench model res", ["resnet50"]),
-        ("run --transport ", ["auto", "shm", "verbs", "mpi", "loopback"]),
-        ("run --mpi o", ["openmpi"]),
-        ("run -n 2 tr", ["tr"]),  # a file
-        ("sim --machine f", ["fat-tree", "flat"]),
-        ("sim --plans ring,halv", ["ring,halving-doubling"]),
-        ("doctor --js", ["--json"]),
-        ("completion ", list(SHELLS)),
-    ],
-)
-def test_values_complete(
-    line: str,
-    values: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = line.split(" ")
-    monkeypatch.setenv("COMP_WORDS", f"pgasdl {line}")
-    monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    monkeypatch.setenv("_PGASDL_COMPLETE", "bash_complete")
-    assert main([]) == 0
-    assert [row.partition(",")[2] for row in capsys.readouterr().out.splitlines()] == values
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_takes_its_script(shell: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    script = capfd.readouterr().out
-    assert "_PGASDL_COMPLETE" in script
-    program = shutil.which(shell)
-    if program is not None:
-        done = subprocess.run(
-            [program, "-n"], input=script, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_package_does_not_need_click(tmp_path: Path) -> None:
-    program = "import sys, pgasdl; pgasdl.init; assert 'click' not in sys.modules"
-    subprocess.run(
-        [sys.executable, "-P", "-c", program], env=environment(), cwd=tmp_path, check=True
-    )

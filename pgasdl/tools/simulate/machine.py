@@ -9,7 +9,7 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pgasdl.errors import ConfigError
@@ -18,7 +18,9 @@ from pgasdl.plans.cost import Model, Pair
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level; see the module.
+    """One level of a machine: groups of ranks, and the links that lead out of them.
+
+    Ranks in the same group of a level meet there or below.
 
     Attributes
     ----------
@@ -47,7 +49,19 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine; the costs of a rank's own work are in seconds per byte, see ``cost``."""
+    """A machine: its levels, nearest first, and what a rank's own work costs.
+
+    Attributes
+    ----------
+    name : str
+        Name in tables.
+    levels : tuple[Level, ...]
+        The last one has all ranks in one group.
+    gamma, copy, remote, update : float
+        Seconds per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
+    blocking : bool
+        A Put holds up its lane until it has left the sender's port.
+    """
 
     name: str
     levels: tuple[Level, ...]
@@ -56,7 +70,6 @@ class Machine:
     remote: float = 0.0
     update: float = 0.0
     blocking: bool = False
-    notes: str = field(default="", compare=False)
 
     @property
     def size(self) -> int:
@@ -64,7 +77,7 @@ class Machine:
         return len(self.levels[-1].group)
 
     def native(self) -> tuple[list[Any], tuple[float, float, float, float, bool]]:
-        """Return the machine in the engine's form."""
+        """Return the machine as the native engine takes it."""
         none = [-1] * self.size
         levels = [
             (

@@ -43,6 +43,8 @@ class Exchange:
         Elements.
     item : int
         Bytes of an element.
+    kind : str
+        What the plan computes; one of ``PLANS[plan].kinds``.
     options : tuple[tuple[str, int], ...]
         Options of the plan, as pairs.
     """

@@ -86,6 +86,8 @@ def simulate(
 
     Parameters
     ----------
+    machine : Machine
+        Its size is the number of ranks.
     exchanges : Sequence[Exchange]
         Start and Join refer to these by number; equal ones share one program.
     application : Sequence[Action], optional
@@ -94,6 +96,11 @@ def simulate(
         When each rank starts, seconds; None: all at 0.
     slow : Sequence[float], optional
         Factor on each rank's computation; None: 1.
+
+    Returns
+    -------
+    Outcome
+        When each rank ended each exchange and each action, and how busy the machine was.
 
     Raises
     ------
