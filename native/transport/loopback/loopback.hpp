@@ -92,8 +92,8 @@ class LoopbackTransport final : public Transport {
                  const LocalFlag* flag) override;
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId queue) override;
-  // Nobody can wake a rank whose memory is not mapped: it looks from time to time, as with a network
-  // card.
+  // Nobody can wake a rank whose memory is not mapped: it looks from time to time, as with a
+  // network card.
   bool needs_progress() const override {
     return !world_->faults_.immediate() || !world_->faults_.mapped;
   }
