@@ -215,6 +215,15 @@ def test_a_missing_module_is_no_traceback(
     assert main(["--help"]) == 0  # nothing is loaded for it
 
 
+@pytest.mark.parametrize("words", [TUNE, PLANS, BENCH])
+def test_an_error_of_the_ranks_is_no_traceback(tmp_path: Path, words: tuple[str, ...]) -> None:
+    there_is_none = {"PGASDL_VERBS_DEVICE": "there_is_none"}
+    done = piped(*words, "--transport", "verbs", cwd=tmp_path, **there_is_none)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    command = words[0] if words is TUNE else " ".join(words[:2])
+    assert f"pgasdl {command}: rank " in done.stderr and "`pgasdl doctor`" in done.stderr
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -66,6 +66,11 @@ class Request:
     table: bool = True
     plan_modules: str | None = None
 
+    @property
+    def command(self) -> str:
+        """What was typed after ``pgasdl``."""
+        return self.op if self.op == "tune" else f"bench {self.op}"
+
     def dump(self) -> str:
         """Return the request as one argument of the ranks' command line."""
         return json.dumps(dataclasses.asdict(self))

@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import TracebackType
 from typing import NamedTuple
 
 import pgasdl
 from pgasdl.context import Context
-from pgasdl.errors import PlanError
+from pgasdl.errors import PgasError, PlanError
 from pgasdl.models import layers
 from pgasdl.tools.bench import machine, peers, plans, rdma
 from pgasdl.tools.bench.floors import Floors, floor_of, placement
@@ -252,9 +253,21 @@ def _buckets(counts: Sequence[int], nbytes: int) -> list[int]:
     return buckets
 
 
+def _tell(
+    command: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Tell an error of pgasdl in one line: who typed the command has no use for a traceback."""
+    if isinstance(error, PgasError):
+        rank = f"rank {os.environ['PGASDL_RANK']}: " if "PGASDL_RANK" in os.environ else ""
+        sys.stderr.write(f"pgasdl {command}: {rank}{error}\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
 def main() -> None:
     """Run one process of the job that ``pgasdl bench`` starts."""
     request = Request.load(sys.argv[1])
+    sys.excepthook = partial(_tell, request.command)
     with pgasdl.init(plan_modules=request.plan_modules) as context:
         if request.op == "rdma":
             rdma.measure(context, request)
