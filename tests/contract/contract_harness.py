@@ -1,11 +1,11 @@
-"""One suite times every transport: ``@contract`` turns a function of ``ctx`` into a pytest test.
+"""One suite for every transport: ``@contract`` turns a function of ``ctx`` into a pytest test.
 
 >>> @contract(ranks=2)
 ... def test_barrier(ctx):
 ...     ctx.barrier()
 
-The function runs on every rank of a fresh job, once per row of ``TRANSPORTS``. What differs
-between transports is in the rows and nowhere else.
+The function runs on every rank of a fresh job, once per row of ``TRANSPORTS``. Transports differ
+in these rows and nowhere else.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Transport:
 
     Attributes
     ----------
-    mpi : a key of ``mpi_rows.ROWS``, whose launcher starts it
-    modules : of tests that it runs; none: of all
+    mpi : key of ``mpi_rows.ROWS``, whose launcher starts the job
+    modules : test modules that this row runs; empty: all
     """
 
     name: str
@@ -76,8 +76,8 @@ def _mpi(name: str, *modules: str, windows: str = "allocated") -> Transport:
     return Transport(row, mpi=name, modules=modules, settings=settings)
 
 
-# Of older versions of an MPI, and of windows over memory that is there: what reaches its functions
-# by every way that there is.
+# Test modules for older MPIs and for windows over existing memory: they reach MPI's functions by
+# every path.
 CORE = tuple(
     f"test_contract_{part}" for part in ("transfers", "notifications", "atomics", "segments")
 )
@@ -111,7 +111,7 @@ def _tier(value: Any, name: str, quick: bool) -> Any:
 
 
 def rows(on: Sequence[Transport]) -> list[Any]:
-    """For ``parametrize``."""
+    """The rows as values for ``parametrize``."""
     return [_tier(row, row.name, row.name in QUICK) for row in on]
 
 
@@ -168,7 +168,7 @@ def contract(
         able = [row for row in on if not row.modules or program.__module__ in row.modules]
         test.__name__ = test.__qualname__ = program.__name__
         test.__module__, test.__doc__ = program.__module__, program.__doc__
-        test.__wrapped__ = program  # type: ignore[attr-defined]  # where pytest says it stands
+        test.__wrapped__ = program  # type: ignore[attr-defined]  # where pytest says the test is
         test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
                 inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)

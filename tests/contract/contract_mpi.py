@@ -1,8 +1,8 @@
 """Worker processes that an MPI's own launcher started: one job, kept from test to test.
 
-A test of n ranks runs on the first n, which meet through a communicator of just these. Commands
-and answers go over sockets, as launchers hand on no descriptors. When one process of the job ends,
-MPI's launcher ends all of them, and the next test gets a new job.
+A test of n ranks runs on the first n, which meet through a communicator of only these. Commands
+and answers go over sockets, because launchers pass on no descriptors. When one process of the job
+ends, MPI's launcher ends all of them, and the next test gets a new job.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MpiWorker(Worker):
         self._lines = Lines()
 
     def send(self, command: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it died: its answer says so
+        with contextlib.suppress(OSError):  # if it died, its answer says so
             self.connection.sendall(json.dumps(command).encode() + b"\n")
 
     def ended(self) -> str:
@@ -59,7 +59,7 @@ class MpiWorker(Worker):
 
 
 class MpiJob:
-    """A job of so many workers."""
+    """One job of ``size`` workers."""
 
     def __init__(self, mpi: Row, size: int) -> None:
         self.size = size
@@ -102,11 +102,11 @@ class MpiJob:
         self.workers = [places[rank] for rank in range(self.size)]
 
     def said(self) -> str:
-        """What its processes wrote since this was last asked, at most the end."""
+        """What the processes wrote since the last call; of much output only the end."""
         return self._log.more()
 
     def end(self) -> None:
-        """Kill and reap it; idempotent."""
+        """Kill and reap the job; idempotent."""
         for worker in self.workers:
             worker.connection.close()
             with contextlib.suppress(ProcessLookupError):

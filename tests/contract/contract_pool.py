@@ -2,7 +2,7 @@
 
 A worker is one rank of a job of processes, or a whole job of threads. Commands and answers are
 lines of JSON over pipes. A worker that misses the deadline dumps its stacks and is killed, with
-all that took part; the next test gets new ones.
+all workers of its test; the next test gets new ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from support.mpi_rows import Row
 
 WORKER = str(Path(__file__).with_name("contract_worker.py"))
-_MPI_RANKS = 4  # of a job that is kept: as many as the largest test asks for
+_MPI_RANKS = 4  # of a new job, at least: enough for most tests
 
 Answer = dict[str, Any]
 
@@ -58,7 +58,7 @@ class Worker:
             stderr=self._log.file,
             env=worker_environment(),
             pass_fds=(write, secret_fd),
-            start_new_session=True,  # Ctrl-C is pytest's; the pool ends its workers
+            start_new_session=True,  # Ctrl-C reaches only pytest; the pool ends its workers
         )
         os.close(write)
         self.fd = read
@@ -66,12 +66,12 @@ class Worker:
 
     def send(self, command: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died: its answer says so
+        with contextlib.suppress(BrokenPipeError):  # if it died, its answer says so
             self.process.stdin.write(json.dumps(command).encode() + b"\n")
             self.process.stdin.flush()
 
     def receive(self) -> Answer | None:
-        """The answer, None while it is incomplete; a worker that died answers with how."""
+        """The answer; None while it is incomplete. If the worker died, the answer says how."""
         part = os.read(self.fd, 1 << 16)
         if not part:
             return {"error": f"the worker process: {self.ended()}", "kind": "WorkerDied"}
@@ -80,7 +80,7 @@ class Worker:
         return answer
 
     def ended(self) -> str:
-        """How, once its answers have ended."""
+        """How the process ended, once its answers have ended."""
         status = self.process.wait()
         return f"ended with signal {-status}" if status < 0 else f"ended with status {status}"
 
@@ -89,7 +89,7 @@ class Worker:
         return self.process.poll() is None
 
     def said(self) -> str:
-        """What it wrote since it was last asked, at most the end."""
+        """What the worker wrote since the last call; of much output only the end."""
         return self._log.more()
 
     def dump_stacks(self) -> None:
@@ -97,7 +97,7 @@ class Worker:
             os.kill(self.process.pid, signal.SIGUSR2)
 
     def end(self) -> None:
-        """Kill and reap it, with whatever it started."""
+        """Kill and reap the process, with whatever it started."""
         kill_group(self.process.pid)
         self.process.wait()
         with contextlib.suppress(BrokenPipeError):
@@ -109,7 +109,7 @@ class Worker:
 
 
 class Pool:
-    """Workers by place; a test of n processes takes the first n, threads have a worker alone."""
+    """Workers by place: a test of n processes takes the first n; all threads run in one more."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -130,7 +130,7 @@ class Pool:
     def run_processes(
         self, command: dict[str, Any], size: int, settings: dict[str, Any], deadline: float
     ) -> list[Answer]:
-        """One rank per process, started together; their answers in rank order."""
+        """Run one rank per process, started together; return their answers in rank order."""
         self._job += 1
         job_id = f"contract-{self._job}"
         with StoreServer(self._secret, size, job_id=job_id) as server:
@@ -149,7 +149,7 @@ class Pool:
         settings: dict[str, Any],
         deadline: float,
     ) -> list[Answer]:
-        """The first ranks of a job that an MPI's launcher started."""
+        """Run on the first ranks of a job that an MPI's launcher started."""
         from contract_mpi import MpiJob
 
         job = self._mpi.get(mpi.name)
@@ -165,7 +165,7 @@ class Pool:
     def run_threads(
         self, command: dict[str, Any], size: int, settings: dict[str, Any], deadline: float
     ) -> list[Answer]:
-        """All ranks as threads of one process; one answer for all."""
+        """Run all ranks as threads of one process; return one answer for all."""
         worker = self._at("threads")
         worker.send(command | {"threads": size, "settings": settings})
         return self._gather([worker], deadline)
@@ -217,7 +217,7 @@ class Pool:
 def judged(answers: list[Answer]) -> list[Any]:
     """What the ranks returned; RankFailure with every failing rank's traceback, cause first."""
     failed = [(rank, answer) for rank, answer in enumerate(answers) if "error" in answer]
-    # Who only heard of a failure comes last.
+    # Ranks that only heard of a failure come last.
     failed.sort(key=lambda pair: pair[1].get("kind") == "PeerLost")
     if failed:
         raise RankFailure(

@@ -40,12 +40,12 @@ def _program(command: dict[str, Any]) -> Callable[..., Any]:
 def _to_its_end(program: Callable[..., Any], context: Any, command: dict[str, Any]) -> Any:
     result = program(context, **command["parameters"])
     if command["meet"] and not context.closed:
-        context.barrier()  # a rank that left already can be no one's target
+        context.barrier()  # no rank can target one that has left
     return result
 
 
 def _join(place: dict[str, Any], **settings: Any) -> pgasdl.Context:
-    """``init``; a transport that this machine does not have is a reason to skip."""
+    """Call ``init``; skip the test if this machine does not have the transport."""
     try:
         return pgasdl.init(**(place | settings))
     except pgasdl.UnavailableError as error:
@@ -98,10 +98,10 @@ def _as_threads(program: Callable[..., Any], command: dict[str, Any]) -> list[An
 
 
 def _told(error: BaseException, folder: str) -> dict[str, str]:
-    """A traceback with the test's variables: assertions are not rewritten here."""
+    """A traceback with the test's variables: pytest rewrites no assertions here."""
     try:
         told = traceback.TracebackException.from_exception(error, capture_locals=True)
-    except Exception:  # some repr() fails, of an object that was never finished, say
+    except Exception:  # a repr() failed, of an unfinished object, for example
         told = traceback.TracebackException.from_exception(error)
     for frame in told.stack:
         if not frame.filename.startswith(f"{folder}/test_"):
@@ -131,15 +131,15 @@ def _answer(command: dict[str, Any], secret_fd: int) -> dict[str, Any]:
 def _serve(commands: Iterable[bytes], answers: BinaryIO, secret_fd: int) -> None:
     for line in commands:
         answer = _answer(json.loads(line), secret_fd)
-        gc.collect()  # a test's segments go with it
+        gc.collect()  # frees the test's segments
         sys.stderr.flush()
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
 
 
 def _calling_mpi(connection: socket.socket, lines: BinaryIO) -> Iterator[bytes]:
-    """Lines as they come, and MPI called meanwhile, as a rank of a job does sooner or later: MPICH
-    4.0.2 may keep others in MPI_Win_unlock_all until ranks with no part in the window call it."""
+    """Yield lines as they come, and call MPI meanwhile, as a rank of a job does sooner or later:
+    MPICH 4.0.2 may keep others in MPI_Win_unlock_all until ranks outside of the window call MPI."""
     from mpi4py import MPI
 
     while True:
@@ -152,7 +152,7 @@ def _calling_mpi(connection: socket.socket, lines: BinaryIO) -> Iterator[bytes]:
 
 
 def _serve_over(path: str) -> None:
-    """Below MPI's launcher, which hands on no descriptors."""
+    """Serve below MPI's launcher, which passes on no descriptors."""
     from pgasdl.runtime.mpi.library import load
 
     rank = load().COMM_WORLD.rank
@@ -166,7 +166,7 @@ def _serve_over(path: str) -> None:
 
 def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a background shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell sets SIG_IGN
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     gc.freeze()

@@ -17,7 +17,7 @@ DTYPES = {
     "float32": np.float32, "float64": np.float64, "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip
-# Odd counts, and both sides of: a cache line, what is staged at once, a piece (all of float32).
+# Odd counts, and counts around a cache line, what is staged at once, and a piece (of float32).
 SIZES = (1, 2, 3, 7, 15, 17, 63, 65, 1023, 1024, 1025, 65535, 65537)
 
 
@@ -37,7 +37,7 @@ def in_segment(ctx: Any, n: int, dtype: Any) -> Any:
 
 
 def usable_plans(ctx: Any, inside: bool) -> list[str | None]:
-    """One for every way to an array; test_contract_plans has all. None: the context's choice."""
+    """One plan per way to reach an array; test_contract_plans has all. None: ctx selects one."""
     names = ["gdraa", "tree", "halving-doubling"]
     if ctx.mapped:
         names += ["staged", "gdraa-direct"]
@@ -162,7 +162,7 @@ def test_refused(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_refused_although_known(ctx: Any) -> None:
-    """Repeated calls take a short way: it must still see what became of the memory."""
+    """Repeated calls take a shortcut, which must still see what changed in the array."""
     for inside in (False, True):
         array = in_segment(ctx, 64, np.float32) if inside else np.ones(64, np.float32)
         for _ in range(3):
@@ -242,13 +242,13 @@ def test_disagreement(ctx: Any, what: str) -> None:
         ctx.allreduce(np.ones(9, np.float32), op="mean")
     assert time.monotonic() - begin < 5
     if caught.type is pgasdl.PeerLost:
-        # Somebody else saw it first and left: his error is the one that counts.
+        # Another rank saw the disagreement first and left: its error is the one that counts.
         assert "left" in str(caught.value) or "closed" in str(caught.value)
 
 
 @contract(ranks=2)
 def test_resumes_after_timeout(ctx: Any) -> None:
-    """The same call goes on; another array meanwhile is refused."""
+    """The same call goes on; meanwhile another array is refused."""
     flag = ctx.segment(0)
     ctx.allreduce(np.ones(8, np.float32), op="mean")
     turn = 0
@@ -275,7 +275,7 @@ def test_resumes_after_timeout(ctx: Any) -> None:
 @contract(ranks=(2, 3))
 @pytest.mark.parametrize("inside", [False, True])
 def test_handles(ctx: Any, inside: bool) -> None:
-    """Persistent, every plan, several rounds."""
+    """Persistent handles of every plan, used several times."""
     for plan in usable_plans(ctx, inside):
         for n in (1, 333, 70_001):
             array = in_segment(ctx, n, np.float32) if inside else np.empty(n, np.float32)
@@ -316,7 +316,7 @@ def test_handles_in_flight_in_any_order(ctx: Any, inside: bool) -> None:
 
 
 def times_out(handle: Any, words: str) -> None:
-    """It waits in vain, and comes to where its Timeout says so: what is before may take a while."""
+    """Every wait ends in Timeout, soon in one with ``words``: the steps before may take a while."""
     end = time.monotonic() + 10
     while True:
         with pytest.raises(pgasdl.Timeout) as caught:

@@ -123,7 +123,7 @@ def test_bounds(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_without_a_segment(ctx: Any) -> None:
-    """A segment only this rank is in, and none at all: errors, neither hang nor success."""
+    """A segment that only this rank has, and None: errors, neither hang nor success."""
     alone = ctx.segment(8, group=ctx.group([ctx.rank]))
     with pytest.raises(pgasdl.RankError, match="no copy of segment"):
         ctx.atomic_fetch_add(alone[0:8], 1 - ctx.rank, 1)

@@ -1,4 +1,4 @@
-"""A call that ends half way is continued by the same call, or over for good."""
+"""A call that ends half way is continued by the same call, or is over for good."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def works(ctx: Any, n: int = 100) -> None:
 @contract(ranks=(2, 3))
 @pytest.mark.parametrize("bad", [-1, float("nan"), "x"], ids=["negative", "nan", "text"])
 def test_a_bad_timeout_changes_nothing(ctx: Any, bad: Any) -> None:
-    """It is refused before anything begins, wherever the execution stands."""
+    """It is refused before anything begins, however far the execution is."""
     x = np.full(3, ctx.rank, np.float64)
     with pytest.raises((ValueError, TypeError)):
         ctx.allreduce(x, timeout=bad)
@@ -102,7 +102,7 @@ WRONG: dict[str, Callable[[Any], object]] = {
 
 @contract(ranks=2)
 def test_what_one_rank_does_wrong_is_its_own_error(ctx: Any) -> None:
-    """It meets nobody first: the next, correct collective of everybody is right."""
+    """It is refused before it meets a peer: the next collective of all ranks is right."""
     for name, call in WRONG.items():
         if ctx.rank == 0:
             with pytest.raises((pgasdl.PgasError, ValueError, TypeError)):
@@ -117,7 +117,7 @@ def test_what_one_rank_does_wrong_is_its_own_error(ctx: Any) -> None:
 @contract(ranks=(2, 3))
 @pytest.mark.parametrize("plan", [None, "gdraa", "tree", "ring"])
 def test_a_handle_that_timed_out_is_continued(ctx: Any, plan: str | None) -> None:
-    """By the same call, also if the execution ended in between; its array is not taken again."""
+    """By the same call, also if the execution ended meanwhile; its array is not read again."""
     mine = random.Random(ctx.rank)
     for n in (4096, 100_000):
         x = np.zeros(n, np.float64)
@@ -137,7 +137,7 @@ def test_a_handle_that_timed_out_is_continued(ctx: Any, plan: str | None) -> Non
 
 @contract(ranks=2)
 def test_the_making_of_a_collective_is_continued(ctx: Any) -> None:
-    """Also by the same call; another one is refused until then."""
+    """The same call continues it; until then another call is refused."""
     flag = ctx.segment(0)
     x = np.ones(10)
     layers = [((10,), np.float64)]
@@ -168,7 +168,7 @@ def test_the_making_of_a_collective_is_continued(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_a_first_allreduce_is_continued(ctx: Any) -> None:
-    """Also while its workspace is made; another call is refused until then."""
+    """Also if it timed out while its workspace was made; until then another call is refused."""
     flag = ctx.segment(0)
     x = np.full(10, 1.0 + ctx.rank)
     if ctx.rank == 0:
@@ -185,7 +185,7 @@ def test_a_first_allreduce_is_continued(ctx: Any) -> None:
 
 
 def until_inside(ctx: Any) -> None:
-    """Until another thread of this rank waits in an allreduce."""
+    """Return once another thread of this rank is in an allreduce."""
     deadline = time.monotonic() + 10
     while not ctx._allreduces._sequences[ctx.world]._numbers.under_way:
         assert time.monotonic() < deadline
@@ -195,7 +195,7 @@ def until_inside(ctx: Any) -> None:
 @contract(ranks=2)
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_second_thread_in_an_allreduce_is_refused(ctx: Any, inside: bool) -> None:
-    """At once, and the first one's result is right."""
+    """It is refused at once, and the first thread's result is right."""
     flag = ctx.segment(0)
     works(ctx)
     for turn in range(5):
@@ -219,7 +219,7 @@ def test_a_second_thread_in_an_allreduce_is_refused(ctx: Any, inside: bool) -> N
 
 @contract(ranks=2)
 def test_what_is_refused_in_a_known_call_leaves_no_mark(ctx: Any) -> None:
-    """A second thread, or a bad timeout, while a call that was made before is under way."""
+    """A second thread and a bad timeout are refused while a known call is under way."""
     flag = ctx.segment(0)
     x, y = np.ones(100), np.ones(200)
     for array in (x, y):
@@ -245,7 +245,7 @@ def test_what_is_refused_in_a_known_call_leaves_no_mark(ctx: Any) -> None:
 
 @contract(ranks=3)
 def test_an_update_that_waits_disturbs_no_allreduce(ctx: Any) -> None:
-    """Whoever waits runs it; the wait goes on."""
+    """A rank that waits for the allreduce runs the update, and its wait goes on."""
     exchange = pgasdl.GradientExchange(
         ctx, [((1000,), "f4")], kind="update", plan="tree", update=lambda block: None
     )
@@ -260,7 +260,7 @@ def test_an_update_that_waits_disturbs_no_allreduce(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_an_update_that_raises_ends_its_exchange_alone(ctx: Any) -> None:
-    """Whoever waits is told, and everything else goes on."""
+    """The call that waits raises the update's exception; everything else goes on."""
     if ctx.rank == 0:
 
         def update(block: Any) -> None:
@@ -284,7 +284,7 @@ def test_an_update_that_raises_ends_its_exchange_alone(ctx: Any) -> None:
     else:
         exchange.ready(0)
         told = False
-        while not told:  # by its turns the gradient leaves
+        while not told:  # these turns send the gradient
             exchange.turn()
             with contextlib.suppress(pgasdl.Timeout):
                 told = ctx.notify_waitsome(flag, timeout=0.001) == 0
@@ -306,7 +306,7 @@ def test_two_groups_of_the_same_ranks(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_numbers_that_come_again(ctx: Any) -> None:
-    """A flag of a size that was used once is not taken for one of 4095 executions later."""
+    """A notification of a size used once is not taken for that of 4095 executions later."""
     ctx.allreduce(np.ones(1 << 18, np.float32))
     small = np.zeros(16, np.float32)
     for _ in range(4095):
@@ -319,7 +319,7 @@ def test_numbers_that_come_again(ctx: Any) -> None:
 
 @contract(ranks=2, spin_us=0, yield_us=0)
 def test_ranks_that_sleep_are_woken(ctx: Any) -> None:
-    """By what they wait for: sleeps that end by their limit, 50 ms, would not meet the deadline."""
+    """What they wait for wakes them: sleeps up to their limit, 50 ms, would miss the deadline."""
     x = np.zeros(16, np.float32)
     for _ in range(1000):
         ctx.allreduce(x)
@@ -327,7 +327,7 @@ def test_ranks_that_sleep_are_woken(ctx: Any) -> None:
 
 @contract(ranks=(2, 3))
 def test_handles_give_back_what_they_take(ctx: Any) -> None:
-    """Notifications and memory; what was closed says so."""
+    """close() gives back notifications and memory; a closed handle says that it is closed."""
     x = np.zeros(50)
     for turn in range(40):
         with ctx.allreduce_handle(x, plan="tree") as handle:
@@ -343,7 +343,7 @@ def test_handles_give_back_what_they_take(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_segments_close(ctx: Any) -> None:
-    """By ``with``, or by close() any number of times; their ids are given up."""
+    """``with`` closes them, or close() any number of times; their ids are given up."""
     with ctx.segment(64) as segment:
         segment.numpy()[:] = 7
     assert segment.deleted
@@ -361,7 +361,7 @@ def test_segments_close(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_a_handle_that_is_closed_under_way_is_over(ctx: Any) -> None:
-    """Its flags are nobody else's, and its array is written to no more."""
+    """No other execution gets its notifications, and nothing writes to its array any more."""
     flag = ctx.segment(0)
     for plan in ("gdraa", "tree", None):
         x = np.full(3000, 5.0 + ctx.rank)
@@ -383,14 +383,14 @@ def test_a_handle_that_is_closed_under_way_is_over(ctx: Any) -> None:
 
 @contract(ranks=3, meet=False)
 def test_an_allreduce_that_a_loss_interrupts_goes_on(ctx: Any) -> None:
-    """Where none of its ranks is lost; its array lives until then, whoever lets go of it."""
+    """If none of its own ranks is lost; its array lives until then, even if the caller drops it."""
     pair = None
     if ctx.rank < 2:
         pair = ctx.group([0, 1])
         ctx.allreduce(np.ones(4), group=pair)
     flag = ctx.segment(0)
     if ctx.rank == 2:
-        # Both are past what they do together with this rank.
+        # Both others have done all that needs this rank.
         for number in range(2):
             ctx.notify_waitsome(flag, number, 1)
         ctx.close(failed=True)

@@ -18,7 +18,7 @@ DTYPES = {
     "uint8": np.uint8, "int16": np.int16, "uint64": np.uint64,
 }  # fmt: skip
 UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
-# A sample of 1..255, the edges of vectors and of the slot that travels at once (8 KiB).
+# A sample of 1..255; edges of vectors, and of the slot that travels at once (8 KiB).
 LENGTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 254, 255)
 LONG = (1023, 1024, 1025, 2048, 2049, 4097, 10_000)
 
@@ -82,7 +82,7 @@ def test_shapes_and_the_argument(ctx: Any) -> None:
 
 @contract(ranks=3)
 def test_half_precision_against_float64(ctx: Any) -> None:
-    """Accumulated wider, rounded once: at most one unit in the last place from the exact sum."""
+    """Summed in a wider dtype, rounded once: at most one unit in the last place from exact."""
     for dtype, bits in ((np.float16, 11), (ml_dtypes.bfloat16, 8)):
         values = [
             np.random.default_rng(rank).normal(0, 3, 1000).astype(dtype) for rank in range(ctx.size)
@@ -165,7 +165,7 @@ def cases(rank: int) -> dict[str, tuple[Any, Any]]:
 @contract(ranks=3)
 @pytest.mark.parametrize("what", ["op", "dtype", "size", "shape", "chunks", "function"])
 def test_disagreement(ctx: Any, what: str) -> None:
-    """Every rank is told, soon, who is in what; then the group works on."""
+    """Every rank is soon told which rank is in which call; then the group goes on working."""
     array, op = cases(ctx.rank)[what]
     begin = time.monotonic()
     with pytest.raises(pgasdl.MismatchError, match=r"rank \d is in allreduce"):
@@ -176,7 +176,7 @@ def test_disagreement(ctx: Any, what: str) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_resumes_after_timeout(ctx: Any) -> None:
-    """Short and long: the same call goes on where it stopped."""
+    """Short and long arrays: the same call goes on where it stopped."""
     flag = ctx.segment(0)
     for turn, n in enumerate((3, 5000)):
         array = operand(ctx.rank, n, np.float64)
@@ -193,7 +193,7 @@ def test_resumes_after_timeout(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_short_patience(ctx: Any) -> None:
-    """Chunked arrays with 0.2 ms at a time: nothing is added twice or left out."""
+    """Arrays of several chunks, timeouts of 0.2 ms: nothing is added twice or left out."""
     for turn in range(10):
         array = operand(ctx.rank, 4000 + turn, np.int64)
         while True:

@@ -30,7 +30,7 @@ def test_world(ctx: Any) -> None:
 
 @contract(ranks=4, on=ORDERING)
 def test_one_hole(ctx: Any) -> None:
-    """For every excluded rank: a group with a hole, segments in it, deleted."""
+    """For every rank: a group without it, and segments of this group, until it is deleted."""
     for left_out in range(ctx.size):
         ranks = [rank for rank in range(ctx.size) if rank != left_out]
         if ctx.rank == left_out:
@@ -64,7 +64,7 @@ def test_one_hole(ctx: Any) -> None:
 
 @contract(ranks=4)
 def test_two_holes_and_complement(ctx: Any) -> None:
-    """Half of the ranks and the others: barriers in both, then all."""
+    """Two ranks and the two others: barriers in both groups, then of all ranks."""
     for first in ((0, 2), (1, 2), (0, 3)):
         ranks = first if ctx.rank in first else tuple({0, 1, 2, 3} - set(first))
         group = ctx.group(ranks)
@@ -131,7 +131,7 @@ def test_refused(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_creation_continues_after_timeout(ctx: Any) -> None:
-    """A group that some do not join yet: Timeouts, then it comes to be."""
+    """A group that one rank has not joined yet: Timeouts, then it is created."""
     flag = ctx.segment(0)
     if ctx.rank == 0:
         for timeout in (0.05, 0, 0.02):
@@ -158,7 +158,7 @@ def test_barriers(ctx: Any) -> None:
 
 @contract(ranks=3, on=ORDERING)
 def test_barrier_resumes(ctx: Any) -> None:
-    """Who stays away until the others had enough is named; then the barrier completes."""
+    """A rank comes late, and the others' Timeouts name it; then the barrier completes."""
     group = ctx.group(range(ctx.size))
     segment = ctx.segment(8)
     for turn in range(3):
@@ -194,7 +194,7 @@ def test_odd_ranks_time_out_first(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_short_barriers_retried(ctx: Any) -> None:
-    """100 barriers of 0.2 ms patience each, repeated until they are over."""
+    """100 barriers with a timeout of 0.2 ms, each repeated until it completes."""
     group = ctx.group([0, 1])
     counter = ctx.segment(8)
     for turn in range(100):
@@ -210,7 +210,7 @@ def test_short_barriers_retried(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_kinds_overlap(ctx: Any) -> None:
-    """A barrier timed out, an allreduce and a segment creation run, the barrier goes on."""
+    """A barrier times out, an allreduce and a segment creation run, then the barrier goes on."""
     flag = ctx.segment(0)
     if ctx.rank == 0:
         with pytest.raises(pgasdl.Timeout):

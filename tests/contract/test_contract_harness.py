@@ -14,13 +14,13 @@ from support.mpi_rows import missing
 
 import pgasdl
 
-# Of the harness itself: on every machine.
+# Rows for tests of the harness itself, on every machine.
 ROWS = [row for row in TRANSPORTS if row.name != "verbs" and not row.modules]
 each_row = pytest.mark.parametrize("row", rows(ROWS))
 
 
 def _lives(pid: int) -> bool:
-    """Killed processes have no command line left, reaped ones no entry."""
+    """Whether a process lives: a killed one has no command line, a reaped one no entry."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
@@ -61,20 +61,20 @@ def test_a_failing_rank_is_named(own_pool: Pool, row: Any) -> None:
     with pytest.raises(RankFailure, match="the cause") as caught:
         run(own_pool, row, failing, 2, how="lost")
     if not row.threads:
-        assert str(caught.value).startswith("--- rank 1:")  # the cause before its echo
+        assert str(caught.value).startswith("--- rank 1:")  # the cause comes first
     assert run(own_pool, row, failing, 2, how="none") == [0, 10]
 
 
 @pytest.mark.parametrize("row", rows(ROWS[:2]))
 def test_a_hanging_rank_is_killed(own_pool: Pool, row: Any) -> None:
-    """Stacks are shown, the workers go, the next test has new ones."""
+    """The stacks are shown, the workers are killed, and the next test gets new ones."""
     run(own_pool, row, failing, 2, how="none")
     before = own_pool.pids
     with pytest.raises(RankFailure, match=r"(?s)no answer within 4 s.*in failing"):
         run(own_pool, row, failing, 2, deadline=4.0, how="hang")
     assert run(own_pool, row, failing, 2, how="none") == [0, 10]
     assert not set(before) & set(own_pool.pids)
-    deadline = time.monotonic() + 10  # an MPI's launcher reaps its ranks when it comes to it
+    deadline = time.monotonic() + 10  # an MPI's launcher may reap its ranks late
     while any(map(_lives, before)):
         assert time.monotonic() < deadline, before
         time.sleep(0.02)

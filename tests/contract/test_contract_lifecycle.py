@@ -68,7 +68,7 @@ def every_call(ctx: Any) -> dict[str, Callable[[], Any]]:
 
 
 def outcomes(calls: dict[str, Callable[[], Any]]) -> dict[str, str]:
-    """What did not raise ClosedError, and what it did instead."""
+    """The calls that did not raise ClosedError, and what they did instead."""
     wrong = {}
     for name, call in calls.items():
         try:
@@ -91,7 +91,7 @@ def test_use_after_close(ctx: Any) -> None:
     assert wrong == {}
     ctx.close()
     ctx.close(failed=True)
-    # What describes it still answers.
+    # What only describes the context still answers.
     assert (ctx.rank in (0, 1), ctx.size, ctx.timeout) == (True, 2, 15)
     assert "closed" in repr(ctx)
     assert "rank" in ctx.flight_record()
@@ -102,7 +102,7 @@ def test_use_after_close(ctx: Any) -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [pgasdl.Context, pgasdl.Segment])
 def test_what_is_not_made_yet_can_be_shown(kind: type) -> None:
-    """As who reports an exception of ``__init__`` with all its variables does."""
+    """A report of an exception of ``__init__`` shows it with all other variables."""
     assert repr(kind.__new__(kind)).startswith(f"<{kind.__name__}, not ")
 
 
@@ -124,7 +124,7 @@ def test_what_a_context_says_of_itself(ctx: Any) -> None:
 
 @contract(ranks=3, meet=False)
 def test_init_and_leave_at_once(ctx: Any) -> None:
-    """A rank that leaves at once hangs nobody: who waits for it is told."""
+    """A rank that leaves at once hangs nobody: ranks that wait for it get an error."""
     if ctx.rank == 0:
         return
     begin = time.monotonic()
@@ -155,7 +155,7 @@ def test_what_was_posted_still_arrives(ctx: Any) -> None:
 
 @contract(ranks=2, meet=False)
 def test_created_and_left_at_once(ctx: Any) -> None:
-    """Rank 0 gives the segment, and itself, up before rank 1 looked at it."""
+    """Rank 0 deletes the segment, and leaves, before rank 1 has looked at it."""
     segment = ctx.segment(64)
     if ctx.rank == 0:
         segment.delete()
@@ -198,7 +198,7 @@ def test_init_refuses(join: Any) -> None:
 
 @contract(ranks=2, on=PROCESSES, bare=True)
 def test_init_without_the_others(join: Any) -> None:
-    """Who comes alone gets a Timeout that names the missing rank."""
+    """A rank that comes alone gets a Timeout that names the missing rank."""
     if join.rank == 0:
         begin = time.monotonic()
         with pytest.raises(pgasdl.Timeout, match="rank 1"):
@@ -208,7 +208,7 @@ def test_init_without_the_others(join: Any) -> None:
 
 @contract(ranks=2, on=PROCESSES, bare=True)
 def test_nothing_is_left(join: Any) -> None:
-    """Descriptors, threads and mappings after ten contexts are those of before."""
+    """After ten contexts there are as many descriptors, threads and mappings as before."""
 
     def round_trip() -> None:
         with join() as ctx:
@@ -263,11 +263,11 @@ def test_fork(ctx: Any) -> None:
             answer = json.loads(pipe.read() or b'{"child": "died"}')
         _, status = os.waitpid(child, 0)
         assert status == 0
-        # What only describes may answer instead.
+        # Calls that only describe may answer instead.
         assert {k: v for k, v in answer.items() if k not in ("health", "describe")} == {}
         ctx.notify(1 - ctx.rank, segment, 1)
         assert ctx.notify_waitsome(segment, 1, 1) == 1
-        ctx.notify_reset(segment, 1)  # before the barrier: afterwards the next may be there
+        ctx.notify_reset(segment, 1)  # not after the barrier: the next may be raised
         ctx.barrier()
         assert (segment.numpy() == 5).all()
         assert ctx.health() == ("healthy", "healthy")
@@ -276,7 +276,7 @@ def test_fork(ctx: Any) -> None:
 
 @contextlib.contextmanager
 def interrupted(within: float = 2.0) -> Any:
-    """Ctrl-C a moment after the block began; it must end with KeyboardInterrupt in time."""
+    """Ctrl-C a moment after the block began: the block must end with KeyboardInterrupt in time."""
     sent = []
 
     def press() -> None:
@@ -287,14 +287,14 @@ def interrupted(within: float = 2.0) -> Any:
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         yield
-        time.sleep(1)  # an interpreter that was told too late
+        time.sleep(1)  # for an interpreter that notices late
     assert time.monotonic() - sent[0] < within
     timer.join()
 
 
 @contract(ranks=2, on=PROCESSES)
 def test_keyboard_interrupt(ctx: Any) -> None:
-    """Every blocking call ends with it, and can be called again, as after a Timeout."""
+    """Every blocking call ends with KeyboardInterrupt, and can be repeated as after a Timeout."""
     flag, board = ctx.segment(0), ctx.segment(0)
     array = np.ones(1000, np.float32)
     handle = ctx.allreduce_handle(np.ones(1000, np.float32), op="mean")
@@ -347,7 +347,7 @@ def test_keyboard_interrupt_in_init(join: Any) -> None:
 
 @contract(ranks=2, meet=False)
 def test_exceptions_reach_the_others(ctx: Any) -> None:
-    """A with-block left by an exception: whoever waits gets PeerLost naming the rank."""
+    """A with-block left by an exception: ranks that wait get PeerLost, which names the rank."""
     if ctx.rank == 0:
         ctx.barrier()  # else the other may still be in init
         ctx.__exit__(ZeroDivisionError, ZeroDivisionError(), None)

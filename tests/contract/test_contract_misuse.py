@@ -13,13 +13,13 @@ from contract_harness import contract
 import pgasdl
 
 SIZE = 4096
-# Edges of 32 and 64 bits, and what overflows when it is added to a length.
+# Edges of 32 and 64 bits, and offsets that overflow when a length is added.
 FAR = (SIZE + 1, 2**31, 2**32, 2**32 + 8, 2**46, 2**62, 2**63 - 9)
 BEYOND = (-1, -8, -(2**63), 2**63, 2**63 + 1, 2**64 - 1, 2**64, 2**100)
 
 
 class Scene:
-    """A segment with walls on either side, and every posting form over one pair of slices."""
+    """A segment between two that must not change, and every posting form over a pair of slices."""
 
     def __init__(self, ctx: Any) -> None:
         self.ctx = ctx
@@ -81,7 +81,7 @@ def test_offsets_and_lengths(ctx: Any) -> None:
             with pytest.raises(pgasdl.SegmentError):
                 segment[wrong]
     scene.unchanged()
-    # Exactly to the end is no error.
+    # A slice that ends exactly at the end is no error.
     for form in scene.forms().values():
         form(segment[SIZE - 8 : SIZE], segment[SIZE - 16 : SIZE - 8])
         form(segment[0:SIZE], segment[0:SIZE])
@@ -122,7 +122,7 @@ def test_ranks(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_segments_of_others(ctx: Any) -> None:
-    """Segments the peer is not in, that are deleted, or that are none."""
+    """Segments without a copy on the peer, deleted ones, and objects that are no slices."""
     scene = Scene(ctx)
     alone = ctx.segment(SIZE, group=ctx.group([ctx.rank]))
     gone = ctx.segment(SIZE)
@@ -146,7 +146,7 @@ def test_segments_of_others(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_wrong_types(ctx: Any) -> None:
-    """TypeError, whatever is passed for whatever."""
+    """A wrong type of any argument raises TypeError."""
     scene = Scene(ctx)
     segment = scene.segment
     a, b = segment[0:8], segment[8:16]
@@ -224,7 +224,7 @@ def test_timeouts(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_index_objects_are_integers(ctx: Any) -> None:
-    """NumPy integers and other __index__ objects are what they look like."""
+    """NumPy integers and other __index__ objects are taken as integers."""
     segment = ctx.segment(np.int64(64), notifications=np.uint16(8))
     ctx.write_notify(
         segment[np.int32(0) : np.uint8(8)], np.int64(1 - ctx.rank), segment[8:16], np.int8(3),
@@ -237,7 +237,7 @@ def test_index_objects_are_integers(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_objects_that_were_never_finished(ctx: Any) -> None:
-    """What a failed or skipped __init__ leaves raises, and does not crash."""
+    """An object whose __init__ failed or was skipped raises errors, and does not crash."""
     for kind in (pgasdl.Segment, pgasdl.Context):
         empty = kind.__new__(kind)
         for name in ("id", "nbytes", "rank", "closed", "address", "deleted"):

@@ -32,7 +32,7 @@ def test_self_notify_and_count_zero(ctx: Any) -> None:
 
 @contract(ranks=3)
 def test_write_notify_all_to_all(ctx: Any) -> None:
-    """Whoever sees the flag sees the data."""
+    """A rank that sees the notification sees the data."""
     n = 1000
     segment = ctx.segment(8 * n * (ctx.size + 1))
     values = segment.numpy(np.int64).reshape(ctx.size + 1, n)
@@ -70,7 +70,7 @@ def test_small_writes_then_notify(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_notify_covers_writes_to_other_segments(ctx: Any) -> None:
-    """Order is the queue's, whichever segments the writes and the flag belong to."""
+    """A queue keeps its order, whichever segments the writes and the notification belong to."""
     first, second, board = ctx.segment(4096), ctx.segment(1 << 16), ctx.segment(0)
     source = ctx.segment(1 << 16)
     source.numpy()[:] = ctx.rank + 1
@@ -86,7 +86,7 @@ def test_notify_covers_writes_to_other_segments(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_notify_covers_completed_writes_to_bound_memory(ctx: Any) -> None:
-    """Some transports reach bound memory by other ways than what is mapped, and boards."""
+    """Some transports reach bound memory by another way than mapped memory and boards."""
     n = 1 << 20
     target, source, board = np.zeros(n, np.int32), ctx.segment(4 * n), ctx.segment(0)
     bound, values = ctx.bind(target), source.numpy(np.int32)
@@ -103,7 +103,7 @@ def test_notify_covers_completed_writes_to_bound_memory(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_a_flag_covers_its_own_queue(ctx: Any) -> None:
-    """Several queues at once: each queue's flag stands for that queue's writes."""
+    """Several queues at once: each queue's notification covers that queue's writes."""
     n_queues, n = 4, 2048
     queues = [0, *(ctx.queue_create() for _ in range(n_queues - 1))]
     segment = ctx.segment(2 * n_queues * n)
@@ -172,7 +172,7 @@ def test_write_scatter_and_gather(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_second_notify_overwrites(ctx: Any) -> None:
-    """No counting: before a reset only the last value stays."""
+    """Notifications are not counted: until a reset, only the last value stays."""
     segment = ctx.segment(8)
     if ctx.rank == 0:
         for value in (1, 5, 2**32 - 1, 3):
@@ -188,7 +188,7 @@ def test_second_notify_overwrites(ctx: Any) -> None:
 
 @contract(ranks=2, on=PROCESSES)
 def test_reset_loses_no_value_that_arrives_meanwhile(ctx: Any) -> None:
-    """Two values in a row, polled all the time: the second may replace the first, never vanish.
+    """Two values in a row, polled all the time: the second may replace the first, never be lost.
 
     Between processes, because threads of one interpreter take turns at the board.
     """
@@ -217,7 +217,7 @@ def test_values_travel_whole(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_all_ids_to_all_ranks(ctx: Any) -> None:
-    """Every one of the default's 65536 ids; on loopback with an adversary a part of them."""
+    """All of the default's 65536 ids over shm, a part of them over other transports."""
     segment = ctx.segment(0)
     step = 1 if ctx.transport_of(0) == "shm" else 61
     ids = [*range(ctx.rank, 65536, step * ctx.size), *([65535] if step > 1 and ctx.rank else [])]
@@ -235,7 +235,7 @@ def test_all_ids_to_all_ranks(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_last_id_and_beyond(ctx: Any) -> None:
-    """Boards may differ from rank to rank: limits are the receiver's."""
+    """Boards may differ from rank to rank: the receiver's board sets the limit."""
     n = 100 + 28 * ctx.rank
     segment = ctx.segment(8, notifications=n)
     peer = 1 - ctx.rank
@@ -292,7 +292,7 @@ def test_values_refused(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_waitsome_timeouts(ctx: Any) -> None:
-    """0 is one try, a finite one ends; a notification that was found is never a Timeout."""
+    """Timeout 0 is one try, a finite one ends; with a raised notification there is no Timeout."""
     segment = ctx.segment(0, notifications=16)
     for timeout in (0, 0.0, 0.02, 1e-9):
         with pytest.raises(pgasdl.Timeout, match="notifications 4 to 6"):
@@ -345,7 +345,7 @@ def test_outstanding_on_every_id(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_notify_after_own_delete(ctx: Any) -> None:
-    """A rank that gave its own copy up still reaches its peer's."""
+    """A rank that deleted its own copy still reaches its peer's."""
     segment = ctx.segment(64)
     if ctx.rank == 0:
         segment.delete()
@@ -358,7 +358,7 @@ def test_notify_after_own_delete(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_records_one_after_another(ctx: Any) -> None:
-    """Ten records through one slot, the next sent when the last was taken."""
+    """Ten records through one slot; each is sent when the one before was taken."""
     segment = ctx.segment(256, notifications=2)
     for number in range(10):
         record = f"record {number}".encode()

@@ -24,7 +24,7 @@ def test_from_one_to_all(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_sizes(ctx: Any) -> None:
-    """1 B to the limit; one byte more is refused, and nothing is sent."""
+    """0 B to the limit; one byte more is refused, and nothing is sent."""
     sizes = (0, 1, 4, 1024, 4096, 65535, 65536)
     assert ctx.limits.passive_bytes == 65536
     if ctx.rank == 0:
@@ -53,7 +53,7 @@ def test_order_of_999(ctx: Any) -> None:
 
 @contract(ranks=3)
 def test_senders_take_turns(ctx: Any) -> None:
-    """Everybody sends to rank 0: who, what, and each sender's order."""
+    """All others send to rank 0, which learns who sent what, in each sender's order."""
     n = 30
     if ctx.rank == 0:
         inbox: dict[int, list[int]] = {1: [], 2: []}
@@ -88,7 +88,7 @@ def test_receive_timeout(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_send_retried_until_taken(ctx: Any) -> None:
-    """timeout=0 in a loop: a message that was refused is not sent, one that was not comes once."""
+    """timeout=0 in a loop: a refused message is not sent; an accepted one arrives once."""
     n = 20
     if ctx.rank == 0:
         for number in range(n):

@@ -1,4 +1,4 @@
-"""Every plan of the table, of every kind it offers, on every transport, against NumPy."""
+"""Every plan of the table, in every kind it offers, over every transport, against NumPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgasdl.plans import EXCHANGES, PLANS, blocks
 from pgasdl.plans.checker.results import regions
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
-# Options that make a plan something else, in turn; beside those it has by itself.
+# Options that change what a plan does, one set after another; its defaults are tried as well.
 OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
     "tree": ({"chunks": 3},),
     "kary": ({"arity": 3, "chunks": 2},),
@@ -82,7 +82,7 @@ def test_every_plan(ctx: Any, kind: str) -> None:
         dtype = DTYPES[number % (4 if kind == "average" else 6)]
         home = ctx.segment(sum(COUNTS) * 8 + 64 * len(COUNTS))
         arrays, begin = [], 0
-        for n in COUNTS[plan == "gdraa-direct" :]:  # nothing lies at no place
+        for n in COUNTS[plan == "gdraa-direct" :]:  # an empty array lies in no segment
             arrays.append(home.numpy(dtype, begin, n))
             begin += -(-n * 8 // 64) * 64
         handles = [
@@ -124,7 +124,7 @@ def test_out_of_place(ctx: Any) -> None:
 
 @contract(ranks=(1, 3, 4))
 def test_allreduce_with_every_plan(ctx: Any) -> None:
-    """Calls of all plans and different counts in turns, on one inbox and one place of copies."""
+    """Calls of all plans and different counts in turns, with one inbox and one place for copies."""
     for plan in dict.fromkeys(name for name, _ in runs(ctx, "sum")):
         if plan == "gdraa-direct":
             continue
@@ -179,7 +179,7 @@ def train(ctx: Any, plan: str, kind: str, options: dict[str, Any]) -> None:
 @contract(ranks=(2, 3, 5), deadline=150, on=ORDERING)
 @pytest.mark.parametrize("kind", [*EXCHANGES, "reduce", "broadcast"])
 def test_gradient_exchange(ctx: Any, kind: str) -> None:
-    """Every plan by layer; where there is a root, also with one that rotates; wire precision."""
+    """Every plan by layer; plans with a root also with a rotating one; and a wire dtype."""
     for plan, options in runs(ctx, kind):
         train(ctx, plan, kind, dict(options))
     if kind in EXCHANGES:

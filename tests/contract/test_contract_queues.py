@@ -106,7 +106,7 @@ def test_one_try_at_a_time(ctx: Any) -> None:
 
 @contract(ranks=2, queues=6)
 def test_create_delete_and_use(ctx: Any) -> None:
-    """Up to the limit, one more fails; ids come back; every queue works."""
+    """Queues up to the limit, one more fails; ids are used again; every queue works."""
     assert ctx.limits.queues == 6
     segment = ctx.segment(64 * 8)
     segment.numpy(np.int64)[:8] = np.arange(8) + 10 * ctx.rank
@@ -127,7 +127,7 @@ def test_create_delete_and_use(ctx: Any) -> None:
             assert ctx.notify_reset(segment, queue) == queue + 1
             words = segment.numpy(np.int64)
             assert words[8 + queue] == words[16 + queue] == queue + 10 * (1 - ctx.rank)
-        # Deleted in any order, taken again.
+        # Queues are deleted in any order, and their ids used again.
         for queue in (made[3], made[0], made[4]):
             ctx.queue_delete(queue)
         again = {ctx.queue_create() for _ in range(3)}

@@ -1,4 +1,4 @@
-"""Connections that are given up and made anew; and what a fault leaves behind."""
+"""Connections that are given up and made again, and what a fault leaves behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pgasdl
 
 @contract(ranks=3)
 def test_reconnect_in_peace(ctx: Any) -> None:
-    """Between two requests, by one side or by both, nothing is lost."""
+    """A reconnect between two requests, by one side or by both, loses nothing."""
     segment = ctx.segment(64)
     peer = (ctx.rank + 1) % ctx.size
     view = segment.numpy(np.int64)
@@ -33,7 +33,7 @@ def test_reconnect_in_peace(ctx: Any) -> None:
 
 @contract(ranks=2, on=PROCESSES)
 def test_a_refused_request(ctx: Any) -> None:
-    """A peer deleted its copy: no byte of it changes, the fault says where, the way back works."""
+    """A peer deleted its copy: its bytes stay, the error says where, and reconnect() works."""
     gone, kept = ctx.segment(64), ctx.segment(64)
     view = gone.numpy()
     ctx.barrier()

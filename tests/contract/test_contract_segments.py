@@ -1,4 +1,4 @@
-"""Segments: creation, sizes, views, deletion, memory of the caller's."""
+"""Segments: creation, sizes, views, deletion, the caller's memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_fresh_memory(ctx: Any) -> None:
 
 @contract(ranks=3)
 def test_sizes_differ(ctx: Any) -> None:
-    """The same segment is larger on some ranks; bounds are the owner's."""
+    """The same segment is larger on some ranks; the size of the target's copy is the bound."""
     size = 1000 * (ctx.rank + 1)
     segment = ctx.segment(size, notifications=10 * (ctx.rank + 1))
     source = ctx.segment(3000)
@@ -94,7 +94,7 @@ def test_torch_views(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_views_outlive_deletion(ctx: Any) -> None:
-    """Views keep memory; the segment itself refuses whatever would touch this rank's copy."""
+    """Views keep the memory; a deleted segment refuses whatever would touch this rank's copy."""
     segment = ctx.segment(8192)
     view, raw = segment.numpy(), memoryview(segment)
     view[:] = ctx.rank + 1
@@ -165,7 +165,7 @@ def test_create_same_and_reuse(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_many_segments(ctx: Any) -> None:
-    """10,000 small segments scaled to 2000 on processes, 300 on threads."""
+    """10,000 small segments, scaled to 2000 over shm and to 300 over other transports."""
     n = 2000 if ctx.transport_of(0) == "shm" else 300
     segments = [ctx.segment(16, notifications=1) for _ in range(n)]
     peer = 1 - ctx.rank
@@ -182,7 +182,7 @@ def test_many_segments(ctx: Any) -> None:
 
 
 def machine_memory() -> int:
-    """Bytes."""
+    """The memory of the machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -219,7 +219,7 @@ def test_beyond_four_gib(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_bound_memory(ctx: Any) -> None:
-    """The caller's array as a segment: reached by its peers, and his again afterwards."""
+    """The caller's array as a segment: peers reach it; afterwards it is the caller's again."""
     array = np.arange(1000, dtype=np.float64) * (ctx.rank + 1)
     segment = ctx.bind(array, notifications=4)
     assert segment.bound
@@ -274,7 +274,7 @@ def test_bind_refuses(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_bound_memory_stays_until_it_is_deleted(ctx: Any) -> None:
-    """Neither the array nor the segment needs a name on the rank whose memory is read."""
+    """The rank whose memory is read needs to keep neither the array nor the segment."""
     segment = ctx.bind(np.full(100_000, ctx.rank + 1.0))
     out = ctx.segment(800_000)
     array = weakref.ref(ctx.segments.kept[segment.id]._owner)
@@ -335,7 +335,7 @@ def test_creation_continues_after_timeout(ctx: Any) -> None:
 
 @contract(ranks=3, on=ORDERING)
 def test_creation_in_many_short_calls(ctx: Any) -> None:
-    """What a call could not send a later one sends, whole."""
+    """What one call could not send, a later one sends completely."""
 
     def create(nbytes: int) -> Any:
         while True:
@@ -350,7 +350,7 @@ def test_creation_in_many_short_calls(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_segment_meets_bind(ctx: Any) -> None:
-    """Ranks that create different things are told so, both of them."""
+    """If ranks create different things, both get an error."""
     with pytest.raises(pgasdl.MismatchError, match="rank"):
         if ctx.rank == 0:
             ctx.segment(64)

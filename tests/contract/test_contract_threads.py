@@ -40,7 +40,7 @@ def in_threads(n: int, work: Callable[[int], object]) -> list[Any]:
 
 @contract(ranks=2)
 def test_reset_hands_each_value_out_once(ctx: Any) -> None:
-    """Polled without waitsome by several threads while the values arrive (5000 scaled to 100)."""
+    """Several threads poll reset, whatever waitsome says, while values arrive (5000, here 100)."""
     n = 100
     segment = ctx.segment(0, notifications=2)
     if ctx.rank == 0:
@@ -102,7 +102,7 @@ def test_reset_races_with_overwriting_notifies(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_threads_wait_on_one_range(ctx: Any) -> None:
-    """Every notification of the range wakes somebody, and exactly one thread gets it."""
+    """Every notification of the range wakes a thread, and exactly one thread gets it."""
     n, n_threads = 200, 4
     segment = ctx.segment(0, notifications=n + 1)
     if ctx.rank == 0:
@@ -240,7 +240,7 @@ def test_same_collective_from_two_threads_is_refused(ctx: Any) -> None:
                 group.barrier()
             except pgasdl.MismatchError as error:
                 refusals.append(str(error))
-                ctx.notify(1, segment, 0)  # now the peer comes, and the other thread is through
+                ctx.notify(1, segment, 0)  # now the peer comes, and the other thread is done
 
         in_threads(2, one)
         assert len(refusals) == 1
@@ -252,7 +252,7 @@ def test_same_collective_from_two_threads_is_refused(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_second_thread_harms_nothing(ctx: Any) -> None:
-    """Whoever is second is refused, at once or while the first waits; the first gets its result."""
+    """The second is refused, at once or while the first waits; the first gets its result."""
     group = ctx.group(range(ctx.size))
     array = np.arange(5000.0)
 
@@ -295,7 +295,7 @@ def test_second_thread_harms_nothing(ctx: Any) -> None:
 
 @contract(ranks=2)
 def test_half_way_calls_are_continued_by_any_thread(ctx: Any) -> None:
-    """And nothing else of their kind gets in between; memory that was being bound stays."""
+    """No other call of their kind gets in between; memory that was being bound stays alive."""
     group = ctx.group(range(ctx.size))
     array = np.arange(3000.0)
     if ctx.rank == 0:

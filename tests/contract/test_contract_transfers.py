@@ -150,7 +150,7 @@ def test_lists(ctx: Any) -> None:
     peer = 1 - ctx.rank
     expected = np.zeros(total, np.uint8)
     forth = []
-    for i, n in enumerate(lengths):  # the pieces arrive in reverse order
+    for i, n in enumerate(lengths):  # at the target the pieces lie in reverse order
         there = 2 * total - starts[i] - n
         forth.append((segment[starts[i] : starts[i] + n], segment[there : there + n]))
         at = there - total
@@ -202,7 +202,7 @@ def test_list_limits(ctx: Any) -> None:
         for bad in (5, None, segment):
             with pytest.raises(TypeError):
                 form(bad)
-        # One bad pair, and nothing of the list is moved.
+        # One bad pair, and nothing of the list moves.
         segment.numpy()[0] = 1
         for last in (
             (segment[0:1], segment[64:65]),
@@ -231,7 +231,7 @@ def test_sizes_must_agree(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_wait_frees_the_source(ctx: Any) -> None:
-    """After wait(queue) a source may change; without it an adversary sends what comes next."""
+    """After wait(queue) the source may change; without it an adversary sends the new bytes."""
     segment = ctx.segment(2 * 4096)
     view = segment.numpy()
     peer = 1 - ctx.rank
@@ -305,7 +305,7 @@ def test_pressure(ctx: Any) -> None:
 
 @contract(ranks=2, on=PROCESSES)
 def test_read_back(ctx: Any) -> None:
-    """A read on the same queue gives what was written there before with a flag."""
+    """A read returns what an earlier write_notify on the same queue has written."""
     n = 1000
     segment = ctx.segment(3 * n)
     source, _, copy = segment.numpy().reshape(3, n)

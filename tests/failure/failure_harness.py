@@ -1,7 +1,7 @@
 """Jobs whose ranks are killed, stopped and interrupted, with a deadline over everything they do.
 
-A :class:`Job` serves the store itself, as a launcher does, but ends nobody: what the survivors do
-is what is tested. Programs print one JSON object a line. Whatever a test does, `close` kills every
+A :class:`Job` serves the store itself, as a launcher does, but ends no rank: the tests check what
+the survivors do. Programs print one JSON object a line. Whatever a test does, `close` kills every
 process group that is left.
 """
 
@@ -32,7 +32,7 @@ from pgasdl.runtime.bootstrap import StoreServer
 
 PROGRAMS = Path(__file__).with_name("programs")
 _ZYGOTE = str(Path(__file__).with_name("failure_zygote.py"))
-# Bounds that only a hang exceeds, on a machine that others load as well.
+# Seconds that only a hang exceeds, also on a machine with other load.
 PATIENCE = 30.0
 
 
@@ -41,7 +41,7 @@ class HungError(AssertionError):
 
 
 def quiet(**variables: str) -> dict[str, str]:
-    """Variables of ranks that say only what is wrong, and have no thread pools."""
+    """Variables of ranks that log only warnings and have no thread pools."""
     return ONE_THREAD | {"PGASDL_LOG": "warning"} | variables
 
 
@@ -68,7 +68,7 @@ class Zygote:
         raise HungError("the zygote does not answer")
 
     def pump(self) -> None:
-        """Take notice of the ranks that ended."""
+        """Note the statuses of ranks that have ended."""
         while self._take(0) is not None:
             pass
 
@@ -170,7 +170,7 @@ class Job:
         return self.ranks[rank]
 
     def pump(self, seconds: float = 0.0) -> None:
-        """Read what the ranks wrote, waiting at most so long for something."""
+        """Read what the ranks have written; wait at most ``seconds`` for it."""
         for key, _ in self._selector.select(seconds):
             rank: Rank = key.data
             data = os.read(rank.output, 1 << 16)
@@ -198,7 +198,7 @@ class Job:
                 raise HungError(f"after {seconds} s still not: {what}\n{self.transcript()}")
 
     def said(self, what: str, ranks: list[int] | None = None, seconds: float = PATIENCE) -> None:
-        """Wait until these ranks (None: all) have said it; an early end is a failure at once."""
+        """Wait until these ranks (None: all) have said it; fail as soon as one ends without it."""
         wanted = [self.ranks[rank] for rank in (self.ranks if ranks is None else ranks)]
 
         def all_said() -> bool:
@@ -217,13 +217,13 @@ class Job:
         return self.ranks[rank].said(what)[-1]
 
     def signal(self, rank: int, number: int) -> float:
-        """Send a signal, and return when."""
+        """Send a signal; return the time just before it."""
         at = time.monotonic()
         os.kill(self.ranks[rank].pid, number)
         return at
 
     def ended(self, ranks: list[int] | None = None, seconds: float = PATIENCE) -> list[int]:
-        """Wait for the ends of these ranks (None: all); their statuses."""
+        """Wait until these ranks (None: all) have ended; return their statuses."""
         wanted = [self.ranks[rank] for rank in (self.ranks if ranks is None else ranks)]
 
         def all_ended() -> bool:
@@ -234,7 +234,7 @@ class Job:
         return [rank.status for rank in wanted if rank.status is not None]
 
     def transcript(self) -> str:
-        """Everything that was said, for a failing test."""
+        """The last of what each rank has printed, for a failing test."""
         lines = []
         for rank in self.ranks.values():
             state = "runs" if rank.status is None else f"ended with {rank.status}"
@@ -244,7 +244,7 @@ class Job:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Kill whatever is left, and see that it is gone."""
+        """Kill the ranks that are left, and wait until they have ended."""
         for rank in self.ranks.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if rank.status is None:
@@ -263,7 +263,7 @@ class Job:
 def launched(
     *arguments: str, **variables: str
 ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    """The real launcher, gone afterwards with all it started; output on one pipe."""
+    """Run the real launcher; afterwards end it and all it started. Output is on one pipe."""
     return launcher.running(*arguments, stderr=subprocess.STDOUT, **quiet(**variables))
 
 
@@ -271,5 +271,5 @@ DETECTIONS: list[tuple[float, str]] = []
 
 
 def record_detection(seconds: float, what: str) -> None:
-    """Keep how long it took from a kill to a survivor's error, for the summary of the run."""
+    """Keep the seconds from a kill to a survivor's error, for the summary of the run."""
     DETECTIONS.append((seconds, what))

@@ -1,8 +1,8 @@
 """Starts ranks by fork from a process that has imported everything: a start costs milliseconds.
 
-Over the socket comes one datagram per rank: JSON with the program, its arguments and environment,
-and two descriptors, the rank's output and the job's secret. Back go datagrams ``{"pid": ...}`` and,
-when a rank ended, ``{"pid": ..., "status": ...}``. When the socket closes, everything ends.
+The socket delivers one datagram per rank: JSON with the program, its arguments and environment,
+and two descriptors, the rank's output and the job's secret. The answers are ``{"pid": ...}`` and,
+when a rank ended, ``{"pid": ..., "status": ...}``. When the socket closes, all processes end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ assert np and pgasdl.context and pgasdl.training.exchange and pgasdl.loopback
 
 
 def serve(sock: socket.socket) -> dict[str, Any] | None:
-    """Fork and reap until the socket closes; in a forked rank, return what it shall run."""
+    """Fork and reap until the socket closes; in a forked rank, return what it is to run."""
     wake, waker = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(waker, False)

@@ -1,4 +1,4 @@
-"""The flight record: dumped on SIGUSR1, on a Timeout and on a loss, and it names operations."""
+"""The flight record names operations; it is dumped on SIGUSR1, on a Timeout and on a loss."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_error_that_was_handled_dumps_nothing(job: Callable[..., Job], tmp_path:
 
 
 def test_trace_directory_that_cannot_be_written(job: Callable[..., Job], tmp_path: Path) -> None:
-    """The record goes to standard error then, and the error that led to it is not replaced."""
+    """Then the record goes to standard error, and the error that led to it is not replaced."""
     missing = tmp_path / "missing"
     ranks = job("records.py", 2, "timeout", PGASDL_TIMEOUT="20", PGASDL_TRACE=str(missing))
     assert ranks.ended() == [1, 1], ranks.transcript()

@@ -1,4 +1,4 @@
-"""fork while a context is open: the child is refused everything, the parent notices nothing."""
+"""fork while a context is open: all calls of the child are refused, the parent goes on."""
 
 from __future__ import annotations
 

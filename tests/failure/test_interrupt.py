@@ -19,7 +19,7 @@ WHERE = ["notify_waitsome", "barrier", "world.allreduce", "allreduce", "handle",
 def test_interrupt_ends_a_blocking_call(job: Callable[..., Job], where: str) -> None:
     ranks = job("interrupted.py", 2, where, PGASDL_TIMEOUT="30")
     ranks.event(0, "blocking")
-    time.sleep(0.1)  # into its sleep
+    time.sleep(0.1)  # until it sleeps
     sent_at = ranks.signal(0, signal.SIGINT)
     interrupted = ranks.event(0, "interrupted", BOUND + 2)
     assert interrupted["at"] - sent_at < BOUND, ranks.transcript()

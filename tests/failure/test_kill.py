@@ -1,7 +1,7 @@
 """kill -9 of any rank at any point: every survivor ends with an error that names it.
 
-``PGASDL_SOAK=500`` repeats the trials with random places until so many were made; by default each
-point is tried on a few of them. The detection times are printed at the end of the run.
+``PGASDL_SOAK=500`` adds that many trials at random points and places; by default each point is
+tried at a few places. The detection times are printed at the end of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOUND = 5.0  # seconds; the goal is 0.25
 
 
 def places() -> list[tuple[str, int, int]]:
-    """For each point three of the nine places, so that all of them come up equally often."""
+    """For each point three of the nine places, so that all places are tried equally often."""
     return [
         (point, *PLACES[(number + 4 * turn) % len(PLACES)])
         for turn in range(3)
@@ -82,7 +82,7 @@ def test_death_inside_init(job: Callable[..., Job], step: str, victim: int) -> N
 
 
 def test_death_before_init_is_a_timeout_that_names_the_rank(job: Callable[..., Job]) -> None:
-    """Nobody knows a process that never came: a launcher ends the job, otherwise the deadline."""
+    """Nobody knows a process that never came: the launcher ends the job, or else the timeout."""
     ranks = job("dies_early.py", 3, "start", 1, PGASDL_TIMEOUT="1")
     assert ranks.ended([0, 2]) == [0, 0]
     for rank in (0, 2):

@@ -24,13 +24,13 @@ def test_repetition_leaves_nothing(job: Callable[..., Job], what: str) -> None:
         before, after = held["before"], held["after"]
         assert after["descriptors"] == before["descriptors"], held
         assert after["threads"] == before["threads"], held
-        # Python's own arenas come and go by one or two.
+        # Python itself maps and unmaps an arena or two.
         assert after["mappings"] <= before["mappings"] + 2, held
         assert after["kib"] - before["kib"] < 1024, held
 
 
 def test_memory_of_a_rank() -> None:
-    """Beyond NumPy: the context, a segment of 1 MiB, and what three plans took."""
+    """Beyond NumPy: the context, a segment of 1 MiB, and what three plans need."""
     with launched("-n", "2", str(PROGRAMS / "footprint.py"), PGASDL_LOG="warning") as process:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said

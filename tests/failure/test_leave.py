@@ -52,7 +52,7 @@ def test_one_of_three_leaves_a_barrier(job: Callable[..., Job], how: str, state:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whoever_has_done_its_part_may_leave(seed: int) -> None:
-    """Who has the leaver's flag, and only cannot post its own yet, ends its barrier."""
+    """A rank that has the leaver's notification, but cannot post its own yet, ends its barrier."""
 
     def program(ctx: Context) -> None:
         ctx.barrier()

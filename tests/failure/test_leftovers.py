@@ -19,7 +19,7 @@ WITHIN = 2.0
 
 
 def held(pid: int) -> tuple[set[str], set[str]]:
-    """Names in file systems that a process has open or shares, and names of its sockets."""
+    """Names of the files that a process has open or shares, and of its sockets."""
     inodes, names = set(), set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -59,7 +59,7 @@ def children(pid: int) -> list[int]:
 
 
 def check_names(ranks: list[int]) -> set[str]:
-    """No rank has a file that a kill could leave; the names of their sockets."""
+    """Check that no rank has a file that a kill could leave; return the names of their sockets."""
     sockets: set[str] = set()
     for pid in ranks:
         files, named = held(pid)
@@ -84,7 +84,7 @@ def test_nothing_is_left(victims: str, tmp_path: Path) -> None:
             "launcher": [launcher], "guard": [process.pid],
         }[victims]  # fmt: skip
         for pid in doomed:
-            with contextlib.suppress(ProcessLookupError):  # the first one's end is the others', too
+            with contextlib.suppress(ProcessLookupError):  # the first end may end the others
                 os.kill(pid, signal.SIGKILL)
         killed_at = time.monotonic()
         assert gone(ranks, WITHIN + 1.5)

@@ -1,4 +1,4 @@
-"""A rank's mailbox for descriptors: what others put there changes nothing and fills nothing."""
+"""A rank's mailbox for descriptors: what strangers send there changes and exhausts nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mailbox(pid: int) -> str:
     """The address of a rank's mailbox, as anybody on the machine can find it."""
     inodes = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             inodes.add(os.readlink(entry.path))
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split()
@@ -55,7 +55,7 @@ def finish(ranks: Job) -> None:
 
 
 def messages() -> list[tuple[bytes, int]]:
-    """What a stranger might say, and how many descriptors come with it."""
+    """What a stranger might send, and with how many descriptors."""
     wrong = OFFER.pack(secrets.token_bytes(16), 1, 1)
     return [
         (b"", 0),
@@ -83,27 +83,27 @@ def test_what_strangers_send_is_dropped_with_its_descriptors(busy: tuple[Job, li
                     fds = struct.pack(f"{n}i", *[0] * n)
                     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if n else []
                     stranger.sendmsg([content], rights, 0, f"\0{address}")
-    # Those on their way may still be open; hundreds of them would be a leak.
+    # Some that are on their way may still be open; hundreds of them would be a leak.
     for rank in (0, 1):
         assert open_descriptors(ranks[rank].pid) < started[rank] + 30
     finish(ranks)
 
 
 def test_flood_does_not_silence_a_rank(busy: tuple[Job, list[str]]) -> None:
-    """Longer than the limit after which a rank that beats no more counts as stopped."""
+    """It lasts longer than the limit after which a rank without a heartbeat counts as stopped."""
     ranks, addresses = busy
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as stranger:
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
             for address in addresses:
                 with contextlib.suppress(BlockingIOError):
-                    for _ in range(1000):  # there is no end where the kernel drops them at once
+                    for _ in range(1000):  # sending never blocks where the kernel drops them
                         stranger.sendto(b"x", f"\0{address}")
     finish(ranks)
 
 
 def test_what_a_stranger_leaves_lingering_holds_nobody_up(busy: tuple[Job, list[str]]) -> None:
-    """A descriptor whose close blocks never comes so far as to be this rank's to close."""
+    """A rank never gets a stranger's descriptor, so it need not close one whose close blocks."""
     ranks, addresses = busy
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -115,7 +115,7 @@ def test_what_a_stranger_leaves_lingering_holds_nobody_up(busy: tuple[Job, list[
         with contextlib.suppress(BlockingIOError):
             while True:
                 stuck.send(bytes(1 << 20))
-        # Its last close takes as long as nobody reads what was sent.
+        # Its last close blocks while nobody reads what was sent.
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
         last = threading.Thread(target=stuck.close)
         ranks.signal(0, signal.SIGSTOP)
@@ -125,12 +125,12 @@ def test_what_a_stranger_leaves_lingering_holds_nobody_up(busy: tuple[Job, list[
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", stuck.fileno()))]
             stranger.sendmsg([messages()[3][0]], rights, 0, f"\0{addresses[0]}")
             last.start()
-            last.join(0.3)  # at once, if the datagram is queued and holds it
+            last.join(0.3)  # returns at once if the queued datagram holds it
         finally:
             ranks.signal(0, signal.SIGCONT)
-        time.sleep(2.0)  # longer than the limit after which a rank without a beat is stopped
+        time.sleep(2.0)  # longer than a rank may be without a heartbeat
         finish(ranks)
-        reader.close()  # with bytes unread: a reset, which ends all lingering
+        reader.close()  # with unread bytes: a reset, which ends the lingering
         last.join(10)
         assert not last.is_alive()
 
@@ -151,7 +151,7 @@ def test_segments_are_made_during_a_flood(busy: tuple[Job, list[str]]) -> None:
 
 
 def test_descriptor_that_is_not_sealed_is_refused(job: Callable[..., Job]) -> None:
-    """A member of the job that hands over memory it could still shrink is told off."""
+    """Memory that a member of the job could still shrink is refused."""
     ranks = job("unsealed.py", 2, PGASDL_TIMEOUT="10")
     refused = ranks.event(0, "refused")
     assert refused["kind"] == "SegmentError" and "sealed" in refused["text"], ranks.transcript()

@@ -1,4 +1,4 @@
-"""Ranks in different collectives: every one of them is told, at once, and nothing hangs."""
+"""Ranks in different collectives: each of them gets an error at once, and nothing hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skewed starts give the same bits; a machine that is overloaded kills nobody."""
+"""Skewed starts give the same bits; on an overloaded machine no rank counts as dead."""
 
 from __future__ import annotations
 

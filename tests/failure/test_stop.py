@@ -45,12 +45,12 @@ def test_short_stops_change_nothing(job: Callable[..., Job]) -> None:
     ends = [ranks.event(rank, "complete") for rank in range(3)]
     assert len({(end["steps"], end["total"]) for end in ends}) == 1
     assert not any(ranks[rank].said("lost") for rank in range(3))
-    # A rank that is through may close before another looks.
+    # A rank that has finished may close before another looks.
     assert all(set(end["health"]) <= {"healthy", "closed"} for end in ends)
 
 
 def test_whole_job_stopped_for_longer_than_the_limit(job: Callable[..., Job]) -> None:
-    """Ctrl-Z: everybody was away, nobody is blamed."""
+    """Ctrl-Z: all ranks were stopped, so none counts as lost."""
     ranks = job("stopped.py", 3, 2.5, **SETTINGS)
     ranks.said("running")
     for rank in range(3):

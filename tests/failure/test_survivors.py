@@ -1,4 +1,4 @@
-"""After a loss those who are left form a group and go on."""
+"""After a loss the survivors form a group and go on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_two_losses_one_after_another(job: Callable[..., Job], victims: list[int
             check_use(ranks.event(rank, f"recovered {number}"), left)
             lost = ranks.event(rank, "lost")
             assert lost["rank"] == victim, ranks.transcript()
-            # Of those lost before, which this rank knows, there is no talk.
+            # The text does not name ranks whose loss was accepted before.
             assert not any(f"rank {old}" in lost["text"] for old in victims[:number]), lost["text"]
     assert ranks.ended(left) == [0, 0], ranks.transcript()
 

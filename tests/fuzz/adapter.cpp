@@ -18,10 +18,10 @@ constexpr std::size_t kHeaderBytes = sizeof(ibv_grh);
 struct Pair : ibv_qp {
   std::deque<ibv_recv_wr> receives;
   std::deque<ibv_sge> pieces;
-  std::uint64_t n_sent = 0;  // and not told as completed
+  std::uint64_t n_sent = 0;  // and not yet reported as completed
 };
 
-Pair* datagrams = nullptr;  // the pair that datagrams come to: the last that was made for them
+Pair* datagrams = nullptr;  // the pair that gets datagrams: the last one made for them
 
 int post_recv(ibv_qp* pair, ibv_recv_wr* request, ibv_recv_wr**) {
   static_cast<Pair*>(pair)->receives.push_back(*request);
@@ -135,7 +135,7 @@ ibv_qp* create_qp(ibv_pd* domain, ibv_qp_init_attr* wanted) {
   pair->context = domain->context;
   pair->send_cq = wanted->send_cq;
   pair->recv_cq = wanted->recv_cq;
-  number = number % 200 + 1;  // in a byte, so that inputs may name it
+  number = number % 200 + 1;  // fits in a byte, so that inputs can name it
   pair->qp_num = number;
   ++adapter().n_pairs;
   if (wanted->qp_type == IBV_QPT_UD) datagrams = pair;
@@ -149,7 +149,7 @@ int destroy_qp(ibv_qp* pair) {
   return 0;
 }
 
-// What no adapter takes must have been refused before, by whoever named it.
+// What no adapter takes must have been refused before, where the input was read.
 int modify_qp(ibv_qp*, ibv_qp_attr* attributes, int mask) {
   if (mask & IBV_QP_PATH_MTU) {
     REQUIRE(attributes->path_mtu >= IBV_MTU_256 && attributes->path_mtu <= IBV_MTU_4096);

@@ -1,5 +1,5 @@
-// An RDMA adapter that is none: takes every request, and hands out the datagrams it was given. It
-// stands where libibverbs is loaded, so that all of pgasdl's own code runs as it is.
+// A stub of an RDMA adapter: takes every request, and delivers the datagrams it is given. It
+// stands in for the loaded libibverbs, so that all of pgasdl's own code runs unchanged.
 #pragma once
 
 #include <deque>
@@ -10,9 +10,9 @@
 namespace pgasdl::fuzz {
 
 struct Adapter {
-  std::string arriving;  // the next datagram; empty: none
-  std::string sent;      // the last one
-  int n_pairs = 0;       // queue pairs there are
+  std::string arriving;  // the next datagram to deliver; empty: none
+  std::string sent;      // the last datagram that was sent
+  int n_pairs = 0;       // queue pairs that exist
 };
 
 Adapter& adapter();

@@ -10,7 +10,7 @@
 
 #include "sys/error.hpp"
 
-// In every build: a target's claims are what it is there for.
+// Checked in every build: a target exists for these checks.
 #define REQUIRE(condition)                                                         \
   do {                                                                             \
     if (!(condition)) {                                                            \
@@ -41,8 +41,8 @@ class Input {
     size_ -= n;
     return taken;
   }
-  // What a peer may say: anything; or what it does say, with some bytes changed, so that no corpus
-  // has to know how structures lie in memory, and a field's limits are found by few mutations.
+  // What a peer may say: anything; or what it does say, with some bytes changed. So no corpus has
+  // to know the layout of structures, and few mutations find the limits of a field.
   std::string words(const std::string& genuine) {
     const std::uint8_t how = byte();
     if (how == 0) return bytes(byte());
@@ -60,8 +60,8 @@ class Input {
   std::size_t size_;
 };
 
-// True: `call` returned. False: it threw an Error, the one exception that words from outside may
-// cause. Every other leaves the target, and is a finding.
+// True: `call` returned. False: it threw an Error, the one exception that input from outside may
+// cause. Any other exception leaves the target, and is a finding.
 template <typename Call>
 bool accepted(Call&& call) {
   try {

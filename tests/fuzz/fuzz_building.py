@@ -1,6 +1,6 @@
 """Builds the native targets: with clang for libFuzzer, with g++ to replay their corpus.
 
-``python tests/fuzz/fuzz_building.py`` builds the former and says where they are.
+``python tests/fuzz/fuzz_building.py`` builds them with clang and prints their folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def missing_tools(compiler: str) -> list[str]:
-    """What a build needs and this machine has not."""
+    """What a build needs and this machine lacks."""
     return [name for name in ("cmake", "ninja", compiler) if tool(name) is None]
 
 

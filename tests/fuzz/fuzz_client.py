@@ -1,4 +1,4 @@
-"""What a rank makes of the store's answers: all of them genuine, none of them to be relied on."""
+"""How a rank takes the store's answers: all are sealed with its key, but none is trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = tuple(FrameKind)
 
 
 def _connected(sock: socket.socket) -> StoreClient:
-    """One that has shaken hands already."""
+    """A client that has already shaken hands."""
     sock.setblocking(False)
     admission = Admission(sock, Opener(_KEY), Sealer(_KEY), b"")
     with mock.patch("pgasdl.runtime.bootstrap.client.admit", lambda *_: admission):
@@ -27,7 +27,7 @@ def _connected(sock: socket.socket) -> StoreClient:
 
 
 def one(data: bytes) -> None:
-    """A call ends at once, by a result or an error of pgasdl's."""
+    """A call ends at once, with a result or an error of pgasdl."""
     given = Input(data)
     sealer = Sealer(_KEY)
     mine, theirs = socket.socketpair()

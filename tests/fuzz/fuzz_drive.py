@@ -1,4 +1,4 @@
-"""Runs a target written in Python under libFuzzer, by atheris.
+"""Runs a target written in Python under libFuzzer, with atheris.
 
 ``python tests/fuzz/fuzz_drive.py TARGET [options of libFuzzer] [CORPUS...]``
 """
@@ -35,13 +35,13 @@ class Input:
 
 
 def target(name: str) -> Callable[[bytes], None]:
-    """The function that is given one input after the other."""
+    """The function that takes one input per call."""
     one: Callable[[bytes], None] = importlib.import_module(f"fuzz_{name}").one
     return one
 
 
 def main(name: str, options: list[str]) -> None:
-    """Fuzz until libFuzzer's own options say enough."""
+    """Fuzz until libFuzzer's own options end it."""
     import atheris
 
     with atheris.instrument_imports(include=["pgasdl"]):

@@ -1,5 +1,5 @@
-// What a rank says of itself at init, round its transport's endpoint, and how words of several
-// transports are told apart.
+// What a rank says of itself at init, around its transport's endpoint, and how descriptions of
+// several transports are told apart.
 #include "fuzz.hpp"
 #include "pgas/context.hpp"
 #include "transport/loopback/loopback.hpp"

@@ -1,4 +1,4 @@
-"""Frames of the bootstrap store: what opens, and what the table answers."""
+"""Frames of the bootstrap store: which ones open, and what the table answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _noise(given: Input) -> None:
 
 
 def _changed(given: Input) -> None:
-    """Of a stream with one byte changed, what opens is what was sealed before it."""
+    """In a stream with one byte changed, only frames that end before this byte open."""
     sealer, opener = Sealer(_KEY), Opener(_KEY)
     at, change, n_frames = given.byte(), given.byte(), given.byte() % 5
     sealed, stream = [], bytearray()
@@ -90,12 +90,12 @@ def _requests(given: Input) -> None:
         try:
             table.dispatch(connection, Frame(kind, request, body))
         except ProtocolError:
-            table.forget_all(connection)  # the server drops it
+            table.forget_all(connection)  # the server drops this connection
             connections[rank] = Connection(connection.sock, 0.0)
             continue
         if kind is FrameKind.PUT and name:
             stored[name] = value
-            # Now the others know what they waited for.
+            # Requests that waited for this key get its value.
             assert all(
                 value in reply[3] for reply in replies[before:] if reply[1] is FrameKind.VALUE
             )
@@ -110,7 +110,7 @@ def _requests(given: Input) -> None:
         if kind in (FrameKind.PUT, FrameKind.GET, FrameKind.DELETE, FrameKind.STATES):
             asked[id(connection), request] += 1
     answered = Counter((id(reply[0]), reply[2]) for reply in replies)
-    # A gather's number may come again, once it is answered.
+    # The request number of a gather may be used again once the gather is answered.
     assert all(answered[key] <= asked[key] for key in answered if key in asked.keys() - gathers)
     for connection in connections:
         table.forget_all(connection)

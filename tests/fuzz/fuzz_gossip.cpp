@@ -1,4 +1,4 @@
-// What ranks on other machines write into this one's memory to say who is alive.
+// What ranks on other machines write into this rank's memory to say who is alive.
 #include "fuzz.hpp"
 #include "pgas/gossip.hpp"
 #include "transport/loopback/loopback.hpp"

@@ -1,5 +1,5 @@
-// MPI: segment descriptions, and messages. The library below MpiWorld is one that says yes to
-// everything and delivers what the input says, since no MPI can be made to.
+// MPI: segment descriptions, and messages. The library below MpiWorld is a stub that delivers what
+// the input says, because no real MPI can be made to.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -18,7 +18,7 @@ constexpr std::uint32_t kNotifications = 16;
 class Library final : public MpiLibrary {
  public:
   Library() : MpiLibrary(Constants{}) {}
-  std::string message;  // comes next, unless empty
+  std::string message;  // delivered next, unless empty
   std::byte* memory = nullptr;
   std::uint64_t bytes = 0;
   std::vector<std::string> sent;
@@ -120,7 +120,7 @@ void run(Input& input) {
   if (!attached) return;
   const MpiWindowName name = static_cast<const MpiRemote*>(remote.keep.get())->window->name();
   const LocalSegment& local = segment.local();
-  if (library.memory == nullptr) return;  // it has chosen windows over memory that is there
+  if (library.memory == nullptr) return;  // windows over existing memory were chosen
   while (!input.empty()) {
     MpiHeader header{};
     header.kind = MpiHeader::Kind::kFlag;
@@ -131,7 +131,7 @@ void run(Input& input) {
     words.append(8, '\xff');
     library.message = input.words(words);
     world->receive();
-    REQUIRE(library.sent.size() <= 1);  // an answer to a question, when the next is taken
+    REQUIRE(library.sent.size() <= 1);  // the answer to a question, at the next receive
     library.sent.clear();
   }
   // Nothing but the segment's data and its board may have changed.

@@ -13,7 +13,7 @@ _file = os.memfd_create("policy")
 
 
 def one(data: bytes) -> None:
-    """Whatever is understood prints as what is understood alike; the rest is a ConfigError."""
+    """What is understood prints as text with the same meaning; the rest is a ConfigError."""
     how, words = data[:1], data[1:]
     text = os.fsdecode(words)
     try:

@@ -21,9 +21,9 @@ _NAMES = (
 
 
 def variables(data: bytes) -> dict[str, str]:
-    """Records that end with a zero: a name, by a byte that counts from "0" or spelled, "=", value.
+    """Records that end with a zero: a name (spelled, or one byte that counts from "0"), "=", value.
 
-    As in a process's environment: no zeros inside, and bytes that are no UTF-8 are surrogates.
+    As in a process's environment: no zeros inside, and bytes that are not UTF-8 are surrogates.
     """
     found = {}
     for record in Input(data).rest().split(b"\0"):
@@ -35,7 +35,7 @@ def variables(data: bytes) -> dict[str, str]:
 
 
 def one(data: bytes) -> None:
-    """Every value is refused by a ConfigError, or means what it says."""
+    """Every value is refused with a ConfigError, or understood as written."""
     environ = variables(data)
     rows, problems = listing(environ)
     assert len(rows) == len(VARIABLES)

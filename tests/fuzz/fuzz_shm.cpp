@@ -1,4 +1,4 @@
-// Shared memory: endpoints, segment descriptions, and the datagrams that descriptors come with.
+// Shared memory: endpoints, segment descriptions, and the datagrams that carry descriptors.
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -50,10 +50,10 @@ void attach(Pair& ranks, Input& input) {
   constexpr Rank kPeers[] = {0, 1};
   const std::string genuine = ranks.there.publish(ranks.segment, kPeers);
   accepted([&] { require_inside(ranks.here.attach(1, input.words(genuine), Deadline::in(0))); });
-  ranks.here.service();  // what came for a description that was refused
+  ranks.here.service();  // drops what came for a refused description
 }
 
-// A stranger of the same user, with or without a descriptor.
+// A datagram of a stranger who is the same user, with or without descriptors.
 void receive(Pair& ranks, Input& input) {
   const UniqueFd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   REQUIRE(socket);
@@ -103,7 +103,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     default:
       receive(*ranks, input);
-      ranks.reset();  // what it has kept would be another execution's
+      ranks.reset();  // else what it keeps would reach the next execution
   }
   return 0;
 }

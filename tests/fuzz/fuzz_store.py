@@ -1,4 +1,4 @@
-"""The bootstrap store as a stranger reaches it, and a rank that has proved itself."""
+"""The bootstrap store as strangers and an authenticated rank reach it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def _server() -> StoreServer:
 
 
 def one(data: bytes) -> None:
-    """Whatever comes, the store ends the connection once the other side has, and serves on."""
+    """Whatever comes, the store closes the connection once its peer has, and goes on serving."""
     given = Input(data)
     server = _server()
     with socket.create_connection(server.address, 10.0) as sock:
-        # Closed without a trace: a million executions find a free port.
+        # Closed by a reset, which frees the port at once: a million executions need ports.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         with _hung_up():
             match given.byte() % 3:

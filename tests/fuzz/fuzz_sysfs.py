@@ -25,7 +25,7 @@ _PLACES = (
 
 
 def one(data: bytes) -> None:
-    """Every file may be missing, or hold anything: what is left is told, and nothing is raised."""
+    """Every file may be missing, or hold anything: the rest is reported, and nothing is raised."""
     given = Input(data)
     with tempfile.TemporaryDirectory(prefix="sysfs-", dir="/dev/shm") as folder:
         root = Path(folder)

@@ -1,5 +1,5 @@
 // RDMA: endpoints, segment descriptions, and the datagrams by which connections are agreed on, in
-// any order with what the rank itself does.
+// any order and mixed with what the rank itself does.
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -68,7 +68,7 @@ void run(Input& input) {
         adapter().arriving = input.words(genuine.datagram);
         manager.progress();
         break;
-      case 3:  // its own words come back
+      case 3:  // its own datagram comes back
         adapter().arriving = input.words(adapter().sent);
         manager.service();
         break;

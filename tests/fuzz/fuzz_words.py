@@ -1,4 +1,4 @@
-"""What ranks tell each other of themselves at init."""
+"""What ranks tell each other about themselves at init."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pgasdl.runtime.routes import RankInfo
 
 
 def one(data: bytes) -> None:
-    """What is understood says the same again; the rest is a MismatchError."""
+    """What is understood stays the same when encoded and decoded; the rest is a MismatchError."""
     try:
         info = RankInfo.decoded(data)
     except MismatchError:

@@ -1,4 +1,4 @@
-"""Words from outside: every committed input again, and some new ones; see README.md."""
+"""Input from outside: every committed input again, and some new ones; see README.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NATIVE = ("endpoint", "gossip", "mpi", "shm", "verbs")
 CORPUS = HERE / "corpus"
 LONGEST = 512
 IN_CI = os.environ.get("CI") == "true"
-# Executions without the help of coverage, and with it: so many take a few seconds each.
+# Executions without guidance by coverage, and with it: each number takes a few seconds.
 N_BLIND = {"store": 50, "sysfs": 50}
 N_GUIDED = {"store": 1_000, "sysfs": 2_000, "gossip": 200_000}
 OPTIONS = (f"-max_len={LONGEST}", "-seed=1", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0")
@@ -33,7 +33,7 @@ def inputs(name: str) -> list[bytes]:
 
 
 def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
-    """A seed with pieces changed, doubled, dropped, or taken from another."""
+    """A seed with pieces changed, dropped or added, also from another seed."""
     data = bytearray(chance.choice(seeds))
     for _ in range(chance.randint(1, 8)):
         at = chance.randint(0, len(data))
@@ -72,7 +72,7 @@ def test_mutations_of_the_corpus(name: str) -> None:
 
 
 def lacks(what: list[str]) -> None:
-    """Not a fault of a user's machine; of CI's it is."""
+    """Skip if something is missing on a user's machine; in CI fail."""
     if what:
         (pytest.fail if IN_CI else pytest.skip)(f"needs {', '.join(what)}")
 
@@ -107,7 +107,7 @@ def test_python(name: str, tmp_path: Path) -> None:
 
 
 def guided(command: list[str], name: str, folder: Path) -> None:
-    """So many executions from the committed corpus; an input that is refused is printed."""
+    """A fixed number of executions from the committed corpus; an input that fails is printed."""
     (folder / "corpus").mkdir()
     n_runs = N_GUIDED.get(name, 10_000)
     places = [f"-artifact_prefix={folder}/", str(folder / "corpus"), str(CORPUS / name)]

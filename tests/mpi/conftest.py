@@ -1,4 +1,4 @@
-"""Tests of this folder run under each MPI, without --full under one; a missing one is skipped."""
+"""Tests of this folder run under each MPI, without --full under one; a missing MPI is skipped."""
 
 from __future__ import annotations
 

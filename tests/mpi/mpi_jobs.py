@@ -1,4 +1,4 @@
-"""Start programs as a user does, ``pgasdl run --mpi=... -n N``, and hand back how they ended."""
+"""Start programs as a user does, ``pgasdl run --mpi=... -n N``, and return how they ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAINING = TESTS / "training"
 
 
 def variables_of(mpi: Row | None, **variables: str) -> dict[str, str]:
-    """The environment of a job under an MPI; its programs import what training is tested with."""
+    """The environment of a job under an MPI; its programs import tools of the training tests."""
     environ = environment(TRAINING, APPS, **({"OMP_NUM_THREADS": "1"} | variables))
     return mpi.environ(environ) if mpi else environ
 
@@ -29,7 +29,7 @@ def start(
     timeout: float = 120,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on ``size`` ranks of an MPI; None: of `pgasdl run` alone."""
+    """Run a program on ``size`` ranks under an MPI; None: under `pgasdl run` alone."""
     options = [f"--mpi={mpi.launcher}"] if mpi else ["--no-prefix"]
     return finished(
         launcher.command(*options, "-n", str(size), str(program), *arguments),
@@ -46,8 +46,8 @@ def run(
     timeout: float = 120,
     **variables: str,
 ) -> list[str]:
-    """The lines that a program printed, sorted; it has to end with 0."""
+    """Run a program, which must end with 0; return the lines that it printed, sorted."""
     done = start(mpi, size, program, *arguments, timeout=timeout, **variables)
     assert done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stderr}"
-    # MPICH forwards what ranks write in pieces of its own.
+    # MPICH forwards the output of ranks in pieces of its own.
     return sorted(filter(None, (line.strip() for line in done.stdout.splitlines())))

@@ -1,4 +1,4 @@
-"""Defects that pgasdl/runtime/mpi works around. One that is gone fails here: so can its remedy."""
+"""Defects that pgasdl/runtime/mpi works around. A test fails once its workaround can go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROGRAM = mpi_jobs.PROGRAMS / "defect.py"
 def seen(
     mpi: Row, defect: str, *arguments: str, size: int = 2, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Ranks of mpi4py alone, without what pgasdl sets."""
+    """Run ranks with mpi4py alone, without what pgasdl sets."""
     environ, found = mpi_jobs.variables_of(mpi), mpi.found()
     environ.pop("OMPI_MCA_osc", None)
     command = found.command(size, [sys.executable, str(PROGRAM), defect, *arguments])
@@ -51,7 +51,7 @@ def test_compare_and_swap_on_oneself(mpi: Row) -> None:
 
 
 def test_windows_of_two_halves(mpi: Row) -> None:
-    # The component that takes over all windows where it is left in complains of each.
+    # If left in, the component ucx takes over all windows and complains of each.
     done = seen(mpi, "halves", size=4, OMPI_MCA_osc="^ucx")
     assert done.returncode == 0, done.stdout + done.stderr
     files = [line for line in done.stdout.splitlines() if "osc_" in line]
@@ -73,7 +73,7 @@ def test_a_message_from_anybody_that_was_probed(mpi: Row, tmp_path: Path) -> Non
 
 
 def bare(mpi: Row, code: str, *dropped: str) -> subprocess.CompletedProcess[str]:
-    """Python by the MPI's launcher, which hears nothing but what root has to say."""
+    """Run Python under the MPI's launcher, which is told only what root has to set."""
     found = mpi.found()
     told = {name: "1" for name in LAUNCHERS[mpi.kind].root}
     kept = {k: v for k, v in mpi_jobs.variables_of(None, **told).items() if k not in dropped}

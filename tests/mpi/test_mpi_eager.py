@@ -1,4 +1,4 @@
-"""What comes for a segment that its owner is just making is there when it is made."""
+"""What arrives for a segment while its owner still makes it is there once it is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that dies ends the others, with an error that names it, and nobody stays."""
+"""When a rank dies, the others end with an error that names it, and no process stays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_killed_rank_is_named(mpi: Row, windows: str) -> None:
     done = mpi_jobs.start(mpi, 3, PROGRAM, "killed", timeout=60, PGASDL_MPI_WINDOWS=windows)
     assert done.returncode != 0
     words = done.stdout + done.stderr
-    # A launcher may kill the others before they find words, and tells of the one that died itself.
+    # A launcher may kill the others before they can print; then it names the one that died itself.
     launchers = {
         "mpich": "KILLED BY SIGNAL: 9|Killed .signal 9.",
         "openmpi": r"process rank 1 with PID \d+ .*exited on\s+signal 9 .Killed.",
@@ -29,7 +29,7 @@ def test_a_killed_rank_is_named(mpi: Row, windows: str) -> None:
 
 
 def test_a_failing_rank_is_named(mpi: Row) -> None:
-    """Its own words come through although it is slow to find them, and the others could abort."""
+    """Its own error is printed, although it prints late and the others could abort before."""
     done = mpi_jobs.start(mpi, 3, PROGRAM, "fails", timeout=60)
     assert done.returncode != 0
     # MPICH's launcher mixes tracebacks, whose lines are written in pieces.
@@ -37,7 +37,7 @@ def test_a_failing_rank_is_named(mpi: Row) -> None:
 
 
 def nothing_stays(words: str, n_ranks: int, begins: str = "/") -> None:
-    """Of what the ranks said that they hold, once their launcher has ended and reaped them."""
+    """Nothing that the ranks said they hold is left once the launcher has ended and reaped them."""
     held = re.findall(r"holds <(.*?)>", words)
     assert sum(name.startswith("/proc/") for name in held) == n_ranks, words
     end = time.monotonic() + 20
@@ -59,7 +59,7 @@ def test_survivors_of_a_stopped_rank_end_by_abort(mpi: Row) -> None:
 
 @pytest.mark.parametrize("windows", ["allocated", "created"])
 def test_writers_to_a_stopped_rank_end(mpi: Row, windows: str) -> None:
-    """By PeerLost, or where MPI never returns from the call that waits for it, without it."""
+    """They end with PeerLost, or without it if MPI never returns from a call that waits."""
     done = mpi_jobs.start(
         mpi, 3, PROGRAM, "unread", timeout=60, PGASDL_STOPPED_AFTER="1", PGASDL_MPI_WINDOWS=windows
     )
@@ -67,14 +67,14 @@ def test_writers_to_a_stopped_rank_end(mpi: Row, windows: str) -> None:
     assert done.returncode != 0, words
     stuck = r"rank 1 of 3 was lost, and rank [02] has been in MPI_\w+ since: MPI does not"
     assert re.search(f"rank 1 stopped|{stuck}", words), words
-    # A process that ends in the middle of MPI leaves the library's own files.
+    # A process that ends inside a call of MPI leaves the library's own files.
     nothing_stays(words, 3, "/proc/")
 
 
 def test_who_never_returns_from_mpi_ends(mpi: Row) -> None:
-    """An atomic of a rank that stopped: MPI waits for its answer, and nothing else can.
+    """An atomic on a stopped rank: MPI would wait for the answer for ever, so the process ends.
 
-    Unless the other survivor is outside of MPI when it hears of it: then it aborts the job first.
+    Unless the other survivor is outside of MPI when it learns of it: then it aborts the job first.
     """
     environ = {"PGASDL_STOPPED_AFTER": "1", "PGASDL_MPI_WINDOWS": "created"}
     done = mpi_jobs.start(mpi, 3, PROGRAM, "unanswered", timeout=60, **environ)

@@ -1,4 +1,4 @@
-"""``pgasdl run --mpi KIND``, as root too, as containers have it."""
+"""``pgasdl run --mpi KIND``, also as root, as in containers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgasdl.runtime.launch.mpiexec import LAUNCHERS
 
 
 def launched(mpi: Row, program: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Two ranks, from an environment with nothing in it but where things lie."""
+    """Start two ranks from an environment that holds only paths."""
     kept = {name: environment()[name] for name in ("PATH", "PYTHONPATH")}
     return finished(
         command("-n", "2", "--mpi", mpi.launcher, str(program)),
@@ -42,9 +42,9 @@ def program(tmp_path: Path) -> Path:
 def test_the_kind_is_a_word_of_its_own(mpi: Row, program: Path) -> None:
     done = launched(mpi, program)
     assert done.returncode == 0, done.stderr
-    # MPICH forwards a line in the pieces in which it comes.
+    # MPICH may forward a line in several pieces.
     assert sorted(re.findall(r"\d of \d", done.stdout)) == ["0 of 2", "1 of 2"]
-    # Open MPI wants to be told that root is meant, and what is told in a user's place is said.
+    # Open MPI must be told that root is allowed; pgasdl says what it sets in the user's place.
     told = os.geteuid() == 0 and mpi.kind == "openmpi"
     assert ("OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in done.stderr) == told
 

@@ -1,4 +1,4 @@
-"""Ranks meet over a communicator, whatever it is, and MPI stays the program's own."""
+"""Ranks meet over any communicator, and MPI stays the program's own."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_with_fewer_threads_allowed(mpi: Row, level: str, windows: str) -> None:
     assert line.rpartition(" ")[2] >= LEVELS[level]
 
 
-# Of the others mpi4py was built for one library.
+# The mpi4py of the other rows was built for one library.
 @pytest.mark.parametrize(
     "mpi", full([name for name, row in ROWS.items() if not row.mpi4py], quick=1), indirect=True
 )
 def test_the_wrong_launcher_is_named(mpi: Row) -> None:
-    """Processes of one MPI's launcher that load another MPI are all alone: they are told so."""
+    """Processes of one MPI's launcher that load another MPI are each alone: the error says so."""
     other = next(name for name, row in ROWS.items() if row.kind != mpi.kind)
     if why := missing(other):
         pytest.skip(f"{other}: {why}")
@@ -63,7 +63,7 @@ def test_the_wrong_launcher_is_named(mpi: Row) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("mpi", ["debian_mpich"], indirect=True)
 def test_a_library_that_mpi4py_does_not_load_is_refused(mpi: Row) -> None:
-    """Its name is one that mpi4py's wheels do not know."""
+    """mpi4py's wheels do not know the name of this library."""
     done = mpi_jobs.start(replace(mpi, mpi4py=""), 2, PROGRAM, "again")
     assert done.returncode != 0
     assert "mpi4py's wheel asks for libmpi.so.12, which" in done.stderr

@@ -1,4 +1,4 @@
-"""Every plan, and the training app, give over MPI shm's bits."""
+"""Every plan, and the training app, give the same bits over MPI as over shm."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def digests_over_shm() -> list[str]:
 
 
 def digests(mpi: Row | None, transport: str, *ways: str, **variables: str) -> list[str]:
-    """Of the weights after each way of training, the same on both ranks."""
+    """Digests of the weights after each way of training, the same on both ranks."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     program = Path(mpi_jobs.TRAINING, "programs", "train_many.py")

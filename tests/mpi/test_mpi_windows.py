@@ -1,5 +1,5 @@
-"""MPI makes windows only where all members call it at once: who comes late, in another order, or
-not at all keeps nobody in there."""
+"""MPI makes a window only while all members call it at once: a rank that comes late, in another
+order, or not at all keeps no other rank inside MPI."""
 
 from __future__ import annotations
 

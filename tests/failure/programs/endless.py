@@ -178,7 +178,7 @@ def main(point: str) -> None:
             while True:
                 step()
         except PgasError as error:
-            # A write that finds the process gone may come before the detector's own notice.
+            # A write may find that the process is gone before the detector does.
             report(ctx, error)
             until(lambda: "died" in ctx.health() or "stopped" in ctx.health(), 2)
             say("health", health=ctx.health())

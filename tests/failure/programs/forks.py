@@ -1,4 +1,4 @@
-"""A rank forks with its context open: ``forks.py HOW`` the child ends."""
+"""A rank forks with its context open: ``forks.py HOW``, the way in which the child ends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def refusals(ctx: Context, segment: Segment) -> dict[str, str]:
             ends[name] = "allowed"
         except ClosedError as error:
             ends[name] = "closed" if "parent" in str(error) else str(error)
-        except Exception as error:  # what it must not be
+        except Exception as error:  # which must not be
             ends[name] = repr(error)
     return ends
 
@@ -82,7 +82,7 @@ def main(how: str) -> None:
                 in_child(ctx, segment, how)
                 sys.exit(0)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        # The parent is as it was.
+        # The parent works as before.
         ctx.barrier()
         ctx.allreduce(array, op="mean")
         ctx.write_notify(segment[0:8], 1 - ctx.rank, segment[8:16], 1)

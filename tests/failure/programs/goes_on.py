@@ -12,7 +12,7 @@ from pgasdl import Context, Group, PeerLost
 
 
 def regroup(ctx: Context) -> Group:
-    """survivors() until it holds: another rank may go while the group is formed."""
+    """Repeat survivors() until a group holds: another rank may be lost while it is formed."""
     while True:
         try:
             group = ctx.survivors()

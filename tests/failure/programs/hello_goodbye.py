@@ -1,4 +1,4 @@
-"""init and at once the end: ``hello_goodbye.py HOW``."""
+"""init, and the end at once: ``hello_goodbye.py HOW``."""
 
 from __future__ import annotations
 

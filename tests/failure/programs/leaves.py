@@ -44,7 +44,7 @@ def places(ctx: Context) -> dict[str, Callable[[], object]]:
 def main(how: str, where: str) -> None:
     with pgasdl.init() as ctx:
         wait = places(ctx)[where]
-        # What the first call makes must be there. Rank 1 may leave before another is through it.
+        # The first call makes what the second needs. Rank 1 may leave while another is in it.
         first = where in ("allreduce", "staged")
         if ctx.rank == 1:
             if first:

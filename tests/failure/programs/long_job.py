@@ -1,4 +1,4 @@
-"""Ranks that are busy with everything that could be left behind, until they are killed."""
+"""Ranks that use everything that a kill could leave behind, until they are killed."""
 
 from __future__ import annotations
 

@@ -51,14 +51,14 @@ def main(case: str) -> None:
     signal.signal(signal.SIGUSR2, lambda number, _: told.append(number))
     with pgasdl.init() as ctx:
         call = cases(ctx, odd=ctx.rank == ctx.size - 1)[case]
-        # A collective that is right comes first, so that what it makes is there.
+        # A correct collective comes first, so that what it makes is there.
         ctx.allreduce(np.ones(64, np.float32), op="mean", plan="gdraa")
         ctx.barrier()
         say("calling")
         with reporting(ctx, "refused"):
             call()
             say("returned")
-        # The end of one rank must not be what the others notice.
+        # The others must notice the mismatch, not the end of this rank.
         until(lambda: bool(told))
 
 

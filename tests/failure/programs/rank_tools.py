@@ -1,4 +1,4 @@
-"""What the programs of the failure tests share: they speak JSON, one object a line."""
+"""What the programs of the failure tests share: they print JSON, one object a line."""
 
 from __future__ import annotations
 

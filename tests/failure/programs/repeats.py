@@ -1,6 +1,6 @@
 """Thousands of calls that must leave nothing: ``repeats.py WHAT TIMES``.
 
-Says descriptors, mappings, threads and resident memory before and after.
+Reports descriptors, mappings, threads and resident memory before and after.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workers iterate, the last rank idles until one of them dies, then takes its place.
 
-``rescue.py VICTIM``: at its fifth step the victim leaves without a word.
+``rescue.py VICTIM``: after its fifth step the victim exits without closing its context.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(victim: int) -> None:
         except PeerLost as error:
             report(ctx, error)
         group = ctx.survivors()
-        # The idle rank learns where the others were.
+        # The idle rank learns which step the others were at.
         step = int(group.allreduce(np.array([step]), "max")[0])
         total = 0
         while step < STEPS:

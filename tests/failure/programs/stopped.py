@@ -1,6 +1,6 @@
 """Ranks repeat writes, barriers and allreduces; one of them is stopped: ``stopped.py SECONDS``.
 
-Each iteration adds what only a complete and correct exchange can add; the sums are said at the end.
+Each iteration adds what only a complete, correct exchange gives; the sum is reported at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(seconds: float) -> None:
                 ctx.allreduce(array, "sum", plan="gdraa")
                 assert (array == step * ctx.size).all()
                 total += float(array[0])
-                # All go on or none: rank 0 decides.
+                # All go on or none: the first rank whose time is up decides.
                 go_on = time.monotonic() - began < seconds
                 if ctx.world.allreduce(np.array([int(go_on)]), "min")[0] == 0:
                     break
@@ -51,7 +51,7 @@ def main(seconds: float) -> None:
                 data[:] = 7
                 survivors.barrier()
                 say("watching")
-                # Go on until the test says that the late rank is through.
+                # Go on until the test says that the late rank has finished.
                 while not survivors.allreduce(np.array([len(told)]), "min")[0]:
                     time.sleep(0.01)
                 say("untouched", same=bool((data == 7).all()), health=ctx.health())
@@ -62,7 +62,7 @@ def main(seconds: float) -> None:
 def fenced(
     ctx: pgasdl.Context, segment: pgasdl.Segment, array: npt.NDArray[np.float32], error: PeerLost
 ) -> None:
-    """Everything a rank that was given up could try."""
+    """Try everything that a fenced rank could try."""
     attempts = {
         "write": lambda: ctx.write(segment[0:64], 0, segment[0:64]),
         "write_notify": lambda: ctx.write_notify(segment[0:64], 0, segment[0:64], 1),

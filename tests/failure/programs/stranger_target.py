@@ -1,4 +1,4 @@
-"""Creates segments in groups of their own until all ranks are told to stop."""
+"""Creates, uses and deletes segments until all ranks are told to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 1 hands over memory without seals, as a program that is not ours might."""
+"""Rank 1 hands over memory without seals, as a program other than ours might."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OFFER = struct.Struct("16siI")
 
 
 def forge(token: bytes, segment: int) -> None:
-    """Offer rank 0 an unsealed memfd as rank 1's copy; other jobs drop it, as theirs is no token
-    of ours."""
+    """Offer rank 0 an unsealed memfd as rank 1's copy; other jobs drop it, because they have
+    another token."""
     memory = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(memory, 1 << 20)
     lines = Path("/proc/net/unix").read_text(encoding="ascii").splitlines()
@@ -42,7 +42,7 @@ def main() -> None:
                 say("offered")
             forge(
                 ctx._job.store.token, before.id + ctx.size + ctx.rank
-            )  # the next that rank 1 names
+            )  # the id of rank 1's next segment
             ctx.notify(0, before, 5)
         else:
             ctx.notify_waitsome(before, 5, 1)

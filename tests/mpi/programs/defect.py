@@ -1,4 +1,4 @@
-"""What a library gets wrong, with mpi4py alone. Arguments: which defect, and a folder for words."""
+"""Defects of MPI libraries, with mpi4py alone. Arguments: which defect, a folder for messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def a_window() -> None:
 
 
 def windows_of_halves() -> None:
-    """One half after the other; each says by which files in shared memory its window is made."""
+    """One half after the other; each prints the files in shared memory of its new window."""
     world = MPI.COMM_WORLD
     half = world.Split(world.rank // 2)
     for turn in range(2):
@@ -72,7 +72,7 @@ def a_killed_rank() -> None:
 
 
 def a_message_from_anybody() -> None:
-    """Again and again: it is lost only where the library has it already when it is asked for."""
+    """Repeated: a message is lost only if the library already has it when it is asked for."""
     comm = MPI.COMM_WORLD
     for turn in range(100):
         sent = comm.Isend(bytearray(48), 1 - comm.rank)
@@ -82,14 +82,14 @@ def a_message_from_anybody() -> None:
         end = time.monotonic() + 3
         while not received.Test():
             if time.monotonic() > end:
-                # A launcher may drop at an abort what was printed just before.
+                # At an abort, a launcher may drop what was printed just before.
                 Path(sys.argv[2], f"rank {comm.rank}").write_text(f"never received in turn {turn}")
                 comm.Abort(1)
-                os._exit(1)  # over UCX MPICH's may return
+                os._exit(1)  # over UCX, MPICH's Abort may return
         sent.Wait()
 
 
-# Before what may be its end.
+# Printed before the defect, which may end the process.
 print(MPI.Get_library_version().splitlines()[0], flush=True)
 DEFECTS = {
     "abort": abort,

@@ -1,4 +1,4 @@
-"""A flag, and data with it, to a segment that its owner is just making, while other threads look.
+"""Notified writes to a segment that its owner still makes, while other threads look.
 
 Arguments: how many segments.
 """
@@ -14,7 +14,7 @@ import pgasdl
 
 
 def main() -> None:
-    """Every rank writes to the next as soon as it may."""
+    """Every rank writes to the next rank as soon as it may."""
     with pgasdl.init(log="warning", timeout=60) as ctx:
         base = ctx.segment(64, notifications=4)
         over = threading.Event()

@@ -1,4 +1,4 @@
-"""Exchanges by every plan that runs here; rank 0 says what all results hash to."""
+"""Exchanges by every plan that runs here; rank 0 prints the digests of all results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exchange_tools import Case, contribution
 import pgasdl
 from pgasdl.plans import EXCHANGES, PLANS
 
-# The same over every transport, whatever each would choose.
+# The same over every transport, whatever each would choose itself.
 OPTIONS = {
     "gdraa-nodes": {"group_size": 2, "direct": 0},
     "chain-chain": {"chain_size": 2},
@@ -34,7 +34,7 @@ def cases(mapped: bool) -> Iterator[Case]:
 
 
 def digest(ctx: pgasdl.Context, case: Case) -> str:
-    """Of what all iterations gave."""
+    """The digest of the results of all iterations."""
     everything = hashlib.sha256()
     exchange = case.make(ctx)
     assert exchange.plan == case.plan
@@ -52,7 +52,7 @@ def digest(ctx: pgasdl.Context, case: Case) -> str:
 
 
 def main() -> None:
-    """One line of JSON: by plan, kind and wire."""
+    """Print one line of JSON: digests by plan, kind and wire."""
     with pgasdl.init(log="warning", timeout=60) as ctx:
         found = {f"{c.plan} {c.kind} {c.wire}": digest(ctx, c) for c in cases(ctx.mapped)}
         words = np.array([int(text[:8], 16) for text in found.values()])

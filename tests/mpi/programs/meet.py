@@ -1,4 +1,4 @@
-"""Ways into a job through MPI; each rank says what it found. Arguments: which way."""
+"""Ways into a job through MPI; rank 0 prints what it found. Arguments: which way."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def used(ctx: pgasdl.Context) -> float:
 
 
 def make_segments_at_once(world: MPI.Intracomm, ctx: pgasdl.Context) -> None:
-    """In both halves of ``world``: each has its own memory."""
+    """In both halves of ``world`` at once: each half has its own memory."""
     for _ in range(40):
         world.Barrier()
         segment = ctx.segment(64)
@@ -59,7 +59,7 @@ def main() -> None:
             mean = used(ctx)
     elif WAY == "halves":
         world = MPI.COMM_WORLD
-        # Another order than the world's.
+        # In another order than the world's.
         half = world.Split(world.rank % 2, -world.rank)
         with pgasdl.init(comm=half, log="warning") as ctx:
             assert (ctx.rank, ctx.size) == (half.rank, half.size)

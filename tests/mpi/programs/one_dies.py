@@ -13,7 +13,7 @@ from typing import Any
 import pgasdl
 
 HOW = sys.argv[1]
-LETTER = 32 << 10  # the longest write that goes with its flag
+LETTER = 32 << 10  # the longest write that the eager channel takes
 
 
 def slow_to_tell(*error: Any) -> None:
@@ -23,7 +23,7 @@ def slow_to_tell(*error: Any) -> None:
 
 
 def leave_the_others() -> None:
-    """End, by the way that the command line names."""
+    """End or stop in the way that the command line names."""
     time.sleep(0.3)
     if HOW == "fails":
         sys.excepthook = slow_to_tell
@@ -32,11 +32,11 @@ def leave_the_others() -> None:
 
 
 def say_what_may_stay() -> None:
-    """This process, and the files that it shares memory by."""
+    """Print this process, and the files of its shared memory."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     shared = {words[5] for words in lines if words[1].endswith("s") and len(words) == 6}
     for name in {f"/proc/{os.getpid()}", *shared}:
-        # MPICH forwards what ranks write in pieces of its own: lines may be joined.
+        # MPICH forwards the output of ranks in pieces of its own: lines may be joined.
         if name.startswith(("/proc", "/dev/shm", "/tmp")) and "(deleted)" not in name:
             print(f"holds <{name}>", flush=True)
 

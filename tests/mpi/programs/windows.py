@@ -1,4 +1,4 @@
-"""Windows that not all members come to make at once. Arguments: which way."""
+"""Windows whose members do not all come at once to make them. Arguments: which way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEGMENTS = 15
 
 
 def use(ctx: pgasdl.Context, group: pgasdl.Group, segment: pgasdl.Segment, mark: int) -> None:
-    """Every member writes to the next, and finds what the one before has written."""
+    """Every member writes to the next, and finds what the previous one has written."""
     words = segment.numpy(np.int64)
     right = group.ranks[(group.rank + 1) % group.size]
     words[0] = 1000 * mark + group.rank
@@ -38,7 +38,7 @@ def too_late(ctx: pgasdl.Context, group: pgasdl.Group, seconds: float) -> None:
 
 
 def again(ctx: pgasdl.Context, *, described: bool) -> None:
-    """Each rank in turn comes late; `described`: it was there before, and went."""
+    """Each rank in turn comes late; `described`: before, it tried once with timeout 0."""
     flags = ctx.segment(8)
     for number, group in enumerate((ctx.world, ctx.group(range(ctx.size)))):
         for late in range(ctx.size):
@@ -83,7 +83,7 @@ def never(ctx: pgasdl.Context, *, described: bool) -> None:
 
 
 def at_once(ctx: pgasdl.Context, teams: list[tuple[int, ...]]) -> None:
-    """A thread for each group, which create segments in whatever order they come."""
+    """One thread for each group; the threads create segments in any order."""
     groups = [ctx.group(team) if ctx.rank in team else None for team in teams]
     failures: list[BaseException] = []
 
@@ -114,7 +114,7 @@ def at_once(ctx: pgasdl.Context, teams: list[tuple[int, ...]]) -> None:
 
 
 def killed(ctx: pgasdl.Context) -> None:
-    """Rank 1 ends amidst segments; the others hear of it, or end with MPI."""
+    """Rank 1 is killed while segments are made; the others learn of it, or MPI ends them."""
     print(f"holds </proc/{os.getpid()}>", flush=True)
     ctx.barrier()
     if ctx.rank == 1:
