@@ -1,7 +1,7 @@
 """Which tests run: ``pytest`` runs the quick ones, ``pytest --full`` those marked `full`, too.
 
-The quick ones together execute every module of the package (``.ci/run`` checks it). Marked `full`
-is what finds more of the same: further rows, sizes and mutants, long runs, guests.
+The quick ones together execute every module of the package (``.ci/run`` checks it). The tests
+marked `full` cover more cases: further rows, sizes and mutants, long runs, guests.
 """
 
 from __future__ import annotations

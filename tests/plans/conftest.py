@@ -1,4 +1,4 @@
-"""Tells the mutation score at the end of a run."""
+"""Prints the mutation score at the end of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plan_tools import SCORE
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """By how mutants were made: killed, of those that must be; and why the others are right."""
+    """For each way to make mutants: killed, of those that must be; and why the others are right."""
     for how in sorted({how for how, _ in SCORE}):
         came = Counter({what: n for (each, what), n in SCORE.items() if each == how})
         killed, survived = came.pop("killed", 0), came.pop("survived", 0)

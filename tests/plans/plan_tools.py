@@ -24,7 +24,7 @@ from pgasdl.plans import (
 from pgasdl.plans.check import check
 from pgasdl.plans.checker.findings import Finding
 
-# Options that make a plan something else, besides those it has by itself; -1 is the last rank.
+# Options that change a plan from what it is by default; -1 is the last rank.
 OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
     "gdraa-nodes": (
         {"group_size": 2},
@@ -43,7 +43,7 @@ OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A plan with all that it is built with, but for the size and the count."""
+    """A plan with everything that it is built with, except the size and the count."""
 
     name: str
     kind: str
@@ -59,7 +59,7 @@ class Variant:
         return {name: size - 1 if n == -1 else n for name, n in self.options.items()}
 
     def plans(self, size: int, count: int) -> list[Plan]:
-        """Every rank's plan, of a plan with one phase."""
+        """Every rank's plan, where there is one phase."""
         (plans,) = self.phases(size, count)
         return plans
 
@@ -86,11 +86,11 @@ def variants() -> Iterator[Variant]:
 
 
 VARIANTS = list(variants())
-# The kinds that differ in more than a factor.
+# Without kind sum, which differs from average only in a factor.
 TELLING = [variant for variant in VARIANTS if variant.kind != "sum"]
 assert {variant.kind for variant in VARIANTS} == set(KINDS)
 
-# What came of all mutants: killed, or equivalent, by how they were made. Reported at the end.
+# The outcomes of all mutants, by how these were made: killed, or equivalent. Reported at the end.
 SCORE: Counter[tuple[str, str]] = Counter()
 
 
@@ -136,7 +136,7 @@ def alterations(plans: list[Plan]) -> Iterator[tuple[str, list[Plan]]]:
 
 
 def altered(plan: Plan, step: Step) -> Iterator[tuple[str, Step]]:
-    """A step with one field changed, in every way that must not pass."""
+    """A step with one field changed, in every way that the checker must refuse."""
     if isinstance(step, Put):
         if step.notify is not None:
             yield "flag lost", replace(step, notify=None)
@@ -177,7 +177,7 @@ def moved(span: Span, by: int) -> Span:
 
 
 def equivalent(plans: list[Plan], rank: int, first: Step, second: Step) -> str | None:
-    """Why a plan may be right with these neighbours swapped; None if they need each other."""
+    """Why a plan may be right with these neighbours swapped; None if their order matters."""
     match first, second:
         case (Wait(), Wait()):
             return "both must have come"
@@ -238,7 +238,7 @@ def touched(step: Step) -> Spans:
 
 
 def overlap(some: Spans, others: Spans) -> bool:
-    """Some elements are among the others."""
+    """Whether some of these elements are among the others."""
     return any(
         a.buffer == b.buffer
         and a.rank == b.rank
@@ -260,7 +260,7 @@ def raiser(plans: list[Plan], rank: int, notification: int) -> Put:
 
 
 def awaited_by(plans: list[Plan], credit: Put) -> Spans:
-    """Where the receiver of a credit sends, having waited for it."""
+    """Where the receiver of a credit writes, after waiting for it."""
     peer = plans[credit.peer]
     giver = next(p.rank for p in plans if any(step is credit for _, _, step in p.steps()))
     return [

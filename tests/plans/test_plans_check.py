@@ -1,4 +1,4 @@
-"""Every plan passes the checker; blocks, the table of plans and validation keep their word."""
+"""Every plan passes the checker; blocks, the table of plans and validation do what they promise."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from pgasdl.plans.check import assert_ok, check
     "sizes", full([range(1, 6), range(6, 10), range(10, 18), range(18, 34)], quick=1), ids=str
 )
 def test_every_plan_is_right(variant: Variant, sizes: range) -> None:
-    """All sizes up to 33; with many ranks few counts, and not all with values: nothing new."""
+    """All sizes up to 33; many ranks run few counts, not all with values: they add nothing new."""
     for size in sizes:
         counts = [0, 1, 5, 17, 100, 1000] if size <= 5 else [17, 1000]
         if size > 9:
-            # Sums and updates are made as averages are.
+            # Sums and updates are built as averages are.
             if variant.kind in ("sum", "update") or (variant.wire and size not in (17, 33)):
                 continue
             counts = [(1000, 17, 300)[size % 3]]

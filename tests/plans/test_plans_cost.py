@@ -1,4 +1,4 @@
-"""What plans cost, by their own steps, against the papers' equations: exact, for many p, q, n."""
+"""Plans' costs, from their own steps, against the papers' equations: exact, for many p, q, n."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pgasdl.errors import PlanError
 from pgasdl.plans import Plan, Span, Wait, build, build_all, formulas
 from pgasdl.plans.cost import Model, Pair, finish_times, predict
 
-# Two linear expressions in these that agree at all of these points agree everywhere: the points are
-# in general position, and every figure is exact.
+# Two expressions that are linear in these four figures and agree at all of these points agree
+# everywhere: the points are in general position, and every figure is exact.
 POINTS = [
     (Fraction(7, 3), Fraction(1, 1000), Fraction(4, 1000), Fraction(1, 3000)),
     (Fraction(1, 9), Fraction(3, 700), Fraction(11, 700), Fraction(1, 90)),
@@ -53,7 +53,7 @@ def test_each_phase_is_equation_3_or_4_after_its_credits(
             expected = formulas.halving(*figures, gamma, round_robin=False)
         else:
             expected = formulas.doubling(*figures, round_robin=False)
-        # One way, a plan begins with credits; the paper's buffers are free by assumption.
+        # A one-way plan begins with credits; the paper assumes that buffers are free.
         assert predict(plans, model) == expected + alpha
 
 
@@ -78,12 +78,12 @@ def test_a_binomial_tree_is_equation_1_of_s_caffe(p: int) -> None:
         model = Model(Pair(alpha, beta))
         credit = alpha
         t_b = alpha + beta * 4 * count
-        # Of ranks that are no power of two, some branches are shorter than the equation has them.
+        # If p is no power of two, some branches are shorter than in the equation.
         assert predict(plans, model) <= formulas.binomial_reduce(p, t_b) + credit
         if p & (p - 1) == 0:
             assert predict(plans, model) == formulas.binomial_reduce(p, t_b) + credit
-            # With additions the plan costs more: it adds all children in one pass, which is less
-            # memory traffic, but begins when the last has come. log P (log P - 1) / 2 more.
+            # With additions the plan costs log P (log P - 1) / 2 of them more: it adds all children
+            # in one pass, which is less memory traffic, but begins when the last has come.
             levels = formulas.log2(p)
             added = Model(Pair(alpha, beta), gamma=gamma)
             t_b += gamma * 4 * count

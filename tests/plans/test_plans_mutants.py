@@ -1,4 +1,4 @@
-"""The checker is checked: it must complain about every plan that was broken on purpose."""
+"""The checker is checked: it must find a fault in every plan that was broken on purpose."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from pgasdl.plans.checker.happens_before import happens_before
 from pgasdl.plans.checker.symbolic_run import symbolic_run
 
 Plans = list[Plan]
-# What plans do in wire precision differs between these only.
+# In wire precision only these plans differ from each other.
 WITH_WIRE = ("gdraa", "tree", "ring")
 MUTATED = [each for each in TELLING if not each.wire or each.name in WITH_WIRE]
 each_variant = pytest.mark.parametrize("variant", MUTATED, ids=str)
 
 
 def judge(what: str, mutants: Iterable[tuple[str, Plans, str | None]], variant: Variant) -> None:
-    """Check mutants and note the score; each must be found, unless it may be right and is."""
+    """Check mutants and count the outcomes; each must be killed, unless it has an excuse."""
     survivors = []
     for text, mutant, excuse in mutants:
         killed = bool(variant.check(mutant, len(mutant), seeds=1, layers=1))
@@ -54,7 +54,7 @@ def test_no_step_can_be_deleted(variant: Variant, size: int) -> None:
 @pytest.mark.full
 @each_variant
 def test_deletions_are_found_without_comparing_the_ranks(variant: Variant) -> None:
-    """The proof and one schedule see by themselves what validate_all would refuse."""
+    """The proof and one schedule find by themselves what validate_all would refuse."""
     for size, count in ((2, 1), (3, 100)):
         root = variant.chosen(size).get("root", 0)
         survivors = [
@@ -75,7 +75,7 @@ def test_no_field_can_be_changed(variant: Variant, size: int) -> None:
 @each_variant
 @pytest.mark.parametrize("size", full([3, 5], quick=1))
 def test_steps_that_need_each_other_cannot_be_swapped(variant: Variant, size: int) -> None:
-    """Mutants that survive are right plans, and there is a reason why."""
+    """Mutants that survive are right plans, each for a known reason."""
     plans = variant.plans(size, 100)
     mutants = (
         (what, mutant, equivalent(plans, rank, step, after))
@@ -158,7 +158,7 @@ def test_one_way_traffic_needs_credits() -> None:
     assert rules(pair((send,), (receive,))) == {"race", "notification"}
     credit = Put(DATA, 0, 0, DATA, 1)
     assert rules(pair(((*send, Wait(1)),), ((*receive, credit),))) == set()
-    # A credit that is given before the slot was read is none.
+    # A credit that is given before the slot was read protects nothing.
     early = (receive[0], credit, receive[1])
     assert rules(pair(((*send, Wait(1)),), (early,))) == {"race"}
 

@@ -1,7 +1,7 @@
 """Spin models of the buffer protocols: right as they are, wrong with a credit or flush dropped.
 
-Spin goes through all states of a few ranks; the checker must come to the same verdict on the plan
-that the model is of, whole and broken in the same way.
+Spin explores all states of a few ranks; the checker must reach the same verdict on the plan that
+the model describes, whole and broken in the same way.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def no_flush(phases: Phases) -> Phases:
 
 
 def no_credit(phases: Phases) -> Phases:
-    """Neither raised nor waited for: flags that nothing was sent before."""
+    """Without the notifications that come without data: neither raised nor waited for."""
     return without_flags(phases, range(10**6))
 
 
 def without_flags(phases: Phases, numbers: range) -> Phases:
-    """Without some of the flags that come alone."""
+    """Without those of the notifications ``numbers`` that come without data."""
     alone = {
         (step.peer, step.notify)
         for plans in phases
@@ -74,7 +74,7 @@ def no_wait(phases: Phases) -> Phases:
 
 
 def no_result(phases: Phases) -> Phases:
-    """A pipeline whose lanes down do nothing, but for the root's part."""
+    """A pipeline without its lanes down, except for the root's part of them."""
     return [[replace(plan, lanes=plan.lanes[:1]) for plan in plans] for plans in phases]
 
 
@@ -91,13 +91,13 @@ def no_done(phases: Phases) -> Phases:
 
 
 def no_mate(phases: Phases) -> Phases:
-    """Two nodes of two without waiting for the mate's block."""
+    """Two nodes of two ranks that do not wait for the mate's block."""
     return without(phases, lambda step: isinstance(step, Wait) and step.notification >= 6)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model with the plan that it is of, and ways to break both."""
+    """A model with the plan that it describes, and ways to break both."""
 
     name: str
     plan: str
@@ -188,7 +188,7 @@ def test_spin_and_the_checker_agree(model: Model, how: str | None, tmp_path: Pat
 
 
 def test_every_plan_is_of_a_modelled_protocol() -> None:
-    """The others are trees too, of other shapes."""
+    """The plans without a model are trees too, of other shapes."""
     modelled = {model.plan for model in NAMED}
     assert OWN - modelled == {"kary", "chain-chain", "chain-binomial"}
     assert {PLANS[name].kinds for name in OWN - modelled} == {PLANS["chain"].kinds}

@@ -1,4 +1,4 @@
-"""Staged: right in two phases, and wrong in one, with a slot less, or with any step missing."""
+"""Staged: right with two phases; wrong with one, with a slot less, or with any step missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from pgasdl.plans.checker.happens_before import happens_before
 from pgasdl.plans.checker.symbolic_run import symbolic_run
 
 KINDS = ("average", "sum")
-# (count, piece): one piece; 16, the last of 40; with owners, 1, 5, 17, the last with few owners.
+# (count, piece). Small: 1 piece, or 16, the last of 40 elements. Large, with owners: 1, 5, 17 (the
+# last has few owners) and 4 pieces.
 SMALL = [(0, 16), (1, 16), (5, 65536), (17, 65536), (1000, 65536), (1000, 64)]
 LARGE = [(5000, 65536), (5000, 1248), (2100, 128), (10**9, 3 * 10**8)]
 
@@ -38,7 +39,7 @@ LARGE = [(5000, 65536), (5000, 1248), (2100, 128), (10**9, 3 * 10**8)]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", full(range(1, 18), quick=4))
 def test_it_is_right(size: int, kind: str) -> None:
-    # What many ranks do differs from what 6 do in nothing but the number of messages.
+    # The steps of many ranks differ from those of 6 only in the number of messages.
     cases = SMALL + LARGE if size <= 6 else [(17, 65536), (1000, 480), (5000, 2064)]
     for count, piece in cases:
         layers, seeds = (2, 2) if size <= 4 else (1, 1)
@@ -99,7 +100,7 @@ def test_a_plan_has_at_least_one_phase() -> None:
     assert "none" not in PLANS
 
 
-# size, count and piece of runs that broken plans are made of: 5 pieces, without and with owners.
+# Size, count and piece of the plans that are broken here: 5 pieces, without and with owners.
 MANY = [(2, 80, 16), (3, 72, 16), (5, 80, 16), (4, 4160, 832), (5, 4160, 832)]
 each_run = pytest.mark.parametrize(("size", "count", "piece"), full(MANY, quick=2))
 
@@ -158,7 +159,7 @@ def test_flags_come_after_what_they_announce(size: int, count: int, piece: int) 
         (what, check([plans, phases[1]], seeds=0))
         for _, what, step, after, plans in swaps(phases[0])
         if isinstance(after, Put if isinstance(step, Reduce) else Reduce)
-        # Copies from the others may begin before the last flag is here: that is another's.
+        # A copy from one rank may begin before the last notification: another rank raises that one.
         and not (isinstance(step, Wait) and isinstance(after, Reduce) and len(after.srcs) == 1)
         and not (isinstance(step, Put) and isinstance(after, Reduce))
     ]
@@ -217,7 +218,7 @@ def mapped(plan: Plan, *, flags: int = 0, slots: int = 0) -> Plan:
 
 @pytest.mark.parametrize("size", full([3, 2, 4], quick=1))
 def test_arrays_of_different_counts_take_turns_in_one_place(size: int) -> None:
-    """Whatever the counts, executions that alternate between the phases cannot disturb others."""
+    """Whatever their counts, executions that alternate between phases cannot disturb each other."""
     piece, counts = 1040, (5, 9000, 2080, 1, 1040, 5, 3120, 7000, 9000, 16)
     whole = build("staged", 0, size, max(counts), piece=piece)
     header = {"count": whole.count, "buffers": whole.buffers, "notifications": whole.notifications}

@@ -1,4 +1,4 @@
-"""Arrays of different counts, and different plans, in turns on one inbox, as in ctx.allreduce."""
+"""Arrays of different counts, and different plans, take turns on one inbox, as in ctx.allreduce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiers import full
 from pgasdl.plans import PLANS, Plan, Put, Step, Wait, build_all
 from pgasdl.plans.checker.happens_before import happens_before
 
-# Staged has an inbox of its own there, and its own test of this.
+# Staged has its own inbox there, and its own test of this.
 SHARING = [name for name, spec in PLANS.items() if spec.shares and name != "staged"]
 COUNTS = (5, 900, 17, 200, 1, 64, 1000, 33)
 
@@ -22,8 +22,7 @@ Turn = list[Plan]
 
 
 def together(turns: list[Turn], regions: list[int]) -> list[Turn]:
-    """Executions that follow each other in the same memory, each plan with notifications of its
-    own."""
+    """Executions one after another in the same memory, each with notifications of its region."""
     every = [plan for turn in turns for plan in turn]
     buffers = {name: max(plan.buffers.get(name, 0) for plan in every) for name in ("data", "inbox")}
     most = max(plan.notifications for plan in every)
@@ -67,9 +66,9 @@ def test_plans_take_turns(seed: int) -> None:
 
 
 def test_a_plan_that_does_not_share_would_disturb_others() -> None:
-    """The example in apps ends without knowing of the others: found, if it were used so."""
+    """The example in apps/ ends without knowing whether the others have: used so, it has a race."""
     flat = runpy.run_path(str(APPS / "own_plan.py"))["flat"]
-    del PLANS["flat"]  # which it registers: other tests load it, too
+    del PLANS["flat"]  # it registers itself, and other tests load it, too
 
     def turns(*counts: int) -> list[Turn]:
         return [[flat(rank, 3, n, phase=i % 2) for rank in range(3)] for i, n in enumerate(counts)]

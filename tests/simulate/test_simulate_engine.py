@@ -63,7 +63,7 @@ def test_an_outline_is_the_plan(name: str, count: int) -> None:
 
 
 def test_an_over_subscribed_link_is_the_bottleneck() -> None:
-    # Two groups of 4 send everything across: through one link of a quarter of their bandwidth.
+    # Two groups of 4 exchange data, once through a link with a quarter of their bandwidth.
     exchange = sim.Exchange("all-to-all", 8 << 20, kind="all-to-all")
     full = sim.supernodes(8, per_group=4, oversubscription=1, latency=0.0)
     tight = sim.supernodes(8, per_group=4, oversubscription=4, latency=0.0)
@@ -129,7 +129,7 @@ def test_a_plan_that_hangs_is_told() -> None:
 
 @pytest.mark.full
 def test_a_thousand_ranks() -> None:
-    # Of ResNet-50's largest layers; all of it is what `pgasdl sim` runs within a minute.
+    # ResNet-50's largest layers only; `pgasdl sim` runs all layers within a minute.
     largest = sorted(models.layers("resnet50"))[-3:]
     machine = sim.flat(1024, startup=2e-7, gamma=5e-11)
     outcome = sim.simulate(machine, [sim.Exchange("gdraa", n) for n in largest])

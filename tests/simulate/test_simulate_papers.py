@@ -1,4 +1,4 @@
-"""The papers' experiments: what must come out like the paper's, and that all of it is written."""
+"""The papers' experiments: which figures must match the paper's, and that all are written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgasdl.tools.simulate.papers.study import Study, Table, figures
 
 
 def column(table: Table, name: str, place: int = 0) -> list[object]:
-    """A table's column; ``place`` counts those of one name."""
+    """A table's column; ``place`` counts the columns of this name."""
     at = [index for index, column in enumerate(table.columns) if column == name][place]
     return [row[at] for row in table.rows]
 
@@ -35,7 +35,7 @@ def test_swcaffe_follows_alexnet_and_not_resnet50() -> None:
     gaps = [abs(float(str(a)) - float(str(b))) for a, b in zip(paper, ours, strict=True)]
     assert max(gaps[:3]) < 5 < min(gaps[3:])
     assert any("ResNet-50 does not" in note for note in table.notes)
-    # The paper's two ways of saying the same: speed-up = (1 - share) * nodes.
+    # The paper states the same in two ways: speed-up = (1 - share) * nodes.
     printed = figures("swcaffe")
     for model, shares in printed["share"].items():
         for batch, share in shares.items():

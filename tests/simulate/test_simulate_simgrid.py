@@ -1,12 +1,12 @@
 """The engine against SimGrid (Debian's libsimgrid-dev): the same plans on the same machines.
 
-Where ranks send one message at a time over links of their own, the two agree to rounding. Else:
-several messages of a rank leave ours one after the other, in the order of posting. SimGrid lets
-them leave together, sharing the port (as queue pairs of one adapter do), or, in turns, each when
-the one before has arrived, latency included. Trees and chains are far from the first and near the
-second; GDRAA the other way round. And where links are shared by several ranks, SimGrid shares them
-fairly among messages, ours passes bytes in the order in which messages' heads come. The tolerances
-are what was seen against the nearer of the two orders, rounded up.
+Where ranks send one message at a time over links of their own, the two agree up to rounding. Else
+they differ. In our engine, several messages of a rank leave one after the other, in the order of
+posting. In SimGrid they leave together and share the port (as queue pairs of one adapter do), or in
+turns, each when the one before has arrived, latency included. Trees and chains are far from the
+first order and near the second; GDRAA the other way round. SimGrid shares a link of several ranks
+fairly among their messages; our engine passes bytes in the order in which the messages' heads come.
+The tolerances are the differences seen against the nearer of the two orders, rounded up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MACHINES = {
     "fat-tree": sim.fat_tree(RANKS, per_leaf=2, leaves_per_pod=4, pod_over=2.0, **COSTS),
     "numa-nodes": sim.numa_nodes(RANKS, per_numa=2, **COSTS),
 }
-# Of ours against the nearer of SimGrid's two orders.
+# Of our engine against the nearer of SimGrid's two orders.
 TOLERANCE = {"flat": 0.06, "supernodes": 0.07, "fat-tree": 0.09, "numa-nodes": 0.12}
 
 

@@ -1,1 +1,1 @@
-"""What the starters of jobs in these folders share; see README.md."""
+"""What all tests that start jobs share; see README.md."""

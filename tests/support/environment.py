@@ -8,19 +8,19 @@ from pathlib import Path
 from support.places import INSTALLED
 
 _LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
-# For ranks that share few cores: no pools of threads on top.
+# For ranks that share few cores: no thread pools in addition.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def environment(*folders: Path, **variables: str) -> dict[str, str]:
-    """This process's, without any launcher's traces.
+    """This process's environment, without any launcher's variables.
 
     Parameters
     ----------
-    folders : where Python looks for modules, after that of the package under test
-    variables : what to set, whatever the rest says
+    folders : where Python looks for modules, after the folder of the package under test
+    variables : what to set; this overrides all the rest
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
-    kept.pop("OMP_NUM_THREADS", None)  # torchrun's trace
+    kept.pop("OMP_NUM_THREADS", None)  # torchrun sets it
     paths = [str(INSTALLED), *map(str, folders), kept.get("PYTHONPATH", "")]
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables

@@ -29,5 +29,5 @@ def run(
 def running(
     *arguments: str, stderr: int = subprocess.PIPE, **variables: str
 ) -> AbstractContextManager[subprocess.Popen[str]]:
-    """A job that runs, and is gone afterwards."""
+    """A job that runs during the ``with`` block and is ended after it."""
     return starting.running(command(*arguments), env=environment(**variables), stderr=stderr)

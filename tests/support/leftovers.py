@@ -1,4 +1,4 @@
-"""What may not be left over: whether a process is still there, and how long one waits for less."""
+"""Leftover processes: whether one is still alive, and waiting until none is."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def gone(pids: Iterable[int], seconds: float) -> bool:
-    """Wait for the ends of processes; False if one still runs."""
+    """Wait for processes to end; False if one still runs."""
     pids = list(pids)
     return until(lambda: not any(alive(pid) for pid in pids), seconds)

@@ -1,4 +1,4 @@
-"""The MPIs under test, a row each: those that ``find`` chooses, and Debian's where they are."""
+"""The MPIs under test, one row each: those that ``find`` chooses, and Debian's, by their paths."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Row:
 
     Attributes
     ----------
-    kind : of ``mpiexec.LAUNCHERS``
+    kind : a key of ``mpiexec.LAUNCHERS``
     launcher : as ``pgasdl run --mpi`` takes it, a kind or a path
-    mpi4py : variable that names a folder with an mpi4py that was built for it
+    mpi4py : variable that names a folder with an mpi4py that was built for this MPI
     """
 
     name: str
@@ -28,7 +28,7 @@ class Row:
     mpi4py: str = ""
 
     def found(self) -> mpiexec.Mpiexec:
-        """Its launcher and library; UnavailableError if they are not here."""
+        """Its launcher and library; UnavailableError if they are not installed."""
         return mpiexec.at(self.launcher) if self.is_debians else mpiexec.find(self.launcher)
 
     @property
@@ -36,7 +36,7 @@ class Row:
         return os.sep in self.launcher
 
     def environ(self, variables: dict[str, str]) -> dict[str, str]:
-        """What its ranks see; the folder comes before all others, which may have mpi4py too."""
+        """Its ranks' environment; the folder comes before all others, which may have mpi4py too."""
         if not self.mpi4py:
             return variables
         paths = os.environ[self.mpi4py], variables.get("PYTHONPATH", "")

@@ -1,4 +1,4 @@
-"""What ranks write, taken apart as it comes."""
+"""Splits ranks' output as it arrives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Event = dict[str, Any]
 
 
 class Lines:
-    """Cuts the pieces in which a rank's output comes into its lines."""
+    """Splits a rank's output, which arrives in pieces, into lines."""
 
     def __init__(self) -> None:
         self._begun = b""
 
     def of(self, piece: bytes) -> list[str]:
-        """The lines that end in this piece; an empty one, the end, ends what was begun, too."""
+        """The lines that end in this piece; an empty piece, the end, also ends a begun line."""
         if self._begun and not piece:
             piece = b"\n"
         *lines, self._begun = (self._begun + piece).split(b"\n")
@@ -27,7 +27,7 @@ class Lines:
 
 
 def event_of(line: str) -> Event | None:
-    """What a line says in JSON, an object; None: it is other words."""
+    """The JSON object on a line; None if the line is anything else."""
     try:
         said = json.loads(line)
     except ValueError:
@@ -36,14 +36,14 @@ def event_of(line: str) -> Event | None:
 
 
 class Log:
-    """A file without a name that processes write to, read while they run."""
+    """An unnamed file that processes write to, and that is read while they run."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
         self._shown = 0
 
     def more(self) -> str:
-        """What was written since this was last asked, at most the end; nothing once closed."""
+        """What was written since the last call, or only its end if long; nothing once closed."""
         if self.file.closed:
             return ""
         size = os.fstat(self.file.fileno()).st_size

@@ -9,5 +9,5 @@ import pgasdl.config
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 APPS = ROOT / "apps"
-# The folder of the pgasdl under test: the checkout's has no compiled part once it is installed.
+# The folder that holds the installed pgasdl, which is tested: the checkout's has no compiled part.
 INSTALLED = Path(pgasdl.config.__file__).parents[1]

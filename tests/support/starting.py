@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_GRACE = 10.0  # seconds, to end by SIGTERM
+_GRACE = 10.0  # seconds to end after SIGTERM
 
 
 def kill_group(pid: int) -> None:
@@ -26,7 +26,7 @@ def finished(
     cwd: Path | str = "/",
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """How a command ended and what it wrote; one that is late is killed with its process group."""
+    """How a command ended and what it wrote; if it is late, its process group is killed."""
     with subprocess.Popen(
         command, env=env, cwd=cwd, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -53,7 +53,7 @@ def succeeded(
 def running(
     command: Sequence[str], *, env: dict[str, str], stderr: int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[str]]:
-    """A command that runs, and is gone afterwards with its process group."""
+    """A command that runs during the ``with`` block; after it, its process group is killed."""
     process = subprocess.Popen(
         command, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
         text=True, start_new_session=True,

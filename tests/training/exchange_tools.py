@@ -24,14 +24,14 @@ DTYPES = {
     "int64": np.dtype(np.int64),
 }
 SHAPES: tuple[tuple[int, ...], ...] = ((7,), (3, 5), (1,), (33, 3), (0,), (1000,), (64,))
-# Those whose order of additions is computed here; tests/contract runs all the others.
+# Plans whose order of additions is computed here; tests/contract runs all the others.
 REFERENCED = ("gdraa", "gdraa-direct", "staged", "tree")
 RATE = 0.25  # of the update: a power of two, exact in every dtype
 
 
 @dataclass(frozen=True)
 class Case:
-    """One exchange: what it is made with, and a list of layers."""
+    """One exchange: its parameters, and its layers."""
 
     plan: str
     kind: str
@@ -49,7 +49,7 @@ class Case:
         ]
 
     def make(self, ctx: Context, **more: Any) -> GradientExchange:
-        """Make the exchange, with weights at their beginnings."""
+        """Make the exchange, with initial weights."""
         update = sgd if self.kind == "update" else None
         exchange = GradientExchange(
             ctx, self.layers(), kind=self.kind, plan=self.plan, update=update, wire=self.wire,
@@ -62,12 +62,12 @@ class Case:
 
 
 def sgd(block: Block) -> None:
-    """The owner's update: every operation is rounded by itself, whatever the block."""
+    """The owner's update: every operation rounds by itself, however the blocks are cut."""
     block.weights -= block.gradient * block.gradient.dtype.type(RATE)
 
 
 def contribution(case: Case, rank: int, iteration: int, layer: int) -> np.ndarray:
-    """A rank's gradient: of several magnitudes, so that every order of additions has its bits."""
+    """A rank's gradient: of several magnitudes, so that the order of additions changes the bits."""
     return _random(*case.layers()[layer], rank, iteration, layer)
 
 
@@ -88,7 +88,7 @@ def initial(case: Case, layer: int) -> np.ndarray:
 
 
 def reduced(case: Case, terms: Sequence[np.ndarray]) -> np.ndarray:
-    """What the plan makes of all ranks' gradients of one layer."""
+    """The plan's result from all ranks' gradients of one layer."""
     size, dtype = len(terms), terms[0].dtype
     if size == 1:
         return terms[0]
@@ -115,7 +115,7 @@ def reduced(case: Case, terms: Sequence[np.ndarray]) -> np.ndarray:
         result = total([term.astype(travels) for term in terms])
     if scale != 1.0:
         result = result * wide.type(scale)
-    # In kind "update" the gradient ends at its owner and does not travel on.
+    # In kind "update" the reduced gradient stays at its owner and is not sent on.
     return result.astype(dtype if case.kind == "update" else travels).astype(dtype)
 
 
@@ -137,7 +137,7 @@ def expected(case: Case, size: int, n_iterations: int) -> list[list[np.ndarray]]
 
 
 def same_bits(found: np.ndarray, wanted: np.ndarray) -> bool:
-    """Compare bytes: 0.0 is not -0.0, and a NaN is itself."""
+    """Compare bytes: 0.0 is not -0.0, and a NaN equals itself."""
     return (
         found.dtype == wanted.dtype
         and found.shape == wanted.shape
@@ -153,7 +153,7 @@ def train(
     skew: float = 0.0,
     exchange: GradientExchange | None = None,
 ) -> None:
-    """Run iterations with layers ready and waited for in this rank's own random order.
+    """Run iterations; layers become ready and are waited for in this rank's own random order.
 
     ``skew``: seconds that a rank may lag at any layer. There is no barrier anywhere.
     """
@@ -178,7 +178,7 @@ def train(
 
 
 def pause(dice: random.Random, skew: float) -> None:
-    """Lag, now and then."""
+    """Lag now and then."""
     if skew and dice.random() < 0.3:
         time.sleep(dice.random() * skew)
 

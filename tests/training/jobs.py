@@ -1,4 +1,4 @@
-"""Start programs as a user does, ``pgasdl run -n N``, and hand back what they print."""
+"""Start programs as a user does, ``pgasdl run -n N``, and return what they print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDERS = (HERE, APPS)  # whose modules the programs import
 
 
 def run(size: int, program: Path, *arguments: str, timeout: float = 120) -> str:
-    """Run a program on ``size`` ranks, 0: without a launcher; return its standard output."""
+    """Run a program on ``size`` ranks (0: without a launcher); return its standard output."""
     command = launcher.command("-n", str(size)) if size else [sys.executable]
     return succeeded(
         [*command, str(program), *arguments], env=environment(*FOLDERS), timeout=timeout

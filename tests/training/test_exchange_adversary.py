@@ -67,7 +67,7 @@ def test_lagging_ranks(size: int, progress: str) -> None:
 
 
 def test_several_exchanges_at_once() -> None:
-    """Two models of one rank, and one of two of the three ranks, in each rank's own order."""
+    """Two models on all three ranks and one on two of them, in each rank's own order."""
     size, n_iterations = 3, 5
     first, second = Case("gdraa", "update"), Case("tree", "average", ("float64",))
     pair = Case("gdraa-direct", "average", shapes=((50,), (3,)))
@@ -99,7 +99,7 @@ def test_several_exchanges_at_once() -> None:
 
 
 def test_layers_end_one_by_one() -> None:
-    """A layer's exchange ends on all ranks although the other layer has not begun anywhere."""
+    """A layer's exchange ends on all ranks before the other layer's has begun on any."""
     case = Case("gdraa", "average", shapes=((5,), (6,)))
 
     def program(ctx: Context) -> list[float]:

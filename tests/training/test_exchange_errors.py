@@ -1,4 +1,4 @@
-"""What goes wrong is said at once, on every rank concerned, and names what it is about."""
+"""Errors are raised at once, on every rank concerned, and name what they are about."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYERS: list[Any] = [((4, 3), "float32"), ((5,), "float32"), ((6,), "float64")]
 
 
 def nothing(block: Block) -> None:
-    """An update that leaves the weights alone."""
+    """An update that leaves the weights unchanged."""
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_ready_twice_and_wait_too_early() -> None:
             together.ready(0)
         with pytest.raises(PlanError, match=r"bucket 0 with layers \[1\], which are not ready"):
             together.wait(0)
-        together.wait(1)  # was not ready since it was last waited for
-        together.finish()  # leaves the bucket as it is
+        together.wait(1)  # layer 1 was not made ready since it was last waited for
+        together.finish()  # leaves the incomplete bucket as it is
         together.ready(1)
         together.wait(0)
         together.wait(1)
@@ -303,7 +303,7 @@ def test_timings(progress: str) -> None:
             for layer in range(len(case.shapes)):
                 exchange.wait(layer)
             end = time.monotonic()
-            slack = 1e-3  # of two clocks
+            slack = 1e-3  # between two clocks
             for timing in exchange.timings:
                 assert begin <= timing.ready <= timing.began + slack
                 assert timing.began <= timing.ended <= timing.waited + slack

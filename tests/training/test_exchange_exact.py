@@ -78,7 +78,7 @@ def test_layers_longer_than_a_turn() -> None:
 
 
 def test_update_is_average_and_a_local_update() -> None:
-    # The reference above already says so; this takes the library's own average for it.
+    # The NumPy reference already shows this; here the library's own average is the reference.
     average = Case("gdraa", "average", ("float32", "float64"))
     update = Case("gdraa", "update", ("float32", "float64"))
 
@@ -105,7 +105,7 @@ def test_update_is_average_and_a_local_update() -> None:
 
 
 def test_buckets_and_kinds_of_plan_change_no_bit() -> None:
-    # Additions go in the order of the ranks in all of these.
+    # All of these add in the order of the ranks.
     variants = [
         Case(plan, "average", bucket_bytes=nbytes)
         for plan in ("gdraa", "gdraa-direct", "staged")

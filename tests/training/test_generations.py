@@ -1,4 +1,4 @@
-"""Executions are numbered by 12 bits: after 4095 of them the numbers begin anew."""
+"""The number of an execution, its generation, has 12 bits: after 4095 executions it starts anew."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ except (pgasdl.ConfigError, pgasdl.MismatchError) as error:
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    """Whatever a test brought into this process goes."""
+    """Remove the plans and modules that a test brought into this process."""
     yield
     for name in plugins.names():
         del PLANS[name]
@@ -59,7 +59,7 @@ def _forget() -> Iterator[None]:
 
 
 def command(*arguments: str, folder: Path, **more: str) -> str:
-    """Run ``pgasdl`` in a folder; standard output."""
+    """Run ``pgasdl`` in a folder; return its standard output."""
     env = environment(*jobs.FOLDERS, **more)
     return succeeded([*PGASDL, *arguments], env=env, timeout=120, cwd=folder)
 
@@ -111,7 +111,7 @@ def test_it_is_tuned_and_its_policy_runs(tmp_path: Path) -> None:
     assert f"PGASDL_PLAN_MODULES={PROGRAM}" in said
     assert f"# plans of {PROGRAM}" in file.read_text()
 
-    # Which plan was the fastest is the machine's; this is what the file may have said.
+    # Which plan is the fastest depends on the machine; this is what the file may have said.
     remarks = [line for line in file.read_text().splitlines() if line.startswith("#")]
     file.write_text("\n".join([*remarks, "allreduce:0-4k:flat#4k-inf:tree"]) + "\n")
     program = tmp_path / "train.py"
@@ -119,7 +119,8 @@ def test_it_is_tuned_and_its_policy_runs(tmp_path: Path) -> None:
     settings = {"PGASDL_POLICY": f"@{file}", "PGASDL_PLAN_MODULES": "own_plan"}
     out = command("run", "-n", "3", str(program), folder=tmp_path, **settings)
     assert sorted(out.splitlines()) == [f"[{r}] flat x1, tree x1 flat" for r in range(3)]
-    # A rank whose program imported it already gets it once; so does the plan's own program.
+    # A rank whose program has already imported the module registers the plan once; so does the
+    # plan's own program.
     out = command("run", "-n", "3", str(program), "1", folder=tmp_path, **settings)
     assert sorted(out.splitlines()) == [f"[{r}] flat x1, tree x1 flat" for r in range(3)]
     settings["PGASDL_PLAN_MODULES"] = str(PROGRAM)
@@ -151,7 +152,7 @@ def test_bench_plans_and_sim_have_it(tmp_path: Path) -> None:
 
 
 def test_loopback_takes_it_once() -> None:
-    """Ranks that are threads import it together."""
+    """Ranks that are threads import the module together."""
 
     def program(ctx: Context) -> str:
         return ctx.allreduce_handle(np.ones(3, np.float32), op="mean").plan

@@ -1,4 +1,4 @@
-"""Which plan runs: the policy's, by size; candidates tried in the first iterations; never two."""
+"""Selection by a policy and by autotune: which plan runs, and that all ranks run the same one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_without_a_policy_the_size_chooses() -> None:
 
 
 def test_ranks_with_different_policies_are_told(tmp_path: Path) -> None:
-    # Processes: a thread's environment is its neighbours'.
+    # Processes, because threads share one environment.
     program = tmp_path / "program.py"
     program.write_text(
         "import os, pgasdl\n"
@@ -137,7 +137,7 @@ def test_the_slower_candidate_is_not_kept() -> None:
         tuner = exchange._autotune
         assert tuner is not None
         for iteration in range(tuner.limit + 2):
-            # What the clock would show if one of them were slow on one rank only.
+            # What the clock would show if one candidate were slow on one rank only.
             exchange.ready(0)
             exchange.wait(0)
             if iteration < len(tuner._times) and iteration % 2 == 0:

@@ -1,4 +1,4 @@
-"""The training app: N ranks get one process's weights to rounding, and each other's bit for bit."""
+"""The training app: N ranks get one process's weights up to rounding, and all the same bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHORT = "--epochs 1 --batch 120"  # 11 iterations
 
 @pytest.fixture(scope="module", autouse=True)
 def app() -> Iterator[Any]:
-    """The app as a module, and PyTorch as it was before."""
+    """The app as a module; afterwards PyTorch is as it was before."""
     sys.path.insert(0, str(APPS))
     import train_digits
 
@@ -48,7 +48,7 @@ def app() -> Iterator[Any]:
 
 
 def trained(app: Any, size: int, arguments: str) -> list[np.ndarray]:
-    """Every rank's weights, ranks being threads."""
+    """Every rank's weights; the ranks are threads."""
     given = app.options(arguments.split())
     app.prepare(given)
 
@@ -78,7 +78,7 @@ def alone(app: Any) -> dict[str, np.ndarray]:
 def test_weights_of_one_process(
     app: Any, alone: dict[str, np.ndarray], plan: str, kind: str, size: int
 ) -> None:
-    # In double precision, what is no rounding stands out.
+    # In double precision, an error that is no rounding stands out.
     weights = trained(app, size, f"{SHORT} --plan {plan} --kind {kind} --dtype float64")
     assert_same(weights)
     np.testing.assert_allclose(weights[0], alone["float64"], rtol=0, atol=1e-12)

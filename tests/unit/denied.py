@@ -1,6 +1,6 @@
 """``python denied.py ERRNO CALL... -- program``: runs it with these system calls refused.
 
-So do container runtimes and sandboxes; with ENOSYS it looks like an older kernel.
+Container runtimes and sandboxes refuse calls in this way; ENOSYS looks like an older kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def refuse(error: int, calls: list[str]) -> None:
-    """Let ``calls`` fail with ``error``, in this process and all that it will start."""
+    """Make ``calls`` fail with ``error``, in this process and in all that it will start."""
     numbers = NUMBERS[platform.machine()]
     code = [(_LOAD_NUMBER, 0, 0, 0)]
     for call in calls:

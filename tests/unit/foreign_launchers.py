@@ -1,4 +1,4 @@
-"""Launchers of others, which the tests call by hand: mpiexec, prterun, torchrun."""
+"""Other projects' launchers, which the tests start directly: mpiexec, prterun, torchrun."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-ALLOWED = {  # to be started by root, and more ranks than there are cores
+ALLOWED = {  # Open MPI may be started by root, and run more ranks than there are cores
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",

@@ -1,4 +1,4 @@
-"""Helpers of the store's tests: a server's parameters, a client, and a rank spoken by hand."""
+"""Helpers of the store's tests: a server's parameters, a client, and a rank that speaks by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def client(server: StoreServer, rank: int, timeout: float = 10.0) -> StoreClient
 
 
 class RawRank:
-    """A rank spoken by hand, so that a test can send what a client would not."""
+    """A rank that speaks the protocol by hand, so that a test can send what a client would not."""
 
     def __init__(self, server: StoreServer, rank: int, secret: bytes = SECRET) -> None:
         self.sock = socket.create_connection(server.address, 5)

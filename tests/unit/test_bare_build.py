@@ -1,7 +1,7 @@
 """A build where every optional header is missing: it imports, runs, and says what it lacks.
 
-The first build of a machine takes a minute; it is kept in ``build/bare``. CI builds in a bare root,
-too (``.ci/bare``): this is what finds the same within the tests.
+The first build on a machine takes a minute; it is kept in ``build/bare``. CI builds in a bare root,
+too (``.ci/bare``): these tests find the same faults without one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from building import ROOT, missing_tools, run, tool
 
 pytestmark = pytest.mark.timeout(1200)
 
-# What lies on a developer's machine and not on a bare one. Each is hidden by one that is an error.
+# Headers that a developer's machine has and a bare one lacks. Each is hidden by an #error.
 OPTIONAL = ("infiniband/verbs.h", "infiniband/mlx5dv.h", "rdma/rdma_cma.h", "mpi.h", "numa.h")
 WHY = "verbs was not built in: <infiniband/verbs.h> was missing"
 PROGRAM = """
@@ -36,7 +36,7 @@ with pgasdl.init() as ctx:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the package of such a build lies."""
+    """The folder that holds the package of such a build."""
     if missing := missing_tools():
         pytest.skip(f"not installed: {', '.join(missing)}")
     cmake, ninja = tool("cmake"), tool("ninja")

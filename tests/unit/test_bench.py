@@ -1,4 +1,4 @@
-"""``pgasdl bench``: its options, its arithmetic, and that each operation ends with true rows."""
+"""``pgasdl bench``: its options, its arithmetic, and that each operation ends with valid rows."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_paced_call_takes_from_the_last_beginning_to_the_last_end() -> None:
 
 
 def test_a_oversubscribed_call_is_an_average_without_the_filling() -> None:
-    # Four calls from 1000 on, each after filling for 2000, the last ends at 31000.
+    # Four calls, the first from 1000 on, each after 2000 of filling; the last ends at 31000.
     (us,) = durations(
         [1000, 11000, 19000, 27000], [9000, 17000, 25000, 31000],
         paced=False, clock_ns=0, fill_ns=2000,
@@ -225,7 +225,7 @@ def test_a_plan_that_is_asked_for(tmp_path: Path) -> None:
     done = bench("allreduce", "--plan", "gdraa-direct", "--sizes", "4K", "--json", str(file), *FAST)
     assert done.returncode == 0, done.stderr
     assert [row["plan"] for row in rows_of(file)] == ["gdraa-direct"]
-    assert "no row" in done.stdout  # an array outside cannot be reduced by it
+    assert "no row" in done.stdout  # this plan cannot reduce an array outside segments
 
 
 @pytest.mark.parametrize("buckets", ["0", "4M"])
@@ -248,13 +248,13 @@ def test_loopback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("op", ["allreduce", pytest.param("write_notify", marks=pytest.mark.full)])
 def test_peers_take_turns(tmp_path: Path, op: str) -> None:
-    """Whatever is installed is measured; whatever is not is named with the reason."""
+    """Peers that are installed are measured; the others are named with the reason."""
     file = tmp_path / "rows.json"
     done = bench(op, "--sizes", "1K", "--peers", "openmpi,gloo", "--json", str(file), *FAST)
     assert done.returncode == 0, done.stderr
     measured = {name.split()[0] for name in rows_of(file)[0]["peers"]}
     started = {n for n in ("openmpi", "gloo") if f"peer       {n}: " in done.stdout}
-    # A row keeps to one placement of the two cores, in which a peer may not have had its turn.
+    # A row is of one placement of the two cores; a peer may not have had a turn in that one.
     assert measured <= started
     for name in ("openmpi", "gloo"):
         assert (f"no peer    {name}: " in done.stdout) == (name not in started)

@@ -1,4 +1,4 @@
-"""The store: what its ranks get from it."""
+"""The store: what the ranks of the job get from it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_gather_answers_once_all_are_there(world: list[Store]) -> None:
         assert not got.done()
         world[2].put("some/2", b"")
         assert got.result(10) == [b"\0", b"", b"\3"]
-        # As soon as one is gone that has put nothing the others' wait has no end to wait for.
+        # A rank that ends without having put its value ends the others' wait.
         got = pool.submit(world[1].gather, "some", [0, 1, 3], 10.0)
         world[1].put("some/1", b"")
         assert got.result(10)[1] == b""
@@ -243,7 +243,7 @@ def test_no_two_contexts_have_one_token(server: StoreServer) -> None:
 
 
 def test_token_never_travels(server: StoreServer) -> None:
-    """It is worked out from the secret: whoever reads all frames of a rank does not see it."""
+    """It is derived from the secret: reading all frames of a rank does not reveal it."""
     with client(server, 0) as store:
         rank = RawRank(server, 1)
         welcome = rank.frame()
@@ -256,7 +256,7 @@ def test_token_never_travels(server: StoreServer) -> None:
 
 
 def test_busy_store_that_welcomes_late_loses_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it has a rank's proof the rank is one: were it to lose patience, all would lose it."""
+    """A rank whose proof the store has must not give up: the others would see it as lost."""
     monkeypatch.setattr(entry, "CHALLENGE_SECONDS", 0.3)
     reading, writing = os.pipe()
     pid = os.fork()
@@ -303,7 +303,7 @@ def test_threads_share_a_client(server: StoreServer) -> None:
 
 def test_abandoned_get_does_not_disturb_the_next(server: StoreServer) -> None:
     with client(server, 0) as store, client(server, 1) as other:
-        for i in range(300):  # more than may wait at once: they are cancelled
+        for i in range(300):  # more gets than may wait at once: each is cancelled
             with pytest.raises(Timeout):
                 store.get("late", 0.0005 if i % 8 else 0)
         other.put("late", b"1")
@@ -325,7 +325,7 @@ def test_child_of_fork_is_refused_and_keeps_nothing_open(server: StoreServer) ->
         finally:
             os._exit(status)
     store.put("a", b"1")
-    store._sock.close()  # as if this process were killed, the child still being there
+    store._sock.close()  # as if this process were killed while the child still runs
     noticed = until(lambda: server.states[0] is RankState.LOST)
     os.close(wait)
     os.close(go)
@@ -387,7 +387,7 @@ def test_no_descriptor_is_left() -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    gc.collect()  # what earlier tests left to it
+    gc.collect()  # frees what earlier tests left
     before = count()
     for _ in range(5):
         with StoreServer(SECRET, 1) as running, StoreClient(running.address, SECRET, 0, 1) as store:

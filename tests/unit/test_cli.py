@@ -32,7 +32,7 @@ def piped(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedP
 
 
 def at_terminal(*arguments: str, cwd: Path, **variables: str) -> tuple[int, str]:
-    """The status, and every byte that a terminal was sent."""
+    """The status, and every byte sent to the terminal."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [*PGASDL, *arguments], env=environment(**variables), cwd=cwd, stdin=slave, stdout=slave,
@@ -212,7 +212,7 @@ def test_a_missing_module_is_no_traceback(
     monkeypatch.setitem(sys.modules, "pgasdl.tools.simulate.cli", None)
     assert main(["sim"]) == 1
     assert "sim is not available" in capsys.readouterr().err
-    assert main(["--help"]) == 0  # nothing is loaded for it
+    assert main(["--help"]) == 0  # help loads no command's module
 
 
 @pytest.mark.parametrize("words", [TUNE, PLANS, BENCH])

@@ -1,4 +1,4 @@
-"""Where a newcomer stands: in the root of the clone, whose source folder has no compiled part."""
+"""Work in the root of the clone, as newcomers do: its source folder has no compiled part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELLO = "import pgasdl\nwith pgasdl.init() as ctx: print('rank', ctx.rank, 'of',
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Its package and a program in a folder beside, as apps/ is."""
+    """A copy of the package, and a program in a folder beside it, as in apps/."""
     ignore = shutil.ignore_patterns("_native*.so", "__pycache__")
     shutil.copytree(ROOT / "pgasdl", tmp_path / "pgasdl", ignore=ignore)
     (tmp_path / "programs").mkdir()
@@ -36,7 +36,7 @@ def stand_in(clone: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 def command(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The ``pgasdl`` command: a script in another folder, which is all that -P says."""
+    """The ``pgasdl`` command: a script in another folder; -P stands in for just that."""
     return stand_in(clone, "-P", "-m", "pgasdl", *arguments)
 
 
@@ -57,7 +57,7 @@ COMMANDS = {
 def test_every_command_works_there(clone: Path, words: tuple[str, ...]) -> None:
     done = command(clone, *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    # Of workers, and of what doctor asks the MPIs, which it survives.
+    # Not even from workers, nor from doctor's probes of the MPIs, whose errors it survives.
     assert "_native" not in done.stdout + done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The table of variables: strict, complete, and arguments first."""
+"""The table of variables is strict and complete, and arguments come before variables."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ def test_refused_with_name_value_and_what_is_accepted(name: str, text: str) -> N
 
 @pytest.mark.parametrize(("heartbeat", "limit"), [(200, 0.5), (501, 1.5), (60_000, 3.0)])
 def test_stop_detection_that_would_be_off_is_refused(heartbeat: int, limit: float) -> None:
-    """From variables, arguments, and by replacement."""
+    """In variables, in arguments, and in ``replace``."""
     environ = {"PGASDL_HEARTBEAT_MS": str(heartbeat), "PGASDL_STOPPED_AFTER": str(limit)}
     with pytest.raises(ConfigError, match="3 heartbeats have to fit in"):
         Config.from_environment(environ)

@@ -159,7 +159,7 @@ def test_several_machines_with_a_secret(tmp_path: Path) -> None:
     assert results == [[b"0", b"1"]] * 2
 
 
-# The secret's own protection.
+# How the secret is protected.
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777, 0o620])
@@ -217,7 +217,7 @@ def test_secret_from_a_descriptor() -> None:
 
 
 def as_nobody(work: Callable[[], int]) -> int:
-    """Fork; the child gives up root and ends with what ``work`` returns."""
+    """Fork; the child gives up root and exits with the status that ``work`` returns."""
     pid = os.fork()
     if pid == 0:
         status = 99
@@ -293,7 +293,7 @@ def test_mpich(tmp_path: Path, wrapped: bool) -> None:
     program = tmp_path / "rank.py"
     program.write_text(RANK)
     command = [sys.executable, str(program)]
-    if wrapped:  # the rank's parent is then a shell of its own
+    if wrapped:  # then each rank's parent is a shell
         command = ["/bin/sh", "-c", f"{sys.executable} {program}; exit $?"]
     words = launched(tool("mpiexec.hydra"), "-n", "3", *command)
     assert words == [["mpich", str(rank), "0,1,2"] for rank in range(3)]

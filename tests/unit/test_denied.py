@@ -1,4 +1,4 @@
-"""Sandboxes and older kernels refuse system calls: the job works, or says which and the way out."""
+"""Where sandboxes or older kernels refuse calls, the job works, or says which and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 DENIED = str(Path(__file__).with_name("denied.py"))
 ERRORS = ("EPERM", "ENOSYS")
 
-# One rank is woken from its sleep, an array outside segments is reduced, bound memory is reached.
+# Wakes a sleeping rank, reduces an array outside segments, and accesses bound memory.
 PROGRAM = """
 import sys, time
 import numpy as np
@@ -100,7 +100,7 @@ def test_a_segment_that_is_refused_is_unavailable(error: str) -> None:
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_dead_rank_is_noticed_without_pidfds(error: str) -> None:
-    """By survivors, long before its heartbeat would be missed, and by the launcher."""
+    """Survivors notice it long before its heartbeat would be missed; so does the launcher."""
     arguments = command("-n", "2", "--keep-going", "-c", LOST)
     result = under(error, ["pidfd_open"], *arguments)
     assert result.stdout.splitlines() == ["[0] 1 died 1"], result.stderr

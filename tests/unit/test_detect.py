@@ -1,4 +1,4 @@
-"""Which launcher, which rank: tables of environments, real ones where a launcher was at hand."""
+"""Which launcher, which rank: tables of environments, real ones where a launcher was available."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
         ),
         (TORCHRUN, ("torchrun", 3, 4, 1, 2)),
         (
-            # The variables by hand, as PyTorch's env:// start-up takes them.
+            # Variables set by hand, as PyTorch's env:// start-up reads them.
             {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
             ("torchrun", 1, 2, 1, 2),
         ),
@@ -83,7 +83,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
         (without(SLURM, "SLURM_STEP_ID"), ("single", 0, 1, 0, 1)),
         (without(SLURM, "SLURM_STEP_ID") | {"SLURM_STEPID": "3"}, ("slurm", 5, 7, 1, 3)),
         (without(SLURM, "SLURM_PROCID"), ("single", 0, 1, 0, 1)),
-        # Precedence: each beats all below it.
+        # Precedence: each launcher beats all that follow.
         (PGASDL | TORCHRUN | OPENMPI | MPICH | SLURM, ("pgasdl", 1, 4, 1, 4)),
         (TORCHRUN | OPENMPI | MPICH | SLURM, ("torchrun", 3, 4, 1, 2)),
         (OPENMPI | MPICH | SLURM, ("openmpi", 2, 8, 0, 4)),

@@ -1,4 +1,4 @@
-"""The report: complete, machine-readable, and there when half of the package is not."""
+"""The report: complete, machine-readable, and printed even where half of the package is missing."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Every example in a docstring runs, and gives what it says."""
+"""Every example in a docstring runs, and prints what it shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGE = Path(pgasdl.__file__).parent
 
 
 def modules_with_examples() -> list[str]:
-    """All but the package itself, whose example is a program of two ranks."""
+    """All with examples but the package itself, whose example is a program of two ranks."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if ">>> " in path.read_text():
@@ -42,5 +42,5 @@ def test_the_example_of_the_package_is_a_program(tmp_path: Path) -> None:
 
 
 def test_the_native_core_has_no_examples() -> None:
-    # Whoever writes one there makes a test that runs it.
+    # Whoever writes an example there has to add a test that runs it.
     assert ">>> " not in (PACKAGE / "_native.pyi").read_text()

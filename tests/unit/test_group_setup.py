@@ -15,7 +15,7 @@ N_RANKS = 301
 
 @pytest.mark.full
 def test_many_members_and_many_survivors() -> None:
-    """Their list is longer than a key of the start-up store."""
+    """The list of members is longer than a key of the start-up store may be."""
     formed = threading.Barrier(N_RANKS)
 
     def program(ctx: Context) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def test_many_members_and_many_survivors() -> None:
 
 
 def test_members_of_two_groups_with_one_key_are_told() -> None:
-    """No two sets of members have one SHA-256; if they had, the values would tell."""
+    """No two sets of members share a SHA-256; if they did, the values would show it."""
 
     def program(ctx: Context) -> None:
         members = bitmap([0, 1], ctx.size)
@@ -44,6 +44,6 @@ def test_members_of_two_groups_with_one_key_are_told() -> None:
         if ctx.rank == 0:
             with pytest.raises(MismatchError, match=r"group of ranks 0, 1: rank 1 means another"):
                 ctx.group([0, 1], timeout=10)
-        ctx.barrier()  # until then nobody leaves
+        ctx.barrier()  # nobody leaves before
 
     loopback.run(3, program)

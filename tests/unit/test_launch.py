@@ -1,6 +1,6 @@
 """``pgasdl run``: what reaches the ranks, and what of their output reaches the user.
 
-The ranks are small programs that do not use pgasdl: the launcher is what is tested.
+The ranks are small programs that do not use pgasdl: only the launcher is tested.
 """
 
 from __future__ import annotations
@@ -194,13 +194,13 @@ def test_progress_bar_in_a_file_is_its_last_state() -> None:
 
 def test_no_prefix() -> None:
     result = run("-n", "2", "--no-prefix", "-c", "import os; os.write(1, b'a\\rb\\n')")
-    assert result.stdout == "a\nb\na\nb\n"  # read as text: the return was passed on as it is
+    assert result.stdout == "a\nb\na\nb\n"  # as text: the carriage return was passed on as it is
 
 
 def test_slow_reader_loses_nothing() -> None:
     program = "for i in range(40000): print(i, 'x' * 100)"
     with running("-n", "1", "-c", program) as process:
-        time.sleep(1.0)  # more than pipes and the launcher keep
+        time.sleep(1.0)  # the rank writes more than pipes and the launcher keep
         assert process.stdout is not None
         lines = process.stdout.read().splitlines()
     assert [int(line.split()[1]) for line in lines] == list(range(40000))
@@ -243,6 +243,6 @@ def test_terminal_shows_a_live_line(tmp_path: Path) -> None:
     assert process.wait(15) == 0
     erase = rb"\r\x1b\[K"
     assert re.search(erase + rb"\[0\] 10%" + erase + rb"\[0\] 60%", shown), shown
-    # The other rank's line stands above the bar, which is drawn again below it.
+    # The other rank's line appears above the bar, which is drawn again below it.
     assert re.search(erase + rb"\[1\] line\r\n\[0\] 60%", shown), shown
     assert shown.endswith(b"[0] 60%\r\n")

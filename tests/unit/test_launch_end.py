@@ -16,7 +16,7 @@ from support.launcher import command, run, running
 from support.leftovers import alive, gone
 from support.starting import finished, read_line
 
-# Ends.
+# How jobs end.
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_survivors_may_report_before_they_are_ended(tmp_path: Path) -> None:
         "import os, sys, time\n"
         "sys.stdin = open(sys.argv[1], 'rb' if os.environ['PGASDL_RANK'] == '0' else 'wb')\n"
         "if os.environ['PGASDL_RANK'] == '1': os._exit(3)\n"
-        "sys.stdin.read()\n"  # until rank 1 has gone
+        "sys.stdin.read()\n"  # until rank 1 has ended
         "time.sleep(0.2); sys.exit('I saw rank 1 go')\n"
     )
     pipe = tmp_path / "pipe"
@@ -104,7 +104,7 @@ def test_flight_record_signal_kills_no_rank_that_does_not_know_it() -> None:
         assert process.wait(15) == 0
 
 
-# Nothing is left.
+# Nothing is left behind.
 
 _WITH_CHILDREN = (
     "import os, subprocess, sys, time\n"
@@ -149,7 +149,7 @@ def test_daemons_of_a_good_job_end_with_it() -> None:
 
 
 def test_a_caller_that_ignores_the_end_of_children_waits_for_them() -> None:
-    """Some supervisors start programs so; nobody would ever be told that a rank has ended."""
+    """Some supervisors ignore SIGCHLD; then no signal would ever say that a rank has ended."""
     caller = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -215,7 +215,7 @@ def test_descriptors_and_signal_state_of_a_rank() -> None:
         "extra = [f for f in fds if f > 2 and f != int(os.environ['PGASDL_SECRET_FD'])]\n"
         "print(len(extra), signal.pthread_sigmask(signal.SIG_BLOCK, []))\n"
     )
-    # The one more is the descriptor that lists the directory.
+    # The one extra descriptor is that which lists the directory.
     assert run("-n", "1", "-c", program).stdout == "[0] 1 set()\n"
 
 
@@ -247,6 +247,6 @@ print(status, mine.wait(30), ended.wait(30))
     [("pass", 0), ("raise SystemExit(5)", 5), ("import os; os.kill(os.getppid(), 9)", 137)],
 )
 def test_a_caller_from_python_stays_what_it_was(program: str, status: int) -> None:
-    """The signals that it blocks, and its own children, running and ended."""
+    """It keeps the signals that it blocks, and its own children, running and ended."""
     done = finished([sys.executable, "-c", _CALLER, program], env=environment(), timeout=60)
     assert done.stdout == f"{status} 0 7\n", done.stderr

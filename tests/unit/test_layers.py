@@ -1,4 +1,4 @@
-"""Arrows point down only: what the native layers include and link, and what Python imports."""
+"""Dependencies point down only: what the native layers include and link, what Python imports."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def imports_any(path: Path, *packages: str) -> set[str]:
     }
 
 
-# The package, bottom first, each line a layer: modules, and folders with all that lies in them. The
-# longest name that fits decides. A module may import those of its own layer and of layers below.
+# The package's layers, bottom first, one a line: modules, and folders with all that lies in them.
+# The longest name that fits decides. A module may import from its own layer and from layers below.
 ROOMS = (
     ("errors", "_native"),
     ("transports", "kernel", "models"),
@@ -153,7 +153,7 @@ LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 
 
 def module_name(path: Path) -> str:
-    """``plans.cost``; a folder's ``__init__`` goes by the folder's name."""
+    """As in ``plans.cost``; a folder's ``__init__`` has the folder's name."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -162,7 +162,7 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def level_of(module: str) -> int:
-    """The layer of a module: that of the longest name in the table that it is, or lies in."""
+    """The layer of a module: that of the longest name in the table that is or contains it."""
     name = module
     while name not in LEVEL:
         assert "." in name, f"{module} is in no layer"
@@ -171,7 +171,7 @@ def level_of(module: str) -> int:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """The package's own modules that a file imports, typing and inside functions included."""
+    """The package's own modules that a file imports, also for typing and inside functions."""
     found: set[str] = set()
     for name in imports_any(path, "pgasdl"):
         inside = name.removeprefix("pgasdl").lstrip(".")
@@ -209,7 +209,7 @@ def test_the_layers_name_what_is_there() -> None:
 
 
 def test_plans_know_no_runtime() -> None:
-    # A plan is data, made and checked without anything that runs it.
+    # A plan is data, built and checked without the code that runs it.
     allowed = {"pgasdl.plans", "pgasdl.errors"}
     for path in sorted((PACKAGE / "plans").rglob("*.py")):
         for name in imports_any(path, "pgasdl"):
@@ -225,7 +225,7 @@ def test_nothing_imports_the_apps_or_the_tests() -> None:
 
 
 def top_level_imports(path: Path) -> set[str]:
-    """Roots of what a file imports when it is itself imported."""
+    """Top-level packages that a file imports when it is itself imported."""
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):

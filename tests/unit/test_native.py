@@ -1,6 +1,6 @@
-"""The C++ tests under the thread sanitizer, and proof that they find bugs put there on purpose.
+"""The C++ tests under the thread sanitizer, and proof that they find seeded bugs.
 
-The first build of a machine takes a minute or two; it is kept in ``build/native-thread``. The other
+The first build on a machine takes a minute or two; it is kept in ``build/native-thread``. The other
 lanes (address and undefined behaviour, plain) run the same programs in ``.ci/run``.
 """
 
@@ -24,7 +24,7 @@ CHECK_FAILED = "CHECK("
 
 @dataclass(frozen=True)
 class Seeded:
-    """One bug: in ``file``, ``sound`` becomes ``broken``; ``test`` must say ``report``."""
+    """One bug: in ``file``, ``sound`` becomes ``broken``; ``test`` must print ``report``."""
 
     name: str
     file: str
@@ -151,7 +151,7 @@ def test_a_seeded_bug_is_found(bug: Seeded, build: Build, tmp_path: Path) -> Non
 
 
 def test_the_same_link_without_a_bug_passes(build: Build, tmp_path: Path) -> None:
-    # Else every seeded bug above would be "found".
+    # If this failed, every seeded bug above would seem to be found.
     for file, test in (
         ("native/pgas/group.cpp", "test_groups"),
         ("tests/native/plans.hpp", "test_memory"),

@@ -1,4 +1,4 @@
-"""What programs import: these paths stay, wherever the code behind them lies."""
+"""The import paths of programs stay valid, wherever the code behind them lies."""
 
 from __future__ import annotations
 

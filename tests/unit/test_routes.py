@@ -1,4 +1,4 @@
-"""Which transport goes where, and what is said when none can."""
+"""Which transport reaches which rank, and what the error says when none can."""
 
 from __future__ import annotations
 

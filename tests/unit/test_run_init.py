@@ -1,4 +1,4 @@
-"""``pgasdl.init`` under every launcher that is installed: real processes, the whole way up."""
+"""``pgasdl.init`` under every installed launcher: real processes, the whole start-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.stdout.write(f"rank {ctx.rank} of {ctx.size}: {total[0]:g}\\n")
 
 
 def launched(program: Path, *command: str, status: int = 0) -> list[str]:
-    """The ranks' lines, sorted; ``command`` is the launcher's part."""
+    """The ranks' lines, sorted; ``command`` is the launcher's part of the command."""
     result = finished(
         [*command, str(program)], env=environment(**ALLOWED), timeout=120, cwd=program.parent
     )
@@ -69,9 +69,9 @@ def test_torchrun(program: Path) -> None:
 
 
 def test_whom_a_rank_lets_reach_its_bound_memory(tmp_path: Path) -> None:
-    """What it names to Yama: its only peer, or the launcher of several, which started nobody else.
+    """It names to Yama its only peer or, with several, their launcher, which started nobody else.
 
-    There is no way to ask a process whom it has named, and few machines have Yama.
+    A process cannot be asked whom it has named, and few machines have Yama.
     """
     program = tmp_path / "named.py"
     program.write_text(

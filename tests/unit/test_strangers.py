@@ -1,4 +1,4 @@
-"""The store: what those who do not belong to the job get from it, which is nothing."""
+"""The store: processes that do not belong to the job get nothing from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_wrong_secret_is_refused_on_both_sides(server: StoreServer) -> None:
 
 
 def test_proof_does_not_pass_through_a_relay(server: StoreServer) -> None:
-    """Both addresses are part of the proof: whoever stands between cannot pass it on."""
+    """Both addresses are part of the proof: a relay between them cannot pass it on."""
     with socket.socket() as relay:
         relay.bind(("127.0.0.1", 0))
         relay.listen(8)
@@ -145,7 +145,7 @@ def test_half_open_and_slow_connections_block_nobody(server: StoreServer) -> Non
     assert time.monotonic() - started < 2.0
     stores[0].put("a", b"1")
     assert stores[3].get("a") == b"1"
-    # One byte now and then does not prolong the deadline.
+    # A byte now and then does not extend the deadline.
     slow.settimeout(0.2)
     dropped = False
     for byte in (MAGIC + bytes(32))[1:]:
@@ -167,7 +167,7 @@ def test_half_open_and_slow_connections_block_nobody(server: StoreServer) -> Non
 
 
 def _hostile(server: StoreServer, seed: int, n: int, rank: int) -> int:
-    """``n`` inputs that nobody of the job would send; how many were accepted."""
+    """Send ``n`` inputs that no rank of the job would send; return how many were accepted."""
     generator = random.Random(seed)
     recorded = RawRank(server, rank)
     recorded.frame()
@@ -176,10 +176,10 @@ def _hostile(server: StoreServer, seed: int, n: int, rank: int) -> int:
     recorded.sock.close()
     accepted = 0
     for i in range(n):
-        if i % 5 == 0:  # a genuine rank, one bit of whose next frame is turned on the way
+        if i % 5 == 0:  # a genuine rank; one bit of its next frame is flipped on the way
             sender = RawRank(server, rank)
             if sender.frame().kind is not FrameKind.WELCOME:
-                continue  # the last one's end is not noticed yet
+                continue  # the store has not yet noticed that the last sender ended
             sealed = sender.sealer.seal(FrameKind.PUT, 1, channel.pack_key("hostile", b"x" * 8))
             data = bytearray(sealed)
             data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)

@@ -1,4 +1,4 @@
-"""The checked-in stub of the native module says what the module says."""
+"""The checked-in stub matches the native module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STUB = ROOT / "pgasdl" / "_native.pyi"
 
 
 def meaning(text: str) -> list[str]:
-    """Lines without their outer space: how a generator indents is its own affair."""
+    """Lines without their outer space: how a generator indents does not matter."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

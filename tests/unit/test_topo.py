@@ -1,4 +1,4 @@
-"""The table of RDMA addresses: in guests that have some; and every way to have none."""
+"""The table of RDMA addresses: in guests that have some, and for every reason to have none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIELDS = set(topo.RdmaAddress.__dataclass_fields__)
 
 
 class Native(types.ModuleType):
-    """Answers in place of the compiled part."""
+    """Answers in place of the native module."""
 
     def __init__(self, answer: list[topo.RdmaAddress] | Exception, left_out: str = "") -> None:
         super().__init__("pgasdl._native")
@@ -48,7 +48,7 @@ CLOSED = topo.RdmaAddress(
 
 
 def fake_port(folder: Path, state: str, gids: dict[int, tuple[str, str, str]]) -> None:
-    """As the kernel shows a port; entries without a type cannot be read there."""
+    """Write a port's files as the kernel shows them; entries without a type cannot be read."""
     for name in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
         (folder / name).mkdir(parents=True)
     (folder / "state").write_text(state + "\n")
@@ -241,7 +241,7 @@ def test_memlock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def guest(command: str, mode: str = "dummy", **variables: str) -> Any:
-    """Runs ``command``, in which {topo} and {doctor} print JSON, where there is an RDMA device."""
+    """Run ``command`` in a guest with an RDMA device; {topo} and {doctor} in it print JSON."""
     sys.path.insert(0, str(TESTS / "softroce"))
     try:
         rig = importlib.import_module("rig")

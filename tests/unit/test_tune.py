@@ -1,4 +1,4 @@
-"""``pgasdl tune`` and ``pgasdl bench plans``: what is chosen, written and summed up."""
+"""``pgasdl tune`` and ``pgasdl bench plans``: what is chosen, written and summarized."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// Replays plans on SimGrid: one actor for each lane, one mailbox for each flag. Reads what
-// test_simulate_simgrid.py writes:
+// Replays plans on SimGrid: one actor for each lane, one mailbox for each notification.
+// Reads what test_simulate_simgrid.py writes:
 //   ranks R                    rank r runs on the platform's host h<r>
 //   lane RANK N                then N steps: "put PEER NOTE BYTES", "wait NOTE", "work SECONDS",
 //                              "flush"

@@ -23,7 +23,7 @@ def main() -> None:
                 trainer, _ = train_digits.train(ctx, given)
             digests.append(trainer.digest())
             trainer.exchange.close()
-    sys.stdout.write(json.dumps(digests) + "\n")  # whole, between what other ranks write
+    sys.stdout.write(json.dumps(digests) + "\n")  # in one piece, as other ranks write too
 
 
 if __name__ == "__main__":
