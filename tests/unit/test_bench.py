@@ -104,7 +104,7 @@ def test_a_paced_call_takes_from_the_last_beginning_to_the_last_end() -> None:
     assert times == [0.95, 0.0]
 
 
-def test_a_oversubscribed_call_is_an_average_without_the_filling() -> None:
+def test_an_oversubscribed_call_is_an_average_without_the_filling() -> None:
     # Four calls, the first from 1000 on, each after 2000 of filling; the last ends at 31000.
     (us,) = durations(
         [1000, 11000, 19000, 27000], [9000, 17000, 25000, 31000],
