@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 # -O1: a sanitizer's instrumentation of optimised templates takes gcc minutes. No NDEBUG.
 FLAGS = "-O1 -g"
 
-# The sanitizers of each lane; the last one builds for another processor and runs what an emulator
-# can.
+# The sanitizers of each lane; the last lane builds for another processor and runs what an emulator
+# can run.
 LANES = {
     "plain": "",
     "thread": "thread",
@@ -26,10 +26,10 @@ LANES = {
     "aarch64": "",
 }
 
-# Of these a test puts its own in place of single files.
+# In these lanes a test replaces single files.
 FILE_BY_FILE = ("thread",)
 
-# libibverbs' headers are the same for every processor; they come after the processor's own.
+# libibverbs' headers are the same for every processor; they come after that processor's own.
 CROSS = {
     "aarch64": (
         "-DCMAKE_SYSTEM_NAME=Linux",
@@ -40,7 +40,7 @@ CROSS = {
     )
 }
 
-# Tests that need system calls which an emulator has not: process_vm_writev and seccomp.
+# Tests that need system calls which an emulator lacks: process_vm_writev and seccomp.
 NOT_EMULATED = {"aarch64": ("test_memory", "test_process")}
 
 ENVIRONMENT = {
@@ -57,18 +57,18 @@ def tool(name: str) -> str | None:
 
 
 def missing_tools() -> list[str]:
-    """What a build needs and this machine has not."""
+    """Tools that a build needs and this machine lacks."""
     return [name for name in ("cmake", "ctest", "ninja", "g++") if tool(name) is None]
 
 
 def environment() -> dict[str, str]:
-    """Sanitizers stop at the first report; the job's own variables do not reach the tests."""
+    """Sanitizers stop at the first report; PGASDL_ variables do not reach the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PGASDL_")}
     return {**kept, **ENVIRONMENT}
 
 
 def run(*command: str, cwd: Path | None = None, timeout: float = 1800) -> str:
-    """Run to success; the output, or an error that shows it."""
+    """Run a command; return its output, or raise an error that shows it."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -96,7 +96,7 @@ class Build:
 
     @property
     def compiler_flags(self) -> list[str]:
-        """What a single file is compiled with, the same as CMake does it."""
+        """The flags to compile a single file, the same as CMake's."""
         sanitize = LANES[self.lane]
         flags = ["-std=c++20", *FLAGS.split(), "-Wall", "-Wextra", "-Werror", "-pthread"]
         return flags + ([f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"] if sanitize else [])
@@ -117,7 +117,7 @@ class Build:
         run(cmake, "--build", str(self.folder))
 
     def test(self) -> str:
-        """Run every test of the lane; the output, or an error if one failed or was not run."""
+        """Run all tests of the lane; return the output, or raise if one failed or did not run."""
         ctest = tool("ctest")
         assert ctest is not None
         left_out = NOT_EMULATED.get(self.lane, ())
@@ -135,15 +135,15 @@ class Build:
         return output
 
     def archives(self) -> list[str]:
-        """The layers' libraries, users before what they use."""
+        """The layers' libraries, each before those that it uses."""
         layers = ("exchange", "pgas", "transport", "memory", "reduce", "sys")
         return [str(self.folder / layer / f"libpgasdl_{layer}.a") for layer in layers]
 
     def link_changed(self, test: str, file: Path, text: str, folder: Path) -> Path:
-        """Link ``test`` with ``file`` (relative to the project) reading ``text`` instead.
+        """Link ``test`` with ``text`` as the content of ``file`` (relative to the project).
 
-        A changed layer file is compiled and linked before the libraries, so that theirs is left
-        out; a changed header of the tests lies beside a copy of the test.
+        A changed file of a layer is compiled and linked before the libraries, so that their version
+        is left out; a changed header of the tests lies beside a copy of the test.
         """
         include = ["-I", str(ROOT / "native")]
         compiler = tool("g++")

@@ -1,7 +1,7 @@
 #pragma once
 
-// MPI for ranks that are threads of this process, so that a test can hold one of them where it
-// likes. Everything goes by messages and windows over memory; nothing is mapped.
+// MPI for ranks that are threads of this process, so that a test can hold one of them at a chosen
+// point. All data goes by messages and windows over memory; nothing is mapped.
 
 #include <condition_variable>
 #include <cstring>
@@ -26,7 +26,7 @@ struct MpiMachine {
     int from;
     Bytes bytes;
   };
-  // One collective call: MPI wants the same one of all members, in the same order.
+  // One collective call: MPI requires the same calls of all members, in the same order.
   struct Round {
     std::string call;
     std::size_t arrived = 0;
@@ -39,7 +39,7 @@ struct MpiMachine {
 
   explicit MpiMachine(int size) : messages(static_cast<std::size_t>(size)) {
     communicators.emplace_back();
-    communicators.emplace_back();  // 1: of all
+    communicators.emplace_back();  // 1: all ranks
     for (int rank = 0; rank < size; ++rank) communicators[1].push_back(rank);
   }
 
@@ -55,8 +55,8 @@ struct MpiMachine {
   std::map<std::pair<std::uint64_t, std::size_t>, Round> rounds;
   std::map<std::uint64_t, Window> windows;
   std::uint64_t next_window = 1;
-  // Called without the mutex: by a rank whose last collective of making a window has ended and
-  // has not returned yet; and of a message that a rank has taken.
+  // Called without the mutex: `made` by a rank before it returns from the last collective call
+  // that makes a window, `taken` by a rank that has taken a message.
   std::function<void(int)> made = [](int) {};
   std::function<void(int, const MpiHeader&)> taken = [](int, const MpiHeader&) {};
 };
@@ -191,7 +191,7 @@ class MpiThread final : public MpiLibrary {
  private:
   using Key = std::pair<std::uint64_t, std::size_t>;
 
-  // With the mutex.
+  // Requires that the caller holds the mutex.
   Key arrive(const char* call, Handle communicator, std::uint64_t value) {
     const auto& members = machine_->communicators.at(communicator);
     const Key key{communicator, calls_[communicator]++};
@@ -229,7 +229,7 @@ class MpiThread final : public MpiLibrary {
   Handle n_messages_ = 0;
   std::map<Handle, MpiMachine::Bytes> probed_;
   std::map<Handle, Key> begun_;
-  std::map<Handle, std::size_t> calls_;  // collective ones of this rank, by communicator
+  std::map<Handle, std::size_t> calls_;  // collective calls of this rank, by communicator
   std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 

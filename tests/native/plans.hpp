@@ -1,7 +1,7 @@
 #pragma once
 
-// The plans of pgasdl/plans as C++ data, for one lane and kind "sum" or "update": what the executor
-// does under a sanitizer must not need Python. The Python plans have their own checker.
+// The plans of pgasdl/plans as C++ data, for one lane and kind "sum" or "update": tests of the
+// executor under a sanitizer must not need Python. The Python plans have their own checker.
 
 #include <algorithm>
 #include <memory>
@@ -60,7 +60,7 @@ inline Plan plan_of(const char* name, Rank rank, Rank size, std::uint64_t count,
   return plan;
 }
 
-// The slot of `sender` at `owner`, of `width` elements each.
+// The inbox slot of `sender` at `owner`; every slot has `width` elements.
 inline PlanSpan slot(Rank sender, Rank owner, std::uint64_t width) {
   const Rank number = sender < owner ? sender : sender - 1;
   return {kInbox, static_cast<std::uint64_t>(number) * width, -1};
@@ -149,7 +149,7 @@ inline Plan tree(Rank rank, Rank size, std::uint64_t count, bool update) {
 
 enum class Kind { kGdraa, kDirect, kTree };
 
-// A plan of one phase, bound to run again and again with a numbering of its own.
+// A plan of one phase, bound to run repeatedly, with its own numbering unless one is given.
 inline std::unique_ptr<Execution> bound(Local& local, const Plan& plan,
                                         std::vector<BufferBinding> buffers, std::vector<Rank> ranks,
                                         const std::shared_ptr<Segment>& board, std::uint64_t first,
@@ -164,7 +164,8 @@ inline std::unique_ptr<Execution> bound(Local& local, const Plan& plan,
   return std::make_unique<Execution>(local.executor, std::move(phases), std::move(numbering));
 }
 
-// A plan with memory of its own on every rank: [data | weights | inbox], and a range of ids.
+// A plan with memory of its own on every rank: [data | weights | inbox], and a range of
+// notifications.
 class Exchange {
  public:
   Exchange(Local& local, Kind kind, std::uint64_t count, bool update = false,

@@ -29,7 +29,7 @@ struct Settings {
   LoopbackFaults faults{};
   Options options{};
   bool shm = false;
-  std::function<std::unique_ptr<Transport>(Rank, Rank)> transport{};  // of a rank, in place of both
+  std::function<std::unique_ptr<Transport>(Rank, Rank)> transport{};  // of a rank; replaces both
 };
 
 // Waits that go to sleep at once: every hand-over depends on the wake word.
@@ -87,7 +87,7 @@ class Local {
 
   void barrier() { CHECK(world().barrier(soon()) == Outcome::kDone); }
 
-  // Until one id of the range is raised; takes it and tells its value.
+  // Waits until one notification of the range is raised; resets it and returns its value.
   std::uint32_t await(Segment& segment, std::uint64_t first, std::uint64_t count = 1,
                       std::uint32_t* id = nullptr) {
     std::uint32_t found = 0;
@@ -113,7 +113,7 @@ T* items(const std::shared_ptr<Segment>& segment, std::uint64_t byte_offset = 0)
 
 using Program = std::function<void(Local&)>;
 
-// Runs `program` on every rank; what each one threw. A rank that throws closes as failed.
+// Runs `program` on every rank; returns what each one threw. A rank that throws closes as failed.
 inline std::vector<std::exception_ptr> outcomes(Rank size, const Settings& settings,
                                                 const Program& program) {
   const auto n = static_cast<std::size_t>(size);
@@ -170,7 +170,7 @@ inline void run(Rank size, const Settings& settings, const Program& program) {
   }
 }
 
-// Requires that `call` throws an Error of this kind, and tells which rank it names.
+// Requires that `call` throws an Error of this kind, and returns the rank that it names.
 template <typename Call>
 Rank require_error(ErrorKind kind, Call&& call, std::string* said = nullptr) {
   try {

@@ -1,5 +1,5 @@
-// What an execution promises beyond its result: it is continued or over, takes nobody's flags for
-// its own, keeps what it still needs, and lets go of it when it is done.
+// What an execution promises beyond its result: it can be continued or has ended, never takes
+// another's flags for its own, keeps what it still needs, and releases it when it is done.
 
 #include <pthread.h>
 
@@ -11,8 +11,8 @@
 
 namespace {
 
-std::atomic<bool> no_memory{false};  // for threads that make progress
-thread_local bool starved = false;   // this thread gets none
+std::atomic<bool> no_memory{false};  // for progress threads
+thread_local bool starved = false;   // this thread gets no memory
 
 bool is_progress_thread() {
   char name[16] = {};
@@ -46,7 +46,7 @@ void finish(Local& local, Execution& execution) {
   CHECK_NOTE(waited == Waited::kDone, "%s", local.executor.missing(execution).c_str());
 }
 
-// Ranks that agree on all but the last bits, the first bits, or one bit: always told.
+// Ranks whose fingerprints differ in any one bit: always reported.
 void any_difference_is_told() {
   for (int bit = 0; bit < 64; ++bit) {
     const auto thrown = outcomes(2, {}, [&](Local& local) {
@@ -59,8 +59,8 @@ void any_difference_is_told() {
   }
 }
 
-// More executions than there are numbers, two sizes on one range of notifications, one of them
-// seldom: an old flag is never taken for a new one, nor for a disagreement.
+// More executions than there are generations, of two sizes on one range of notifications, one of
+// them rarely: an old flag is never taken for a new one, nor for a disagreement.
 void numbers_come_again() {
   run(2, {}, [](Local& local) {
     const std::uint64_t counts[] = {8, 500};
@@ -118,7 +118,7 @@ void ended_between_two_calls(const Settings& settings) {
   });
 }
 
-// Nothing of a closed one moves, whatever arrives; what was kept for it is let go at once.
+// A closed execution does nothing, whatever arrives; what was kept for it is released at once.
 void closed_under_way() {
   run(2, {}, [](Local& local) {
     Exchange exchange(local, Kind::kGdraa, 50);
@@ -153,7 +153,7 @@ void closed_under_way() {
   });
 }
 
-// What is kept for an interrupted call is let go when its result is taken, not before.
+// What is kept for an interrupted call is released when its result is taken, not before.
 void kept_until_taken() {
   std::atomic<bool> interrupted{false};
   run(2, {}, [&](Local& local) {
@@ -174,11 +174,12 @@ void kept_until_taken() {
   });
 }
 
-// Where the progress thread finds no memory the one who waits is told, and the process lives.
+// If the progress thread gets no memory, the thread that waits gets the error, and the process
+// goes on.
 void no_memory_for_progress() {
   std::atomic<bool> started{false};
   Settings settings;
-  settings.shm = true;  // no memory is needed for its progress, only for the update's Call
+  settings.shm = true;  // its progress needs no memory, only the update's Call does
   const auto thrown = outcomes(2, settings, [&](Local& local) {
     Exchange exchange(local, Kind::kTree, 200, true);
     if (local.rank() == 0) {
@@ -188,7 +189,7 @@ void no_memory_for_progress() {
     while (local.rank() == 1 && !started.load()) std::this_thread::yield();
     local.executor.start(exchange.plan());
     started.store(true);
-    // Rank 0 makes no progress of its own: its thread comes to the update.
+    // Rank 0 itself makes no progress: its progress thread reaches the update.
     const Deadline deadline = soon();
     while (local.rank() == 0 && exchange.plan().state() == State::kRunning) {
       CHECK(!deadline.passed());
@@ -209,8 +210,8 @@ void no_memory_for_progress() {
   CHECK(told);
 }
 
-// What begins has its place among the live ones when it takes its number: whoever else begins while
-// it is copied in must not take that, nor make it depend on memory.
+// An execution has its place among the live ones when it takes its number: another one that begins
+// while the first one's array is copied in must not take that place, nor make it depend on memory.
 void begins_while_another_is_copied() {
   Settings settings;
   settings.shm = true;
@@ -256,7 +257,7 @@ void begins_while_another_is_copied() {
   });
 }
 
-// What is closed while its result is taken lets go of what it kept once.
+// An execution that is closed while its result is taken releases once what it kept.
 void closed_while_taken() {
   run(1, {}, [](Local& local) {
     for (int round = 0; round < 100; ++round) {
@@ -286,7 +287,7 @@ void closed_while_taken() {
   });
 }
 
-// Two threads in calls of one numbering: the second is refused, the first's entry holds.
+// Two threads in calls of one numbering: the second is refused, the first one's entry stays valid.
 void one_thread_inside() {
   run(1, {}, [](Local& local) {
     Numbering numbering(local.segment(64), 0, 8, true);

@@ -52,7 +52,7 @@ void lost_during(const char* what, const Settings& settings,
       CHECK_NOTE(error.rank() == kVictim, "%s names rank %d: %s", what, error.rank(), error.what());
       CHECK_NOTE(seconds < 3, "%s: %g s", what, seconds);
       CHECK(local.context.liveness().health(kVictim) == Health::kFailed);
-      // Poisoned until acknowledged; then the survivors go on among themselves.
+      // All waits fail until the loss is acknowledged; then the survivors go on among themselves.
       std::uint32_t found = 0;
       require_error(ErrorKind::kPeerLost,
                     [&] { (void)local.context.notify_waitsome(*segment, 0, 8, soon(), found); });
@@ -109,7 +109,7 @@ void every_wait(const Settings& settings) {
   }
 }
 
-// A segment that a loss keeps from being made is made by the same call once the loss is accepted.
+// A loss interrupts the creation of a segment; once it is acknowledged the same call goes on.
 void creation_continued(const Settings& settings) {
   std::atomic<bool> begun{false};
   std::atomic<bool> told{false};
@@ -155,8 +155,8 @@ void creation_continued(const Settings& settings) {
   }
 }
 
-// What broke when a rank was lost is nobody's fault any more once its loss was accepted: a plan of
-// the survivors, whose flush is the first to hear of it, runs.
+// A connection that broke with a lost rank is no error once the loss is acknowledged: a plan of the
+// survivors runs, although its flush is the first to notice the broken connection.
 void flush_after_loss() {
   Settings settings;
   settings.faults.breaks = true;
@@ -209,7 +209,7 @@ void flush_after_loss() {
   }
 }
 
-// A heartbeat that this rank cannot send, for want of memory say, is nobody's death.
+// A heartbeat that this rank cannot send, say for lack of memory, does not mean that a rank died.
 void failing_heartbeat() {
   Settings settings;
   settings.faults = {.fail_rank = 0, .fail_at = 3, .mapped = false};
@@ -221,7 +221,7 @@ void failing_heartbeat() {
   });
 }
 
-// Settings with which a stopped rank would never be noticed.
+// Settings with which a stopped rank would never be noticed are refused.
 void too_few_heartbeats() {
   for (const std::uint32_t heartbeat_ms : {334u, 600u, 60000u}) {
     Options options;
@@ -256,14 +256,14 @@ void failing_operation(const Settings& settings, Kind kind) {
     CHECK(words(thrown[1]).find("as was asked for") != std::string::npos);
     for (Rank rank : {0, 2}) {
       const auto& error = thrown[static_cast<std::size_t>(rank)];
-      if (error == nullptr) continue;  // it had its part already
+      if (error == nullptr) continue;  // it had already finished
       CHECK_NOTE(words(error).find("rank 1") != std::string::npos, "%s", words(error).c_str());
     }
   }
   CHECK(ends > 0 && ends < 39);
 }
 
-// Leaving in peace: what was sent still arrives; who waits for more is told that nobody is left.
+// Leaving in peace: what was sent still arrives; a rank that waits for more gets an error.
 void leaving() {
   run(kSize, {}, [&](Local& local) {
     const auto segment = local.segment(64);
@@ -281,7 +281,7 @@ void leaving() {
   });
 }
 
-// A source that is read late stays until then, whoever has given it up meanwhile.
+// A source that is read late stays until then, even if all its owners have released it meanwhile.
 void source_outlives_its_segment(const Settings& settings) {
   constexpr std::uint64_t kBytes = 1 << 20;
   run(2, settings, [&](Local& local) {
@@ -345,9 +345,9 @@ void closed_under_its_threads() {
   });
 }
 
-// In the child of a fork every call says so; the parent notices nothing.
+// In the child of a fork every call raises kClosed; the parent is not affected.
 void forked() {
-#if !defined(__SANITIZE_THREAD__)  // which cannot follow a fork of several threads
+#if !defined(__SANITIZE_THREAD__)  // cannot follow a fork of several threads
   run(2, {}, [&](Local& local) {
     const auto segment = local.segment(64);
     local.barrier();

@@ -15,7 +15,7 @@ using namespace pgasdl::testing;
 
 void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
-// Plain memory of all ranks, written before and read after: a barrier that leaks is a race.
+// Plain memory of all ranks, written before a barrier and read after it: a leaky barrier is a race.
 void barriers(const Settings& settings, Rank size, std::uint64_t rounds) {
   std::vector<std::uint64_t> cells(static_cast<std::size_t>(size));
   run(size, settings, [&](Local& local) {
@@ -68,7 +68,7 @@ void allgathers(const Settings& settings, Rank size, std::uint32_t rounds) {
   });
 }
 
-// Two threads of each rank create segments at once, each on its own group.
+// Two threads of each rank create segments concurrently, each in its own group.
 void segments(const Settings& settings) {
   run(3, settings, [&](Local& local) {
     const auto first = local.group({0, 1, 2});
@@ -102,8 +102,8 @@ void segments(const Settings& settings) {
   });
 }
 
-// Everybody sends to everybody, two threads of each rank receive; messages of one sender to one
-// receiver come in order, none is lost.
+// Every rank sends to every rank, two threads of each rank receive; messages from one sender to one
+// receiver arrive in order, none is lost.
 void passive(const Settings& settings, Rank size, std::uint32_t messages) {
   run(size, settings, [&](Local& local) {
     const auto n = static_cast<std::size_t>(size);
@@ -146,7 +146,7 @@ void passive(const Settings& settings, Rank size, std::uint32_t messages) {
   });
 }
 
-// The receiver cannot tell the sender that its mailbox is free: the message is there all the same.
+// The receiver cannot tell the sender that its mailbox is free: it still gets the message.
 void passive_without_thanks() {
   Settings failing;
   failing.faults = {.fail_rank = 1, .fail_at = 1};
@@ -163,7 +163,7 @@ void passive_without_thanks() {
   });
 }
 
-// Contributions longer than a slot travel in pieces, some members having more of them than others.
+// Contributions longer than a slot travel in pieces; some members have more pieces than others.
 void pieces(const Settings& settings) {
   run(3, settings, [&](Local& local) {
     for (const Group::Kind kind : {Group::Kind::kExchange, Group::Kind::kReduce}) {
@@ -191,7 +191,7 @@ void pieces(const Settings& settings) {
   });
 }
 
-// While one thread is inside, between its attempts too, another is refused and changes nothing.
+// While one thread is inside, even between its attempts, another is refused and changes nothing.
 void one_inside(const Settings& settings) {
   run(2, settings, [&](Local& local) {
     const auto signal = local.segment(0, 4);
@@ -231,7 +231,7 @@ void one_inside(const Settings& settings) {
   });
 }
 
-// Threads that create segments in one group again and again: each is refused, or right.
+// Threads create segments in one group again and again: each call is refused, or correct.
 void storm(const Settings& settings) {
   run(2, settings, [&](Local& local) {
     std::atomic<int> left{20};
@@ -256,7 +256,8 @@ void storm(const Settings& settings) {
   });
 }
 
-// What ended half way keeps others of its kind out until it is continued, and no other kind.
+// A collective that timed out half way keeps out others of its kind until it is continued, but not
+// those of another kind.
 void half_way() {
   run(2, {}, [&](Local& local) {
     const auto signal = local.segment(0, 4);
@@ -300,7 +301,7 @@ void half_way() {
   });
 }
 
-// Groups that overlap make segments at the same moment: no rank has two of one name.
+// Groups that overlap make segments concurrently: no rank has two with the same id.
 void names() {
   run(3, {}, [&](Local& local) {
     const auto alone = local.group({local.rank()});
@@ -313,7 +314,7 @@ void names() {
     std::shared_ptr<Segment> one;
     std::shared_ptr<Segment> two;
     if (local.rank() == 1) {
-      // In both before either is agreed on.
+      // It begins both before either is agreed on.
       CHECK(create(*first, one, Deadline::once()) == Outcome::kTimeout);
       CHECK(create(*second, two, Deadline::once()) == Outcome::kTimeout);
     } else {
@@ -333,7 +334,7 @@ void names() {
   });
 }
 
-// What a peer says of its copy and nobody can read is an error that names the peer.
+// A malformed description of a peer's segment is an error that names the peer.
 void malformed(const Settings& settings) {
   run(2, settings, [](Local& local) {
     for (std::size_t bytes = 0; bytes <= 6; ++bytes) {
@@ -343,7 +344,7 @@ void malformed(const Settings& settings) {
           (void)local.world().create_segment(64, 1, nullptr, soon(), made);
         };
         if (bytes < sizeof(SegmentId)) CHECK(require_error(ErrorKind::kMismatch, create) == 1);
-        if (bytes >= sizeof(SegmentId)) {  // a name, and nothing that a transport understands
+        if (bytes >= sizeof(SegmentId)) {  // an id, and nothing that a transport understands
           try {
             create();
             CHECK(false);
@@ -367,7 +368,7 @@ void malformed(const Settings& settings) {
   });
 }
 
-// What timed out is continued by calling it again, and then is as good as any.
+// A call that timed out is continued by calling it again, and then succeeds like any other.
 void resumed(const Settings& settings) {
   run(3, settings, [&](Local& local) {
     const auto insist = [&](auto&& attempt) {
@@ -401,7 +402,7 @@ void resumed(const Settings& settings) {
       CHECK(local.await(*made, 0, 4) == 77);
       local.barrier();
     }
-    // A second message waits for its mailbox; one try says so at once.
+    // A second message waits until its mailbox is free, here until it times out.
     const std::byte byte{1};
     Rank sender = -1;
     std::string message;

@@ -1,5 +1,6 @@
-// A rank leaves in peace: whatever cannot end any more ends with an error that names it, also where
-// it is waited for through others; whatever it did its part in ends as if it had stayed.
+// A rank leaves in peace: every operation that can no longer complete ends with an error that names
+// the rank, also where others wait for it only indirectly; every operation in which the rank did
+// its part ends as if it had stayed.
 
 #include <atomic>
 
@@ -36,7 +37,8 @@ void finish(Local& local, Execution& execution) {
              local.executor.missing(execution).c_str());
 }
 
-// Who never came: everybody is told, whichever way it is waited for, and again at the next call.
+// A rank left before an operation: every other rank gets an error, however it waits, and again at
+// the next call.
 void never_came(const Settings& settings, Rank size, bool tries) {
   for (Rank gone = 0; gone < size; ++gone) {
     run(size, settings, [&](Local& local) {
@@ -66,8 +68,8 @@ void never_came(const Settings& settings, Rank size, bool tries) {
   }
 }
 
-// Who has done its part is missed by nobody: of the last thing that all do together some come out
-// when others are gone.
+// Nobody needs a rank that has done its part: of the last operation that all do together, some
+// ranks return only after others have left.
 void last_together(const Settings& settings, Rank size) {
   for (int round = 0; round < 20; ++round) {
     run(size, settings, [&](Local& local) {
@@ -81,8 +83,8 @@ void last_together(const Settings& settings, Rank size) {
   }
 }
 
-// Who leaves in the middle of a barrier: those who have all they need come out, the others are
-// told; in the next barrier everybody is, also who waits only for one that is still in this one.
+// A rank leaves in the middle of a barrier: ranks that have all they need return, the others get an
+// error. In the next barrier all get it, also a rank that waits only for one still in this barrier.
 void half_a_barrier(const Settings& settings) {
   run(4, settings, [&](Local& local) {
     local.barrier();
@@ -97,7 +99,7 @@ void half_a_barrier(const Settings& settings) {
   });
 }
 
-// An execution that nobody awaits here is one that others wait for.
+// Other ranks wait for an execution that nobody waits for on this rank.
 void awaited_elsewhere(bool thread) {
   std::atomic<bool> told{false};
   run(3, {}, [&](Local& local) {
@@ -134,7 +136,7 @@ void awaited_elsewhere(bool thread) {
   });
 }
 
-// What only the program keeps from its end can still end, if all others have left.
+// An execution that only its own program holds up can still end after all others have left.
 void alone_with_a_call() {
   run(2, {}, [](Local& local) {
     const auto board = local.segment(64);

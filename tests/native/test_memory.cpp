@@ -38,7 +38,7 @@ void regions() {
   }
   CHECK(mine->data()[4999] == std::byte{7});
 
-  // A peer's memory that could be taken away under our feet is refused, and so is too little.
+  // Memory that the peer could still shrink is refused, and so is memory that is too small.
   require_error(ErrorKind::kSegment, [&] { (void)Region::attach(fd.get(), 1 << 20); });
   const UniqueFd open_ended(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   CHECK(ftruncate(open_ended.get(), 8192) == 0);
@@ -68,7 +68,7 @@ int open_descriptors() {
   return count;
 }
 
-// A stranger's datagrams, with and without a descriptor, are dropped; so are their descriptors.
+// A stranger's datagrams are dropped, with and without a descriptor; the descriptors are closed.
 void strangers() {
   const std::string token = "sixteen bytes...";
   ShmTransport transport(0, 2, token);
@@ -166,7 +166,7 @@ void exchanges() {
   }
 }
 
-// Every descriptor and mapping goes away with its owners.
+// Every descriptor is released with its owners.
 void nothing_left() {
   const auto live = [] {
     run(2, over_shm(), [&](Local& local) {

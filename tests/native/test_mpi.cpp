@@ -1,4 +1,4 @@
-// Transport mpi over an MPI that a test can hold where it likes (mpi_ranks.hpp).
+// Transport mpi over an emulated MPI, whose calls a test can hold at chosen points (mpi_ranks.hpp).
 
 #include <latch>
 #include <thread>
@@ -23,7 +23,7 @@ struct Mpi {
     };
   }
   std::shared_ptr<MpiMachine> machine;
-  // They outlive contexts, as a process's does: memory that peers may write to stays.
+  // They outlive contexts, as a process's MpiWorld does: memory that peers may write to stays.
   std::vector<std::shared_ptr<MpiWorld>> worlds;
   Settings settings;
 };
@@ -31,8 +31,9 @@ struct Mpi {
 constexpr std::uint32_t kFirst = 77;
 constexpr std::uint32_t kMessages = 5;
 
-// Rank 0 is on its way out of the call that made a segment, and another of its threads takes what
-// rank 1, which is out already, has written there: `bound` has two windows, data and board.
+// Rank 0 is about to return from the call that made a segment, and another of its threads takes
+// what rank 1, whose call has already returned, has written there. A `bound` segment has two
+// windows, data and board.
 void what_comes_while_a_segment_is_made(bool bound) {
   Mpi mpi(2);
   std::mutex mutex;
@@ -50,7 +51,7 @@ void what_comes_while_a_segment_is_made(bool bound) {
     std::unique_lock lock(mutex);
     if (rank != 0 || !armed) return;
     armed = false;
-    // The last one is taken before those before it are known to be where they belong.
+    // The last message is taken before the earlier ones are known to be where they belong.
     CHECK(changed.wait_for(lock, std::chrono::seconds(20), [&] { return n_taken == kMessages; }));
   };
   run(2, mpi.settings, [&](Local& local) {
@@ -84,7 +85,7 @@ void what_comes_while_a_segment_is_made(bool bound) {
   });
 }
 
-// What is for a segment that is no more harms nobody, and holds back nothing that comes after.
+// A message for a deleted segment does no harm, and does not hold back later messages.
 void what_comes_for_a_deleted_segment() {
   Mpi mpi(2);
   run(2, mpi.settings, [&](Local& local) {
@@ -106,7 +107,7 @@ void what_comes_for_a_deleted_segment() {
   });
 }
 
-// Two threads of each rank, each with a group of its own of the same ranks, make segments at once.
+// Two threads of each rank make segments concurrently, each in its own group of the same ranks.
 void groups_of_the_same_ranks_at_once() {
   Mpi mpi(3);
   run(3, mpi.settings, [&](Local& local) {
@@ -137,7 +138,8 @@ void groups_of_the_same_ranks_at_once() {
   });
 }
 
-// A member that described its segment and went: nobody is kept in MPI, and all go on when it comes.
+// A member describes its segment and times out: no rank is held inside MPI, and all go on when the
+// member calls again.
 void who_comes_late() {
   for (const Rank late : {0, 1, 2}) {
     Mpi mpi(3);

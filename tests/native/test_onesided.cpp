@@ -18,8 +18,8 @@ unsigned char pattern(Rank from, std::uint32_t round, std::uint64_t i) {
   return static_cast<unsigned char>(static_cast<std::uint64_t>(from) * 31 + round * 7 + i * 13 + 1);
 }
 
-// Every rank writes to every other, several unordered pieces and then the flag with the last one:
-// who sees the flag sees all of it. The answer proves the slot free again.
+// Every rank writes several unordered pieces to every other, the last one with a flag: who sees the
+// flag sees all pieces. The answer proves that the slot is free again.
 void flag_is_last(const Settings& settings, Rank size, std::uint32_t rounds) {
   run(size, settings, [&](Local& local) {
     const auto n = static_cast<std::uint64_t>(size);
@@ -50,7 +50,7 @@ void flag_is_last(const Settings& settings, Rank size, std::uint32_t rounds) {
         }
       }
       for (Rank distance = 1; distance < size; ++distance) {
-        // One sender at a time: those who have all their answers are a round ahead.
+        // One sender at a time: ranks that have all their answers are a round ahead.
         const auto from = static_cast<std::uint32_t>(local.peer(distance));
         std::uint32_t found = 0;
         CHECK(local.context.notify_waitsome(*inbox, from, 1, soon(), found) == Outcome::kDone);
@@ -94,7 +94,7 @@ void lists_and_reads(const Settings& settings) {
       const std::uint64_t from = (kPieces - 1 - i / 100) * 100 + i % 100;
       CHECK(bytes[4096 + i] == pattern(writer, 1, from));
     }
-    // Back again from the peer, where it is by now: a read is not ordered behind a write.
+    // Read it back from the peer, where it has arrived by now: a read is not ordered after a write.
     local.barrier();
     std::vector<Slice> here;
     for (std::uint64_t i = 0; i < kPieces; ++i) here.push_back({segment, 8192 + i * 100, 100});
@@ -112,7 +112,7 @@ void lists_and_reads(const Settings& settings) {
   });
 }
 
-// Many threads of one rank wait for, and take, what two others raise: each value comes out once.
+// Several threads of a rank wait for and reset what two other ranks raise: each value comes once.
 void several_takers(const Settings& settings, std::uint32_t values) {
   constexpr std::uint32_t kIds = 6;
   run(3, settings, [&](Local& local) {
@@ -164,7 +164,7 @@ void several_takers(const Settings& settings, std::uint32_t values) {
   });
 }
 
-// fetch_add never loses one; a lock built of compare_swap protects plain memory.
+// fetch_add never loses an addition; a lock built from compare_swap protects plain memory.
 void atomics(const Settings& settings, std::uint64_t rounds) {
   constexpr Rank kSize = 3;
   run(kSize, settings, [&](Local& local) {
@@ -204,7 +204,7 @@ void atomics(const Settings& settings, std::uint64_t rounds) {
   });
 }
 
-// A full queue says so at once, or completes itself; several threads share one.
+// A post to a full queue returns kFull at once, or waits for room; several threads share a queue.
 void queues(Settings settings) {
   settings.options.queue_depth = 4;
   run(2, settings, [&](Local& local) {
@@ -239,9 +239,8 @@ void queues(Settings settings) {
   });
 }
 
-// Nothing wrong gets as far as a transport.
-// A thread that posts while another waits on the same queue: its own wait still ends when its
-// request is over, not before, and the count stays one of requests.
+// A thread posts while another waits on the same queue: its own wait still ends when its request is
+// complete, not before, and the queue's size stays the number of its requests.
 void shared_queue(Settings settings, std::uint32_t rounds) {
   constexpr std::uint32_t kDepth = 4;
   settings.options.queue_depth = kDepth;
@@ -275,7 +274,7 @@ void shared_queue(Settings settings, std::uint32_t rounds) {
         std::this_thread::yield();
       }
       local.flush();
-      cells[0] = 0;  // it is mine again
+      cells[0] = 0;  // the source is free again
       CHECK(local.await(*segment, 1) == 1);
     }
     over.store(true);
@@ -285,6 +284,7 @@ void shared_queue(Settings settings, std::uint32_t rounds) {
   });
 }
 
+// Wrong arguments are refused before they reach a transport.
 void refusals() {
   run(2, {}, [&](Local& local) {
     const auto segment = local.segment(64, 8);

@@ -1,5 +1,5 @@
 // Plans executed by ranks that are threads: every result exact, the next iteration's data written
-// the moment the last one is over, no barrier anywhere.
+// as soon as the last one has ended, no barrier anywhere.
 
 #include <algorithm>
 #include <atomic>
@@ -68,7 +68,7 @@ void layers(const Settings& settings, Rank size, bool progress_thread) {
   });
 }
 
-// Update in the middle: the owner's hook makes weights of the gradients' sum.
+// Update in the middle: the owner's hook computes weights from the gradients' sum.
 void updates(const Settings& settings, Kind kind, Rank size, bool progress_thread) {
   run(size, settings, [&](Local& local) {
     Exchange exchange(local, kind, 200, true);
@@ -95,9 +95,9 @@ void updates(const Settings& settings, Kind kind, Rank size, bool progress_threa
   });
 }
 
-// A plan that timed out goes on where it was; one that runs is not started again.
+// A plan that timed out continues where it was; one that runs cannot be started again.
 void resumed(const Settings& settings) {
-  std::atomic<std::uint32_t> timed_out{0};  // iterations in which rank 0 waited in vain
+  std::atomic<std::uint32_t> timed_out{0};  // iterations in which rank 0's wait timed out
   run(2, settings, [&](Local& local) {
     Exchange exchange(local, Kind::kGdraa, 50);
     for (std::uint32_t round = 0; round < 3; ++round) {
@@ -116,7 +116,7 @@ void resumed(const Settings& settings) {
   });
 }
 
-// Ranks that disagree about what they run: an error for each that sees it, no hang.
+// Ranks disagree about what they run: an error on every rank, no hang.
 void mismatch() {
   const auto thrown = outcomes(2, {}, [&](Local& local) {
     Exchange exchange(local, Kind::kGdraa, 40, false, local.rank() == 0 ? 3 : 5);
@@ -135,7 +135,7 @@ void mismatch() {
   }
 }
 
-// What does not fit is refused before anything runs.
+// A plan that does not fit is refused before anything runs.
 void refusals() {
   run(2, {}, [&](Local& local) {
     const auto segment = local.segment(4096, 8);

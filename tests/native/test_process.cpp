@@ -1,5 +1,5 @@
-// The end of other processes, with pidfds and where a sandbox gives none; whom processes descend
-// from; the signals of the library's threads.
+// Noticing the end of other processes, with pidfds and where a sandbox refuses them; common
+// ancestors of processes; the signals of the library's threads.
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -26,7 +26,7 @@ namespace {
 
 using namespace pgasdl;
 
-// Runs `work` in a child, whose CHECKs count.
+// Runs `work` in a child process; a CHECK that fails there fails the test.
 void in_child(const std::function<void()>& work) {
   const pid_t pid = fork();
   CHECK(pid >= 0);
@@ -82,7 +82,7 @@ void watching(bool pidfds) {
   CHECK(late && late.ended() && late.descriptor() == -1);
 }
 
-// A process whose first thread has left runs on.
+// A process whose first thread has exited still runs.
 void first_thread_leaves() {
   int pipe_ends[2];
   CHECK(pipe(pipe_ends) == 0);
@@ -108,7 +108,7 @@ void first_thread_leaves() {
   CHECK(waitpid(pid, nullptr, 0) == pid);
 }
 
-// Who may be named to Yama so that all of these may reach a process's memory.
+// The process that can be named to Yama so that all of these may access a process's memory.
 void ancestors() {
   const pid_t left = start_sleeper();
   const pid_t right = start_sleeper();
@@ -130,7 +130,7 @@ void ancestors() {
   CHECK(above({left, right}) == 0);
 }
 
-// They take no signals of the program, and report faults of their own.
+// The library's threads take no signals of the program, and report their own faults.
 void threads_without_signals() {
   const auto blocked = [](int signal) {
     sigset_t now;

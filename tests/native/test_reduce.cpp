@@ -286,7 +286,7 @@ void test_copy() {
   CHECK(to == from);
 }
 
-// Often enough for both ways to be taken.
+// Repeated often enough that both ways of copying are taken.
 void test_staging_copy() {
   StagingCopy stage;
   Bytes from(2 << 20), to(from.size());

@@ -1,4 +1,4 @@
-// The simulator's engine, for the sanitizers: what it reckons is tested from Python.
+// The simulator's engine, for the sanitizers: its results are tested from Python.
 #include <cmath>
 #include <cstdio>
 #include <numeric>
@@ -11,7 +11,7 @@ namespace {
 
 using namespace pgasdl::simulate;
 
-// Everybody puts a block to everybody, in relative operations, and waits for all.
+// Every rank puts a block to every other, in relative operations, and waits for all blocks.
 Program all_to_all(std::int64_t ranks, std::int64_t bytes) {
   Program made;
   for (std::int64_t step = 1; step < ranks; ++step) {
@@ -61,7 +61,7 @@ void exchanges(std::int64_t ranks, bool blocking) {
   CHECK(one.stuck.empty());
   CHECK(one.finish == other.finish && one.moments == other.moments);
   CHECK(one.messages == 3 * ranks * (ranks - 1));
-  // A port sends 101 seconds for each message of an exchange.
+  // A port is busy for 101 seconds with each message of an exchange.
   for (const double end : one.finish) CHECK(end >= 101.0 * static_cast<double>(ranks - 1));
 }
 

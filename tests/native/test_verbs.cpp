@@ -1,5 +1,5 @@
-// The verbs transport on a real device, ranks as threads of this process. Without a device it says
-// so and ends well: tests/softroce boots a machine that has one.
+// The verbs transport on a real device, ranks as threads of this process. Without a device the test
+// says so and succeeds: tests/softroce boots a machine that has one.
 
 #include <atomic>
 #include <cstring>
@@ -27,7 +27,7 @@ unsigned char pattern(Rank from, std::uint32_t round, std::uint64_t i) {
   return static_cast<unsigned char>(static_cast<std::uint64_t>(from) * 31 + round * 7 + i * 13 + 1);
 }
 
-// Every rank writes to every other, pieces and then the flag: who sees it sees all of them.
+// Every rank writes pieces to every other and then raises a flag: who sees it sees all pieces.
 void flag_is_last(const Settings& settings, Rank size, std::uint64_t slot, std::uint32_t rounds) {
   run(size, settings, [&](Local& local) {
     const auto n = static_cast<std::uint64_t>(size);
@@ -96,7 +96,7 @@ void lists_and_reads(const Settings& settings, std::size_t pieces) {
       CHECK(here[bytes + i] == arrived(pieces - 1 - i / 100, i % 100));
     }
     local.barrier();
-    // Back from the peer, where it is by now.
+    // Read it back from the peer, where it has arrived by now.
     std::vector<Slice> back;
     for (std::uint64_t i = 0; i < pieces; ++i) {
       back.push_back({segment, 2 * bytes + i * 100, sources[i].bytes});
@@ -158,7 +158,7 @@ void atomics(const Settings& settings, std::uint64_t rounds) {
   });
 }
 
-// Several threads of each rank post far more than there is room for, on one queue.
+// Several threads of each rank post far more to one queue than it has room for.
 void many_in_flight(const Settings& settings, std::uint32_t writes) {
   constexpr std::uint64_t kThreads = 3;
   run(2, settings, [&](Local& local) {
@@ -188,8 +188,7 @@ void many_in_flight(const Settings& settings, std::uint32_t writes) {
   });
 }
 
-// More than the device carries in one message, from and into memory that was only bound, and a
-// segment of no bytes.
+// More than the device carries in one message, from and into bound memory, and an empty segment.
 void large_and_empty(const Settings& settings, std::uint64_t bytes) {
   run(2, settings, [&](Local& local) {
     std::vector<std::byte> memory(bytes + 64);
@@ -222,7 +221,7 @@ void large_and_empty(const Settings& settings, std::uint64_t bytes) {
   });
 }
 
-// What was asked for is chosen, or refused with the reason.
+// The device that was asked for is chosen, or refused with the reason.
 void choice() {
   const auto best = verbs_devices();
   CHECK(std::count_if(best.begin(), best.end(), [](const auto& info) { return info.chosen; }) == 1);
@@ -243,7 +242,7 @@ void choice() {
   require_error(ErrorKind::kUnavailable, [&] { VerbsTransport none(0, 1, kToken, options); });
 }
 
-// A rank is a peer of its own.
+// A rank can be its own peer.
 void self(const Settings& settings) {
   run(1, settings, [&](Local& local) {
     const auto segment = local.segment(256);
@@ -291,7 +290,7 @@ void plans(const Settings& settings, Rank size, bool progress_thread) {
 
 // Barriers, an all-gather in groups, passive messages, and segments that come and go.
 void groups(const Settings& settings, Rank size) {
-  // Atomic for the thread sanitizer's sake, which cannot see what the device orders.
+  // Atomic because the thread sanitizer cannot see what the device orders.
   std::vector<std::atomic<std::uint64_t>> cells(static_cast<std::size_t>(size));
   run(size, settings, [&](Local& local) {
     for (std::uint64_t round = 1; round <= 20; ++round) {

@@ -16,7 +16,7 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
-// A rank without a context: what the layer above lets nobody do gets as far as the device.
+// A rank without a context: calls that the layer above refuses reach the device.
 class Bare {
  public:
   Bare(Rank rank, Rank size, const VerbsOptions& options)
@@ -34,7 +34,7 @@ class Bare {
   bool post(QueueId queue, std::span<const Transfer> transfers, const RemoteFlag* flag = nullptr) {
     return transport.post_write(queue, 1 - rank, transfers, flag);
   }
-  // Until it is posted, completed, raised: one of them has to come.
+  // Makes progress until the request is posted or completed, or the flag raised: it has to be.
   template <typename Ready>
   void until(Ready&& ready) {
     const Deadline deadline = soon();
@@ -54,7 +54,7 @@ class Bare {
   void complete(QueueId queue) {
     until([&] { return transport.complete(queue); });
   }
-  // The words of an error of this kind, which has to come.
+  // The text of an error of this kind, which `call` must throw.
   template <typename Call>
   std::string error(ErrorKind kind, Call&& call) {
     try {
@@ -82,7 +82,7 @@ void expect(const std::string& words, std::initializer_list<const char*> parts) 
 
 using BareProgram = std::function<void(Bare&)>;
 
-// Two of them; a rank that is `silent` has no service thread.
+// Runs two of them; the rank `silent` has no service thread.
 void run_bare(const VerbsOptions& options, const BareProgram& program, Rank silent = -1,
               const std::function<std::string(std::string)>& forge = {}) {
   std::array<std::string, 2> endpoints;
@@ -134,7 +134,7 @@ void recover(Bare& bare, QueueId broken) {
   bare.notify(broken, 9, 99);
 }
 
-// The device itself refuses what lies beyond a segment, beyond its board, or has no valid key.
+// The device itself refuses access beyond a segment, beyond its board, or without a valid key.
 void out_of_bounds() {
   run_bare({}, [](Bare& bare) {
     if (bare.rank == 0) {
@@ -144,11 +144,11 @@ void out_of_bounds() {
       bare.until([&] { return bare.post(2, {&beyond, 1}); });
       expect(bare.error(ErrorKind::kSystem, [&] { bare.complete(2); }),
              {"write of 9 bytes", "offset 3992", "rank 1", "queue 2", "access"});
-      CHECK(bare.transport.complete(2));  // told once
+      CHECK(bare.transport.complete(2));  // reported once
       bare.notify(3, 2, 1);               // another queue is another connection
       bare.complete(3);
       bare.together->arrive_and_wait();
-      bare.together->arrive_and_wait();  // the other one has looked
+      bare.together->arrive_and_wait();  // the other rank has looked
       recover(bare, 2);
 
       const RemoteFlag flag{&bare.there(), 4096, 1};  // a page beyond the board
@@ -177,7 +177,7 @@ void out_of_bounds() {
   });
 }
 
-// The key of the peer's data, a 32-bit word of its description, with one bit changed.
+// The peer's description, with one bit changed in the key of its data, a 32-bit word.
 std::string with_wrong_key(std::string description) {
   description[28 + 2] = static_cast<char>(description[28 + 2] ^ 0x10);
   return description;
@@ -201,7 +201,7 @@ void wrong_key() {
         if (bare.rank == 1) CHECK(untouched(bare));
       },
       -1, with_wrong_key);
-  // The same when the peer takes its segment back.
+  // The same when the peer retracts its segment.
   run_bare({}, [&](Bare& bare) {
     if (bare.rank == 1) bare.transport.retract(bare.segment.local());
     bare.together->arrive_and_wait();
@@ -212,7 +212,7 @@ void wrong_key() {
   });
 }
 
-// What was retracted is still read by requests under way; memory of nobody is refused.
+// Requests under way still read retracted memory; memory that was not published is refused.
 void own_memory() {
   run_bare({}, [](Bare& bare) {
     if (bare.rank == 1) return bare.await(1, 1);
@@ -236,7 +236,7 @@ void own_memory() {
   });
 }
 
-// A queue pair that is full says so, all or nothing, and has room again after progress.
+// A full queue pair refuses a post as a whole, and has room again after progress.
 void full() {
   run_bare(depth(8), [](Bare& bare) {
     if (bare.rank == 1) return bare.await(3, 3);
@@ -256,7 +256,8 @@ void full() {
   });
 }
 
-// A peer whose end is gone, and one that never answered: named within three seconds.
+// A peer whose end of the connection is gone, and one that never answered: an error names it within
+// three seconds.
 void lost() {
   run_bare({}, [](Bare& bare) {
     if (bare.rank == 0) {
@@ -308,8 +309,8 @@ void both_at_once(std::uint32_t rounds) {
       for (QueueId queue = 0; queue < 8; ++queue) bare.await(queue, round);
       for (QueueId queue = 0; queue < 8; ++queue) bare.complete(queue);
       bare.together->arrive_and_wait();
-      // By both, by one, by the other, twice by one. Who alone does it says so, or what the other
-      // posts meanwhile is lost.
+      // By both, by one, by the other, twice by one. A rank that reconnects alone notifies the
+      // other, or what the other posts meanwhile is lost.
       const std::uint32_t who = round % 4;
       const bool me = who == 0 || who % 2 == static_cast<std::uint32_t>(bare.rank);
       if (me) bare.transport.reconnect(1 - bare.rank);

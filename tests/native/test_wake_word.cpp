@@ -1,5 +1,5 @@
-// Sleeping and waking. A sleep is bounded, so a wake-up that is lost costs 50 ms and no hang: the
-// tests count such waits. A loaded machine may cause a few, a missing wake-up makes it nearly all.
+// Sleeping and waking. A sleep is bounded, so a lost wake-up costs 50 ms and does not hang: the
+// tests count such waits. A loaded machine may cause a few; a bug makes nearly all waits slow.
 
 #include <atomic>
 #include <chrono>
@@ -18,7 +18,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// How many of `rounds` may be slow before it is no accident.
+// Counts slow waits; fails when they are too many of `rounds` to be an accident.
 class SlowCount {
  public:
   SlowCount(const char* what, int rounds) : what_(what), most_(3 + rounds / 25) {}
@@ -35,7 +35,7 @@ class SlowCount {
   std::atomic<int> slow_{0};
 };
 
-// Two threads hand a number to and fro, each asleep whenever it is not its turn.
+// Two threads hand a number back and forth; each sleeps whenever it is not its turn.
 void bare(int rounds) {
   SlowCount slow("a bare wake word", rounds);
   WakeWord words[2];
@@ -58,7 +58,7 @@ void bare(int rounds) {
   other.join();
 }
 
-// The same through write_notify, with several sleeping threads on each rank's one wake word: each
+// The same through notifications, with several threads asleep on each rank's one wake word: each
 // pair of threads has its own notification.
 void ping_pong(int pairs, int rounds) {
   SlowCount slow("notify_waitsome", rounds * pairs);
@@ -85,8 +85,8 @@ void ping_pong(int pairs, int rounds) {
   });
 }
 
-// One thread of a rank sleeps for something rare while another is kept busy: those that come and go
-// must not put the sleeper's word out of order.
+// One thread of a rank sleeps on a rare notification while another is kept busy: frequent sleeps
+// and wake-ups of one thread must not corrupt the wake word for the other.
 void rare_among_busy(int rounds) {
   SlowCount slow("a rare notification", rounds);
   Settings settings;
@@ -96,7 +96,7 @@ void rare_among_busy(int rounds) {
     std::atomic<bool> over{false};
     std::atomic<std::int64_t> raised{0};
     std::thread busy([&] {
-      // Bounces by itself, at the pace of the scheduler.
+      // Bounces its own notification, at the pace of the scheduler.
       while (!over.load()) {
         std::uint32_t found = 0;
         if (local.rank() == 0) local.notify(1, *segment, 0);
@@ -122,7 +122,7 @@ void rare_among_busy(int rounds) {
   });
 }
 
-// The progress thread ends a plan on which the program sleeps: it has to be woken by that.
+// The progress thread ends a plan for which the program sleeps: this must wake the program.
 void plans_by_thread(std::uint64_t count, int rounds) {
   SlowCount slow("a plan that the progress thread ended", rounds);
   Settings settings;
@@ -133,7 +133,7 @@ void plans_by_thread(std::uint64_t count, int rounds) {
     for (int round = 0; round < rounds; ++round) {
       local.executor.start(exchange.plan());
       CHECK(local.executor.wait(exchange.plan(), soon()) == Executor::Waited::kDone);
-      // Not the wait, which lasts as long as the work, but how late it ends.
+      // Not how long the wait lasts, which includes the work, but how late it ends.
       const double now = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
       slow.add(now - local.context.recorder().seconds(exchange.plan().ended()));
     }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of the verbs transport share: whether there is a device, and their form.
+// What the tests of the verbs transport share: whether there is a device, and how steps are run.
 
 #include <cstdio>
 
@@ -12,7 +12,7 @@ namespace pgasdl::testing {
 
 inline constexpr const char* kToken = "sixteen bytes...";
 
-// Prints what there is; false, with the reason, if tests have to be skipped.
+// Prints the devices; returns false and prints the reason if tests have to be skipped.
 inline bool have_device() {
   try {
     const auto devices = verbs_devices();

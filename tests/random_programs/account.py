@@ -1,4 +1,4 @@
-"""What the generator keeps account of: what is there, what is under way, and the dice."""
+"""The generator's state: which objects exist, what is under way, and the random numbers."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ _BAD_TIMEOUTS = ("-1", "nan", "x")
 
 @dataclass
 class Object:
-    """What the maker knows of an object."""
+    """What the generator knows about an object."""
 
     group: str
     dtype: str = ""
     count: int = 0
     kind: str = ""
-    segment: str = ""  # in which it lies
+    segment: str = ""  # the one that contains it
     layers: int = 0
 
 
 class Account:
-    """Of one program."""
+    """The state of one program."""
 
     def __init__(self, seed: int, world: World, features: set[str], mapped: bool) -> None:
         self.dice = random.Random(f"program {seed}")
@@ -65,12 +65,12 @@ class Account:
         self.leaves = self.chance(1 / 12, "leave")
         self.n_made = self.n_keys = 0
         self.groups: dict[str, tuple[int, ...]] = {"world": tuple(range(world.size))}
-        self.warm: set[str] = set()  # groups whose workspace is there
+        self.warm: set[str] = set()  # groups whose workspace exists
         self.segments: dict[str, Object] = {}
         self.arrays: dict[str, Object] = {}
         self.handles: dict[str, Object] = {}
         self.exchanges: dict[str, Object] = {}
-        # Under way, and what nobody may use meanwhile; ``ordered``: to be ended in this order.
+        # Calls under way, and what nobody may use meanwhile; ``ordered``: must end in this order.
         self.held: dict[str, set[str]] = {}
         self.ordered: list[str] = []
 
@@ -98,7 +98,7 @@ class Account:
         return count if kind != "all-to-all" else count * len(self.groups[group])
 
     def plan(self, kind: str, in_segment: bool) -> str | None:
-        """One that offers the kind; None: the one that is chosen there."""
+        """A plan that offers the kind; None: the one that selection chooses."""
         plans = PLANS[kind]
         if kind in ("sum", "average") and self.chance(0.2, "ownplan"):
             return "twice"
@@ -109,7 +109,7 @@ class Account:
         return self.dice.choice(plans)
 
     def attempts(self, *, feature: str = "timeouts") -> dict[str, Any]:
-        """What each rank tries before it waits for good, and how late it comes."""
+        """The timeouts that each rank tries before it waits for good, and how late it comes."""
         size = self.world.size
         attempts: list[list[float | str]] = [[] for _ in range(size)]
         if self.chance(0.4, feature):
@@ -128,12 +128,12 @@ class Account:
         return {"attempts": attempts, "lag": lag}
 
     def free(self, *needed: str) -> list[Step]:
-        """End what is under way if it keeps one of these busy."""
+        """Complete what is under way if it keeps one of these busy."""
         busy = any(not kept.isdisjoint(needed) for kept in self.held.values())
         return self.complete() if busy else []
 
     def hold(self, kept: set[str], ordered: bool, feature: str = "timeouts") -> str:
-        """Maybe leave it under way: by which name."""
+        """Maybe leave a call under way; its name, or an empty string."""
         if not ({"hold", feature} <= self.features and self.chance(0.35)):
             return ""
         name = self.name("p")
@@ -143,7 +143,7 @@ class Account:
         return name
 
     def complete(self) -> list[Step]:
-        """End all that is under way: plans in each rank's own order, the rest in theirs."""
+        """Complete all calls: plans in each rank's own order, then ``ordered`` in its order."""
         if not self.held:
             return []
         free = [name for name in self.held if name not in self.ordered]

@@ -1,4 +1,4 @@
-"""Steps: allreduces, handles and exchanges, what is held under way, and what is dropped."""
+"""Steps: allreduces, handles and exchanges; completing held calls, and dropping objects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def allreduce(
     mine[...] = terms[r.member(group)]
 
     def another() -> None:
-        """Not before the one that timed out has ended."""
+        """Another allreduce is refused until the one that timed out has ended."""
         try:
             r.ctx.allreduce(np.ones(11, np.float32), op="sum", group=of)
         except pgasdl.MismatchError:
@@ -67,7 +67,7 @@ def allreduce(
 def often(
     r: Rank, group: str, array: str, once: list[str], turns: int, key: int, plan: str | None
 ) -> None:
-    """The same call again and again, on other values; before and after it, one on another array."""
+    """Repeat one call on changing values; before and after it, make one on another array."""
     if not r.inside(group):
         return
     of, ranks = r.objects[group], r.ranks_of[group]
@@ -169,7 +169,7 @@ def exchange(
 
 
 def update(block: pgasdl.Block) -> None:
-    """Every operation is rounded by itself, whatever the block."""
+    """Every operation is rounded separately, however the blocks are cut."""
     block.weights -= block.gradient * block.gradient.dtype.type(RATE)
 
 
@@ -182,7 +182,7 @@ def begin_iteration(
     finish: bool,
     turns: int,
 ) -> Pending:
-    """All layers are ready; what is left is to wait for them."""
+    """Make all layers ready; what remains is to wait for them."""
     of, notes, ranks = r.objects[exchange], r.notes[exchange], r.ranks_of[r.group_of[exchange]]
     wanted = []
     for number, (count, dtype) in enumerate(notes["layers"]):
@@ -224,7 +224,7 @@ def iterate(
 
 @step
 def complete(r: Rank, polls: Any, orders: Any, then: Sequence[str]) -> None:
-    """End what is under way, in this rank's order."""
+    """Complete what is under way, in this rank's order."""
     for name in polls[r.rank]:
         if name in r.held:
             try:
@@ -240,7 +240,7 @@ def complete(r: Rank, polls: Any, orders: Any, then: Sequence[str]) -> None:
 
 
 def give_back(thing: Any, how: str) -> None:
-    """Close it, leave a ``with`` over it, or leave it to the collector."""
+    """Close an object, leave it by ``with``, or leave it to the garbage collector."""
     if how == "with" and hasattr(thing, "__enter__"):
         with thing:
             pass
@@ -265,7 +265,7 @@ def drop(r: Rank, names: Sequence[str], how: Sequence[str]) -> None:
 
 
 def closed(call: Any) -> None:
-    """The object says that it was closed."""
+    """Require that the call raises ClosedError."""
     try:
         call()
     except pgasdl.ClosedError:
@@ -283,7 +283,7 @@ def give_up(
     lag: Sequence[float],
     how: Sequence[str],
 ) -> None:
-    """A rank never comes, or all stop waiting: the handle goes in the middle of an execution."""
+    """A rank never joins, or all stop waiting: the handle is dropped in mid-execution."""
     if handle not in r.objects:
         return
     time.sleep(lag[r.rank])
@@ -303,7 +303,7 @@ class HookError(Exception):
 def hook_raises(
     r: Rank, group: str, key: int, plan: str, count: int, good: int, how: Sequence[str], **make: Any
 ) -> None:
-    """The owners' update raises: the exchange is then ended on all ranks, and nothing else is."""
+    """The owners' update raises: this closes the exchange on all ranks, and nothing else."""
     if not r.inside(group):
         return
     raising = []

@@ -1,7 +1,7 @@
-"""From a seed to a program. Pure: the same on all ranks, in all runs.
+"""Makes a program from a seed: the same one on all ranks and in all runs.
 
-A program is right by construction. Where a step is wrong it is so on purpose, and must be refused
-before anything starts.
+A program is correct by construction. A wrong step is wrong on purpose, and must be refused before
+anything starts.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from account import DTYPES, FLOATS, SUMS, WRONG, Account, Object
 from program import PER_WORLD, Program, Step, World
 
-# What a program is made of; ``--only`` chooses some. README.md says what they are.
+# What a program may contain; ``--only`` chooses some. README.md explains them.
 FEATURES = (
     "allreduce", "handles", "exchanges", "groups", "segments", "onesided", "wrong", "refusals",
     "timeouts", "creation", "hold", "hooks", "threads", "look", "giveup", "drop", "leave",
     "ownplan", "often",
 )  # fmt: skip
-GENERATIONS = 4095  # after so many executions their numbers come round
+GENERATIONS = 4095  # after so many executions generations repeat
 _KINDS = (
     "sum", "sum", "sum", "sum", "average", "average", "reduce", "broadcast", "reduce-scatter",
     "all-gather", "all-to-all",
@@ -43,7 +43,7 @@ def world_of(number: int) -> World:
 
 
 def program_of(seed: int, features: Iterable[str] = FEATURES, *, mapped: bool = True) -> Program:
-    """The program of a seed, made of these features; ``mapped``: as far as the way has it."""
+    """The program of a seed, made of these features; ``mapped``: the way can map memory."""
     world = world_of(seed // PER_WORLD)
     return Program(seed, world, tuple(_Maker(seed, world, set(features), mapped).steps()))
 
@@ -139,7 +139,7 @@ class _Maker(Account):
     # --- collectives with arrays
 
     def _place(self, group: str, nbytes: int) -> tuple[str, int]:
-        """In a segment of that group, maybe: where arrays do not overlap those of others."""
+        """Maybe a place in a segment of the group, where arrays do not overlap."""
         mine = [name for name, each in self.segments.items() if each.group == group]
         if not mine or nbytes > 1 << 15 or self.chance(0.5):
             return "", 0
@@ -171,8 +171,8 @@ class _Maker(Account):
         warm = group in self.warm
         self.warm.add(group)
         feature = "timeouts" if warm else "creation"
-        # Long ones come in parts, and between two the others wait for this rank to be called; the
-        # first of a group makes its workspace, and lets no other collective go before.
+        # A long allreduce runs in parts: between two of them the other ranks wait until this rank
+        # calls again. The first of a group makes its workspace: no other collective may overtake.
         held = self.hold(kept, False) if warm and array.count <= 5000 else ""
         given = {
             "group": group, "array": name, "op": op, "key": self.key(), "held": held,
@@ -183,7 +183,7 @@ class _Maker(Account):
         return [*steps, *more, Step("allreduce", given, uses=(group, name))]
 
     def _often(self) -> list[Step]:
-        """Seldom so often that the numbers of executions come round, for an array used once."""
+        """One call many times; rarely so many that generations repeat for an array used once."""
         group = self.some_group()
         steps = self.free(f"allreduce {group}", f"gather {group}")
         more, name = self._array(group)
@@ -288,7 +288,7 @@ class _Maker(Account):
         return [*self.free("gather world"), Step("look", {"who": who}, self.name("l"))]
 
     def _threads(self) -> list[Step]:
-        """Two threads in one collective, of which one is refused; or each in its own."""
+        """Two threads in one collective, one of them refused; or each in its own."""
         if self.chance(0.4):
             everybody = tuple(range(self.world.size))
             alike = [name for name, ranks in self.groups.items() if ranks == everybody]
@@ -318,7 +318,7 @@ class _Maker(Account):
         return [*before, Step("together", given, uses=(group,))]
 
     def _give_up(self) -> list[Step]:
-        """A handle whose execution a rank never joins, or all leave; then it goes."""
+        """A rank never joins an execution of a handle, or all abandon it; then the handle goes."""
         if not self.handles:
             return self._handle()
         name = self.dice.choice(list(self.handles))
@@ -352,7 +352,7 @@ class _Maker(Account):
         name = self.dice.choice(list(objects))
         steps = self.free(name)
         gone = [name]
-        if objects is self.segments:  # with all that lies in it
+        if objects is self.segments:  # with all that it contains
             steps = self.complete()
             for others in (self.handles, self.arrays):
                 for other in [o for o, each in others.items() if each.segment == name]:
@@ -363,7 +363,7 @@ class _Maker(Account):
         return [*steps, Step("drop", {"names": gone, **self._end(ways)}, uses=tuple(gone))]
 
     def _leave(self) -> list[Step]:
-        """A rank goes, with or without a word; those left find each other and go on."""
+        """A rank leaves, with or without a farewell; the survivors make a group and go on."""
         size = self.world.size
         gone = self.dice.randrange(size)
         left = [rank for rank in range(size) if rank != gone]

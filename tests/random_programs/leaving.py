@@ -1,4 +1,4 @@
-"""Steps: a rank goes, and those left go on."""
+"""Steps: a rank leaves, and the others go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pgasdl
 
 @step
 def leave(r: Rank, name: str, rank: int, how: str, dropped: Sequence[bool]) -> None:
-    """One closes its context, raises, or is killed; every wait of the others ends with PeerLost."""
+    """A rank closes its context, raises or is killed; every wait of the others ends in PeerLost."""
     try:
         r.ctx.barrier()  # nobody is in an earlier step
     except pgasdl.PeerLost:
@@ -29,7 +29,7 @@ def leave(r: Rank, name: str, rank: int, how: str, dropped: Sequence[bool]) -> N
     for pending in r.held.values():
         with contextlib.suppress(pgasdl.PeerLost):
             pending.attempt(None)
-    if dropped[r.rank]:  # what peers and plans may still be at work on
+    if dropped[r.rank]:  # objects that peers and plans may still use
         r.clear()
     array = np.ones(100, np.float32)
     for call in (

@@ -10,7 +10,7 @@ import numpy as np
 from oracle import reduced, require, value
 from rank import Pending, Rank, step
 
-# Of every segment: a source, a target for each sender, and two places for reads; arrays behind.
+# In every segment: a source, a target for each sender, a word, two places for reads; then arrays.
 _PAGE = 4096
 _WORD, _THEIRS, _MINE = 5 * _PAGE, 6 * _PAGE, 7 * _PAGE
 
@@ -55,7 +55,7 @@ def segment(r: Rank, name: str, group: str, nbytes: int, **how: Any) -> None:
         made = r.create(
             lambda t: r.ctx.segment(nbytes, notifications=8, group=of, timeout=t), **how
         )
-        here = made.numpy()  # peers may write to the rest of it by now
+        here = made.numpy()  # peers may already write to the rest of it
         assert not here[:_PAGE].any() and not here[_MINE:].any(), "a new segment is not empty"
         r.made(name, group, made, adds=0)
 
@@ -64,7 +64,7 @@ def segment(r: Rank, name: str, group: str, nbytes: int, **how: Any) -> None:
 def put(
     r: Rank, segment: str, group: str, key: int, shift: int, nbytes: int, lag: Sequence[float]
 ) -> None:
-    """Everybody writes to another member, raises a flag, and looks at what came here."""
+    """Every member writes to another one with a notification, and checks what arrived here."""
     if not r.inside(group):
         return
     ranks, here = r.ranks_of[group], r.objects[segment]
@@ -87,7 +87,7 @@ def put(
 def get(
     r: Rank, segment: str, group: str, key: int, shift: int, nbytes: int, lag: Sequence[float]
 ) -> None:
-    """Everybody reads from another member."""
+    """Every member reads from another one."""
     if not r.inside(group):
         return
     ranks, here = r.ranks_of[group], r.objects[segment]
@@ -105,7 +105,7 @@ def get(
 
 @step
 def atomics(r: Rank, segment: str, group: str, lag: Sequence[float], **_: Any) -> None:
-    """Everybody adds one to a word of the first member."""
+    """Every member adds one to a word of the first one."""
     if not r.inside(group):
         return
     word, first = r.objects[segment][_WORD : _WORD + 8], r.ranks_of[group][0]
@@ -119,7 +119,7 @@ def atomics(r: Rank, segment: str, group: str, lag: Sequence[float], **_: Any) -
 
 @step
 def passive(r: Rank, shift: int, key: int, lag: Sequence[float]) -> None:
-    """Everybody sends a message to another rank."""
+    """Every rank sends a message to another one."""
     size = r.ctx.size
     time.sleep(lag[r.rank])
     send(r, (r.rank + shift) % size, key, b"passive")
@@ -132,7 +132,7 @@ def send(r: Rank, peer: int, key: int, message: bytes) -> None:
 
 
 def receive(r: Rank, sender: int, key: int) -> bytes:
-    """The message of this step; those of ranks that are ahead are kept for theirs."""
+    """The message of this step; messages from ranks that are ahead are kept for later steps."""
     wanted = sender, (r.seed << 32) + key
     while wanted not in r.mail:
         who, message = r.ctx.passive_receive()

@@ -1,4 +1,4 @@
-"""What must be in every buffer, by NumPy alone.
+"""What every buffer must contain, computed by NumPy alone.
 
 All values are small whole numbers, so that every dtype holds every partial sum exactly and the
 order of additions does not matter. (The order has tests of its own, in tests/training.)
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-Wanted = list[tuple[int, Array]]  # from which element on, what
+Wanted = list[tuple[int, Array]]  # first element, and the values from there on
 
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -44,7 +44,7 @@ def blocks(count: int, size: int) -> list[tuple[int, int]]:
 
 
 def reduced(terms: Sequence[Array], mean: bool) -> Array:
-    """The sum or the mean: computed in float32, or in float64 where that is the dtype."""
+    """The sum or the mean: computed in float32, or in the dtype if that is float64 or integer."""
     dtype = terms[0].dtype
     wide = dtype if dtype.itemsize == 8 or dtype.kind == "i" else np.dtype(np.float32)
     total = np.sum([term.astype(wide) for term in terms], axis=0, dtype=wide)
@@ -54,7 +54,7 @@ def reduced(terms: Sequence[Array], mean: bool) -> Array:
 
 
 def result(kind: str, terms: Sequence[Array], member: int, root: int) -> Wanted:
-    """What a member finds where; anything may lie in the rest of its array."""
+    """What a member finds and where; the rest of its array may contain anything."""
     count, size = terms[0].size, len(terms)
     if kind in ("sum", "average"):
         return [(0, reduced(terms, kind == "average"))]
@@ -74,7 +74,7 @@ def result(kind: str, terms: Sequence[Array], member: int, root: int) -> Wanted:
 
 
 def require(found: Array, wanted: Array | Wanted, about: str) -> None:
-    """The bits are those, or an error that shows the first that differs."""
+    """Require equal bits; the error shows the first element that differs."""
     for begin, values in wanted if isinstance(wanted, list) else [(0, wanted)]:
         part = found[begin : begin + values.size]
         if part.tobytes() == values.tobytes():

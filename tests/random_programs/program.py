@@ -1,7 +1,7 @@
 """A random program as data: what every rank does, step by step.
 
-All ranks hold the same program. What differs between them are lists in a step with one entry for
-each rank of the world.
+All ranks hold the same program. Where they differ, a step has a list with one entry for each rank
+of the world.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PER_WORLD = 32  # programs that follow one another in one world, unless a rank l
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that run some programs, and their adversary (loopback alone has one)."""
+    """The ranks that run some programs, and their adversary (only loopback has one)."""
 
     number: int
     size: int
@@ -35,7 +35,7 @@ class Step:
     ----------
     what : name of the step; ``rank.py`` finds the function by it
     given : its arguments
-    makes, uses : names of the objects that come to be, and of those that must be there
+    makes, uses : names of the objects that the step creates, and of those that it needs
     """
 
     what: str
@@ -63,11 +63,11 @@ class Program:
 
     @property
     def leaves(self) -> str:
-        """How a rank leaves in this program; empty if none does. A new world begins then."""
+        """How a rank leaves in this program, or empty; after a rank leaves, a new world begins."""
         return next((each.given["how"] for each in self.steps if each.what == "leave"), "")
 
     def only(self, kept: Sequence[int]) -> Program:
-        """The program without the other steps, and without those that need what they made."""
+        """The program without the other steps, and without those that need their objects."""
         made = {"world"}
         steps = []
         for number in kept:

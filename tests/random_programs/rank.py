@@ -13,9 +13,9 @@ from program import Program, Step
 
 import pgasdl
 
-# What a step tries where it is to be refused.
+# Timeouts that a step tries and that must be refused.
 BAD_TIMEOUTS = {"-1": -1, "nan": math.nan, "x": "x"}
-# What is no refusal, but the harm that a refusal must not do.
+# Errors that are not refusals, but harm that a refusal must not do.
 HARM = (pgasdl.Timeout, pgasdl.MismatchError, pgasdl.PeerLost, pgasdl.ClosedError)
 
 Action = Callable[..., None]
@@ -23,17 +23,17 @@ STEPS: dict[str, Action] = {}
 
 
 class Left(Exception):
-    """This rank has left the job, as its program wants."""
+    """This rank has left the job, as its program says."""
 
 
 def step(action: Action) -> Action:
-    """Make a function ``(rank, **given)`` what the steps of its name do."""
+    """Register a function ``(rank, **given)`` to carry out the steps of its name."""
     STEPS[action.__name__] = action
     return action
 
 
 def refused(call: Callable[[], object], about: str) -> None:
-    """The call raises an error of its arguments, at once."""
+    """Require that the call raises an error about its arguments, at once."""
     try:
         call()
     except HARM:
@@ -45,14 +45,14 @@ def refused(call: Callable[[], object], about: str) -> None:
 
 @dataclass
 class Pending:
-    """Something under way: ``call(timeout)`` goes on with it, ``check()`` looks at the result."""
+    """A call under way: ``call(timeout)`` continues it, ``check()`` checks the result."""
 
     call: Callable[[Any], object]
     check: Callable[[], None]
     done: bool = False
 
     def attempt(self, timeout: float | None) -> None:
-        """Go on, and check the result if it is there; Timeout if it is not."""
+        """Continue; check the result if it is there, raise Timeout if it is not."""
         if not self.done:
             self.call(timeout)
             self.done = True
@@ -67,8 +67,8 @@ class Rank:
     ranks_of : the members of a group, by its name; also of groups that this rank is not in
     group_of : the name of an object's group
     objects : what this rank holds
-    notes : what the steps remember of an object
-    held : what was left under way
+    notes : what the steps remember about an object
+    held : calls that were left under way
     """
 
     def __init__(self, ctx: pgasdl.Context, threads: bool) -> None:
@@ -80,7 +80,7 @@ class Rank:
         self.clear()
 
     def clear(self) -> None:
-        """Drop everything, in the middle of whatever it is."""
+        """Drop everything, even what is under way."""
         self.ranks_of: dict[str, tuple[int, ...]] = {"world": tuple(range(self.ctx.size))}
         self.group_of: dict[str, str] = {}
         self.objects: dict[str, Any] = {"world": self.ctx.world}
@@ -88,7 +88,7 @@ class Rank:
         self.held: dict[str, Pending] = {}
 
     def run(self, program: Program) -> None:
-        """Run it; an error tells the step."""
+        """Run a program; an error names the step."""
         self.seed = program.seed
         try:
             for number, each in enumerate(program.steps):
@@ -111,7 +111,7 @@ class Rank:
         STEPS[each.what](self, **given)
 
     def inside(self, group: str) -> bool:
-        """This rank is a member."""
+        """Whether this rank is a member."""
         return self.rank in self.ranks_of[group]
 
     def member(self, group: str) -> int:
@@ -132,7 +132,7 @@ class Rank:
         held: str = "",
         after_timeout: Callable[[], None] | None = None,
     ) -> None:
-        """Try as often as the step says; then wait for good, or leave it under way."""
+        """Try as often as the step says; then wait for good, or leave the call under way."""
         if lag[self.rank]:
             time.sleep(lag[self.rank])
         for timeout in attempts[self.rank]:
@@ -149,7 +149,7 @@ class Rank:
                     after_timeout()
         if held:
             with contextlib.suppress(pgasdl.Timeout):
-                pending.attempt(0)  # what is under way has begun on all ranks
+                pending.attempt(0)  # so that it has begun on all ranks
             self.held[held] = pending
         else:
             pending.attempt(None)

@@ -30,10 +30,10 @@ from support.starting import kill_group
 
 HERE = Path(__file__).parent
 WAYS = ("loopback", *LAUNCHES)
-_AT_ONCE = 16 * PER_WORLD  # seeds of one process that runs threads
-# What is no part of an error: progress, and the flight records of ranks that only heard of it.
+_AT_ONCE = 16 * PER_WORLD  # seeds for one process whose threads are the ranks
+# Lines that belong to no error: progress, and flight records of ranks that only heard of a loss.
 _NOISE = r"^(seed \d+|done|flight record.*|pgasdl rank \d+: .*| +-[\d.]+ us .*)\n"
-_SHOWN = 6000  # characters of what a program that failed wrote
+_SHOWN = 6000  # last characters of a failed program's output
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Manner:
     features: Sequence[str] = FEATURES
     sanitizer: str = ""
     timeout: float = 20.0  # of every wait
-    patience: float = 120.0  # until a program that says nothing is taken for hung
+    patience: float = 120.0  # until a program that prints nothing counts as hung
     steps: Sequence[int] = ()  # of a single program; none: all
     environ: dict[str, str] = field(default_factory=dict)
 
     def program(self, seed: int) -> Program:
-        """What runs under this seed."""
+        """The program that runs under this seed."""
         program = made(self.way, seed, self.features)
         return program.only(self.steps) if self.steps else program
 
@@ -70,7 +70,7 @@ class Failure:
 
 
 def batches(manner: Manner, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Ranges of seeds that one start runs: processes are of one world, threads of several."""
+    """Ranges of seeds, one for each start: processes run one world, threads run several."""
     if manner.way != "loopback":
         programs = [manner.program(seed) for seed in range(first, last)]
         yield from ((first + begin, first + end) for begin, end in worlds(programs))
@@ -82,7 +82,7 @@ def batches(manner: Manner, first: int, last: int) -> Iterator[tuple[int, int]]:
 
 
 def command(manner: Manner, first: int, last: int) -> list[str]:
-    """What runs the seeds."""
+    """The command that runs the seeds."""
     features = "" if tuple(manner.features) == FEATURES else ",".join(manner.features)
     worker = [
         str(HERE / "ways.py"), manner.way, str(first), str(last), str(manner.timeout), features,
@@ -95,14 +95,14 @@ def command(manner: Manner, first: int, last: int) -> list[str]:
 
 
 def variables_of(manner: Manner) -> dict[str, str]:
-    """The environment of what runs the seeds; under a sanitizer, with it."""
+    """The environment of that command, with the sanitizer's variables if there is one."""
     created = {"PGASDL_MPI_WINDOWS": "created"} if manner.way.endswith("-created") else {}
     kept = environment(**(ONE_THREAD | created | manner.environ))
     return kept | (sanitizers.environment(manner.sanitizer) if manner.sanitizer else {})
 
 
 def ends(manner: Manner, last: int) -> int:
-    """How many times "done" is said if all is well."""
+    """How many times "done" is printed if all is well."""
     if manner.way == "loopback":
         return 1
     program = manner.program(last - 1)
@@ -126,7 +126,7 @@ def attempt(manner: Manner, first: int, last: int) -> Failure | None:
                     kill_group(process.pid)
                     break
                 hung = True
-                os.killpg(process.pid, signal.SIGABRT)  # its stacks are written
+                os.killpg(process.pid, signal.SIGABRT)  # faulthandler writes its stacks
                 deadline = time.monotonic() + 10
                 continue
             part = os.read(process.stdout.fileno(), 1 << 16)
@@ -160,7 +160,7 @@ def failures(manner: Manner, first: int, last: int, most: int = 1 << 30) -> Iter
 
 
 def fails_alone(manner: Manner, seed: int, steps: Sequence[int], times: int = 3) -> Failure | None:
-    """Whether these steps alone fail, in one of some runs."""
+    """The failure of these steps alone, in one of several runs, or None."""
     alone = Manner(manner.way, manner.features, manner.sanitizer, manner.timeout, manner.patience,
                    steps, manner.environ)  # fmt: skip
     return next(filter(None, (attempt(alone, seed, seed + 1) for _ in range(times))), None)
@@ -180,7 +180,7 @@ def shrunk(manner: Manner, seed: int, patience: float = 300.0) -> list[int] | No
 
 
 def report(manner: Manner, failure: Failure, shrink: bool) -> None:
-    """Print a failure, its program, and how to have it again."""
+    """Print a failure, its program, and how to repeat it."""
     print(f"=== seed {failure.seed} failed: {failure.reason}\n{failure.text}")
     program = manner.program(failure.seed)
     kept = shrunk(manner, failure.seed) if shrink else None

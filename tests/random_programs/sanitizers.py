@@ -1,4 +1,4 @@
-"""The package built under a sanitizer, in a folder of its own, and what Python needs for it.
+"""Builds the package with a sanitizer, in a separate folder; says what Python needs to run it.
 
 The interpreter is not instrumented: the sanitizer's library is loaded before it.
 """
@@ -20,7 +20,7 @@ _OPTIONS = {
     "thread": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:exitcode=66"},
 }
 KINDS = tuple(_OPTIONS)
-# The second, so that the first finds the exceptions of C++ that it looks at.
+# The second library, so that the first finds the C++ exception functions that it intercepts.
 _LIBRARIES = {
     "address": ("libasan.so", "libstdc++.so.6"),
     "thread": ("libtsan.so", "libstdc++.so.6"),
@@ -29,7 +29,7 @@ _LIBRARIES = {
 
 @cache
 def folder(kind: str) -> Path:
-    """Build it, as far as something changed; where it lies."""
+    """Build what has changed; return the folder of the package."""
     target = ROOT / "build" / f"python-{kind}"
     subprocess.run(
         [
@@ -44,7 +44,7 @@ def folder(kind: str) -> Path:
 
 
 def environment(kind: str) -> dict[str, str]:
-    """Variables for an interpreter that imports the package from there."""
+    """Variables for an interpreter that imports the package from that folder."""
     libraries = [
         subprocess.run(
             ["g++", f"-print-file-name={name}"],

@@ -66,7 +66,7 @@ def test_as_many_as_are_wanted(request: pytest.FixtureRequest) -> None:
 
 
 def test_a_program_is_its_seed() -> None:
-    """Every rank and every run makes the same program of it, whatever ran before."""
+    """Every rank and every run makes the same program from a seed, whatever ran before."""
     show = "import generator as g; print(*map(g.program_of, range(200)), sep='\\n')"
     texts = {
         subprocess.run(
@@ -80,7 +80,7 @@ def test_a_program_is_its_seed() -> None:
 
 @pytest.mark.full
 def test_what_fails_is_reported_and_shrunk(tmp_path: Path) -> None:
-    """An oracle that expects something else: the program that is left is the shortest there is."""
+    """With a wrong oracle: shrinking leaves the shortest program that can fail."""
     folder = tmp_path / "programs"
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(HERE, folder, ignore=ignore)
@@ -102,5 +102,5 @@ def test_what_fails_is_reported_and_shrunk(tmp_path: Path) -> None:
     steps = re.findall(r"^ +\d+ (?:\w+ = )?(\w+)\(", output, re.M)
     assert sorted(steps) in (["exchange", "iterate"], ["exchange", "group", "iterate"]), output
     again = (*found[1].split(), *arguments[:2])
-    assert run(*again, folder=folder)[0] == 1  # what is printed has it again
+    assert run(*again, folder=folder)[0] == 1  # the printed command fails again
     assert run(*again)[0] == 0  # and it passes where the oracle is right

@@ -14,7 +14,7 @@ import pgasdl
 
 
 def in_threads(*works: Callable[[], None]) -> None:
-    """Run them at once; the first error is raised."""
+    """Run the functions concurrently; raise the first error."""
     errors: list[BaseException] = []
 
     def main(work: Callable[[], None]) -> None:
@@ -36,7 +36,8 @@ def in_threads(*works: Callable[[], None]) -> None:
 def together(r: Rank, group: str, call: str, key: int, count: int, plan: str, rank: int) -> None:
     """On one rank two threads make the same call: one is refused, the other is not harmed.
 
-    The others come when they have heard who was refused, so that it was in for certain.
+    The other ranks join after they are told which thread was refused: until then the other thread
+    is certainly inside.
     """
     if not r.inside(group):
         return
@@ -87,7 +88,7 @@ def together(r: Rank, group: str, call: str, key: int, count: int, plan: str, ra
 
 @step
 def apart(r: Rank, groups: Sequence[str], key: int, turns: int, plan: str) -> None:
-    """Two threads, a group each."""
+    """Two threads, each with its own group."""
 
     def work(number: int) -> None:
         of = r.objects[groups[number]]
@@ -108,7 +109,7 @@ def apart(r: Rank, groups: Sequence[str], key: int, turns: int, plan: str) -> No
 
 @step
 def look(r: Rank, name: str, who: Sequence[bool]) -> None:
-    """From now on a thread looks for notifications, and so takes what arrives, whatever it is."""
+    """From now on a thread checks for notifications, and thereby receives whatever arrives."""
     flags = r.ctx.segment(8, notifications=2)
     if not who[r.rank]:
         return

@@ -1,7 +1,7 @@
 """The ways to run programs: ranks as threads over loopback, or as processes.
 
 ``python ways.py WAY FROM TO TIMEOUT FEATURES STEPS`` is what run.py starts. It writes "seed N" when
-rank 0 begins a program, so that who reads knows what a crash belongs to, and "done" when all is
+rank 0 begins a program, so that the reader knows which program crashed, and "done" when all is
 well.
 """
 
@@ -29,7 +29,7 @@ from pgasdl import loopback
 from pgasdl.plans import Plan, PlanSpec, register
 from pgasdl.plans.algorithms import gdraa
 
-# How ranks that are processes are started.
+# The launcher's options for ranks that are processes.
 _MPICH, _OPENMPI = ("--mpi=mpich",), ("--mpi=openmpi",)
 LAUNCHES = {
     "shm": ("--transport", "shm", "--keep-going", "--no-prefix"),
@@ -38,14 +38,14 @@ LAUNCHES = {
     "mpich-created": _MPICH,  # windows that are not mapped, as between machines
     "openmpi-created": _OPENMPI,
 }
-_MPI_CANNOT = ("leave", "threads")  # a loss ends an MPI job, and threads may not call every MPI
+_MPI_CANNOT = ("leave", "threads")  # a loss ends an MPI job; not every MPI allows threads to call
 
 
 def _twice(rank: int, size: int, count: int, *, phase: int = 0, **options: Any) -> Plan:
     return replace(gdraa.build(rank, size, count, **options), name="twice")
 
 
-# A user's own: its phases share their notifications.
+# A user-defined plan: its phases share their notifications.
 register(PlanSpec("twice", _twice, "gdraa", ("average", "sum"), wire=False, phases=2))
 assert all((collectives, leaving, memory, threads, wrong))  # they fill the table of steps
 assert STEPS
@@ -77,11 +77,11 @@ def run_all(ctx: pgasdl.Context, programs: Sequence[Program], threads: bool) -> 
             tell(f"seed {program.seed}")
         rank.run(program)
     if not programs[-1].leaves:
-        ctx.barrier()  # nobody goes while another may still need it
+        ctx.barrier()  # no rank leaves while another may still need it
 
 
 def tell(line: str) -> None:
-    """A line to whoever started this."""
+    """Write a line to the process that started this one."""
     os.write(1, f"{line}\n".encode())
 
 
@@ -107,7 +107,7 @@ def over_loopback(programs: Sequence[Program], timeout: float) -> None:
         if not errors:
             raise error
     if errors:
-        # Who failed first tells why; the others have lost it.
+        # The rank that failed first tells why; the others only lost it.
         raise next((e for e in errors if not isinstance(e, pgasdl.PeerLost)), errors[0])
 
 
@@ -146,4 +146,4 @@ def main(arguments: Sequence[str]) -> int:
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(status)  # threads of a program that failed may still wait
+    os._exit(status)  # threads of a failed program may still wait

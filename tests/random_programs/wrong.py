@@ -1,4 +1,4 @@
-"""Steps: calls with wrong arguments. Each is the error of its rank alone, and changes nothing."""
+"""Steps: calls with wrong arguments. Each raises an error on its rank only and changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _exchange(ctx: Any, layers: Any = _LAYERS, **given: Any) -> Any:
     return pgasdl.GradientExchange(ctx, layers, **given)
 
 
-# ``account.WRONG`` has the same names.
+# ``account.WRONG`` lists the same names.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "allreduce dtype": lambda ctx, _: ctx.allreduce(_ones(np.complex64), op="sum"),
     "allreduce strides": lambda ctx, _: ctx.allreduce(np.ones(8, np.float32)[::2], op="sum"),

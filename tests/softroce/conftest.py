@@ -1,4 +1,4 @@
-"""Every test here boots guests: it is skipped by name where that cannot be, and fails under CI."""
+"""Every test here boots guests: where that is impossible it is skipped by name, or fails in CI."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 
 class Printer:
-    """Passes output on as it comes; of a pair in whole lines, marked with the guest's number."""
+    """Passes output on as it comes; for a pair in whole lines, marked with the guest's number."""
 
     def __init__(self, *, pair: bool) -> None:
         self._pair = pair
@@ -36,7 +36,7 @@ class Printer:
         sys.stdout.buffer.flush()
 
     def finish(self) -> None:
-        """Lines that never ended."""
+        """Print lines that never ended."""
         for guest, begun in self._begun.items():
             if begun:
                 self(guest, b"\n")
@@ -48,7 +48,7 @@ def main() -> int:
     if lacks := rig.missing():
         print(*lacks, sep="\n", file=sys.stderr)
         return rig.VANISHED
-    # So that guests end and files go. SIGINT too: below a background shell it begins ignored.
+    # So that guests end and files are removed. SIGINT too: a background shell starts it ignored.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     results = _run(options)

@@ -3,8 +3,8 @@
 ``python tests/softroce/kernel.py`` installs the Debian packages that are missing (build tools, and
 what guests run), fetches Debian's kernel source, and puts the finished program into
 ``$XDG_CACHE_HOME/pgasdl/softroce/`` (``~/.cache`` by default), outside every checkout. Its name
-holds the version and a hash of the configuration, so a changed kernel.config is a new kernel.
-Where that file exists nothing is built, fetched or installed but missing packages.
+holds the version and a hash of the configuration, so a changed kernel.config makes a new kernel.
+If that file exists, only missing packages are installed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def path() -> Path:
 
 
 def main() -> int:
-    """Install, and build unless it is built; prints where the kernel is."""
+    """Install packages, build the kernel unless it exists, and print where it is."""
     parser = argparse.ArgumentParser(description="Build the kernel of the soft-RoCE guests.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     jobs = parser.parse_args().jobs
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # so that temporary files go
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # to remove temporary files
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     kernel = path()
     built = kernel.exists()
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def install(packages: Sequence[str]) -> None:
-    """Install those Debian packages that are not there, as root or with sudo."""
+    """Install those Debian packages that are missing, as root or with sudo."""
     absent = [package for package in packages if not _is_installed(package)]
     if not absent:
         return
@@ -90,7 +90,7 @@ def build(kernel: Path, jobs: int) -> None:
         print("compiling: about 10 minutes of processor time", file=sys.stderr, flush=True)
         _call([*make, "linux"], cwd=tree)
         _call(["strip", "linux"], cwd=tree)
-        # Complete under its final name, or not there at all.
+        # The file is complete under its final name, or does not exist.
         unfinished = kernel.with_name(f".{kernel.name}.{os.getpid()}")
         try:
             shutil.copy2(tree / "linux", unfinished)
@@ -103,9 +103,9 @@ def build(kernel: Path, jobs: int) -> None:
 def fetch(folder: Path) -> Path:
     """Debian's kernel source, unpacked below ``folder``.
 
-    It comes from where the machine's apt gets Debian itself, through a source list and caches of
-    its own, checked against Debian's key: the machine's configuration neither needs to know the
-    suite nor is changed.
+    It comes from the archive that the machine's apt uses for Debian, through a separate source list
+    and separate caches, checked against Debian's key: the machine's configuration need not know
+    the suite, and is not changed.
     """
     apt = folder / "apt"
     for part in ("state/lists/partial", "cache/archives/partial"):
@@ -137,7 +137,7 @@ def debian_archive() -> str:
 
 
 def lost_options(wanted: str, got: str) -> list[str]:
-    """The lines of ``wanted`` that are not in ``got``: what a dependency or a rename took away."""
+    """The lines of ``wanted`` that ``got`` lacks: a dependency or a rename removed them."""
     there = set(got.splitlines())
     options = [line for line in wanted.splitlines() if line.startswith("CONFIG_")]
     return [line for line in options if line not in there]
@@ -160,7 +160,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _user() -> str:
-    """apt drops root for its own user, who cannot write here."""
+    """The user that apt is to run as: the one it takes by itself cannot write here."""
     import pwd
 
     return pwd.getpwuid(os.geteuid()).pw_name
@@ -173,7 +173,7 @@ def _roomy_folder() -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait for another builder rather than do its work again."""
+    """Wait for another builder rather than repeat its work."""
     folder.mkdir(parents=True, exist_ok=True)
     with Path(folder, "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -181,7 +181,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _call(command: Sequence[str], cwd: Path | None = None) -> None:
-    """Run one step, in a group that ends with this process."""
+    """Run one step, in a process group that ends with this process."""
     print("+", " ".join(command), file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     step = subprocess.Popen(

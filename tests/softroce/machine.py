@@ -16,18 +16,18 @@ from pathlib import Path
 
 import kernel
 
-TIMED_OUT = 124  # as `timeout` has it
+TIMED_OUT = 124  # as the command `timeout` returns it
 VANISHED = 125
 
 _HERE = Path(__file__).resolve().parent
 _PIPES = ("output", "report", "console")
-_LAST_WORDS = 2.0  # seconds for what is still in the pipes after a kernel's end
+_LAST_WORDS = 2.0  # seconds to read what the pipes still hold after a kernel has ended
 _CONSOLE_LINES = 12
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one guest: the command's status and output, and the kernel's own messages."""
+    """The result of one guest: the command's status and output, and the kernel's own messages."""
 
     guest: int
     status: int
@@ -44,7 +44,7 @@ class Result:
         return "\n".join(self.console.splitlines()[-_CONSOLE_LINES:])
 
     def check(self) -> Result:
-        """Itself when the command succeeded; else AssertionError with all there is to know."""
+        """Return itself if the command succeeded; else raise AssertionError with all details."""
         if self.status != 0:
             told = [f"guest {self.guest}: status {self.status} after {self.seconds:.1f} s"]
             if self.status == TIMED_OUT:
@@ -57,7 +57,7 @@ class Result:
 
 
 class Machine:
-    """A guest that is described, and runs from `start` to `close`."""
+    """The description of a guest, which runs from `start` to `close`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Machine:
         self.heard = {name: bytearray() for name in _PIPES}
 
     def start(self) -> None:
-        """Boot. The files for the guest lie in a folder that goes as soon as it has read them."""
+        """Boot. The guest's files lie in a folder that is removed once the guest has read them."""
         self._began = time.monotonic()
         self._folder = tempfile.mkdtemp(prefix="pgasdl-guest-")
         for name, text in self._files.items():
@@ -135,7 +135,7 @@ class Machine:
             self._remove_folder()
 
     def ended(self) -> bool:
-        """Whether the kernel's process is gone, for long enough to have heard its last words."""
+        """Whether the kernel's process has ended, and its last output is read or overdue."""
         assert self._process is not None
         if self._process.poll() is None:
             return False
@@ -154,7 +154,7 @@ class Machine:
             self._process.wait()
 
     def close(self) -> None:
-        """Leave nothing behind; twice is harmless."""
+        """Leave nothing behind; a second call is harmless."""
         self.kill()
         self._ended = self._ended or time.monotonic()
         for name in list(self.pipes):
@@ -203,7 +203,7 @@ def attend(
 def _listen(
     selector: selectors.BaseSelector, on_output: Callable[[int, bytes], None] | None
 ) -> None:
-    """Take what the guests say within a moment."""
+    """Read what the guests write within a moment."""
     for key, _ in selector.select(0.1):
         machine, name = key.data
         data = os.read(key.fd, 1 << 16)

@@ -30,7 +30,7 @@ OnOutput = Callable[[int, bytes], None]
 
 MODES = ("dummy", "veth")
 DRIVERS = ("rxe", "siw")
-PROGRAMS = {  # what guests are made with, and the Debian package that has it
+PROGRAMS = {  # programs that guests need, and the Debian packages that have them
     "prlimit": "util-linux",
     "setpriv": "util-linux",
     "busybox": "busybox-static",
@@ -42,7 +42,7 @@ PROGRAMS = {  # what guests are made with, and the Debian package that has it
 }
 RXE_LIBRARY = Path("/etc/libibverbs.d/rxe.driver")
 _MIB = 1 << 20
-_CABLE_BYTES = 4 * _MIB  # what a cable between two guests holds of packets under way
+_CABLE_BYTES = 4 * _MIB  # of packets that a cable between two guests holds
 _SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -84,15 +84,15 @@ def run(
     timeout: float = 120.0,
     on_output: OnOutput | None = None,
 ) -> Result:
-    """Boot one guest, run ``command`` in it, and return what came of it.
+    """Boot one guest, run ``command`` in it, and return the result.
 
     Parameters
     ----------
     command : an argument vector, or one string for a shell
     env : environment variables to add
     directory : where the command runs; None: the current directory
-    writable : folders of the host in which the guest's changes are real and last
-    mode : "dummy": one device, rxe0, whose packets turn round inside the driver;
+    writable : folders of the host in which the guest's changes persist
+    mode : "dummy": one device, rxe0, whose packets loop back inside the driver;
         "veth": rxe0 and rxe1 at the ends of a cable, on which packets travel and can be lost
     driver : "rxe", or "siw" for iWARP: connections by rdma_cm only, no atomics
     loss : percent of the packets lost on each end of the cable of "veth"
@@ -137,8 +137,8 @@ def run_pair(
 
     They are guest1 (10.77.2.1) and guest2 (10.77.2.2), for verbs and for TCP alike, and have
     nothing else in common but the host's tree; ``loss`` percent of the packets are lost each
-    way. The commands begin when both hosts are up, and each host lives as long as its own: no
-    command may end before the other is through with it. The rest is as for `run`.
+    way. The commands begin when both hosts are up, and each host lives as long as its command: no
+    command may end while the other still needs its host. The rest is as for `run`.
     """
     cable = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     machines = []
@@ -161,7 +161,7 @@ def run_pair(
 def _job(
     command: Command, env: Mapping[str, str] | None, directory: str | os.PathLike[str] | None
 ) -> str:
-    """The shell script that is the guest's whole work."""
+    """The shell script that the guest runs."""
     variables = {
         "PATH": f"{os.environ.get('PATH', '')}:{_SYSTEM_FOLDERS}",
         "HOME": os.environ.get("HOME", "/root"),

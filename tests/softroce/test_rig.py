@@ -1,4 +1,4 @@
-"""The rig itself: guests boot, have verbs devices, give back what happened, and leave nothing."""
+"""The rig itself: guests boot, have verbs devices, return results, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PINGPONG = "ibv_rc_pingpong -d {device} -g $SOFTROCE_GID_INDEX -n 200 -c {server
 
 
 def kernels(mark: Path) -> list[int]:
-    """Those whose control folder lies in ``mark``: others may run guests meanwhile.
+    """The kernels whose control folder lies in ``mark``: others may run guests meanwhile.
 
-    A process that a kernel has just made for one of its own has the kernel's command line too.
+    A process that a kernel has just forked has the kernel's command line too.
     """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -42,7 +42,7 @@ def kernels(mark: Path) -> list[int]:
 
 
 def processes_of(kernel_process: int) -> list[int]:
-    """All that belongs to a guest: the kernel leads a session, its processes share it."""
+    """All processes of a guest: its kernel leads a session, which they share."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -129,10 +129,10 @@ def counter(name: str, device: str = "rxe0") -> str:
 
 
 def test_packets_travel_between_two_devices_and_are_lost() -> None:
-    """Enough packets for some loss to be all but certain."""
+    """There are so many packets that some loss is almost certain."""
     server = PINGPONG.format(device="rxe1", server="")
     client = PINGPONG.format(device="rxe0", server="$SOFTROCE_ADDRESS")
-    # Who misses the last acknowledgement waits for a peer that has gone: neither is waited for.
+    # A side that misses the last acknowledgement waits for an ended peer: wait for neither side.
     command = f"{server} & sleep 1; timeout 60 {client}; kill $!; tc -s qdisc show dev veth0"
     result = rig.run(command, mode="veth", loss=5)
     dropped = re.search(r"Sent \d+ bytes (\d+) pkt \(dropped (\d+)", result.output)
@@ -143,14 +143,14 @@ def test_packets_travel_between_two_devices_and_are_lost() -> None:
 
 @pytest.mark.parametrize("loss", [0, 2])
 def test_two_guests(loss: float) -> None:
-    """As two hosts: the rendezvous by TCP and the data by RDMA use the same cable."""
+    """Like two hosts: the rendezvous by TCP and the data by RDMA use the same cable."""
     server = "timeout 60 " + PINGPONG.format(device="rxe0", server="")
     client = "sleep 1; timeout 60 " + PINGPONG.format(device="rxe0", server="guest1")
     results = rig.run_pair(
         (f"{server}; {counter('sent_pkts')}", f"{client}; tc -s qdisc show dev vec0"), loss=loss
     )
     done = ["200 iters in" in result.check().output for result in results]
-    # With loss, who misses the last acknowledgement asks in vain for it: the other has gone.
+    # With loss, a side that misses the last acknowledgement asks for it in vain: the other ended.
     assert any(done) if loss else all(done), [result.output for result in results]
     dropped = re.search(r"netem.*loss.*\n.*\(dropped (\d+)", results[1].output)
     assert bool(dropped) == bool(loss)
@@ -226,7 +226,7 @@ def test_command_line_of_a_pair() -> None:
 
 
 def test_guests_side_by_side() -> None:
-    """From threads: nothing is shared between guests of one process."""
+    """Started by threads: guests of one process share nothing."""
     outputs: dict[int, str] = {}
 
     def one(i: int) -> None:

@@ -1,4 +1,4 @@
-"""Lanes over a real verbs device: every test boots guests of tests/softroce and runs jobs there."""
+"""Tests over a real verbs device: each boots guests of tests/softroce and runs jobs there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ for folder in ("softroce", "training"):
 
 @pytest.fixture(scope="session", autouse=True)
 def guests_can_run() -> None:
-    """Skip by name on a machine that cannot boot guests; fail where CI demands them."""
+    """Skip by name on a machine that cannot boot guests; fail where CI requires them."""
     import rig
 
     rig.require()

@@ -26,8 +26,8 @@ ADDRESSES = ("10.77.2.1", "10.77.2.2")  # of a pair
 _BOOT_SECONDS = 60.0
 _FIRST_PORT = 21000
 PAUSE = 12.0  # seconds
-# A guest stands still, and all its ranks with it, while it reads a file that the machine's disk is
-# slow to give. That is no loss; where losses are made, jobs say what they take for one.
+# A guest stands still, and all its ranks with it, while it reads a file from a slow disk of the
+# machine. That is no loss; jobs that cause losses set their own limit.
 _PATIENCE = {"PGASDL_STOPPED_AFTER": "15"}
 
 
@@ -38,12 +38,12 @@ class Job:
     Attributes
     ----------
     program : file, below tests/
-    ranks : those of each host
+    ranks : the ranks of each host
     harm : ("kill" or "stop", rank); ("cut", a rank of the host whose link goes down), only in the
         last job; ("hole", any): from then on both hosts' packets vanish on their way; ("pause",
         rank): its host stands still for `PAUSE` seconds
-    torchrun : ranks get torchrun's variables in place of PGASDL_RANK and its like
-    seconds : after which what still runs is killed, and "hung"
+    torchrun : ranks get torchrun's variables in place of PGASDL_RANK and the like
+    seconds : after which a rank that still runs is killed, and reported as "hung"
     """
 
     name: str
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass
 class Story:
-    """What was said in one job: by rank, None for the hosts, with the time of its arrival."""
+    """The output of one job: each line with its time of arrival and its rank, None for a host."""
 
     lines: list[tuple[float, int | None, str]] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class Story:
         return [text for _, who, text in self.lines if who == rank]
 
     def events(self, what: str, rank: int | None = None) -> list[Event]:
-        """JSON lines of a rank, or of the hosts; "seen" is the time here."""
+        """JSON lines of a rank, or of the hosts; "seen" is the time of arrival here."""
         found = []
         for seen, who, text in self.lines:
             event = event_of(text) if who == rank else None
@@ -76,13 +76,13 @@ class Story:
         return found
 
     def event(self, what: str, rank: int | None = None) -> Event:
-        """The only one."""
+        """The only event of this name."""
         found = self.events(what, rank)
         assert len(found) == 1, f"{len(found)} events {what!r} of rank {rank}\n{self}"
         return found[0]
 
     def statuses(self) -> dict[int, int]:
-        """Of the ranks that ended by themselves or were killed; none may hang or leave anything."""
+        """Exit statuses of the ranks, ended or killed; none may hang or leave a process."""
         assert not self.events("hung"), f"hung\n{self}"
         assert not any(event["pids"] for event in self.events("left")), f"left\n{self}"
         return {event["rank"]: event["status"] for event in self.events("ended")}
@@ -94,7 +94,7 @@ class Story:
         return self
 
     def last_words(self, ends: dict[int, int]) -> str:
-        """What those said at last that did not end well."""
+        """The last line of each rank that did not end well."""
         return "\n".join(
             f"rank {rank} ended with {status}: {self.of(rank)[-1:]}"
             for rank, status in ends.items()
@@ -110,7 +110,7 @@ class Story:
 
 
 class _Listener:
-    """Takes the guests' output apart while it comes."""
+    """Sorts the guests' output into stories as it arrives."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.stories = {job.name: Story() for job in jobs}
@@ -128,7 +128,7 @@ class _Listener:
 
 
 def _pause(guest: int) -> None:
-    """Stop all of a guest that this process has booted, and let it go on."""
+    """Stop all processes of a guest that this process has booted, then let them go on."""
     (kernel,) = (
         process
         for process in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())

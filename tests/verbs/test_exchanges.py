@@ -20,7 +20,7 @@ VERBS = {"PGASDL_TRANSPORT": "verbs", "PGASDL_LOG": "warning"}
 
 
 def test_every_plan_and_kind(tmp_path: Path) -> None:
-    """In one guest, by turns and with a progress thread; three ranks make uneven blocks."""
+    """In one guest, progress by turns and by a thread; three ranks make uneven blocks."""
     jobs = [
         Job("turn", EXCHANGES, [[0, 1]], ["turn"], VERBS, TRAINING, seconds=120),
         Job("thread", EXCHANGES, [[0, 1, 2]], ["thread"], VERBS, TRAINING, seconds=120),

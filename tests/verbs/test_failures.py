@@ -1,7 +1,7 @@
-"""A rank killed or stopped, packets swallowed, the link down: every wait of a survivor ends.
+"""A rank killed or stopped, packets dropped, the link down: every wait of a survivor ends.
 
 Each job repeats one kind of call until a loss ends it (tests/failure/programs/endless.py). Times
-are taken where the guests are booted, so that no clock of theirs matters.
+are taken on the machine that boots the guests, so that the guests' clocks do not matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.full
 ENDLESS = "failure/programs/endless.py"
 STOPPED_AFTER = 3.0
 HEARTBEAT = 0.2
-# From the harm to the error: 3 s and the settings; and what a loaded machine needs to tell of it.
+# From the harm to the error: 3 s plus the settings; and what a loaded machine needs to report it.
 BOUND = 3.0 + STOPPED_AFTER + HEARTBEAT
 LOADED = 6.0
 PAIR = [[0], [1]]
@@ -27,7 +27,7 @@ Trial = tuple[str, str, int]  # harm, what the ranks repeat, the rank harmed
 
 
 def run(folder: Path, ranks: list[list[int]], trials: list[Trial]) -> None:
-    """One job after the other on the same hosts."""
+    """Run the jobs one after the other on the same hosts."""
     env = {
         "PGASDL_TRANSPORT": "auto" if len(ranks) > 1 else "verbs",
         "PGASDL_STOPPED_AFTER": str(STOPPED_AFTER),
@@ -45,7 +45,7 @@ def run(folder: Path, ranks: list[list[int]], trials: list[Trial]) -> None:
 
 
 def check(story: Story, how: str, point: str, victim: int) -> None:
-    """Both ranks are gone, and every survivor named the other in time."""
+    """Both ranks have ended, and every survivor named the other in time."""
     statuses = story.statuses()
     survivors = [0, 1] if how in ("cut", "hole") else [1 - victim]
     harms = story.events("harm")
@@ -80,7 +80,7 @@ def test_two_hosts_stop(tmp_path: Path) -> None:
 
 
 def test_two_hosts_cut(tmp_path: Path) -> None:
-    """Packets vanish, at last the link of one host goes down; each side is a survivor."""
+    """Packets vanish; in the last job one host's link goes down. Each side is a survivor."""
     trials: list[Trial] = [
         ("hole", "waitsome", 0),
         ("hole", "storm", 0),

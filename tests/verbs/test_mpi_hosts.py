@@ -1,4 +1,4 @@
-"""MPI's own launchers over two hosts of two ranks: they meet through MPI, whatever carries data."""
+"""MPI's own launchers, two hosts of two ranks: ranks meet through MPI, whatever carries data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAYS = {
 }
 # Windows of Open MPI (5.0.11) take tens of milliseconds for an operation between these hosts.
 DONE = {"mpich": [*WAYS], "openmpi": ["verbs", "no device"]}
-ALL = [("mpich", "verbs"), ("mpich", "allocated"), ("openmpi", "verbs")]  # of the operations
+ALL = [("mpich", "verbs"), ("mpich", "allocated"), ("openmpi", "verbs")]  # run all operations
 SAID = {
     "verbs": "exact: shm to ranks [0, 1], verbs to ranks [2, 3] (shm inside a machine)",
     "allocated": "exact: mpi to all ranks (asked for)",
@@ -41,11 +41,11 @@ SAID = {
 }
 SETTINGS = {
     "PGASDL_LOG": "warning",
-    # Heartbeats wait for MPI by TCP between emulated hosts: slow is not stopped.
+    # Heartbeats wait for MPI by TCP between emulated hosts: a slow rank is not a stopped one.
     "PGASDL_STOPPED_AFTER": "20",
-    # There is no default route, whose address rank 0's store takes by itself.
+    # By default rank 0's store takes the address of the default route, which does not exist here.
     "PGASDL_STORE": f"{hosts.ADDRESSES[0]}:29500",
-    # MPI by TCP: UCX does not do over soft-RoCE what it should.
+    # MPI by TCP: UCX does not work as it should over soft-RoCE.
     "UCX_TLS": "tcp,sm,self",
     "OMPI_MCA_osc": "^ucx",
     "OMPI_MCA_pml": "ob1",
@@ -67,7 +67,7 @@ def found(request: pytest.FixtureRequest) -> mpiexec.Mpiexec:
 def across(found: mpiexec.Mpiexec, names: list[str]) -> list[str]:
     """The launcher and its options: two ranks on each host, far.sh in place of ssh.
 
-    ``names`` : of variables that the ranks are to have; hydra hands on all
+    ``names`` : of variables that the ranks must get; hydra passes all on
     """
     both = ",".join(f"{address}:2" for address in hosts.ADDRESSES)
     if found.kind == "mpich":
@@ -81,7 +81,7 @@ def across(found: mpiexec.Mpiexec, names: list[str]) -> list[str]:
 
 
 def test_every_way(found: mpiexec.Mpiexec, tmp_path: Path) -> None:
-    """MPI only for meeting, windows of both makes, and MPI where a host has no RDMA device."""
+    """MPI only for meeting, windows of both kinds, and MPI where a host has no RDMA device."""
     ways = DONE[found.kind]
     lines = []
     for name in ways:

@@ -1,4 +1,4 @@
-"""Two hosts of two ranks: what knows of nodes, where there are nodes; the tuner between them."""
+"""Two hosts of two ranks: what is node-aware, where there are nodes; the tuner between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOUR = [[0, 1], [2, 3]]
 
 @pytest.mark.parametrize("ranks", [FOUR, [[0, 2], [1, 3]]], ids=["neighbours", "interleaved"])
 def test_exchanges_inside_and_across(tmp_path: Path, ranks: list[list[int]]) -> None:
-    """Every plan, exactly: loads inside a node where its ranks are neighbours."""
+    """Every plan is exact, and loads inside a node where its ranks are neighbours."""
     job = Job("nodes", NODES, ranks, ["exchange"], QUIET, seconds=200)
     story = hosts.run(tmp_path, [job])["nodes"].check(4)
     for host in ranks:
@@ -35,7 +35,7 @@ def test_exchanges_inside_and_across(tmp_path: Path, ranks: list[list[int]]) -> 
 
 
 def test_a_policy_is_tuned_and_used(tmp_path: Path) -> None:
-    """Both classes of pairs are measured; the policy is the same everywhere, and is honoured."""
+    """Both classes of pairs are measured; the policy is the same on all ranks, and is used."""
     file = tmp_path / "policy"
     by_hand = (
         "allreduce:0-1k:gdraa-nodes#1k-8k:chain-binomial(chain_size=2)"

@@ -16,7 +16,7 @@ PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 
 
 def require_pyverbs() -> None:
-    """Debian's is built for Debian's version of Python."""
+    """Debian's pyverbs is built for Debian's version of Python."""
     version = f"cpython-{sys.version_info.major}{sys.version_info.minor}"
     if not list(PYVERBS.glob(f"qp.{version}-*.so")):
         problem = f"no pyverbs for {version} in {PYVERBS} (package python3-pyverbs)"

@@ -1,4 +1,4 @@
-"""The training app over verbs: between processes, and between hosts, the bits of shm."""
+"""The training app over verbs, between two hosts: the same bits as over shm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = ["--epochs", "1", "--batch", "120", "--picture", "", "--check-bits", "--
 
 
 def test_weights_of_shm(tmp_path: Path) -> None:
-    """Two ranks on two hosts: in one job all average, in the other the owner updates."""
+    """Two ranks on two hosts: in one job all average, in the other the owner of a block updates."""
     folder = tmp_path / "guests"
     folder.mkdir()
     kinds = ("average", "update")

@@ -1,4 +1,4 @@
-"""Two hosts on a cable: shm inside a host, verbs between hosts, exact whatever is lost."""
+"""Two hosts on a cable: shm inside a host, verbs between hosts, exact whatever packets are lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assert_exact(story: Story, size: int) -> None:
 
 
 def assert_route(story: Story, rank: int, words: str) -> None:
-    """What a rank logs of its routes at init."""
+    """A rank logs these words about its routes at init."""
     assert any(line.startswith("pgasdl: rank") and words in line for line in story.of(rank)), (
         f"no {words!r}\n{story}"
     )
@@ -33,7 +33,7 @@ def assert_route(story: Story, rank: int, words: str) -> None:
 
 @pytest.mark.parametrize("loss", [0, 0.1, 1, 5])
 def test_exact_with_loss(tmp_path: Path, loss: float) -> None:
-    """Nobody names a transport, and between the hosts it is verbs."""
+    """No setting names a transport, and between the hosts it is verbs."""
     job = Job("two", EXACT, [[0], [1]], ["0/1"], seconds=100)
     story = hosts.run(tmp_path, [job], loss=loss)["two"]
     assert_exact(story, 2)
@@ -42,7 +42,7 @@ def test_exact_with_loss(tmp_path: Path, loss: float) -> None:
 
 
 def test_mixed_routes(tmp_path: Path) -> None:
-    """Two ranks per host, found by torchrun's variables; and all of them forced onto verbs."""
+    """Two ranks per host, started by torchrun's variables; then all of them forced onto verbs."""
     four = [[0, 1], [2, 3]]
     forced = {"PGASDL_TRANSPORT": "verbs"}
     stories = hosts.run(
@@ -65,5 +65,5 @@ def test_patience(tmp_path: Path) -> None:
     job = Job("patience", "verbs/programs/patient.py", [[0], [1]], ["20"], harm=("pause", 1))
     job.env = {"PGASDL_STOPPED_AFTER": "60"}
     story = hosts.run(tmp_path, [job])["patience"].check(2)
-    # The clock of a host that stands still may do so, too.
+    # The clock of a host that stands still may stand still, too.
     assert story.event("longest", 0)["seconds"] > hosts.PAUSE / 2, str(story)

@@ -1,7 +1,7 @@
 """Every kind of operation between all ranks, each result compared bit for bit.
 
 ``exact.py HOSTS [all]``: ``01/23`` stands for ranks 0 and 1 on one host, 2 and 3 on another.
-Between hosts it has to be verbs, inside a host shm, or verbs as well if ``all`` is given.
+The transport must be verbs between hosts, and inside a host shm, or verbs if ``all`` is given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pgasdl
 from pgasdl import Context
 
 SIZES = (1, 8, 63, 4096, 65539, 400_000)
-SPAN = 1 << 19  # of a segment, for every rank that writes
+SPAN = 1 << 19  # bytes of a segment for each rank that writes
 N_ADDS = 20
 
 
@@ -24,7 +24,7 @@ def pattern(sender: int, receiver: int, n: int) -> np.ndarray:
 
 
 def check_routes(ctx: Context, hosts: list[str], outside: str) -> None:
-    """Mapped inside a host, RDMA between hosts; this rank counts as inside."""
+    """Mapped memory inside a host, RDMA between hosts; this rank itself counts as inside."""
     own = next(host for host in hosts if str(ctx.rank) in host)
     for peer in range(ctx.size):
         wanted = "shm" if str(peer) in own and outside != "all" else "verbs"
@@ -32,7 +32,7 @@ def check_routes(ctx: Context, hosts: list[str], outside: str) -> None:
 
 
 def writes_and_notifications(ctx: Context) -> None:
-    """Each rank writes to each and raises a flag of its own; then it reads back what it wrote."""
+    """Each rank writes to each with its own notification; then it reads back what it wrote."""
     inbox = ctx.segment(ctx.size * SPAN, notifications=ctx.size)
     outbox = ctx.segment(2 * SPAN, notifications=4)
     ctx.barrier()
@@ -61,7 +61,7 @@ def writes_and_notifications(ctx: Context) -> None:
 
 
 def lists(ctx: Context) -> None:
-    """Many pieces to the right neighbour, and many from the left one."""
+    """Write many pieces to the right neighbour, and read many from the left one."""
     segment = ctx.segment(3 * 6400, notifications=1)
     view = segment.numpy().reshape(3, 6400)
     right, left = (ctx.rank + 1) % ctx.size, (ctx.rank - 1) % ctx.size
@@ -80,7 +80,7 @@ def lists(ctx: Context) -> None:
 
 
 def atomics(ctx: Context) -> None:
-    """Counters that everybody adds to, and one word that exactly one rank takes each time."""
+    """A counter that all ranks add to, and a word that exactly one rank takes."""
     segment = ctx.segment(64, notifications=1)
     ctx.barrier()
     seen = [ctx.atomic_fetch_add(segment[0:8], 0, 1) for _ in range(N_ADDS)]
@@ -98,7 +98,7 @@ def atomics(ctx: Context) -> None:
 
 
 def reductions(ctx: Context) -> None:
-    """The same sum on every rank, whatever carries it; of integers, so that it is known."""
+    """The same sum on every rank, whatever transport carries it; of integers, so it is known."""
     for n in (1, 1000, 50_000):
         for plan in ("gdraa", "tree"):
             array = np.arange(n, dtype=np.float32) % 1000 + ctx.rank

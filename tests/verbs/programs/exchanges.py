@@ -1,6 +1,6 @@
 """Every plan and kind of exchange over verbs, between processes; each rank says what it checked.
 
-The plans that load and store peers' memory have to refuse, by their own words.
+Plans that load and store peers' memory must be refused, with an error that names the plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ N_ITERATIONS = 2
 
 
 def refused(ctx: Context, plan: str) -> None:
-    """By an exchange, and by an allreduce."""
+    """The plan is refused by an exchange and by an allreduce."""
     array = np.ones(100, np.float32)
     for attempt in (
         lambda: Case(plan, "average").make(ctx),

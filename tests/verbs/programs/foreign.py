@@ -1,9 +1,10 @@
-"""Rank 1 of a job of two, made of pyverbs alone: no line of the transport under test runs in it.
+"""Rank 1 of a job of two, written with pyverbs alone: it runs no line of the transport under test.
 
-It speaks the protocol of connection_manager.hpp, verbs_memory.cpp and group.hpp, below native/:
-endpoints and the world's memory go through the store, connections are agreed on by datagrams, and
-a barrier, the making of a segment and heartbeats are writes into memory of rank 0. Only the store's
-client is pgasdl's. The layouts are written down anew here: whoever changes one there sees it.
+It speaks the protocol of connection_manager.hpp, verbs/memory.cpp and group.hpp, below native/:
+endpoints and the world's memory are described through the store, connections are agreed on by
+datagrams, and a barrier, the creation of a segment and heartbeats are writes into memory of rank 0.
+Only the store's client is pgasdl's. The layouts are repeated here: whoever changes one there
+notices it here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ INTRODUCTION = struct.Struct("<QiIQ")  # host, process, queue depth, bytes of a 
 ENDPOINT = struct.Struct("<QIIIIII128s")  # magic, datagrams, mtu, reads, lid, link, n_gids, GIDs
 # magic, token, from, to, queue, count, number and first packet of the end, joined, answer
 DATAGRAM = struct.Struct("<Q16siiIIIIII")
-DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, nothing
+DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, padding
 HEADER = struct.Struct("<QQII32s")  # of a slot: fingerprint, bytes of all, bytes, generation, what
 LEFT = 0xFFFFFFFF
 ROCE_V2 = 1
@@ -91,7 +92,7 @@ class Memory:
 
 
 class Foreign:
-    """The rank. Everything happens in :meth:`turn`, which whoever waits calls."""
+    """The rank. All progress happens in :meth:`turn`, which every wait calls."""
 
     def __init__(self, store: Store) -> None:
         info = {"host": "elsewhere", "asked": "verbs", "oversubscribed": False, "no_verbs": ""}
@@ -101,7 +102,7 @@ class Foreign:
         self.gid_index = int(os.environ["SOFTROCE_GID_INDEX"])
         self.pd = PD(self.context)
         self.cq = CQ(self.context, 256)
-        self.ends: dict[int, tuple[QP, int]] = {}  # by queue: ours, and the number of theirs
+        self.ends: dict[int, tuple[QP, int]] = {}  # by queue: our pair, and the number of theirs
         self.admitted: list[QP] = []
         self.gone = False
         self._open_datagrams()
@@ -144,7 +145,7 @@ class Foreign:
         self.mtu = min(mtu, mtu_there)
         self.route = AHAttr(is_global=1, port_num=1, gr=self._route(gids[: 16 * n_gids]))
         self.address = AH(self.pd, attr=self.route)
-        # Of equal size everywhere, and only rank 0 knows the length of what it begins with.
+        # All ranks' memory has one size, and only rank 0 knows the length of its first part.
         n_gossip = (1 + SIZE) * RECORD_BYTES
         n_slots = 2 * SIZE * (EXCHANGE_SLOT + REDUCE_SLOT + 8 + PASSIVE_BYTES)
         most = Memory(self.pd, n_gossip + n_slots + 4096, N_IDS)
@@ -167,7 +168,7 @@ class Foreign:
     # --- connections
 
     def turn(self) -> None:
-        """Take what arrived by datagram; beat."""
+        """Handle the datagrams that arrived; send a heartbeat when it is due."""
         _, completions = self.datagram_cq.poll(N_RECEIVES)
         for done in completions:
             if done.opcode & e.IBV_WC_RECV and done.byte_len == self.slot_bytes:
@@ -231,7 +232,7 @@ class Foreign:
             self.turn()
 
     def post(self, opcode: int, local: tuple[int, int, int], address: int, key: int) -> None:
-        """One request on any connection, and its completion."""
+        """Post one request on a connection, and wait for its completion."""
         request = SendWR(opcode=opcode, num_sge=1, sg=[SGE(*local)],
                          send_flags=e.IBV_SEND_SIGNALED)  # fmt: skip
         if opcode == e.IBV_WR_ATOMIC_FETCH_AND_ADD:
@@ -268,7 +269,7 @@ class Foreign:
         return int.from_bytes(self.source.read(8, 0), "little")
 
     def beat(self) -> None:
-        """Still alive, and nothing known of a loss."""
+        """Send a heartbeat: still alive, and no loss known."""
         self.n_beats += 1
         self.next_beat = time.monotonic() + BEAT
         record = struct.pack("<QBB", self.n_beats, HEALTHY, HEALTHY).ljust(RECORD_BYTES, b"\0")
@@ -302,6 +303,6 @@ class Foreign:
         return own, Remote.parse(body[4:])
 
     def leave(self) -> None:
-        """Stay until rank 0 has said goodbye: it closes once nothing more is to come from here."""
+        """Stay until rank 0 has said farewell: it closes when it expects nothing more from here."""
         self.next_beat = math.inf
         self.until(lambda: self.gone, "rank 0's farewell")

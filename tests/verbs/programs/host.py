@@ -1,10 +1,10 @@
-"""One host of a job, inside a guest: forks the ranks that live here, and does harm to them.
+"""One host of a job, inside a guest: forks the ranks of this host, and harms them.
 
 ``host.py ORDERS.json`` works through a list of jobs, as hosts.py wrote them. Every line of output
 is ``JOB RANK TEXT``; rank ``-`` is this program, whose texts are JSON. Ranks are forked from a
-process that has imported everything, for an import takes seconds here. Before each job the hosts
-of a pair wait for each other, through a folder of the machine that boots them: a host must not
-be gone, nor a link be back, while another still needs it so.
+process that has imported everything, because an import takes seconds here. Before and after each
+job the hosts of a pair wait for each other, through a folder of the machine that boots them: no
+host may end, and no link may work again, while the other host still relies on its state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ assert np and pgasdl.context and pgasdl.training.exchange and pgasdl.runtime.ini
 
 HOST = int(os.environ["SOFTROCE_GUEST"])
 SECRET = "/run/secret"
-BETWEEN = 0.3  # seconds from "running" to the harm, by when all are in the call that is to end
+BETWEEN = 0.3  # seconds from "running" to the harm: then all are in the call that must end
 LINK = "vec0"  # to the other host
 
 
@@ -55,7 +55,7 @@ class Rank:
         os.close(output)
 
     def read(self) -> bool:
-        """Take what it wrote, pass it on; False at the end of it."""
+        """Read what the rank wrote and pass it on; False at the end of its output."""
         data = os.read(self.output, 1 << 16)
         for line in self._lines.of(data):
             self.said.append(line)
@@ -85,7 +85,7 @@ def place(job: dict[str, Any], rank: int) -> dict[str, str]:
 
 
 def run_program(job: dict[str, Any]) -> int:
-    """In the forked process: what the interpreter would do with a file."""
+    """In the forked process: run the program as the interpreter would run a file."""
     sys.argv = [job["program"], *job["arguments"]]
     sys.path[:0] = [str(Path(job["program"]).parent), *job["path"]]
     try:
@@ -105,7 +105,7 @@ def run_program(job: dict[str, Any]) -> int:
 
 
 def write(rank: str, text: str) -> None:
-    """One line in one piece."""
+    """Write one line in one piece."""
     os.write(1, f"{current} {rank} {text}\n".encode())
 
 
@@ -114,18 +114,18 @@ def tell(event: str, **data: Any) -> None:
 
 
 def harm(how: str, ranks: dict[int, Rank], victim: int) -> None:
-    """What a test came for; the event is written before."""
+    """Do the harm that a test asks for; report the event before."""
     tell("harm", how=how, rank=victim)
     if how == "cut":  # for good: a guest's end of the cable cannot be opened twice
         subprocess.run(["ip", "link", "set", LINK, "down"], check=True)
     elif how == "hole":
         swallow("100%")
-    elif how != "pause":  # that comes from outside
+    elif how != "pause":  # a pause comes from outside
         os.kill(ranks[victim].pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
 
 def swallow(share: str) -> None:
-    """Lose packets that leave this host, without anybody being told."""
+    """Drop this share of the packets that leave this host, without an error to anybody."""
     command = ["tc", "qdisc", "replace", "dev", LINK, "root", "netem", "limit", "10000"]
     subprocess.run([*command, "loss", share], check=True)
 
@@ -182,7 +182,7 @@ def device_counters() -> dict[str, int]:
 
 
 def finish(job: dict[str, Any], ranks: dict[int, Rank]) -> None:
-    """Say how every rank ended, and see that nothing of them is left."""
+    """Report how every rank ended and which processes it left, and kill those."""
     for rank in ranks.values():
         ended = rank.reap()
         if not ended:

@@ -1,4 +1,4 @@
-"""A job of MPI's over two hosts: ``joined.py PARTS ROUTES``, as rank 0 is to find them.
+"""A job that MPI starts over two hosts: ``joined.py PARTS ROUTES``, the routes of rank 0.
 
 Operations between all ranks, as in exact.py, "all" of them or "some", then exchanges of nodes.py;
 rank 0 says how it went.
@@ -33,7 +33,7 @@ def main(what: str, wanted: str) -> None:
         for plan in PLANS[what]:
             for kind in ("average", "update"):
                 nodes.exchange(ctx.world, plan, kind, np.float32)
-        # MPI stays the program's own.
+        # The program can still use MPI itself.
         assert comm.allreduce(ctx.rank) == sum(range(comm.size))
         routes = str(ctx.topology.routes)
         same = ctx.topology.routes.names == tuple(wanted.split())

@@ -1,4 +1,4 @@
-"""Two hosts with several ranks each: plans that know of nodes, groups inside and across, the tuner.
+"""Two hosts with several ranks each: node-aware plans, groups inside and across hosts, the tuner.
 
 ``nodes.py exchange|tune|policy [FILE]``; each rank says what it checked. All values are small
 multiples of 60, whose sums and means are exact in every dtype and order.
@@ -49,7 +49,7 @@ def descend(block: Block) -> None:
 
 
 def exchange(group: Group, plan: str, kind: str, dtype: Any, **more: Any) -> int:
-    """Several iterations, layers ready in an order of each rank's own; bytes of the inboxes."""
+    """Run some iterations, layers ready in each rank's own order; return the inboxes' bytes."""
     ctx = group.context
     update = descend if kind == "update" else None
     layers = [(shape, dtype) for shape in SHAPES]
@@ -81,7 +81,7 @@ def variants(group: Group) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def exchanges(ctx: Context) -> None:
-    """Every plan that can run, everywhere, inside the hosts and across them."""
+    """Every plan that can run: among all ranks, inside the hosts and across them."""
     here = [
         rank for rank in range(ctx.size) if ctx.topology.hosts[rank] == ctx.topology.hosts[ctx.rank]
     ]
@@ -138,7 +138,7 @@ def exchanges(ctx: Context) -> None:
 
 
 def tune(ctx: Context, file: str) -> None:
-    """As ``pgasdl tune`` does, whose ranks run this very thing."""
+    """Tune as ``pgasdl tune`` does, whose ranks run the same code."""
     print("considers", *choices_here(ctx), "")
     request = Request(
         "tune", ctx.size, sizes=(64, 65536), rounds=1, seconds=0.001, policy_file=file
@@ -147,7 +147,7 @@ def tune(ctx: Context, file: str) -> None:
 
 
 def use(ctx: Context) -> None:
-    """What the policy says runs, and rightly."""
+    """The plan that the policy names runs, and its results are correct."""
     for nbytes in (64, 4096, 100_000):
         array = ctx.segment(nbytes).numpy(np.float32)
         handle = ctx.allreduce_handle(array, op="mean")

@@ -1,6 +1,6 @@
 """Two ranks answer each other for some seconds, and say how long the longest answer took.
 
-``patient.py SECONDS``: what was sent while packets vanished arrives later, once.
+``patient.py SECONDS``: what was sent while packets vanished arrives later, exactly once.
 """
 
 from __future__ import annotations

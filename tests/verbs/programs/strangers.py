@@ -52,7 +52,7 @@ def pattern() -> bytes:
 
 def theirs() -> None:
     """Rank 1."""
-    # Last, so that nothing else of the system's Python is found there.
+    # At the end of the path, so that only what is missing comes from the system's Python.
     sys.path.append("/usr/lib/python3/dist-packages")
     from foreign import Foreign
 
