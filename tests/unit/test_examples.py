@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 from support.launcher import run
+from support.places import ROOT
 
 import pgasdl
 
@@ -30,6 +32,26 @@ def test_the_examples_of_a_module(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted
     assert not result.failed
+
+
+README = re.findall(
+    r"```python\n# pgasdl (run .*?) (\w+\.py)\n(.*?)```",
+    (ROOT / "README.md").read_text(),
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize(("arguments", "name", "program"), README, ids=[row[1] for row in README])
+def test_the_programs_of_the_readme(
+    arguments: str, name: str, program: str, tmp_path: Path
+) -> None:
+    if "import torch" in program:
+        pytest.importorskip("torch")
+    path = tmp_path / name
+    path.write_text(program)
+    done = run(*arguments.split()[1:], str(path))
+    assert done.returncode == 0, done.stderr
+    assert set(re.findall(r"rank (\d)", done.stdout)) == {"0", "1"}
 
 
 def test_the_example_of_the_package_is_a_program(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Gradient exchange inside PyTorch: the implementation of ``pgasdl.torch``."""

@@ -1,0 +1,167 @@
+"""A model's parameters as layers of an exchange: those that one module holds travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pgasdl.buffers import as_numpy_dtype, native_dtype
+from pgasdl.errors import BufferRefused, ConfigError
+
+Settings = list[dict[str, Any]]
+
+
+class State(Enum):
+    """Whose a layer's gradient is."""
+
+    LOCAL = "this rank's"
+    EXCHANGING = "under way"
+    AVERAGED = "the mean of all ranks"
+
+
+@dataclass(eq=False, slots=True)
+class Layer:
+    """Parameters of one dtype that one module holds.
+
+    Attributes
+    ----------
+    index : int
+        Its number in the exchange.
+    name : str
+        The place in the model of the first module that holds it; "" is the model.
+    parameters, names : list
+        In the module's order.
+    modules : list[nn.Module]
+        All that hold one of the parameters.
+    gradient : Tensor
+        What travels: every parameter's gradient, flat, and behind them one element for each
+        parameter, which is above 0 if any rank's backward reached it.
+    views : list[Tensor]
+        Each parameter's part of ``gradient``.
+    arrived : set[int]
+        Numbers of the parameters that the backward which exchanges has reached so far.
+    step : Settings or None
+        An optimizer step that the layer still has to make, with its hyperparameters.
+    zero : bool
+        The gradient is not needed after that step.
+    """
+
+    index: int
+    name: str
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    gradient: Tensor = field(default_factory=lambda: torch.empty(0))
+    views: list[Tensor] = field(default_factory=list)
+    arrived: set[int] = field(default_factory=set)
+    state: State = State.LOCAL
+    step: Settings | None = None
+    zero: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of all its parameters."""
+        return self.parameters[0].dtype
+
+    @property
+    def length(self) -> int:
+        """Number of elements that travel."""
+        return sum(parameter.numel() for parameter in self.parameters) + len(self.parameters)
+
+    def place(self, gradient: Tensor) -> None:
+        """Let every parameter's gradient be a view of ``gradient``, laid out as the parameter."""
+        self.gradient = gradient.zero_()
+        offset = 0
+        for parameter in self.parameters:
+            flat = gradient[offset : offset + parameter.numel()]
+            strides = parameter.stride() if _dense(parameter) else None
+            view = flat.view(parameter.shape)
+            if strides is not None:
+                view = flat.as_strided(parameter.shape, strides)
+            self.views.append(view)
+            parameter.grad = view
+            offset += parameter.numel()
+
+    def mark(self, number: int) -> None:
+        """Mark a parameter as reached by a backward of this rank."""
+        self.gradient[number - len(self.parameters)] = 1
+
+    def used(self, *, used: bool = True) -> list[nn.Parameter]:
+        """Return the parameters that any rank's backward reached; or, False, the others."""
+        marks = self.gradient[-len(self.parameters) :].tolist()
+        pairs = zip(self.parameters, marks, strict=True)
+        return [parameter for parameter, mark in pairs if (mark > 0) == used]
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory, in whatever order (channels-last, say)."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
+    """Return the layers of all parameters that the optimizer trains, in the model's order.
+
+    Raises
+    ------
+    ConfigError
+        The optimizer has a parameter that the model has not.
+    BufferRefused
+        A parameter that cannot be exchanged; names it.
+    """
+    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    layers: dict[tuple[nn.Module, torch.dtype], Layer] = {}
+    layer_of: dict[nn.Parameter, Layer] = {}
+    for place, module, key, parameter in _held(model):
+        if parameter not in trained or not parameter.requires_grad:
+            continue
+        name = f"{place}.{key}" if place else key
+        layer = layer_of.get(parameter)
+        if layer is None:
+            _require_exchangeable(name, module, parameter)
+            new = Layer(len(layers), place)
+            layer = layers.setdefault((module, parameter.dtype), new)
+            layer.parameters.append(parameter)
+            layer.names.append(name)
+            layer_of[parameter] = layer
+        if module not in layer.modules:
+            layer.modules.append(module)
+    require_in(layer_of.keys(), optimizer)
+    return list(layers.values())
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Yield every parameter of every module that holds it."""
+    for place, module in model.named_modules():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            yield place, module, key, parameter
+
+
+def require_in(known: Any, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that trains a parameter which is not among the ``known`` ones."""
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter not in known:
+                raise ConfigError(
+                    f"the optimizer's group {number} has a parameter of shape "
+                    f"{list(parameter.shape)} that was not in the model when it was attached: "
+                    "detach, and attach again with all parameters"
+                )
+
+
+def _require_exchangeable(name: str, module: nn.Module, parameter: nn.Parameter) -> None:
+    if parameter.device.type != "cpu":
+        raise BufferRefused(f"parameter {name} is on {parameter.device}: only host memory works")
+    if getattr(module, "sparse", False):
+        raise BufferRefused(f"parameter {name} has sparse gradients: make it with sparse=False")
+    if getattr(parameter, "_pgasdl_attached", False):
+        raise ConfigError(f"parameter {name} is attached already: detach that first")
+    try:
+        native_dtype(as_numpy_dtype(parameter.dtype))
+    except (BufferRefused, TypeError) as error:
+        raise BufferRefused(f"parameter {name}: {error}") from None
