@@ -372,6 +372,29 @@ def test_scaled_gradients_and_a_step_that_is_left_out() -> None:
         torch.testing.assert_close(change.detach(), torch.full((2,), -0.1))
 
 
+def test_an_error_ends_it_at_once() -> None:
+    """Without the steps that are due; model and optimizer can be attached again."""
+
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        x = torch.ones(1, 4, dtype=torch.float64)
+        start = copy.deepcopy(net.state_dict())
+        with (
+            pytest.raises(KeyError, match="on purpose"),
+            attach(net, optimizer, context=ctx),
+        ):
+            net(x).sum().backward()
+            optimizer.step()
+            raise KeyError("on purpose")
+        assert all(torch.equal(start[name], value) for name, value in net.state_dict().items())
+        with attach(net, optimizer, context=ctx):
+            net(x).sum().backward()
+            optimizer.step()
+        assert not torch.equal(start["0.weight"], net[0].weight)
+
+    alone(program)
+
+
 def test_what_cannot_be_attached_is_refused() -> None:
     def program(ctx: Any) -> None:
         net, optimizer = small()

@@ -300,20 +300,23 @@ class Attachment:
 
         Gradients are set to None.
         """
-        if not self._layer_of:
-            return
         try:
             self.synchronize()
         finally:
-            for hook in [*self._hooks, *self._module_hooks.values()]:
-                hook.remove()
-            for parameter in self._layer_of:
-                del parameter._pgasdl_attached  # type: ignore[attr-defined]
-                parameter.grad = None
-            del self.model.zero_grad, self.optimizer.zero_grad
-            self._step.restore()
-            self._layer_of, self._layers = {}, []
+            self._unhook()
             self.exchange.close()
+
+    def _unhook(self) -> None:
+        if not self._layer_of:
+            return
+        for hook in [*self._hooks, *self._module_hooks.values()]:
+            hook.remove()
+        for parameter in self._layer_of:
+            del parameter._pgasdl_attached  # type: ignore[attr-defined]
+            parameter.grad = None
+        del self.model.zero_grad, self.optimizer.zero_grad
+        self._step.restore()
+        self._layer_of, self._layers = {}, []
 
     def __enter__(self) -> Self:
         return self
@@ -321,7 +324,8 @@ class Attachment:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.detach()
-        else:
+        else:  # steps that are due are not made
+            self._unhook()
             self.exchange.close(finish=False)
 
     def describe(self) -> str:
