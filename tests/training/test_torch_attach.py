@@ -410,6 +410,9 @@ def test_what_cannot_be_attached_is_refused() -> None:
         words = nn.Embedding(3, 2, sparse=True)
         with pytest.raises(pgasdl.BufferRefused, match="sparse"):
             attach(words, torch.optim.SGD(words.parameters()), context=ctx)
+        frozen = nn.Linear(2, 2).requires_grad_(False)
+        with pytest.raises(pgasdl.errors.ConfigError, match="trains nothing"):
+            attach(frozen, torch.optim.SGD(frozen.parameters()), context=ctx)
         with pytest.raises(pgasdl.PlanError, match="no plan"):
             attach(net, optimizer, context=ctx, plan="none")
         with attach(net, optimizer, context=ctx):

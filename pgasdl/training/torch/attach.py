@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Self
 
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -22,6 +21,7 @@ from pgasdl.context import Context
 from pgasdl.errors import ConfigError, PlanError
 from pgasdl.group import Group
 from pgasdl.training.exchange import GradientExchange
+from pgasdl.training.torch.forward import ForwardHooks
 from pgasdl.training.torch.layers import Layer, State, find_layers, require_in
 from pgasdl.training.torch.replicate import broadcast
 from pgasdl.training.torch.steps import PartialStep, steps_by_parameter
@@ -70,20 +70,12 @@ class Attachment:
         self._exchanging = True
         self._step = PartialStep(optimizer)
         self._eager: list[Layer] = []
-        self._called: set[nn.Module] | None = set()  # until the first step
-        self._taken_before: dict[nn.Module, list[Layer]] = {}
         self._hooks: list[RemovableHandle] = []
-        self._module_hooks: dict[nn.Module, RemovableHandle] = {}
+        self._forward = ForwardHooks(model, self._layers, self._take)
         self._hook()
 
     def _hook(self) -> None:
-        # Not traced by torch.compile.
-        before = torch.compiler.disable(self._before_forward)  # type: ignore[no-untyped-call]
-        for module in self.model.modules():
-            self._module_hooks[module] = module.register_forward_pre_hook(before)
         for layer in self._layers:
-            for module in layer.modules:
-                self._taken_before.setdefault(module, []).append(layer)
             for number, parameter in enumerate(layer.parameters):
                 parameter._pgasdl_attached = True  # type: ignore[attr-defined]
                 hook = partial(self._arrived, layer, number)
@@ -132,12 +124,6 @@ class Attachment:
             "put every backward but the last before a step into no_sync()"
         )
 
-    def _before_forward(self, module: nn.Module, _: Any) -> None:
-        if self._called is not None:
-            self._called.add(module)
-        for layer in self._taken_before.get(module, ()):
-            self._take(layer)
-
     def _before_state(self, *_: Any) -> None:
         self.synchronize()
 
@@ -145,8 +131,7 @@ class Attachment:
         if closure is not None:
             raise ConfigError("step(closure) is not possible: call backward, then step()")
         require_in(self._layer_of, self.optimizer)
-        if self._called is not None:
-            self._learn()
+        self._eager += self._forward.learn()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedulers
         if not self.deferred:
             self._step_at_once()
@@ -171,32 +156,6 @@ class Attachment:
             each.grad = gradient
         for layer in self._layers:
             layer.state = State.LOCAL
-
-    def _learn(self) -> None:
-        """Find the modules before which layers are taken whose own modules nobody calls.
-
-        A parent may use a child's parameters without calling it (nn.MultiheadAttention does). Then
-        the nearest module around it that was called stands for it; if there is none, the layer is
-        taken in ``optimizer.step()``.
-        """
-        called = self._called or set()
-        self._called = None
-        for layer in self._layers:
-            if called.isdisjoint(layer.modules):
-                above = next((each for each in self._above(layer) if each in called), None)
-                if above is None:
-                    self._eager.append(layer)
-                else:
-                    self._taken_before.setdefault(above, []).append(layer)
-        for module in self._module_hooks.keys() - self._taken_before.keys():
-            self._module_hooks.pop(module).remove()
-
-    def _above(self, layer: Layer) -> Iterator[nn.Module]:
-        """Yield the modules around a layer's, nearest first."""
-        place = layer.name
-        while place:
-            place = place.rpartition(".")[0]
-            yield self.model.get_submodule(place)
 
     # --- one layer
 
@@ -309,7 +268,8 @@ class Attachment:
     def _unhook(self) -> None:
         if not self._layer_of:
             return
-        for hook in [*self._hooks, *self._module_hooks.values()]:
+        self._forward.remove()
+        for hook in self._hooks:
             hook.remove()
         for parameter in self._layer_of:
             del parameter._pgasdl_attached  # type: ignore[attr-defined]

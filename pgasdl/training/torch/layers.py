@@ -132,6 +132,8 @@ def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
         if module not in layer.modules:
             layer.modules.append(module)
     require_in(layer_of.keys(), optimizer)
+    if not layers:
+        raise ConfigError("the optimizer trains nothing: no parameter of it requires a gradient")
     return list(layers.values())
 
 

@@ -1,0 +1,112 @@
+"""``pgasdl.torch.ddp_hook``: DistributedDataParallel averages its buckets through pgasdl.
+
+No ``from __future__ import annotations`` here: DistributedDataParallel compares the annotations of
+a hook with classes.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, distributed
+from torch.futures import Future
+
+from pgasdl.context import Context
+from pgasdl.errors import ClosedError
+from pgasdl.group import Group
+
+_Work = tuple[Tensor, "Future[Tensor]"]
+
+
+class DDPState:
+    """What :func:`ddp_hook` needs: a thread that averages buckets, one after the other. Collective.
+
+    Every model has its own. Buckets may lie anywhere, and elsewhere on every rank and in every
+    iteration: DistributedDataParallel makes new ones after the first, and in ``join``.
+
+    Parameters
+    ----------
+    context : Context
+        The context of this rank.
+    group : Group, optional
+        The ranks of the model; None: all.
+    timeout : float, optional
+        Seconds for each bucket; None: the context's default.
+
+    Raises
+    ------
+    Timeout, PeerLost, MismatchError
+    """
+
+    def __init__(
+        self, context: Context, group: Group | None = None, timeout: float | None = None
+    ) -> None:
+        # Its own sequence of allreduces, in which no other thread makes one.
+        own = context.group((group or context.world).ranks, timeout=timeout)
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+
+        def average(bucket: Tensor) -> None:
+            context.allreduce(bucket, op="mean", group=own, timeout=timeout)
+
+        self._thread = threading.Thread(
+            target=_run, args=(average, self._work), name="pgasdl-ddp", daemon=True
+        )
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, self._work.put, None)
+
+    def average(self, bucket: Tensor) -> "Future[Tensor]":
+        """Begin to average ``bucket`` in place; returns at once."""
+        if not self._finalizer.alive:
+            raise ClosedError("this DDPState was closed")
+        future: Future[Tensor] = Future()
+        self._work.put((bucket, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread, after what it has begun. Idempotent."""
+        self._finalizer()
+        self._thread.join()
+
+
+def _run(average: Callable[[Tensor], None], queued: "queue.SimpleQueue[_Work | None]") -> None:
+    """Average what comes; it knows nothing of the state, which nobody may hold any more."""
+    failed: Exception | None = None
+    while (work := queued.get()) is not None:
+        bucket, future = work
+        try:
+            if failed is not None:  # half done, maybe, on a peer
+                raise failed
+            average(bucket)
+        except Exception as error:
+            failed = error
+            future.set_exception(error)  # type: ignore[arg-type]
+        else:
+            future.set_result(bucket)
+
+
+def ddp_hook(
+    state: DDPState,
+    bucket: distributed.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of DistributedDataParallel through pgasdl.
+
+    Parameters
+    ----------
+    state : DDPState
+        Of this model.
+    bucket : GradBucket
+        On the host, of a dtype that can be averaged.
+
+    Returns
+    -------
+    Future
+        The averaged bucket: the same memory. The bits are the same on every rank.
+
+    Notes
+    -----
+    ``model.register_comm_hook(pgasdl.torch.DDPState(context), pgasdl.torch.ddp_hook)``. The mean is
+    over all ranks, also in ``join``: as with ``divide_by_initial_world_size=True``, the default.
+    """
+    return state.average(bucket.buffer())

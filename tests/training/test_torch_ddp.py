@@ -1,0 +1,62 @@
+"""``pgasdl.torch.ddp_hook`` under DistributedDataParallel."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+from tiers import full
+
+torch = pytest.importorskip("torch")
+
+import pgasdl  # noqa: E402
+from pgasdl import loopback  # noqa: E402
+from pgasdl.torch import DDPState  # noqa: E402
+
+
+@pytest.mark.parametrize("size", full([2, 3], quick=1))
+def test_it_trains_what_ddp_trains(size: int, tmp_path: Path) -> None:
+    """Whatever DDP does with its buckets, and where ranks have unequal numbers of batches."""
+    shown = jobs.run(size, jobs.PROGRAMS / "ddp.py", str(tmp_path / "store"))
+    assert sorted(line.split("rank ")[1] for line in shown.splitlines()) == [
+        f"{rank} is right" for rank in range(size)
+    ]
+
+
+def test_buckets_are_averaged_in_their_order() -> None:
+    def program(ctx: Any) -> list[float]:
+        state = DDPState(ctx, timeout=20)
+        buckets = [torch.full((size,), float(ctx.rank + size)) for size in (1, 5, 100_000, 3)]
+        futures = [state.average(bucket) for bucket in buckets]
+        for future, bucket in zip(futures, buckets, strict=True):
+            assert future.wait() is not None and (bucket == bucket[0]).all()
+        state.close()
+        with pytest.raises(pgasdl.ClosedError, match="DDPState was closed"):
+            state.average(buckets[0])
+        return [float(bucket[0]) for bucket in buckets]
+
+    assert loopback.run(2, program) == [[1.5, 5.5, 100_000.5, 3.5]] * 2
+    assert "pgasdl-ddp" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_error_reaches_backward_and_stays() -> None:
+    def program(ctx: Any) -> None:
+        state = DDPState(ctx, timeout=20)
+        for bucket in (torch.ones(2, dtype=torch.complex64), torch.ones(2)):
+            with pytest.raises(pgasdl.BufferRefused, match="complex64"):
+                state.average(bucket).wait()
+        state.close()
+
+    loopback.run(2, program)
+
+
+def test_a_state_that_nobody_holds_ends_its_thread() -> None:
+    def program(ctx: Any) -> None:
+        thread = DDPState(ctx)._thread
+        thread.join(20)
+        assert not thread.is_alive()
+
+    loopback.run(1, program)
