@@ -18,11 +18,15 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(
-    *arguments: str, stdin: str = "", cwd: Path | str = "/", **variables: str
+    *arguments: str,
+    stdin: str = "",
+    cwd: Path | str = "/",
+    timeout: float = 60,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """How a job ended and what it wrote."""
     return starting.finished(
-        command(*arguments), env=environment(**variables), timeout=60, cwd=cwd, stdin=stdin
+        command(*arguments), env=environment(**variables), timeout=timeout, cwd=cwd, stdin=stdin
     )
 
 

@@ -49,7 +49,7 @@ def test_the_programs_of_the_readme(
         pytest.importorskip("torch")
     path = tmp_path / name
     path.write_text(program)
-    done = run(*arguments.split()[1:], str(path))
+    done = run(*arguments.split()[1:], str(path), timeout=200)
     assert done.returncode == 0, done.stderr
     assert set(re.findall(r"rank (\d)", done.stdout)) == {"0", "1"}
 
