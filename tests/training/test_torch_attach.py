@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable
@@ -444,6 +445,37 @@ def test_a_wrong_use_is_refused_before_it_harms() -> None:
             optimizer.step()
 
     alone(program)
+
+
+def _clip(net: Any) -> None:
+    nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+
+
+def _clip_values(net: Any) -> None:
+    nn.utils.clip_grad_value_(net.parameters(), 0.01)
+
+
+@pytest.mark.parametrize("change", [_clip, _clip_values])
+def test_a_gradient_that_is_changed_too_early_is_noticed(change: Callable[..., None]) -> None:
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        net.float()
+        with attach(net, optimizer, context=ctx) as attached:
+            for early in (False, True):
+                net(torch.ones(1, 4)).sum().backward()
+                if not early:
+                    attached.wait()
+                change(net)
+                optimizer.step()
+                if early:
+                    with pytest.raises(pgasdl.PlanError, match=r"0\.weight.* before you clip"):
+                        net(torch.ones(1, 4))
+                        net[2](torch.ones(1, 6))
+                    return
+                optimizer.zero_grad()
+
+    with contextlib.suppress(pgasdl.PlanError):
+        alone(program)
 
 
 def test_an_optimizer_of_ones_own_steps_once() -> None:

@@ -162,10 +162,16 @@ class Attachment:
     def _begin(self, layer: Layer) -> None:
         self.exchange.ready(layer.index)
         layer.state = State.EXCHANGING
+        layer.version = layer.gradient._version
         layer.arrived.clear()
 
     def _average(self, layer: Layer) -> None:
         if layer.state is State.EXCHANGING:
+            if layer.gradient._version != layer.version:  # the exchange's own writes do not count
+                raise PlanError(
+                    f"the gradient of one of {', '.join(layer.names)} was changed while it was "
+                    "exchanged: call wait() after backward, before you clip or scale"
+                )
             self.exchange.wait(layer.index)
             layer.state = State.AVERAGED
 
@@ -188,8 +194,9 @@ class Attachment:
     def wait(self) -> None:
         """Wait until every gradient is the mean of all ranks'; then ``p.grad`` may be used.
 
-        Between backward and ``optimizer.step()``, on every rank: before anything else looks at
-        gradients, such as ``GradScaler.step`` and ``unscale_``, or clipping by value.
+        Between backward and ``optimizer.step()``, on every rank: before anything else uses
+        gradients, such as ``GradScaler.unscale_`` and ``step``, or clipping by value. An earlier
+        change is noticed, but not that of ``unscale_``, which PyTorch does not count.
 
         Raises
         ------

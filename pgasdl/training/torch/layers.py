@@ -46,6 +46,8 @@ class Layer:
         Each parameter's part of ``gradient``.
     arrived : set[int]
         Numbers of the parameters that the backward which exchanges has reached so far.
+    version : int
+        PyTorch's count of changes of ``gradient`` when its exchange began.
     step : Settings or None
         An optimizer step that the layer still has to make, with its hyperparameters.
     zero : bool
@@ -61,6 +63,7 @@ class Layer:
     views: list[Tensor] = field(default_factory=list)
     arrived: set[int] = field(default_factory=set)
     state: State = State.LOCAL
+    version: int = 0
     step: Settings | None = None
     zero: bool = False
 
