@@ -373,6 +373,30 @@ def test_scaled_gradients_and_a_step_that_is_left_out() -> None:
         torch.testing.assert_close(change.detach(), torch.full((2,), -0.1))
 
 
+def test_a_copy_is_not_attached() -> None:
+    """As for an average of weights over time."""
+
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        x = torch.ones(1, 4, dtype=torch.float64)
+        with attach(net, optimizer, context=ctx) as attached:
+            mean = torch.optim.swa_utils.AveragedModel(net)
+            for _ in range(2):
+                net(x).sum().backward()
+                optimizer.step()
+                attached.synchronize()
+                mean.update_parameters(net)
+                copied = copy.deepcopy(net)
+                assert torch.equal(copied(x), net(x))
+                copied(x).sum().backward()
+                copied.zero_grad()
+                assert copied[0].bias.grad is None
+                assert net[0].bias.grad is not None and net[2].bias.grad.abs().sum() > 0
+                optimizer.zero_grad()
+
+    alone(program)
+
+
 def test_an_error_ends_it_at_once() -> None:
     """Without the steps that are due; model and optimizer can be attached again."""
 

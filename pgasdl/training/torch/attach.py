@@ -78,17 +78,32 @@ class Attachment:
         for layer in self._layers:
             for number, parameter in enumerate(layer.parameters):
                 parameter._pgasdl_attached = True  # type: ignore[attr-defined]
-                hook = partial(self._arrived, layer, number)
-                added = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                self._hooks.append(added)
+                coming = partial(self._require_local, layer, number)
+                arrived = partial(self._arrived, layer, number)
+                self._hooks += (
+                    parameter.register_hook(coming),  # type: ignore[no-untyped-call]
+                    parameter.register_post_accumulate_grad_hook(arrived),  # type: ignore[no-untyped-call]
+                )
+
+        # A copy of model or optimizer has these, too, and is not attached.
+        def before_state(*_: Any) -> None:
+            self.synchronize()
+
+        def zero_grad(owner: Any, set_to_none: bool = True) -> None:
+            if owner is self.model or owner is self.optimizer:
+                self.zero_grad(set_to_none)
+            else:
+                type(owner).zero_grad(owner, set_to_none)
+
+        def step(owner: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if owner is self.optimizer:
+                return self._optimizer_step(closure)
+            return type(owner).step(owner, closure)
+
         for each in (self.model, self.optimizer):
-            each.zero_grad = self.zero_grad  # type: ignore[method-assign]
-            self._hooks.append(each.register_state_dict_pre_hook(self._before_state))
-            self._hooks.append(each.register_load_state_dict_pre_hook(self._before_state))
-
-        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> None:
-            self._optimizer_step(closure)
-
+            each.zero_grad = types.MethodType(zero_grad, each)  # type: ignore[method-assign]
+            self._hooks.append(each.register_state_dict_pre_hook(before_state))
+            self._hooks.append(each.register_load_state_dict_pre_hook(before_state))
         # A scheduler wraps a step that it has not wrapped yet, by the method's function.
         if hasattr(self.optimizer.step, "_wrapped_by_lr_sched"):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
@@ -96,23 +111,10 @@ class Attachment:
 
     # --- what PyTorch calls
 
-    def _arrived(self, layer: Layer, number: int, parameter: Tensor) -> None:
-        """Backward has a parameter's gradient; with its layer's last one the exchange starts."""
-        if layer.step is not None or layer.state is not State.LOCAL:
-            self._refuse_gradient(layer, number)
-        view = layer.views[number]
-        if parameter.grad is not view:  # the program has put another one there
-            assert parameter.grad is not None
-            view.copy_(parameter.grad)
-            parameter.grad = view
-        layer.mark(number)
-        if not self._exchanging:
+    def _require_local(self, layer: Layer, number: int, _: Tensor) -> None:
+        """Refuse a gradient before it is added to memory that is not this rank's to change."""
+        if layer.step is None and layer.state is State.LOCAL:
             return
-        layer.arrived.add(number)
-        if len(layer.arrived) == len(layer.parameters):
-            self._begin(layer)
-
-    def _refuse_gradient(self, layer: Layer, number: int) -> None:
         name = layer.names[number]
         if layer.step is not None:
             raise PlanError(
@@ -124,8 +126,19 @@ class Attachment:
             "put every backward but the last before a step into no_sync()"
         )
 
-    def _before_state(self, *_: Any) -> None:
-        self.synchronize()
+    def _arrived(self, layer: Layer, number: int, parameter: Tensor) -> None:
+        """Backward has a parameter's gradient; with its layer's last one the exchange starts."""
+        view = layer.views[number]
+        if parameter.grad is not view:  # the program has put another one there
+            assert parameter.grad is not None
+            view.copy_(parameter.grad)
+            parameter.grad = view
+        layer.mark(number)
+        if not self._exchanging:
+            return
+        layer.arrived.add(number)
+        if len(layer.arrived) == len(layer.parameters):
+            self._begin(layer)
 
     def _optimizer_step(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
