@@ -373,6 +373,27 @@ def test_scaled_gradients_and_a_step_that_is_left_out() -> None:
         torch.testing.assert_close(change.detach(), torch.full((2,), -0.1))
 
 
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+def test_a_step_may_be_left_out(bucket_bytes: int) -> None:
+    """By all ranks: its gradients are forgotten."""
+
+    def program(ctx: Any) -> Any:
+        net = made()
+        optimizer, scheduler = sgd(net)
+        with attach(net, optimizer, context=ctx, bucket_bytes=bucket_bytes):
+            for step in (0, 5, 1, 6, 2, 3):
+                loss_of(net, step, ctx.rank).backward()
+                if step < STEPS:
+                    optimizer.step()
+                    scheduler.step()
+                optimizer.zero_grad()
+        return net
+
+    expected = reference(2, sgd)
+    for net in loopback.run(2, program):
+        same(net, expected)
+
+
 def test_a_copy_is_not_attached() -> None:
     """As for an average of weights over time."""
 

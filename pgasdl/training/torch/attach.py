@@ -265,11 +265,12 @@ class Attachment:
         It takes the place of the model's and the optimizer's ``zero_grad``. Gradients stay where
         they are, whatever ``set_to_none`` says.
         """
+        if any(each.state is State.EXCHANGING and each.step is None for each in self._layers):
+            self.wait()  # for a step that the program leaves out, as its peers do
         for layer in self._layers:
             if layer.step is not None:
                 layer.zero = True
                 continue
-            self._average(layer)  # peers wait for it, although nobody here wants it
             layer.gradient.zero_()
             layer.arrived.clear()
             layer.state = State.LOCAL
