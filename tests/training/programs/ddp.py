@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import Any
 
@@ -41,6 +42,7 @@ def trained(ctx: pgasdl.Context, state: DDPState | None, uneven: bool, view: boo
 def main() -> None:
     """Compare; one line for each rank."""
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # in whatever container
     store = f"file://{sys.argv[1]}"
     with pgasdl.init() as ctx:
         distributed.init_process_group("gloo", store, rank=ctx.rank, world_size=ctx.size)
