@@ -43,15 +43,17 @@ def places(ctx: Context) -> dict[str, Callable[[], object]]:
 
 def main(how: str, where: str) -> None:
     with pgasdl.init() as ctx:
-        wait = places(ctx)[where]
-        # The first call makes what the second needs. Rank 1 may leave while another is in it.
+        # The first call makes what the second needs. Rank 1 may leave while another is in it, or
+        # still in the creation of the segment.
         first = where in ("allreduce", "staged")
         if ctx.rank == 1:
+            wait = places(ctx)[where]
             if first:
                 wait()
             leave(how)
             return
         try:
+            wait = places(ctx)[where]
             for _ in range(1 + first):
                 wait()
             say("returned")
