@@ -169,12 +169,12 @@ POINTS: dict[str, Callable[[Context], Step]] = {
 
 def main(point: str) -> None:
     with pgasdl.init() as ctx:
-        step = POINTS[point](ctx)
-        step_once = point != "waitsome"
-        if step_once:
-            step()
-        say("running")
         try:
+            # The victim may be through its first step, and harmed, before this rank is.
+            step = POINTS[point](ctx)
+            if point != "waitsome":
+                step()
+            say("running")
             while True:
                 step()
         except PgasError as error:
