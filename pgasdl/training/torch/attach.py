@@ -63,7 +63,11 @@ class Attachment:
             timeout=timeout,
             **options,
         )
-        broadcast(model, context, group, timeout)
+        try:
+            broadcast(model, context, group, timeout)
+        except BaseException:
+            self.exchange.close(finish=False)
+            raise
         for layer in self._layers:
             where = self.exchange.layers[layer.index].at
             layer.place(self.exchange.gradients.torch(layer.dtype, where, layer.length))
@@ -160,12 +164,12 @@ class Attachment:
 
     def _step_at_once(self) -> None:
         self.wait()
-        unused = [each for layer in self._layers for each in layer.used(used=False)]
-        gradients = [each.grad for each in unused]
+        used = {each for layer in self._layers for each in layer.used()}
+        unused = {each: each.grad for each in self._layer_of if each not in used}
         for each in unused:
             each.grad = None
         self._step.all()
-        for each, gradient in zip(unused, gradients, strict=True):
+        for each, gradient in unused.items():
             each.grad = gradient
         for layer in self._layers:
             layer.state = State.LOCAL

@@ -46,6 +46,8 @@ class Layer:
         Each parameter's part of ``gradient``.
     arrived : set[int]
         Numbers of the parameters that the backward which exchanges has reached so far.
+    state : State
+        Whose ``gradient`` is.
     version : int
         PyTorch's count of changes of ``gradient`` when its exchange began.
     step : Settings or None
@@ -83,10 +85,10 @@ class Layer:
         offset = 0
         for parameter in self.parameters:
             flat = gradient[offset : offset + parameter.numel()]
-            strides = parameter.stride() if _dense(parameter) else None
-            view = flat.view(parameter.shape)
-            if strides is not None:
-                view = flat.as_strided(parameter.shape, strides)
+            strides = parameter.stride() if _dense(parameter) else ()
+            view = (
+                flat.as_strided(parameter.shape, strides) if strides else flat.view(parameter.shape)
+            )
             self.views.append(view)
             parameter.grad = view
             offset += parameter.numel()
@@ -95,11 +97,10 @@ class Layer:
         """Mark a parameter as reached by a backward of this rank."""
         self.gradient[number - len(self.parameters)] = 1
 
-    def used(self, *, used: bool = True) -> list[nn.Parameter]:
-        """Return the parameters that any rank's backward reached; or, False, the others."""
+    def used(self) -> list[nn.Parameter]:
+        """Return the parameters that any rank's backward reached."""
         marks = self.gradient[-len(self.parameters) :].tolist()
-        pairs = zip(self.parameters, marks, strict=True)
-        return [parameter for parameter, mark in pairs if (mark > 0) == used]
+        return [each for each, mark in zip(self.parameters, marks, strict=True) if mark > 0]
 
 
 def _dense(tensor: Tensor) -> bool:
