@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -22,21 +20,6 @@ class Digits:
         train, test = train_test_split(rows, test_size=360, stratify=labels, random_state=0)
         self.train, self.train_labels = images[train], labels[train]
         self.test, self.test_labels = images[test], labels[test]
-
-    def batches(self, epoch: int, seed: int, batch: int) -> Iterator[Tensor]:
-        """Yield the rows of each global batch: the same on every rank, for any number of ranks.
-
-        Images left over, fewer than one batch, sit this epoch out; the next is shuffled anew.
-        """
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.train), generator=generator)
-        for first in range(0, len(order) - batch + 1, batch):
-            yield order[first : first + batch]
-
-
-def share(rows: Tensor, rank: int, size: int) -> Tensor:
-    """Return a rank's part of a global batch; parts differ by at most one row."""
-    return rows[len(rows) * rank // size : len(rows) * (rank + 1) // size]
 
 
 class Network(nn.Module):

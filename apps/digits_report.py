@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from pgasdl.training.exchange import Timing
+    from torch import nn
+
+    from pgasdl import GradientExchange
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,28 +38,36 @@ class Iteration:
 
 
 class Trace:
-    """Records what this rank does when.
+    """Records what this rank does when, by hooks in front of attach's, and behind them.
 
     An iteration's exchanges end in the next one's forward pass, so two are open at a time: one
     whose gradients are on their way, and one that is computed.
     """
 
-    def __init__(self, layers: Sequence[str]) -> None:
-        self.layers = list(layers)
+    def __init__(self, network: nn.Module) -> None:
+        self.layers = [name for name, _ in network.named_children()]
         self.iterations: list[Iteration] = []
-        self._next = Iteration(len(layers))
+        self._next = Iteration(len(self.layers))
         self._forward: int | None = None  # the layer that computes
+        self._exchanged: set[int] = set()  # layers that were not used since
+        self._modules = list(network.children())
+        self._hook(self._used, self._ready)
+
+    def follow(self, exchange: GradientExchange) -> None:
+        """Record what comes behind attach's hooks, too; ``exchange`` knows its own times."""
+        self._exchange = exchange
+        self._hook(self._taken, self._turned)
+
+    def _hook(self, forward: Callable[[int], None], backward: Callable[[int], None]) -> None:
+        for number, module in enumerate(self._modules):
+            module.register_forward_pre_hook(lambda *_, at=number: forward(at))
+            for each in module.parameters():
+                each.register_post_accumulate_grad_hook(lambda *_, at=number: backward(at))
 
     @property
     def exchanging(self) -> Iteration:
         """The iteration whose gradients are exchanged."""
         return self.iterations[-1]
-
-    def begin_forward(self, layer: int) -> None:
-        """``layer`` begins to compute, and the one before it has ended."""
-        now = self._end_forward()
-        self._next.at["forward_from"][layer] = now
-        self._forward = layer
 
     def begin_backward(self) -> None:
         """The forward pass is over, loss included."""
@@ -72,27 +82,31 @@ class Trace:
             self._forward = None
         return now
 
-    def ready(self, layer: int) -> None:
-        """The layer's gradient is there."""
+    def _ready(self, layer: int) -> None:
+        """A gradient of the layer is there; the last one starts the exchange."""
         self.exchanging.at["ready"][layer] = time.monotonic()
+        self._exchanged.add(layer)
 
-    def turned(self, layer: int) -> None:
+    def _turned(self, layer: int) -> None:
         """Its exchange has been started, and all exchanges have had a turn."""
         self.exchanging.at["turned"][layer] = time.monotonic()
 
-    def begin_wait(self, layer: int) -> None:
-        """The layer is about to be used."""
-        self.exchanging.at["wait_from"][layer] = self._end_forward()
+    def _used(self, layer: int) -> None:
+        """The layer is about to be used, and the one before it has computed."""
+        now = self._end_forward()
+        if layer in self._exchanged:
+            self.exchanging.at["wait_from"][layer] = now
 
-    def end_wait(self, layer: int, timing: Timing) -> None:
-        """Its exchange is over; ``timing`` says since when."""
-        at = self.exchanging.at
-        at["wait_to"][layer] = time.monotonic()
-        at["began"][layer], at["ended"][layer] = timing.began, timing.ended
-
-    def taken(self, layer: int) -> None:
-        """Its weights are those of the next iteration."""
-        self.exchanging.at["taken"][layer] = time.monotonic()
+    def _taken(self, layer: int) -> None:
+        """Its weights are the new ones: it computes."""
+        now = time.monotonic()
+        if layer in self._exchanged:
+            timing, at = self._exchange.timing(layer), self.exchanging.at
+            at["began"][layer], at["ended"][layer] = timing.began, timing.ended
+            at["wait_to"][layer], at["taken"][layer] = timing.waited, now
+            self._exchanged.remove(layer)
+        self._next.at["forward_from"][layer] = now
+        self._forward = layer
 
     def moment(self, name: str) -> Floats:
         """Return one kind of moments, by iteration and layer."""

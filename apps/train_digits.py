@@ -3,9 +3,10 @@
     pgasdl run -n 2 apps/train_digits.py
     pgasdl run -n 2 apps/train_digits.py --kind update --plan tree
 
-Each rank computes its share of every batch. A layer's exchange starts when its gradient is there,
-while the layers before it still compute theirs, and is waited for just before the next iteration
-uses the layer. There is no barrier. N ranks get the weights of one process, to rounding.
+Each rank computes its share of every batch; ``pgasdl.torch.attach`` does the rest. A layer's
+exchange starts when its gradient is there, while the layers before it still compute theirs, and is
+waited for just before the next iteration uses the layer. There is no barrier. N ranks get the
+weights of one process, to rounding.
 """
 
 from __future__ import annotations
@@ -15,145 +16,18 @@ import hashlib
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from digits_net import Digits, Network, share
+from digits_net import Digits, Network
 from digits_report import Trace, draw, table
-from torch import Tensor, nn
+from torch import nn
 
 import pgasdl
+from pgasdl.input import Batches
 from pgasdl.plans import PLANS
-from pgasdl.training.exchange import Block, GradientExchange
-
-
-class Layer:
-    """A module's weight and bias, side by side in flat memory that the exchange knows."""
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        self.name = name
-        self.module = module
-        self.parameters = list(module.parameters())
-        self.count = sum(p.numel() for p in self.parameters)
-        self.missing = 0  # gradients of this iteration that are not there yet
-        self.exchanged = False  # given to the exchange, and not waited for since
-
-    def place(self, weights: Tensor, gradient: Tensor) -> None:
-        """Move the parameters and their gradients: from now on they are views."""
-        self.weights, self.gradient = weights, gradient
-        offset = 0
-        for parameter in self.parameters:
-            part = slice(offset, offset + parameter.numel())
-            weights[part] = parameter.data.flatten()
-            parameter.data = weights[part].view(parameter.shape)
-            parameter.grad = gradient[part].view(parameter.shape)
-            offset = part.stop
-
-
-class MomentumSGD:
-    """SGD with momentum, for any piece of the model at a time.
-
-    Every operation is rounded by itself, so how the model is cut into pieces changes no bit: an
-    owner that updates its block gets what every rank would get by updating the whole layer.
-    """
-
-    def __init__(self, rate: float, momentum: float, n_steps: int) -> None:
-        self.rate, self.momentum, self.n_steps = rate, momentum, n_steps
-        self._state: dict[Any, tuple[Tensor, int]] = {}
-
-    def step(self, key: Any, weights: Tensor, gradient: Tensor) -> None:
-        """Update ``weights`` in place; ``key`` names the piece. The rate falls linearly to 0."""
-        velocity, n_done = self._state.get(key) or (torch.zeros_like(weights), 0)
-        velocity.mul_(self.momentum).add_(gradient)
-        weights.sub_(velocity * (self.rate * (1 - n_done / self.n_steps)))
-        self._state[key] = velocity, n_done + 1
-
-    def update(self, block: Block) -> None:
-        """The owner's part in kind "update"."""
-        weights, gradient = torch.from_numpy(block.weights), torch.from_numpy(block.gradient)
-        self.step((block.bucket, block.offset), weights, gradient)
-
-
-class Trainer:
-    """Binds a network to a gradient exchange, by hooks that run before and behind each layer."""
-
-    def __init__(
-        self, ctx: pgasdl.Context, network: nn.Module, sgd: MomentumSGD, given: argparse.Namespace
-    ) -> None:
-        self.sgd = sgd
-        self.layers = [Layer(name, module) for name, module in network.named_children()]
-        dtype = next(network.parameters()).dtype
-        self.exchange = GradientExchange(
-            ctx,
-            [(layer.count, dtype) for layer in self.layers],
-            kind=given.kind,
-            plan=given.plan,
-            update=sgd.update if given.kind == "update" else None,
-            bucket_bytes=given.bucket_bytes,
-            wire=given.wire,
-        )
-        self.trace = Trace([layer.name for layer in self.layers])
-        self.owners_update = given.kind == "update"
-        for number, layer in enumerate(self.layers):
-            gradient = torch.from_numpy(self.exchange.gradient(number))
-            if self.owners_update:
-                weights = torch.from_numpy(self.exchange.weight(number))
-            else:
-                weights = torch.empty_like(gradient)
-            layer.place(weights, gradient)
-            layer.module.register_forward_pre_hook(partial(self.before_forward, number))
-            for parameter in layer.parameters:
-                parameter.register_post_accumulate_grad_hook(partial(self.have_gradient, number))
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute gradients, last layer first, and start each layer's exchange on the way."""
-        for layer in self.layers:
-            layer.missing = len(layer.parameters)
-        self.trace.begin_backward()
-        loss.backward()
-
-    def have_gradient(self, number: int, _: Tensor) -> None:
-        """Autograd has a parameter's gradient; with the layer's last one the exchange starts."""
-        layer = self.layers[number]
-        layer.missing -= 1
-        if layer.missing == 0:
-            self.trace.ready(number)
-            self.exchange.ready(number)
-            self.trace.turned(number)
-            layer.exchanged = True
-
-    def before_forward(self, number: int, *_: Any) -> None:
-        """The layer is about to be used: its weights must be those of the last iteration."""
-        self.take(number)
-        self.trace.begin_forward(number)
-
-    def take(self, number: int) -> None:
-        """Wait for the layer's exchange, if there is one, and make its optimizer step."""
-        layer = self.layers[number]
-        if not layer.exchanged:
-            return
-        self.trace.begin_wait(number)
-        self.exchange.wait(number)
-        self.trace.end_wait(number, self.exchange.timing(number))
-        if not self.owners_update:
-            self.sgd.step(number, layer.weights, layer.gradient)
-        layer.gradient.zero_()  # autograd adds to it
-        layer.exchanged = False
-        self.trace.taken(number)
-
-    def finish(self) -> None:
-        """Take every layer: the model is complete. Others may still be behind."""
-        for number in range(len(self.layers)):
-            self.take(number)
-
-    def digest(self) -> str:
-        """Return a fingerprint of the model's bits."""
-        sha = hashlib.sha256()
-        for layer in self.layers:
-            sha.update(layer.weights.numpy().tobytes())
-        return sha.hexdigest()
+from pgasdl.torch import attach
 
 
 class Course:
@@ -190,42 +64,57 @@ class ProgressBar:
         )
 
 
-def train(ctx: pgasdl.Context, given: argparse.Namespace) -> tuple[Trainer, Course]:
-    """Train, and test after every epoch on rank 0."""
+@dataclass
+class Training:
+    """A trained network, and what is known of its training."""
+
+    network: Network
+    course: Course
+    trace: Trace
+    plan: str
+
+
+def train(ctx: pgasdl.Context, given: argparse.Namespace) -> Training:
+    """Train, and test after every epoch."""
     digits = Digits(torch.get_default_dtype())
     network = Network(given.seed)
-    per_epoch = len(digits.train) // given.batch
+    place = {"rank": ctx.rank, "size": ctx.size}
+    batches = Batches(len(digits.train), given.batch, seed=given.seed, **place)
+    per_epoch = batches.per_epoch
     n_iterations = per_epoch * given.epochs
-    sgd = MomentumSGD(given.rate, given.momentum, n_iterations)
-    trainer = Trainer(ctx, network, sgd, given)
+    optimizer = torch.optim.SGD(network.parameters(), given.rate, momentum=given.momentum)
+    falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n_done: 1 - n_done / n_iterations)
     course = Course(n_iterations)
-    if ctx.rank == 0:
-        n_weights = sum(layer.count for layer in trainer.layers)
-        print(
-            f"{n_ranks(ctx)}, batches of {given.batch}, {n_weights:,} weights; "
-            f"{trainer.exchange.describe()}"
-        )
     progress = ProgressBar(ctx, given.epochs, per_epoch)
-    iteration = 0
-    for epoch in range(given.epochs):
-        for rows in digits.batches(epoch, given.seed, given.batch):
-            mine = share(rows, ctx.rank, ctx.size)
-            scores = network(digits.train[mine])
-            labels = digits.train_labels[mine]
+    trace = Trace(network)
+    options = {"plan": given.plan, "bucket_bytes": given.bucket_bytes, "wire": given.wire}
+    with attach(network, optimizer, context=ctx, kind=given.kind, **options) as attached:
+        trace.follow(attached.exchange)
+        if ctx.rank == 0:
+            n_weights = sum(each.numel() for each in network.parameters())
+            print(
+                f"{n_ranks(ctx)}, batches of {given.batch}, {n_weights:,} weights; "
+                f"{attached.describe()}"
+            )
+        for iteration, rows in enumerate(batches.iterations(0, n_iterations)):
+            scores = network(digits.train[rows])
+            labels = digits.train_labels[rows]
             # Divided by the global batch: the mean over ranks is the mean over the batch.
             loss = nn.functional.cross_entropy(scores, labels, reduction="sum")
             loss = loss * (ctx.size / given.batch)
-            trainer.backward(loss)
+            trace.begin_backward()
+            loss.backward()  # a layer's exchange starts when its gradient is there
+            optimizer.step()
+            optimizer.zero_grad()
+            falling.step()
             course.loss[iteration] = loss.item()
             course.correct[iteration] = (scores.argmax(1) == labels).sum().item()
-            iteration += 1
-            progress.draw(iteration, f"loss {loss.item():.4f}")
-        trainer.finish()
-        if ctx.rank == 0:
-            course.tested.append((iteration, accuracy(network, digits)))
-            text = f"loss {loss.item():.4f}, test {course.tested[-1][1]:.2%}"
-            progress.draw(iteration, text, end="\n")
-    return trainer, course
+            text, end = f"loss {loss.item():.4f}", ""
+            if (iteration + 1) % per_epoch == 0:
+                course.tested.append((iteration + 1, accuracy(network, digits)))
+                text, end = f"{text}, test {course.tested[-1][1]:.2%}", "\n"
+            progress.draw(iteration + 1, text, end)
+        return Training(network, course, trace, attached.exchange.plan)
 
 
 def n_ranks(ctx: pgasdl.Context) -> str:
@@ -239,42 +128,49 @@ def accuracy(network: nn.Module, digits: Digits) -> float:
         return (network(digits.test).argmax(1) == digits.test_labels).double().mean().item()
 
 
-def report(
-    ctx: pgasdl.Context, given: argparse.Namespace, trainer: Trainer, course: Course
-) -> None:
+def weights(network: nn.Module) -> dict[str, np.ndarray]:
+    """Return each layer's weights and biases, flat."""
+    return {
+        name: torch.cat([each.detach().flatten() for each in layer.parameters()]).numpy()
+        for name, layer in network.named_children()
+    }
+
+
+def digest(network: nn.Module) -> str:
+    """Return a fingerprint of the network's bits."""
+    return hashlib.sha256(
+        b"".join(each.tobytes() for each in weights(network).values())
+    ).hexdigest()
+
+
+def report(ctx: pgasdl.Context, given: argparse.Namespace, training: Training) -> None:
     """Gather what the ranks know; rank 0 prints it and draws the picture."""
+    course, trace, network = training.course, training.trace, training.network
     ctx.allreduce(course.loss, "mean")
     ctx.allreduce(course.correct, "sum")
     waited = np.zeros(ctx.size)
-    waited[ctx.rank] = trainer.trace.waiting / trainer.trace.total
+    waited[ctx.rank] = trace.waiting / trace.total
     waited = ctx.world.allreduce(waited)
-    digest = trainer.digest()
-    same = ""
+    bits, same = digest(network), ""
     if given.check_bits:
-        digests = ctx.world.allgather("weights", digest.encode())
+        digests = ctx.world.allgather("weights", bits.encode())
         different = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if different:
             raise SystemExit(f"ranks {different} have other weights than rank 0")
         same = f", the same bits on {n_ranks(ctx)}"
     if ctx.rank != 0:
         return
+    layers = weights(network)
     print()
-    print(table(trainer.trace, [layer.count for layer in trainer.layers]))
+    print(table(trace, [each.size for each in layers.values()]))
     print("time spent waiting: " + ", ".join(f"rank {r} {w:.1%}" for r, w in enumerate(waited)))
-    print(f"weights: sha256 {digest[:16]}{same}")
+    print(f"weights: sha256 {bits[:16]}{same}")
     if given.save:
-        names = [layer.name for layer in trainer.layers]
-        weights = [layer.weights.numpy() for layer in trainer.layers]
-        np.savez(given.save, **dict(zip(names, weights, strict=True)))
+        np.savez(given.save, **layers)
     if given.picture:
-        draw(
-            given.picture,
-            trainer.trace,
-            course.loss,
-            course.correct / given.batch,
-            course.tested,
-            f"{n_ranks(ctx)}, {given.kind}, {trainer.exchange.plan}",
-        )
+        title = f"{n_ranks(ctx)}, {given.kind}, {training.plan}"
+        right = course.correct / given.batch
+        draw(given.picture, trace, course.loss, right, course.tested, title)
         print(f"picture: {given.picture}")
     print(f"accuracy on the test images: {course.tested[-1][1]:.2%}")
 
@@ -327,8 +223,7 @@ def main() -> None:
             raise SystemExit(f"--batch {given.batch}: from {ctx.size} (one image a rank) to 1437")
         if given.epochs < 1:
             raise SystemExit(f"--epochs {given.epochs}: at least 1")
-        trainer, course = train(ctx, given)
-        report(ctx, given, trainer, course)
+        report(ctx, given, train(ctx, given))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pgasdl.errors import BufferRefused as BufferRefused
     from pgasdl.errors import ClosedError as ClosedError
     from pgasdl.errors import ConfigError as ConfigError
+    from pgasdl.errors import DataError as DataError
     from pgasdl.errors import MismatchError as MismatchError
     from pgasdl.errors import NotificationError as NotificationError
     from pgasdl.errors import PeerLost as PeerLost
@@ -53,6 +54,7 @@ _HOMES = {
         "BufferRefused",
         "ClosedError",
         "ConfigError",
+        "DataError",
         "MismatchError",
         "NotificationError",
         "PeerLost",

@@ -29,7 +29,7 @@ class Slice:
 class SegmentCore:
     """Memory that every rank of a group can write to; see pgasdl.Segment."""
 
-    def __init__(self, group: GroupCore, nbytes: int, notifications: int, bound: int, timeout: float | None) -> None: ...
+    def __init__(self, group: GroupCore, nbytes: int, notifications: int, bound: int, timeout: float | None, device: int = -1) -> None: ...
 
     @property
     def id(self) -> int:
@@ -48,6 +48,10 @@ class SegmentCore:
         """Whether the memory was allocated elsewhere (:meth:`Context.bind`)."""
 
     @property
+    def device_number(self) -> int:
+        """The GPU that the memory lies on; -1: none, it is the host's."""
+
+    @property
     def deleted(self) -> bool:
         """Whether this rank's copy was given up."""
 
@@ -58,9 +62,19 @@ class SegmentCore:
     def nbytes_of(self, peer: int) -> int:
         """Return the bytes of ``peer``'s copy."""
 
+    def address_of(self, peer: int) -> int:
+        """
+        Where ``peer``'s copy begins in this process's memory; 0 if it is not mapped here.
+        """
+
     def prefault(self) -> None:
         """
         Make the pages of all copies that are mapped here present now; changes nothing.
+        """
+
+    def pin(self) -> bool:
+        """
+        Register this rank's copy, on the host, with the GPU's driver: copies between it and a GPU are then faster, and streams make them without the host. It lasts as long as the memory. False, and nothing is done: the memory is not the library's own (bound, a GPU's, MPI's). UnavailableError without a GPU. CaffeGPI, gaspi_segment_use of pinned memory.
         """
 
     def __getitem__(self, slice: slice) -> Slice: ...
@@ -72,10 +86,13 @@ class SegmentCore:
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-def local_memory(context: ContextCore, address: int, nbytes: int) -> SegmentCore:
+def local_memory(context: ContextCore, address: int, nbytes: int, device: int = -1) -> SegmentCore:
     """
     Memory of this rank alone, as a plan's private buffer; the caller keeps it alive.
     """
+
+def device_copy(to: int, source: int, nbytes: int, device: int, stream: int) -> None:
+    """Copy between addresses of host and GPUs on a stream, and wait for it."""
 
 class LoopbackWorld:
     """What ranks that are threads of one process share."""
@@ -84,6 +101,102 @@ class LoopbackWorld:
 
     @property
     def size(self) -> int: ...
+
+class CudaDeviceInfo:
+    """What the CUDA driver says of a GPU."""
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def pci_address(self) -> str: ...
+
+    @property
+    def compute_capability(self) -> str: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    @property
+    def multiprocessors(self) -> int: ...
+
+    @property
+    def virtual_memory(self) -> bool: ...
+
+    @property
+    def posix_handles(self) -> bool: ...
+
+    @property
+    def gpudirect(self) -> bool: ...
+
+    @property
+    def dmabuf(self) -> bool: ...
+
+    @property
+    def flushes_writes(self) -> bool: ...
+
+    @property
+    def writes_ordering(self) -> int: ...
+
+    @property
+    def numa_node(self) -> int: ...
+
+    @property
+    def peers(self) -> list[int]: ...
+
+def cuda_missing() -> str:
+    """Why there is no CUDA device here; empty if there is."""
+
+def cuda_device_count() -> int:
+    """The number of GPUs that this process sees; 0 without a driver."""
+
+def cuda_devices() -> list[CudaDeviceInfo]:
+    """Every GPU that this process sees, by ordinal."""
+
+def cuda_version() -> str:
+    """The newest CUDA that the driver runs."""
+
+def cuda_device_of(address: int) -> int:
+    """The GPU whose memory lies at an address."""
+
+def device_capsule(owner: object, address: int, nbytes: int, device: int) -> object:
+    """Bytes of a GPU as a DLPack capsule, which keeps their owner."""
+
+class DlpackMemory:
+    """Memory taken by DLPack, which it keeps."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def contiguous(self) -> bool: ...
+
+    @property
+    def type_code(self) -> int: ...
+
+    @property
+    def type_bits(self) -> int: ...
+
+    @property
+    def type_lanes(self) -> int: ...
+
+    @property
+    def device(self) -> int: ...
+
+def dlpack_memory(exporter: object, writable: bool) -> DlpackMemory:
+    """Take the memory of an object by DLPack."""
 
 class MpiWorld:
     """A communicator of mpi4py's MPI, and windows over segments' memory."""
@@ -157,6 +270,10 @@ class ContextCore:
     @property
     def closed(self) -> bool:
         """Whether the context was closed."""
+
+    @property
+    def _takes_devices(self) -> bool:
+        """Whether the transport to every rank reaches memory of a GPU."""
 
     @property
     def timeout(self) -> float:
@@ -501,6 +618,126 @@ class ContextCore:
         GASPI: gaspi_notify_reset.
         """
 
+    def notify_on(self, stream: object | None, peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Raise a notification at ``peer`` when a stream of a GPU comes to it; see ``write_notify_on``.
+
+        Parameters
+        ----------
+        stream : object
+            Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+            one.
+        peer : int
+            Rank.
+        segment : Segment
+            On a GPU; whose board at ``peer`` is meant.
+        notification, value, queue, timeout
+            As for ``notify``.
+        """
+
+    def write_notify_on(self, stream: object | None, source: Slice, peer: int, target: Slice, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Write ``source`` into ``peer``'s memory, then raise one notification there, all by a stream.
+
+        What the stream did before is in ``source``; what it does later comes after. The host waits for
+        nothing, if ``peer``'s memory is mapped here; else it waits for the stream, then posts. Without a
+        stream's name: ``write_notify`` on memory of a GPU follows PyTorch's or CuPy's current stream.
+
+        Parameters
+        ----------
+        stream : object
+            Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+            one.
+        source : Slice
+            Source or target, or both, are on a GPU.
+        peer, target, notification, value, queue, timeout
+            As for ``write_notify``.
+
+        Raises
+        ------
+        UnavailableError
+            Nothing of it is on a GPU.
+        Timeout, PeerLost
+            An earlier stream's wait was ended without its notification, which did not come in time, or by
+            the loss of a rank.
+        QueueFull, PeerLost, NotificationError, RankError, SegmentError, QueueError
+            As for ``write_notify``.
+
+        Notes
+        -----
+        It can be captured into a CUDA graph.
+        """
+
+    def write_list_notify_on(self, stream: object | None, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Write several slices, then raise one notification, all by a stream of a GPU.
+
+        Parameters
+        ----------
+        stream : object
+            Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+            one.
+        pairs, peer, segment, notification, value, queue, timeout
+            As for ``write_list_notify``. See ``write_notify_on``.
+        """
+
+    def notify_wait_on(self, stream: object | None, segment: SegmentCore, notification: int, *, timeout: float | None = None) -> None:
+        """
+        Let a stream of a GPU wait until a notification is raised here; the host goes on.
+
+        Parameters
+        ----------
+        stream : object
+            Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+            one.
+        segment : Segment
+            On a GPU; whose board on this rank is meant.
+        notification : int
+            Id. It stays raised: see ``notify_reset_on``. Values are below 2**31.
+        timeout : float, optional
+            Seconds; None: the context's default.
+
+        Raises
+        ------
+        NotificationError
+            Id out of range.
+        UnavailableError
+            The segment is not on a GPU, or the stream is recording a CUDA graph.
+        Timeout, PeerLost
+            An earlier stream's wait was ended without its notification, which did not come in time, or by
+            the loss of a rank.
+
+        Notes
+        -----
+        If it does not come in time, or a rank is lost, this rank raises it itself, so that the stream goes
+        on; the next call that names a stream raises Timeout or PeerLost with the reason.
+        """
+
+    def notify_reset_on(self, stream: object | None, segment: SegmentCore, notification: int) -> None:
+        """
+        Set a notification to "not raised" when a stream of a GPU comes to it.
+
+        Parameters
+        ----------
+        stream : object
+            Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+            one.
+        segment : Segment
+            On a GPU; whose board on this rank is meant.
+        notification : int
+            Id.
+
+        Raises
+        ------
+        NotificationError
+            Id out of range.
+        UnavailableError
+            The segment is not on a GPU.
+        Timeout, PeerLost
+            An earlier stream's wait was ended without its notification, which did not come in time, or by
+            the loss of a rank.
+        """
+
     def atomic_fetch_add(self, target: Slice, peer: int, value: int, *, timeout: float | None = None) -> int:
         """
         Add to a 64-bit word of ``peer``'s memory and return its old value.
@@ -645,7 +882,7 @@ class Numbering:
 class Execution:
     """A collective bound to memory, which runs any number of times."""
 
-    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, access: BufferAccess = BufferAccess.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0) -> None: ...
+    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, access: BufferAccess = BufferAccess.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0, device: int = -1) -> None: ...
 
     def start(self) -> None:
         """
@@ -655,6 +892,14 @@ class Execution:
     def wait(self, *, timeout: float | None = None) -> None:
         """Until its result is there; returns at once if none is under way."""
 
+    def start_after(self, stream: int, address: int = 0, nbytes: int = 0) -> None:
+        """
+        start() as soon as a stream of the GPU has done what is enqueued on it; on other memory than the handle's, if it is given.
+        """
+
+    def wait_on(self, stream: int, timeout: float | None = None) -> None:
+        """What is enqueued on the stream from now on comes after the result."""
+
     def run(self, *, timeout: float | None = None) -> None:
         """start() and wait(); what a run() that did not end has begun goes on."""
 
@@ -662,7 +907,9 @@ class Execution:
         """run() on memory of `owner`; the caller has entered the numbering."""
 
     def close(self) -> None:
-        """Nothing of it moves any more; idempotent."""
+        """
+        Nothing of it moves any more, once streams have what they wait for; idempotent.
+        """
 
     @property
     def name(self) -> str: ...
@@ -750,6 +997,14 @@ class LayerSchedule:
     def ready(self, layer: int) -> None:
         """Begin its exchange, and make progress."""
 
+    def ready_after(self, layer: int, stream: int, device: int) -> None:
+        """
+        Begin its exchange as soon as a stream of a GPU has done what is enqueued on it.
+        """
+
+    def wait_on(self, layer: int, stream: int, device: int, timeout: float | None = None) -> None:
+        """What is enqueued on the stream from now on comes after its exchange."""
+
     def progress(self) -> None: ...
 
     def wait(self, layer: int, *, timeout: float | None = None) -> None:
@@ -774,7 +1029,7 @@ class LayerSchedule:
         """From now on ready and wait raise ClosedError."""
 
     def close(self) -> None:
-        """Nothing of it moves any more."""
+        """Nothing of it moves any more, once streams have what they wait for."""
 
     @property
     def idle(self) -> bool:

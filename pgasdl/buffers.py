@@ -1,11 +1,13 @@
 """What kind of memory an object offers: address, size and dtype, or a clear refusal.
 
 It understands NumPy arrays (ml_dtypes too), PyTorch tensors (bfloat16 too), segments, and anything
-with ``__array_interface__`` or the buffer protocol. It never copies.
+with ``__array_interface__`` or the buffer protocol; on GPUs also CuPy's arrays, and anything with
+``__cuda_array_interface__`` or DLPack. It never copies.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from pgasdl.device.arrays import describe, on_device
+from pgasdl.device.names import name_of
 from pgasdl.errors import BufferRefused
 
 # Every dtype that the native core reduces, by the core's name.
@@ -33,13 +37,20 @@ _NATIVE = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``nbytes`` at ``address``; ``owner`` keeps them alive."""
+    """``nbytes`` at ``address``; ``owner`` keeps them alive.
+
+    Attributes
+    ----------
+    device : int, optional
+        The GPU that they lie on; None: the host's memory.
+    """
 
     address: int
     nbytes: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     owner: object
+    device: int | None = None
 
     @property
     def count(self) -> int:
@@ -50,6 +61,24 @@ class Memory:
     def native_dtype(self) -> str:
         """The core's name of the dtype; BufferRefused if it has no arithmetic for it."""
         return native_dtype(self.dtype)
+
+    def on_host(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes, which lie on the host, as a NumPy array."""
+        assert self.device is None
+        return np.asarray(_Bytes(self))
+
+
+class _Bytes:
+    """Memory as NumPy takes it, which keeps its owner."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._owner = memory.owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (memory.nbytes,),
+            "data": (memory.address, False),
+        }
 
 
 def aligned(nbytes: int) -> int:
@@ -83,26 +112,34 @@ def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
     return converted
 
 
-def memory_of(buffer: object, *, writable: bool = True) -> Memory:
+def memory_of(buffer: object, *, writable: bool = True, device: bool = False) -> Memory:
     """Describe a buffer.
 
     Parameters
     ----------
     buffer : object
-        C-contiguous memory on the host.
+        C-contiguous memory.
     writable : bool, default True
         Refuse memory that may not be written to.
+    device : bool, default False
+        Take memory on a GPU, too. Work on it that is under way is not waited for.
 
     Raises
     ------
     BufferRefused
         Strided, read-only, on a device, or no memory at all.
+    UnavailableError
+        It is on a GPU, and none can be used here.
     """
+    if not device:
+        require_host(buffer)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):
         return _of_tensor(buffer)
     if isinstance(buffer, np.ndarray):
         return _of_array(buffer, writable)
+    if on_device(buffer):
+        return _of_device(buffer, writable)
     try:
         array = np.asarray(memoryview(buffer))  # type: ignore[arg-type]
     except TypeError:
@@ -114,6 +151,22 @@ def memory_of(buffer: object, *, writable: bool = True) -> Memory:
             ) from None
         array = np.asarray(buffer)
     return _of_array(array, writable, owner=buffer)
+
+
+def require_host(buffer: object) -> None:
+    """Refuse memory on a device.
+
+    Raises
+    ------
+    BufferRefused
+        It is.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(buffer, torch.Tensor):
+        if buffer.device.type != "cpu":
+            raise BufferRefused(f"a tensor on {buffer.device}: only host memory works here")
+    elif not isinstance(buffer, np.ndarray) and on_device(buffer):
+        raise BufferRefused(f"{type(buffer).__name__} on a GPU: only host memory works here")
 
 
 def _of_array(array: npt.NDArray[Any], writable: bool, owner: object | None = None) -> Memory:
@@ -130,9 +183,22 @@ def _of_array(array: npt.NDArray[Any], writable: bool, owner: object | None = No
     )
 
 
+def _of_device(buffer: object, writable: bool) -> Memory:
+    found = describe(buffer, writable=writable)
+    if not found.contiguous:
+        raise BufferRefused(
+            f"an array of shape {found.shape} on {name_of(found.ordinal)} is not contiguous: pass "
+            "a contiguous copy"
+        )
+    if writable and found.read_only:
+        raise BufferRefused("the array is read-only, and peers or the result would write into it")
+    nbytes = math.prod(found.shape) * found.dtype.itemsize
+    return Memory(found.address, nbytes, found.dtype, found.shape, found.owner, found.ordinal)
+
+
 def _of_tensor(tensor: Any) -> Memory:
-    if tensor.device.type != "cpu":
-        raise BufferRefused(f"a tensor on {tensor.device}: only host memory so far; copy it first")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise BufferRefused(f"a tensor on {tensor.device}: only the host's memory and CUDA's work")
     if not tensor.is_contiguous():
         raise BufferRefused(
             f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not "
@@ -145,4 +211,5 @@ def _of_tensor(tensor: Any) -> Memory:
         dtype,
         tuple(tensor.shape),
         tensor,
+        tensor.device.index if tensor.device.type == "cuda" else None,
     )

@@ -74,6 +74,7 @@ class Config:
     verbs_port: int | None
     verbs_gid: int | None
     mpi_windows: str
+    gpu: str
     timeout: float
     queue_depth: int
     queues: int

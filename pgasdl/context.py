@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import signal
+import weakref
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from pgasdl.collectives.handle import Collective, kind_of
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.resources import AnswerCalls, Resources
 from pgasdl.config import Config, Limits
+from pgasdl.device.names import ordinal_of
 from pgasdl.errors import RankError, UnavailableError
 from pgasdl.group import Group
 from pgasdl.job import Job
@@ -67,7 +69,7 @@ class Context(_native.ContextCore):
         self._join(job.exchange("world", self._open()), config.timeout)
         self.world = Group(self, topology, self._world())
         self.segments = SegmentTable(self)
-        self.resources = Resources(self, self.segments, policy)
+        self.resources = Resources(self, self.segments, policy, self.takes_devices)
         self._allreduces = AllreduceCache(self.resources)
         self.segments.watch(self._allreduces.forget)
         _native.serve_with(self, AnswerCalls(self.resources))
@@ -82,11 +84,16 @@ class Context(_native.ContextCore):
 
     # --- memory
 
+    @property
+    def takes_devices(self) -> bool:
+        """Whether segments may lie on a GPU: transports reach them, and PGASDL_GPU allows it."""
+        return self._takes_devices and self.config.gpu == "auto"
+
     def segment(
         self,
         nbytes: int,
         *,
-        device: str = "cpu",
+        device: object = "cpu",
         notifications: int | None = None,
         group: Group | None = None,
         timeout: float | None = None,
@@ -97,8 +104,9 @@ class Context(_native.ContextCore):
         ----------
         nbytes : int
             Size of this rank's copy, 0 <= nbytes; ranks may differ. Zero-filled, page-aligned.
-        device : str, default "cpu"
-            "cpu".
+        device : str, torch.device or cupy.cuda.Device, default "cpu"
+            Where this rank's copy lies: "cpu"; a GPU as in "cuda:1"; "cuda": the current one of
+            PyTorch or CuPy.
         notifications : int, optional
             Number for this rank's copy; None: ``limits.notifications``.
         group : Group, optional
@@ -114,6 +122,8 @@ class Context(_native.ContextCore):
             A rank is in another collective.
         SegmentError, NotificationError
             Impossible sizes.
+        ConfigError
+            What names no device.
         UnavailableError
             A device that is not available.
 
@@ -124,10 +134,11 @@ class Context(_native.ContextCore):
         know when they are done.
         GASPI: gaspi_segment_create.
         """
-        if device != "cpu":
-            raise UnavailableError(f'device {device!r}: segments are host memory so far ("cpu")')
+        ordinal = ordinal_of(device)
+        if ordinal is not None and self._takes_devices and not self.takes_devices:
+            raise UnavailableError(f"device {device}: PGASDL_GPU=staged keeps segments on the host")
         number = self.config.notifications if notifications is None else notifications
-        return self.segments.make(group or self.world, nbytes, number, timeout)
+        return self.segments.make(group or self.world, nbytes, number, timeout, ordinal)
 
     def bind(
         self,
@@ -142,15 +153,16 @@ class Context(_native.ContextCore):
         Parameters
         ----------
         buffer : object
-            Contiguous, writable host memory: array, tensor, anything with the buffer protocol. It
-            is kept alive, and must not be resized, until the segment is deleted.
+            Contiguous and writable: array, tensor, anything with the buffer protocol; on a GPU a
+            tensor, a CuPy array, anything with ``__cuda_array_interface__`` or DLPack. It is kept
+            alive, and must not be resized, until the segment is deleted.
         notifications, group, timeout
             As for :meth:`segment`.
 
         Raises
         ------
         BufferRefused
-            Strided, read-only, on a device, or no memory.
+            Strided, read-only, or no memory.
         UnavailableError
             A peer may not reach this process's memory; raised on first use.
 
@@ -163,7 +175,9 @@ class Context(_native.ContextCore):
         process of their user, and log it.
         GASPI: gaspi_segment_bind, gaspi_segment_use.
         """
-        memory = memory_of(buffer)
+        memory = memory_of(buffer, device=True)
+        if memory.device is not None and self._takes_devices and not self.takes_devices:
+            raise UnavailableError("memory on a GPU: PGASDL_GPU=staged keeps segments on the host")
         number = self.config.notifications if notifications is None else notifications
         return self.segments.bind(group or self.world, memory, number, timeout)
 
@@ -216,6 +230,7 @@ class Context(_native.ContextCore):
         group: Group | None = None,
         plan: str | None = None,
         timeout: float | None = None,
+        stream: object = None,
     ) -> Any:
         """Replace every rank's array by the sum (or mean) of all. Collective.
 
@@ -232,6 +247,10 @@ class Context(_native.ContextCore):
             Name of an algorithm; None: chosen by size.
         timeout : float, optional
             Seconds; None: the context's default.
+        stream : object, optional
+            Of an array on a GPU: what orders the call. It begins when the stream has done what was
+            enqueued before, and what is enqueued later comes after the result; the host waits for
+            nothing. None: PyTorch's or CuPy's current stream.
 
         Returns
         -------
@@ -252,7 +271,7 @@ class Context(_native.ContextCore):
         are reduced in place; others pass through a workspace. A handle is fastest:
         :meth:`allreduce_handle`.
         """
-        self._allreduces.run(array, op, group or self.world, plan, timeout)
+        self._allreduces.run(array, op, group or self.world, plan, timeout, stream)
         return array
 
     def allreduce_handle(
@@ -438,6 +457,7 @@ class Context(_native.ContextCore):
         lines = [
             f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
             f"transport {self.topology.routes}",
+            f"memory on a GPU: {self._gpu_path()}",
             f"policy: {str(self.policy) or 'none, plans are chosen automatically'}",
             f"health: {', '.join(self._health())}",
             str(self.limits),
@@ -445,6 +465,14 @@ class Context(_native.ContextCore):
             *(exchange.describe() for exchange in self.resources.servers),
         ]
         return "\n".join(lines)
+
+    def _gpu_path(self) -> str:
+        if missing := _native.cuda_missing():
+            return missing
+        if self.takes_devices:
+            return "mapped by the peers"
+        why = "PGASDL_GPU=staged" if self._takes_devices else "of this transport"
+        return f"by way of the host ({why})"
 
     def flight_record(self) -> str:
         """Return the last operations of this rank, one a line, with microseconds before now."""
@@ -487,3 +515,22 @@ class Context(_native.ContextCore):
             return "<Context, not joined>"
         state = "closed" if self.closed else "/".join(sorted(set(self.topology.routes.names)))
         return f"<Context rank {self.rank} of {self.size}, {state}>"
+
+
+# The context of this process; contexts of ranks that are threads do not count.
+_current: weakref.ref[Context] | None = None
+
+
+def current() -> Context | None:
+    """Return the open context that :func:`init` made, None if there is none.
+
+    Ranks that are threads of one process have none in common: they pass theirs on.
+    """
+    context = None if _current is None else _current()
+    return None if context is None or context.closed else context
+
+
+def set_current(context: Context) -> None:
+    """Make ``context`` the process's own. :func:`init` calls it."""
+    global _current  # noqa: PLW0603
+    _current = weakref.ref(context)

@@ -81,5 +81,9 @@ class PlanError(PgasError, ValueError):
     """A wrong plan, or one that the transport cannot run."""
 
 
+class DataError(PgasError, ValueError):
+    """Striped files that are damaged, cut, missing, or not of one set."""
+
+
 class UnavailableError(PgasError, RuntimeError):
     """A transport or feature that is not available here; the message gives the reason."""

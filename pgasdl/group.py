@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgasdl import _native
-from pgasdl.buffers import memory_of, native_dtype
+from pgasdl.buffers import memory_of, native_dtype, require_host
 from pgasdl.errors import BufferRefused, RankError
 from pgasdl.topology import Topology
 
@@ -118,7 +118,7 @@ class Group:
         Raises
         ------
         BufferRefused
-            Strided, or a dtype without arithmetic.
+            Strided, on a device, or a dtype without arithmetic.
         MismatchError
             A member is in another collective, or came with another shape or dtype; another thread
             of this rank is in one; or an interrupted one was not continued.
@@ -132,6 +132,7 @@ class Group:
         Integers wrap on overflow; the mean of integers is refused. float16 and bfloat16 are
         accumulated in float32. GASPI: gaspi_allreduce, gaspi_allreduce_user.
         """
+        require_host(array)
         source = np.asarray(array)
         memory_of(source, writable=False)
         name = op if isinstance(op, str) else "function"

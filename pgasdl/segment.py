@@ -1,4 +1,4 @@
-"""Segments: memory that all ranks of a group can write to."""
+"""Segments: memory that all ranks of a group can write to, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, Self
 
@@ -14,12 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pgasdl import _native
-from pgasdl.buffers import Memory, as_numpy_dtype
-from pgasdl.errors import SegmentError
+from pgasdl.buffers import Memory, as_numpy_dtype, memory_of
+from pgasdl.device.names import name_of
+from pgasdl.device.streams import stream_handle
+from pgasdl.device.views import DeviceBytes, cupy_view, torch_view
+from pgasdl.errors import AlignmentError, SegmentError, UnavailableError
 from pgasdl.group import Group
 from pgasdl.kernel import ptrace_scope
 
 log = logging.getLogger("pgasdl")
+
+_HOST = -1  # the core's number for it
 
 
 class Segment(_native.SegmentCore):
@@ -27,8 +32,16 @@ class Segment(_native.SegmentCore):
 
     Made by :meth:`Context.segment` and :meth:`Context.bind`, collectively. ``segment[a:b]`` names
     bytes a to b: of this rank's copy as a source, of a peer's as a target. Sizes may differ
-    between ranks. Views (:meth:`numpy`, :meth:`torch`, DLPack, the buffer protocol) share the
-    memory and keep it alive. :meth:`close`, or a ``with`` statement, gives the copy up.
+    between ranks. Views (:meth:`numpy`, :meth:`torch`, DLPack, the buffer protocol; on a GPU
+    :meth:`torch`, :meth:`cupy`, DLPack, ``__cuda_array_interface__``) share the memory and keep it
+    alive. :meth:`close`, or a ``with`` statement, gives the copy up.
+
+    Attributes
+    ----------
+    group : Group
+        Its members.
+    attached : dict[Hashable, object]
+        What lives as long as this rank's copy and its views, by the keys of those who made it.
     """
 
     def __init__(
@@ -41,24 +54,38 @@ class Segment(_native.SegmentCore):
         timeout: float | None = None,
         *,
         table: SegmentTable,
+        device: int | None = None,
     ) -> None:
+        number = _HOST if device is None else device
         try:
-            super().__init__(group.core, nbytes, notifications, address, timeout)
+            super().__init__(group.core, nbytes, notifications, address, timeout, number)
         except BaseException:
             if address:
                 group.hold_half_bound(owner, address)
             raise
         self.group = group
+        self.attached: dict[Hashable, object] = {}
         self._owner = owner
         self._table = table
+
+    @property
+    def device(self) -> str:
+        """Where this rank's copy lies: "cpu", or such as "cuda:0"."""
+        return name_of(self._ordinal)
+
+    @property
+    def _ordinal(self) -> int | None:
+        return None if self.device_number == _HOST else self.device_number
 
     def numpy(
         self,
         dtype: npt.DTypeLike = np.uint8,
         offset: int = 0,
         shape: int | tuple[int, ...] | None = None,
+        *,
+        peer: int | None = None,
     ) -> npt.NDArray[Any]:
-        """Return a NumPy view of this rank's copy.
+        """Return a NumPy view of this rank's copy, or of a peer's that is mapped here.
 
         Parameters
         ----------
@@ -68,34 +95,74 @@ class Segment(_native.SegmentCore):
             Bytes from the beginning of the segment.
         shape : int or tuple[int, ...], optional
             Shape of the view; None: one dimension, to the end.
+        peer : int, optional
+            The rank whose copy is viewed; None: this rank. Only notifications say when a peer's
+            bytes may be read or changed.
 
         Raises
         ------
         SegmentError
             The view goes beyond the segment, or the segment was deleted.
+        UnavailableError
+            The peer's copy is not mapped here: use ``ctx.read`` and ``ctx.write``. Or the segment
+            is on a GPU.
+        RankError, PeerLost
         """
-        element = as_numpy_dtype(dtype)
-        if self.deleted:
-            raise SegmentError(f"segment {self.id} was deleted on this rank")
-        if shape is None:
-            shape = (max(0, self.nbytes - offset) // element.itemsize,)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        needed = math.prod(shape) * element.itemsize
-        if offset < 0 or min(shape, default=0) < 0 or offset + needed > self.nbytes:
-            raise SegmentError(
-                f"a view of {shape} {element} at byte {offset} leaves segment {self.id} of "
-                f"{self.nbytes} bytes"
+        if self._ordinal is not None:
+            raise UnavailableError(
+                f"segment {self.id} is on {self.device}, which NumPy cannot reach: view it by "
+                "cupy() or torch(), or copy by copy_to() and copy_from()"
             )
+        element = as_numpy_dtype(dtype)
+        shape, needed = self._extent(element, element.itemsize, offset, shape, peer)
         if needed == 0:
             return np.empty(shape, element)
-        raw = np.frombuffer(memoryview(self), np.uint8, needed, offset)
+        if peer is None:
+            raw = np.asarray(memoryview(self))[offset : offset + needed]
+        else:
+            there = self.address_of(peer) + offset
+            raw = Memory(there, needed, element, shape, self).on_host()
         view: npt.NDArray[Any] = raw.view(element).reshape(shape)
         return view
 
+    def _extent(
+        self,
+        element: object,
+        itemsize: int,
+        offset: int,
+        shape: int | tuple[int, ...] | None,
+        peer: int | None,
+    ) -> tuple[tuple[int, ...], int]:
+        """Return the shape of a view, and its bytes; refuse one that cannot be."""
+        if self.deleted:
+            raise SegmentError(f"segment {self.id} was deleted on this rank")
+        nbytes = self.nbytes if peer is None else self.nbytes_of(peer)
+        if shape is None:
+            shape = (max(0, nbytes - offset) // itemsize,)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        needed = math.prod(shape) * itemsize
+        if offset < 0 or min(shape, default=0) < 0 or offset + needed > nbytes:
+            whose = "" if peer is None else f" on rank {peer}"
+            raise SegmentError(
+                f"a view of {shape} {element} at byte {offset} leaves segment {self.id} of "
+                f"{nbytes} bytes{whose}"
+            )
+        if peer is not None and nbytes and not self.address_of(peer):
+            raise UnavailableError(
+                f"the memory of rank {peer} is not mapped here (segment {self.id}): read it with "
+                "ctx.read, write it with ctx.write"
+            )
+        return shape, needed
+
     def torch(
-        self, dtype: Any = None, offset: int = 0, shape: int | tuple[int, ...] | None = None
+        self,
+        dtype: Any = None,
+        offset: int = 0,
+        shape: int | tuple[int, ...] | None = None,
+        *,
+        peer: int | None = None,
     ) -> Any:
-        """Return a PyTorch tensor over this rank's copy; parameters as for :meth:`numpy`.
+        """Return a PyTorch tensor over a rank's copy; parameters as for :meth:`numpy`.
 
         ``dtype`` is a torch dtype, None: ``torch.uint8``.
         """
@@ -103,11 +170,117 @@ class Segment(_native.SegmentCore):
 
         element = torch.uint8 if dtype is None else dtype
         itemsize = torch.empty(0, dtype=element).element_size()
-        if shape is None:
-            shape = (max(0, self.nbytes - offset) // itemsize,)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        view = self.numpy(np.uint8, offset, math.prod(shape) * itemsize)
+        if self._ordinal is not None:
+            raw, shape = self._on_device(element, itemsize, offset, shape, peer)
+            return torch_view(raw, element, shape)
+        shape, needed = self._extent(element, itemsize, offset, shape, peer)
+        if needed == 0:  # torch views no empty bytes as anything else
+            return torch.empty(shape, dtype=element)
+        view = self.numpy(np.uint8, offset, needed, peer=peer)
         return torch.from_numpy(view).view(element).reshape(shape)
+
+    def cupy(
+        self,
+        dtype: npt.DTypeLike = np.uint8,
+        offset: int = 0,
+        shape: int | tuple[int, ...] | None = None,
+        *,
+        peer: int | None = None,
+    ) -> Any:
+        """Return a CuPy array over a rank's copy on a GPU; parameters as for :meth:`numpy`.
+
+        Raises
+        ------
+        AlignmentError
+            ``offset`` is no multiple of the size of an element.
+        SegmentError
+            The view goes beyond the segment, or the segment was deleted.
+        UnavailableError
+            The segment is on the host, or the peer's copy is not mapped here.
+        RankError, PeerLost
+        """
+        element = as_numpy_dtype(dtype)
+        raw, shape = self._on_device(element, element.itemsize, offset, shape, peer)
+        return cupy_view(raw, element, shape)
+
+    def _on_device(
+        self,
+        element: object = np.uint8,
+        itemsize: int = 1,
+        offset: int = 0,
+        shape: int | tuple[int, ...] | None = None,
+        peer: int | None = None,
+    ) -> tuple[DeviceBytes, tuple[int, ...]]:
+        """Return the bytes of a view on a GPU, and its shape."""
+        if self._ordinal is None:
+            raise UnavailableError(f"segment {self.id} is on the host: view it by numpy()")
+        shape, needed = self._extent(element, itemsize, offset, shape, peer)
+        if offset % itemsize:  # a kernel that loads from there would end the process's context
+            raise AlignmentError(f"byte {offset} is no multiple of {itemsize}, as {element} needs")
+        begin = self.address if peer is None else self.address_of(peer)
+        return DeviceBytes(self, begin + offset, needed, self._ordinal), shape
+
+    def copy_from(self, array: object, offset: int = 0) -> None:
+        """Copy an array of the host into this rank's copy, wherever that lies.
+
+        On a GPU the current stream of PyTorch or CuPy orders it; it is done on return.
+
+        Parameters
+        ----------
+        array : array_like
+            Contiguous: array, tensor, anything with the buffer protocol.
+        offset : int, default 0
+            Bytes from the beginning of the segment.
+
+        Raises
+        ------
+        BufferRefused
+            Strided, or on a device.
+        SegmentError
+            It does not fit, or the segment was deleted.
+        """
+        memory = memory_of(array, writable=False)
+        if self._ordinal is None:
+            self.numpy(np.uint8, offset, memory.nbytes)[:] = memory.on_host()
+        else:
+            to = self._place(memory, offset)
+            _native.device_copy(to, memory.address, memory.nbytes, *self._on_stream())
+
+    def copy_to(self, array: object, offset: int = 0) -> None:
+        """Copy from this rank's copy, wherever that lies, into an array of the host.
+
+        On a GPU the current stream of PyTorch or CuPy orders it; it is done on return.
+
+        Parameters
+        ----------
+        array : array_like
+            Contiguous and writable. All of it is filled.
+        offset : int, default 0
+            Bytes from the beginning of the segment.
+
+        Raises
+        ------
+        BufferRefused
+            Strided, read-only, or on a device.
+        SegmentError
+            The segment does not have as much, or was deleted.
+        """
+        memory = memory_of(array)
+        if self._ordinal is None:
+            memory.on_host()[:] = self.numpy(np.uint8, offset, memory.nbytes)
+        else:
+            source = self._place(memory, offset)
+            _native.device_copy(memory.address, source, memory.nbytes, *self._on_stream())
+
+    def _on_stream(self) -> tuple[int, int]:
+        """Return the GPU, and the current stream there, which orders copies."""
+        assert self._ordinal is not None
+        return self._ordinal, stream_handle(None, self._ordinal)
+
+    def _place(self, memory: Memory, offset: int) -> int:
+        """Return the address from ``offset`` on, where as many bytes are as ``memory`` has."""
+        self._extent(memory.dtype, 1, offset, memory.nbytes, None)
+        return self.address + offset
 
     def delete(self) -> None:
         """Give up this rank's copy. Peers' copies stay reachable; views keep their memory.
@@ -137,17 +310,28 @@ class Segment(_native.SegmentCore):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self._ordinal is None:
+            raise AttributeError("a segment on the host has no __cuda_array_interface__")
+        return self._on_device()[0].__cuda_array_interface__
+
     def __dlpack__(self, **options: Any) -> Any:
-        return self.numpy().__dlpack__(**options)
+        if self._ordinal is None:
+            return self.numpy().__dlpack__(**options)
+        return self._on_device()[0].__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # host memory
+        if self._ordinal is None:
+            return (1, 0)  # host memory
+        return self._on_device()[0].__dlpack_device__()
 
     def __repr__(self) -> str:
         if not hasattr(self, "group"):  # debuggers may ask before __init__ ends
             return "<Segment, not created>"
+        where = "" if self._ordinal is None else f" on {self.device}"
         state = ", deleted" if self.deleted else ""
-        return f"<Segment {self.id}, {self.nbytes} bytes{state}>"
+        return f"<Segment {self.id}, {self.nbytes} bytes{where}{state}>"
 
 
 class SegmentTable:
@@ -170,9 +354,16 @@ class SegmentTable:
         """Call ``changed`` whenever a segment is made or deleted."""
         self._watchers.append(changed)
 
-    def make(self, group: Group, nbytes: int, notifications: int, timeout: float | None) -> Segment:
+    def make(
+        self,
+        group: Group,
+        nbytes: int,
+        notifications: int,
+        timeout: float | None,
+        device: int | None = None,
+    ) -> Segment:
         """Make a new segment of a group. Collective; see :meth:`Context.segment`."""
-        segment = Segment(group, nbytes, notifications, timeout=timeout, table=self)
+        segment = Segment(group, nbytes, notifications, timeout=timeout, table=self, device=device)
         self._add(segment)
         if not group.mapped:
             self.kept[segment.id] = segment
@@ -182,11 +373,21 @@ class SegmentTable:
         self, group: Group, memory: Memory, notifications: int, timeout: float | None
     ) -> Segment:
         """Make a segment over existing memory. Collective; see :meth:`Context.bind`."""
+        device = memory.device
         if memory.nbytes == 0:
-            return Segment(group, 0, notifications, timeout=timeout, table=self)
-        self._warn_of_open_memory()
-        owner, address = memory.owner, memory.address
-        segment = Segment(group, memory.nbytes, notifications, owner, address, timeout, table=self)
+            return Segment(group, 0, notifications, timeout=timeout, table=self, device=device)
+        if device is None:
+            self._warn_of_open_memory()
+        segment = Segment(
+            group,
+            memory.nbytes,
+            notifications,
+            memory.owner,
+            memory.address,
+            timeout,
+            table=self,
+            device=device,
+        )
         # It must stay when its name goes out of scope.
         self.kept[segment.id] = segment
         return segment

@@ -16,7 +16,7 @@ class Launch:
     Attributes
     ----------
     kind : str
-        One of pgasdl, torchrun, openmpi, mpich, slurm, single, mpi, loopback.
+        One of pgasdl, torchrun, openmpi, mpich, slurm, single, mpi, torch, loopback.
     rank, size : int
         This rank's number, and the number of ranks.
     local_rank, local_size : int

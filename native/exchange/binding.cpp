@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "exchange/bound_plan.hpp"
+#include "reduce/device_reduce.hpp"
 
 namespace pgasdl {
 namespace {
@@ -11,6 +12,11 @@ constexpr std::uint64_t kBytesPerPass = 8u << 20;
 
 // What plans call memory in which data is put down for peers.
 constexpr std::string_view kInbox = "inbox";
+
+// Of a GPU, for all lanes of a plan.
+constexpr std::size_t kMostStreams = 4;
+
+std::string device_name(int device) { return device == kHost ? "the host" : text("GPU ", device); }
 
 }  // namespace
 
@@ -40,6 +46,18 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   }
   for (const BufferBinding& binding : buffers_) {
     own_.push_back(binding.segment->local().data + binding.offset);
+    const int device = binding.segment->device();
+    if (&binding != &buffers_[0] && device != device_) {
+      throw refuse(text("buffers on different devices: ", plan.buffers[0], " on ",
+                        device_name(device_), ", another on ", device_name(device)));
+    }
+    device_ = device;
+  }
+  if (device_ != kHost) {
+    load_device_kernels(device_);  // now, and not in the first execution
+    for (std::size_t n = 0; n < std::min(plan.lanes.size(), kMostStreams); ++n) {
+      streams_.push_back(std::make_unique<DeviceStream>(device_));
+    }
   }
   const auto world_rank = [&](Rank rank) {
     if (rank < 0 || rank >= plan.size) throw refuse(text("no rank ", rank));
@@ -82,6 +100,10 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
                         binding.offset, ") leaves segment ", binding.segment->id()));
     }
     const std::uint64_t offset = binding.offset + span.offset * item;
+    if (remote != nullptr && (remote->device == kHost) != (device_ == kHost)) {
+      throw refuse(text("buffer ", plan.buffers[span.buffer], " of rank ", peer, " lies on ",
+                        device_name(remote->device), ", mine on ", device_name(device_)));
+    }
     std::byte* base = remote == nullptr ? binding.segment->local().data : remote->data;
     if (address && base == nullptr) {
       throw refuse(text("needs rank ", peer,
@@ -92,6 +114,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   };
   for (const auto& steps : plan.lanes) {
     Lane& lane = lanes_.emplace_back();
+    if (device_ != kHost) lane.work_end = std::make_unique<DeviceMoment>(device_);
     step_number = 0;
     for (const PlanStep& from : steps) {
       Step& step = lane.steps.emplace_back();
@@ -117,6 +140,16 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
             step.transfer = {&buffers_[from.sources[0].buffer].segment->local(), source.offset,
                              goal.remote, goal.offset, from.count * item_size(source.dtype)};
             bytes_moved_ += step.transfer.bytes;
+            if (device_ != kHost) {
+              if (goal.address == nullptr)
+                throw refuse("puts into memory of a GPU not mapped here");
+              // A copy by the GPU, which is awaited here and not in the transport; then the flag.
+              step.on_device = true;
+              step.count = step.transfer.bytes;
+              step.device_copy = {goal.address, source.address};
+              step.transfer.bytes = 0;
+              step.own = {static_cast<std::int32_t>(from.sources[0].buffer)};
+            }
           }
           step.flagged = from.notification >= 0;
           if (step.flagged) {
@@ -158,10 +191,12 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
               }
             }
           }
+          step.on_device = device_ != kHost;
           const std::uint64_t streams = step.sources.size() + step.destinations.size();
           bytes_moved_ += from.count * widest * streams;
           const std::int32_t into = step.own[step.sources.size()];
-          if (streams == 2 && into >= 0 && plan.buffers[from.targets[0].buffer] == kInbox &&
+          if (device_ == kHost && streams == 2 && into >= 0 &&
+              plan.buffers[from.targets[0].buffer] == kInbox &&
               step.sources[0].dtype == step.destinations[0].dtype && from.scale == 1) {
             step.staging = from.count * widest;
           }
@@ -199,6 +234,10 @@ void BoundPlan::rebase(const std::string& buffer, std::byte* address) {
   own = address;
   for (Lane& lane : lanes_) {
     for (Step& step : lane.steps) {
+      if (step.kind == PlanStep::Kind::kPut && step.on_device && step.own[0] == number) {
+        step.device_copy.from += shift;
+        continue;
+      }
       for (std::size_t i = 0; i < step.own.size(); ++i) {
         if (step.own[i] != number) continue;
         const std::size_t n_sources = step.sources.size();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "reduce/device_reduce.hpp"
+
 namespace pgasdl {
 namespace {
 
@@ -74,8 +76,8 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
     throw Error(ErrorKind::kMismatch,
                 text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
                      ": another rank runs a different collective as its execution ", generation_,
-                     " (notification ", id, "): order, size, dtype and plan must be the same on ",
-                     "all ranks"));
+                     " (notification ", id, "): order, size, dtype, plan and device must be the ",
+                     "same on all ranks"));
   }
 }
 
@@ -100,7 +102,7 @@ bool BoundPlan::arrived(const Step& step) const {
         ErrorKind::kMismatch,
         text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(), ": rank ",
              step.peer, " runs a different collective (notification ", step.notification,
-             "): order, size, dtype and plan must be the same on all ranks"));
+             "): order, size, dtype, plan and device must be the same on all ranks"));
   }
   return false;
 }
@@ -132,13 +134,53 @@ bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
   return true;
 }
 
-bool BoundPlan::advance_lane(Lane& lane) {
+bool BoundPlan::device_done(std::size_t lane_number, const Step& step) {
+  Lane& lane = lanes_[lane_number];
+  if (lane.work == Lane::Work::kNone) {
+    const cuda::Stream stream = stream_of(lane_number).get();
+    const cuda::Current current(device_);
+    lane.work = Lane::Work::kEnqueued;  // also if only a part is
+    context_.waiter().expect(1);
+    if (step.kind == PlanStep::Kind::kPut) {
+      cuda::check(cuda::driver().memcpy_async(
+                      reinterpret_cast<cuda::DevicePtr>(step.device_copy.to),
+                      reinterpret_cast<cuda::DevicePtr>(step.device_copy.from), step.count, stream),
+                  "a Put on a GPU");
+    } else {
+      device_reduce(device_, stream, step.destinations, step.sources, step.count, step.scale);
+    }
+    lane.work_end->mark(stream);
+  }
+  if (lane.work == Lane::Work::kEnqueued) {
+    if (!lane.work_end->reached()) return false;
+    lane.work = Lane::Work::kEnded;
+    context_.waiter().expect(-1);
+  }
+  return true;
+}
+
+BoundPlan::~BoundPlan() { drain(); }
+
+void BoundPlan::drain() {
+  if (context_.inherited()) return;  // what is under way is the parent's
+  for (std::size_t number = 0; number < lanes_.size(); ++number) {
+    Lane& lane = lanes_[number];
+    if (lane.work != Lane::Work::kEnqueued) continue;
+    lane.work = Lane::Work::kNone;
+    context_.waiter().expect(-1);
+    stream_of(number).wait();
+  }
+}
+
+bool BoundPlan::advance_lane(std::size_t number) {
+  Lane& lane = lanes_[number];
   bool moved = false;
   Transport& transport = context_.transport();
   while (lane.at < lane.steps.size()) {
     Step& step = lane.steps[lane.at];
     switch (step.kind) {
       case PlanStep::Kind::kPut: {
+        if (step.on_device && !device_done(number, step)) return moved;
         step.flag.value = value(step.salt);
         const auto transfers =
             std::span<const Transfer>(&step.transfer, step.transfer.bytes == 0 ? 0 : 1);
@@ -152,7 +194,11 @@ bool BoundPlan::advance_lane(Lane& lane) {
         if (!arrived(step)) return moved;
         break;
       case PlanStep::Kind::kReduce:
-        if (!reduce_some(lane, step)) return true;
+        if (step.on_device) {
+          if (!device_done(number, step)) return moved;
+        } else if (!reduce_some(lane, step)) {
+          return true;
+        }
         break;
       case PlanStep::Kind::kCall:
         if (lane.call == Lane::Call::kNone) {
@@ -168,6 +214,7 @@ bool BoundPlan::advance_lane(Lane& lane) {
         break;
     }
     moved = true;
+    lane.work = Lane::Work::kNone;
     ++lane.at;
   }
   --lanes_left_;
@@ -176,8 +223,8 @@ bool BoundPlan::advance_lane(Lane& lane) {
 
 bool BoundPlan::advance() {
   bool moved = false;
-  for (Lane& lane : lanes_) {
-    if (lane.at < lane.steps.size()) moved |= advance_lane(lane);
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (lanes_[lane].at < lanes_[lane].steps.size()) moved |= advance_lane(lane);
   }
   if (over()) ended_ = ticks();
   return moved;

@@ -9,6 +9,7 @@
 
 #include "exchange/numbering.hpp"
 #include "exchange/plan.hpp"
+#include "memory/device_stream.hpp"
 #include "pgas/context.hpp"
 #include "reduce/reduce.hpp"
 #include "reduce/staging.hpp"
@@ -35,8 +36,12 @@ class BoundPlan {
 
   // Where the plan's own copy of a buffer lies; null if it has no such buffer.
   std::byte* base(const std::string& buffer) const;
+  // The GPU that the plan's buffers lie on, or kHost.
+  int device() const { return device_; }
   // Lets the plan's own copy of a buffer lie elsewhere from now on; not while it runs.
   void rebase(const std::string& buffer, std::byte* address);
+
+  ~BoundPlan();
 
   const std::string& name() const { return name_; }
   const std::vector<Rank>& ranks() const { return ranks_; }
@@ -54,6 +59,7 @@ class BoundPlan {
   struct alignas(64) Step {
     PlanStep::Kind kind;
     bool flagged = false;
+    bool on_device = false;  // sources and destinations are a GPU's, also of a kPut
     Rank peer = -1;
     const FlagWord* word = nullptr;
     std::uint64_t salt = 0;  // of its notification's tag
@@ -62,6 +68,10 @@ class BoundPlan {
     double scale = 1;
     std::uint64_t count = 0;
     Transfer transfer{};
+    struct {
+      std::byte* to = nullptr;
+      const std::byte* from = nullptr;
+    } device_copy;              // of `count` bytes; of a kPut into a GPU's memory
     std::uint64_t pass = 0;     // elements reduced per call of progress() at most
     std::uint64_t staging = 0;  // bytes, of a plain copy into an inbox that peers load from
     std::uint64_t offset = 0;   // kCall: of the span, in elements
@@ -78,6 +88,9 @@ class BoundPlan {
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
     enum class Call : std::uint8_t { kNone, kAsked, kTaken, kAnswered } call = Call::kNone;
+    // What the step at hand is for the GPU, and the moment when that has ended.
+    enum class Work : std::uint8_t { kNone, kEnqueued, kEnded } work = Work::kNone;
+    std::unique_ptr<DeviceMoment> work_end;
   };
 
   // Which notifications each stalled lane waits for, and who owes them.
@@ -95,9 +108,16 @@ class BoundPlan {
   // failed, nothing may move any more.
   bool advance();
   bool over() const { return lanes_left_ == 0; }
-  bool advance_lane(Lane& lane);
+  // Waits until nothing that was enqueued on a GPU is under way: its memory may go then.
+  void drain();
+  bool advance_lane(std::size_t number);
   bool arrived(const Step& step) const;
   bool reduce_some(Lane& lane, const Step& step);
+  // Enqueues the step's work on the GPU, once; true when it has ended.
+  bool device_done(std::size_t lane_number, const Step& step);
+  const DeviceStream& stream_of(std::size_t lane) const {
+    return *streams_[lane % streams_.size()];
+  }
   std::uint32_t value(std::uint64_t salt) const {
     return (generation_ << kTagBits) |
            static_cast<std::uint32_t>((hash_ * salt) >> (64 - kTagBits));
@@ -123,6 +143,8 @@ class BoundPlan {
   std::uint64_t began_ = 0;
   std::uint64_t ended_ = 0;
   bool call_pending_ = false;
+  int device_ = kHost;
+  std::vector<std::unique_ptr<DeviceStream>> streams_;  // lanes share a few
 };
 
 }  // namespace pgasdl

@@ -1,6 +1,7 @@
 #include "exchange/execution.hpp"
 
 #include <thread>
+#include <utility>
 
 #include "exchange/executor.hpp"
 #include "reduce/copy.hpp"
@@ -27,7 +28,7 @@ Execution::Execution(Executor& executor, std::vector<std::unique_ptr<BoundPlan>>
   }
 }
 
-void Execution::reserve(const Array& array) {
+void Execution::require_idle() const {
   switch (state()) {
     case State::kIdle:
       break;
@@ -35,29 +36,54 @@ void Execution::reserve(const Array& array) {
       std::rethrow_exception(fault_);
     case State::kClosed:
       throw Error(ErrorKind::kClosed, text("plan ", name(), ": this collective was closed"));
+    case State::kDone:
+      if (streamed()) break;  // its result went to a stream
+      [[fallthrough]];
     default:
       throw Error(ErrorKind::kPlan, text("plan ", name(), " is started while its execution ",
                                          number_, " is under way: wait for it first"));
   }
   if (numbering_->exclusive()) {
     if (numbering_->fault_) std::rethrow_exception(numbering_->fault_);
-    if (numbering_->under_way()) {
+    if (numbering_->under_way() && numbering_->current_.load() != this) {
       throw Error(ErrorKind::kMismatch,
                   text("plan ", name(), " is started while execution ", numbering_->number(),
                        " of the same group is under way: call that again first"));
     }
-    numbering_->current_.store(this, std::memory_order_release);
   }
+}
+
+void Execution::reserve(const Array& array) {
+  if (numbering_->exclusive()) numbering_->current_.store(this, std::memory_order_release);
   numbering_->advance();
   number_ = numbering_->number();
   if (phases_.size() > 1) phase_ = number_ % phases_.size();
   numbering_->raises(phase().end_notification());
   array_ = array;
+  streamed_.store(false, std::memory_order_relaxed);
   if (array.access == BufferAccess::kRebased) phase().rebase("data", array.target);
   state_.store(State::kRunning, std::memory_order_release);
 }
 
-void Execution::copy_in() { pgasdl::copy(phase().base("data"), array_.source, array_.bytes); }
+void Execution::copy_in() {
+  if (copies_on_device()) {
+    device_copy(device(), phase().base("data"), array_.source, array_.bytes);
+  } else {
+    pgasdl::copy(phase().base("data"), array_.source, array_.bytes);
+  }
+}
+
+void Execution::copy_out() {
+  if (copies_on_device()) {
+    device_copy(device(), array_.target, phase().base("data"), array_.bytes);
+  } else {
+    pgasdl::copy(array_.target, phase().base("data"), array_.bytes);
+  }
+}
+
+void Execution::let_streams_go() {
+  if (done_ != nullptr) done_->raise();
+}
 
 bool Execution::collect() {
   State done = State::kDone;
@@ -65,8 +91,7 @@ bool Execution::collect() {
     while (state() == State::kCollecting) std::this_thread::yield();
     return false;
   }
-  if (array_.access == BufferAccess::kCopied)
-    pgasdl::copy(array_.target, phase().base("data"), array_.bytes);
+  if (array_.access == BufferAccess::kCopied && !copies_on_device()) copy_out();
   std::shared_ptr<const void> let_go;
   if (keeps_.load(std::memory_order_acquire)) let_go = executor_.let_go(*this);
   if (numbering_->exclusive()) numbering_->current_.store(nullptr, std::memory_order_release);
@@ -81,6 +106,7 @@ std::shared_ptr<const void> Execution::end(State state, std::exception_ptr fault
     numbering_->current_.store(nullptr, std::memory_order_release);
   }
   fault_ = std::move(fault);
+  let_streams_go();
   interrupted_.store(false, std::memory_order_relaxed);
   keeps_.store(false, std::memory_order_relaxed);
   state_.store(state, std::memory_order_release);
@@ -89,6 +115,11 @@ std::shared_ptr<const void> Execution::end(State state, std::exception_ptr fault
 
 void Execution::interrupt(std::shared_ptr<const void> keep) {
   executor_.interrupt(*this, std::move(keep));
+}
+
+void Execution::await_streams() const {
+  while (executor_.await_streamed(this, Deadline::in(1)) != Outcome::kDone) {
+  }
 }
 
 void Execution::close() { executor_.close(*this); }

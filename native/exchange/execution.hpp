@@ -20,6 +20,9 @@
 
 #include "exchange/bound_plan.hpp"
 #include "exchange/numbering.hpp"
+#include "memory/device_stream.hpp"
+#include "memory/pinned_word.hpp"
+#include "sys/clock.hpp"
 
 namespace pgasdl {
 
@@ -37,6 +40,7 @@ struct Array {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
   std::uint64_t bytes = 0;
+  int device = kHost;  // where it lies
 };
 
 class Execution {
@@ -72,6 +76,13 @@ class Execution {
   bool interrupted() const { return interrupted_.load(std::memory_order_acquire); }
   // True for one caller of those that come after an interruption: it goes on with the call.
   bool resume() { return interrupted() && interrupted_.exchange(false); }
+  // A stream was told to wait for the result of the last one that began: nobody else will take it.
+  bool streamed() const { return streamed_.load(std::memory_order_acquire); }
+  // Until a stream that waits for it has the result, or it was given up.
+  void await_streams() const;
+  // The GPU that it works on or that the caller's array lies on, or kHost.
+  int device() const { return array_.device != kHost ? array_.device : phase().device(); }
+
   // Out of the executor, whatever its state. Its memory may go once nobody else can write there.
   void close();
 
@@ -79,9 +90,18 @@ class Execution {
   friend class Executor;
   BoundPlan& phase() { return *phases_[phase_]; }
   const BoundPlan& phase() const { return *phases_[phase_]; }
-  // Under the executor's lock: refuses, or takes a number.
+  // Under the executor's lock. Throws unless the next one may begin.
+  void require_idle() const;
+  // Takes a number; it may begin.
   void reserve(const Array& array);
   void copy_in();
+  void copy_out();
+  // Copies that a GPU makes are made by whoever advances it.
+  bool copies_on_device() const {
+    return array_.access == BufferAccess::kCopied && device() != kHost;
+  }
+  // Lets streams go that wait for it, whatever became of it.
+  void let_streams_go();
   // Takes the result of what is done; false if another thread did.
   bool collect();
   // Under the executor's lock; what comes back is to be let go outside.
@@ -99,6 +119,11 @@ class Execution {
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> keeps_{false};
   std::shared_ptr<const void> keep_;
+  std::unique_ptr<DeviceMoment> gate_;  // it begins then
+  bool gated_ = false;
+  std::unique_ptr<PinnedWord> done_;  // raised when one is over
+  std::atomic<bool> streamed_{false};
+  Deadline streams_until_ = Deadline::once();
 };
 
 }  // namespace pgasdl

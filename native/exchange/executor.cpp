@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "sys/thread.hpp"
 
@@ -10,12 +11,17 @@ namespace pgasdl {
 
 Executor::~Executor() { stop_thread(); }
 
-void Executor::start(Execution& execution, const Array& array) {
+void Executor::start(Execution& execution, const Array& array, const StreamOrder* after) {
   context_.require_usable();
+  if (after != nullptr) refuse_capture(*after, "a collective");
   const auto launch = [&] {
     if (execution.state() != Execution::State::kRunning) return;  // closed while it was copied in
     execution.phase().begin(execution.numbering_->generation());
     record(Operation::kPlanStart, execution, execution.began());
+    if (after != nullptr) {
+      execution.gated_ = true;
+      context_.waiter().expect(1);
+    }
     // Most often the first steps go through at once, and a small plan may even end here.
     (void)advance(execution);
     if (execution.state() != Execution::State::kRunning) return;
@@ -27,13 +33,26 @@ void Executor::start(Execution& execution, const Array& array) {
     // A place among the live ones, beside those of others that are being copied in.
     if (live_.capacity() - live_.size() <= n_copied_) [[unlikely]]
       live_.reserve(live_.size() + n_copied_ + 1);
+    execution.require_idle();
+    if (after != nullptr) gate(execution, *after);
     execution.reserve(array);
-    if (array.access == BufferAccess::kCopied) {
+    if (array.access == BufferAccess::kCopied && after == nullptr) {
       ++n_copied_;
       lock.unlock();
-      execution.copy_in();
+      std::exception_ptr fault;
+      try {
+        execution.copy_in();
+      } catch (const std::exception&) {
+        fault = std::current_exception();
+      }
       lock.lock();
       --n_copied_;
+      if (fault) {
+        if (execution.state() == Execution::State::kRunning) {
+          (void)execution.end(Execution::State::kFailed, fault);
+        }
+        std::rethrow_exception(fault);
+      }
     }
     launch();
   }
@@ -43,18 +62,39 @@ void Executor::start(Execution& execution, const Array& array) {
   }
 }
 
+// Throws, too, what wait_on() would after it has begun.
+void Executor::gate(Execution& execution, const StreamOrder& after) {
+  if (execution.done_ == nullptr) {
+    auto done = std::make_unique<PinnedWord>();
+    done->require_waits(after.device, after.stream);
+    execution.done_ = std::move(done);
+  }
+  if (execution.gate_ == nullptr || execution.gate_->device() != after.device) {
+    execution.gate_ = std::make_unique<DeviceMoment>(after.device);
+  }
+  execution.gate_->mark(after.stream);
+}
+
 bool Executor::advance(Execution& execution) {
   BoundPlan& plan = execution.phase();
   bool moved = false;
   try {
+    if (execution.gated_) {
+      if (!execution.gate_->reached()) return false;
+      execution.gated_ = false;
+      context_.waiter().expect(-1);
+      if (execution.array_.access == BufferAccess::kCopied) execution.copy_in();
+    }
     moved = plan.advance();
     gather_calls(execution);
+    if (plan.over() && execution.copies_on_device()) execution.copy_out();
   } catch (const std::exception&) {
     give_up(execution, std::current_exception());  // half a step was made
     return true;
   }
   if (plan.over()) {
     record(Operation::kPlanDone, execution, execution.ended());
+    execution.let_streams_go();
     execution.state_.store(Execution::State::kDone, std::memory_order_release);
   }
   return moved;
@@ -66,6 +106,7 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   execution.fault_ = std::move(fault);
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
+  execution.let_streams_go();
   execution.state_.store(Execution::State::kFailed, std::memory_order_release);
   Rank gone = -1;
   try {
@@ -91,7 +132,9 @@ void Executor::look_around(const Execution* awaited) {
     Execution& execution = *live_[i];
     try {
       if (somebody_gone) execution.phase().require_peers(*execution.numbering_);
-      if (&execution == awaited) execution.phase().require_same_plan(*execution.numbering_);
+      if (&execution == awaited || execution.streamed()) {
+        execution.phase().require_same_plan(*execution.numbering_);
+      }
       ++i;
     } catch (const Error&) {
       give_up(execution, std::current_exception());
@@ -103,6 +146,69 @@ void Executor::look_around(const Execution* awaited) {
   }
   WakeWord* wake_word = context_.liveness().wake_word();
   if (news && wake_word != nullptr) wake_word->wake();
+}
+
+// Streams cannot be told: a wait of theirs ends with the execution, so it must end. kTimeout: those
+// that are late.
+void Executor::give_up_streamed(ErrorKind kind, const char* why) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < live_.size();) {
+    Execution& execution = *live_[i];
+    if (!execution.streamed() ||
+        (kind == ErrorKind::kTimeout && !execution.streams_until_.passed())) {
+      ++i;
+      continue;
+    }
+    give_up(execution,
+            std::make_exception_ptr(
+                Error(kind, text(execution.phase().missing(), "; a stream waited for it: ", why))));
+    live_[i] = live_.back();
+    live_.pop_back();
+    n_live_.store(live_.size(), std::memory_order_relaxed);
+  }
+}
+
+bool Executor::streams_wait(const Execution* execution) {
+  const auto waits = [](const Execution& one) {
+    return one.streamed() && one.state() == Execution::State::kRunning;
+  };
+  if (execution != nullptr) return waits(*execution);
+  const std::lock_guard lock(mutex_);
+  return std::any_of(live_.begin(), live_.end(), [&](const auto* one) { return waits(*one); });
+}
+
+// The thread advances them, and gives up what is late.
+Outcome Executor::await_streamed(const Execution* execution, Deadline deadline) {
+  if (context_.inherited()) return Outcome::kDone;
+  while (threaded_.load(std::memory_order_acquire) && streams_wait(execution)) {
+    if (deadline.passed()) return Outcome::kTimeout;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return Outcome::kDone;
+}
+
+void Executor::wait_on(Execution& execution, const StreamOrder& order, Deadline deadline) {
+  context_.require_usable();
+  refuse_capture(order, "a stream's wait for a collective");
+  start_thread();
+  const std::lock_guard lock(mutex_);
+  switch (execution.state()) {
+    case Execution::State::kFailed:
+      std::rethrow_exception(execution.fault_);
+    case Execution::State::kClosed:
+      throw Error(ErrorKind::kClosed, text("plan ", execution.name(), " was closed"));
+    case Execution::State::kRunning:
+      break;
+    case Execution::State::kDone:
+      execution.streamed_.store(true, std::memory_order_release);
+      return;
+    default:
+      return;  // nothing is under way
+  }
+  if (execution.done_ == nullptr) execution.done_ = std::make_unique<PinnedWord>();
+  execution.done_->await_on(order.device, order.stream);
+  execution.streams_until_ = deadline;
+  execution.streamed_.store(true, std::memory_order_release);
 }
 
 void Executor::record(Operation operation, const Execution& execution, std::uint64_t at) {
@@ -160,7 +266,11 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
   const auto over = [&] { return execution.state() != Execution::State::kRunning; };
   const auto ready = [&] {
     if (over()) return true;
-    progress();
+    // As long as there is something to do: nobody would wake this rank for its own work.
+    for (bool first = true; progress(); first = false) {
+      if (over() || calls_wait()) return true;
+      if (!first && deadline.passed()) break;
+    }
     return over() || calls_wait();
   };
   const auto slow = [&] { look_around(&execution); };
@@ -227,12 +337,19 @@ void Executor::remove(const Execution& execution) {
   n_calls_.store(calls_.size(), std::memory_order_release);
 }
 
+// Nothing of it is under way on a GPU any more, nor will be.
+void Executor::quiet(Execution& execution) {
+  for (const auto& phase : execution.phases_) phase->drain();
+  if (std::exchange(execution.gated_, false)) context_.waiter().expect(-1);
+}
+
 void Executor::fail(Execution& execution, const std::exception_ptr& fault) {
   std::shared_ptr<const void> let_go;  // below the lock: it may need the program's own
   const std::lock_guard lock(mutex_);
   remove(execution);
   const auto state = execution.state();
   if (state != Execution::State::kRunning && state != Execution::State::kFailed) return;
+  quiet(execution);
   let_go = execution.end(Execution::State::kFailed, fault);
 }
 
@@ -257,10 +374,12 @@ void Executor::close(Execution& execution) {
   const std::lock_guard lock(mutex_);
   remove(execution);
   if (execution.state() == Execution::State::kClosed) return;
+  quiet(execution);
   let_go = execution.end(Execution::State::kClosed, nullptr);
 }
 
 void Executor::start_thread() {
+  const std::lock_guard lock(idle_mutex_);
   if (thread_.joinable()) return;
   stopping_.store(false);
   threaded_.store(true, std::memory_order_release);
@@ -276,6 +395,7 @@ void Executor::stop_thread() {
   }
   thread_.join();
   threaded_.store(false, std::memory_order_release);
+  give_up_streamed(ErrorKind::kClosed, "nobody goes on with it: its thread was stopped");
 }
 
 void Executor::run() {
@@ -293,8 +413,10 @@ void Executor::run() {
       (void)context_.waiter().until([&] { return progress() || stopping_.load(); },
                                     [&] { look_around(nullptr); }, Deadline::in(0.05),
                                     "progress thread");
-    } catch (const std::exception&) {
+      give_up_streamed(ErrorKind::kTimeout, "it was not over in time");
+    } catch (const std::exception& error) {
       // A loss, or no memory: whoever waits is told; here there is nothing to do until then.
+      give_up_streamed(ErrorKind::kPeerLost, error.what());
       std::this_thread::sleep_for(bounded);
     }
   }

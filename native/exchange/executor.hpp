@@ -20,8 +20,9 @@ class Executor {
   explicit Executor(Context& context) : context_(context) {}
   ~Executor();
 
-  // The next one begins. Throws, and has changed nothing, if it is under way, or cannot go on.
-  void start(Execution& execution, const Array& array = {});
+  // The next one begins; `after`: as soon as a stream has done what was enqueued on it before.
+  // Throws, and has changed nothing, if it is under way, or cannot go on.
+  void start(Execution& execution, const Array& array = {}, const StreamOrder* after = nullptr);
   // Some execution is under way.
   bool live() const { return n_live_.load(std::memory_order_relaxed) != 0; }
   // Advances every live execution without blocking; true if anything moved.
@@ -30,6 +31,13 @@ class Executor {
   // Until the execution is over and its result taken, or a Call of any waits for an answer: then
   // answer it and wait again. Throws what made it fail, and what ends every wait.
   Waited wait(Execution& execution, Deadline deadline);
+
+  // What is enqueued on the stream from now on comes after the result, which nobody else takes. It
+  // comes even if the execution fails, or is not over by the deadline and given up: the next call
+  // for it then throws the reason. Needs the progress thread, and starts it.
+  void wait_on(Execution& execution, const StreamOrder& order, Deadline deadline);
+  // Until an execution, or every one, has given streams what they wait for, or was given up.
+  Outcome await_streamed(const Execution* execution, Deadline deadline);
 
   // Which notifications each stalled lane waits for, and who owes them.
   std::string missing(const Execution& execution);
@@ -48,6 +56,7 @@ class Executor {
   void answer(const Call& call);
 
   void start_thread();
+  // What streams still wait for is given up, as nobody would end it.
   void stop_thread();
 
   // What Execution does under the lock; see there.
@@ -57,11 +66,15 @@ class Executor {
 
  private:
   void run();
+  void gate(Execution& execution, const StreamOrder& after);
   bool advance(Execution& execution);  // true if it moved
   void look_around(const Execution* awaited);
+  void give_up_streamed(ErrorKind kind, const char* why);
+  bool streams_wait(const Execution* execution);
   void give_up(Execution& execution, std::exception_ptr fault);
   void gather_calls(Execution& execution);
   void remove(const Execution& execution);
+  void quiet(Execution& execution);
   void fail(Execution& execution, const std::exception_ptr& fault);
   bool lost(const Execution& execution);
   void record(Operation operation, const Execution& execution, std::uint64_t at);

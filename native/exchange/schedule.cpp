@@ -43,7 +43,7 @@ std::size_t LayerSchedule::require(std::int64_t layer) const {
   return static_cast<std::size_t>(layer);
 }
 
-void LayerSchedule::ready(std::int64_t number) {
+void LayerSchedule::ready(std::int64_t number, const StreamOrder* order) {
   Layer& layer = layers_[require(number)];
   Bucket& bucket = buckets_[layer.bucket];
   if (bucket.under_way || layer.ready) {
@@ -51,8 +51,16 @@ void LayerSchedule::ready(std::int64_t number) {
                                        number, ") before its gradient is computed again"));
   }
   layer.became_ready = now();
+  const bool first = bucket.missing == bucket.layers.size();
+  if (order != nullptr) {
+    if (!first) bucket.gradients->hold(order->stream);
+    if (bucket.gradients == nullptr) {
+      bucket.gradients = std::make_unique<DeviceMoment>(order->device);
+    }
+    bucket.gradients->mark(order->stream);
+  }
   if (bucket.missing == 1) {
-    executor_.start(*bucket.executions[bucket.current]);
+    executor_.start(*bucket.executions[bucket.current], {}, order);
     bucket.under_way = true;
   }
   layer.ready = true;
@@ -74,7 +82,25 @@ std::shared_ptr<Execution> LayerSchedule::awaited(std::int64_t number) const {
 
 std::shared_ptr<Execution> LayerSchedule::awaited_bucket(std::size_t number) const {
   const Bucket& bucket = buckets_.at(number);
-  return bucket.under_way ? bucket.executions[bucket.current] : nullptr;
+  return bucket.under_way ? bucket.executions[bucket.current] : bucket.streamed;
+}
+
+std::shared_ptr<Execution> LayerSchedule::overtaken(std::int64_t number) const {
+  const Bucket& bucket = buckets_[layers_[require(number)].bucket];
+  if (bucket.missing != 1 || bucket.streamed == nullptr || bucket.under_way) return nullptr;
+  return bucket.streamed->under_way() ? bucket.streamed : nullptr;
+}
+
+void LayerSchedule::wait_on(std::int64_t number, const StreamOrder& order, Deadline deadline) {
+  const std::size_t index = layers_[require(number)].bucket;
+  Bucket& bucket = buckets_[index];
+  const auto execution = awaited(number);
+  // For another layer of the bucket, or on another stream, the same moment is awaited again.
+  if (execution == nullptr && bucket.streamed == nullptr) return;
+  executor_.wait_on(execution != nullptr ? *execution : *bucket.streamed, order, deadline);
+  if (execution == nullptr) return;
+  bucket.streamed = execution;
+  turn_over(bucket);
 }
 
 void LayerSchedule::taken(std::size_t number, const Execution& execution) {
@@ -88,8 +114,12 @@ void LayerSchedule::taken(std::size_t number, const Execution& execution) {
     Layer& layer = layers_[member];
     layer.began = execution.began();
     layer.ended = execution.ended();
-    layer.ready = false;
   }
+  turn_over(bucket);
+}
+
+void LayerSchedule::turn_over(Bucket& bucket) {
+  for (const std::uint32_t member : bucket.layers) layers_[member].ready = false;
   bucket.under_way = false;
   ++bucket.taken;
   bucket.missing = bucket.layers.size();
@@ -121,10 +151,21 @@ std::int64_t LayerSchedule::bucket_of(const Executor::Call& call) const {
   return -1;
 }
 
+Outcome LayerSchedule::await_streams(Deadline deadline) const {
+  for (const Bucket& bucket : buckets_) {
+    for (const auto& execution : bucket.executions) {
+      const Outcome outcome = executor_.await_streamed(execution.get(), deadline);
+      if (outcome != Outcome::kDone) return outcome;
+    }
+  }
+  return Outcome::kDone;
+}
+
 void LayerSchedule::close() {
   for (Bucket& bucket : buckets_) {
     for (const auto& execution : bucket.executions) execution->close();
     bucket.under_way = false;
+    bucket.streamed.reset();
     bucket.executions.clear();
   }
 }

@@ -35,8 +35,15 @@ class LayerSchedule {
   // Throws unless there is such a layer, and the exchange goes on.
   std::size_t require(std::int64_t layer) const;
 
-  // The layer's gradient is there; the last of a bucket begins its exchange.
-  void ready(std::int64_t layer);
+  // The layer's gradient is there, or will be after what a stream has been given so far; the last
+  // of a bucket begins its exchange.
+  void ready(std::int64_t layer, const StreamOrder* order = nullptr);
+  // What ready() is going to start, if a stream has the last result of it, which may not be over;
+  // else null.
+  std::shared_ptr<Execution> overtaken(std::int64_t layer) const;
+  // What the stream is given from now on comes after the layer's exchange, which is over then as
+  // far as this schedule is concerned.
+  void wait_on(std::int64_t layer, const StreamOrder& order, Deadline deadline);
   // What a wait for the layer waits for; null if it was not ready since it was last waited for.
   std::shared_ptr<Execution> awaited(std::int64_t layer) const;
   std::shared_ptr<Execution> awaited_bucket(std::size_t bucket) const;
@@ -56,6 +63,8 @@ class LayerSchedule {
     if (!ended_) ended_ = why;
   }
   const std::optional<std::string>& ended() const { return ended_; }
+  // Until streams have the results that they wait for, or these were given up.
+  Outcome await_streams(Deadline deadline) const;
   // Out of the executor, for good.
   void close();
   // Nothing is under way, and nothing failed: nobody writes to this rank's memory.
@@ -68,8 +77,11 @@ class LayerSchedule {
     std::size_t current = 0;
     std::size_t missing = 0;  // layers that are not ready
     bool under_way = false;
-    std::uint64_t taken = 0;  // exchanges that are over
+    std::uint64_t taken = 0;                  // exchanges that are over
+    std::unique_ptr<DeviceMoment> gradients;  // of the layers that are ready, on a GPU
+    std::shared_ptr<Execution> streamed;      // the last one whose result went to a stream
   };
+  void turn_over(Bucket& bucket);
 
   Executor& executor_;
   std::vector<Layer> layers_;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "sys/cuda.hpp"
 #include "sys/error.hpp"
 
 namespace pgasdl {
@@ -81,6 +82,28 @@ std::shared_ptr<Region> Region::attach(int fd, std::size_t bytes) {
   return std::shared_ptr<Region>(new Region(map(fd, bytes), bytes));
 }
 
-Region::~Region() { munmap(data_, bytes_); }
+void Region::pin() {
+  if (pinned_.load(std::memory_order_acquire)) [[likely]]
+    return;
+  const std::lock_guard lock(pinning_);
+  if (pinned_.load(std::memory_order_relaxed)) return;
+  const cuda::Current current(0);
+  cuda::check(cuda::driver().mem_host_register(
+                  data_, bytes_, cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap),
+              text("registering ", bytes_, " bytes of host memory with the GPU's driver"));
+  pinned_.store(true, std::memory_order_release);
+}
+
+Region::~Region() {
+  if (pinned_) {
+    try {
+      const cuda::Current current(0);
+      (void)cuda::driver().mem_host_unregister(data_);
+    } catch (const Error&) {
+      // A forked child: it is registered for the parent.
+    }
+  }
+  munmap(data_, bytes_);
+}
 
 }  // namespace pgasdl

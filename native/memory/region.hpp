@@ -2,9 +2,11 @@
 // somebody else's buffer that is only described.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 #include "sys/process.hpp"
 
@@ -28,11 +30,15 @@ class Region {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  // Lets the GPUs of this process reach it, as long as it lives. Throws where there are none.
+  void pin();
 
  private:
   Region(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
   std::byte* data_;
   std::size_t bytes_;
+  std::mutex pinning_;
+  std::atomic<bool> pinned_{false};
 };
 
 std::size_t page_bytes();

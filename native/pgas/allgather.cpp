@@ -135,7 +135,7 @@ Outcome Group::allgather(const Inside&, Kind kind, const std::string& what,
 
 std::string Group::missing_in_allgather(Kind kind) const {
   if (kind == Kind::kExchange && !remotes_.empty()) {
-    return text("segment ", pending_segment_->id(), " of a group of ", ranks_.size(),
+    return text("segment ", creation_->segment->id(), " of a group of ", ranks_.size(),
                 ": every member has described its copy, but not all were there at once to make it; "
                 "call it again");
   }

@@ -37,7 +37,9 @@ Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, con
   queues_[0].exists = true;
   queues_[internal_queue()].exists = true;
   queues_[plan_queue()].exists = true;
-  liveness_.start(transport_.get());
+  liveness_.start(transport_.get(), [this] {
+    look_after_streams(liveness_.alarmed() || liveness_.everybody_left());
+  });
 }
 
 Context::~Context() {
@@ -114,6 +116,10 @@ void Context::close(bool failed) {
     liveness_.take_leave(deadline);
     drain(deadline);
     liveness_.stop();
+    stream_waits_.close();
+    while (!look_after_streams(true) && !deadline.passed()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
   }
   // The world's group, its segment and the transport stay until the last reference to the context
   // goes: other threads may still be on their way out of a call.
@@ -133,6 +139,20 @@ void Context::drain(Deadline deadline) {
       std::this_thread::yield();
     }
   }
+}
+
+bool Context::look_after_streams(bool a_rank_is_lost) {
+  std::optional<Error> loss;
+  if (a_rank_is_lost) {
+    loss.emplace(ErrorKind::kPeerLost, "the other ranks have left");
+    try {
+      if (liveness_.alarmed()) liveness_.raise_alarm("a stream's wait");
+    } catch (const Error& error) {
+      loss = error;
+    }
+  }
+  const bool waits_are_over = stream_waits_.look(loss ? &*loss : nullptr);
+  return queued_streams_.look() && waits_are_over;
 }
 
 void Context::require_usable() const {

@@ -11,14 +11,18 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "memory/device_stream.hpp"
 #include "pgas/liveness.hpp"
 #include "pgas/options.hpp"
+#include "pgas/queued_streams.hpp"
 #include "pgas/recorder.hpp"
 #include "pgas/segment.hpp"
+#include "pgas/stream_waits.hpp"
 #include "pgas/waiter.hpp"
 
 namespace pgasdl {
@@ -95,6 +99,21 @@ class Context {
   // gaspi_notify_reset: the value, which is 0 from now on. Of several threads one gets it.
   std::uint32_t notify_reset(Segment& segment, std::uint64_t notification);
 
+  // --- ordered on a stream of a GPU: enqueued there, and nothing waits on the host. Stream
+  // operations throw kTimeout or kPeerLost for an earlier stream's wait that was ended without its
+  // notification.
+  // A post takes a place in its queue as every other, and keeps the queue's order. Null: a peer's
+  // memory is not mapped here, and nothing was posted.
+  std::optional<Outcome> write_notify_on(const StreamOrder& order, std::span<const Pair> pairs,
+                                         Rank peer, const std::shared_ptr<Segment>& segment,
+                                         std::uint64_t notification, std::uint64_t value,
+                                         QueueId queue, Deadline deadline);
+  // The stream goes on when the notification is raised, to a value below 2**31.
+  void notify_wait_on(const StreamOrder& order, const std::shared_ptr<Segment>& segment,
+                      std::uint64_t notification, Deadline deadline);
+  void notify_reset_on(const StreamOrder& order, const std::shared_ptr<Segment>& segment,
+                       std::uint64_t notification);
+
   // --- atomics on 64-bit words (gaspi_atomic_fetch_add, gaspi_atomic_compare_swap); they return
   // when the old value is here. kAlignment unless the target is 8 bytes at a multiple of 8.
   // kTimeout, of one that was posted: it may still change the peer's memory.
@@ -125,11 +144,16 @@ class Context {
   };
   // Until everything posted has arrived, or cannot.
   void drain(Deadline deadline);
+  // True if nothing is left of what was enqueued on streams.
+  bool look_after_streams(bool a_rank_is_lost);
   Queue& queue_at(QueueId queue);
   Outcome take_place(QueueId id, Queue& queue, Deadline deadline);
   static void give_back(Queue& queue, std::uint32_t places);
   template <typename Post>
   Outcome post(QueueId queue, Rank peer, Deadline deadline, Post&& try_post);
+  RemoteFlag checked_flag(const Segment& segment, Rank peer, std::uint64_t notification,
+                          std::uint64_t value) const;
+  static const FlagWord& own_word(const Segment& segment, std::uint64_t notification);
   std::span<const Transfer> checked(std::span<const Pair> pairs, Rank peer, bool write,
                                     std::vector<Transfer>& list, Transfer& single) const;
 
@@ -142,6 +166,8 @@ class Context {
   Recorder recorder_;
   Liveness liveness_;
   Waiter waiter_;
+  StreamWaits stream_waits_;
+  QueuedStreams queued_streams_;
   std::vector<Queue> queues_;
   std::vector<pid_t> pids_;
   std::shared_ptr<Group> world_;

@@ -18,8 +18,8 @@ Group::Inside::Inside(Group& group, Kind kind, const std::string& what)
 }
 
 Group::Inside::~Inside() {
-  if (kind_ == Kind::kExchange && group_.pending_segment_ != nullptr) {
-    group_.context_.transport().leave(group_.pending_segment_->local());
+  if (kind_ == Kind::kExchange && group_.creation_ && group_.creation_->segment != nullptr) {
+    group_.context_.transport().leave(group_.creation_->segment->local());
   }
   taken_.store(false, std::memory_order_release);
 }
@@ -74,7 +74,9 @@ Group::Group(Context& context, std::vector<Rank> ranks, bool world)
 }
 
 Group::~Group() {
-  if (pending_segment_ != nullptr) context_.transport().retract(pending_segment_->local());
+  if (creation_ && creation_->segment != nullptr) {
+    context_.transport().retract(creation_->segment->local());
+  }
 }
 
 std::string Group::describe() { return context_.transport().publish(control_->local(), ranks_); }

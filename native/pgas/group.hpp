@@ -13,8 +13,10 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,9 +80,9 @@ class Group {
   // gaspi_segment_bind and gaspi_segment_use. Collective: all members, each with `bytes` and
   // `notifications` of its own. kTimeout: call it again with the same arguments.
   Outcome create_segment(const Inside& inside, std::uint64_t bytes, std::uint32_t notifications,
-                         std::byte* bound, Deadline deadline, std::shared_ptr<Segment>& created);
+                         SegmentHome home, Deadline deadline, std::shared_ptr<Segment>& created);
   // The caller's memory of a creation that ended half way, or null: peers may know it already.
-  const std::byte* half_bound() const { return pending_bound_; }
+  const std::byte* half_bound() const { return creation_ ? creation_->home.bound : nullptr; }
 
   // For callers that make one attempt.
   Outcome barrier(Deadline deadline) {
@@ -91,9 +93,9 @@ class Group {
                     std::vector<std::string>& all) {
     return allgather(Inside(*this, kind, what), kind, what, fingerprint, mine, deadline, all);
   }
-  Outcome create_segment(std::uint64_t bytes, std::uint32_t notifications, std::byte* bound,
+  Outcome create_segment(std::uint64_t bytes, std::uint32_t notifications, SegmentHome home,
                          Deadline deadline, std::shared_ptr<Segment>& created) {
-    return create_segment(Inside(*this, Kind::kExchange, "segment"), bytes, notifications, bound,
+    return create_segment(Inside(*this, Kind::kExchange, "segment"), bytes, notifications, home,
                           deadline, created);
   }
   // gaspi_segment_delete, of this rank's copy alone. kSegment: it was deleted before.
@@ -131,6 +133,23 @@ class Group {
     std::uint32_t generation;
     char what[32];
   };
+  // What a member says before its description of a copy, and when it has attached all others.
+  struct Head {
+    SegmentId id;
+    std::uint32_t on_device;
+    std::uint32_t fault;  // an ErrorKind, of which the words follow; or kNoFault
+  };
+  static constexpr std::uint32_t kNoFault = UINT32_MAX;
+  struct Creation {
+    std::shared_ptr<Segment> segment;  // null: this rank has none, by `fault`
+    std::uint64_t bytes;
+    std::uint32_t notifications;
+    SegmentHome home;
+    std::string description;
+    std::string verdict;                  // empty: no segment of the group is on a device
+    std::vector<RemoteSegment> attached;  // until all have given their verdict
+    std::exception_ptr fault;
+  };
   // Ids on the group's board: barrier rounds first, then by which of them the one who owes it tells
   // that it cannot go on, then one per member for each exchange.
   static constexpr std::uint32_t kBarrierRounds = 16;
@@ -142,6 +161,10 @@ class Group {
   void begin_piece(Exchange& exchange, Kind kind);
   // True when all pieces have come. Throws where others are in another call.
   bool take_piece(Exchange& exchange, Kind kind);
+  void begin_creation(std::uint64_t bytes, std::uint32_t notifications, SegmentHome home);
+  void take_descriptions(const std::vector<std::string>& all, const char* what);
+  void forget(const std::vector<std::string>& all, Deadline deadline) const;
+  std::vector<Head> require_all(const std::vector<std::string>& all, const char* what) const;
   std::vector<RemoteSegment> attach(const std::vector<std::string>& descriptions,
                                     std::size_t skipped, Deadline deadline);
   Outcome settle(Segment& segment, std::vector<RemoteSegment>& remotes, Deadline deadline);
@@ -168,8 +191,7 @@ class Group {
   std::uint32_t barrier_round_ = 0;
 
   Exchange exchanges_[2];
-  std::shared_ptr<Segment> pending_segment_;  // its creation is under way
-  std::byte* pending_bound_ = nullptr;
+  std::optional<Creation> creation_;    // of a segment, under way
   std::vector<RemoteSegment> remotes_;  // of it, or of control_, where not all are settled yet
 
   std::uint64_t gossip_offset_ = 0;

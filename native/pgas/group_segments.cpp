@@ -1,4 +1,6 @@
 // A group's segments: its own, and those that its members create together.
+#include <algorithm>
+
 #include "pgas/context.hpp"
 #include "pgas/group.hpp"
 #include "sys/packed.hpp"
@@ -12,13 +14,20 @@ std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descrip
                                            " ranks for a group of ", ranks_.size()));
   }
   std::vector<RemoteSegment> remotes(ranks_.size());
+  std::exception_ptr fault;
   for (std::size_t member = 0; member < ranks_.size(); ++member) {
     const Rank peer = ranks_[member];
     if (descriptions[member].size() < skipped) throw_malformed("segment description", peer);
     if (peer == context_.rank()) continue;
-    remotes[member] =
-        context_.transport().attach(peer, descriptions[member].substr(skipped), deadline);
+    // All are taken, also after one that cannot be: the transport keeps them until then.
+    try {
+      remotes[member] =
+          context_.transport().attach(peer, descriptions[member].substr(skipped), deadline);
+    } catch (const Error&) {
+      if (!fault) fault = std::current_exception();
+    }
   }
+  if (fault) std::rethrow_exception(fault);
   return remotes;
 }
 
@@ -33,58 +42,145 @@ Outcome Group::settle(Segment& segment, std::vector<RemoteSegment>& remotes, Dea
   remotes.clear();
   segment.set_self(context_.rank());  // last: a transport may have moved this rank's copy
   segment.local().descriptor.reset();
+  segment.local().device_descriptor.reset();
   return Outcome::kDone;
 }
 
+void Group::begin_creation(std::uint64_t bytes, std::uint32_t notifications, SegmentHome home) {
+  Creation creation{nullptr, bytes, notifications, home, {}, {}, {}, nullptr};
+  Head head{context_.next_segment_id(), home.device != kHost, kNoFault};
+  std::string rest;
+  try {
+    creation.segment =
+        std::make_shared<Segment>(head.id, bytes, notifications, home, context_.size());
+    rest = context_.transport().publish(creation.segment->local(), ranks_);
+  } catch (const Error& error) {
+    // The others cannot go on without it, and have to know.
+    if (home.device == kHost || error.kind() == ErrorKind::kSegment) throw;
+    if (creation.segment != nullptr) context_.transport().retract(creation.segment->local());
+    creation.segment.reset();
+    creation.fault = std::current_exception();
+    head.fault = static_cast<std::uint32_t>(error.kind());
+    rest = error.what();
+  }
+  creation.description = packed(head) + rest;
+  creation_ = std::move(creation);
+}
+
+void Group::take_descriptions(const std::vector<std::string>& all, const char* what) {
+  Creation& creation = *creation_;
+  // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
+  const Deadline deadline = Deadline::in(context_.options().timeout);
+  std::vector<Head> heads;
+  try {
+    heads = require_all(all, what);
+  } catch (const Error&) {
+    forget(all, deadline);
+    throw;
+  }
+  creation.segment->set_id(heads[0].id);
+  if (std::ranges::none_of(heads, [](const Head& head) { return head.on_device != 0; })) {
+    remotes_ = attach(all, sizeof(Head), deadline);
+    return;
+  }
+  // Not every rank sees every GPU: each tells whether it can reach all of it.
+  Head head{heads[0].id, 1, kNoFault};
+  std::string rest;
+  try {
+    creation.attached = attach(all, sizeof(Head), deadline);
+    for (const RemoteSegment& remote : creation.attached) {
+      if (creation.home.device == kHost || remote.device == kHost) continue;
+      require_reach(creation.home.device, remote.device);
+    }
+  } catch (const Error& error) {
+    creation.fault = std::current_exception();
+    head.fault = static_cast<std::uint32_t>(error.kind());
+    rest = error.what();
+  }
+  creation.verdict = packed(head) + rest;
+}
+
+// Takes what the transport keeps of those that have a copy.
+void Group::forget(const std::vector<std::string>& all, Deadline deadline) const {
+  for (std::size_t member = 0; member < all.size(); ++member) {
+    std::string_view rest = all[member];
+    try {
+      const auto head = take_packed<Head>(rest, "segment description", ranks_[member]);
+      if (head.fault != kNoFault || ranks_[member] == context_.rank()) continue;
+      (void)context_.transport().attach(ranks_[member], std::string(rest), deadline);
+    } catch (const Error&) {
+      continue;
+    }
+  }
+}
+
+// Throws what keeps this rank, or another, from having a copy.
+std::vector<Group::Head> Group::require_all(const std::vector<std::string>& all,
+                                            const char* what) const {
+  if (creation_->fault) std::rethrow_exception(creation_->fault);
+  std::vector<Head> heads;
+  for (std::size_t member = 0; member < all.size(); ++member) {
+    std::string_view rest = all[member];
+    heads.push_back(take_packed<Head>(rest, "segment description", ranks_[member]));
+    if (heads.back().fault == kNoFault) continue;
+    throw Error(static_cast<ErrorKind>(heads.back().fault),
+                text(what, ": rank ", ranks_[member], " cannot: ", rest));
+  }
+  return heads;
+}
+
 Outcome Group::create_segment(const Inside& inside, std::uint64_t bytes,
-                              std::uint32_t notifications, std::byte* bound, Deadline deadline,
+                              std::uint32_t notifications, SegmentHome home, Deadline deadline,
                               std::shared_ptr<Segment>& created) {
   Transport& transport = context_.transport();
-  const char* const what = bound != nullptr ? "bind" : "segment";
+  const char* const what = home.bound != nullptr ? "bind" : "segment";
   Exchange& exchange = exchanges_[static_cast<std::size_t>(Kind::kExchange)];
   check_members(what);
-  std::string mine;
+  if (home.device != kHost && !transport.takes_devices()) {
+    throw Error(ErrorKind::kUnavailable,
+                text("segments on a GPU need transport shm to every rank: transport ",
+                     transport.name(), " reaches host memory only"));
+  }
   if (!exchange.under_way && remotes_.empty()) {
-    auto segment = std::make_shared<Segment>(context_.next_segment_id(), bytes, notifications,
-                                             bound, context_.size());
-    mine = packed(segment->id()) + transport.publish(segment->local(), ranks_);
-    pending_segment_ = std::move(segment);
-    pending_bound_ = bound;
-  } else if (pending_segment_ != nullptr && pending_segment_->bytes() == bytes &&
-             pending_segment_->notifications() == notifications && pending_bound_ == bound) {
-    mine = exchange.mine;
-  } else {
+    begin_creation(bytes, notifications, home);
+  } else if (!creation_ || creation_->bytes != bytes || creation_->notifications != notifications ||
+             !(creation_->home == home)) {
     refuse_another(exchange, what);
   }
+  const std::uint64_t fingerprint = home.bound != nullptr ? 2 : 1;
+  const auto exchanged = [&](const std::string& mine, std::uint64_t step,
+                             std::vector<std::string>& all) {
+    return allgather(inside, Kind::kExchange, what, fingerprint + 2 * step,
+                     std::as_bytes(std::span(mine)), deadline, all) == Outcome::kDone;
+  };
   try {
-    if (remotes_.empty()) {
-      std::vector<std::string> all;
-      if (allgather(inside, Kind::kExchange, what, bound != nullptr ? 2 : 1,
-                    std::as_bytes(std::span(mine)), deadline, all) != Outcome::kDone) {
-        return Outcome::kTimeout;
-      }
-      // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
-      remotes_ = attach(all, sizeof(SegmentId), Deadline::in(context_.options().timeout));
-      std::string_view first = all[0];
-      pending_segment_->set_id(
-          take_packed<SegmentId>(first, "segment description", ranks_.front()));
+    std::vector<std::string> all;
+    if (remotes_.empty() && creation_->verdict.empty()) {
+      if (!exchanged(creation_->description, 0, all)) return Outcome::kTimeout;
+      take_descriptions(all, what);
     }
-    if (settle(*pending_segment_, remotes_, deadline) != Outcome::kDone) {
+    if (remotes_.empty()) {
+      if (!exchanged(creation_->verdict, 1, all)) return Outcome::kTimeout;
+      (void)require_all(all, what);
+      remotes_ = std::move(creation_->attached);
+    }
+    if (settle(*creation_->segment, remotes_, deadline) != Outcome::kDone) {
       // Whoever closed has left without it.
       for (const Rank peer : ranks_) context_.liveness().require(peer, what);
       return Outcome::kTimeout;
     }
   } catch (const Error&) {
     if (exchange.under_way) throw;  // to be continued
-    transport.leave(pending_segment_->local());
-    transport.retract(pending_segment_->local());
-    pending_segment_.reset();
-    pending_bound_ = nullptr;
+    if (creation_->segment != nullptr) {
+      transport.leave(creation_->segment->local());
+      transport.retract(creation_->segment->local());
+    }
+    creation_.reset();
     remotes_.clear();
     throw;
   }
-  created = std::move(pending_segment_);
-  pending_bound_ = nullptr;
+  created = std::move(creation_->segment);
+  creation_.reset();
   return Outcome::kDone;
 }
 

@@ -33,7 +33,8 @@ Liveness::Liveness(Rank rank, Rank size, const Options& options)
 
 Liveness::~Liveness() { stop(); }
 
-void Liveness::start(Transport* transport) {
+void Liveness::start(Transport* transport, std::function<void()> look_after_streams) {
+  look_after_streams_ = std::move(look_after_streams);
   transport_ = transport;
   thread_ = thread_without_signals([this] { run(); });
 }
@@ -95,6 +96,7 @@ void Liveness::run() {
     look_at_heartbeats();
     if (gossip_ != nullptr) exchange_gossip();
     if (transport_->needs_progress()) transport_->progress();
+    look_after_streams_();
   }
 }
 

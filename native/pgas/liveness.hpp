@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,8 +48,9 @@ class Liveness {
   Liveness(Rank rank, Rank size, const Options& options);
   ~Liveness();
 
-  // Starts the service thread; it polls the transport's descriptor from now on.
-  void start(Transport* transport);
+  // Starts the service thread; it polls the transport's descriptor from now on, and looks after
+  // streams.
+  void start(Transport* transport, std::function<void()> look_after_streams);
   // From here on peers are watched. `blocks`: null for peers that are not mapped, of whom `gossip`
   // tells (null if there are none). `pids`: 0 for a thread of this process or of another machine.
   void watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids,
@@ -114,6 +116,7 @@ class Liveness {
   const Rank size_;
   const Options options_;
   Transport* transport_ = nullptr;
+  std::function<void()> look_after_streams_;
   UniqueFd wake_;  // eventfd: stop, or peers to watch were added
   std::thread thread_;
   std::atomic<bool> stopping_{false};

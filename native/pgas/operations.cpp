@@ -72,13 +72,15 @@ template <typename Post>
 Outcome Context::post(QueueId id, Rank peer, Deadline deadline, Post&& try_post) {
   Queue& queue = queue_at(id);
   if (take_place(id, queue, deadline) != Outcome::kDone) return Outcome::kFull;
+  const auto in_turn = [&] { return queued_streams_.passed(id) && try_post(); };
   try {
-    if (try_post()) [[likely]]
+    if (in_turn()) [[likely]]
       return Outcome::kDone;
+    const Waiter::Expectation expectation(&waiter_);
     const Outcome outcome = waiter_.until(
         [&] {
           if (progresses_) transport_->progress();
-          return try_post();
+          return in_turn();
         },
         deadline, "posting");
     if (outcome == Outcome::kDone) return outcome;
@@ -148,6 +150,20 @@ Outcome Context::notify(Rank peer, const Segment& segment, std::uint64_t notific
   return write_notify({}, peer, segment, notification, value, queue, deadline);
 }
 
+RemoteFlag Context::checked_flag(const Segment& segment, Rank peer, std::uint64_t notification,
+                                 std::uint64_t value) const {
+  const RemoteSegment& there = remote_of(segment, peer);
+  check_notification(segment, there.notifications, notification);
+  check_value(value);
+  return {&there, static_cast<std::uint32_t>(notification), static_cast<std::uint32_t>(value)};
+}
+
+const FlagWord& Context::own_word(const Segment& segment, std::uint64_t notification) {
+  require_present(segment);
+  check_notification(segment, segment.notifications(), notification);
+  return segment.local().board[notification];
+}
+
 Outcome Context::write_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                               std::uint64_t notification, std::uint64_t value, QueueId queue,
                               Deadline deadline) {
@@ -155,11 +171,7 @@ Outcome Context::write_notify(std::span<const Pair> pairs, Rank peer, const Segm
   std::vector<Transfer> list;
   Transfer single;
   const auto transfers = checked(pairs, peer, true, list, single);
-  const RemoteSegment& there = remote_of(segment, peer);
-  check_notification(segment, there.notifications, notification);
-  check_value(value);
-  const RemoteFlag flag{&there, static_cast<std::uint32_t>(notification),
-                        static_cast<std::uint32_t>(value)};
+  const RemoteFlag flag = checked_flag(segment, peer, notification, value);
   recorder_.record(pairs.empty() ? Operation::kNotify : Operation::kWriteNotify, peer, segment.id(),
                    notification, pairs.empty() ? 0 : pairs[0].local->bytes);
   return post(queue, peer, deadline,
@@ -203,12 +215,14 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
   const std::uint32_t posted = queue.used.load(std::memory_order_relaxed);
   // What this thread posted may be counted no more, since another waited, and be under way still:
   // the transport knows.
-  if (posted == 0 && !progresses_) return Outcome::kDone;
+  const bool streamed = !queued_streams_.passed(id);
+  if (posted == 0 && !progresses_ && !streamed) return Outcome::kDone;
   recorder_.record(Operation::kWaitQueue, -1, 0, id, 0);
+  const Waiter::Expectation expectation(streamed ? &waiter_ : nullptr);
   const Outcome outcome = waiter_.until(
       [&] {
         if (progresses_) transport_->progress();
-        return complete(id);
+        return queued_streams_.passed(id) && complete(id);
       },
       deadline, "wait(queue)");
   if (outcome == Outcome::kDone) give_back(queue, posted);
@@ -256,6 +270,8 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
                        ") of segment ", segment.id(), ": every other rank has left"));
     }
   };
+  // A stream may raise it, which wakes nobody.
+  const Waiter::Expectation expectation(segment.device() != kHost ? &waiter_ : nullptr);
   const Outcome outcome = waiter_.until(ready, slow, deadline, "notify_waitsome");
   if (outcome == Outcome::kDone) {
     recorder_.record(Operation::kWaitsome, -1, segment.id(), found, 0);
@@ -286,6 +302,11 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
                      " bytes at ", target.offset));
   }
   check_bounds("target", target, there.bytes);
+  if (there.device != kHost) {
+    throw Error(ErrorKind::kUnavailable,
+                text("atomics on rank ", peer, "'s memory of a GPU (segment ", target.segment->id(),
+                     "): keep the words in a segment of the host"));
+  }
   recorder_.record(Operation::kAtomic, peer, target.segment->id(), target.offset, 8);
   // The result may come after this call was given up: it lies where it can.
   struct Late {

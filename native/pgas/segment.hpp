@@ -11,14 +11,22 @@ namespace pgasdl {
 
 class Context;
 
+// Where a segment's data is to lie. `bound` null: in new zero-filled memory; else there, where it
+// must stay until the segment is deleted. `device`: kHost, or the GPU of either.
+struct SegmentHome {
+  SegmentHome(std::byte* bound_to, int on_device = kHost) : bound(bound_to), device(on_device) {}
+  bool operator==(const SegmentHome&) const = default;
+  std::byte* bound;
+  int device;
+};
+
 class Segment {
  public:
-  // `bound` null: new zero-filled memory of `bytes`; else the caller's, which must stay where it is
-  // until the segment is deleted. `size`: of the world.
-  Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications, std::byte* bound,
+  // `size`: of the world.
+  Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications, SegmentHome home,
           Rank size);
   // Memory of this rank alone, for a plan's private buffers: no board, no peers.
-  Segment(std::byte* memory, std::uint64_t bytes);
+  Segment(std::byte* memory, std::uint64_t bytes, int device = kHost);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
@@ -27,6 +35,9 @@ class Segment {
   std::uint64_t bytes() const { return local_.bytes; }
   std::uint32_t notifications() const { return local_.notifications; }
   bool bound() const { return local_.bound; }
+  int device() const { return local_.device; }
+  // Some copy of it lies on a GPU.
+  bool on_devices() const { return on_devices_; }
   bool deleted() const { return deleted_.load(std::memory_order_relaxed); }
 
   LocalSegment& local() { return local_; }
@@ -52,7 +63,11 @@ class Segment {
   LocalSegment local_;
   std::vector<RemoteSegment> remotes_;
   std::atomic<bool> deleted_{false};
+  bool on_devices_ = false;
 };
+
+// Its memory is never unmapped: a stream of a GPU may touch it some time, and nobody can tell when.
+void keep_for_good(std::shared_ptr<const Segment> segment);
 
 // n bytes of a segment: this rank's copy as a source, a peer's copy as a target.
 struct Slice {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "pgas/liveness.hpp"
@@ -25,6 +26,25 @@ class Waiter {
         transport_(transport),
         spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.spin_us * 1e3))),
         yield_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.yield_us * 1e3))) {}
+
+  // Something is under way of whose end no wake word tells, such as work on a GPU: while there is
+  // any, waits look from time to time.
+  void expect(int more) { n_expected_.fetch_add(more, std::memory_order_relaxed); }
+  // Of such a thing, for a scope.
+  class Expectation {
+   public:
+    explicit Expectation(Waiter* waiter) : waiter_(waiter) {
+      if (waiter_ != nullptr) waiter_->expect(1);
+    }
+    Expectation(const Expectation&) = delete;
+    Expectation& operator=(const Expectation&) = delete;
+    ~Expectation() {
+      if (waiter_ != nullptr) waiter_->expect(-1);
+    }
+
+   private:
+    Waiter* const waiter_;
+  };
 
   // Until ready() answers true, or the deadline; throws if a loss is reported meanwhile. `slow`
   // runs from time to time, to look for reasons why ready() never will (it throws). `what` names
@@ -82,7 +102,8 @@ class Waiter {
       check(what);
       const Nanoseconds left = deadline.left();
       if (left.count() <= 0) return Outcome::kTimeout;
-      if (wake_word != nullptr && !transport_.needs_progress()) {
+      if (wake_word != nullptr && !transport_.needs_progress() &&
+          n_expected_.load(std::memory_order_relaxed) == 0) {
         wake_word->sleep(left);
       } else {
         // The longer it took so far, the less another sleep matters: two percent of the wait.
@@ -117,6 +138,7 @@ class Waiter {
   const Transport& transport_;
   const Nanoseconds spin_;
   const Nanoseconds yield_;
+  std::atomic<int> n_expected_{0};
 };
 
 }  // namespace pgasdl

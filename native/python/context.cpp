@@ -121,9 +121,22 @@ void bind_context(nb::module_& module) {
           "timeout"_a.none(), "A timeout, checked, or the default.")
       .def("_close",
            [](const ContextHandle& self, bool failed) {
-             const nb::gil_scoped_release release;
-             if (!self.context().inherited()) self.runtime->executor.stop_thread();
-             self.context().close(failed);
+             const auto close = [&](bool as_failed) {
+               const nb::gil_scoped_release release;
+               if (!self.context().inherited()) self.runtime->executor.stop_thread();
+               self.context().close(as_failed);
+             };
+             try {
+               if (!failed) {
+                 await_streams([&](Deadline deadline) {
+                   return self.runtime->executor.await_streamed(nullptr, deadline);
+                 });
+               }
+             } catch (const nb::python_error&) {
+               close(true);
+               throw;
+             }
+             close(failed);
            })
       .def("_record",
            [](const ContextHandle& self) {
@@ -162,6 +175,10 @@ void bind_context(nb::module_& module) {
       .def_prop_ro(
           "closed", [](const ContextHandle& self) { return self.context().closed(); },
           "Whether the context was closed.")
+      .def_prop_ro(
+          "_takes_devices",
+          [](const ContextHandle& self) { return self.context().transport().takes_devices(); },
+          "Whether the transport to every rank reaches memory of a GPU.")
       .def_prop_ro(
           "timeout", [](const ContextHandle& self) { return self.context().options().timeout; },
           "Seconds that a call waits at most when it names no timeout.");

@@ -312,6 +312,116 @@ Notes
 -----
 GASPI: gaspi_notify_reset.)";
 
+inline constexpr const char* kNotifyOn =
+    R"(Raise a notification at ``peer`` when a stream of a GPU comes to it; see ``write_notify_on``.
+
+Parameters
+----------
+stream : object
+    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+    one.
+peer : int
+    Rank.
+segment : Segment
+    On a GPU; whose board at ``peer`` is meant.
+notification, value, queue, timeout
+    As for ``notify``.)";
+
+inline constexpr const char* kWriteNotifyOn =
+    R"(Write ``source`` into ``peer``'s memory, then raise one notification there, all by a stream.
+
+What the stream did before is in ``source``; what it does later comes after. The host waits for
+nothing, if ``peer``'s memory is mapped here; else it waits for the stream, then posts. Without a
+stream's name: ``write_notify`` on memory of a GPU follows PyTorch's or CuPy's current stream.
+
+Parameters
+----------
+stream : object
+    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+    one.
+source : Slice
+    Source or target, or both, are on a GPU.
+peer, target, notification, value, queue, timeout
+    As for ``write_notify``.
+
+Raises
+------
+UnavailableError
+    Nothing of it is on a GPU.
+Timeout, PeerLost
+    An earlier stream's wait was ended without its notification, which did not come in time, or by
+    the loss of a rank.
+QueueFull, PeerLost, NotificationError, RankError, SegmentError, QueueError
+    As for ``write_notify``.
+
+Notes
+-----
+It can be captured into a CUDA graph.)";
+
+inline constexpr const char* kWriteListNotifyOn =
+    R"(Write several slices, then raise one notification, all by a stream of a GPU.
+
+Parameters
+----------
+stream : object
+    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+    one.
+pairs, peer, segment, notification, value, queue, timeout
+    As for ``write_list_notify``. See ``write_notify_on``.)";
+
+inline constexpr const char* kNotifyWaitOn =
+    R"(Let a stream of a GPU wait until a notification is raised here; the host goes on.
+
+Parameters
+----------
+stream : object
+    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+    one.
+segment : Segment
+    On a GPU; whose board on this rank is meant.
+notification : int
+    Id. It stays raised: see ``notify_reset_on``. Values are below 2**31.
+timeout : float, optional
+    Seconds; None: the context's default.
+
+Raises
+------
+NotificationError
+    Id out of range.
+UnavailableError
+    The segment is not on a GPU, or the stream is recording a CUDA graph.
+Timeout, PeerLost
+    An earlier stream's wait was ended without its notification, which did not come in time, or by
+    the loss of a rank.
+
+Notes
+-----
+If it does not come in time, or a rank is lost, this rank raises it itself, so that the stream goes
+on; the next call that names a stream raises Timeout or PeerLost with the reason.)";
+
+inline constexpr const char* kNotifyResetOn =
+    R"(Set a notification to "not raised" when a stream of a GPU comes to it.
+
+Parameters
+----------
+stream : object
+    Of PyTorch or CuPy, or with ``__cuda_stream__``, or a handle; None: PyTorch's or CuPy's current
+    one.
+segment : Segment
+    On a GPU; whose board on this rank is meant.
+notification : int
+    Id.
+
+Raises
+------
+NotificationError
+    Id out of range.
+UnavailableError
+    The segment is not on a GPU.
+Timeout, PeerLost
+    An earlier stream's wait was ended without its notification, which did not come in time, or by
+    the loss of a rank.)";
+
 inline constexpr const char* kFetchAdd =
     R"(Add to a 64-bit word of ``peer``'s memory and return its old value.
 

@@ -27,6 +27,8 @@ const char* python_name(ErrorKind kind) {
       return "PeerLost";
     case ErrorKind::kUnavailable:
       return "UnavailableError";
+    case ErrorKind::kTimeout:
+      return "Timeout";
     case ErrorKind::kSystem:
       break;
   }

@@ -70,12 +70,23 @@ Plan plan_of(const PlanTuple& tuple) {
   return plan;
 }
 
+// A stream gets what it waits for also where nobody holds the execution any more.
+void let_go(Execution* execution) {
+  if (execution->streamed() && PyGILState_Check() != 0) {
+    const nb::gil_scoped_release release;
+    execution->await_streams();
+    delete execution;
+  } else {
+    delete execution;
+  }
+}
+
 void make_execution(ExecutionHandle* self, const ContextHandle& context,
                     const std::vector<PlanTuple>& phases, const std::vector<BindingTuple>& bindings,
                     const std::vector<Rank>& ranks, const NumberingHandle& numbering,
                     std::uint64_t first_notification, std::uint64_t fingerprint,
                     BufferAccess access, std::uintptr_t source, std::uintptr_t target,
-                    std::uint64_t bytes) {
+                    std::uint64_t bytes, int device) {
   context.context().require_usable();
   std::vector<BufferBinding> bound;
   for (const auto& [segment, offset, dtype] : bindings) {
@@ -89,9 +100,9 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
   }
   new (self) ExecutionHandle{
       context.runtime,
-      std::make_shared<Execution>(context.runtime->executor, std::move(plans), numbering.numbering),
+      {new Execution(context.runtime->executor, std::move(plans), numbering.numbering), let_go},
       {access, reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target),
-       bytes}};
+       bytes, device}};
 }
 
 // The caller's array, until an execution that was interrupted has ended: a reference, and where
@@ -116,6 +127,17 @@ std::shared_ptr<const void> kept(nb::handle array) {
 constexpr int kFirstLooks = 8;
 constexpr std::uint64_t kFirstTicks = 4000;
 
+StreamOrder order_on(const ExecutionHandle& handle, std::uintptr_t stream) {
+  const int device =
+      handle.array.device != kHost ? handle.array.device : handle.execution->device();
+  if (device == kHost) {
+    throw Error(ErrorKind::kUnavailable,
+                text("plan ", handle.execution->name(), " works on host memory: no stream of a ",
+                     "GPU orders it"));
+  }
+  return {device, reinterpret_cast<cuda::Stream>(stream)};
+}
+
 }  // namespace
 
 // Long copies and reductions leave the GIL to others.
@@ -126,6 +148,17 @@ void start_execution(Runtime& runtime, Execution& execution, const Array& array)
   }
   const nb::gil_scoped_release release;
   runtime.executor.start(execution, array);
+}
+
+// One execution of a plan is under way at a time: the result of one that went to a stream is
+// awaited here, by a program that is that far ahead of its GPU.
+void start_after(Runtime& runtime, Execution& execution, const Array& array,
+                 const StreamOrder& order) {
+  if (execution.streamed() && execution.under_way()) {
+    wait_execution(runtime, execution, runtime.context.options().timeout);
+  }
+  const nb::gil_scoped_release release;
+  runtime.executor.start(execution, array, &order);
 }
 
 void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
@@ -201,7 +234,8 @@ void bind_exchange(nb::module_& module) {
                               "A collective bound to memory, which runs any number of times.")
       .def("__init__", &make_execution, "context"_a, "phases"_a, "bindings"_a, "ranks"_a,
            "numbering"_a, "first_notification"_a, "fingerprint"_a,
-           "access"_a = BufferAccess::kInPlace, "source"_a = 0, "target"_a = 0, "nbytes"_a = 0)
+           "access"_a = BufferAccess::kInPlace, "source"_a = 0, "target"_a = 0, "nbytes"_a = 0,
+           "device"_a = kHost)
       .def(
           "start",
           [](const ExecutionHandle& self) {
@@ -216,6 +250,30 @@ void bind_exchange(nb::module_& module) {
           nb::kw_only(), "timeout"_a.none() = nb::none(),
           "Until its result is there; returns at once if none is under way.")
       .def(
+          "start_after",
+          [](const ExecutionHandle& self, std::uintptr_t stream, std::uintptr_t address,
+             std::uint64_t bytes) {
+            Array array = self.array;
+            if (address != 0) {
+              array.source = array.target = reinterpret_cast<std::byte*>(address);
+              array.bytes = bytes;
+            }
+            start_after(*self.runtime, *self.execution, array, order_on(self, stream));
+          },
+          "stream"_a, "address"_a = 0, "nbytes"_a = 0,
+          "start() as soon as a stream of the GPU has done what is enqueued on it; on other memory "
+          "than the handle's, if it is given.")
+      .def(
+          "wait_on",
+          [](const ExecutionHandle& self, std::uintptr_t stream, std::optional<double> timeout) {
+            const Deadline deadline = Deadline::in(seconds(self.runtime->context, timeout));
+            const StreamOrder order = order_on(self, stream);
+            const nb::gil_scoped_release release;
+            self.runtime->executor.wait_on(*self.execution, order, deadline);
+          },
+          "stream"_a, "timeout"_a.none() = nb::none(),
+          "What is enqueued on the stream from now on comes after the result.")
+      .def(
           "run",
           [](const ExecutionHandle& self, std::optional<double> timeout) {
             const double limit = seconds(self.runtime->context, timeout);
@@ -228,14 +286,21 @@ void bind_exchange(nb::module_& module) {
           [](const ExecutionHandle& self, nb::handle owner, std::uintptr_t address,
              std::uint64_t bytes, std::optional<double> timeout) {
             auto* const at = reinterpret_cast<std::byte*>(address);
-            run_execution(*self.runtime, *self.execution, {self.array.access, at, at, bytes},
+            run_execution(*self.runtime, *self.execution,
+                          {self.array.access, at, at, bytes, self.array.device},
                           seconds(self.runtime->context, timeout), owner);
           },
           "owner"_a, "address"_a, "nbytes"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
           "run() on memory of `owner`; the caller has entered the numbering.")
       .def(
-          "close", [](const ExecutionHandle& self) { self.execution->close(); },
-          "Nothing of it moves any more; idempotent.")
+          "close",
+          [](const ExecutionHandle& self) {
+            await_streams([&](Deadline deadline) {
+              return self.runtime->executor.await_streamed(self.execution.get(), deadline);
+            });
+            self.execution->close();
+          },
+          "Nothing of it moves any more, once streams have what they wait for; idempotent.")
       .def_prop_ro("name", [](const ExecutionHandle& self) { return self.execution->name(); })
       .def_prop_ro(
           "under_way", [](const ExecutionHandle& self) { return self.execution->under_way(); },
@@ -287,11 +352,16 @@ void bind_exchange(nb::module_& module) {
   module.def(
       "progress_thread",
       [](const ContextHandle& context, bool run) {
+        Executor& executor = context.runtime->executor;
+        if (!run) {
+          await_streams(
+              [&](Deadline deadline) { return executor.await_streamed(nullptr, deadline); });
+        }
         const nb::gil_scoped_release release;
         if (run) {
-          context.runtime->executor.start_thread();
+          executor.start_thread();
         } else {
-          context.runtime->executor.stop_thread();
+          executor.stop_thread();
         }
       },
       "context"_a, "run"_a);

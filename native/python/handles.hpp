@@ -94,8 +94,17 @@ Outcome blocking(double timeout, Attempt&& attempt) {
   }
 }
 
+// Until streams have what they wait for, or it was given up, which is a matter of their deadlines.
+template <typename Attempt>
+void await_streams(Attempt&& attempt) {
+  constexpr double kForever = 1e9;
+  (void)blocking(kForever, attempt);
+}
+
 // Begins, without the GIL where much is copied.
 void start_execution(Runtime& runtime, Execution& execution, const Array& array);
+void start_after(Runtime& runtime, Execution& execution, const Array& array,
+                 const StreamOrder& order);
 // Until it is over; answers Calls meanwhile. Raises Timeout, and what makes an execution fail.
 void wait_execution(Runtime& runtime, Execution& execution, double timeout);
 // Begins and waits; or waits, where a call did not end. If this one does not, `keep` is held.
@@ -104,6 +113,7 @@ void run_execution(Runtime& runtime, Execution& execution, const Array& array, d
 
 void bind_errors(nb::module_& module);
 void bind_memory(nb::module_& module);
+void bind_device(nb::module_& module);
 void bind_context(nb::module_& module);
 void bind_operations(nb::class_<ContextHandle>& context);
 void bind_group(nb::module_& module);

@@ -2,6 +2,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include "memory/device_stream.hpp"
 #include "python/handles.hpp"
 #include "transport/loopback/loopback.hpp"
 
@@ -19,6 +20,11 @@ int get_buffer(PyObject* self, Py_buffer* view, int flags) {
   const auto& handle = *nb::inst_ptr<SegmentHandle>(self);
   if (handle.segment->deleted()) {
     PyErr_Format(PyExc_BufferError, "segment %u was deleted on this rank", handle.segment->id());
+    return -1;
+  }
+  if (handle.segment->device() != kHost) {
+    PyErr_Format(PyExc_BufferError, "segment %u lies on GPU %d: the host cannot read it there",
+                 handle.segment->id(), handle.segment->device());
     return -1;
   }
   return PyBuffer_FillInfo(view, self, handle.segment->local().data,
@@ -55,8 +61,18 @@ SliceHandle slice_of(const SegmentHandle& handle, nb::slice slice) {
   return {{handle.segment, start, stop - start}};
 }
 
+const RemoteSegment& remote_of(const SegmentHandle& self, Integer peer, const char* what) {
+  self.runtime->context.require_peer(peer.rank(), what);
+  const RemoteSegment* remote = self.segment->remote(peer.rank());
+  if (remote == nullptr) {
+    throw Error(ErrorKind::kRank,
+                text("rank ", peer.value, " has no copy of segment ", self.segment->id()));
+  }
+  return *remote;
+}
+
 void create(SegmentHandle* self, const GroupHandle& group, Integer bytes, Integer notifications,
-            std::uintptr_t bound, std::optional<double> timeout) {
+            std::uintptr_t bound, std::optional<double> timeout, int device) {
   Context& context = group.runtime->context;
   if (bytes.value < 0) {
     throw Error(ErrorKind::kSegment, text("a segment of ", bytes.value, " bytes"));
@@ -69,9 +85,9 @@ void create(SegmentHandle* self, const GroupHandle& group, Integer bytes, Intege
   const Group::Inside inside(*group.group, Group::Kind::kExchange, "segment");
   std::shared_ptr<Segment> segment;
   const auto attempt = [&](Deadline deadline) {
-    return group.group->create_segment(inside, bytes.natural(),
-                                       static_cast<std::uint32_t>(notifications.value),
-                                       reinterpret_cast<std::byte*>(bound), deadline, segment);
+    return group.group->create_segment(
+        inside, bytes.natural(), static_cast<std::uint32_t>(notifications.value),
+        {reinterpret_cast<std::byte*>(bound), device}, deadline, segment);
   };
   Outcome outcome;
   {
@@ -104,7 +120,7 @@ void bind_memory(nb::module_& module) {
   nb::class_<SegmentHandle>(module, "SegmentCore", nb::type_slots(segment_slots),
                             "Memory that every rank of a group can write to; see pgasdl.Segment.")
       .def("__init__", &create, "group"_a, "nbytes"_a, "notifications"_a, "bound"_a,
-           "timeout"_a.none())
+           "timeout"_a.none(), "device"_a = kHost)
       .def_prop_ro(
           "id", [](const SegmentHandle& self) { return self.segment->id(); },
           "Number of the segment, the same on every member.")
@@ -118,6 +134,9 @@ void bind_memory(nb::module_& module) {
           "bound", [](const SegmentHandle& self) { return self.segment->bound(); },
           "Whether the memory was allocated elsewhere (:meth:`Context.bind`).")
       .def_prop_ro(
+          "device_number", [](const SegmentHandle& self) { return self.segment->device(); },
+          "The GPU that the memory lies on; -1: none, it is the host's.")
+      .def_prop_ro(
           "deleted", [](const SegmentHandle& self) { return self.segment->deleted(); },
           "Whether this rank's copy was given up.")
       .def_prop_ro(
@@ -129,19 +148,21 @@ void bind_memory(nb::module_& module) {
       .def(
           "nbytes_of",
           [](const SegmentHandle& self, Integer peer) {
-            self.runtime->context.require_peer(peer.rank(), "nbytes_of");
-            const RemoteSegment* remote = self.segment->remote(peer.rank());
-            if (remote == nullptr) {
-              throw Error(ErrorKind::kRank, text("rank ", peer.value, " has no copy of segment ",
-                                                 self.segment->id()));
-            }
-            return remote->bytes;
+            return remote_of(self, peer, "nbytes_of").bytes;
           },
           "peer"_a, "Return the bytes of ``peer``'s copy.")
+      .def(
+          "address_of",
+          [](const SegmentHandle& self, Integer peer) {
+            return reinterpret_cast<std::uintptr_t>(remote_of(self, peer, "address_of").data);
+          },
+          "peer"_a,
+          "Where ``peer``'s copy begins in this process's memory; 0 if it is not mapped here.")
       .def(
           "prefault",
           [](const SegmentHandle& self) {
             const nb::gil_scoped_release release;
+            if (self.segment->device() != kHost) return;
             prefault(self.segment->local().data, self.segment->bytes());
             for (Rank peer = 0; peer < self.runtime->context.size(); ++peer) {
               const RemoteSegment* remote = self.segment->remote(peer);
@@ -151,6 +172,22 @@ void bind_memory(nb::module_& module) {
             }
           },
           "Make the pages of all copies that are mapped here present now; changes nothing.")
+      .def(
+          "pin",
+          [](const SegmentHandle& self) {
+            const LocalSegment& local = self.segment->local();
+            // Memory that MPI allocated for a window is MPI's to pin.
+            const bool ours = local.region != nullptr && local.data == local.region->data();
+            if (!ours || self.segment->deleted()) return false;
+            const nb::gil_scoped_release release;
+            local.region->pin();
+            return true;
+          },
+          "Register this rank's copy, on the host, with the GPU's driver: copies between it and a "
+          "GPU are then faster, and streams make them without the host. It lasts as long as the "
+          "memory. False, and nothing is done: the memory is not the library's own (bound, a "
+          "GPU's, "
+          "MPI's). UnavailableError without a GPU. CaffeGPI, gaspi_segment_use of pinned memory.")
       .def("__getitem__", &slice_of, "slice"_a)
       .def(
           "delete",
@@ -161,12 +198,24 @@ void bind_memory(nb::module_& module) {
 
   module.def(
       "local_memory",
-      [](const ContextHandle& context, std::uintptr_t address, std::uint64_t bytes) {
-        return SegmentHandle{context.runtime, std::make_shared<Segment>(
-                                                  reinterpret_cast<std::byte*>(address), bytes)};
+      [](const ContextHandle& context, std::uintptr_t address, std::uint64_t bytes, int device) {
+        return SegmentHandle{
+            context.runtime,
+            std::make_shared<Segment>(reinterpret_cast<std::byte*>(address), bytes, device)};
       },
-      "context"_a, "address"_a, "nbytes"_a,
+      "context"_a, "address"_a, "nbytes"_a, "device"_a = kHost,
       "Memory of this rank alone, as a plan's private buffer; the caller keeps it alive.");
+
+  module.def(
+      "device_copy",
+      [](std::uintptr_t to, std::uintptr_t from, std::uint64_t bytes, int device,
+         std::uintptr_t stream) {
+        const nb::gil_scoped_release release;
+        device_copy({device, reinterpret_cast<cuda::Stream>(stream)}, reinterpret_cast<void*>(to),
+                    reinterpret_cast<const void*>(from), bytes);
+      },
+      "to"_a, "source"_a, "nbytes"_a, "device"_a, "stream"_a,
+      "Copy between addresses of host and GPUs on a stream, and wait for it.");
 
   nb::class_<LoopbackWorld>(module, "LoopbackWorld",
                             "What ranks that are threads of one process share.")

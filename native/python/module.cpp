@@ -20,6 +20,7 @@ NB_MODULE(_native, module) {
   module.attr("isa") = isa();
   pgasdl::bind_errors(module);
   pgasdl::bind_memory(module);
+  pgasdl::bind_device(module);
   pgasdl::bind_mpi(module);
   pgasdl::bind_context(module);
   pgasdl::bind_group(module);

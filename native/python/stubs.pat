@@ -24,7 +24,11 @@ pgasdl._native.ContextCore.(write|read)_list$:
     def \1_list(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, *, queue: int = 0, timeout: float | None = None) -> None:
         \doc
 
-pgasdl._native.ContextCore.(write|read)_list_notify:
+pgasdl._native.ContextCore.write_list_notify_on:
+    def write_list_notify_on(self, stream: object | None, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        \doc
+
+pgasdl._native.ContextCore.(write|read)_list_notify$:
     def \1_list_notify(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
         \doc
 

@@ -16,6 +16,7 @@ using Kernel = void (*)(const Destination* destinations, std::size_t n_destinati
 
 enum class Accumulator : std::uint8_t { kF32, kF64, kI32, kI64 };
 inline constexpr std::size_t kAccumulators = 4;
+Accumulator accumulator_for(std::span<const Source> sources);
 
 /// Not std::array: the kernels' own files call nothing of the standard library.
 template <class T, std::size_t kCount>

@@ -17,15 +17,6 @@ std::size_t index(DType dtype) { return static_cast<std::size_t>(dtype); }
 
 bool is_integer(DType dtype) { return dtype == DType::kI32 || dtype == DType::kI64; }
 
-Accumulator accumulator_for(std::span<const Source> sources) {
-  bool wide = false;
-  for (const Source& source : sources) {
-    wide = wide || source.dtype == DType::kF64 || source.dtype == DType::kI64;
-  }
-  if (is_integer(sources[0].dtype)) return wide ? Accumulator::kI64 : Accumulator::kI32;
-  return wide ? Accumulator::kF64 : Accumulator::kF32;
-}
-
 void copy_to_all(std::span<const Destination> destinations, const Source& source,
                  std::size_t bytes) {
   if (destinations.size() == 1) {
@@ -81,6 +72,15 @@ inline void run(const Kernels& kernels, std::span<const Destination> destination
 std::size_t item_size(DType dtype) { return kItemSizes[index(dtype)]; }
 
 std::string_view name(DType dtype) { return kNames[index(dtype)]; }
+
+Accumulator accumulator_for(std::span<const Source> sources) {
+  bool wide = false;
+  for (const Source& source : sources) {
+    wide = wide || source.dtype == DType::kF64 || source.dtype == DType::kI64;
+  }
+  if (is_integer(sources[0].dtype)) return wide ? Accumulator::kI64 : Accumulator::kI32;
+  return wide ? Accumulator::kF64 : Accumulator::kF32;
+}
 
 const Kernels* kernels_for(Isa isa) {
   switch (isa) {

@@ -22,6 +22,7 @@ enum class ErrorKind : std::uint8_t {
   kMismatch,
   kPeerLost,
   kUnavailable,
+  kTimeout,  // of what nobody waits for in a call
   kSystem,
 };
 

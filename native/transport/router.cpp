@@ -86,6 +86,11 @@ RemoteSegment Router::attach(Rank peer, const std::string& description, Deadline
                                     deadline);
 }
 
+bool Router::takes_devices() const {
+  return std::all_of(transports_.begin(), transports_.end(),
+                     [](const auto& transport) { return transport->takes_devices(); });
+}
+
 void Router::retract(const LocalSegment& segment) {
   for (const auto& transport : transports_) transport->retract(segment);
 }

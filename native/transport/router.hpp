@@ -19,6 +19,7 @@ class Router final : public Transport {
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  bool takes_devices() const override;
   void retract(const LocalSegment& segment) override;
   int service_descriptor() const override { return ready_.get(); }
   void service() override;

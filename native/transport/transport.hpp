@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 
+#include "memory/device_region.hpp"
 #include "memory/region.hpp"
 #include "sys/clock.hpp"
 #include "sys/error.hpp"
@@ -37,20 +38,25 @@ struct LocalSegment {
   std::uint64_t bytes = 0;
   FlagWord* board = nullptr;
   std::uint32_t notifications = 0;
-  bool bound = false;              // data is the caller's memory, not part of `region`
-  std::shared_ptr<Region> region;  // the board, and the data unless bound
+  int device = kHost;              // where data lies; the board is always the host's
+  bool bound = false;              // data is the caller's memory, not part of a region
+  std::shared_ptr<Region> region;  // the board, and the data unless bound or on a device
   UniqueFd descriptor;             // of `region`; closed once every peer was offered it
-  std::shared_ptr<void> keep;      // what the transport holds for it
+  std::shared_ptr<DeviceRegion> device_region;  // of what lies on a device
+  UniqueFd device_descriptor;                   // likewise; not every allocation has one
+  std::shared_ptr<void> keep;                   // what the transport holds for it
 };
 
 // A peer's copy of a segment, as its transport reaches it.
 struct RemoteSegment {
   std::uint64_t bytes = 0;
   std::uint32_t notifications = 0;
-  std::byte* data = nullptr;   // mapped here, for direct loads and stores; else nullptr
-  FlagWord* board = nullptr;   // likewise
-  std::uint64_t address = 0;   // the peer's own address of the data, where not mapped
-  std::shared_ptr<void> keep;  // what the transport holds for it
+  int device = kHost;              // of this process, through which `data` is reached
+  std::byte* data = nullptr;       // mapped here, for direct loads and stores; else nullptr
+  FlagWord* board = nullptr;       // likewise
+  std::uint64_t address = 0;       // the peer's own address of the data, where not mapped
+  std::shared_ptr<void> keep;      // what the transport holds for it
+  std::shared_ptr<Region> region;  // of the board, where it is mapped here; for GPUs
 };
 
 struct Transfer {
@@ -100,6 +106,9 @@ class Transport {
   // may give it other memory until the last of them was attached.
   virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;
   virtual RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) = 0;
+  // Segments may lie on a device. Peers reach them as if they were host memory, and no call returns
+  // before the device has done its part.
+  virtual bool takes_devices() const { return false; }
   // All peers of a segment were attached, and `remotes` is theirs, by member: what can only be done
   // where all members are there at once, and adds what is known only then. kTimeout: they were not;
   // it is to be called again. Whoever does not, for a while, leaves, so that the others do not

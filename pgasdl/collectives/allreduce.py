@@ -6,6 +6,10 @@ There are three ways. Where the array lies decides:
 - elsewhere: ``staged`` passes pieces through a mapped workspace and writes the result straight
   into the array;
 - any other plan, and on transports that map nothing: it is copied into the workspace and back.
+
+Arrays on a GPU have a workspace there; where peers do not reach a GPU they are copied into the
+workspace on the host. A stream orders them, and nobody waits. All calls of a group are numbered
+together: a rank that comes with an array on the host, and another with one on a GPU, notice it.
 """
 
 from __future__ import annotations
@@ -13,14 +17,17 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pgasdl import _native
-from pgasdl.buffers import Memory
+from pgasdl.buffers import Memory, memory_of
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for, piece_bytes
 from pgasdl.collectives.handle import checked, kind_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import select
-from pgasdl.errors import MismatchError, PlanError
+from pgasdl.device.streams import stream_handle
+from pgasdl.errors import BufferRefused, MismatchError, PlanError
 from pgasdl.group import Group
 from pgasdl.plans import build, spec_of
 from pgasdl.segment import Segment, SegmentTable
@@ -33,6 +40,8 @@ class _Reduction(NamedTuple):
     ----------
     segment, offset
         Where the array lies, if it lies in a segment.
+    device
+        Where the plan works: a GPU, or None for the host.
     """
 
     memory: Memory
@@ -40,6 +49,11 @@ class _Reduction(NamedTuple):
     choice: Choice
     segment: Segment | None
     offset: int
+    device: int | None
+
+    def describe(self) -> str:
+        memory, name = self.memory, self.choice.plan
+        return f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {self.op}, {name}"
 
 
 class AllreduceCache:
@@ -51,7 +65,13 @@ class AllreduceCache:
         self._beginning: set[Group] = set()
 
     def run(
-        self, array: Any, op: str, group: Group, plan: str | None, timeout: float | None
+        self,
+        array: Any,
+        op: str,
+        group: Group,
+        plan: str | None,
+        timeout: float | None,
+        stream: object = None,
     ) -> None:
         """Make one call. An interrupted call is continued by the same call."""
         sequence = self._sequences.get(group)
@@ -62,17 +82,20 @@ class AllreduceCache:
         core._require_peer(core.rank, "allreduce")
         limit = core._seconds(timeout)
         memory = checked(array, kind_of(op))
+        if memory.device is None and stream is not None:
+            raise BufferRefused("a stream orders an allreduce on a GPU; this array is the host's")
         wanted = self._reduction(memory, op, group, plan)
+        handle = None if memory.device is None else stream_handle(stream, memory.device)
         if sequence is None:
-            name = wanted.choice.plan
-            call = f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {op}, {name}"
-            sequence = self._begin(group, call, limit)
-        sequence.run(array, wanted, plan, limit)
+            sequence = self._begin(group, wanted.describe(), limit)
+        sequence.run(array, wanted, plan, limit, handle)
 
     def _reduction(self, memory: Memory, op: str, group: Group, plan: str | None) -> _Reduction:
         """Choose the plan, and refuse one that cannot run here."""
         segment, offset = self._resources.segments.at(memory)
         in_place = segment is not None and group.mapped
+        if memory.device is not None and not self._resources.maps_gpus:
+            return self._from_host(memory, op, plan)
         if plan is None:
             choice = select(
                 self._resources.policy,
@@ -97,7 +120,18 @@ class AllreduceCache:
             raise PlanError("plan gdraa-direct needs an array in a segment that peers can map")
         if spec.mapped and not group.mapped:
             raise PlanError(f"plan {name} loads and stores peers' memory, which is not mapped here")
-        return _Reduction(memory, op, choice, segment, offset)
+        return _Reduction(memory, op, choice, segment, offset, memory.device)
+
+    def _from_host(self, memory: Memory, op: str, plan: str | None) -> _Reduction:
+        """Choose the plan for an array on a GPU that works on a copy of it on the host."""
+        name = "gdraa" if plan is None else plan
+        spec = spec_of(name)
+        if kind_of(op) not in spec.kinds or not spec.shares or spec.mapped:
+            raise PlanError(
+                f"plan {name} cannot work on a copy in the workspace, which an array on a GPU "
+                "needs on this transport: use gdraa, or a handle"
+            )
+        return _Reduction(memory, op, Choice(name), None, 0, None)
 
     def _begin(self, group: Group, call: str, limit: float) -> _Sequence:
         """Make a group's workspace, in its first call. Collective."""
@@ -110,7 +144,7 @@ class AllreduceCache:
         try:
             if group not in self._sequences:
                 with Steps(self._resources.unfinished, group, call, limit) as steps:
-                    made = steps(lambda: _Sequence(self._resources.segments, group, steps.left))
+                    made = steps(lambda: _Sequence(self._resources, group, steps.left))
                 self._sequences[group] = made
             return self._sequences[group]
         finally:
@@ -130,6 +164,30 @@ class AllreduceCache:
         return [sequence.describe() for sequence in self._sequences.values()]
 
 
+class _Workspace:
+    """A group's memory for arrays that lie elsewhere, on the host or on a GPU.
+
+    Making it is collective. It has the inbox of ``staged``, and room for a copy and an inbox for
+    plans that need the array in a segment. Its pages are touched once, here; a temporary per call
+    would fault in each call.
+    """
+
+    def __init__(
+        self,
+        segments: SegmentTable,
+        group: Group,
+        device: int | None,
+        notifications: int,
+        timeout: float,
+    ) -> None:
+        self.piece_bytes = piece_bytes(group.topology, device)
+        self.staged_bytes = 8 * self.piece_bytes
+        self.copy_bytes = 4 * self.piece_bytes
+        nbytes = self.staged_bytes + 2 * self.copy_bytes
+        self.segment = segments.make(group, nbytes, notifications, timeout, device)
+        self.segment.prefault()
+
+
 class _Sequence:
     """The allreduces of one group, one after another.
 
@@ -137,29 +195,19 @@ class _Sequence:
     is executed. Each plan has its own region of notifications. A call that waits looks at all
     regions, so it notices at once a rank that executes something else under the same number.
 
-    The workspace has the inbox of ``staged``, and room for a copy and an inbox for plans that need
-    the array in a segment. Its pages are touched once, here; a temporary per call would fault in
-    each call.
+    The notifications are those of the workspace on the host, whatever a plan works on.
     """
 
     REGION = 1 << 12
     REGIONS = 16
 
-    def __init__(self, segments: SegmentTable, group: Group, timeout: float) -> None:
+    def __init__(self, resources: Resources, group: Group, timeout: float) -> None:
         self.group = group
-        self._piece_bytes = piece_bytes(group.topology)
-        self._staged_bytes = 8 * self._piece_bytes
-        self._copy_bytes = 4 * self._piece_bytes
-        self._workspace = segments.make(
-            group,
-            self._staged_bytes + 2 * self._copy_bytes,
-            self.REGION * self.REGIONS + group.size,
-            timeout,
-        )
-        self._workspace.prefault()
-        self._numbers = _native.Numbering(
-            self._workspace, 0, self.REGION * self.REGIONS, exclusive=True
-        )
+        self._resources = resources
+        notifications = self.REGION * self.REGIONS
+        on_host = _Workspace(resources.segments, group, None, notifications + group.size, timeout)
+        self._workspaces: dict[int | None, _Workspace] = {None: on_host}
+        self._numbers = _native.Numbering(on_host.segment, 0, notifications, exclusive=True)
         self.calls = _native.AllreduceCalls(self._numbers)
         # Runs again what the same call ran before, without Python in between, if nothing has
         # changed since and nothing is unfinished.
@@ -168,13 +216,47 @@ class _Sequence:
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
         self._longests: dict[tuple[Any, ...], int] = {}
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
+        self._streamed: _native.Execution | None = None  # the last one, if a stream has its result
 
-    def run(self, array: Any, wanted: _Reduction, plan: str | None, limit: float) -> None:
-        """Run a new call, or the rest of one that a Timeout or Ctrl-C interrupted."""
+    def _make_room(self, wanted: _Reduction, limit: float) -> None:
+        """Make the workspace on a GPU, in the first call that needs it. Collective.
+
+        An execution comes before it, by which a rank is noticed that has its array on the host.
+        """
+        self._end_streamed(None, limit)
+        group, scratch = self.group, np.zeros(1, np.float32)
+        agreed = _Reduction(memory_of(scratch), "sum", Choice("gdraa"), None, 0, None)
+        options = options_for(group, "gdraa", "float32")
+        with Steps(self._resources.unfinished, group, wanted.describe(), limit) as steps:
+
+            def agree() -> None:
+                execution = self._execution(agreed, 1, options, "making room on a GPU")
+                where = agreed.memory.address
+                execution.run_on(scratch, where, scratch.nbytes, timeout=steps.left)
+
+            steps(agree)
+            self._workspaces[wanted.device] = steps(
+                lambda: _Workspace(self._resources.segments, group, wanted.device, 0, steps.left)
+            )
+
+    def run(
+        self,
+        array: Any,
+        wanted: _Reduction,
+        plan: str | None,
+        limit: float,
+        stream: int | None,
+    ) -> None:
+        """Run a new call, or the rest of one that a Timeout or Ctrl-C interrupted.
+
+        ``stream`` : handle of the stream that orders it, of an array on a GPU
+        """
         memory, name = wanted.memory, wanted.choice.plan
         call = (memory.address, memory.nbytes, wanted.op, name, memory.count)
         self._numbers.enter("ctx.allreduce")
         try:
+            if wanted.device not in self._workspaces:
+                self._make_room(wanted, limit)
             progress = 0
             if self.calls.take_interrupted():
                 self._unfinished = self.calls.last, 0
@@ -186,9 +268,10 @@ class _Sequence:
                         "an allreduce of this group timed out: call it again with the same array "
                         "first"
                     )
-            here = options_for(self.group, name, memory.native_dtype)
+            here = options_for(self.group, name, memory.native_dtype, device=wanted.device)
             options = {**here, **dict(wanted.choice.options)}
-            longest = self._longest(name, memory, options)
+            longest = self._longest(wanted, options)
+            began = self._numbers.under_way and self._streamed is None  # before an exception
             deadline = time.monotonic() + limit
             left = limit
             while progress < memory.count:
@@ -198,18 +281,44 @@ class _Sequence:
                 try:
                     item = memory.dtype.itemsize
                     where = memory.address + progress * item
-                    execution.run_on(array, where, count * item, timeout=left)
+                    self._end_streamed(execution, left)
+                    if stream is None:
+                        execution.run_on(array, where, count * item, timeout=left)
+                    else:
+                        self._run_after(execution, stream, where, count * item, left, began)
+                    began = False
                 except BaseException:
                     self._left(call, progress, count, begun)
                     raise
                 progress += count
                 left = max(0.0, deadline - time.monotonic())
             self._unfinished = None
-            if memory.count <= longest:
+            if 0 < memory.count <= longest and stream is None:  # of nothing, none is counted
                 execution = self._execution(wanted, memory.count, options)
                 self.calls.remember(array, wanted.op, plan, execution, call)
         finally:
             self._numbers.leave()
+
+    def _end_streamed(self, following: _native.Execution | None, limit: float) -> None:
+        """Wait for what a stream was given: one at a time. Only its own execution may follow."""
+        if self._streamed is not None and self._streamed is not following:
+            self._streamed.wait(timeout=limit)
+        self._streamed = None
+
+    def _run_after(
+        self,
+        execution: _native.Execution,
+        stream: int,
+        where: int,
+        nbytes: int,
+        limit: float,
+        began: bool,
+    ) -> None:
+        """Order an execution on a stream, which gets its result."""
+        if not began:
+            execution.start_after(stream, where, nbytes)
+        execution.wait_on(stream, limit)
+        self._streamed = execution
 
     def _left(self, call: tuple[Any, ...], progress: int, count: int, begun: int) -> None:
         """Note how far a call came before an exception: the same call continues from there."""
@@ -224,17 +333,19 @@ class _Sequence:
         if self._unfinished is not None:
             self.calls.forget()  # nothing repeats until it is finished
 
-    def _longest(self, name: str, memory: Memory, options: dict[str, Any]) -> int:
+    def _longest(self, wanted: _Reduction, options: dict[str, Any]) -> int:
         """Return the elements of one execution: all if in place, else what ids or memory admit."""
+        memory, name = wanted.memory, wanted.choice.plan
+        workspace = self._workspaces[wanted.device]
         if name == "gdraa-direct":
             return max(1, memory.count)
         if name == "staged":
             pieces = self.REGION // (4 * self.group.size)
-            return pieces * self._piece_bytes // memory.dtype.itemsize
-        key = name, memory.dtype.itemsize, *options.items()
+            return pieces * workspace.piece_bytes // memory.dtype.itemsize
+        key = wanted.device, name, memory.dtype.itemsize, *options.items()
         if key not in self._longests:
             # Reduce the count until the plan's inbox fits into its part of the workspace.
-            limit = count = self._copy_bytes // memory.dtype.itemsize // 64 * 64
+            limit = count = workspace.copy_bytes // memory.dtype.itemsize // 64 * 64
             while (needed := self._inbox(name, count, options)) > limit and count > 64:
                 count = max(64, count * limit // needed // 64 * 64)
             self._longests[key] = count
@@ -246,16 +357,23 @@ class _Sequence:
         return shape.buffers.get("inbox", 0)
 
     def _execution(
-        self, wanted: _Reduction, count: int, options: dict[str, Any]
+        self, wanted: _Reduction, count: int, options: dict[str, Any], what: str = ""
     ) -> _native.Execution:
         """Return what runs ``count`` elements of the array, bound at its first use."""
         memory, name, dtype = wanted.memory, wanted.choice.plan, wanted.memory.native_dtype
+        workspace = self._workspaces[wanted.device]
         # The key identifies an execution. It is equal on all ranks: their tags are made of it.
         key: tuple[Any, ...] = (name, dtype, count, wanted.op, memory.count, *options.items())
+        if what:
+            key = *key, what
+        if memory.device is not None:
+            key = *key, "GPU"
+            if wanted.device is None:
+                workspace.segment.pin()  # it is copied there
         if name == "gdraa-direct":
             assert wanted.segment is not None
             key = *key, wanted.segment.id, wanted.offset
-        found = self._bound.get(key)
+        found = self._bound.get((memory.device, *key))
         if found is not None:
             return found
         region = self._regions.get(name, len(self._regions))
@@ -265,31 +383,33 @@ class _Sequence:
         shape = build(name, self.group.rank, self.group.size, count, kind=kind, **options)
         if shape.notifications > self.REGION:
             raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
-        inbox = self._staged_bytes + self._copy_bytes
-        access = ArrayAccess(_native.BufferAccess.COPIED)
+        inbox = workspace.staged_bytes + workspace.copy_bytes
+        device = -1 if memory.device is None else memory.device
+        access = ArrayAccess(_native.BufferAccess.COPIED, device=device)
         if name == "gdraa-direct":
             assert wanted.segment is not None
             data = PlanBuffer(wanted.segment, wanted.offset, dtype)
-            access = ArrayAccess(_native.BufferAccess.IN_PLACE)
+            access = ArrayAccess(_native.BufferAccess.IN_PLACE, device=device)
         elif name == "staged":
             inbox = 0
             nbytes = count * memory.dtype.itemsize
-            home = _native.local_memory(self.group.context, memory.address, nbytes)
+            home = _native.local_memory(self.group.context, memory.address, nbytes, device)
             data = PlanBuffer(home, 0, dtype)
-            access = ArrayAccess(_native.BufferAccess.REBASED)
+            access = ArrayAccess(_native.BufferAccess.REBASED, device=device)
         else:
-            data = PlanBuffer(self._workspace, self._staged_bytes, dtype)
-        buffers = {"data": data, "inbox": PlanBuffer(self._workspace, inbox, dtype)}
+            data = PlanBuffer(workspace.segment, workspace.staged_bytes, dtype)
+        buffers = {"data": data, "inbox": PlanBuffer(workspace.segment, inbox, dtype)}
         tags = Tags(self._numbers, region * self.REGION, str(key))
         execution = bind(self.group, name, count, kind, buffers, tags, access, options)
         self._regions[name] = region
-        self._bound[key] = execution
+        self._bound[memory.device, *key] = execution
         return execution
 
     def describe(self) -> str:
         plans = ", ".join(self._regions) or "none"
+        nbytes = sum(workspace.segment.nbytes for workspace in self._workspaces.values())
         return (
             f"allreduce in {self.group}: {self.calls.number} executions, "
             f"{len(self._bound)} signatures, plans {plans}; "
-            f"workspace {self._workspace.nbytes} bytes"
+            f"workspace {nbytes} bytes"
         )

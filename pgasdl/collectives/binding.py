@@ -39,12 +39,15 @@ class ArrayAccess:
         Addresses of the contribution and of the result; 0: each run names them.
     nbytes : int
         Length of the array.
+    device : int
+        The GPU that it lies on; -1: the host.
     """
 
     access: _native.BufferAccess
     source: int = 0
     target: int = 0
     nbytes: int = 0
+    device: int = -1
 
 
 IN_PLACE = ArrayAccess(_native.BufferAccess.IN_PLACE)
@@ -144,15 +147,23 @@ def bind(
         array.source,
         array.target,
         array.nbytes,
+        array.device,
     )
 
 
 def options_for(
-    group: Group, name: str, dtype: str, count: int | None = None, *, wire: bool = False
+    group: Group,
+    name: str,
+    dtype: str,
+    count: int | None = None,
+    *,
+    wire: bool = False,
+    device: int | None = None,
 ) -> dict[str, Any]:
     """Return the options that depend on this job: piece length, node size, mapped memory.
 
     ``count`` : elements of an array with an inbox of its own; a piece is never longer
+    ``device`` : the GPU that the plan works on; None: the host
     """
     spec = spec_of(name)
     if "direct" in spec.options:
@@ -160,13 +171,16 @@ def options_for(
         return {"group_size": group.node_size, "direct": int(direct)}
     if "piece" not in spec.options:
         return {}
-    piece = piece_bytes(group.topology) // DTYPES[dtype].itemsize
+    piece = piece_bytes(group.topology, device) // DTYPES[dtype].itemsize
     return {"piece": piece if count is None else max(1, min(piece, count))}
 
 
-def piece_bytes(topology: Topology) -> int:
+def piece_bytes(topology: Topology, device: int | None = None) -> int:
     """Return the length of a staged array's piece: it hides a latency and fits in a cache.
 
-    Where ranks share cores, every piece costs turns of the scheduler, so pieces are longer.
+    Where ranks share cores, every piece costs turns of the scheduler, so pieces are longer. On a
+    GPU a piece costs a launch of a kernel, in which memory moves megabytes.
     """
+    if device is not None:
+        return 8 << 20
     return 512 << 10 if topology.oversubscribed else 128 << 10

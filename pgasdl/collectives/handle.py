@@ -10,6 +10,8 @@ from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, opti
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import select
+from pgasdl.device.names import name_of
+from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.group import Group
 from pgasdl.plans import KINDS, Plan, build
@@ -28,7 +30,7 @@ def kind_of(op: str) -> str:
 
 def checked(array: Any, kind: str) -> Memory:
     """Describe an array; refuse it if collectives of this kind cannot work on it."""
-    memory = memory_of(array)
+    memory = memory_of(array, device=True)
     integers = memory.native_dtype.startswith("int")  # raises if the core cannot reduce the dtype
     if kind == "average" and integers:
         raise BufferRefused("the mean of integers is not an integer: sum, then divide")
@@ -45,7 +47,11 @@ def _memories(kind: str, array: Any, out: Any) -> tuple[Memory, Memory]:
     memory = checked(array if out is None else out, kind)
     if out is None:
         return memory, memory
-    given = memory_of(array, writable=False)
+    given = memory_of(array, writable=False, device=True)
+    if given.device != memory.device:
+        raise BufferRefused(
+            f"out is on {name_of(memory.device)}, but the array on {name_of(given.device)}"
+        )
     if (given.dtype, given.count) != (memory.dtype, memory.count):
         raise BufferRefused(
             f"out is {memory.dtype} x {memory.count}, but the array {given.dtype} x {given.count}"
@@ -89,6 +95,8 @@ class Collective:
         self.group = group
         self.kind = kind
         self._memory, self._given = _memories(kind, array, out)
+        # Where the plan works: beside the array, or on the host where no peer reaches a GPU.
+        self._device = self._memory.device if resources.maps_gpus else None
         self.closed = False
         limit = self.context._seconds(timeout)
         # Errors are raised before the first collective step.
@@ -107,7 +115,8 @@ class Collective:
 
     def _shape(self, plan: str, options: dict[str, int]) -> Plan:
         group, memory = self.group, self._memory
-        chosen = {**options_for(group, plan, memory.native_dtype, memory.count), **options}
+        here = options_for(group, plan, memory.native_dtype, memory.count, device=self._device)
+        chosen = {**here, **options}
         return build(plan, group.rank, group.size, memory.count, kind=self.kind, **chosen)
 
     def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
@@ -115,8 +124,12 @@ class Collective:
         dtype = memory.native_dtype
         segment, offset = resources.segments.at(memory)
         place = "none" if segment is None else f"segment {segment.id} at {offset}"
+        staged_here = memory.device is not None and self._device is None
         wanted = f"{plan or 'auto'} {sorted(options.items())}" if options else plan or "auto"
-        signature = f"{dtype} x {memory.count} {self.kind} {wanted}"
+        works_on = "" if memory.device is None else "on a GPU: "
+        if staged_here:
+            works_on = "copied from a GPU: "
+        signature = f"{works_on}{dtype} x {memory.count} {self.kind} {wanted}"
         places_of = set(
             steps(lambda: group.allgather(f"collective {signature}", place.encode(), steps.left))
         )
@@ -124,9 +137,15 @@ class Collective:
         if plan:
             choice = Choice(plan)
         else:
-            choice = select(resources.policy, group, self.kind, memory.nbytes, in_place=in_place)
+            choice = select(
+                resources.policy,
+                group,
+                self.kind,
+                memory.nbytes,
+                in_place=in_place or staged_here,  # there the plan works on a copy in a segment
+            )
         self.plan = choice.plan
-        if self.plan == "gdraa-direct" and not (in_place and group.mapped):
+        if self.plan == "gdraa-direct" and not ((in_place or staged_here) and group.mapped):
             raise PlanError(
                 "plan gdraa-direct needs the array at one place of one segment on every rank, and "
                 f"a transport that maps it; here: {sorted(p.decode() for p in places_of)}"
@@ -134,21 +153,28 @@ class Collective:
         chosen = {**dict(choice.options), **options}
         shape = self._shape(self.plan, chosen)
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
-        rebased = self.plan == "staged" and not in_place
+        rebased = self.plan == "staged" and not in_place and not staged_here
         copied = 0 if in_place or rebased else aligned(memory.nbytes)
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize
         self._segment = steps(
             lambda: resources.segments.make(
-                group, self.inbox_bytes, shape.notifications + group.size, steps.left
+                group,
+                self.inbox_bytes,
+                shape.notifications + group.size,
+                steps.left,
+                self._device,
             )
         )
         self._segment.prefault()
+        if staged_here:
+            self._segment.pin()
         if in_place:
             assert segment is not None
             data, how = PlanBuffer(segment, offset, dtype), _native.BufferAccess.IN_PLACE
         elif rebased:
-            home = _native.local_memory(self.context, memory.address, memory.nbytes)
+            number = -1 if memory.device is None else memory.device
+            home = _native.local_memory(self.context, memory.address, memory.nbytes, number)
             data, how = PlanBuffer(home, 0, dtype), _native.BufferAccess.REBASED
         else:
             data, how = PlanBuffer(self._segment, 0, dtype), _native.BufferAccess.COPIED
@@ -166,27 +192,56 @@ class Collective:
                 0,
                 f"{signature} {self.plan}",
             ),
-            ArrayAccess(how, source, memory.address, memory.nbytes),
-            {**options_for(group, self.plan, dtype, memory.count), **chosen},
+            ArrayAccess(
+                how,
+                source,
+                memory.address,
+                memory.nbytes,
+                -1 if memory.device is None else memory.device,
+            ),
+            {
+                **options_for(group, self.plan, dtype, memory.count, device=self._device),
+                **chosen,
+            },
         )
-        self.run = self._execution.run  # type: ignore[method-assign]  # the shortest way
+        if memory.device is None:
+            self.run = self._execution.run  # type: ignore[assignment]  # the shortest way
 
-    def run(self, *, timeout: float | None = None) -> None:
+    def run(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it: :meth:`start` and :meth:`wait` in one call.
 
         After a Timeout, Ctrl-C or an exception in an update, the same call continues.
         """
-        self._execution.run(timeout=timeout)
+        self.start(stream=stream)
+        self.wait(timeout=timeout, stream=stream)
 
-    def __call__(self, *, timeout: float | None = None) -> None:
+    def __call__(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it; see :meth:`Context.allreduce` for what it raises."""
-        if timeout is None:  # a named argument costs a fifth of the whole call
+        if stream is not None:
+            self.run(timeout=timeout, stream=stream)
+        elif timeout is None:  # a named argument costs a fifth of the whole call
             self.run()
         else:
             self.run(timeout=timeout)
 
-    def start(self) -> None:
+    def _stream(self, stream: object) -> int | None:
+        """Return the handle of the stream that orders it; None: it is on the host."""
+        if self._memory.device is not None:
+            return stream_handle(stream, self._memory.device)
+        if stream is not None:
+            raise BufferRefused(
+                "a stream orders collectives on memory of a GPU; this is the host's"
+            )
+        return None
+
+    def start(self, *, stream: object = None) -> None:
         """Start it. The memory belongs to the collective until :meth:`wait` returns.
+
+        Parameters
+        ----------
+        stream : object, optional
+            Of memory on a GPU: it starts when this stream has done what was enqueued on it before;
+            None: PyTorch's or CuPy's current one.
 
         Raises
         ------
@@ -197,23 +252,38 @@ class Collective:
         PeerLost, MismatchError
             An earlier execution failed in this way: make another handle.
         """
-        self._execution.start()
+        handle = self._stream(stream)
+        if handle is None:
+            self._execution.start()
+        else:
+            self._execution.start_after(handle)
 
-    def wait(self, *, timeout: float | None = None) -> None:
+    def wait(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Wait for the result. After a Timeout, the next call continues.
+
+        Of memory on a GPU the stream waits and this call does not. A result that does not come in
+        time, or because a rank is lost, lets the stream go on; the next call raises the reason.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds; None: the context's default, 0: one try.
+        stream : object, optional
+            Of memory on a GPU: what is enqueued on it from now on comes after the result; None:
+            PyTorch's or CuPy's current one.
         """
-        self._execution.wait(timeout=timeout)
+        handle = self._stream(stream)
+        if handle is None:
+            self._execution.wait(timeout=timeout)
+        else:
+            self._execution.wait_on(handle, timeout)
 
     def close(self) -> None:
         """Give up its notifications and memory. Idempotent, not collective.
 
         An execution under way is abandoned: this rank no longer advances it, and the other
-        ranks' waits for it end in a Timeout. A ``with`` statement closes it, too.
+        ranks' waits for it end in a Timeout; but one whose result a stream waits for is finished
+        first. A ``with`` statement closes it, too.
         """
         if self.closed:
             return

@@ -22,7 +22,7 @@ class Server(Protocol):
     """Answers the calls of its plans, such as an owner's update."""
 
     def serve(self, call: _native.Call) -> bool:
-        """Answer ``call`` if it is one of its own."""
+        """Take ``call`` if it is one of its own, and answer it, now or later."""
         ...
 
     def describe(self) -> str:
@@ -42,6 +42,8 @@ class Resources:
         The context's segments, and where they lie.
     policy : Policy
         Which plan for which size; may be empty.
+    maps_gpus : bool
+        Plans work on memory of a GPU where it is; else on copies on the host.
     unfinished : Unfinished
         What interrupted calls left, by group; :class:`Steps` keeps it.
     servers : list[Server]
@@ -51,6 +53,7 @@ class Resources:
     core: _native.ContextCore
     segments: SegmentTable
     policy: Policy
+    maps_gpus: bool
     unfinished: Unfinished = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
 
@@ -71,14 +74,13 @@ class AnswerCalls:
         self._resources = weakref.ref(resources)
 
     def __call__(self) -> None:
-        """Answer every waiting call; PlanError if no server knows one."""
+        """Hand out every waiting call; PlanError if no server knows one."""
         resources = self._resources()
         if resources is None:
             return
         while (call := _native.take_call(resources.core)) is not None:
             if not any(server.serve(call) for server in resources.servers):
                 raise PlanError(f"nobody answers a call of {call.hook!r}")
-            _native.answer(resources.core, call)
 
 
 class Steps:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pgasdl import _native
 from pgasdl.collectives.policy import load
 from pgasdl.config import Config
-from pgasdl.context import Context
+from pgasdl.context import Context, current, set_current
 from pgasdl.errors import ClosedError, UnavailableError
 from pgasdl.plans import plugins
 from pgasdl.runtime import bootstrap
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 log = logging.getLogger("pgasdl")
-
-# The context of this process; contexts of ranks that are threads do not count.
-_current: weakref.ref[Context] | None = None
 
 
 def init(
@@ -80,9 +77,7 @@ def init(
     -----
     ``PGASDL_*`` variables are read here, never at import. GASPI: gaspi_proc_init.
     """
-    global _current  # noqa: PLW0603
-    before = None if _current is None else _current()
-    if before is not None and not before.closed:
+    if current() is not None:
         raise ClosedError("this process has an open context already: close it first, or pass it on")
     config = Config.from_environment(
         rank=rank, size=size, transport=transport, timeout=timeout, **settings
@@ -102,12 +97,20 @@ def init(
     else:
         launch = detect(config)
         store = bootstrap.connect(config, launch)
+    return start_joined(config, launch, store, mpi)
+
+
+def start_joined(
+    config: Config, launch: Launch, store: Store, mpi: _native.MpiWorld | None
+) -> Context:
+    """Make the context of this process, whose ranks met in ``store``. Collective."""
     try:
         context = start(config, launch, store, mpi=mpi)
     except BaseException:
         store.close(drain=0.0)
         raise
-    _current = weakref.ref(context)
+    if current() is None:
+        set_current(context)
     _at_exit(context)
     _on_signal()
     return context
@@ -184,6 +187,6 @@ def _on_signal() -> None:
 
 
 def _dump(number: int, frame: object) -> None:
-    context = None if _current is None else _current()
-    if context is not None and not context.closed:
+    context = current()
+    if context is not None:
         context.dump_flight_record("on SIGUSR1")

@@ -95,6 +95,12 @@ VARIABLES: tuple[Variable, ...] = (
         "windows of transport mpi: memory of MPI's own, or made over ours (no /dev/shm needed)",
     ),
     Variable(
+        "PGASDL_GPU",
+        OneOf(("auto", "staged")),
+        "auto",
+        "memory on a GPU: mapped by peers where their transport can, or always by way of the host",
+    ),
+    Variable(
         "PGASDL_TIMEOUT",
         Seconds(0.001, 1e7),
         60.0,

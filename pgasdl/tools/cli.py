@@ -44,7 +44,7 @@ _COMMANDS = {
     "run": ("pgasdl.tools.run_cli", "start N ranks of a program on this machine"),
     "env": ("", "list the PGASDL_* variables and their values"),
     "doctor": ("", "report what this machine offers, with fixes"),
-    "topo": ("", "list RDMA devices, the one used, and why not others"),
+    "topo": ("", "list GPUs and RDMA devices, the one used, and why not others"),
     "bench": ("pgasdl.tools.bench.cli", "measure, beside the machine's floor and its peers"),
     "tune": (
         "pgasdl.tools.bench.plans_cli",
@@ -158,7 +158,7 @@ def _doctor(json_file: str | None) -> int:
 @cli.command("topo", example="pgasdl topo")
 @json_option
 def _topo(json_file: str | None) -> int:
-    """List RDMA devices, the one used, and why not others."""
+    """List GPUs and RDMA devices, the one used, and why not others."""
     from pgasdl.tools.topo import main as survey
 
     return survey(json_file)

@@ -24,7 +24,7 @@ from dataclasses import asdict
 import click
 
 from pgasdl import _load_native
-from pgasdl.tools import probes, topo
+from pgasdl.tools import gpus, probes, topo
 from pgasdl.tools.json_document import takes_stdout, write_json
 from pgasdl.tools.probes import ProbeResult
 from pgasdl.tools.progress import Progress
@@ -248,6 +248,23 @@ def _devices(name: str) -> ProbeResult:
     return ProbeResult(name, "OK" if found.chosen else "WARN", text, found.fix)
 
 
+def _gpus(name: str) -> ProbeResult:
+    found = gpus.survey()
+    if not found.gpus:
+        text = f"no GPU: {found.missing}"
+        if gpus.driver_version() is None:
+            return ProbeResult(name, "OK", f"{text} (needed for memory on GPUs only)")
+        return ProbeResult(name, "WARN", text, "see what nvidia-smi says")
+    text = "; ".join([*(gpus.line(gpu, found) for gpu in found.gpus), *gpus.common(found)])
+    if topo.kernel_devices() and not all(gpus.rdma_by(gpu, found) for gpu in found.gpus):
+        text += "; RDMA devices reach no memory of GPUs: it passes through the host's"
+        fix = (
+            "modprobe nvidia-peermem, or a kernel of 5.12 or newer and NVIDIA's open kernel module"
+        )
+        return ProbeResult(name, "WARN", text, fix)
+    return ProbeResult(name, "OK", text)
+
+
 def _verbs(name: str) -> ProbeResult:
     """Report each step up to an open device, or up to the first that fails."""
     found = _survey()
@@ -305,6 +322,7 @@ PROBES: tuple[tuple[str, Callable[[str], ProbeResult]], ...] = (
     ("mpich", _mpi),
     ("openmpi", _mpi),
     ("pyverbs", _optional),
+    ("GPUs", _gpus),
     ("RDMA devices", _devices),
     *((f"{row.name} transport", _transport) for row in TRANSPORTS.values() if row.processes),
 )

@@ -1,4 +1,4 @@
-"""``pgasdl topo``: every address at which RDMA peers can reach this machine, and the one used.
+"""``pgasdl topo``: the GPUs, and every address at which RDMA peers can reach this machine.
 
 The native module chooses and says why. Where it cannot (it is not loaded, or built without verbs,
 or libibverbs is missing), the list comes from sysfs, and from pyverbs if it is installed, with that
@@ -19,6 +19,7 @@ from typing import Any
 from pgasdl import _load_native
 from pgasdl.config import Config
 from pgasdl.errors import PgasError
+from pgasdl.tools import gpus
 from pgasdl.tools.json_document import takes_stdout, write_json
 
 LIBRARY = "libibverbs.so.1"
@@ -108,9 +109,10 @@ def main(json_file: str | None = None) -> int:
     """Print the table; return 0 if transport verbs is available, else 1. Raises ConfigError."""
     config = Config.from_environment()
     found = survey(config.verbs_device, config.verbs_port, config.verbs_gid)
-    write_json(asdict(found), json_file)
+    gpus_found = gpus.survey()
+    write_json({**asdict(found), "gpus": asdict(gpus_found)}, json_file)
     if not takes_stdout(json_file):
-        print("\n".join(_report(found)))
+        print("\n".join([*_report(found), "", *gpus.report(gpus_found)]))
     return 0 if found.chosen else 1
 
 

@@ -7,6 +7,7 @@ layer's weights. Layers may become ready in any order, which may differ between 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.collectives.resources import Steps
 from pgasdl.collectives.selection import select_candidates
 from pgasdl.context import Context
-from pgasdl.errors import PlanError
+from pgasdl.device.names import ordinal_of
+from pgasdl.device.streams import stream_handle
+from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.group import Group
 from pgasdl.plans import KINDS
 from pgasdl.segment import Segment
@@ -99,6 +102,9 @@ class GradientExchange:
         None: all ranks.
     timeout : float, optional
         Seconds for making it; None: the context's default.
+    device : str or torch.device, default "cpu"
+        Where gradients and weights lie; "cuda:0": streams then order the exchange, and the host
+        waits for nothing. Not for kind "update", whose owner's update is the host's.
     candidates : Sequence[str], default ()
         Names of plans that the first iterations try in turn, if ``plan`` is not given. The fastest
         is kept, the same on all ranks (swCaffe). Until then each has its inbox.
@@ -149,6 +155,7 @@ class GradientExchange:
         timeout: float | None = None,
         rotate_root: bool = False,
         candidates: Sequence[str] = (),
+        device: object = "cpu",
         **options: int,
     ) -> None:
         self.context = context
@@ -160,7 +167,13 @@ class GradientExchange:
         if (kind == "update") != (update is not None):
             raise PlanError('update=function, what the owner does, goes with kind "update" alone')
         limit = context._seconds(timeout)
-        setup = Setup(context, self.group, kind, None if wire is None else native_dtype(wire))
+        self._device = ordinal_of(device)
+        if self._device is not None and kind == "update":
+            raise PlanError('kind "update" works on the host: on a GPU use kind "average"')
+        if self._device is not None and len(candidates) > 1:
+            raise PlanError("candidates are timed by the host: on a GPU name one plan")
+        wire_name = None if wire is None else native_dtype(wire)
+        setup = Setup(context, self.group, kind, wire_name, self._device)
         self.layers, self._buckets = lay_out(layers, bucket_bytes)
         asked = [plan] if plan is not None else candidates
         # Each bucket gets its plan, or all that are tried.
@@ -174,10 +187,12 @@ class GradientExchange:
         self._update = update
         setup.refuse_integers(self.layers)
         parts = setup.parts(self._buckets, options, rotate_root=rotate_root)
+        self._owned = [owned for part in parts for owned in part.owned()]
         settings = (
             f"kind {kind}, plan {self.plan}, buckets of {bucket_bytes} bytes, "
             f"wire {setup.wire}, options {sorted(options.items())}"
             f"{', root rotating' if rotate_root else ''}"
+            f"{'' if self._device is None else ', on a GPU'}"
         )
         call = f"the making of a gradient exchange of {len(self.layers)} layers, {settings}"
         with Steps(context.resources.unfinished, self.group, call, limit) as steps:
@@ -207,11 +222,14 @@ class GradientExchange:
 
     # --- the memory
 
-    def gradient(self, layer: int) -> Array:
-        """Return a layer's gradient: a view of the segment with the layer's shape."""
+    def gradient(self, layer: int) -> Any:
+        """Return a layer's gradient: a view of the segment with the layer's shape.
+
+        On a GPU it is a PyTorch tensor, or a CuPy array where PyTorch is not loaded.
+        """
         return self._view(self.gradients, layer)
 
-    def weight(self, layer: int) -> Array:
+    def weight(self, layer: int) -> Any:
         """Return a layer's weights: a view of the segment with the layer's shape.
 
         Only kinds "update" and "broadcast" have them. In kind "update" all ranks must begin with
@@ -221,10 +239,15 @@ class GradientExchange:
             raise PlanError('only kinds "update" and "broadcast" keep weights')
         return self._view(self.weights, layer)
 
-    def _view(self, segment: Segment, layer: int) -> Array:
+    def _view(self, segment: Segment, layer: int) -> Any:
         self._schedule.require(layer)
         of = self.layers[layer]
-        return segment.numpy(of.dtype, of.at, of.shape)
+        if self._device is None:
+            return segment.numpy(of.dtype, of.at, of.shape)
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return segment.cupy(of.dtype, of.at, of.shape)
+        return segment.torch(getattr(torch, of.dtype.name), of.at, of.shape)
 
     @property
     def timings(self) -> list[Timing]:
@@ -237,10 +260,16 @@ class GradientExchange:
 
     # --- one iteration
 
-    def ready(self, layer: int) -> None:
+    def ready(self, layer: int, *, stream: object = None) -> None:
         """Start the exchange of ``layer``, whose gradient is complete on this rank; make a turn.
 
         Returns at once. The gradient belongs to the exchange until ``wait(layer)`` returns.
+
+        Parameters
+        ----------
+        stream : object, optional
+            On a GPU: the gradient is complete when this stream has done what was enqueued on it
+            before; None: PyTorch's or CuPy's current one.
 
         Raises
         ------
@@ -252,22 +281,37 @@ class GradientExchange:
             self._autotune.before(layer)
             if self._autotune.settled:
                 self._autotune = None
-        self._schedule.ready(layer)
+        if self._device is None:
+            self._refuse(stream)
+            self._schedule.ready(layer)
+        else:
+            handle = stream_handle(stream, self._device)
+            self._schedule.ready_after(layer, handle, self._device)
+
+    @staticmethod
+    def _refuse(stream: object) -> None:
+        if stream is not None:
+            raise BufferRefused("a stream orders an exchange on a GPU; this one is on the host")
 
     def turn(self) -> None:
         """Advance every exchange as far as it goes without waiting (CaffeGPI's turn)."""
         self._schedule.progress()
 
-    def wait(self, layer: int, *, timeout: float | None = None) -> None:
+    def wait(self, layer: int, *, timeout: float | None = None, stream: object = None) -> None:
         """Wait until ``layer``'s mean gradient (or its new weights) is here.
 
         Call it just before the layer's weights are next used. It returns at once for a layer that
-        has not become ready since the last wait for it.
+        has not become ready since the last wait for it. On a GPU the stream waits, and this call
+        does not: what comes too late, or never as a rank is lost, lets the stream go on, and the
+        next call for the layer raises the reason.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds; None: the context's default, 0: one try.
+        stream : object, optional
+            On a GPU: what is enqueued on it from now on comes after the exchange; None: PyTorch's
+            or CuPy's current one.
 
         Raises
         ------
@@ -277,6 +321,11 @@ class GradientExchange:
             No such layer, or others of its bucket are not ready.
         PeerLost, MismatchError, ClosedError
         """
+        if self._device is not None:
+            handle = stream_handle(stream, self._device)
+            self._schedule.wait_on(layer, handle, self._device, timeout)
+            return
+        self._refuse(stream)
         self._schedule.wait(layer, timeout=timeout)
         if self._autotune is not None:
             self._autotune.after()
@@ -305,30 +354,38 @@ class GradientExchange:
 
     # --- the owner's part
 
+    @property
+    def blocks(self) -> list[Block]:
+        """What this rank updates in kind "update": views, the same in every iteration."""
+        return [self._block(*each) for each in self._owned]
+
+    def _block(self, number: int, offset: int, count: int) -> Block:
+        assert self.weights is not None
+        bucket = self._buckets[number]
+        dtype = as_numpy_dtype(bucket.dtype)
+        at = bucket.at + offset * dtype.itemsize
+        gradient = self.gradients.numpy(dtype, at, count)
+        return Block(number, offset, count, gradient, self.weights.numpy(dtype, at, count))
+
     def serve(self, call: _native.Call) -> bool:
         """Run the owner's update if ``call`` belongs to this exchange."""
         number = self._schedule.bucket_of(call)
         if number < 0:
             return False
-        assert self.weights is not None and self._update is not None
-        bucket = self._buckets[number]
-        dtype = as_numpy_dtype(bucket.dtype)
-        at = bucket.at + call.offset * dtype.itemsize
-        block = Block(
-            bucket.index,
-            call.offset,
-            call.count,
-            self.gradients.numpy(dtype, at, call.count),
-            self.weights.numpy(dtype, at, call.count),
-        )
+        self.answer(number, call)
+        return True
+
+    def answer(self, number: int, call: _native.Call) -> None:
+        """Make the owner's update of a bucket that ``call`` asks for; then its weights travel."""
+        assert self._update is not None
         try:
-            self._update(block)
+            self._update(self._block(number, call.offset, call.count))
         except BaseException as error:
             # Half an update must neither be sent nor repeated.
-            self._schedule.end(f"update of bucket {bucket.index} raised {error!r}")
+            self._schedule.end(f"update of bucket {number} raised {error!r}")
             self._schedule.close()
             raise
-        return True
+        _native.answer(self.context, call)
 
     def describe(self) -> str:
         """Describe plan, buckets and their memory, for a log."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,11 @@ from pgasdl.buffers import aligned, as_numpy_dtype
 from pgasdl.collectives.binding import IN_PLACE, PlanBuffer, Tags, bind, options_for
 from pgasdl.collectives.resources import Steps
 from pgasdl.context import Context
+from pgasdl.device.names import name_of
 from pgasdl.errors import BufferRefused
 from pgasdl.group import Group
 from pgasdl.plans import Plan, build
-from pgasdl.plans.plan import APPLICATION_BUFFERS, is_wire
+from pgasdl.plans.plan import APPLICATION_BUFFERS, Call, is_wire
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket, Layer
 
@@ -27,6 +28,12 @@ class Part:
     plan: str
     options: dict[str, Any]
     shape: Plan
+
+    def owned(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (bucket, offset, count) of what this rank updates."""
+        for _, _, step in self.shape.steps():
+            if isinstance(step, Call):
+                yield self.bucket.index, step.span.offset, step.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,21 @@ class ExchangeMemory:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Whose exchange is set up, and of what kind; ``wire``: dtype in which gradients travel."""
+    """Whose exchange is set up, and of what kind.
+
+    Attributes
+    ----------
+    wire : str, optional
+        Dtype in which gradients travel.
+    device : int, optional
+        The GPU that its memory is on; None: the host.
+    """
 
     context: Context
     group: Group
     kind: str
     wire: str | None
+    device: int | None = None
 
     def refuse_integers(self, layers: Sequence[Layer]) -> None:
         """Raise BufferRefused for integers, unless they are summed as they are."""
@@ -66,7 +82,7 @@ class Setup:
         found = []
         for bucket in buckets:
             for choice in bucket.choices:
-                here = options_for(group, choice.plan, bucket.dtype, wire=wire)
+                here = options_for(group, choice.plan, bucket.dtype, wire=wire, device=self.device)
                 chosen: dict[str, Any] = {**here, **dict(choice.options), **options}
                 if rotate_root:
                     chosen["root"] = (options.get("root", 0) + bucket.index) % group.size
@@ -86,7 +102,11 @@ class Setup:
         def segment(nbytes: int, notifications: int) -> Segment:
             made = steps(
                 lambda: self.context.segment(
-                    nbytes, notifications=notifications, group=self.group, timeout=steps.left
+                    nbytes,
+                    device=name_of(self.device),
+                    notifications=notifications,
+                    group=self.group,
+                    timeout=steps.left,
                 )
             )
             made.prefault()

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from contract_pool import Pool, judged
-from support import mpi_rows
+from support import cuda_double, mpi_rows
 
 Program = Callable[..., Any]
 
@@ -35,12 +35,14 @@ class Transport:
     Attributes
     ----------
     mpi : key of ``mpi_rows.ROWS``, whose launcher starts the job
+    gpu : segments lie on a GPU, of the driver's double
     modules : test modules that this row runs; empty: all
     """
 
     name: str
     threads: bool = False
     mpi: str | None = None
+    gpu: bool = False
     modules: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -57,6 +59,8 @@ class Transport:
             if missing := mpi_rows.missing(self.mpi):
                 pytest.skip(f"{self.name}: {missing}")
             start = partial(pool.run_mpi, mpi_rows.ROWS[self.mpi])
+        if self.gpu:
+            command = command | {"gpu": cuda_double.variables()}
         answers = start(command, ranks, SETTINGS | self.settings | settings, deadline)
         skipped = [answer["skip"] for answer in answers if "skip" in answer]
         if len(skipped) == len(answers):
@@ -81,6 +85,8 @@ def _mpi(name: str, *modules: str, windows: str = "allocated") -> Transport:
 CORE = tuple(
     f"test_contract_{part}" for part in ("transfers", "notifications", "atomics", "segments")
 )
+# Those that take segments as they come: on a GPU, too.
+ON_GPU = tuple(f"test_contract_{part}" for part in ("transfers", "notifications", "queues"))
 TRANSPORTS = (
     Transport("shm", settings={"transport": "shm"}),
     Transport("verbs", settings={"transport": "verbs"}),
@@ -93,6 +99,8 @@ TRANSPORTS = (
     _mpi("debian_openmpi", *CORE),
     _mpi("debian_openmpi", *CORE, windows="created"),
     Transport("loopback", threads=True),
+    Transport("gpu", gpu=True, modules=ON_GPU, settings={"transport": "shm"}),
+    Transport("gpu-threads", gpu=True, threads=True, modules=ON_GPU),
     Transport("unmapped", threads=True, settings={"mapped": False}),
     _adversary(1),
 )

@@ -48,7 +48,7 @@ def worker_environment() -> dict[str, str]:
 class Worker:
     """One process; ``fd`` delivers its answers."""
 
-    def __init__(self, secret_fd: int) -> None:
+    def __init__(self, secret_fd: int, variables: dict[str, str]) -> None:
         read, write = os.pipe()
         self._log = Log()
         self.process = subprocess.Popen(
@@ -56,7 +56,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=self._log.file,
             stderr=self._log.file,
-            env=worker_environment(),
+            env=worker_environment() | variables,
             pass_fds=(write, secret_fd),
             start_new_session=True,  # Ctrl-C reaches only pytest; the pool ends its workers
         )
@@ -119,12 +119,14 @@ class Pool:
         self._mpi: dict[str, MpiJob] = {}
         self._job = 0
 
-    def _at(self, place: object) -> Worker:
+    def _at(self, place: object, command: dict[str, Any]) -> Worker:
+        variables: dict[str, str] = command.get("gpu", {})
+        place = place, *variables.items()
         worker = self._workers.get(place)
         if worker is None or not worker.alive:
             if worker is not None:
                 worker.end()
-            worker = self._workers[place] = Worker(self._secret_fd)
+            worker = self._workers[place] = Worker(self._secret_fd, variables)
         return worker
 
     def run_processes(
@@ -135,7 +137,7 @@ class Pool:
         job_id = f"contract-{self._job}"
         with StoreServer(self._secret, size, job_id=job_id) as server:
             host, port = server.address
-            workers = [self._at(rank) for rank in range(size)]
+            workers = [self._at(rank, command) for rank in range(size)]
             for rank, worker in enumerate(workers):
                 place = {"rank": rank, "size": size, "job_id": job_id, "store": f"{host}:{port}"}
                 worker.send(command | {"init": place | settings})
@@ -166,7 +168,7 @@ class Pool:
         self, command: dict[str, Any], size: int, settings: dict[str, Any], deadline: float
     ) -> list[Answer]:
         """Run all ranks as threads of one process; return one answer for all."""
-        worker = self._at("threads")
+        worker = self._at("threads", command)
         worker.send(command | {"threads": size, "settings": settings})
         return self._gather([worker], deadline)
 

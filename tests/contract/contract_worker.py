@@ -3,6 +3,7 @@ or ``contract_worker.py mpi:SOCKET`` below an MPI's launcher."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -115,17 +116,27 @@ def _told(error: BaseException, folder: str) -> dict[str, str]:
 
 
 def _answer(command: dict[str, Any], secret_fd: int) -> dict[str, Any]:
+    on_gpu = contextlib.nullcontext()
+    if "gpu" in command:
+        from contract_gpu import segments_on_gpu
+
+        on_gpu = segments_on_gpu()
     try:
-        program = _program(command)
-        if "threads" in command:
-            return {"result": _as_threads(program, command)}
-        if "mpi" in command:
-            return {"result": _as_mpi(program, command)}
-        return {"result": _as_process(program, command, secret_fd)}
+        with on_gpu:
+            return _result(command, secret_fd)
     except pytest.skip.Exception as skipped:
         return {"skip": str(skipped)}
     except BaseException as error:
         return _told(error, command["folder"])
+
+
+def _result(command: dict[str, Any], secret_fd: int) -> dict[str, Any]:
+    program = _program(command)
+    if "threads" in command:
+        return {"result": _as_threads(program, command)}
+    if "mpi" in command:
+        return {"result": _as_mpi(program, command)}
+    return {"result": _as_process(program, command, secret_fd)}
 
 
 def _serve(commands: Iterable[bytes], answers: BinaryIO, secret_fd: int) -> None:

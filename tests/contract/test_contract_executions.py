@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_harness import contract
+from contract_harness import MAPPED, contract
 
 import pgasdl
 
@@ -323,6 +323,15 @@ def test_ranks_that_sleep_are_woken(ctx: Any) -> None:
     x = np.zeros(16, np.float32)
     for _ in range(1000):
         ctx.allreduce(x)
+
+
+@contract(ranks=2, on=MAPPED, spin_us=0, yield_us=0)
+def test_ranks_do_not_sleep_while_they_work(ctx: Any) -> None:
+    """A long reduction goes in passes, for which nobody would wake the rank: here 8."""
+    x = ctx.segment(32 << 20).numpy(np.float32)
+    with ctx.allreduce_handle(x, plan="gdraa-direct") as handle:
+        for _ in range(600):
+            handle()
 
 
 @contract(ranks=(2, 3))

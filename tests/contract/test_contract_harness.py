@@ -65,6 +65,28 @@ def test_a_failing_rank_is_named(own_pool: Pool, row: Any) -> None:
     assert run(own_pool, row, failing, 2, how="none") == [0, 10]
 
 
+@contract(ranks=2, meet=False)
+def raising(ctx: Any, how: str) -> Any:
+    """Raises on both ranks while what they posted is under way."""
+    segment = ctx.segment(1 << 16)
+    ctx.barrier()
+    for block in range(1 if how == "none" else 15):
+        there = segment[4096 * (block + 1) : 4096 * (block + 2)]
+        ctx.write_notify(segment[0:4096], 1 - ctx.rank, there, block)
+    assert how == "none"
+    ctx.notify_reset(segment, ctx.notify_waitsome(segment))
+    ctx.barrier()
+
+
+@pytest.mark.parametrize("row", rows([row for row in TRANSPORTS if row.gpu]))
+def test_memory_outlives_what_was_posted(own_pool: Pool, row: Any) -> None:
+    """What a stream still has to do does not spoil the GPU for the next test."""
+    for _ in range(5):
+        with pytest.raises(RankFailure, match="AssertionError"):
+            run(own_pool, row, raising, 2, how="assert")
+        run(own_pool, row, raising, 2, how="none")
+
+
 @pytest.mark.parametrize("row", rows(ROWS[:2]))
 def test_a_hanging_rank_is_killed(own_pool: Pool, row: Any) -> None:
     """The stacks are shown, the workers are killed, and the next test gets new ones."""

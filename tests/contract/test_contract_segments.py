@@ -57,6 +57,43 @@ def test_sizes_differ(ctx: Any) -> None:
     assert not segment.numpy()[:-3].any()
 
 
+@contract(ranks=3)
+def test_views_of_peers(ctx: Any) -> None:
+    """Loads and stores where a peer's copy is mapped; else an error that says what to do."""
+    segment = ctx.segment(100 + ctx.rank, notifications=ctx.size)
+    right, left = (ctx.rank + 1) % ctx.size, (ctx.rank - 1) % ctx.size
+    assert segment.address_of(ctx.rank) == segment.address
+    if segment.address_of(right):
+        there = segment.numpy("int32", 4, (2, 3), peer=right)
+        assert there.shape == (2, 3)
+        assert len(segment.numpy(peer=right)) == 100 + right
+        there[:] = ctx.rank
+        ctx.notify(right, segment, ctx.rank)
+        assert ctx.notify_waitsome(segment, left, 1) == left
+        assert (segment.numpy("int32", 4, 6) == left).all()
+        kept = segment.numpy(peer=right)
+        ctx.barrier()
+        del segment, there
+        gc.collect()
+        ctx.barrier()
+        assert kept[4] == ctx.rank
+    else:
+        assert not ctx.mapped
+        with pytest.raises(pgasdl.UnavailableError, match=r"is not mapped here.*ctx\.read"):
+            segment.numpy(peer=right)
+        with pytest.raises(pgasdl.SegmentError, match=f"of {100 + right} bytes on rank {right}"):
+            segment.numpy(shape=100 + right + 1, peer=right)
+        ctx.barrier()
+        ctx.barrier()
+    part = ctx.segment(8, group=ctx.group([ctx.rank]))
+    with pytest.raises(pgasdl.RankError, match=f"rank {right} has no copy"):
+        part.numpy(peer=right)
+    for nobody in (-1, ctx.size):
+        with pytest.raises(pgasdl.RankError):
+            part.numpy(peer=nobody)
+    ctx.barrier()
+
+
 @contract(ranks=2)
 def test_views_share_memory(ctx: Any) -> None:
     segment = ctx.segment(64)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from failure_harness import Job
 
-OFFER = struct.Struct("16siI")
+OFFER = struct.Struct("16siII")
 
 
 def mailbox(pid: int) -> str:
@@ -56,7 +56,7 @@ def finish(ranks: Job) -> None:
 
 def messages() -> list[tuple[bytes, int]]:
     """What a stranger might send, and with how many descriptors."""
-    wrong = OFFER.pack(secrets.token_bytes(16), 1, 1)
+    wrong = OFFER.pack(secrets.token_bytes(16), 1, 1, 0)
     return [
         (b"", 0),
         (b"x", 1),
@@ -68,7 +68,7 @@ def messages() -> list[tuple[bytes, int]]:
         (wrong + b"x", 1),
         (bytes(OFFER.size), 3),
         (secrets.token_bytes(4096), 1),
-        (OFFER.pack(bytes(16), -1, 0xFFFFFFFF), 2),
+        (OFFER.pack(bytes(16), -1, 0xFFFFFFFF, 1), 2),
     ]
 
 

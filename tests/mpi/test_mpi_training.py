@@ -10,6 +10,7 @@ from pathlib import Path
 import mpi_jobs
 import pytest
 from support.mpi_rows import ROWS, Row
+from support.places import APPS
 
 from pgasdl import plans
 
@@ -100,3 +101,15 @@ def test_the_training_app_over_created_windows(mpi: Row, digests_over_shm: list[
 @pytest.mark.parametrize("mpi", NEWEST, indirect=True)
 def test_mpi_only_starts_the_ranks(mpi: Row, digests_over_shm: list[str]) -> None:
     assert digests(mpi, "shm", WAYS[0]) == digests_over_shm[:1]
+
+
+@pytest.mark.parametrize("mpi", NEWEST, indirect=True)
+def test_a_network_of_imagenets_shape_to_the_bit(mpi: Row) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    program = APPS / "train_images.py"
+    short = ("--iterations", "3", "--batch", "4")
+    over_shm = mpi_jobs.run(None, 2, program, *short)
+    over_mpi = mpi_jobs.run(mpi, 2, program, *short, PGASDL_TRANSPORT="mpi")
+    bits = [[line for line in lines if "sha256" in line] for lines in (over_shm, over_mpi)]
+    assert len(bits[0]) == 1 and bits[0] == bits[1]

@@ -35,3 +35,16 @@ def running(
 ) -> AbstractContextManager[subprocess.Popen[str]]:
     """A job that runs during the ``with`` block and is ended after it."""
     return starting.running(command(*arguments), env=environment(**variables), stderr=stderr)
+
+
+def torchrun(
+    *arguments: str, timeout: float = 200, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """How a job of PyTorch's launcher ended, on this machine, and what it wrote."""
+    here = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    return starting.finished(
+        [sys.executable, "-m", "torch.distributed.run", *here, *arguments],
+        env=environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", **variables),
+        timeout=timeout,
+        cwd="/",
+    )

@@ -16,7 +16,7 @@ from exchange_tools import (
 )
 from tiers import full
 
-from pgasdl import Context, loopback
+from pgasdl import Block, Context, GradientExchange, loopback
 
 N_ITERATIONS = 3
 
@@ -137,3 +137,30 @@ def test_the_reference_would_notice_another_order() -> None:
     terms = [contribution(case, rank, 0, 5) for rank in range(4)]
     assert not same_bits(reduced(case, terms), reduced(in_tree, terms))
     assert np.isfinite(reduced(case, terms)).all()
+
+
+@pytest.mark.parametrize(
+    "plan", ["gdraa", "gdraa-direct", "tree", "chain", "ring", "halving-doubling"]
+)
+def test_blocks_are_what_the_owner_updates(plan: str) -> None:
+    case = Case(plan, "update", ("float32", "float64"), bucket_bytes=300)
+
+    def program(ctx: Context) -> set[tuple[int, int, int]]:
+        updated: set[tuple[int, int, int]] = set()
+
+        def update(block: Block) -> None:
+            updated.add((block.bucket, block.offset, block.count))
+
+        with GradientExchange(ctx, case.layers(), kind="update", plan=plan, update=update,
+                              bucket_bytes=300) as exchange:  # fmt: skip
+            for layer in range(len(case.shapes)):
+                exchange.ready(layer)
+            exchange.finish()
+            blocks = exchange.blocks
+            assert updated == {(each.bucket, each.offset, each.count) for each in blocks}
+            assert all(each.weights.size == each.count for each in blocks)
+            return updated
+
+    owned = loopback.run(3, program)
+    assert not set.intersection(owned[0], owned[1]) and not set.intersection(owned[0], owned[2])
+    assert set.union(*owned)

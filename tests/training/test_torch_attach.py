@@ -78,16 +78,21 @@ def test_gradients_lie_in_the_exchange_as_the_parameters_do() -> None:
         net = made().to(memory_format=torch.channels_last)
         optimizer, _ = sgd(net)
         with attach(net, optimizer, context=ctx) as attached:
-            assert net.conv.weight.grad.stride() == net.conv.weight.stride() != (18, 9, 3, 1)
-            grads = {each: each.grad for each in net.parameters() if each.requires_grad}
             memory = attached.exchange.gradients.torch()
             first, last = memory.data_ptr(), memory.data_ptr() + memory.numel()
-            for _ in range(2):
-                for each, grad in grads.items():
-                    assert each.grad is grad and first <= grad.data_ptr() < last
+            places = set()
+            for set_to_none in (True, False, True):
                 loss_of(net, 0, 0).backward()
                 optimizer.step()
-                net.zero_grad()
+                trained = [each for each in net.parameters() if each.requires_grad]
+                assert all(first <= each.grad.data_ptr() < last for each in trained)
+                places.add(tuple(each.grad.data_ptr() for each in trained))
+                assert net.conv.weight.grad.stride() == net.conv.weight.stride() != (18, 9, 3, 1)
+                net.zero_grad(set_to_none)
+                attached.synchronize()
+                assert all((each.grad is None) == set_to_none for each in trained)
+                assert set_to_none or not any(each.grad.any() for each in trained)
+            assert len(places) == 1
         assert all(each.grad is None for each in net.parameters())
 
     alone(program)

@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 from torch_tools import alone, small  # noqa: E402
 
 import pgasdl  # noqa: E402
+from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
 
 
@@ -99,3 +100,165 @@ def test_a_gradient_that_is_changed_too_early_is_noticed(change: Callable[..., N
         return right
 
     assert alone(program)
+
+
+NOT_ELEMENTWISE = [
+    torch.optim.Adafactor,
+    torch.optim.LBFGS,
+    lambda p: torch.optim.Muon([each for each in p if each.ndim == 2]),
+    torch.optim.SparseAdam,
+    type("Own", (torch.optim.SGD,), {}),
+]
+
+
+@pytest.mark.parametrize("optimizer_of", NOT_ELEMENTWISE)
+def test_kind_update_refuses_optimizers_that_may_look_at_more(optimizer_of: Any) -> None:
+    def program(ctx: Any) -> None:
+        net, _ = small()
+        optimizer = optimizer_of(list(net.parameters()))
+        with pytest.raises(pgasdl.errors.ConfigError, match=r'kind="average" does it; .* AdamW,'):
+            attach(net, optimizer, context=ctx, kind="update")
+        assert not hasattr(net[0].weight, "_pgasdl_attached")
+
+    alone(program)
+
+
+def test_kind_update_refuses_what_its_plans_cannot_do() -> None:
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        with pytest.raises(pgasdl.errors.ConfigError, match="no kind 'mean'"):
+            attach(net, optimizer, context=ctx, kind="mean")
+        with pytest.raises(pgasdl.errors.ConfigError, match="no candidates"):
+            attach(net, optimizer, context=ctx, kind="update", candidates=("tree", "gdraa"))
+        with pytest.raises(pgasdl.PlanError, match="staged"):
+            attach(net, optimizer, context=ctx, kind="update", plan="staged")
+
+    alone(program)
+
+
+def _wait(attached: Any) -> None:
+    attached.wait()
+
+
+def _clip_norm(attached: Any) -> None:
+    attached.clip_grad_norm_(1.0)
+
+
+def _scale(attached: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    scaler.step(attached.optimizer)
+
+
+def _unscale(attached: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(attached.optimizer)
+    scaler.step(attached.optimizer)
+
+
+def _change(attached: Any) -> None:
+    _clip_values(attached.model)
+    attached.optimizer.step()
+
+
+@pytest.mark.parametrize("use", [_wait, _clip_norm, _scale, _unscale, _change])
+def test_kind_update_has_no_mean_gradient(use: Callable[..., None]) -> None:
+    def program(ctx: Any) -> bool:
+        net, optimizer = small()
+        net.float()
+        with (
+            pytest.raises((pgasdl.errors.ConfigError, pgasdl.PlanError), match='kind="average"'),
+            attach(net, optimizer, context=ctx, kind="update") as attached,
+        ):
+            net(torch.ones(1, 4)).sum().backward()
+            use(attached)
+        return not hasattr(optimizer, "_step_supports_amp_scaling")
+
+    assert loopback.run(2, program) == [True, True]
+
+
+def test_kind_update_uses_a_gradient_up() -> None:
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        x = torch.ones(1, 4, dtype=torch.float64)
+        with attach(net, optimizer, context=ctx, kind="update") as attached:
+            losses = net(x).sum(), net(x).sum()
+            losses[0].backward()
+            with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another gradient .* no_sync"):
+                losses[1].backward()
+            optimizer.step()
+            with pytest.raises(pgasdl.PlanError, match=r"0\.weight was used before its last step"):
+                (x @ net[0].weight.T).sum().backward()
+            with pytest.raises(pgasdl.PlanError, match=r"2\.\w+ gets another .*zero_grad\(\)"):
+                net(x).sum().backward()
+            with pytest.raises(pgasdl.PlanError, match=r"0\.weight, .*zero_grad\(\) after each"):
+                attached.synchronize()
+                optimizer.step()
+            for each in net.parameters():
+                each.grad = None  # does it, too
+            before = net[2].bias.detach().clone()
+            with attached.no_sync():
+                net(x).sum().backward()
+            net(x).sum().backward()
+            optimizer.step()
+            attached.synchronize()
+            assert torch.equal(net[2].bias, before - 0.2)
+
+    alone(program)
+
+
+@pytest.mark.parametrize("use", ["call", "state_dict", "optimizer.state_dict", "synchronize"])
+def test_kind_update_keeps_weights_to_itself_between_backward_and_step(use: str) -> None:
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        x = torch.ones(1, 4, dtype=torch.float64)
+        with attach(net, optimizer, context=ctx, kind="update") as attached:
+            uses = {
+                "call": lambda: net(x),
+                "state_dict": net.state_dict,
+                "optimizer.state_dict": optimizer.state_dict,
+                "synchronize": attached.synchronize,
+            }
+            net(x).sum().backward()
+            with pytest.raises(pgasdl.PlanError, match=r"0\.weight.* used between backward and"):
+                uses[use]()
+            optimizer.step()
+            uses[use]()
+
+    alone(program)
+
+
+def test_a_parameter_that_was_moved_is_noticed() -> None:
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        with attach(net, optimizer, context=ctx, kind="update"):
+            net[2].bias.data = net[2].bias.data.clone()
+            net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+            with pytest.raises(pgasdl.PlanError, match=r"2\.bias has got other memory"):
+                optimizer.step()
+            optimizer.zero_grad()
+
+    alone(program)
+
+
+def test_a_fused_optimizer_that_scales_itself_steps_at_once() -> None:
+    def program(ctx: Any) -> None:
+        net, _ = small()
+        net.float()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, fused=True)
+        before = net[2].bias.detach().clone()
+        for deferred in (None, False):
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            with attach(net, optimizer, context=ctx, deferred=deferred) as attached:
+                scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+                attached.wait()
+                if deferred is None:
+                    with pytest.raises(pgasdl.errors.ConfigError, match="deferred=False"):
+                        scaler.step(optimizer)
+                    del optimizer.grad_scale, optimizer.found_inf
+                else:
+                    scaler.step(optimizer)
+        torch.testing.assert_close(net[2].bias.detach(), before - 0.1)
+
+    alone(program)

@@ -53,9 +53,10 @@ def trained(app: Any, size: int, arguments: str) -> list[np.ndarray]:
     app.prepare(given)
 
     def program(ctx: Context) -> np.ndarray:
-        trainer, course = app.train(ctx, given)
-        assert course.loss[-3:].mean() < course.loss[:3].mean() / 1.5
-        return np.concatenate([layer.weights.numpy() for layer in trainer.layers])
+        training = app.train(ctx, given)
+        loss = training.course.loss
+        assert loss[-3:].mean() < loss[:3].mean() / 1.5
+        return np.concatenate(list(app.weights(training.network).values()))
 
     return loopback.run(size, program)
 

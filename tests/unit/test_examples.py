@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.launcher import run
+from support.launcher import run, torchrun
 from support.places import ROOT
 
 import pgasdl
@@ -29,27 +29,32 @@ def modules_with_examples() -> list[str]:
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_of_a_module(name: str) -> None:
+    if "torch" in name.split("."):
+        pytest.importorskip("torch")
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted
     assert not result.failed
 
 
 README = re.findall(
-    r"```python\n# pgasdl (run .*?) (\w+\.py)\n(.*?)```",
+    r"```python\n# (pgasdl run|torchrun) (.*?) (\w+\.py)\n(.*?)```",
     (ROOT / "README.md").read_text(),
     re.DOTALL,
 )
 
 
-@pytest.mark.parametrize(("arguments", "name", "program"), README, ids=[row[1] for row in README])
+@pytest.mark.parametrize(
+    ("launcher", "arguments", "name", "program"), README, ids=[row[2] for row in README]
+)
 def test_the_programs_of_the_readme(
-    arguments: str, name: str, program: str, tmp_path: Path
+    launcher: str, arguments: str, name: str, program: str, tmp_path: Path
 ) -> None:
     if "import torch" in program:
         pytest.importorskip("torch")
     path = tmp_path / name
     path.write_text(program)
-    done = run(*arguments.split()[1:], str(path), timeout=200)
+    start = torchrun if launcher == "torchrun" else run
+    done = start(*arguments.split(), str(path), timeout=200)
     assert done.returncode == 0, done.stderr
     assert set(re.findall(r"rank (\d)", done.stdout)) == {"0", "1"}
 

@@ -121,7 +121,7 @@ def imports_any(path: Path, *packages: str) -> set[str]:
 # The longest name that fits decides. A module may import from its own layer and from layers below.
 ROOMS = (
     ("errors", "_native"),
-    ("transports", "kernel", "models"),
+    ("transports", "kernel", "models", "device"),
     ("settings",),
     ("config", "buffers"),
     ("topology",),
@@ -140,14 +140,15 @@ ROOMS = (
     ("runtime.launch",),
     ("runtime.mpi",),
     ("runtime",),
+    ("training.torch.backend",),
     ("loopback", "__init__"),
-    ("tools.chart", "tools.sizes", "tools.json_document", "tools.progress"),
+    ("tools.chart", "tools.gpus", "tools.sizes", "tools.json_document", "tools.progress"),
     ("tools.command", "tools.topo", "tools.probes"),
     ("tools.simulate",),
     ("tools.simulate.papers",),
     ("tools.simulate.cli", "tools.bench", "tools.doctor"),
     ("tools",),
-    ("simulate", "torch", "__main__"),
+    ("simulate", "torch", "input", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 
@@ -236,7 +237,7 @@ def top_level_imports(path: Path) -> set[str]:
 
 
 def test_optional_packages_are_imported_where_they_are_used() -> None:
-    optional = {"torch", "mpi4py", "matplotlib", "sklearn"}
+    optional = {"torch", "cupy", "mpi4py", "matplotlib", "sklearn"}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         if "bench" not in parts and "torch" not in parts:

@@ -97,7 +97,7 @@ SEEDED = [
     Seeded(
         "late-source-dropped",
         "native/transport/loopback/loopback.cpp",
-        "            transfer.local->region});",
+        "            owner_of(*transfer.local)});",
         "            nullptr});",
         "test_failure",
         "",

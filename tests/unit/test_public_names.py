@@ -13,11 +13,12 @@ import pgasdl
 NAMES = {
     "pgasdl": (
         "AlignmentError Block BootstrapError BufferRefused ClosedError Collective ConfigError "
-        "Context GradientExchange Group Limits MismatchError NotificationError PeerLost PgasError "
-        "PlanError QueueError QueueFull RankError Segment SegmentError Timeout UnavailableError "
-        "__version__ init"
+        "Context DataError GradientExchange Group Limits MismatchError NotificationError PeerLost "
+        "PgasError PlanError QueueError QueueFull RankError Segment SegmentError Timeout "
+        "UnavailableError __version__ init"
     ),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
+    "pgasdl.input": "Batches Iterations Prefetcher StripedFiles StripedWriter",
     "pgasdl.loopback": "run",
     "pgasdl.models": "layers",
     "pgasdl.plans": (

@@ -27,6 +27,9 @@ class Native(types.ModuleType):
         self._left_out = left_out
         self.wishes: list[tuple[object, ...]] = []
 
+    def cuda_missing(self) -> str:
+        return "no driver"
+
     def transports(self) -> dict[str, str]:
         return {"shm": "", "verbs": self._left_out}
 
@@ -212,9 +215,11 @@ def test_none_at_all(
     assert cli.main(["topo"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("no transport verbs: no RDMA device\nfix: an RDMA adapter, or soft-RoCE")
+    assert out.endswith("\n\nno GPU: no driver\n")
     assert cli.main(["topo", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["addresses"], report["fix"]) == ([], topo.GET_ONE)
+    assert (report["gpus"]["gpus"], report["gpus"]["missing"]) == ([], "no driver")
 
 
 def test_wrong_wishes_are_a_usage_error(

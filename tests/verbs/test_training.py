@@ -1,4 +1,4 @@
-"""The training app over verbs, between two hosts: the same bits as over shm."""
+"""The training app over verbs, between two hosts, and torch.distributed's backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ APP = "../apps/train_digits.py"
 SHORT = ["--epochs", "1", "--batch", "120", "--picture", "", "--check-bits", "--save"]
 
 
-def test_weights_of_shm(tmp_path: Path) -> None:
+def test_weights_of_shm_and_a_process_group(tmp_path: Path) -> None:
     """Two ranks on two hosts: in one job all average, in the other the owner of a block updates."""
     folder = tmp_path / "guests"
     folder.mkdir()
@@ -30,7 +30,11 @@ def test_weights_of_shm(tmp_path: Path) -> None:
             {"PGASDL_TIMEOUT": "100"}, seconds=150)
         for kind in kinds
     ]  # fmt: skip
-    stories = hosts.run(folder, over_verbs)
+    group = Job("group", "training/programs/process_group.py", [[0], [1]], torchrun=True,
+                env={"PGASDL_TIMEOUT": "100"}, seconds=150)  # fmt: skip
+    stories = hosts.run(folder, [*over_verbs, group])
+    story = stories["group"].check(2)
+    assert "rank 0 over verbs" in story.of(0) and "rank 1 over verbs" in story.of(1), str(story)
     for kind in kinds:
         story = stories[kind].check(2)
         assert any("verbs to ranks [1]" in line for line in story.of(0)), str(story)

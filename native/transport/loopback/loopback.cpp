@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 
+#include "memory/device_stream.hpp"
 #include "transport/processor_atomic.hpp"
 
 namespace pgasdl {
@@ -11,6 +12,24 @@ namespace {
 
 std::byte* base(const RemoteSegment& remote) {
   return remote.data != nullptr ? remote.data : reinterpret_cast<std::byte*>(remote.address);
+}
+
+int device_of(const Transfer& transfer) {
+  return transfer.local->device != kHost ? transfer.local->device : transfer.remote->device;
+}
+
+void copy_bytes(int device, std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (device == kHost) {
+    std::memcpy(to, from, bytes);
+  } else {
+    device_copy(device, to, from, bytes);
+  }
+}
+
+// What keeps a segment's data.
+std::shared_ptr<void> owner_of(const LocalSegment& segment) {
+  if (segment.device_region != nullptr) return segment.device_region;
+  return segment.region;
 }
 
 }  // namespace
@@ -27,7 +46,7 @@ void LoopbackWorld::deliver(RankState& state, Operation& operation) {
   if (operation.source != nullptr) {
     const std::byte* source =
         operation.snapshot.empty() ? operation.source : operation.snapshot.data();
-    std::memcpy(operation.target, source, operation.bytes);
+    copy_bytes(operation.device, operation.target, source, operation.bytes);
   } else {
     operation.flag->store(operation.value, std::memory_order_release);
     WakeWord* wake_word = state.wake_words[static_cast<std::size_t>(operation.peer)];
@@ -84,10 +103,14 @@ std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Ra
   RemoteSegment remote;
   remote.bytes = segment.bytes;
   remote.notifications = segment.notifications;
-  if (world_->faults_.mapped && !segment.bound) remote.data = segment.data;
+  const bool reachable = !segment.bound || segment.device != kHost;
+  if (world_->faults_.mapped && reachable) remote.data = segment.data;
   remote.address = reinterpret_cast<std::uint64_t>(segment.data);
   remote.board = segment.board;
-  remote.keep = segment.region;
+  remote.device = segment.device;
+  if (world_->faults_.mapped) remote.region = segment.region;
+  using Both = std::pair<std::shared_ptr<Region>, std::shared_ptr<DeviceRegion>>;
+  remote.keep = std::make_shared<Both>(segment.region, segment.device_region);
   const std::lock_guard lock(mine().mutex);
   // This rank may delete it, or leave, before the last peer attaches it.
   if (peers.size() > 1) mine().published[segment.id] = {std::move(remote), peers.size() - 1};
@@ -130,7 +153,8 @@ void LoopbackTransport::submit(LoopbackWorld::Operation&& operation) {
     return;
   }
   if (operation.source != nullptr && !world_->faults_.late_source) {
-    operation.snapshot.assign(operation.source, operation.source + operation.bytes);
+    operation.snapshot.resize(operation.bytes);
+    copy_bytes(operation.device, operation.snapshot.data(), operation.source, operation.bytes);
   }
   state.pending.push_back(std::move(operation));
 }
@@ -146,11 +170,12 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
             transfer.local->data + transfer.local_offset,
             base(*transfer.remote) + transfer.remote_offset,
             transfer.bytes,
+            device_of(transfer),
             {},
             nullptr,
             0,
             transfer.remote->keep,
-            transfer.local->region});
+            owner_of(*transfer.local)});
   }
   if (flag != nullptr) {
     submit({queue,
@@ -158,6 +183,7 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
             nullptr,
             nullptr,
             0,
+            kHost,
             {},
             &flag->remote->board[flag->notification],
             flag->value,
@@ -178,11 +204,12 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
                                        base(*transfer.remote) + transfer.remote_offset,
                                        transfer.local->data + transfer.local_offset,
                                        transfer.bytes,
+                                       device_of(transfer),
                                        {},
                                        nullptr,
                                        0,
                                        transfer.remote->keep,
-                                       transfer.local->region};
+                                       owner_of(*transfer.local)};
     // A read looks at the peer when it is delivered, never at the time of posting.
     if (world_->faults_.immediate()) {
       LoopbackWorld::deliver(mine(), operation);
@@ -191,15 +218,11 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
     }
   }
   if (flag != nullptr) {
-    LoopbackWorld::Operation operation{queue,
-                                       peer,
-                                       nullptr,
-                                       nullptr,
-                                       0,
-                                       {},
-                                       &flag->local->board[flag->notification],
-                                       flag->value,
-                                       flag->local->region,
+    LoopbackWorld::Operation operation{queue,       peer,
+                                       nullptr,     nullptr,
+                                       0,           kHost,
+                                       {},          &flag->local->board[flag->notification],
+                                       flag->value, flag->local->region,
                                        nullptr};
     submit(std::move(operation));
   }

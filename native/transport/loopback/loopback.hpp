@@ -47,6 +47,7 @@ class LoopbackWorld {
     const std::byte* source;  // null: a flag
     std::byte* target;
     std::uint64_t bytes;
+    int device;                       // that copies it; kHost if neither end lies on one
     std::vector<std::byte> snapshot;  // of the source, unless it is read late
     FlagWord* flag;
     std::uint32_t value;
@@ -85,6 +86,7 @@ class LoopbackTransport final : public Transport {
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  bool takes_devices() const override { return true; }
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                   const RemoteFlag* flag) override;

@@ -9,10 +9,12 @@
 #include <sys/uio.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 
+#include "memory/device_stream.hpp"
 #include "reduce/copy.hpp"
 #include "sys/packed.hpp"
 #include "transport/processor_atomic.hpp"
@@ -22,12 +24,14 @@ namespace pgasdl {
 namespace {
 
 constexpr int kMailPerService = 64;
+constexpr std::uint64_t kPiece = 1 << 20;
 
 // What accompanies a descriptor.
 struct Offer {
   char token[kTokenBytes];
   std::int32_t rank;
   std::uint32_t segment;
+  std::uint32_t part;
 };
 
 // What a peer needs to know of a segment; the descriptor comes separately.
@@ -39,6 +43,8 @@ struct Description {
   std::uint32_t id;
   std::uint32_t notifications;
   std::uint32_t bound;
+  std::uint32_t on_device;
+  DeviceHandle device;
 };
 
 struct Endpoint {
@@ -89,6 +95,17 @@ void filter_by_token(int socket, const std::string& token) {
   (void)setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &attached, sizeof attached);
 }
 
+// To or from a peer's memory that is mapped here.
+void copy_bytes(std::byte* to, const std::byte* from, const Transfer& transfer) {
+  const int device =
+      transfer.local->device != kHost ? transfer.local->device : transfer.remote->device;
+  if (device == kHost) [[likely]] {
+    pgasdl::copy(to, from, transfer.bytes);
+  } else {
+    device_copy(device, to, from, transfer.bytes);
+  }
+}
+
 }  // namespace
 
 ShmTransport::ShmTransport(Rank rank, Rank size, const std::string& token)
@@ -128,9 +145,13 @@ void ShmTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
 }
 
 std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
-  if (segment.bound) admit_peers();
+  if (segment.bound && segment.device == kHost) admit_peers();
   for (Rank peer : peers) {
-    if (peer != rank_) offer(segment, peer);
+    if (peer == rank_) continue;
+    offer(segment.id, Part::kHost, segment.descriptor, peer);
+    if (segment.device_descriptor) {
+      offer(segment.id, Part::kDevice, segment.device_descriptor, peer);
+    }
   }
   Description description{};
   description.bytes = segment.bytes;
@@ -141,6 +162,8 @@ std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> p
   description.id = segment.id;
   description.notifications = segment.notifications;
   description.bound = segment.bound;
+  description.on_device = segment.device != kHost;
+  if (segment.device != kHost) description.device = segment.device_region->handle();
   return packed(description);
 }
 
@@ -157,11 +180,12 @@ void ShmTransport::admit_peers() {
         0);
 }
 
-void ShmTransport::offer(const LocalSegment& segment, Rank peer) {
+void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& offered, Rank peer) {
   Offer offer{};
   std::memcpy(offer.token, token_.data(), kTokenBytes);
   offer.rank = rank_;
-  offer.segment = segment.id;
+  offer.segment = segment;
+  offer.part = static_cast<std::uint32_t>(part);
   iovec content{&offer, sizeof offer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   sockaddr_un address;
@@ -176,7 +200,7 @@ void ShmTransport::offer(const LocalSegment& segment, Rank peer) {
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
-  const int descriptor = segment.descriptor.get();
+  const int descriptor = offered.get();
   std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
   // A full mailbox is emptied by the peer's service thread, which runs whatever the peer does.
   const Deadline deadline = Deadline::in(10);
@@ -231,16 +255,17 @@ void ShmTransport::service() {
       continue;
     }
     const std::lock_guard lock(mailbox_mutex_);
-    mailbox_[{offer.rank, offer.segment}] = std::move(descriptor);
+    mailbox_[{offer.rank, offer.segment, static_cast<Part>(offer.part)}] = std::move(descriptor);
   }
 }
 
-UniqueFd ShmTransport::await_descriptor(Rank peer, SegmentId segment, Deadline deadline) {
+UniqueFd ShmTransport::await_descriptor(Rank peer, SegmentId segment, Part part,
+                                        Deadline deadline) {
   for (;;) {
     service();
     {
       const std::lock_guard lock(mailbox_mutex_);
-      const auto found = mailbox_.find({peer, segment});
+      const auto found = mailbox_.find({peer, segment, part});
       if (found != mailbox_.end()) {
         UniqueFd descriptor = std::move(found->second);
         mailbox_.erase(found);
@@ -262,15 +287,29 @@ RemoteSegment ShmTransport::attach(Rank peer, const std::string& bytes, Deadline
   if (description.board_offset > description.region_bytes ||
       description.board_offset % alignof(FlagWord) != 0 ||
       board_bytes > description.region_bytes - description.board_offset ||
-      (!description.bound && description.bytes > description.board_offset)) {
+      (!description.bound && !description.on_device &&
+       description.bytes > description.board_offset)) {
     throw Error(ErrorKind::kMismatch, text("impossible segment description from rank ", peer));
   }
-  const UniqueFd descriptor = await_descriptor(peer, description.id, deadline);
+  const UniqueFd descriptor = await_descriptor(peer, description.id, Part::kHost, deadline);
   auto region = Region::attach(descriptor.get(), description.region_bytes);
   RemoteSegment remote;
   remote.bytes = description.bytes;
   remote.notifications = description.notifications;
   remote.board = reinterpret_cast<FlagWord*>(region->data() + description.board_offset);
+  remote.region = region;
+  if (description.on_device) {
+    UniqueFd memory;
+    if (description.device.kind == DeviceHandle::Kind::kDescriptor) {
+      memory = await_descriptor(peer, description.id, Part::kDevice, deadline);
+    }
+    auto mapped = DeviceRegion::attach(description.device, memory.get(), description.bytes);
+    remote.device = mapped->device();
+    remote.data = mapped->data();
+    using Both = std::pair<std::shared_ptr<Region>, std::shared_ptr<DeviceRegion>>;
+    remote.keep = std::make_shared<Both>(std::move(region), std::move(mapped));
+    return remote;
+  }
   if (description.bound) {
     remote.address = description.address;
   } else {
@@ -284,8 +323,8 @@ bool ShmTransport::post_write(QueueId, Rank peer, std::span<const Transfer> tran
                               const RemoteFlag* flag) {
   for (const Transfer& transfer : transfers) {
     if (transfer.remote->data != nullptr) [[likely]] {
-      pgasdl::copy(transfer.remote->data + transfer.remote_offset,
-                   transfer.local->data + transfer.local_offset, transfer.bytes);
+      copy_bytes(transfer.remote->data + transfer.remote_offset,
+                 transfer.local->data + transfer.local_offset, transfer);
     } else {
       copy_across(peer, transfer, true);
     }
@@ -301,8 +340,8 @@ bool ShmTransport::post_read(QueueId, Rank peer, std::span<const Transfer> trans
                              const LocalFlag* flag) {
   for (const Transfer& transfer : transfers) {
     if (transfer.remote->data != nullptr) [[likely]] {
-      pgasdl::copy(transfer.local->data + transfer.local_offset,
-                   transfer.remote->data + transfer.remote_offset, transfer.bytes);
+      copy_bytes(transfer.local->data + transfer.local_offset,
+                 transfer.remote->data + transfer.remote_offset, transfer);
     } else {
       copy_across(peer, transfer, false);
     }
@@ -325,12 +364,31 @@ bool ShmTransport::post_atomic(QueueId, Rank peer, const Atomic& atomic) {
 }
 
 void ShmTransport::copy_across(Rank peer, const Transfer& transfer, bool write) {
+  std::byte* const here = transfer.local->data + transfer.local_offset;
+  if (transfer.local->device == kHost) {
+    call_across(peer, here, transfer.remote->address + transfer.remote_offset, transfer.bytes,
+                write);
+    return;
+  }
+  // The system call reaches no GPU's memory: in pieces, by way of the host.
+  std::vector<std::byte> piece(std::min(transfer.bytes, kPiece));
+  for (std::uint64_t done = 0; done < transfer.bytes; done += piece.size()) {
+    piece.resize(std::min(transfer.bytes - done, kPiece));
+    const std::uint64_t there = transfer.remote->address + transfer.remote_offset + done;
+    const int device = transfer.local->device;
+    if (write) device_copy(device, piece.data(), here + done, piece.size());
+    call_across(peer, piece.data(), there, piece.size(), write);
+    if (!write) device_copy(device, here + done, piece.data(), piece.size());
+  }
+}
+
+void ShmTransport::call_across(Rank peer, std::byte* mine, std::uint64_t theirs,
+                               std::uint64_t bytes, bool write) {
   const pid_t pid = peers_[static_cast<std::size_t>(peer)].pid;
   std::uint64_t done = 0;
-  while (done < transfer.bytes) {  // one call moves at most 2 GiB
-    iovec here{transfer.local->data + transfer.local_offset + done, transfer.bytes - done};
-    iovec there{reinterpret_cast<void*>(transfer.remote->address + transfer.remote_offset + done),
-                transfer.bytes - done};
+  while (done < bytes) {  // one call moves at most 2 GiB
+    iovec here{mine + done, bytes - done};
+    iovec there{reinterpret_cast<void*>(theirs + done), bytes - done};
     const ssize_t moved = write ? process_vm_writev(pid, &here, 1, &there, 1, 0)
                                 : process_vm_readv(pid, &here, 1, &there, 1, 0);
     if (moved <= 0) {

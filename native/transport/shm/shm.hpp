@@ -2,13 +2,15 @@
 //
 // Segments are sealed memfd mappings whose descriptors travel over AF_UNIX datagrams, so a write is
 // a copy and a flag is a store-release. Memory that was only bound is reached by
-// process_vm_writev(2) and process_vm_readv(2). Everything is complete when its post returns.
+// process_vm_writev(2) and process_vm_readv(2). Memory of a GPU is mapped by both, and copied by
+// the device. Everything is complete when its post returns.
 #pragma once
 
 #include <sys/types.h>
 
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "transport/transport.hpp"
@@ -26,6 +28,7 @@ class ShmTransport final : public Transport {
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  bool takes_devices() const override { return true; }
   int service_descriptor() const override { return socket_.get(); }
   void service() override;
 
@@ -43,9 +46,14 @@ class ShmTransport final : public Transport {
     WakeWord* wake_word = nullptr;
   };
   void admit_peers();
-  void offer(const LocalSegment& segment, Rank peer);
-  UniqueFd await_descriptor(Rank peer, SegmentId segment, Deadline deadline);
+  // A segment is handed over by a descriptor of its memory, or of its board; and one of its data,
+  // if that lies on a device.
+  enum class Part : std::uint32_t { kHost, kDevice };
+  void offer(SegmentId segment, Part part, const UniqueFd& descriptor, Rank peer);
+  UniqueFd await_descriptor(Rank peer, SegmentId segment, Part part, Deadline deadline);
   void copy_across(Rank peer, const Transfer& transfer, bool write);
+  void call_across(Rank peer, std::byte* mine, std::uint64_t theirs, std::uint64_t bytes,
+                   bool write);
 
   const Rank rank_;
   const std::string token_;
@@ -53,7 +61,8 @@ class ShmTransport final : public Transport {
   UniqueFd socket_;
   std::vector<Peer> peers_;
   std::mutex mailbox_mutex_;
-  std::map<std::pair<Rank, SegmentId>, UniqueFd> mailbox_;  // arrived, not yet attached
+  // Arrived, not yet attached.
+  std::map<std::tuple<Rank, SegmentId, Part>, UniqueFd> mailbox_;
 };
 
 }  // namespace pgasdl

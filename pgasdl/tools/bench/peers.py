@@ -87,7 +87,7 @@ class Peer:
         self, cuts: Sequence[int], calls: int, *, paced: bool, fill_share: float
     ) -> list[float]:
         """Return the microseconds of each call that reduces pieces of so many float32."""
-        answers = self._ask(op="allreduce", cuts=list(cuts), calls=calls, paced=paced)
+        answers = self.ask(op="allreduce", cuts=list(cuts), calls=calls, paced=paced)
         latest = [np.max([answer[key] for answer in answers], axis=0) for key in ("began", "ended")]
         fill_ns = max(answer["fill"] for answer in answers) * fill_share
         began, ended = ([int(moment) for moment in moments] for moments in latest)
@@ -95,7 +95,7 @@ class Peer:
 
     def ping(self, way: str, nbytes: int, n_batches: int) -> list[float]:
         """Return the microseconds one way, per batch of round trips."""
-        answers = self._ask(
+        answers = self.ask(
             op="ping", way=way, nbytes=nbytes, batches=n_batches, rounds=rounds_of(nbytes)
         )
         return [ns / 1e3 for ns in answers[0]["times"]]
@@ -121,7 +121,8 @@ class Peer:
         self._processes = []
         self._words.close()
 
-    def _ask(self, **command: Any) -> list[dict[str, Any]]:
+    def ask(self, **command: Any) -> list[Any]:
+        """Give every process a command; return their answers, by rank."""
         text = json.dumps(command) + "\n"
         for lines in self._lines:
             lines.write(text)

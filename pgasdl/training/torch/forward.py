@@ -21,14 +21,14 @@ class ForwardHooks:
         The model.
     layers : Sequence[Layer]
         Its layers.
-    take : Callable[[Layer], None]
+    use : Callable[[Layer], None]
         Called with each layer that a module uses, before the module's forward.
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], take: Callable[[Layer], None]
+        self, model: nn.Module, layers: Sequence[Layer], use: Callable[[Layer], None]
     ) -> None:
-        self._model, self._layers, self._take = model, layers, take
+        self._model, self._layers, self._use = model, layers, use
         self._called: set[nn.Module] | None = set()  # until the first step
         self._used_by: dict[nn.Module, list[Layer]] = {}
         for layer in layers:
@@ -44,7 +44,7 @@ class ForwardHooks:
         if self._called is not None:
             self._called.add(module)
         for layer in self._used_by.get(module, ()):
-            self._take(layer)
+            self._use(layer)
 
     def learn(self) -> list[Layer]:
         """Find the users of layers whose own modules nobody called, in the first step.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pgasdl.buffers import as_numpy_dtype, native_dtype
-from pgasdl.errors import BufferRefused, ConfigError
+from pgasdl.errors import BufferRefused, ConfigError, PlanError
 
 Settings = list[dict[str, Any]]
 
@@ -23,6 +23,7 @@ class State(Enum):
     LOCAL = "this rank's"
     EXCHANGING = "under way"
     AVERAGED = "the mean of all ranks"
+    SPENT = "what the owners' last step was made of"
 
 
 @dataclass(eq=False, slots=True)
@@ -40,10 +41,14 @@ class Layer:
     modules : list[nn.Module]
         All that hold one of the parameters.
     gradient : Tensor
-        What travels: every parameter's gradient, flat, and behind them one element for each
-        parameter, which is above 0 if any rank's backward reached it.
+        Every parameter's gradient, flat.
+    marks : Tensor
+        One element for each parameter; what comes back is above 0 if any rank's backward reached
+        it.
     views : list[Tensor]
         Each parameter's part of ``gradient``.
+    homes : list[int]
+        Address of each parameter that was moved into an exchange.
     arrived : set[int]
         Numbers of the parameters that the backward which exchanges has reached so far.
     state : State
@@ -52,8 +57,8 @@ class Layer:
         PyTorch's count of changes of ``gradient`` when its exchange began.
     step : Settings or None
         An optimizer step that the layer still has to make, with its hyperparameters.
-    zero : bool
-        The gradient is not needed after that step.
+    zero : bool or None
+        What zero_grad() was told as ``set_to_none``, if the gradient is not needed after that step.
     """
 
     index: int
@@ -62,12 +67,14 @@ class Layer:
     names: list[str] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     gradient: Tensor = field(default_factory=lambda: torch.empty(0))
+    marks: Tensor = field(default_factory=lambda: torch.empty(0))
     views: list[Tensor] = field(default_factory=list)
+    homes: list[int] = field(default_factory=list)
     arrived: set[int] = field(default_factory=set)
     state: State = State.LOCAL
     version: int = 0
     step: Settings | None = None
-    zero: bool = False
+    zero: bool | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,32 +82,86 @@ class Layer:
         return self.parameters[0].dtype
 
     @property
-    def length(self) -> int:
-        """Number of elements that travel."""
-        return sum(parameter.numel() for parameter in self.parameters) + len(self.parameters)
+    def count(self) -> int:
+        """Number of elements of all its parameters."""
+        return sum(parameter.numel() for parameter in self.parameters)
 
-    def place(self, gradient: Tensor) -> None:
+    def place(self, gradient: Tensor, marks: Tensor) -> None:
         """Let every parameter's gradient be a view of ``gradient``, laid out as the parameter."""
-        self.gradient = gradient.zero_()
-        offset = 0
-        for parameter in self.parameters:
-            flat = gradient[offset : offset + parameter.numel()]
-            strides = parameter.stride() if _dense(parameter) else ()
-            view = (
-                flat.as_strided(parameter.shape, strides) if strides else flat.view(parameter.shape)
-            )
-            self.views.append(view)
-            parameter.grad = view
-            offset += parameter.numel()
+        self.gradient, self.marks = gradient, marks
+        self.views = self._cut(gradient)
+        self.clear()
+
+    def move(self, weights: Tensor) -> None:
+        """Let every parameter be a view of ``weights``, with the values that it has."""
+        for parameter, view in zip(self.parameters, self._cut(weights), strict=True):
+            view.copy_(parameter.data)
+            parameter.data = view
+            self.homes.append(view.data_ptr())
+
+    def _cut(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
+        return [shaped(part, each) for part, each in zip(parts, self.parameters, strict=True)]
 
     def mark(self, number: int) -> None:
         """Mark a parameter as reached by a backward of this rank."""
-        self.gradient[number - len(self.parameters)] = 1
+        self.marks[number] = 1
 
     def used(self) -> list[nn.Parameter]:
         """Return the parameters that any rank's backward reached."""
-        marks = self.gradient[-len(self.parameters) :].tolist()
+        marks = self.marks.tolist()
         return [each for each, mark in zip(self.parameters, marks, strict=True) if mark > 0]
+
+    def take(self, number: int) -> None:
+        """Let a parameter's gradient be its view: with what the program has, or zeros."""
+        parameter, view = self.parameters[number], self.views[number]
+        if parameter.grad is view:
+            return
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            view.copy_(parameter.grad)
+        parameter.grad = view
+
+    def take_all(self) -> None:
+        """Let every parameter's gradient be its view."""
+        for number in range(len(self.parameters)):
+            self.take(number)
+
+    def clear(self, set_to_none: bool = True) -> None:
+        """Forget the gradient: autograd then brings its own, which is less than to add to zeros."""
+        for number, parameter in enumerate(self.parameters):
+            parameter.grad = None
+            if not set_to_none:
+                self.take(number)
+        self.marks.zero_()
+        self.arrived.clear()
+        self.state = State.LOCAL
+        self.zero = None
+
+    def require_unchanged(self, advice: str) -> None:
+        """Refuse a gradient that the program changed while it was exchanged."""
+        if self.gradient._version != self.version:  # the exchange's own writes do not count
+            names = ", ".join(self.names)
+            raise PlanError(
+                f"the gradient of one of {names} was changed while it was exchanged: {advice}"
+            )
+
+    def require_in_place(self) -> None:
+        """Refuse parameters that the program has moved since :meth:`move`."""
+        for name, parameter, home in zip(self.names, self.parameters, self.homes, strict=True):
+            if parameter.data_ptr() != home:
+                raise PlanError(
+                    f"parameter {name} has got other memory, but its owners write to the old one: "
+                    "detach first, and attach again"
+                )
+
+
+def shaped(flat: Tensor, parameter: Tensor) -> Tensor:
+    """View ``flat`` with the parameter's shape, in the order of the parameter's memory."""
+    if _dense(parameter):
+        return flat.as_strided(parameter.shape, parameter.stride())
+    return flat.view(parameter.shape)
 
 
 def _dense(tensor: Tensor) -> bool:

@@ -1,6 +1,11 @@
-"""All ranks begin with the same model."""
+"""What the ranks give each other besides gradients: the model they begin with, and states."""
 
 from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,3 +35,24 @@ def broadcast(model: nn.Module, context: Context, group: Group, timeout: float |
     with torch.no_grad():
         for part, each in pairs:
             each.copy_(part.view(each.dtype).view(each.shape))
+
+
+def allgather_objects(mine: Any, context: Context, group: Group) -> Iterator[Any]:
+    """Yield every rank's object, of tensors, numbers and containers, by rank. Collective.
+
+    Only one of them is in memory at a time.
+    """
+    file = io.BytesIO()
+    torch.save(mine, file)
+    blob = file.getvalue()
+    own = group.index(context.rank)
+    sizes = group.allgather("objects", struct.pack("<Q", len(blob)))
+    for root, (size,) in enumerate(struct.unpack("<Q", each) for each in sizes):
+        packed = torch.zeros(aligned(size), dtype=torch.uint8)
+        if root == own:
+            packed[:size] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        words = packed.view(torch.int32)
+        with context.collective_handle("broadcast", words, group=group, root=root) as handle:
+            handle()
+        # The tensors of a file that is not whole cannot do harm: only data is loaded.
+        yield torch.load(io.BytesIO(packed[:size].numpy().tobytes()), weights_only=True)

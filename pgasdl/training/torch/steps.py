@@ -33,6 +33,7 @@ class PartialStep:
         self._optimizer = optimizer
         self._step = optimizer.step
         self._own = optimizer.__dict__.get("step")  # a scheduler's
+        self._group_of: dict[nn.Parameter, int] = {}
 
     def restore(self) -> None:
         """Give the optimizer back the step that it had."""
@@ -42,11 +43,17 @@ class PartialStep:
             self._optimizer.step = self._own  # type: ignore[method-assign]
 
     def settings(self) -> Settings:
-        """Return the hyperparameters of every group, as they are now."""
+        """Return the hyperparameters of every group, as they are now; note who is in which."""
+        groups = self._optimizer.param_groups
+        self._group_of = {each: n for n, group in enumerate(groups) for each in group["params"]}
         return [
             {name: _copied(value) for name, value in group.items() if name != "params"}
-            for group in self._optimizer.param_groups
+            for group in groups
         ]
+
+    def group_of(self, parameter: nn.Parameter) -> int:
+        """Return the number of a parameter's group, when :meth:`settings` was last called."""
+        return self._group_of[parameter]
 
     def all(self) -> None:
         """Make the step for every parameter."""
@@ -54,18 +61,31 @@ class PartialStep:
 
     def of(self, parameters: Sequence[nn.Parameter], settings: Settings) -> None:
         """Make the step for ``parameters`` alone."""
-        wanted = set(parameters)
-        groups = self._optimizer.param_groups
-        chosen = []
-        for group, values in zip(groups, settings, strict=True):
-            some = [parameter for parameter in group["params"] if parameter in wanted]
-            if some:
-                chosen.append({**values, "params": some})
-        self._optimizer.param_groups = chosen
+        groups: list[list[nn.Parameter]] = [[] for _ in settings]
+        for each in parameters:
+            groups[self.group_of(each)].append(each)
+        self.of_groups(groups, settings)
+
+    def of_groups(
+        self,
+        parameters: Sequence[Sequence[nn.Parameter]],
+        settings: Settings,
+        state: Any = None,
+    ) -> None:
+        """Make the step for ``parameters`` in place of each group's; ``state``: of them."""
+        optimizer = self._optimizer
+        groups, whole = optimizer.param_groups, optimizer.state
+        optimizer.param_groups = [
+            {**values, "params": list(some)}
+            for some, values in zip(parameters, settings, strict=True)
+            if some
+        ]
+        if state is not None:
+            optimizer.state = state
         try:
             self._step()
         finally:
-            self._optimizer.param_groups = groups
+            optimizer.param_groups, optimizer.state = groups, whole
 
 
 def _copied(value: Any) -> Any:

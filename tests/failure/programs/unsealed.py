@@ -12,7 +12,7 @@ from rank_tools import report, say, until
 import pgasdl
 from pgasdl import PgasError, Timeout
 
-OFFER = struct.Struct("16siI")
+OFFER = struct.Struct("16siII")
 
 
 def forge(token: bytes, segment: int) -> None:
@@ -25,7 +25,7 @@ def forge(token: bytes, segment: int) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         for address in addresses:
             try:
-                content = OFFER.pack(token, 1, segment)
+                content = OFFER.pack(token, 1, segment, 0)
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", memory))]
                 sock.sendmsg([content], rights, 0, f"\0{address[1:]}")
             except ConnectionError:

@@ -20,9 +20,8 @@ def main() -> None:
             given = train_digits.options(arguments.split())
             train_digits.prepare(given)
             with contextlib.redirect_stdout(io.StringIO()):
-                trainer, _ = train_digits.train(ctx, given)
-            digests.append(trainer.digest())
-            trainer.exchange.close()
+                network = train_digits.train(ctx, given).network
+            digests.append(train_digits.digest(network))
     sys.stdout.write(json.dumps(digests) + "\n")  # in one piece, as other ranks write too
 
 

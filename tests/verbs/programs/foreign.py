@@ -35,6 +35,8 @@ ENDPOINT = struct.Struct("<QIIIIII128s")  # magic, datagrams, mtu, reads, lid, l
 # magic, token, from, to, queue, count, number and first packet of the end, joined, answer
 DATAGRAM = struct.Struct("<Q16siiIIIIII")
 DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, padding
+HEAD = struct.Struct("<III")  # before it: the segment's id, whether it is on a GPU, what is wrong
+NO_FAULT = 2**32 - 1
 HEADER = struct.Struct("<QQII32s")  # of a slot: fingerprint, bytes of all, bytes, generation, what
 LEFT = 0xFFFFFFFF
 ROCE_V2 = 1
@@ -290,7 +292,7 @@ class Foreign:
         own = Memory(self.pd, nbytes, notifications)
         self.generation += 1
         slot = self.slots + (self.generation & 1) * SIZE * EXCHANGE_SLOT
-        body = struct.pack("<I", self.generation) + own.describe()
+        body = HEAD.pack(self.generation, 0, NO_FAULT) + own.describe()
         header = HEADER.pack(1, len(body), len(body), self.generation, b"segment")
         self.write(header + body, self.there.data + slot + ME * EXCHANGE_SLOT, self.there.data_key)
         self.raise_flag(self.there, EXCHANGE_ID + ME, self.generation)
@@ -300,7 +302,7 @@ class Foreign:
         fingerprint, _, n_body, generation, what = HEADER.unpack(header)
         assert (fingerprint, generation) == (1, self.generation), what
         body = self.control.data.read(n_body, at + HEADER.size)
-        return own, Remote.parse(body[4:])
+        return own, Remote.parse(body[HEAD.size :])
 
     def leave(self) -> None:
         """Stay until rank 0 has said farewell: it closes when it expects nothing more from here."""

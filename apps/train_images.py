@@ -1,0 +1,111 @@
+"""Train a network of ImageNet's shape on several ranks, and stop and go on as you like.
+
+    pgasdl run -n 2 apps/train_images.py --picture train_images.png
+    pgasdl run -n 3 apps/train_images.py --checkpoints FOLDER --until 20
+    pgasdl run -n 2 apps/train_images.py --checkpoints FOLDER
+
+The first draws the loss of the ranks over that of one process, a plain PyTorch loop: they differ by
+rounding. The third goes on where the second stopped: to the bit on as many ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from checkpoint import FORMATS, Checkpoints
+from images_course import Course, Team, add_options, prepare
+
+import pgasdl
+from pgasdl.plans import PLANS
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Train a network on images.")
+    add_options(parser)
+    add = parser.add_argument
+    add("--plan", choices=sorted(PLANS), help="how; without it, the best for this transport")
+    add("--checkpoints", metavar="FOLDER", help="write checkpoints, and go on from the last one")
+    add("--format", choices=FORMATS, default=FORMATS[0], help="of checkpoints")
+    add("--every", type=int, default=10, help="iterations from one checkpoint to the next")
+    add("--until", type=int, help="stop before this iteration")
+    add("--picture", default="", metavar="FILE", help="loss of the ranks, over one process's")
+    return parser.parse_args(arguments)
+
+
+def train(team: Team, given: argparse.Namespace) -> Course:
+    """Train, with checkpoints if they are wanted."""
+    course = Course(given)
+    until = given.iterations if given.until is None else min(given.until, given.iterations)
+    if not given.checkpoints:
+        course.train(team, until=until)
+        return course
+    checkpoints = Checkpoints(given.checkpoints, given.format)
+    if course.resume(checkpoints, team) and team.rank == 0:
+        print(f"going on from iteration {course.iteration}", flush=True)
+    course.train(team, partial(_save_at_times, course, checkpoints, team, until), until)
+    return course
+
+
+def _save_at_times(course: Course, checkpoints: Checkpoints, team: Team, until: int) -> None:
+    if course.iteration % course.given.every == 0 or course.iteration == until:
+        course.save(checkpoints, team)
+
+
+def draw(path: str, ours: list[float], alone: list[float], n_ranks: int) -> None:
+    """Write the picture: both curves over each other, and their difference."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(7, 5), sharex=True, height_ratios=(2, 1), layout="constrained"
+    )
+    iterations = np.arange(1, len(ours) + 1)
+    name = f"{n_ranks} ranks" if n_ranks > 1 else "1 rank"
+    above.plot(iterations, ours, color="#f0a04b", linewidth=5, label=name)
+    above.plot(iterations, alone[: len(ours)], color="#2f5d9b", label="one process, plain PyTorch")
+    above.set_ylabel("loss of the batch")
+    above.set_title("Loss while training", loc="left", fontweight="bold")
+    above.set_ylim(0)
+    above.legend(frameon=False)
+    difference = np.abs(np.subtract(ours, alone[: len(ours)]))
+    below.plot(iterations, np.where(difference > 0, difference, np.nan), ".", color="#c8552b")
+    below.set_yscale("log")
+    below.set_ylabel("difference")
+    below.set_xlabel("iteration")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Join the job, train, and compare with one process."""
+    given = options()
+    prepare(given)
+    with pgasdl.init() as ctx:
+        team = Team(ctx, plan=given.plan)
+        began = time.monotonic()
+        course = train(team, given)
+        seconds = time.monotonic() - began
+        digest = course.common_digest(team)
+    if team.rank != 0:
+        return
+    ranks = "1 rank" if team.size == 1 else f"{team.size} ranks"
+    print(f"{ranks}, {course.iteration} iterations, {seconds:.1f} s, loss {course.losses[-1]:.4f}")
+    print(f"weights: sha256 {digest[:16]}, the same bits on {ranks}")
+    if given.picture:
+        alone = Course(given)
+        alone.train(Team(), until=course.iteration)
+        draw(given.picture, course.losses, alone.losses, team.size)
+        worst = np.abs(np.subtract(course.losses, alone.losses)).max()
+        print(f"picture: {given.picture}; the losses differ by at most {worst:.1e}")
+
+
+if __name__ == "__main__":
+    main()

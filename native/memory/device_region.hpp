@@ -1,0 +1,68 @@
+// Memory of a GPU that other ranks of the machine can reach: our own, a mapping of a peer's, or
+// somebody else's allocation that is only described.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "sys/cuda.hpp"
+#include "sys/process.hpp"
+
+namespace pgasdl {
+
+inline constexpr int kHost = -1;  // instead of a device's number
+
+// What another process needs to map an allocation, besides a descriptor if it is `kDescriptor`.
+struct DeviceHandle {
+  enum class Kind : std::uint32_t { kNothing, kDescriptor, kIpc };
+  Kind kind = Kind::kNothing;
+  cuda::Uuid uuid{};         // of its device: processes number devices as they like
+  std::uint64_t bytes = 0;   // of the allocation
+  std::uint64_t offset = 0;  // in it, of the memory that is meant
+  cuda::IpcMemHandle ipc{};
+};
+
+// Addresses are the device's: the host must not touch them. Every device of this process that can
+// reach the memory may. Given back when the last owner lets go.
+class DeviceRegion {
+ public:
+  // New zero-filled memory; the descriptor goes to `fd`, so that it can be handed to peers.
+  static std::shared_ptr<DeviceRegion> create(cuda::Device device, std::size_t bytes, UniqueFd& fd);
+  // Memory that somebody else allocated, by whatever way, and keeps. Throws kUnavailable if no
+  // other process can be let into it.
+  static std::shared_ptr<DeviceRegion> describe(cuda::Device device, std::byte* address,
+                                                std::size_t bytes, UniqueFd& fd);
+  // A peer's, by what it handed out. Throws kUnavailable if this process does not see the device.
+  static std::shared_ptr<DeviceRegion> attach(const DeviceHandle& handle, int fd,
+                                              std::size_t bytes);
+
+  DeviceRegion(const DeviceRegion&) = delete;
+  DeviceRegion& operator=(const DeviceRegion&) = delete;
+  ~DeviceRegion();
+
+  cuda::Device device() const { return device_; }
+  std::byte* data() const { return data_; }
+  const DeviceHandle& handle() const { return handle_; }
+
+ private:
+  explicit DeviceRegion(cuda::Device device) : device_(device) {}
+  // Maps an allocation of cuMemCreate at an address of its own.
+  void map(cuda::AllocationHandle allocation, std::size_t bytes);
+
+  const cuda::Device device_;
+  std::byte* data_ = nullptr;
+  DeviceHandle handle_;
+  std::byte* base_ = nullptr;  // of the allocation, if it is ours to give back
+  std::size_t reserved_ = 0;   // bytes there; 0: it was opened by legacy IPC
+  bool mapped_ = false;
+};
+
+// Throws kUnavailable unless kernels and copies of one device of this process reach the memory of
+// another.
+void require_reach(cuda::Device from, cuda::Device to);
+
+// The device that an address lies on. Throws kBuffer if it is none of a device's.
+cuda::Device device_of(const std::byte* address);
+
+}  // namespace pgasdl

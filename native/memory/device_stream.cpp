@@ -1,0 +1,146 @@
+#include "memory/device_stream.hpp"
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "sys/error.hpp"
+#include "sys/process.hpp"
+
+namespace pgasdl {
+namespace {
+
+using cuda::check;
+
+// A device whose work has failed says so again; another call's failure does not come twice.
+cuda::Result synchronize(cuda::Stream stream) {
+  const auto& driver = cuda::driver();
+  const cuda::Result result = driver.stream_synchronize(stream);
+  if (result != cuda::kSuccess) (void)driver.stream_synchronize(stream);
+  return result;
+}
+
+std::mutex streams_mutex;
+// Never destroyed: at the process's end the driver may be gone before.
+std::map<cuda::Device, std::vector<cuda::Stream>>& idle_streams() {
+  static auto* const idle = new std::map<cuda::Device, std::vector<cuda::Stream>>;
+  return *idle;
+}
+
+}  // namespace
+
+bool is_capturing(const StreamOrder& order) {
+  const cuda::Current current(order.device);
+  int capturing = 0;
+  check(cuda::driver().stream_is_capturing(order.stream, &capturing), "asking for a capture");
+  return capturing != 0;
+}
+
+void refuse_capture(const StreamOrder& order, const char* what) {
+  if (is_capturing(order)) {
+    throw Error(ErrorKind::kUnavailable,
+                text(what, " cannot be captured into a CUDA graph, as the host has a part in it: ",
+                     "call it outside of the capture"));
+  }
+}
+
+DeviceStream::DeviceStream(cuda::Device device) : device_(device), born_(fork_depth()) {
+  {
+    const std::lock_guard lock(streams_mutex);
+    auto& idle = idle_streams()[device];
+    if (!idle.empty()) {
+      stream_ = idle.back();
+      idle.pop_back();
+      return;
+    }
+    idle.reserve(idle.capacity() + 1);  // so that giving it back needs no memory
+  }
+  const cuda::Current current(device);
+  check(cuda::driver().stream_create(&stream_, cuda::kStreamNonBlocking, 0),
+        text("making a stream on GPU ", device));
+}
+
+DeviceStream::~DeviceStream() {
+  if (fork_depth() != born_) return;  // its parent's, as is the lock
+  const std::lock_guard lock(streams_mutex);
+  idle_streams()[device_].push_back(stream_);
+}
+
+void DeviceStream::wait() const noexcept {
+  try {
+    const cuda::Current current(device_);
+    (void)synchronize(stream_);
+  } catch (const Error&) {
+    // A forked child: nothing is under way here.
+  }
+}
+
+DeviceMoment::DeviceMoment(cuda::Device device) : device_(device) {
+  const cuda::Current current(device);
+  check(cuda::driver().event_create(&event_, cuda::kEventDisableTiming), "making an event");
+}
+
+DeviceMoment::~DeviceMoment() {
+  try {
+    const cuda::Current current(device_);
+    (void)cuda::driver().event_destroy(event_);
+  } catch (const Error&) {
+    // A forked child: it is its parent's.
+  }
+}
+
+void DeviceMoment::mark(cuda::Stream stream) {
+  const cuda::Current current(device_);
+  check(cuda::driver().event_record(event_, stream), "recording an event");
+}
+
+void DeviceMoment::hold(cuda::Stream stream) const {
+  const cuda::Current current(device_);
+  check(cuda::driver().stream_wait_event(stream, event_, 0), "letting a stream wait");
+}
+
+bool DeviceMoment::reached() const {
+  const cuda::Current current(device_);
+  const cuda::Result result = cuda::driver().event_query(event_);
+  if (result == cuda::kNotReady) return false;
+  check(result, text("work on GPU ", device_));
+  return true;
+}
+
+bool DeviceMoment::over() const noexcept {
+  // A device whose work has failed says so again.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      return reached();
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return true;
+}
+
+void device_copy(const StreamOrder& order, void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const std::string what = text("copying ", bytes, " bytes on GPU ", order.device);
+  const cuda::Current current(order.device);
+  check(cuda::driver().memcpy_async(reinterpret_cast<cuda::DevicePtr>(to),
+                                    reinterpret_cast<cuda::DevicePtr>(from), bytes, order.stream),
+        what);
+  check(synchronize(order.stream), what);
+}
+
+void device_copy(cuda::Device device, void* to, const void* from, std::size_t bytes) {
+  const DeviceStream stream(device);
+  device_copy({device, stream.get()}, to, from, bytes);
+}
+
+void device_clear(cuda::Device device, std::byte* data, std::size_t bytes) {
+  const DeviceStream stream(device);
+  const cuda::Current current(device);
+  check(
+      cuda::driver().memset_async(reinterpret_cast<cuda::DevicePtr>(data), 0, bytes, stream.get()),
+      "clearing GPU memory");
+  check(synchronize(stream.get()), "clearing GPU memory");
+}
+
+}  // namespace pgasdl

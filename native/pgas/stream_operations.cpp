@@ -1,0 +1,109 @@
+// One-sided operations ordered on a stream of a GPU: enqueued there, whole, so that the host waits
+// for nothing.
+//
+// A flag is written by the stream after the copy. A stream's write of a value comes after all that
+// the stream did before, as every processor and device sees it, which is the rule by which the flag
+// tells of the data. A stream that waits for a flag sees what was written before it.
+#include "pgas/context.hpp"
+
+namespace pgasdl {
+namespace {
+
+cuda::DevicePtr device_address(const FlagWord* word) {
+  cuda::DevicePtr address = 0;
+  cuda::check(cuda::driver().mem_host_get_device_pointer(&address, const_cast<FlagWord*>(word), 0),
+              "a board for the GPU");
+  return address;
+}
+
+cuda::DevicePtr pointer(const std::byte* address) {
+  return reinterpret_cast<cuda::DevicePtr>(address);
+}
+
+}  // namespace
+
+std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
+                                                std::span<const Pair> pairs, Rank peer,
+                                                const std::shared_ptr<Segment>& segment,
+                                                std::uint64_t notification, std::uint64_t value,
+                                                QueueId queue, Deadline deadline) {
+  require_peer(peer, "write_notify");
+  stream_waits_.require();
+  std::vector<Transfer> list;
+  Transfer single;
+  const auto transfers = checked(pairs, peer, true, list, single);
+  const RemoteFlag flag = checked_flag(*segment, peer, notification, value);
+  if (flag.remote->region == nullptr) return std::nullopt;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.remote->data == nullptr && transfer.bytes != 0) return std::nullopt;
+  }
+  recorder_.record(Operation::kWriteNotify, peer, segment->id(), notification,
+                   pairs.empty() ? 0 : pairs[0].local->bytes);
+  flag.remote->region->pin();
+  const auto& driver = cuda::driver();
+  const cuda::Current current(order.device);
+  const auto enqueue = [&] {
+    for (const Transfer& transfer : transfers) {
+      if (transfer.bytes == 0) continue;
+      cuda::check(driver.memcpy_async(pointer(transfer.remote->data + transfer.remote_offset),
+                                      pointer(transfer.local->data + transfer.local_offset),
+                                      transfer.bytes, order.stream),
+                  "write_notify on a stream");
+    }
+    cuda::check(driver.stream_write_value(order.stream,
+                                          device_address(&flag.remote->board[flag.notification]),
+                                          flag.value, cuda::kWriteValueDefault),
+                "a stream's flag (streams of this driver must be able to write values)");
+  };
+  if (is_capturing(order)) {
+    enqueue();  // a part of the graph: no queue knows when it is replayed
+    return Outcome::kDone;
+  }
+  QueuedStreams::Kept touched{segment};
+  for (const Pair& pair : pairs) {
+    touched.push_back(pair.local->segment);
+    if (pair.remote->segment != segment) touched.push_back(pair.remote->segment);
+  }
+  Queue& places = queue_at(queue);
+  if (take_place(queue, places, deadline) != Outcome::kDone) return Outcome::kFull;
+  try {
+    queued_streams_.enqueue(queue, order, std::move(touched), enqueue);
+  } catch (...) {
+    give_back(places, 1);
+    throw;
+  }
+  return Outcome::kDone;
+}
+
+void Context::notify_wait_on(const StreamOrder& order, const std::shared_ptr<Segment>& segment,
+                             std::uint64_t notification, Deadline deadline) {
+  require_usable();
+  stream_waits_.require();
+  const FlagWord& word = own_word(*segment, notification);
+  refuse_capture(order, "a stream's wait for a notification");
+  segment->local().region->pin();
+  recorder_.record(Operation::kWaitsome, -1, segment->id(), notification, 0);
+  const cuda::Current current(order.device);
+  const auto enqueue = [&] {
+    cuda::check(cuda::driver().stream_wait_value(order.stream, device_address(&word), 1,
+                                                 cuda::kWaitValueGeq),
+                "letting a stream wait for a notification");
+  };
+  stream_waits_.wait(order, segment, static_cast<std::uint32_t>(notification), deadline, enqueue);
+}
+
+void Context::notify_reset_on(const StreamOrder& order, const std::shared_ptr<Segment>& segment,
+                              std::uint64_t notification) {
+  require_usable();
+  stream_waits_.require();
+  const FlagWord& word = own_word(*segment, notification);
+  segment->local().region->pin();
+  const cuda::Current current(order.device);
+  stream_waits_.touch(order, segment, [&] {
+    cuda::check(cuda::driver().stream_write_value(order.stream, device_address(&word), 0,
+                                                  cuda::kWriteValueDefault),
+                "resetting a notification on a stream");
+  });
+}
+
+}  // namespace pgasdl

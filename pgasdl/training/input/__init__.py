@@ -1,0 +1,1 @@
+"""Mini-batches for each rank, from striped files: the implementation of ``pgasdl.input``."""

@@ -1,0 +1,150 @@
+"""Which records each rank reads in each iteration: a function of seed and iteration alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+
+
+class Batches:
+    """The same global batches for any number of ranks, and this rank's part of each.
+
+    Iterations are counted from the beginning of training: iteration k is batch
+    ``k % per_epoch`` of pass ``k // per_epoch`` over the data. Nothing is remembered from one
+    iteration to the next, so training resumes at any of them, on any number of ranks.
+
+    Parameters
+    ----------
+    n_records : int
+        Records of the data set, at least 1.
+    batch : int
+        Records of a global batch, at least ``size``. Parts of ranks differ by at most one record:
+        a mean over ranks is the mean over the batch where ``size`` divides ``batch``; else divide
+        each rank's sum by ``batch / size``.
+    rank, size : int
+        This rank, and how many there are.
+    seed : int, optional
+        0 <= seed: every epoch has another order. None: always the order of the files.
+    last : str, default "drop"
+        What becomes of the records that are left over at the end of an epoch, fewer than a batch.
+        "drop": they sit this epoch out. "fill": records from the beginning of the epoch's order
+        complete their batch.
+
+    Attributes
+    ----------
+    per_epoch : int
+        Batches of an epoch, the same for every rank.
+
+    Raises
+    ------
+    ValueError
+        No record, no such rank, a batch with fewer records than ranks, or "drop" would leave no
+        batch.
+
+    Notes
+    -----
+    The order comes from NumPy's RandomState, whose numbers are the same in every version. It takes
+    8 bytes a record, and is made anew once an epoch.
+    """
+
+    def __init__(
+        self,
+        n_records: int,
+        batch: int,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        seed: int | None = 0,
+        last: Literal["drop", "fill"] = "drop",
+    ) -> None:
+        if n_records < 1:
+            raise ValueError(f"{n_records} records: at least 1")
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} of {size}: ranks are 0 to size - 1")
+        if batch < size:
+            raise ValueError(f"a batch of {batch}: at least one record for each of {size} ranks")
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed {seed}: at least 0")
+        if last not in ("drop", "fill"):
+            raise ValueError(f'last={last!r}: there are "drop" and "fill"')
+        self.n_records, self.batch = n_records, batch
+        self.rank, self.size = rank, size
+        self.seed = seed
+        self.per_epoch = n_records // batch if last == "drop" else -(-n_records // batch)
+        if self.per_epoch == 0:
+            raise ValueError(
+                f'a batch of {batch}: there are {n_records} records, and last="drop" leaves no '
+                'batch; last="fill" repeats records'
+            )
+        self._order: tuple[int, Rows] | None = None
+
+    def whole(self, iteration: int) -> Rows:
+        """Return the records of the global batch of an iteration, 0 <= iteration."""
+        if iteration < 0:
+            raise ValueError(f"iteration {iteration}: the first is 0")
+        epoch, place = divmod(iteration, self.per_epoch)
+        order = self._order_of(epoch)
+        first = place * self.batch
+        if first + self.batch <= self.n_records:
+            return order[first : first + self.batch]
+        return np.take(order, range(first, first + self.batch), mode="wrap")
+
+    def rows(self, iteration: int) -> Rows:
+        """Return this rank's records of an iteration: never none."""
+        whole, size = self.whole(iteration), self.size
+        mine = whole[self.batch * self.rank // size : self.batch * (self.rank + 1) // size]
+        return mine.copy()  # the order stays as it is
+
+    def iterations(self, first: int, last: int) -> Iterations:
+        """Return this rank's batches of the iterations from ``first`` up to ``last``, exclusive."""
+        return Iterations(self, first, last)
+
+    @property
+    def largest(self) -> int:
+        """Records of this rank's part; some iterations may have one less."""
+        return -(-self.batch // self.size)
+
+    def _order_of(self, epoch: int) -> Rows:
+        kept = self._order
+        if kept is None or kept[0] != epoch:
+            order = self._new_order(epoch)
+            order.flags.writeable = False
+            self._order = kept = epoch, order
+        return kept[1]
+
+    def _new_order(self, epoch: int) -> Rows:
+        if self.seed is None:
+            return np.arange(self.n_records, dtype=np.int64)
+        bits = np.random.MT19937(np.random.SeedSequence([self.seed, epoch]))
+        order: npt.NDArray[Any] = np.random.RandomState(bits).permutation(self.n_records)
+        return order.astype(np.int64, copy=False)
+
+
+class Iterations:
+    """One rank's batches of some iterations, in order: made by :meth:`Batches.iterations`.
+
+    Each is an array of record numbers. It may be iterated over any number of times, and is a
+    ``sampler`` (with ``batch_size=None``) or a ``batch_sampler`` of a DataLoader.
+
+    Raises
+    ------
+    ValueError
+        Not 0 <= first <= last.
+    """
+
+    def __init__(self, batches: Batches, first: int, last: int) -> None:
+        if not 0 <= operator.index(first) <= operator.index(last):
+            raise ValueError(f"iterations {first} to {last}: 0 <= first <= last")
+        self.batches, self.first, self.last = batches, first, last
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __iter__(self) -> Iterator[Rows]:
+        return map(self.batches.rows, range(self.first, self.last))

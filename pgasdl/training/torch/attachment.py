@@ -1,0 +1,347 @@
+"""A model and its optimizer, bound to an exchange: what a training loop's calls do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pgasdl.context import Context
+from pgasdl.errors import ConfigError, PlanError
+from pgasdl.group import Group
+from pgasdl.training.exchange import GradientExchange
+from pgasdl.training.torch.average import Average
+from pgasdl.training.torch.forward import ForwardHooks
+from pgasdl.training.torch.hooks import Calls, LoopHooks
+from pgasdl.training.torch.kind import Kind
+from pgasdl.training.torch.layers import Layer, State, find_layers, require_in
+from pgasdl.training.torch.replicate import broadcast
+from pgasdl.training.torch.steps import PartialStep
+from pgasdl.training.torch.update import Update
+
+
+class Attachment:
+    """A model and its optimizer, bound to an exchange: made by :func:`attach`.
+
+    Attributes
+    ----------
+    model : nn.Module
+        The model.
+    optimizer : Optimizer
+        Its optimizer.
+    deferred : bool
+        Each layer's step is made before the layer is next used; False: all in
+        ``optimizer.step()``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        context: Context,
+        group: Group,
+        kind: str,
+        deferred: bool,
+        timeout: float | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.model, self.optimizer, self.deferred = model, optimizer, deferred
+        self._layers = find_layers(model, optimizer)
+        self._layer_of = {each: layer for layer in self._layers for each in layer.parameters}
+        self._step = PartialStep(optimizer)
+        self._average: Average | None = None
+        self._kind: Kind
+        given = {"group": group, "timeout": timeout, **options}
+        if kind == "average":
+            self._kind = self._average = Average(self._layers, self._step, context, **given)
+        else:
+            self._kind = Update(self._layers, optimizer, self._step, context, **given)
+        try:
+            broadcast(model, context, group, timeout)
+        except BaseException:
+            self._kind.close(finish=False)
+            raise
+        self._kind.place()
+        self._exchanging = True
+        self._eager: list[Layer] = []
+        self._forward = ForwardHooks(model, self._layers, self._use)
+        calls = Calls(
+            self._before_gradient,
+            self._have_gradient,
+            self._optimizer_step,
+            self.zero_grad,
+            self._before_state,
+            self._after_state,
+        )
+        self._hooks = LoopHooks(model, optimizer, self._layers, calls)
+
+    @property
+    def exchange(self) -> GradientExchange:
+        """Of the gradients; its layers are the modules with parameters of their own."""
+        return self._kind.exchange
+
+    # --- what PyTorch calls
+
+    def _before_gradient(self, layer: Layer, number: int, _: Tensor) -> None:
+        """Refuse a gradient before it is added to memory that is not this rank's to change."""
+        if layer.state is State.SPENT and all(each.grad is None for each in layer.parameters):
+            layer.clear()  # the program removed them instead of calling zero_grad()
+        if layer.step is None and layer.state is State.LOCAL:
+            return
+        name = layer.names[number]
+        if layer.step is not None:
+            raise PlanError(
+                f"parameter {name} was used before its last step was made, as no module that holds "
+                "it was called: call synchronize() before such a use"
+            )
+        if layer.state is State.SPENT:
+            raise PlanError(
+                f"parameter {name} gets another gradient, but its last one is used up: call "
+                'zero_grad() after each step; kind="average" keeps gradients'
+            )
+        raise PlanError(
+            f"parameter {name} gets another gradient while its last one is {layer.state.value}: "
+            "put every backward but the last before a step into no_sync()"
+        )
+
+    def _have_gradient(self, layer: Layer, number: int, parameter: Tensor) -> None:
+        """Backward has a parameter's gradient; with its layer's last one the exchange starts."""
+        layer.take(number)
+        layer.mark(number)
+        if not self._exchanging:
+            return
+        layer.arrived.add(number)
+        if len(layer.arrived) == len(layer.parameters):
+            self._kind.begin(layer)
+
+    def _optimizer_step(self, closure: Callable[[], Any] | None) -> None:
+        if closure is not None:
+            raise ConfigError("step(closure) is not possible: call backward, then step()")
+        require_in(self._layer_of, self.optimizer)
+        scaled = getattr(self.optimizer, "found_inf", None) is not None
+        if scaled and (self._average is None or self.deferred):
+            raise ConfigError(
+                "GradScaler leaves its part to this optimizer's step, which may be made later: "
+                'attach with kind="average", deferred=False'
+            )
+        self._kind.before_step()
+        self._eager += self._forward.learn()
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedulers
+        self._begin_all()
+        if self._average is not None and not self.deferred:
+            self._average.step_at_once()
+            return
+        settings = self._step.settings()
+        for layer in self._layers:
+            layer.step = settings
+        self._kind.stepped()
+        for layer in self._eager if self.deferred else self._layers:
+            self._take(layer)
+
+    def _before_state(self, owner: object, saving: bool) -> None:
+        if owner is self.model or owner is self.optimizer:
+            self.synchronize()
+        if owner is self.optimizer and saving:
+            self._kind.gather_state()
+
+    def _after_state(self, owner: object) -> None:
+        if owner is self.optimizer:
+            self._kind.scatter_state()
+
+    def _use(self, layer: Layer) -> None:
+        """Have the layer's parameters ready for the program."""
+        self._take(layer)
+        self._kind.before_use(layer)
+
+    # --- layers
+
+    def _begin_all(self) -> None:
+        for layer in self._layers:
+            self._take(layer)  # if the last forward did not use it
+            if layer.state in (State.LOCAL, State.SPENT):
+                self._kind.begin(layer)
+
+    def _leave_out(self) -> None:
+        """End the exchanges of a backward that no step follows, as all ranks do."""
+        if any(each.state is State.EXCHANGING and each.step is None for each in self._layers):
+            self._begin_all()
+            self._kind.complete()
+
+    def _take(self, layer: Layer) -> None:
+        """Make the step that the layer still has to make."""
+        if layer.step is None:
+            return
+        self._kind.finish(layer)
+        layer.step = None
+        if layer.zero is not None:
+            layer.clear(layer.zero)
+
+    # --- what programs call
+
+    def wait(self) -> None:
+        """Wait until every gradient is the mean of all ranks'; then ``p.grad`` may be used.
+
+        Between backward and ``optimizer.step()``, on every rank: before anything else uses
+        gradients, such as ``GradScaler.unscale_`` and ``step``, or clipping by value. An earlier
+        change is noticed, but not that of ``unscale_``, which PyTorch does not count.
+
+        Raises
+        ------
+        ConfigError
+            The kind is "update", in which no rank has the whole mean.
+        Timeout
+            Names what is missing; the next call continues.
+        PeerLost
+            A rank died.
+        MismatchError
+            Ranks disagree on what they do.
+        ClosedError
+            The context or the exchange was closed.
+        """
+        self._require_average("wait()")
+        self._begin_all()
+        self._kind.complete()
+
+    def synchronize(self) -> None:
+        """Make every step that is due: the parameters are those after ``optimizer.step()``.
+
+        Not needed before the model is called, nor before ``state_dict``, which do it themselves.
+
+        Raises
+        ------
+        PlanError
+            In kind "update", after a backward without a step.
+        Timeout
+            Names what is missing; the next call continues.
+        PeerLost
+            A rank died.
+        MismatchError
+            Ranks disagree on what they do.
+        ClosedError
+            The context or the exchange was closed.
+        """
+        for layer in self._layers:
+            self._use(layer)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add up gradients in a ``with`` block: for every backward but the last of a step."""
+        before, self._exchanging = self._exchanging, False
+        try:
+            yield
+        finally:
+            self._exchanging = before
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the mean gradients by the norm of all of them; waits for them.
+
+        Parameters
+        ----------
+        max_norm, norm_type : float
+            As for :func:`torch.nn.utils.clip_grad_norm_`.
+
+        Returns
+        -------
+        Tensor
+            The norm before, the same on every rank.
+
+        Raises
+        ------
+        ConfigError
+            The kind is "update", in which no rank has the whole mean.
+        Timeout
+            Names what is missing; the next call continues.
+        PeerLost
+            A rank died.
+        MismatchError
+            Ranks disagree on what they do.
+        ClosedError
+            The context or the exchange was closed.
+        """
+        self._require_average("clip_grad_norm_()")
+        self.wait()
+        return nn.utils.clip_grad_norm_(list(self._layer_of), max_norm, norm_type)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, those of a step that is due after that step.
+
+        It takes the place of the model's and the optimizer's ``zero_grad``.
+
+        Where a backward was not followed by a step, it waits for the exchanges; then:
+
+        Raises
+        ------
+        Timeout
+            Names what is missing; the next call continues.
+        PeerLost
+            A rank died.
+        MismatchError
+            Ranks disagree on what they do.
+        ClosedError
+            The context or the exchange was closed.
+        """
+        self._leave_out()
+        for layer in self._layers:
+            if layer.step is not None:
+                layer.zero = set_to_none
+            else:
+                layer.clear(set_to_none)
+
+    def detach(self) -> None:
+        """Make every step that is due, and give model and optimizer back as they were. Idempotent.
+
+        Gradients are set to None. In kind "update" it is collective: every optimizer gets the
+        whole state.
+
+        Raises
+        ------
+        Timeout
+            Names what is missing. Model and optimizer are given back all the same.
+        PeerLost
+            A rank died.
+        MismatchError
+            Ranks disagree on what they do.
+        ClosedError
+            The context or the exchange was closed.
+        """
+        if not self._layer_of:
+            return
+        try:
+            self._leave_out()
+            self.synchronize()
+            self._kind.gather_state()
+        except BaseException:
+            self._release(finish=False)
+            raise
+        self._release(finish=True)
+
+    def _release(self, *, finish: bool) -> None:
+        self._forward.remove()
+        self._hooks.remove()
+        self._step.restore()
+        for parameter in self._layer_of:
+            parameter.grad = None
+        self._layer_of, self._layers = {}, []
+        self._kind.close(finish=finish)
+
+    def _require_average(self, what: str) -> None:
+        if self._average is None:
+            raise ConfigError(
+                f'{what} needs kind="average": in kind="update" no rank has the whole mean gradient'
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.detach()
+        elif self._layer_of:  # steps that are due are not made
+            self._release(finish=False)
+
+    def describe(self) -> str:
+        """Describe layers, plan and memory, for a log."""
+        return self.exchange.describe()

@@ -1,0 +1,79 @@
+"""Kind "average": every rank gets the mean gradient, and makes every step itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pgasdl.context import Context
+from pgasdl.training.exchange import GradientExchange
+from pgasdl.training.torch.kind import Kind
+from pgasdl.training.torch.layers import Layer, State
+from pgasdl.training.torch.steps import PartialStep
+
+
+class Average(Kind):
+    """The marks travel behind the gradients.
+
+    Parameters
+    ----------
+    layers : Sequence[Layer]
+        The layers.
+    step : PartialStep
+        The optimizer's.
+    context : Context
+        The context of this rank.
+    **options
+        As for :class:`GradientExchange`.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], step: PartialStep, context: Context, **options: Any
+    ) -> None:
+        self.layers, self._step = layers, step
+        self.exchange = GradientExchange(
+            context,
+            [((layer.count + len(layer.parameters),), layer.dtype) for layer in layers],
+            **options,
+        )
+
+    def place(self) -> None:
+        """Move the layers' gradients."""
+        for layer in self.layers:
+            where, marks = self.exchange.layers[layer.index], len(layer.parameters)
+            memory = self.exchange.gradients.torch(layer.dtype, where.at, where.count)
+            layer.place(*memory.split([layer.count, marks]))
+
+    def finish(self, layer: Layer) -> None:
+        """Make the step of ``layer``."""
+        self._average(layer)
+        used = layer.used()
+        if used:
+            assert layer.step is not None
+            self._step.of(used, layer.step)
+        layer.state = State.LOCAL
+
+    def complete(self) -> None:
+        """Wait for every mean gradient."""
+        for layer in self.layers:
+            self._average(layer)
+
+    def step_at_once(self) -> None:
+        """Make the optimizer's step as a whole, with the mean gradients."""
+        self.complete()
+        parameters = [each for layer in self.layers for each in layer.parameters]
+        used = {each for layer in self.layers for each in layer.used()}
+        unused = {each: each.grad for each in parameters if each not in used}
+        for each in unused:
+            each.grad = None
+        self._step.all()
+        for each, gradient in unused.items():
+            each.grad = gradient
+        for layer in self.layers:
+            layer.state = State.LOCAL
+
+    def _average(self, layer: Layer) -> None:
+        if layer.state is State.EXCHANGING:
+            layer.require_unchanged("call wait() after backward, before you clip or scale")
+            self.exchange.wait(layer.index)
+            layer.state = State.AVERAGED

@@ -1,0 +1,1 @@
+"""torch.distributed's backend "pgasdl"."""

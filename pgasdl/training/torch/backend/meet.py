@@ -1,0 +1,123 @@
+"""The context of a process group's ranks, which meet through torch.distributed's store."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from pgasdl import _native
+from pgasdl.config import Config
+from pgasdl.context import Context, current
+from pgasdl.errors import BootstrapError, ConfigError, Timeout
+from pgasdl.runtime import bootstrap
+from pgasdl.runtime.init import start_joined
+from pgasdl.topology import Launch
+
+# Start-up's own deadlines; a whole day would hide a rank that never comes.
+MOST_SECONDS = 24 * 3600.0
+
+
+class SharedContext:
+    """A context and the process groups that use it; the last one closes what was made for them.
+
+    Attributes
+    ----------
+    context : Context
+        Of this rank.
+    ranks : tuple[int, ...]
+        Each rank's number in torch.distributed's default group.
+    """
+
+    def __init__(self, context: Context, ranks: Sequence[int], *, ours: bool) -> None:
+        self.context, self.ranks, self._ours = context, tuple(ranks), ours
+        self._n_users = 0
+
+    def take(self) -> None:
+        """One more process group uses it."""
+        self._n_users += 1
+
+    def give_back(self, *, failed: bool = False) -> None:
+        """One process group fewer uses it."""
+        self._n_users -= 1
+        if self._n_users == 0:
+            if self in _shared:
+                _shared.remove(self)
+            if self._ours and not self.context.closed:
+                self.context.close(failed=failed)
+
+
+_shared: list[SharedContext] = []
+
+
+def find(ranks: Sequence[int]) -> SharedContext | None:
+    """Return a context of which all ``ranks`` of the default group are members."""
+    for shared in _shared:
+        if not shared.context.closed and set(ranks) <= set(shared.ranks):
+            return shared
+    return None
+
+
+def meet(store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> SharedContext:
+    """Make a context for a process group, or take the program's own. Collective.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        Where only these ranks meet.
+    rank : int
+        This process's place among ``ranks``.
+    ranks : Sequence[int]
+        The members, as numbers in the default group.
+    timeout : timedelta
+        For meeting, and default of every call.
+    """
+    size = len(ranks)
+    own = current()
+    if own is not None and (own.rank, own.size) == (rank, size):
+        shared = SharedContext(own, ranks, ours=False)
+    else:
+        seconds = min(timeout.total_seconds(), MOST_SECONDS)
+        config = Config.from_environment(rank=rank, size=size, timeout=seconds)
+        context = start_joined(*_joined(store, rank, size, config))
+        shared = SharedContext(context, ranks, ours=True)
+    _shared.append(shared)
+    return shared
+
+
+def _joined(store: Any, rank: int, size: int, config: Config) -> Any:
+    if config.transport == "mpi":
+        from pgasdl.runtime.mpi.meet import join
+
+        joined = join(None, config)
+        if (joined.launch.rank, joined.launch.size) != (rank, size):
+            raise ConfigError(
+                f"rank {rank} of {size} of the process group is rank {joined.launch.rank} of "
+                f"{joined.launch.size} of MPI: give init_process_group MPI's numbers"
+            )
+        return config, joined.launch, joined.store, joined.world
+    # What a launcher of ours prepared belongs to the program's own context.
+    config = dataclasses.replace(config, secret_fd=None, store=None)
+    launch = _launch(store, rank, size)
+    return config, launch, bootstrap.connect(config, launch), None
+
+
+def _launch(store: Any, rank: int, size: int) -> Launch:
+    """Find this rank's place on its machine; agree on a name that no other job has."""
+    store.set(f"pgasdl/host/{rank}", _native.host_identity())
+    if rank == 0:
+        store.set("pgasdl/job", secrets.token_hex(16))
+    try:
+        hosts = [store.get(f"pgasdl/host/{other}") for other in range(size)]
+        job = store.get("pgasdl/job").decode()
+    except RuntimeError as error:
+        raise Timeout(f"rank {rank}: not all {size} ranks came to the store: {error}") from error
+    near = [other for other in range(size) if hosts[other] == hosts[rank]]
+    master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    known = (master[0], int(master[1])) if master[0] and master[1].isdigit() else None
+    if len(near) < size and known is None:
+        raise BootstrapError("ranks on several machines: set MASTER_ADDR and MASTER_PORT")
+    return Launch("torch", rank, size, near.index(rank), len(near), f"torch:{job}", known)

@@ -1,0 +1,138 @@
+"""Counted signals between the members of a group, on notifications."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+from pgasdl.context import Context
+from pgasdl.errors import PeerLost, Timeout
+from pgasdl.group import Group
+
+_VALUES = 2**32 - 1  # a notification's: 0 is none
+
+
+class Signals:
+    """Lanes of signals: each counts what every member has sent to every other. Collective.
+
+    A signal is a notification whose value is its number, so that one that overwrites another loses
+    nothing. It never overtakes an earlier write on queue 0 to the same member. Of two threads that
+    wait for one member's signals on one lane, one may miss them.
+
+    Parameters
+    ----------
+    context : Context
+        The context of this rank.
+    group : Group
+        The members; signals go from member to member.
+    lanes : int
+        Number of lanes.
+    nbytes : int, default 0
+        Memory of ``board``, for other uses.
+    timeout : float, optional
+        Seconds; None: the context's default.
+
+    Attributes
+    ----------
+    board : Segment
+        Which has the notifications.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        group: Group,
+        lanes: int,
+        nbytes: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self.group = group
+        self._context = context
+        self.board = context.segment(
+            nbytes, notifications=lanes * group.size, group=group, timeout=timeout
+        )
+        self._sending, self._looking = threading.Lock(), threading.Lock()
+        self._sent: dict[tuple[int, int], int] = {}
+        self._arrived: dict[tuple[int, int], int] = {}
+        self._met: dict[int, int] = {}
+
+    def sent(self, lane: int, member: int) -> int:
+        """Return how many signals this rank has sent to ``member``."""
+        return self._sent.get((lane, member), 0)
+
+    def send(self, lane: int, member: int, timeout: float | None = None) -> None:
+        """Send one signal; QueueFull, Timeout or PeerLost: none was sent."""
+        with self._sending:  # numbers must leave in their order
+            number = self.sent(lane, member) + 1
+            self._context.notify(
+                self.group.ranks[member],
+                self.board,
+                lane * self.group.size + self.group.rank,
+                (number - 1) % _VALUES + 1,
+                timeout=timeout,
+            )
+            self._sent[lane, member] = number
+
+    def answer(self, lane: int, member: int, timeout: float | None = None) -> None:
+        """As :meth:`send`, to a member that may have left: it needs no answer then."""
+        with suppress(PeerLost):
+            self.send(lane, member, timeout)
+
+    def wait(self, lane: int, member: int, number: int, timeout: float | None = None) -> None:
+        """Wait until ``member`` has sent ``number`` signals to this rank.
+
+        Raises
+        ------
+        Timeout
+            It has not; the caller says what is missing.
+        PeerLost
+        """
+        deadline = time.monotonic() + self.seconds(timeout)
+        place = lane * self.group.size + member
+        while self._look(lane, member) < number:
+            left = max(0.0, deadline - time.monotonic())
+            self._context.notify_waitsome(self.board, place, 1, timeout=left)
+
+    def meet(self, lane: int, rounds: int, timeout: float | None = None) -> None:
+        """Wait until every member is here as often as this rank; after a Timeout it continues.
+
+        One round: what a member wrote to this rank before, on queue 0, is here. Two: what it wrote
+        to any member is there.
+        """
+        deadline = time.monotonic() + self.seconds(timeout)
+        others = [member for member in range(self.group.size) if member != self.group.rank]
+        done = self._met.get(lane, 0)
+        for number in range(done + 1, done + rounds + 1):
+            for member in others:
+                if self.sent(lane, member) < number:
+                    self.send(lane, member, max(0.0, deadline - time.monotonic()))
+            for member in others:
+                try:
+                    self.wait(lane, member, number, max(0.0, deadline - time.monotonic()))
+                except Timeout:
+                    raise Timeout(f"{self.name(member)} is not there") from None
+        self._met[lane] = done + rounds
+
+    def seconds(self, timeout: float | None) -> float:
+        """Return a timeout, checked, or the default."""
+        return self._context._seconds(timeout)
+
+    def name(self, member: int) -> str:
+        """Return what an error calls ``member``."""
+        rank = self.group.ranks[member]
+        return f"rank {member}" if rank == member else f"rank {member} (rank {rank} of the job)"
+
+    def close(self) -> None:
+        """Give up the board: no more signals come. Idempotent."""
+        self.board.close()
+
+    def _look(self, lane: int, member: int) -> int:
+        """Take what has come; return how many signals that makes."""
+        with self._looking:
+            value = self._context.notify_reset(self.board, lane * self.group.size + member)
+            arrived = self._arrived.get((lane, member), 0)
+            if value:
+                arrived += (value - arrived) % _VALUES
+                self._arrived[lane, member] = arrived
+            return arrived

@@ -1,0 +1,186 @@
+// What happens at every call: its count, calls that are made to fail, and who may call at all.
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "double.hpp"
+
+namespace gpu_double {
+namespace {
+
+struct Name {
+  std::string_view member, exported;
+  void* address;  // that an entry is missing shows when this library is linked
+};
+
+const Name kNames[] = {
+#define DOUBLE_NAME(member, name, parameters) {#member, name, reinterpret_cast<void*>(&member)},
+    DOUBLE_ENTRIES(DOUBLE_NAME)
+#undef DOUBLE_NAME
+};
+constexpr std::size_t kEntries = std::size(kNames);
+
+struct Failure {
+  std::string name;
+  std::uint64_t at = 0;  // which call of it
+  Result result = kUnknown;
+};
+
+struct State {
+  std::atomic<pid_t> process{0};  // that called cuInit
+  std::atomic<bool> ended{false};
+  std::vector<Failure> failures;
+  std::array<std::atomic<std::uint64_t>, kEntries> n_calls{};
+  std::atomic<std::uint64_t> n_all_calls{0};
+  // Which call fails, by doubleFail: of all, or of one entry.
+  std::atomic<std::uint64_t> armed{0};
+  std::atomic<std::size_t> armed_entry{kEntries};
+  std::atomic<const char*> failed{nullptr};
+};
+
+std::vector<std::string> parts(const char* name, char separator) {
+  std::vector<std::string> all;
+  std::string_view left = std::getenv(name) != nullptr ? std::getenv(name) : "";
+  while (!left.empty()) {
+    const std::size_t end = left.find(separator);
+    all.emplace_back(left.substr(0, end));
+    left.remove_prefix(end == left.npos ? left.size() : end + 1);
+  }
+  return all;
+}
+
+std::vector<Failure> read_failures() {
+  std::vector<Failure> all;
+  for (const std::string& part : parts("DOUBLE_FAIL", ',')) {
+    char name[64];
+    unsigned long long at = 0;
+    Failure failure;
+    if (std::sscanf(part.c_str(), "%63[^:]:%llu:%d", name, &at, &failure.result) < 2) {
+      std::fprintf(stderr, "DOUBLE_FAIL=%s: NAME:N or NAME:N:CODE\n", part.c_str());
+      std::abort();
+    }
+    failure.name = name;
+    failure.at = at;
+    all.push_back(failure);
+  }
+  return all;
+}
+
+// Never destroyed: streams outlive main.
+State& state() {
+  static State& only = *[] {
+    State* made = new State;
+    made->failures = read_failures();
+    return made;
+  }();
+  return only;
+}
+
+thread_local bool in_host_function = false;
+
+// How often they are called is chance: they are not among "any".
+bool is_polled(Entry entry) {
+  return entry == Entry::ctx_push || entry == Entry::ctx_pop || entry == Entry::event_query;
+}
+
+Result injected(Entry entry) {
+  State& here = state();
+  if (entry == Entry::get_error_name || entry == Entry::get_error_string) return kSuccess;
+  const auto index = static_cast<std::size_t>(entry);
+  const std::uint64_t n = here.n_calls[index].fetch_add(1, std::memory_order_relaxed) + 1;
+  const std::uint64_t n_all =
+      is_polled(entry) ? 0 : here.n_all_calls.fetch_add(1, std::memory_order_relaxed) + 1;
+  const std::size_t armed_entry = here.armed_entry.load(std::memory_order_relaxed);
+  const std::uint64_t counted = armed_entry == kEntries ? n_all : armed_entry == index ? n : 0;
+  if (counted != 0 && counted == here.armed.load(std::memory_order_relaxed)) {
+    here.failed.store(kNames[index].exported.data(), std::memory_order_relaxed);
+    return kUnknown;
+  }
+  for (const Failure& failure : here.failures) {
+    const Name& name = kNames[index];
+    if (failure.name == "any" && failure.at == n_all) return failure.result;
+    if ((failure.name == name.member || failure.name == name.exported) && failure.at == n) {
+      return failure.result;
+    }
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+Result enter(Entry entry, Needs needs) {
+  if (const Result failed = injected(entry)) return failed;
+  if (in_host_function) return kNotPermitted;
+  State& here = state();
+  const pid_t process = here.process.load(std::memory_order_acquire);
+  if (process != 0 && process != getpid()) return kNotInitialized;
+  if (needs == Needs::kNothing) return kSuccess;
+  if (process == 0) return kNotInitialized;
+  if (ended()) return kDeinitialized;
+  if (needs == Needs::kDriver) return kSuccess;
+  const Context context = current_context();
+  return context == nullptr ? kInvalidContext : context->error.load(std::memory_order_relaxed);
+}
+
+void begin_driver() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    state().process.store(getpid(), std::memory_order_release);
+    std::atexit([] { state().ended.store(true, std::memory_order_relaxed); });
+  });
+}
+
+bool ended() { return state().ended.load(std::memory_order_relaxed); }
+
+void set_in_host_function(bool running) { in_host_function = running; }
+
+std::uint64_t environment_number(const char* name, std::uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == 0 ? otherwise : std::strtoull(value, nullptr, 10);
+}
+
+bool lacks(const char* feature) {
+  static const auto& all = *new std::vector<std::string>(parts("DOUBLE_LACKS", ','));
+  for (const std::string& one : all) {
+    if (one == feature) return true;
+  }
+  return false;
+}
+
+}  // namespace gpu_double
+
+// For tests: the n-th call of an entry ("any": of all that are not polled) from now on fails once;
+// 0: none does. Returns the calls so far.
+extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const char* name,
+                                                                           std::uint64_t n) {
+  using namespace gpu_double;
+  State& here = state();
+  const auto* const entry =
+      std::find_if(std::begin(kNames), std::end(kNames),
+                   [&](const Name& each) { return name == each.member || name == each.exported; });
+  if (entry == std::end(kNames) && std::strcmp(name, "any") != 0) std::abort();
+  const auto index = static_cast<std::size_t>(entry - std::begin(kNames));
+  const std::uint64_t now =
+      (index == kEntries ? here.n_all_calls : here.n_calls[index]).load(std::memory_order_relaxed);
+  here.armed.store(0, std::memory_order_relaxed);
+  here.failed.store(nullptr, std::memory_order_relaxed);
+  here.armed_entry.store(index, std::memory_order_relaxed);
+  here.armed.store(n == 0 ? 0 : now + n, std::memory_order_relaxed);
+  return now;
+}
+
+// The entry that was made to fail since; null: none.
+extern "C" __attribute__((visibility("default"))) const char* doubleFailed() {
+  return gpu_double::state().failed.load(std::memory_order_relaxed);
+}

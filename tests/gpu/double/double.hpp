@@ -1,0 +1,88 @@
+// A double of the CUDA driver: a libcuda.so.1 on host memory, for tests on machines without a GPU.
+//
+// Memory is memfds. A device address lies in a range that nobody may touch; the memory is mapped at
+// a fixed distance from it, which only the double adds. Streams are threads that do one operation
+// after another, each after a random delay. Wrong use is refused as CUDA does, or more strictly.
+//
+// The environment, read at cuInit:
+//   DOUBLE_DEVICES=2           how many devices there are; CUDA_VISIBLE_DEVICES selects among them
+//   DOUBLE_MEMORY=8589934592   bytes of each, counted per process
+//   DOUBLE_LACKS=vmm,dmabuf    what the devices cannot do: see kFeatures in devices.cpp
+//   DOUBLE_DELAY_US=50         the longest delay before an operation; 0: none
+//   DOUBLE_SEED=0              of the delays
+//   DOUBLE_FAIL=NAME:N[:CODE]  the N-th call of an entry, as in mem_create:1 or cuMemCreate:1:2,
+//                              fails once; any:N counts all that are not polled; several
+//                              with commas between
+// Tests ask doubleLive() for what is not given back yet, and set a stream to capturing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "sys/cuda.hpp"
+
+namespace gpu_double {
+
+using namespace pgasdl::cuda;
+
+// Every entry is a function of the member's name here and is exported under the driver's.
+#define DOUBLE_ENTRIES(X) PGASDL_CUDA_FUNCTIONS(X) PGASDL_CUDA_OPTIONAL_FUNCTIONS(X)
+#define DOUBLE_DECLARE(member, name, parameters) \
+  __attribute__((visibility("default"))) Result member parameters __asm__(name);
+DOUBLE_ENTRIES(DOUBLE_DECLARE)
+#undef DOUBLE_DECLARE
+
+enum class Entry : std::uint8_t {
+#define DOUBLE_NUMBER(member, name, parameters) member,
+  DOUBLE_ENTRIES(DOUBLE_NUMBER)
+#undef DOUBLE_NUMBER
+};
+
+inline constexpr Result kInvalidDevice = 101;
+inline constexpr Result kInvalidImage = 200;
+inline constexpr Result kInvalidContext = 201;
+inline constexpr Result kInvalidPtx = 218;
+inline constexpr Result kInvalidHandle = 400;
+inline constexpr Result kNotFound = 500;
+inline constexpr Result kIllegalAddress = 700;
+inline constexpr Result kNotRegistered = 713;
+inline constexpr Result kNotPermitted = 800;
+inline constexpr Result kCaptureUnsupported = 900;
+
+enum class Needs : std::uint8_t { kNothing, kDriver, kContext };
+
+// How every entry begins: the call is counted; anything but success refuses it. In the child of a
+// process that called cuInit, in a host function and while the process ends all calls are refused.
+Result enter(Entry entry, Needs needs);
+
+// Set by cuInit, and when the process ends.
+void begin_driver();
+bool ended();
+
+// Marks this thread as one that runs a host function.
+void set_in_host_function(bool running);
+
+// DOUBLE_... as a number.
+std::uint64_t environment_number(const char* name, std::uint64_t otherwise);
+
+// Whether DOUBLE_LACKS names it.
+bool lacks(const char* feature);
+
+int n_devices();
+// The number of a visible device among all, and back: -1 for one that is not visible.
+int physical(Device device);
+Device visible(int physical_device);
+inline std::uint64_t bit(Device device) { return std::uint64_t{1} << device; }
+
+// This thread's current context; null: none.
+Context current_context();
+
+struct Fault {};  // thrown by an operation that ends its context
+
+}  // namespace gpu_double
+
+struct pgasdl::cuda::ContextObject {
+  int device = 0;
+  int n_retained = 0;
+  std::atomic<int> error{0};  // once set, every call in the context returns it
+};

@@ -1,0 +1,61 @@
+// Streams, each a thread with a queue, and events.
+//
+// What orders one operation after another is what CUDA says orders them, and nothing else: queues
+// and markers carry no order backwards, so that the thread sanitizer sees a wait that is missing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "double.hpp"
+
+namespace gpu_double {
+
+// Raised once, by the operation that it belongs to. Never freed: to count references to it would
+// order what CUDA does not.
+class Marker {
+ public:
+  void raise();
+  bool raised() const { return done_.load(std::memory_order_acquire) != 0; }
+  void wait() const;
+
+ private:
+  std::atomic<std::uint32_t> done_{0};
+};
+
+struct Operation {
+  std::function<void()> run;
+  Marker* done = nullptr;
+  bool last = false;  // of its stream
+  std::atomic<Operation*> next{nullptr};
+};
+
+// The stream that a call names: the null stream is one of each context. Success, or the refusal.
+Result find_stream(Stream handle, std::shared_ptr<StreamObject>* stream);
+
+// Puts an operation into a stream's queue.
+const Marker& submit(StreamObject& stream, std::function<void()> run);
+
+std::size_t n_streams();
+std::size_t n_events();
+
+}  // namespace gpu_double
+
+struct pgasdl::cuda::StreamObject {
+  explicit StreamObject(Context in, unsigned stream_flags)
+      : context(in), flags(stream_flags), head(new gpu_double::Operation), tail(head) {}
+
+  const Context context;
+  const unsigned flags;
+  std::atomic<bool> capturing{false};
+  gpu_double::Operation* head;  // of the stream's thread: what it does or did last
+
+  std::mutex mutex;  // of those who submit
+  gpu_double::Operation* tail;
+  std::deque<gpu_double::Marker> markers;     // of all operations
+  std::atomic<std::uint32_t> n_submitted{0};  // what the thread sleeps on
+};

@@ -1,0 +1,18 @@
+// The kernel of tests/gpu/on_device/work.ptx: it takes its time.
+#include <cstdint>
+
+#include "double_kernels.hpp"
+
+namespace gpu_double {
+namespace {
+
+void work(void** parameters, Dim, Dim) {
+  const auto turns = *static_cast<std::uint64_t*>(parameters[0]);
+  volatile std::uint64_t turn = 0;
+  while (turn < turns) turn = turn + 1;
+}
+
+const DoubleKernel kWork("on_device_work", work, {sizeof(std::uint64_t), sizeof(std::uint64_t)});
+
+}  // namespace
+}  // namespace gpu_double

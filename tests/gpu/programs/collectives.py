@@ -1,0 +1,201 @@
+"""Collectives on memory of a GPU have the bits of those on the host; streams order them.
+
+Streams of the double are late: a step that does not wait for its stream works on old bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from cuda_arrays import Array, Device, Stream
+
+import pgasdl
+from pgasdl import GradientExchange, loopback
+from pgasdl.plans import PLANS
+
+DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
+N_TURNS = 3
+
+
+def numbers(ctx: Any, count: int, dtype: npt.DTypeLike, turn: int) -> npt.NDArray[Any]:
+    """What this rank contributes."""
+    values = np.random.default_rng([ctx.rank, count, turn]).standard_normal(count) * 100
+    return np.asarray(values.astype(dtype))
+
+
+def same(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> bool:
+    return found.tobytes() == wanted.tobytes()
+
+
+def allreduces(ctx: Any) -> None:
+    """Arrays in a segment and elsewhere, of all dtypes."""
+    stream = Stream()
+    segment = ctx.segment(1 << 16, device="cuda:0")
+    for dtype in DTYPES:
+        size = np.dtype(dtype).itemsize
+        for count in (1, 1000):
+            inside = Array(count, dtype, segment.address + 64 * size)
+            for array in (inside, Array(count, dtype)):
+                for turn in range(N_TURNS):
+                    op = "sum" if np.dtype(dtype).kind == "i" or turn == 0 else "mean"
+                    mine = numbers(ctx, count, dtype, turn)
+                    wanted = ctx.allreduce(mine.copy(), op)
+                    array.fill(mine, stream)
+                    ctx.allreduce(array, op, stream=stream)
+                    assert same(array.values(stream), wanted), (dtype, count, turn)
+    ctx.barrier()
+
+
+def long_arrays(ctx: Any) -> None:
+    """Longer than the workspace's pieces, one after the other on one stream, never waiting."""
+    stream, count = Stream(), 5_000_000
+    array = Array(count, np.float32)
+    kept = [numbers(ctx, count, np.float32, turn) for turn in range(2)]
+    wanted = [ctx.allreduce(each.copy()) for each in kept]
+    for mine, result in zip(kept, wanted, strict=True):
+        array.fill(mine, stream)
+        ctx.allreduce(array, stream=stream)
+        assert same(array.values(stream), result)
+    ctx.barrier()
+
+
+def handles(ctx: Any) -> None:
+    """Every plan and kind, started on one stream and awaited on another."""
+    first, second = Stream(), Stream()
+    count = 3000
+    for name, spec in PLANS.items():
+        for kind in spec.kinds:
+            if kind == "update":
+                continue
+            segment = ctx.segment(4 * count, device="cuda:0")
+            array = Array(count, np.float32, segment.address)
+            on_host = ctx.segment(4 * count)
+            there = on_host.numpy(np.float32)
+            handle = ctx.collective_handle(kind, array, plan=name)
+            host = ctx.collective_handle(kind, there, plan=name)
+            for turn in range(N_TURNS):
+                mine = numbers(ctx, count, np.float32, turn)
+                there[:] = mine
+                host()
+                array.fill(mine, first)
+                handle.start(stream=first)
+                handle.wait(stream=second)
+                found = array.values(second)
+                if kind != "reduce" or ctx.rank == 0:
+                    assert compared(ctx, kind, found, there), (name, kind, turn)
+            handle.close()
+            host.close()
+    ctx.barrier()
+
+
+def compared(ctx: Any, kind: str, found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> bool:
+    """Only what the kind defines."""
+    if kind == "reduce-scatter":
+        begin, n = pgasdl.plans.blocks(len(wanted), ctx.size)[ctx.rank]
+        return same(found[begin : begin + n], wanted[begin : begin + n])
+    return same(found, wanted)
+
+
+def exchanges(ctx: Any) -> None:
+    """A model's layers, ready on one stream and used on another, in several iterations."""
+    backward, forward = Stream(), Stream()
+    shapes = [(300,), (7, 11), (5000,), (1,)]
+    layers = [(shape, "f4") for shape in shapes]
+    for plan in ("gdraa-direct", "gdraa", "tree"):
+        for bucket_bytes in (0, 1 << 12):
+            with (
+                GradientExchange(
+                    ctx, layers, plan=plan, bucket_bytes=bucket_bytes, device="cuda:0"
+                ) as exchange,
+                GradientExchange(ctx, layers, plan=plan, bucket_bytes=bucket_bytes) as host,
+            ):
+                arrays = [
+                    Array(
+                        int(np.prod(layer.shape)), np.float32, exchange.gradients.address + layer.at
+                    )
+                    for layer in exchange.layers
+                ]
+                kept = []
+                for turn in range(N_TURNS):
+                    order = np.random.default_rng([ctx.rank, turn]).permutation(len(shapes))
+                    for number in order:
+                        mine = numbers(ctx, arrays[number].count, np.float32, turn)
+                        host.gradient(int(number)).flat[:] = mine
+                        host.ready(int(number))
+                        kept.append(mine)
+                        arrays[number].fill(mine, backward)
+                        exchange.ready(int(number), stream=backward)
+                    for number, array in enumerate(arrays):
+                        host.wait(number)
+                        exchange.wait(number, stream=forward)
+                        wanted = host.gradient(number).ravel()
+                        assert same(array.values(forward), wanted), (plan, turn, number)
+                exchange.finish()
+    ctx.barrier()
+
+
+def staged(ctx: Any) -> None:
+    """Where peers reach host memory only, it is copied there and back."""
+    stream = Stream()
+    array = Array(1000, np.float32)
+    on_host = np.empty(1000, np.float32)
+    handles = [ctx.allreduce_handle(each) for each in (array, on_host)]
+    for turn in range(N_TURNS):
+        mine = numbers(ctx, 1000, np.float32, turn)
+        wanted = ctx.allreduce(mine.copy(), plan="gdraa")
+        array.fill(mine, stream)
+        ctx.allreduce(array, stream=stream)
+        assert same(array.values(stream), wanted), turn
+        on_host[:] = mine
+        array.fill(mine, stream)
+        handles[0].run(stream=stream)
+        handles[1].run()
+        assert same(array.values(stream), on_host), turn
+    pinned = ctx.segment(4000)
+    is_pinned = pinned.pin()
+    assert pinned.pin() == is_pinned and is_pinned >= ctx.takes_devices
+    pinned.numpy(np.float32)[:] = numbers(ctx, 1000, np.float32, N_TURNS)
+    assert array.address is not None
+    stream.copy(array.address, pinned.address, pinned.nbytes)  # late, if it is not pageable
+    stream.synchronize()
+    assert same(array.values(stream), pinned.numpy(np.float32))
+    assert ("by way of the host" in ctx.describe()) != ctx.takes_devices
+    if not ctx.takes_devices:
+        try:
+            ctx.segment(64, device="cuda:0")
+        except pgasdl.UnavailableError as error:
+            assert "need transport shm" in str(error) or "PGASDL_GPU" in str(error), error
+        else:
+            raise AssertionError("a segment that no peer can reach")
+    ctx.barrier()
+
+
+PARTS = {part.__name__: part for part in (allreduces, long_arrays, handles, exchanges, staged)}
+
+
+def run(ctx: Any, parts: list[str]) -> list[str]:
+    with Device():
+        for part in parts:
+            PARTS[part](ctx)
+    return parts
+
+
+def main() -> None:
+    size, parts = int(sys.argv[1]), sys.argv[2:] or list(PARTS)
+    if size:
+        done = loopback.run(size, lambda ctx: run(ctx, parts))
+        print(json.dumps(done[0]))
+        return
+    with pgasdl.init(log="warning", timeout=30) as ctx:
+        done = run(ctx, parts)
+        if ctx.rank == 0:
+            print(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()

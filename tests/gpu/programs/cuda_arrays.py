@@ -1,0 +1,111 @@
+"""Arrays and streams of a GPU for programs without PyTorch and CuPy: the driver by ctypes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_driver = ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    result = getattr(_driver, name)(*arguments)
+    assert result == 0, f"{name} returned {result}"
+
+
+class Device:
+    """A GPU whose primary context is current in this thread, for a ``with`` statement."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self._context = ctypes.c_void_p()
+        _call("cuInit", 0)
+        _call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), ordinal)
+
+    def __enter__(self) -> Device:
+        _call("cuCtxPushCurrent_v2", self._context)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+class Stream:
+    """A stream; pgasdl takes it by the protocol that PyTorch and CuPy follow, too."""
+
+    def __init__(self) -> None:
+        handle = ctypes.c_void_p()
+        _call("cuStreamCreateWithPriority", ctypes.byref(handle), 1, 0)
+        self.handle = handle.value or 0
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """Enqueue a copy; it is made later."""
+        _call(
+            "cuMemcpyAsync",
+            ctypes.c_uint64(to),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(nbytes),
+            ctypes.c_void_p(self.handle),
+        )
+
+    def synchronize(self) -> None:
+        """Wait until all that was enqueued has ended."""
+        _call("cuStreamSynchronize", ctypes.c_void_p(self.handle))
+
+
+class Array:
+    """Memory of the current GPU, outside of segments or (``address``) somewhere else's."""
+
+    def __init__(self, count: int, dtype: npt.DTypeLike, address: int | None = None) -> None:
+        self.dtype, self.count = np.dtype(dtype), count
+        self.nbytes = count * self.dtype.itemsize
+        self.address = address
+        self._source: Array | None = None
+        if address is None:
+            allocated = ctypes.c_uint64()
+            _call("cuMemAlloc_v2", ctypes.byref(allocated), ctypes.c_size_t(max(1, self.nbytes)))
+            self.address = allocated.value
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "typestr": "<V2" if self.dtype.kind == "V" else self.dtype.str,
+            "shape": (self.count,),
+            "strides": None,
+            "data": (self.address, False),
+        }
+
+    def fill(self, values: npt.NDArray[Any], stream: Stream) -> None:
+        """Enqueue that it gets these values, which the stream does late, as a kernel would."""
+        assert values.dtype == self.dtype and values.size == self.count
+        assert self.address is not None
+        if self._source is None:
+            self._source = Array(self.count, self.dtype)
+        assert self._source.address is not None
+        stream.copy(self._source.address, values.ctypes.data, self.nbytes)  # waits: it is pageable
+        stream.copy(self.address, self._source.address, self.nbytes)
+
+    def values(self, stream: Stream) -> npt.NDArray[Any]:
+        """What it holds after all that was enqueued on the stream."""
+        found = np.empty(self.count, self.dtype)
+        assert self.address is not None
+        stream.synchronize()  # the copy holds up the driver: it is pageable
+        stream.copy(found.ctypes.data, self.address, self.nbytes)
+        stream.synchronize()
+        return found
+
+
+@contextlib.contextmanager
+def capturing(stream: Stream) -> Iterator[None]:
+    """Let the double say that a stream records a graph."""
+    _call("doubleSetCapturing", ctypes.c_void_p(stream.handle), 1)
+    yield
+    _call("doubleSetCapturing", ctypes.c_void_p(stream.handle), 0)

@@ -1,0 +1,62 @@
+"""Collectives, exchanges and one-sided operations on memory of a GPU, over the driver's double."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import launcher, mpi_rows
+from support.starting import succeeded
+from tiers import full
+
+PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
+ONE_SIDED = PROGRAM.with_name("one_sided.py")
+PARTS = ["allreduces", "long_arrays", "handles", "exchanges"]
+Double = Callable[..., dict[str, str]]
+
+
+@pytest.mark.parametrize("size", full([2, 3], quick=1))
+def test_threads(double: Double, size: int) -> None:
+    command = [sys.executable, str(PROGRAM), str(size), *PARTS]
+    assert json.loads(succeeded(command, env=double(), timeout=120)) == PARTS
+
+
+@pytest.mark.parametrize("size", full([2, 1, 3], quick=0))
+def test_processes(double: Double, size: int) -> None:
+    command = launcher.command("-n", str(size), "--no-prefix", str(PROGRAM), "0", *PARTS)
+    assert json.loads(succeeded(command, env=double(), timeout=200)) == PARTS
+
+
+def test_staged_if_asked_for(double: Double) -> None:
+    command = launcher.command("-n", "2", "--no-prefix", str(PROGRAM), "0", "staged")
+    shown = succeeded(command, env=double() | {"PGASDL_GPU": "staged"}, timeout=120)
+    assert json.loads(shown) == ["staged"]
+
+
+@pytest.mark.parametrize("windows", ["allocated", "created"])
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+@pytest.mark.full
+def test_staged_over_mpi(double: Double, mpi: str, windows: str) -> None:
+    """Of MPI's windows, mapped or not, peers reach host memory only."""
+    if missing := mpi_rows.missing(mpi):
+        pytest.skip(missing)
+    row = mpi_rows.ROWS[mpi]
+    environ = double() | {"PGASDL_TRANSPORT": "mpi", "PGASDL_MPI_WINDOWS": windows}
+    command = launcher.command(f"--mpi={row.launcher}", "-n", "2", str(PROGRAM), "0", "staged")
+    assert '["staged"]' in succeeded(command, env=row.environ(environ), timeout=120)
+
+
+@pytest.mark.parametrize("size", full([2, 1, 3], quick=1))
+def test_one_sided_threads(double: Double, size: int) -> None:
+    command = [sys.executable, str(ONE_SIDED), str(size)]
+    assert succeeded(command, env=double(), timeout=60) == "right\n"
+
+
+@pytest.mark.parametrize("size", full([3, 2], quick=1))
+def test_one_sided_processes(double: Double, size: int) -> None:
+    command = launcher.command("-n", str(size), str(ONE_SIDED), "0")
+    shown = succeeded(command, env=double(), timeout=60)
+    assert sorted(shown.splitlines()) == [f"[{rank}] right" for rank in range(size)]

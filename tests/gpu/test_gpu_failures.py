@@ -1,0 +1,138 @@
+"""What goes wrong with memory on GPUs ends in an error that says so, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import launcher
+from support.starting import finished, succeeded
+from tiers import full
+
+PROGRAMS = Path(__file__).parent / "programs"
+Double = Callable[..., dict[str, str]]
+
+# What a double lacks, the parts that need it, and how they say so.
+VALUES = "streams of this driver must be able to "
+REGISTERING = "bytes of host memory with the GPU's driver"
+COLLECTIVES = dict.fromkeys(("handle", "allreduce", "exchange"))
+LACKS: dict[str, dict[str, str]] = {
+    "vmm": dict.fromkeys(("one_sided", *COLLECTIVES), "lacks virtual memory management"),
+    "posix-handles": dict.fromkeys(("one_sided", *COLLECTIVES), "that descriptors name"),
+    "unified-addressing": dict.fromkeys(("one_sided", *COLLECTIVES), "lacks unified addresses"),
+    "ipc": {"one_sided": "no other process can be let into"},
+    "stream-values": dict.fromkeys(("one_sided", *COLLECTIVES), VALUES),
+    "host-register": dict.fromkeys(("one_sided", *COLLECTIVES), REGISTERING),
+    "host-pointer,dmabuf,rdma-with-vmm,wait-value-nor,flush-writes,writes-ordering": {},
+    "peer": {},
+}
+
+
+def told(program: str, *arguments: object, env: dict[str, str], timeout: float = 100) -> Any:
+    command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
+    return json.loads(succeeded(command, env=env, timeout=timeout))
+
+
+@pytest.mark.parametrize("lacks", full(list(LACKS), quick=3))
+def test_what_a_gpu_lacks(double: Double, lacks: str) -> None:
+    """Each rank is told, and goes on with memory of the host."""
+    for part, ranks in told("short.py", "lacking", env=double(lacks=lacks)).items():
+        wanted = LACKS[lacks].get(part)
+        for said in ranks:
+            if wanted is None:
+                assert said == "works", part
+            else:
+                assert said.startswith("UnavailableError: ") and wanted in said, (part, said)
+
+
+def test_gpus_that_do_not_reach_each_other(double: Double) -> None:
+    """Neither rank has a segment then."""
+    said = told("short.py", "lacking", "spread", env=double(lacks="peer"))
+    assert all("has no peer access" in each for ranks in said.values() for each in ranks), said
+    said = told("short.py", "lacking", "spread", env=double())
+    assert {each for ranks in said.values() for each in ranks} == {"works"}, said
+
+
+@pytest.mark.parametrize("step", full([1999, 97], quick=1))
+def test_a_failing_call(double: Double, step: int) -> None:
+    """Wherever it is: errors of ours, in time, nothing is left, and the next run works."""
+    done = told("short.py", "failing", 1, step, env=double(), timeout=200)
+    assert done["calls"] > 300
+
+
+def test_wrong_input(double: Double) -> None:
+    said = told("wrong.py", env=double())
+    for part in ("handle", "exchange", "first allreduce", "allreduce"):
+        for rank in said.pop(f"mixed {part}"):
+            assert rank[part].startswith("MismatchError: "), rank
+    words: dict[str, str] = {}
+    for ranks in said.values():
+        assert [list(rank) for rank in ranks] == [list(ranks[0])] * 2
+        words |= ranks[1]
+    kinds = {name: text.split(":")[0] for name, text in words.items()}
+    assert kinds == {
+        "host segment": "UnavailableError",
+        "host slices": "UnavailableError",
+        "host reset": "UnavailableError",
+        "host allreduce": "BufferRefused",
+        "host handle": "BufferRefused",
+        "word": "ConfigError",
+        "negative": "ConfigError",
+        "handle": "PgasError",
+        "handle, waiting": "PgasError",
+        "notification": "NotificationError",
+        "value 0": "NotificationError",
+        "beyond": "SegmentError",
+        "cuda:9": "UnavailableError",
+        "tpu": "ConfigError",
+        "exchange on cuda:9": "UnavailableError",
+        "numpy": "UnavailableError",
+        "memoryview": "BufferError",
+        "atomic": "UnavailableError",
+        "swap": "UnavailableError",
+        "out": "BufferRefused",
+        "small allreduce": "BufferRefused",
+        "mean of integers": "BufferRefused",
+        "complex": "BufferRefused",
+        "update": "PlanError",
+        "no elements": "works",
+        "a handle of none": "works",
+        "no bytes": "works",
+    }
+
+
+@pytest.mark.parametrize("part", full(["exchange", "notification", "handle", "allreduce"], quick=1))
+@pytest.mark.parametrize("how", ["killed", "late"])
+def test_a_stream_that_waits_for_a_rank(double: Double, how: str, part: str) -> None:
+    """It goes on soon after the rank is killed, or by its deadline; then the reason is told."""
+    program = [str(PROGRAMS / "lost.py"), how, part]
+    done = finished(launcher.command("-n", "2", "--no-prefix", *program), env=double(), timeout=60)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
+    told = json.loads(line)
+    assert told["seconds"] < 10, told  # where nothing is lost the deadline is 20
+    wanted, words = ("PeerLost", "rank 1 died") if how == "killed" else ("Timeout", "in time")
+    assert told["said"].startswith(f"{wanted}: ") and words in told["said"], told
+
+
+def test_a_forked_child(double: Double) -> None:
+    command = launcher.command("-n", "2", "--no-prefix", str(PROGRAMS / "forks.py"))
+    for line in succeeded(command, env=double(), timeout=60).splitlines():
+        told = json.loads(line)
+        assert told["status"] == 0 and told["right"], told
+        kinds = {said.split(":")[0] for said in told["said"].values()}
+        assert kinds <= {"ClosedError", "UnavailableError"}, told["said"]
+
+
+@pytest.mark.parametrize("times", full([20, 200], quick=1))
+def test_nothing_is_left(double: Double, times: int) -> None:
+    told("short.py", "repeating", times, env=double(delay_us=10))
+
+
+def test_streams_get_what_they_wait_for(double: Double) -> None:
+    """Also if what brings it is closed, or dropped, before."""
+    command = [sys.executable, str(PROGRAMS / "ends.py")]
+    assert succeeded(command, env=double(delay_us=3000), timeout=100) == "ok\n"

@@ -1,0 +1,53 @@
+"""The script for a machine with a GPU, on the double and with tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.starting import finished, succeeded
+
+SCRIPT = Path(__file__).with_name("on_device.py")
+# What lacks a driver with graphs, MPS, compute-sanitizer.
+ABSENT = {"graphs", "mps", "sanitizer"}
+
+
+def shown(env: dict[str, str], folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """What the script writes."""
+    out = folder / "out.json"
+    command = [sys.executable, str(SCRIPT), "--smoke", "--out", str(out), *arguments]
+    told = succeeded(command, env=env, timeout=200)
+    assert "all checks held" in told
+    report = json.loads(out.read_text())
+    assert report["held"]
+    parts: list[dict[str, Any]] = report["parts"]
+    return parts
+
+
+def test_one_part(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    (part,) = shown(double(devices=1), tmp_path, "--only", "one_sided")
+    assert part["status"] == "done"
+    assert [finding["value"] for finding in part["findings"]] == ["holds"] * 4
+
+
+@pytest.mark.full
+def test_all_parts(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    parts = {part["part"]: part for part in shown(double(devices=1), tmp_path)}
+    for name, part in parts.items():
+        possible = {"done", "not available"} if name in ABSENT else {"done"}
+        assert part["status"] in possible, part
+        assert part["findings"]
+
+
+def test_without_a_gpu(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(SCRIPT), "--smoke", "--out", str(out), "--only", "puts"]
+    done = finished(command, env=double(devices=0), timeout=60)
+    assert done.returncode == 1
+    (part,) = json.loads(out.read_text())["parts"]
+    assert part["status"] == "not available"
+    assert "CUDA_ERROR_NO_DEVICE" in part["findings"][0]["value"]

@@ -1,0 +1,20 @@
+"""The backend of torch.distributed over MPI, mapped or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mpi_jobs
+import pytest
+from support.mpi_rows import Row
+from tiers import full
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("windows", full(["created", "allocated"], quick=1))
+def test_a_process_group(mpi: Row, windows: str, tmp_path: Path) -> None:
+    program = mpi_jobs.TRAINING / "programs" / "process_group.py"
+    variables = {"PGASDL_TRANSPORT": "mpi", "PGASDL_MPI_WINDOWS": windows}
+    lines = mpi_jobs.run(mpi, 2, program, str(tmp_path / "store"), **variables)
+    assert lines == ["rank 0 over mpi", "rank 1 over mpi"]

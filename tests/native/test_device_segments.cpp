@@ -1,0 +1,254 @@
+// Segments on a GPU, in front of the double: operations on streams, plans, and ends while work is
+// under way.
+
+#include <dlfcn.h>
+
+#include <array>
+#include <numeric>
+
+#include "memory/device_stream.hpp"
+#include "plans.hpp"
+
+using namespace pgasdl;
+using namespace pgasdl::testing;
+
+namespace {
+
+constexpr cuda::Device kDevice = 0;
+constexpr Rank kSize = 2;
+constexpr std::uint64_t kCount = 600;
+
+std::string live() {
+  void* handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  CHECK(handle != nullptr);
+  const auto ask = reinterpret_cast<const char* (*)()>(dlsym(handle, "doubleLive"));
+  CHECK(ask != nullptr);
+  return ask();
+}
+
+// A program's own.
+class ProgramStream {
+ public:
+  ProgramStream() {
+    const cuda::Current current(kDevice);
+    cuda::check(cuda::driver().stream_create(&stream_, cuda::kStreamNonBlocking, 0), "a stream");
+  }
+  ~ProgramStream() {
+    const cuda::Current current(kDevice);
+    cuda::check(cuda::driver().stream_destroy(stream_), "a stream's end");
+  }
+  ProgramStream(const ProgramStream&) = delete;
+  ProgramStream& operator=(const ProgramStream&) = delete;
+
+  StreamOrder order() const { return {kDevice, stream_}; }
+  void synchronize() const {
+    const cuda::Current current(kDevice);
+    cuda::check(cuda::driver().stream_synchronize(stream_), "a stream's work");
+  }
+  // Late, as a kernel's.
+  void fill(std::byte* data, unsigned char value, std::size_t bytes) const {
+    const cuda::Current current(kDevice);
+    cuda::check(
+        cuda::driver().memset_async(reinterpret_cast<cuda::DevicePtr>(data), value, bytes, stream_),
+        "filling");
+  }
+
+ private:
+  cuda::Stream stream_ = nullptr;
+};
+
+std::shared_ptr<Segment> on_device(Local& local, std::uint64_t bytes) {
+  std::shared_ptr<Segment> made;
+  CHECK(local.world().create_segment(bytes, kManyNotifications, {nullptr, kDevice}, soon(), made) ==
+        Outcome::kDone);
+  return made;
+}
+
+void put(Local& local, const ProgramStream& stream, const std::shared_ptr<Segment>& segment,
+         std::uint64_t to, std::uint64_t bytes, std::uint64_t notification) {
+  const Slice mine{segment, 0, bytes};
+  const Slice theirs{segment, to, bytes};
+  const Pair pair{&mine, &theirs};
+  CHECK(local.context.write_notify_on(stream.order(), {&pair, 1}, local.peer(1), segment,
+                                      notification, 1, 0, soon()) == Outcome::kDone);
+}
+
+// A stream's puts, in turns with waits of the other's: what is filled again was sent before.
+void one_sided(const Settings& settings) {
+  constexpr std::uint64_t kBytes = 4096;
+  run(kSize, settings, [&](Local& local) {
+    const ProgramStream stream;
+    const auto segment = on_device(local, 2 * kBytes);
+    std::byte* const data = segment->local().data;
+    local.barrier();
+    for (unsigned char turn = 1; turn <= 10; ++turn) {
+      const auto mine = static_cast<unsigned char>(turn + 100 * local.rank());
+      const auto his = static_cast<unsigned char>(turn + 100 * local.peer(1));
+      stream.fill(data, mine, kBytes);
+      put(local, stream, segment, kBytes, kBytes, 0);
+      local.context.notify_wait_on(stream.order(), segment, 0, soon());
+      local.context.notify_reset_on(stream.order(), segment, 0);
+      std::array<unsigned char, kBytes> seen{};
+      device_copy(stream.order(), seen.data(), data + kBytes, kBytes);
+      for (const unsigned char byte : seen) CHECK_NOTE(byte == his, "turn %d: %d", turn, byte);
+      local.barrier();
+    }
+    local.flush();
+  });
+}
+
+// [data | weights | inbox] on a GPU.
+class DeviceExchange {
+ public:
+  DeviceExchange(Local& local, Kind kind) {
+    segment_ = on_device(local, (2 + std::uint64_t{kSize}) * kCount * sizeof(float));
+    const Plan plan = kind == Kind::kGdraa  ? gdraa(local.rank(), kSize, kCount, false)
+                      : kind == Kind::kTree ? tree(local.rank(), kSize, kCount, false)
+                                            : gdraa_direct(local.rank(), kSize, kCount);
+    const auto place = [&](std::uint64_t elements) {
+      return BufferBinding{segment_, elements * sizeof(float), DType::kF32};
+    };
+    execution_ =
+        bound(local, plan, {place(0), place(kCount), place(2 * kCount)}, {0, 1}, segment_, 7);
+  }
+
+  Execution& plan() { return *execution_; }
+  void fill(Rank rank, std::uint32_t turn) const {
+    std::vector<float> values(kCount);
+    for (std::uint64_t i = 0; i < kCount; ++i) values[i] = Exchange::value(rank, turn, i);
+    device_copy(kDevice, segment_->local().data, values.data(), kCount * sizeof(float));
+  }
+  void verify(const StreamOrder& order, std::uint32_t turn) const {
+    std::vector<float> found(kCount);
+    device_copy(order, found.data(), segment_->local().data, kCount * sizeof(float));
+    for (std::uint64_t i = 0; i < kCount; ++i) {
+      CHECK_NOTE(found[i] == Exchange::sum(kSize, turn, i), "turn %u, element %zu: %g", turn,
+                 std::size_t(i), double(found[i]));
+    }
+  }
+
+ private:
+  std::shared_ptr<Segment> segment_;
+  std::unique_ptr<Execution> execution_;
+};
+
+void plans(const Settings& settings, Kind kind, bool thread) {
+  run(kSize, settings, [&](Local& local) {
+    const ProgramStream stream;
+    DeviceExchange exchange(local, kind);
+    if (thread) local.executor.start_thread();
+    for (std::uint32_t turn = 0; turn < 6; ++turn) {
+      exchange.fill(local.rank(), turn);
+      if (turn % 2 == 0) {
+        local.executor.start(exchange.plan());
+        CHECK(local.executor.wait(exchange.plan(), soon()) == Executor::Waited::kDone);
+      } else {
+        const StreamOrder order = stream.order();
+        local.executor.start(exchange.plan(), {}, &order);
+        local.executor.wait_on(exchange.plan(), order, soon());
+      }
+      exchange.verify(stream.order(), turn);
+    }
+    local.barrier();
+  });
+}
+
+// Ranks leave, and memory is dropped, while streams and plans are at it.
+void ends_under_way(const Settings& settings, bool failing) {
+  for (int turn = 0; turn < 10; ++turn) {
+    const ProgramStream streams[kSize];
+    const auto thrown = outcomes(kSize, settings, [&](Local& local) {
+      const ProgramStream& stream = streams[local.rank()];
+      const StreamOrder order = stream.order();
+      const auto segment = on_device(local, 1 << 14);
+      DeviceExchange exchange(local, Kind::kGdraa);
+      local.barrier();
+      for (std::uint64_t id = 0; id < 8; ++id) put(local, stream, segment, 8192, 4096, id);
+      local.context.notify_wait_on(order, segment, 9, soon());  // which never comes
+      local.executor.start(exchange.plan(), {}, &order);
+      local.executor.wait_on(exchange.plan(), order, soon());
+      if (failing && local.rank() == turn % kSize) throw Error(ErrorKind::kSystem, "on purpose");
+      if (!failing) local.barrier();  // nobody may put to one that has left
+    });
+    const std::exception_ptr& mine = thrown[static_cast<std::size_t>(turn % kSize)];
+    CHECK_NOTE((mine != nullptr) == failing, "%s", mine == nullptr ? "" : words(mine).c_str());
+    for (const ProgramStream& stream : streams) stream.synchronize();
+  }
+}
+
+// One rank cannot make its copy: all are told, and the next is made.
+void a_copy_that_cannot_be(const Settings& settings) {
+  run(kSize, settings, [](Local& local) {
+    std::shared_ptr<Segment> made;
+    const std::uint64_t bytes = local.rank() == 1 ? std::uint64_t{1} << 45 : 4096;
+    std::string said;
+    require_error(
+        ErrorKind::kSystem,
+        [&] { (void)local.world().create_segment(bytes, 8, {nullptr, kDevice}, soon(), made); },
+        &said);
+    CHECK_NOTE(local.rank() == 1 || said.find("rank 1 cannot") != said.npos, "%s", said.c_str());
+    CHECK(on_device(local, 4096)->remote(local.peer(1))->bytes == 4096);
+    CHECK(local.segment(64)->remote(local.peer(1))->bytes == 64);
+    local.barrier();
+  });
+}
+
+// A wait that was ended by its deadline is told of once; one that was reset is not taken for one.
+void late_notifications(const Settings& settings) {
+  run(kSize, settings, [](Local& local) {
+    const ProgramStream stream;
+    const auto segment = on_device(local, 64);
+    local.barrier();
+    if (local.rank() == 0) {
+      local.notify(1, *segment, 0);
+      local.barrier();
+      return;
+    }
+    local.context.notify_wait_on(stream.order(), segment, 0, Deadline::in(0.3));
+    local.context.notify_reset_on(stream.order(), segment, 0);
+    stream.synchronize();
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    local.context.notify_wait_on(stream.order(), segment, 1, Deadline::in(0.1));
+    stream.synchronize();
+    std::string said;
+    require_error(
+        ErrorKind::kTimeout, [&] { local.context.notify_reset_on(stream.order(), segment, 1); },
+        &said);
+    CHECK_NOTE(said.find("notification 1 of") != said.npos, "%s", said.c_str());
+    local.context.notify_reset_on(stream.order(), segment, 1);
+    stream.synchronize();
+    local.barrier();
+  });
+}
+
+}  // namespace
+
+int main() {
+  Settings shm;
+  shm.shm = true;
+  Settings adversary;
+  adversary.faults = {.seed = 5, .delay = 2, .reorder = true, .late_source = true};
+  const auto all = [&] {
+    one_sided({});
+    one_sided(shm);
+    for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {
+      for (const bool thread : {false, true}) {
+        plans({}, kind, thread);
+        plans(shm, kind, thread);
+      }
+    }
+    plans(adversary, Kind::kGdraa, true);
+    for (const bool failing : {false, true}) {
+      ends_under_way({}, failing);
+      ends_under_way(shm, failing);
+    }
+    a_copy_that_cannot_be({});
+    a_copy_that_cannot_be(shm);
+    late_notifications({});
+  };
+  all();
+  const std::string after_once = live();
+  all();
+  CHECK_NOTE(live() == after_once, "%s, then %s", after_once.c_str(), live().c_str());
+  std::puts("ok");
+}

@@ -1,0 +1,43 @@
+"""The double of the CUDA driver, which processes find in front of any driver of the machine."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.places import TESTS
+
+sys.path.insert(0, str(TESTS / "native"))
+from building import Build, missing_tools
+
+
+@functools.cache
+def built() -> Build:
+    """Build the double and its test program, or skip the test."""
+    if missing := missing_tools():
+        pytest.skip(f"building the double of the CUDA driver needs {', '.join(missing)}")
+    build = Build("plain")
+    build.make("cuda_double", "test_cuda")
+    return build
+
+
+def folder() -> Path:
+    """Where the ``libcuda.so.1`` lies."""
+    return built().folder / "cuda_double"
+
+
+def variables(**settings: object) -> dict[str, str]:
+    """Environment variables of a process that is to use the double.
+
+    Parameters
+    ----------
+    settings : the double's own, in lower case and without its prefix: ``devices=1``,
+        ``lacks="vmm,dmabuf"``; ``tests/gpu/double/double.hpp`` lists them
+    """
+    own = {f"DOUBLE_{name.upper()}": str(value) for name, value in settings.items()}
+    paths = [str(folder()), os.environ.get("LD_LIBRARY_PATH", "")]
+    return {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))} | own

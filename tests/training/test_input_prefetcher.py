@@ -1,0 +1,278 @@
+"""The prefetcher, and training on what it reads."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+from input_tools import RECORD, records, right, striped
+
+import pgasdl.training.input.reader as reader_module
+from pgasdl import (
+    BufferRefused,
+    ClosedError,
+    Context,
+    DataError,
+    GradientExchange,
+    Timeout,
+    loopback,
+)
+from pgasdl.input import Batches, Prefetcher, StripedFiles, StripedWriter
+
+
+def prefetchers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "pgasdl-prefetcher"]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 9])
+@pytest.mark.parametrize(("size", "batch"), [(1, 10), (3, 10), (2, 4)])
+def test_every_batch_in_order(data: StripedFiles, size: int, batch: int, depth: int) -> None:
+    for rank in range(size):
+        iterations = Batches(43, batch, rank=rank, size=size).iterations(2, 30)
+        with Prefetcher(data, iterations, depth=depth) as prefetcher:
+            for rows, got in zip(iterations, prefetcher, strict=True):
+                right(got, rows)
+            del got
+            with pytest.raises(StopIteration):
+                next(prefetcher)
+        with pytest.raises(ClosedError):
+            next(prefetcher)
+    assert not prefetchers()
+
+
+def test_no_iteration(data: StripedFiles) -> None:
+    with Prefetcher(data, Batches(43, 10).iterations(3, 3)) as prefetcher:
+        assert list(prefetcher) == []
+
+
+def test_a_batch_that_is_in_use_is_not_overwritten(data: StripedFiles) -> None:
+    """Whatever refers to it: an array, a view of a view, one field of it."""
+    iterations = Batches(43, 10).iterations(0, 40)
+    chance = random.Random(1)
+    kept: list[tuple[Any, np.ndarray]] = []
+    with Prefetcher(data, iterations, depth=5) as prefetcher:
+        for rows in iterations:
+            batch = next(prefetcher)
+            right(batch, rows)
+            view = chance.choice(
+                [batch["image"], batch["label"], batch["image"][3:5, 1].reshape(-1)[::2]]
+            )
+            del batch
+            kept.append((view, view.copy()))
+            for view, copy in kept:
+                assert np.array_equal(view, copy)
+            if len(kept) > 3:
+                kept.pop(chance.randrange(4))
+            del view
+    for view, copy in kept:  # and not after the end, either
+        assert np.array_equal(view, copy)
+
+
+def test_tensors_keep_a_batch(data: StripedFiles) -> None:
+    torch = pytest.importorskip("torch")
+    iterations = Batches(43, 10).iterations(0, 4)
+    with Prefetcher(data, iterations, depth=2, timeout=0.2) as prefetcher:
+        batch = next(prefetcher)
+        tensor = torch.from_numpy(batch["image"])[2:4]
+        batch = next(prefetcher)
+        with pytest.raises(Timeout, match="all 2 buffers hold batches that are in use"):
+            next(prefetcher)
+        assert np.array_equal(tensor.numpy(), records(43)["image"][iterations.batches.rows(0)][2:4])
+        del tensor
+        right(next(prefetcher), iterations.batches.rows(2))  # the call that was late goes on
+        del batch
+
+
+def test_it_reads_ahead_and_not_too_far(
+    data: StripedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_read = 0
+    read = StripedFiles.read
+
+    def counted(self: Any, rows: Any, out: Any) -> None:
+        nonlocal n_read
+        read(self, rows, out)
+        n_read += 1
+
+    monkeypatch.setattr(StripedFiles, "read", counted)
+    with Prefetcher(data, Batches(43, 10).iterations(0, 30), depth=4) as prefetcher:
+        until(lambda: n_read == 4)
+        batch = next(prefetcher)
+        time.sleep(0.05)
+        assert n_read == 4
+        del batch
+        until(lambda: n_read == 5)
+        time.sleep(0.05)
+        assert n_read == 5
+
+
+def test_what_the_reader_meets_is_raised(tmp_path: Path) -> None:
+    index = striped(tmp_path, 43, n_files=2)
+    with StripedFiles(index) as files:
+        path = tmp_path / "set-001.npy"
+        path.write_bytes(path.read_bytes()[: -10 * RECORD.itemsize])
+        iterations = Batches(43, 10, seed=None).iterations(0, 4)
+        with Prefetcher(files, iterations) as prefetcher:
+            right(next(prefetcher), range(10))
+            right(next(prefetcher), range(10, 20))
+            with pytest.raises(DataError, match="cut"):
+                for _ in prefetcher:
+                    pass
+            with pytest.raises(StopIteration):
+                next(prefetcher)
+    assert not prefetchers()
+
+
+def test_a_read_that_takes_long(data: StripedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = threading.Event()
+    filled = reader_module._filled
+
+    n_records = 0
+
+    def late(*arguments: Any) -> bool:
+        nonlocal n_records
+        n_records += 1
+        held.wait(20)
+        return filled(*arguments)
+
+    monkeypatch.setattr(reader_module, "_filled", late)
+    iterations = Batches(43, 10).iterations(0, 3)
+    prefetcher = Prefetcher(data, iterations, timeout=0.05)
+    with pytest.raises(Timeout, match="the read is not done"):
+        next(prefetcher)
+    with pytest.raises(Timeout, match="still in a read"):
+        prefetcher.close()
+    held.set()
+    until(lambda: not prefetchers())
+    assert n_records == 10  # the batch that was begun
+    prefetcher.close()
+
+
+def test_the_thread_ends_with_the_prefetcher(data: StripedFiles) -> None:
+    iterations = Batches(43, 10).iterations(0, 1000)
+    prefetcher = Prefetcher(data, iterations)
+    batch = next(prefetcher)
+    assert prefetchers()
+    del prefetcher
+    gc.collect()
+    until(lambda: not prefetchers())
+    right(batch, iterations.batches.rows(0))
+    with suppress(ZeroDivisionError), Prefetcher(data, iterations) as prefetcher:
+        next(prefetcher)
+        1 / 0  # noqa: B018
+    assert not prefetchers()
+
+
+def test_memory_that_is_refused(data: StripedFiles) -> None:
+    iterations = Batches(43, 10).iterations(0, 3)
+    needed = Prefetcher.nbytes(data, iterations, 3)
+    readonly = np.zeros(needed, np.uint8)
+    readonly.flags.writeable = False
+    for memory in (np.zeros(needed - 1, np.uint8), np.zeros(2 * needed, np.uint8)[::2], readonly):
+        with pytest.raises(BufferRefused):
+            Prefetcher(data, iterations, memory=memory)
+    with pytest.raises(ValueError, match="depth 1"):
+        Prefetcher(data, iterations, depth=1)
+    memory = np.zeros(needed // 8 + 1, np.int64)
+    with Prefetcher(data, iterations, memory=memory) as prefetcher:
+        assert all(np.shares_memory(batch["image"], memory) for batch in prefetcher)
+
+
+def test_batches_lie_in_a_segment_where_peers_read_them(data: StripedFiles) -> None:
+    def program(ctx: Context) -> None:
+        batches = Batches(43, 10, rank=ctx.rank, size=ctx.size)
+        iterations = batches.iterations(0, 6)
+        nbytes = Prefetcher.nbytes(data, iterations)
+        segment, there = ctx.segment(nbytes), ctx.segment(nbytes)
+        peer = 1 - ctx.rank
+        begin = segment.numpy().ctypes.data
+        with Prefetcher(data, iterations, memory=segment) as prefetcher:
+            for iteration, batch in enumerate(prefetcher):
+                right(batch, batches.rows(iteration))
+                start = batch["image"].ctypes.data - begin
+                stop = start + batch["image"].nbytes
+                assert 0 <= start < stop <= nbytes
+                ctx.write_notify(segment[start:stop], peer, there[0 : stop - start], 0)
+                assert ctx.notify_waitsome(there) == 0
+                ctx.notify_reset(there, 0)
+                theirs = Batches(43, 10, rank=peer, size=ctx.size).rows(iteration)
+                found = there.numpy(np.uint8, 0, (5, 3, 5, 5))
+                assert np.array_equal(found, records(43)["image"][theirs])
+                ctx.wait()
+                ctx.barrier()
+            segment.delete()
+            right(batch, batches.rows(5))  # views keep the memory
+
+    loopback.run(2, program)
+
+
+def trained(ctx: Context, index: Path, first: int, last: int, weights: np.ndarray) -> np.ndarray:
+    """Linear regression on striped data: the global batch's mean gradient, from ``weights`` on."""
+    batch, weights = 7, weights.copy()
+    exchange = GradientExchange(ctx, [((5,), np.float64)])
+    with StripedFiles(index) as files:
+        batches = Batches(len(files), batch, rank=ctx.rank, size=ctx.size, seed=2)
+        with Prefetcher(files, batches.iterations(first, last)) as prefetcher:
+            for part in prefetcher:
+                error = part["x"] @ weights - part["y"]
+                # Ranks' parts differ in size: their mean has to be the global batch's.
+                exchange.gradient(0)[...] = error @ part["x"] * (ctx.size / batch)
+                exchange.ready(0)
+                exchange.wait(0)
+                weights -= 0.1 * exchange.gradient(0)
+    return weights
+
+
+@pytest.fixture
+def regression(tmp_path: Path) -> Path:
+    chance = np.random.default_rng(1)
+    x = chance.standard_normal((40, 5))
+    index = tmp_path / "regression.json"
+    dtype = [("x", "<f8", (5,)), ("y", "<f8")]
+    with StripedWriter(index, dtype, files=3, stripe=4) as writer:
+        writer.append({"x": x, "y": x @ [1, -2, 3, -4, 5]})
+    return index
+
+
+def test_training_of_one_process(regression: Path) -> None:
+    start = np.zeros(5)
+    [alone] = loopback.run(1, lambda ctx: trained(ctx, regression, 0, 60, start))
+    assert np.allclose(alone, [1, -2, 3, -4, 5], atol=0.5)
+    for size in (2, 3):
+        ranks = loopback.run(size, lambda ctx: trained(ctx, regression, 0, 60, start))
+        assert len({weights.tobytes() for weights in ranks}) == 1
+        np.testing.assert_allclose(ranks[0], alone, rtol=1e-12)
+    # Stopped in the middle of an epoch, and resumed with other ranks.
+    half = loopback.run(2, lambda ctx: trained(ctx, regression, 0, 23, start))[0]
+    resumed = loopback.run(3, lambda ctx: trained(ctx, regression, 23, 60, half))[0]
+    np.testing.assert_allclose(resumed, alone, rtol=1e-12)
+
+
+def test_the_measurement(tmp_path: Path) -> None:
+    """As a user starts it, with as little as possible: every reader gives the right batches."""
+    pytest.importorskip("torch")
+    options = "--records 48 --side 8 --batches 4 --batch 8 --workers 0,1 --rounds 2 --compute 0.1"
+    out = jobs.run(
+        2, jobs.APPS / "input_bench.py", *options.split(), "--folder", str(tmp_path), "--json", "-"
+    )
+    document = json.loads("".join(line.removeprefix("[0] ") for line in out.splitlines(True)))
+    readers = {row["reader"] for row in document["rows"]}
+    assert {"memcpy", "Prefetcher", "Prefetcher, segment", "DataLoader, 0 workers"} <= readers
+    assert all(row["ms"] > 0 for row in document["rows"])

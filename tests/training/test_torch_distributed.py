@@ -1,0 +1,183 @@
+"""The backend of torch.distributed under PyTorch's own tests, and under ordinary programs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+from support import starting
+from support.environment import environment
+from support.launcher import torchrun
+from tiers import full
+
+pytest.importorskip("torch")
+
+# Of PyTorch's own tests those that cannot pass here, nor over gloo, and why.
+NOT_HERE = {
+    "test_SyncBatchNorm_process_group": "needs torchvision",
+    "test_all_to_all_cuda": "needs a GPU, and does not say so",
+    "test_all_to_all_cuda_complex": "needs a GPU, and does not say so",
+    "test_all_to_all_full_group_cuda": "needs a GPU, and does not say so",
+    "test_batch_isend_irecv_mixed_backend_err": "needs NCCL",
+    "test_batch_isend_irecv_op_err": "needs a GPU, and does not say so",
+    "test_all_to_all_group_cuda": "needs a GPU, and does not say so",
+    "test_new_subgroups_with_group_param": "needs 4 ranks, and does not say so",
+}
+# Why PyTorch itself leaves tests out.
+GPU = ("CUDA", "cuda", "GPU")
+UPSTREAM = "https://github.com/pytorch/pytorch/"
+
+# Parts of about equal time; the first is for the quick tier.
+PARTS = {
+    "3 ranks, quick": (
+        3,
+        "^test_(all_reduce_sum|broadcast|send_recv$|new_subgroups$|ddp_comm_hook)",
+    ),
+    "3 ranks, a": (3, "^test_(D|S|_|a)"),
+    "3 ranks, b to c": (3, "^test_[bc]"),
+    "3 ranks, d": (3, "^test_d"),
+    "3 ranks, e to z": (3, "^test_[e-z]"),
+    "8 ranks": (8, "^test_(?!.*(full|cuda|new_sub)).*_group(_|$)|^test_monitored_barrier_[fw]"),
+}
+LEAST = {
+    "3 ranks, quick": 6,
+    "3 ranks, a": 40,
+    "3 ranks, b to c": 8,
+    "3 ranks, d": 4,
+    "3 ranks, e to z": 35,
+    "8 ranks": 20,
+}
+
+
+def torch_tests(backend: str, ranks: int, pattern: str, folder: Path) -> list[dict[str, str]]:
+    """Run those of PyTorch's tests that fit; return how each ended."""
+    program = jobs.PROGRAMS / "torch_distributed.py"
+    done = starting.finished(
+        [sys.executable, str(program), backend, str(ranks), pattern, str(folder)],
+        env=environment(),
+        timeout=290,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("part", full(PARTS, quick=1))
+def test_pytorchs_own_tests(part: str, tmp_path: Path) -> None:
+    pytest.importorskip("expecttest")
+    ended = torch_tests("pgasdl", *PARTS[part], tmp_path)
+    failed = {
+        each["test"]: each["why"]
+        for each in ended
+        if each["how"] == "failed" and each["test"] not in NOT_HERE
+    }
+    assert not failed, "\n\n".join(f"{test}: {why}" for test, why in failed.items())
+    passed = {each["test"] for each in ended if each["how"] == "passed"}
+    assert not passed & NOT_HERE.keys(), "take these from the list"
+    skipped = [each for each in ended if each["how"] == "skipped"]
+    unclear = [
+        each
+        for each in skipped
+        if not each["why"].startswith(UPSTREAM)
+        and "see " + UPSTREAM not in each["why"]
+        and "small world" not in each["why"]
+        and not any(word in each["why"] for word in GPU)
+    ]
+    assert not unclear
+    assert len(passed) >= LEAST[part]
+
+
+WAYS = {"ddp": 1, "fsdp resumed mesh": 3}
+
+
+@pytest.mark.parametrize("ways", full(WAYS, quick=1))
+def test_programs_train_the_same_over_pgasdl_and_gloo(ways: str) -> None:
+    """DDP; FSDP2, a checkpoint of it, tensor parallel layers, DTensor."""
+    program = jobs.PROGRAMS / "distributed_training.py"
+    told: dict[str, dict[str, str]] = {}
+    for backend in ("pgasdl", "gloo"):
+        done = torchrun("--nproc-per-node=2", str(program), backend, *ways.split())
+        assert done.returncode == 0, done.stdout + done.stderr
+        told[backend] = dict(line.split(": ") for line in done.stdout.splitlines())
+    values = told["pgasdl"]
+    assert len(values) == WAYS[ways]
+    for what, value in told["gloo"].items():
+        assert float(values[what]) == pytest.approx(float(value), rel=1e-10)
+    if "resumed" in ways:
+        assert values["FSDP2"] == values["FSDP2, resumed"]
+
+
+LOSS = """
+import os, sys, time, datetime, torch
+from torch import distributed as dist
+torch.set_num_threads(1)
+place = {"init_method": f"file://{sys.argv[1]}", "rank": int(sys.argv[2]), "world_size": 3}
+dist.init_process_group("pgasdl", timeout=datetime.timedelta(seconds=60), **place)
+rank = dist.get_rank()
+print("pid", rank, os.getpid(), flush=True)
+try:
+    while True:
+        dist.all_reduce(torch.ones(1000))
+        dist.broadcast(torch.ones(10), 0)
+except dist.DistBackendError as error:
+    print("told", rank, error, flush=True)
+    sys.exit(0)
+"""
+
+
+def test_a_rank_that_is_killed_ends_the_others_waits(tmp_path: Path) -> None:
+    program = tmp_path / "loss.py"
+    program.write_text(LOSS)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program), str(tmp_path / "store"), str(rank)],
+            env=environment(), stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    try:
+        first = [rank.stdout.readline() for rank in ranks]  # type: ignore[union-attr]
+        assert all(line.startswith("pid") for line in first)
+        time.sleep(0.3)
+        ranks[1].send_signal(signal.SIGKILL)
+        for rank in (0, 2):
+            shown, _ = ranks[rank].communicate(timeout=60)
+            assert f"told {rank} pgasdl: PeerLost: rank 1" in shown
+            assert ranks[rank].returncode == 0
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+
+
+OWN = """
+import torch, pgasdl
+from torch import distributed as dist
+with pgasdl.init() as ctx:
+    store = f"file://{STORE}"
+    dist.init_process_group("pgasdl", store, rank=ctx.rank, world_size=ctx.size)
+    t = torch.ones(3)
+    dist.all_reduce(t)
+    ctx.allreduce(t)
+    other = dist.new_group([0], backend="pgasdl")
+    if ctx.rank == 0:
+        dist.all_reduce(t, group=other)
+    assert dist.group.WORLD.context is ctx
+    dist.destroy_process_group()
+    assert not ctx.closed
+    ctx.barrier()
+    print(f"rank {ctx.rank}: {t.tolist()}")
+"""
+
+
+def test_it_shares_the_programs_own_context(tmp_path: Path) -> None:
+    program = tmp_path / "own.py"
+    program.write_text(OWN.replace("{STORE}", str(tmp_path / "store")))
+    shown: Any = jobs.run(2, program)
+    assert "rank 0: [4.0, 4.0, 4.0]" in shown and "rank 1: [4.0, 4.0, 4.0]" in shown
