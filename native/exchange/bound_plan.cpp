@@ -29,17 +29,18 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
       if (!context_.liveness().everybody_left() || arrived(step)) continue;
       throw Error(ErrorKind::kPeerLost, missing() + "; every other rank has left");
     }
-    const auto peer = std::find(ranks_.begin(), ranks_.end(), step.peer) - ranks_.begin();
-    const FlagWord& word = board_->local().board[numbering.lost_id(static_cast<size_t>(peer))];
-    if (context_.liveness().health(step.peer) == Health::kHealthy &&
-        word.load(std::memory_order_acquire) == 0) {
-      continue;
-    }
+    const auto peer = static_cast<std::size_t>(std::find(ranks_.begin(), ranks_.end(), step.peer) -
+                                               ranks_.begin());
+    const auto told_gone = [&] {
+      const std::uint32_t told = told_by(numbering, peer);
+      return (told & kMismatched) == 0 ? told : 0;
+    };
+    if (context_.liveness().health(step.peer) == Health::kHealthy && told_gone() == 0) continue;
     // What it sent before is here by now, or under way to us in the transport: it told before it
     // left, and raised its flags before both.
     if (transport.needs_progress()) transport.progress();
     if (arrived(step)) continue;
-    const std::uint32_t told = word.load(std::memory_order_acquire);
+    const std::uint32_t told = told_gone();
     if (told == 0) context_.liveness().require(step.peer, name_.c_str());
     throw Error(ErrorKind::kPeerLost,
                 text("plan ", name_, ", execution ", generation_, ": rank ", step.peer,
@@ -48,9 +49,9 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
   }
 }
 
-void BoundPlan::tell_lost(const Numbering& numbering, Rank gone) const {
+void BoundPlan::tell_given_up(const Numbering& numbering, std::uint32_t why) const {
   const auto self = std::find(ranks_.begin(), ranks_.end(), context_.rank()) - ranks_.begin();
-  const auto id = static_cast<std::uint32_t>(numbering.lost_id(static_cast<std::size_t>(self)));
+  const auto id = static_cast<std::uint32_t>(numbering.given_up_id(static_cast<std::size_t>(self)));
   for (const Rank peer : ranks_) {
     const RemoteSegment* remote = board_->remote(peer);
     if (peer == context_.rank() || remote == nullptr) continue;
@@ -62,8 +63,7 @@ void BoundPlan::tell_lost(const Numbering& numbering, Rank gone) const {
                          [&](const Step& step) { return step.flagged && step.peer == peer; });
     });
     if (!waits && !numbering.exclusive() && remote->board == nullptr) continue;
-    context_.liveness().tell(
-        {context_.plan_queue(), peer, {remote, id, static_cast<std::uint32_t>(gone + 1)}, board_});
+    context_.liveness().tell({context_.plan_queue(), peer, {remote, id, why}, board_});
   }
 }
 
@@ -78,6 +78,15 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
                      ": another rank runs a different collective as its execution ", generation_,
                      " (notification ", id, "): order, size, dtype, plan and device must be the ",
                      "same on all ranks"));
+  }
+  // It may have noticed before it had sent anything by which this rank would.
+  for (std::size_t of = 0; of < ranks_.size(); ++of) {
+    if (told_by(numbering, of) != (kMismatched | generation_)) continue;
+    throw Error(ErrorKind::kMismatch,
+                text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
+                     ": rank ", ranks_[of], " says that ranks run different collectives as ",
+                     "execution ", generation_, ": order, size, dtype, plan and device must be ",
+                     "the same on all ranks"));
   }
 }
 

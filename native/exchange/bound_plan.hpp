@@ -97,12 +97,16 @@ class BoundPlan {
   std::string missing() const;
   // Throws if a rank that owes a notification is gone, or told that it waits for one that is.
   void require_peers(const Numbering& numbering) const;
-  // Throws if a notification of the numbering tells that a rank runs another plan as this
+  // Throws if a notification of the numbering tells that ranks run different plans as this
   // execution.
   void require_same_plan(const Numbering& numbering) const;
-  // This rank cannot end it, since `gone` is: told to whoever may wait for this rank, now or in an
-  // execution to come.
-  void tell_lost(const Numbering& numbering, Rank gone) const;
+  // This rank gave up, for a reason that Numbering describes: told to whoever may wait for this
+  // rank, now or in an execution to come.
+  void tell_given_up(const Numbering& numbering, std::uint32_t why) const;
+  // The reason that the rank at this place of `ranks` told, or 0.
+  std::uint32_t told_by(const Numbering& numbering, std::size_t of) const {
+    return board_->local().board[numbering.given_up_id(of)].load(std::memory_order_acquire);
+  }
   void begin(std::uint32_t generation);
   // As far as it goes without blocking; true if anything moved. After an exception, which says what
   // failed, nothing may move any more.

@@ -19,7 +19,7 @@ Execution::Execution(Executor& executor, std::vector<std::unique_ptr<BoundPlan>>
       phases_(std::move(phases)),
       numbering_(std::move(numbering)),
       brief_(phases_[0]->bytes_moved() <= kBriefBytes) {
-  const std::uint64_t needed = numbering_->lost_id(phases_[0]->ranks().size());
+  const std::uint64_t needed = numbering_->given_up_id(phases_[0]->ranks().size());
   const Segment& board = *numbering_->board();
   if (needed > board.notifications()) {
     throw Error(ErrorKind::kPlan,

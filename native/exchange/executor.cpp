@@ -100,24 +100,25 @@ bool Executor::advance(Execution& execution) {
   return moved;
 }
 
-// Nothing more is made of it, which is told to whoever waits for it here, and to the peers if it is
-// for one that is gone.
+// Nothing more is made of it, which is told to whoever waits for it here, and to the peers if they
+// cannot go on either.
 void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   execution.fault_ = std::move(fault);
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
   execution.let_streams_go();
   execution.state_.store(Execution::State::kFailed, std::memory_order_release);
-  Rank gone = -1;
+  std::uint32_t why = 0;
   try {
     std::rethrow_exception(execution.fault_);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kPeerLost) gone = error.rank();
+    if (error.kind() == ErrorKind::kPeerLost) why = static_cast<std::uint32_t>(error.rank() + 1);
+    if (error.kind() == ErrorKind::kMismatch) why = kMismatched | numbering.generation();
   } catch (const std::exception&) {
     // is told here only
   }
   try {
-    if (gone >= 0) execution.phase().tell_lost(numbering, gone);
+    if (why != 0) execution.phase().tell_given_up(numbering, why);
   } catch (const std::exception&) {
     // Without memory to tell them, their waits end by their deadlines.
   }

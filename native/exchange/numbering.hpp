@@ -22,10 +22,14 @@ class Execution;
 inline constexpr std::uint32_t kGenerations = (1u << 12) - 1;
 inline constexpr std::uint32_t kTagBits = 32 - std::bit_width(kGenerations);
 
+// Why a rank gave up, as its last notification says: it waited for a rank that is gone (that rank
+// and 1), or ranks run different collectives as an execution (this bit, and the generation).
+inline constexpr std::uint32_t kMismatched = 1u << 31;
+
 class Numbering {
  public:
   // Its executions raise the notifications [first, first + count) of `board`, and nobody else does.
-  // After them comes one for each of the plan's ranks: by which it tells that it cannot go on.
+  // After them comes one for each of the plan's ranks: by which it tells why it gave up.
   Numbering(std::shared_ptr<Segment> board, std::uint64_t first, std::uint64_t count,
             bool exclusive)
       : board_(std::move(board)), first_(first), count_(count), exclusive_(exclusive) {}
@@ -48,7 +52,7 @@ class Numbering {
   const std::shared_ptr<Segment>& board() const { return board_; }
   std::uint64_t first() const { return first_; }
   std::uint64_t count() const { return count_; }
-  std::uint64_t lost_id(std::size_t of) const { return first_ + count_ + of; }
+  std::uint64_t given_up_id(std::size_t of) const { return first_ + count_ + of; }
   bool exclusive() const { return exclusive_; }
   std::uint64_t number() const { return number_; }
   void set_number(std::uint64_t number) {

@@ -9,10 +9,10 @@ import pytest
 from failure_harness import Job
 
 BOUND = 3.0  # seconds; the goal is 1
-CASES = ["group size", "group dtype", "group op", "size", "dtype", "op", "plan", "size in segment",
-         "place in segment", "segment or array", "default, size", "default, small or large",
-         "segment or bind", "segment or handle", "handle", "layers",
-         "number of layers"]  # fmt: skip
+CASES = ["group size", "group dtype", "group op", "size", "dtype", "op", "plan",
+         "size, up and down a tree", "size in segment", "place in segment", "segment or array",
+         "default, size", "default, small or large", "segment or bind", "segment or handle",
+         "handle", "layers", "number of layers"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "n"), [(case, 2 + i % 2) for i, case in enumerate(CASES)])

@@ -66,7 +66,7 @@ def test_a_failing_call(double: Double, step: int) -> None:
 
 def test_wrong_input(double: Double) -> None:
     said = told("wrong.py", env=double())
-    for part in ("handle", "exchange", "first allreduce", "allreduce"):
+    for part in ("handle", "exchange", "first allreduce", "held allreduce", "allreduce"):
         for rank in said.pop(f"mixed {part}"):
             assert rank[part].startswith("MismatchError: "), rank
     words: dict[str, str] = {}

@@ -30,6 +30,7 @@ def cases(ctx: Context, odd: bool) -> dict[str, Callable[[], object]]:
         "size": lambda: reduce(np.ones(size, np.float32)),
         "dtype": lambda: reduce(np.ones(1000, dtype)),
         "op": lambda: reduce(np.ones(1000, np.float32), op="mean" if odd else "sum"),
+        "size, up and down a tree": lambda: reduce(np.ones(size, np.float32), "tree"),
         "plan": lambda: reduce(np.ones(1000, np.float32), "tree" if odd else "gdraa"),
         "size in segment": lambda: reduce(floats[:size], "gdraa-direct"),
         "place in segment": lambda: reduce(floats[odd : 1000 + odd], "gdraa-direct"),

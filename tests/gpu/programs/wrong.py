@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,20 @@ def mixed(ctx: Any, kind: str) -> Said:
             stream.synchronize()
             ctx.allreduce(mine, stream=on)
 
+    def held() -> None:
+        """Rank 1 hears of rank 0's call before its own stream has come to it."""
+        segment = ctx.segment(8, device="cuda:0")
+        ctx.allreduce(host)
+        ctx.allreduce(array, stream=stream)
+        if on is None:
+            return ctx.allreduce(mine)
+        ctx.notify_wait_on(stream, segment, 0)
+        ctx.allreduce(mine, stream=on)
+        time.sleep(0.2)
+        ctx.notify(ctx.rank, segment, 0)
+        stream.synchronize()
+        ctx.allreduce(mine, stream=on)
+
     def warmed() -> None:
         ctx.allreduce(host)
         ctx.allreduce(array, stream=stream)
@@ -131,6 +146,7 @@ def mixed(ctx: Any, kind: str) -> Said:
         "handle": lambda: ctx.allreduce_handle(mine),
         "exchange": lambda: GradientExchange(ctx, layers, device=device),
         "first allreduce": allreduce,
+        "held allreduce": held,
         "allreduce": warmed,
     }
     said = {kind: told(calls[kind])}
@@ -148,7 +164,7 @@ def run(program: Callable[..., Said], *arguments: Any) -> list[Said]:
 
 def main() -> None:
     told_all = {part.__name__: run(part) for part in (streams, memory, small)}
-    for kind in ("handle", "exchange", "first allreduce", "allreduce"):
+    for kind in ("handle", "exchange", "first allreduce", "held allreduce", "allreduce"):
         told_all[f"mixed {kind}"] = run(mixed, kind)
     json.dump(told_all, sys.stdout)
 
