@@ -70,7 +70,7 @@ class Context(_native.ContextCore):
         self.world = Group(self, topology, self._world())
         self.segments = SegmentTable(self)
         self.resources = Resources(self, self.segments, policy, self.takes_devices)
-        self._allreduces = AllreduceCache(self.resources)
+        self._allreduces = AllreduceCache(self.resources, self.world)
         self.segments.watch(self._allreduces.forget)
         _native.serve_with(self, AnswerCalls(self.resources))
         if config.progress == "thread":
@@ -271,7 +271,9 @@ class Context(_native.ContextCore):
         are reduced in place; others pass through a workspace. A handle is fastest:
         :meth:`allreduce_handle`.
         """
-        self._allreduces.run(array, op, group or self.world, plan, timeout, stream)
+        repeats = group is None and stream is None
+        if not (repeats and self._allreduces.again(array, op, plan, timeout)):
+            self._allreduces.run(array, op, group or self.world, plan, timeout, stream)
         return array
 
     def allreduce_handle(

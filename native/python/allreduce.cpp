@@ -2,6 +2,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
+#include <numpy/ndarraytypes.h>
+
 #include <cstring>
 #include <unordered_map>
 #include <utility>
@@ -18,16 +21,16 @@ using Description = nb::typed<nb::tuple, nb::any, nb::ellipsis>;
 // What tells one call of ctx.allreduce from another, taken from the array and from the arguments.
 struct CallKey {
   std::uintptr_t address = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t format = 0;         // the buffer protocol's, of at most eight characters,
-  const PyObject* dtype = nullptr;  // or a tensor's
-  const PyObject* op = nullptr;     // interned: the package's own tables hold all that are known
-  const PyObject* plan = nullptr;   // likewise, or None
+  std::uint64_t extent = 0;        // elements of a numpy.ndarray, bytes of all else
+  std::uint64_t format = 0;        // the buffer protocol's, of at most eight characters,
+  PyObject* dtype = nullptr;       // or an array's or a tensor's
+  const PyObject* op = nullptr;    // interned: the package's own tables hold all that are known
+  const PyObject* plan = nullptr;  // likewise, or None
   bool operator==(const CallKey&) const = default;
 };
 struct CallHash {
   std::size_t operator()(const CallKey& key) const {
-    return key.address ^ (key.address >> 12) ^ (key.bytes << 7) ^ key.format;
+    return key.address ^ (key.address >> 12) ^ (key.extent << 7) ^ key.format;
   }
 };
 
@@ -40,6 +43,19 @@ PyObject* interned(nb::handle text) {
   return string;
 }
 
+// Straight from its fields: the buffer protocol takes longer than a small allreduce.
+bool key_of_ndarray(nb::handle array, CallKey& key) {
+  const auto* const fields = reinterpret_cast<PyArrayObject*>(array.ptr());
+  if ((PyArray_FLAGS(fields) & NPY_ARRAY_CARRAY) != NPY_ARRAY_CARRAY) return false;
+  key.address = reinterpret_cast<std::uintptr_t>(PyArray_DATA(fields));
+  key.extent = 1;
+  for (int i = 0; i < PyArray_NDIM(fields); ++i) {
+    key.extent *= static_cast<std::uint64_t>(PyArray_DIM(fields, i));
+  }
+  key.dtype = reinterpret_cast<PyObject*>(PyArray_DESCR(fields));
+  return true;
+}
+
 bool key_of_buffer(nb::handle array, CallKey& key) {
   Py_buffer view;
   const int flags = PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT;
@@ -49,7 +65,7 @@ bool key_of_buffer(nb::handle array, CallKey& key) {
   }
   const std::size_t length = view.format == nullptr ? 0 : std::strlen(view.format);
   key.address = reinterpret_cast<std::uintptr_t>(view.buf);
-  key.bytes = static_cast<std::uint64_t>(view.len);
+  key.extent = static_cast<std::uint64_t>(view.len);
   if (length <= sizeof key.format) std::memcpy(&key.format, view.format, length);
   PyBuffer_Release(&view);
   return length != 0 && length <= sizeof key.format;
@@ -62,7 +78,7 @@ bool key_of_tensor(nb::handle tensor, CallKey& key) {
     if (!nb::cast<bool>(tensor.attr("is_cpu"))) return false;
     if (!nb::cast<bool>(tensor.attr("is_contiguous")())) return false;
     key.address = nb::cast<std::uintptr_t>(tensor.attr("data_ptr")());
-    key.bytes = nb::cast<std::uint64_t>(tensor.attr("nbytes"));
+    key.extent = nb::cast<std::uint64_t>(tensor.attr("nbytes"));
     const nb::object dtype = tensor.attr("dtype");
     key.dtype = dtype.ptr();  // one object per dtype, for good
   } catch (const std::exception&) {
@@ -71,25 +87,20 @@ bool key_of_tensor(nb::handle tensor, CallKey& key) {
   return true;
 }
 
-bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key) {
-  key.op = interned(op);
-  key.plan = interned(plan);
-  return PyObject_CheckBuffer(array.ptr()) ? key_of_buffer(array, key) : key_of_tensor(array, key);
-}
-
 // Which execution a call of ctx.allreduce runs, of those that were made before: found without any
 // Python in between. Used with the GIL held.
 class AllreduceCalls {
  public:
   explicit AllreduceCalls(const NumberingHandle& numbering) : numbering_(numbering.numbering) {}
 
-  void remember(nb::handle array, nb::handle op, nb::handle plan, nb::object execution,
-                Description description) {
+  void remember(nb::handle array, std::uint64_t bytes, nb::handle op, nb::handle plan,
+                nb::object execution, Description description) {
     CallKey key;
     if (!key_of(array, op, plan, key)) return;
     if (calls_.size() >= kMostCalls) calls_.clear();
     const auto& handle = nb::cast<const ExecutionHandle&>(execution);
-    calls_.insert_or_assign(key, Call{&handle, std::move(execution), std::move(description)});
+    calls_.insert_or_assign(key, Call{&handle, bytes, std::move(execution), nb::borrow(key.dtype),
+                                      std::move(description)});
   }
   void forget() { calls_.clear(); }
 
@@ -101,6 +112,7 @@ class AllreduceCalls {
     const auto found = calls_.find(key);
     if (found == calls_.end()) return false;
     const nb::object keep = found->second.keep;  // while it runs the table may be emptied
+    const std::uint64_t bytes = found->second.bytes;
     const ExecutionHandle& handle = *found->second.handle;
     const double limit = seconds(handle.runtime->context, timeout);
     const Numbering::Entry entry(*numbering_, "ctx.allreduce");
@@ -108,8 +120,8 @@ class AllreduceCalls {
     last_ = found->second.description;
     auto* const at = reinterpret_cast<std::byte*>(key.address);
     try {
-      run_execution(*handle.runtime, *handle.execution, {handle.array.access, at, at, key.bytes},
-                    limit, array);
+      run_execution(*handle.runtime, *handle.execution, {handle.array.access, at, at, bytes}, limit,
+                    array);
     } catch (...) {
       interrupted_ = numbering_->under_way();
       throw;
@@ -126,9 +138,21 @@ class AllreduceCalls {
 
   struct Call {
     const ExecutionHandle* handle;
+    std::uint64_t bytes;
     nb::object keep;
+    nb::object dtype;  // of the key: its address belongs to no other
     Description description;
   };
+  bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key) const {
+    key.op = interned(op);
+    key.plan = interned(plan);
+    // Not of what derives from it: that may be more than its memory.
+    if (array.type().is(ndarray_)) return key_of_ndarray(array, key);
+    return PyObject_CheckBuffer(array.ptr()) ? key_of_buffer(array, key)
+                                             : key_of_tensor(array, key);
+  }
+
+  const nb::object ndarray_ = nb::module_::import_("numpy").attr("ndarray");
   const std::shared_ptr<Numbering> numbering_;
   std::unordered_map<CallKey, Call, CallHash> calls_;
   Description last_ = nb::make_tuple();
@@ -148,8 +172,8 @@ void bind_allreduce(nb::module_& module) {
           },
           "Executions that have begun.")
       .def_prop_ro("last", &AllreduceCalls::last, "What remember() was told of the last call.")
-      .def("remember", &AllreduceCalls::remember, "array"_a, "op"_a, "plan"_a.none(), "execution"_a,
-           "description"_a)
+      .def("remember", &AllreduceCalls::remember, "array"_a, "nbytes"_a, "op"_a, "plan"_a.none(),
+           "execution"_a, "description"_a)
       .def("forget", &AllreduceCalls::forget)
       .def("take_interrupted", &AllreduceCalls::take_interrupted,
            "Whether run() left the call `last` under way; tells it once.")

@@ -56,13 +56,27 @@ class _Reduction(NamedTuple):
         return f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {self.op}, {name}"
 
 
-class AllreduceCache:
-    """For each group its sequence of calls of ``ctx.allreduce``, with their executions."""
+def _not_before(array: Any, op: str, plan: str | None, timeout: float | None) -> bool:
+    """Say that a call was not made before."""
+    return False
 
-    def __init__(self, resources: Resources) -> None:
+
+class AllreduceCache:
+    """For each group its sequence of calls of ``ctx.allreduce``, with their executions.
+
+    Attributes
+    ----------
+    again : callable
+        Makes a call of all ranks that was made before; False: there is none, or it has to be
+        continued, and nothing was done.
+    """
+
+    def __init__(self, resources: Resources, world: Group) -> None:
         self._resources = resources
         self._sequences: dict[Group, _Sequence] = {}
         self._beginning: set[Group] = set()
+        self._world = world
+        self.again = _not_before
 
     def run(
         self,
@@ -146,6 +160,8 @@ class AllreduceCache:
                 with Steps(self._resources.unfinished, group, call, limit) as steps:
                     made = steps(lambda: _Sequence(self._resources, group, steps.left))
                 self._sequences[group] = made
+                if group is self._world:
+                    self.again = made.run_again
             return self._sequences[group]
         finally:
             self._beginning.discard(group)
@@ -158,6 +174,7 @@ class AllreduceCache:
     def clear(self) -> None:
         """Give up all executions and their memory: the context is closed."""
         self._sequences.clear()
+        self.again = _not_before
 
     def describe(self) -> list[str]:
         """One line per group."""
@@ -295,7 +312,7 @@ class _Sequence:
             self._unfinished = None
             if 0 < memory.count <= longest and stream is None:  # of nothing, none is counted
                 execution = self._execution(wanted, memory.count, options)
-                self.calls.remember(array, wanted.op, plan, execution, call)
+                self.calls.remember(array, memory.nbytes, wanted.op, plan, execution, call)
         finally:
             self._numbers.leave()
 

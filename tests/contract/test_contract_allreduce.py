@@ -176,6 +176,8 @@ def test_refused_although_known(ctx: Any) -> None:
         with pytest.raises(pgasdl.BufferRefused):
             ctx.allreduce(array.view(np.uint32), op="mean")
         with pytest.raises(pgasdl.BufferRefused):
+            ctx.allreduce(array.view(array.dtype.newbyteorder()), op="mean")
+        with pytest.raises(pgasdl.BufferRefused):
             ctx.allreduce(array.view(np.int32), op="mean")  # the mean of integers
         for _ in range(2):
             ints = array.view(np.int32)
