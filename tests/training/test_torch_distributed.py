@@ -131,6 +131,7 @@ except dist.DistBackendError as error:
 """
 
 
+@pytest.mark.full
 def test_a_rank_that_is_killed_ends_the_others_waits(tmp_path: Path) -> None:
     program = tmp_path / "loss.py"
     program.write_text(LOSS)

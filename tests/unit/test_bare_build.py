@@ -19,7 +19,7 @@ from support.starting import finished
 sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 from building import ROOT, missing_tools, run, tool
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.full]
 
 # Headers that a developer's machine has and a bare one lacks. Each is hidden by an #error.
 OPTIONAL = ("infiniband/verbs.h", "infiniband/mlx5dv.h", "rdma/rdma_cma.h", "mpi.h", "numa.h")

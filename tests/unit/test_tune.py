@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tiers import full
 
 import pgasdl.tools.cli
 from pgasdl import Context, loopback
@@ -102,17 +103,19 @@ def test_predictions_are_for_every_choice() -> None:
     assert min(predicted.values()) >= 2.0 and predicted[Choice("gdraa-direct")] < 5
 
 
-def test_bench_plans(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert pgasdl.tools.cli.main(["bench", "plans", "-n", "2,3", *FAST, "--out", str(out)]) == 0
+@pytest.mark.parametrize("ranks", full([{2}, {2, 3}], quick=1))
+def test_bench_plans(ranks: set[int], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, n_cases = tmp_path / "out", 3 * len(ranks)
+    wanted = ["-n", ",".join(map(str, ranks)), *FAST, "--out", str(out)]
+    assert pgasdl.tools.cli.main(["bench", "plans", *wanted]) == 0
     said = capfd.readouterr().out
-    assert re.search(r"within 10 % of the best in \d of 6 cases", said)
+    assert re.search(rf"within 10 % of the best in \d of {n_cases} cases", said)
     rows = json.loads((out / "plans.json").read_text())
-    assert {row["ranks"] for row in rows} == {2, 3}
+    assert {row["ranks"] for row in rows} == ranks
     assert {row["bytes"] for row in rows if row["tuned"]} == {64, 65536}
     assert all(row["us"] > 0 and row["predicted_us"] > 0 for row in rows)
-    assert sum(row["chosen"] for row in rows) == 6
-    assert len(list(out.glob("*.png"))) == 4
+    assert sum(row["chosen"] for row in rows) == n_cases
+    assert len(list(out.glob("*.png"))) == 2 * len(ranks)
 
 
 def test_the_summary_is_of_choices_in_hindsight() -> None:
