@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pgasdl.errors import PeerLost as PeerLost
     from pgasdl.errors import PgasError as PgasError
     from pgasdl.errors import PlanError as PlanError
+    from pgasdl.errors import PoolFull as PoolFull
     from pgasdl.errors import QueueError as QueueError
     from pgasdl.errors import QueueFull as QueueFull
     from pgasdl.errors import RankError as RankError
@@ -60,6 +61,7 @@ _HOMES = {
         "PeerLost",
         "PgasError",
         "PlanError",
+        "PoolFull",
         "QueueError",
         "QueueFull",
         "RankError",

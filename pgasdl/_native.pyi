@@ -882,7 +882,7 @@ class Numbering:
 class Execution:
     """A collective bound to memory, which runs any number of times."""
 
-    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, access: BufferAccess = BufferAccess.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0, device: int = -1) -> None: ...
+    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str, Sequence[tuple[SegmentCore, int]]]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, access: BufferAccess = BufferAccess.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0, device: int = -1) -> None: ...
 
     def start(self) -> None:
         """

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from pgasdl import _native
 from pgasdl.buffers import memory_of
 from pgasdl.collectives.allreduce import AllreduceCache
@@ -25,6 +27,7 @@ from pgasdl.device.names import ordinal_of
 from pgasdl.errors import RankError, UnavailableError
 from pgasdl.group import Group
 from pgasdl.job import Job
+from pgasdl.pool import Pool
 from pgasdl.segment import Segment, SegmentTable
 from pgasdl.topology import Topology
 
@@ -70,6 +73,7 @@ class Context(_native.ContextCore):
         self.world = Group(self, topology, self._world())
         self.segments = SegmentTable(self)
         self.resources = Resources(self, self.segments, policy, self.takes_devices)
+        self._pool = Pool(self.segments, self.world)
         self._allreduces = AllreduceCache(self.resources, self.world)
         self.segments.watch(self._allreduces.forget)
         _native.serve_with(self, AnswerCalls(self.resources))
@@ -181,6 +185,75 @@ class Context(_native.ContextCore):
         number = self.config.notifications if notifications is None else notifications
         return self.segments.bind(group or self.world, memory, number, timeout)
 
+    def pool(self, nbytes: int, *, timeout: float | None = None) -> None:
+        """Make the pool of arrays, or add to it. Collective over all ranks.
+
+        From then on :meth:`empty`, :meth:`zeros` and :meth:`empty_like` cut arrays from it, each
+        rank by itself. Persistent handles reduce them in place, wherever they lie on other ranks.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size of this rank's new segment, 0 <= nbytes; ranks may differ. No array spans two.
+        timeout : float, optional
+            Seconds; None: the context's default. After a Timeout the same call continues.
+
+        Raises
+        ------
+        Timeout
+            Names the ranks that have not called it.
+        MismatchError
+            A rank is in another collective.
+        SegmentError
+            An impossible size.
+
+        Notes
+        -----
+        The memory is the host's. :meth:`describe` tells how much is free.
+        dMath: persistent memory, registered once.
+        """
+        self._pool.grow(nbytes, timeout)
+
+    def empty(self, shape: int | Iterable[int], dtype: Any = np.float32) -> Any:
+        """Cut an array from the pool. Local; any thread may call it.
+
+        Parameters
+        ----------
+        shape : int or Iterable[int]
+            As for ``numpy.empty``.
+        dtype : dtype, default np.float32
+            NumPy's, "bfloat16", or PyTorch's: then it is a tensor.
+
+        Returns
+        -------
+        ndarray or Tensor
+            What the memory held before, aligned to 64 bytes. It is used again when the array and
+            all its views are gone. After :meth:`close` it is memory of this rank alone.
+
+        Raises
+        ------
+        PoolFull
+            No free block is so long, or there is no pool: all ranks call :meth:`pool`.
+        BufferRefused
+            A negative size, or a dtype of Python objects.
+        """
+        self._require_usable()
+        return self._pool.empty(shape, dtype)
+
+    def zeros(self, shape: int | Iterable[int], dtype: Any = np.float32) -> Any:
+        """Cut an array of zeros from the pool. Local; as :meth:`empty`."""
+        array = self.empty(shape, dtype)
+        array[...] = 0
+        return array
+
+    def empty_like(self, array: Any) -> Any:
+        """Cut one of the same shape and dtype from the pool: a tensor for a tensor, else an array.
+
+        Local; as :meth:`empty`.
+        """
+        self._require_usable()
+        return self._pool.empty_like(array)
+
     @property
     def mapped(self) -> bool:
         """Whether every rank can load from and store to every other's segments."""
@@ -268,8 +341,8 @@ class Context(_native.ContextCore):
         Notes
         -----
         Plans and handles are kept, so the first call with a size costs more. Arrays inside segments
-        are reduced in place; others pass through a workspace. A handle is fastest:
-        :meth:`allreduce_handle`.
+        are reduced in place; others, also those of the pool, pass through a workspace. A handle is
+        fastest: :meth:`allreduce_handle`.
         """
         repeats = group is None and stream is None
         if not (repeats and self._allreduces.again(array, op, plan, timeout)):
@@ -292,7 +365,9 @@ class Context(_native.ContextCore):
         Parameters
         ----------
         array : array_like
-            A view of a segment (``segment.numpy("f32")``), or any array or tensor.
+            Any array or tensor. One of the pool (:meth:`empty`), or a view of a segment
+            (``segment.numpy("f32")``), is reduced in place if it is such on every rank, wherever
+            it lies there.
         op, group, plan, timeout
             As for :meth:`allreduce`.
         out : array_like, optional
@@ -463,6 +538,7 @@ class Context(_native.ContextCore):
             f"policy: {str(self.policy) or 'none, plans are chosen automatically'}",
             f"health: {', '.join(self._health())}",
             str(self.limits),
+            self._pool.describe(),
             *self._allreduces.describe(),
             *(exchange.describe() for exchange in self.resources.servers),
         ]
@@ -496,6 +572,7 @@ class Context(_native.ContextCore):
         self._close(failed)
         self._allreduces.clear()
         self.resources.clear()
+        self._pool.clear()
         self._job.leave(self, failed=failed)
 
     def __enter__(self) -> Self:

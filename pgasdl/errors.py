@@ -53,6 +53,10 @@ class NotificationError(PgasError, ValueError):
     """A notification id out of range, or the value 0, which stands for "not raised"."""
 
 
+class PoolFull(PgasError, MemoryError):
+    """The pool has no free block so long, or there is none: ``ctx.pool(nbytes)`` on every rank."""
+
+
 class QueueError(PgasError, ValueError):
     """No such queue, or no more queues available."""
 

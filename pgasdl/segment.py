@@ -42,6 +42,8 @@ class Segment(_native.SegmentCore):
         Its members.
     attached : dict[Hashable, object]
         What lives as long as this rank's copy and its views, by the keys of those who made it.
+    pooled : bool
+        Arrays are cut from it (:meth:`Context.pool`), by each rank where it likes.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Segment(_native.SegmentCore):
             raise
         self.group = group
         self.attached: dict[Hashable, object] = {}
+        self.pooled = False
         self._owner = owner
         self._table = table
 
@@ -429,6 +432,14 @@ class SegmentTable:
                 if segment is not None and not segment.deleted:
                     return segment, first - begin
         return None, 0
+
+    def of(self, number: int) -> Segment | None:
+        """Return the segment with this id, unless it was deleted or dropped here."""
+        for _, _, reference in list(self._places.values()):
+            segment = reference()
+            if segment is not None and segment.id == number and not segment.deleted:
+                return segment
+        return None
 
     def _tell(self) -> None:
         for changed in self._watchers:

@@ -45,6 +45,9 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     throw refuse(text("has ", plan.buffers.size(), " buffers, ", buffers_.size(), " were bound"));
   }
   for (const BufferBinding& binding : buffers_) {
+    if (!binding.homes.empty() && binding.homes.size() != ranks_.size()) {
+      throw refuse(text("a buffer of ", binding.homes.size(), " ranks of ", ranks_.size()));
+    }
     own_.push_back(binding.segment->local().data + binding.offset);
     const int device = binding.segment->device();
     if (&binding != &buffers_[0] && device != device_) {
@@ -90,21 +93,24 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
                         plan.buffers[span.buffer], " of ", elements));
     }
     const Rank peer = span.rank < 0 || span.rank == plan.rank ? -1 : world_rank(span.rank);
-    const RemoteSegment* remote = peer < 0 ? nullptr : binding.segment->remote(peer);
+    const bool as_mine = peer < 0 || binding.homes.empty();
+    const BufferHome home = as_mine ? BufferHome{binding.segment, binding.offset}
+                                    : binding.homes[static_cast<std::size_t>(span.rank)];
+    const RemoteSegment* remote = peer < 0 ? nullptr : home.segment->remote(peer);
     if (peer >= 0 && remote == nullptr) throw refuse(text("rank ", peer, " has no copy"));
     const std::uint64_t item = item_size(binding.dtype);
-    const std::uint64_t limit = remote == nullptr ? binding.segment->bytes() : remote->bytes;
+    const std::uint64_t limit = remote == nullptr ? home.segment->bytes() : remote->bytes;
     const std::uint64_t needed = elements * item;
-    if (binding.offset > limit || needed > limit - binding.offset || elements > limit) {
+    if (home.offset > limit || needed > limit - home.offset || elements > limit) {
       throw refuse(text("buffer ", plan.buffers[span.buffer], " (", needed, " bytes at ",
-                        binding.offset, ") leaves segment ", binding.segment->id()));
+                        home.offset, ") leaves segment ", home.segment->id()));
     }
-    const std::uint64_t offset = binding.offset + span.offset * item;
+    const std::uint64_t offset = home.offset + span.offset * item;
     if (remote != nullptr && (remote->device == kHost) != (device_ == kHost)) {
       throw refuse(text("buffer ", plan.buffers[span.buffer], " of rank ", peer, " lies on ",
                         device_name(remote->device), ", mine on ", device_name(device_)));
     }
-    std::byte* base = remote == nullptr ? binding.segment->local().data : remote->data;
+    std::byte* base = remote == nullptr ? home.segment->local().data : remote->data;
     if (address && base == nullptr) {
       throw refuse(text("needs rank ", peer,
                         "'s memory mapped here, which this transport or "

@@ -16,11 +16,17 @@
 
 namespace pgasdl {
 
-// Where a plan's buffer lies: the same segment and offset on every rank.
-struct BufferBinding {
+// Where one rank's copy of a plan's buffer begins.
+struct BufferHome {
   std::shared_ptr<Segment> segment;
   std::uint64_t offset = 0;  // bytes
+};
+
+struct BufferBinding {
+  std::shared_ptr<Segment> segment;  // of this rank's copy, which begins
+  std::uint64_t offset = 0;          // here
   DType dtype = DType::kF32;
+  std::vector<BufferHome> homes{};  // of each of the plan's ranks; empty: all are as this one's
 };
 
 class BoundPlan {

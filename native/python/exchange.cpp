@@ -18,8 +18,11 @@ using SpanTuple = std::tuple<std::uint32_t, std::uint64_t, Rank>;
 // (kind, targets, sources, count, peer, notification, scale, hook)
 using StepTuple = std::tuple<std::string, std::vector<SpanTuple>, std::vector<SpanTuple>,
                              std::uint64_t, Rank, std::int64_t, double, std::string>;
-// (segment, byte offset, dtype)
-using BindingTuple = std::tuple<const SegmentHandle*, std::uint64_t, std::string>;
+// (segment, byte offset)
+using HomeTuple = std::tuple<const SegmentHandle*, std::uint64_t>;
+// (segment, byte offset, dtype, each rank's; empty: all alike)
+using BindingTuple =
+    std::tuple<const SegmentHandle*, std::uint64_t, std::string, std::vector<HomeTuple>>;
 
 DType dtype_of(const std::string& wanted) {
   for (int i = 0; i <= static_cast<int>(DType::kI64); ++i) {
@@ -89,8 +92,9 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
                     std::uint64_t bytes, int device) {
   context.context().require_usable();
   std::vector<BufferBinding> bound;
-  for (const auto& [segment, offset, dtype] : bindings) {
+  for (const auto& [segment, offset, dtype, homes] : bindings) {
     bound.push_back({segment->segment, offset, dtype_of(dtype)});
+    for (const auto& [there, at] : homes) bound.back().homes.push_back({there->segment, at});
   }
   std::vector<std::unique_ptr<BoundPlan>> plans;
   for (const PlanTuple& phase : phases) {

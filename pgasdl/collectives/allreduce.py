@@ -3,8 +3,8 @@
 There are three ways. Where the array lies decides:
 
 - in a segment that every rank maps: ``gdraa-direct`` reduces it in place;
-- elsewhere: ``staged`` passes pieces through a mapped workspace and writes the result straight
-  into the array;
+- elsewhere, also in the pool: ``staged`` passes pieces through a mapped workspace and writes the
+  result straight into the array;
 - any other plan, and on transports that map nothing: it is copied into the workspace and back.
 
 Arrays on a GPU have a workspace there; where peers do not reach a GPU they are copied into the
@@ -107,6 +107,8 @@ class AllreduceCache:
     def _reduction(self, memory: Memory, op: str, group: Group, plan: str | None) -> _Reduction:
         """Choose the plan, and refuse one that cannot run here."""
         segment, offset = self._resources.segments.at(memory)
+        if segment is not None and segment.pooled:  # on other ranks it lies at other places
+            segment, offset = None, 0
         in_place = segment is not None and group.mapped
         if memory.device is not None and not self._resources.maps_gpus:
             return self._from_host(memory, op, plan)

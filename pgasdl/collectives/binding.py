@@ -20,11 +20,20 @@ _Lowered = tuple[str, int, int, int, list[tuple[str, int]], list[list[_Step]]]
 
 @dataclass(frozen=True, slots=True)
 class PlanBuffer:
-    """Where a plan's buffer begins: the same segment and byte offset on every rank."""
+    """Where a plan's buffer begins.
+
+    Attributes
+    ----------
+    segment, offset
+        This rank's copy: its segment, and the bytes before it.
+    homes
+        The same of each member; empty: all are as this rank's.
+    """
 
     segment: _native.SegmentCore
     offset: int
     dtype: str
+    homes: tuple[tuple[_native.SegmentCore, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,7 @@ def bind(
     Parameters
     ----------
     buffers : dict[str, PlanBuffer]
-        Where the plan's buffers are, the same on every rank.
+        Where the plan's buffers are.
     options : dict[str, Any]
         Of the plan.
     """
@@ -138,7 +147,7 @@ def bind(
     return _native.Execution(
         group.context,
         [_lowered(plan) for plan in plans],
-        [(place.segment, place.offset, place.dtype) for place in places],
+        [(place.segment, place.offset, place.dtype, list(place.homes)) for place in places],
         list(group.ranks),
         tags.numbering,
         tags.first_notification,

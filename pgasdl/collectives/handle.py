@@ -16,6 +16,7 @@ from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.group import Group
 from pgasdl.plans import KINDS, Plan, build
 from pgasdl.plans.plan import ROOTED
+from pgasdl.segment import Segment
 
 # The kind of plan for each operator of an allreduce.
 KIND_OF_OPERATOR = {"mean": "average", "sum": "sum"}
@@ -122,18 +123,14 @@ class Collective:
     def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
         resources, group, memory = self._resources, self.group, self._memory
         dtype = memory.native_dtype
-        segment, offset = resources.segments.at(memory)
-        place = "none" if segment is None else f"segment {segment.id} at {offset}"
         staged_here = memory.device is not None and self._device is None
         wanted = f"{plan or 'auto'} {sorted(options.items())}" if options else plan or "auto"
         works_on = "" if memory.device is None else "on a GPU: "
         if staged_here:
             works_on = "copied from a GPU: "
         signature = f"{works_on}{dtype} x {memory.count} {self.kind} {wanted}"
-        places_of = set(
-            steps(lambda: group.allgather(f"collective {signature}", place.encode(), steps.left))
-        )
-        in_place = len(places_of) == 1 and segment is not None
+        homes = self._homes(steps, f"collective {signature}")
+        in_place = bool(homes)
         if plan:
             choice = Choice(plan)
         else:
@@ -147,8 +144,8 @@ class Collective:
         self.plan = choice.plan
         if self.plan == "gdraa-direct" and not ((in_place or staged_here) and group.mapped):
             raise PlanError(
-                "plan gdraa-direct needs the array at one place of one segment on every rank, and "
-                f"a transport that maps it; here: {sorted(p.decode() for p in places_of)}"
+                "plan gdraa-direct needs the array in a segment on every rank, known to all of "
+                "them, and a transport that maps it"
             )
         chosen = {**dict(choice.options), **options}
         shape = self._shape(self.plan, chosen)
@@ -169,9 +166,10 @@ class Collective:
         self._segment.prefault()
         if staged_here:
             self._segment.pin()
+        self._pooled = in_place and homes[group.rank][0].pooled
         if in_place:
-            assert segment is not None
-            data, how = PlanBuffer(segment, offset, dtype), _native.BufferAccess.IN_PLACE
+            data = PlanBuffer(*homes[group.rank], dtype, homes)
+            how = _native.BufferAccess.IN_PLACE
         elif rebased:
             number = -1 if memory.device is None else memory.device
             home = _native.local_memory(self.context, memory.address, memory.nbytes, number)
@@ -206,6 +204,27 @@ class Collective:
         )
         if memory.device is None:
             self.run = self._execution.run  # type: ignore[assignment]  # the shortest way
+
+    def _homes(self, steps: Steps, what: str) -> tuple[tuple[Segment, int], ...]:
+        """Return where each member's array lies, if all lie in segments that all members know."""
+        group, segments = self.group, self._resources.segments
+        segment, offset = segments.at(self._memory)
+        mine = b"" if segment is None else f"{segment.id} {offset}".encode()
+        segment, places = steps(lambda: (segment, group.allgather(what, mine, steps.left)))
+        if segment is None or not all(places):
+            return ()
+        ids, offsets = zip(*(map(int, place.split()) for place in places), strict=True)
+        if set(ids) == {segment.id}:
+            return tuple((segment, at) for at in offsets)
+
+        def agree() -> tuple[tuple[Segment, int], ...]:
+            found = tuple((segments.of(id_), at) for id_, at in zip(ids, offsets, strict=True))
+            known = tuple((home, at) for home, at in found if home is not None)
+            verdict = b"known" if len(known) == group.size else b""
+            verdicts = group.allgather(f"{what}, places", verdict, steps.left)
+            return known if all(verdicts) else ()
+
+        return steps(agree)
 
     def run(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it: :meth:`start` and :meth:`wait` in one call.
@@ -289,10 +308,20 @@ class Collective:
             return
         self.closed = True
         idle = self._execution.idle
+        self._keep_array()
         self._execution.close()
         # Peers that write by address may still write here: the memory then stays until the end.
         if not self.context.closed and (idle or self.group.mapped):
             self._segment.delete()
+
+    def _keep_array(self) -> None:
+        """Keep an array of the pool that others may write to: no other one may get its memory."""
+        if self._pooled and not self._execution.idle and not self.context.closed:
+            self._resources.abandoned.append(self._memory.owner)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_execution") and not self.closed:
+            self._keep_array()
 
     def __enter__(self) -> Self:
         return self

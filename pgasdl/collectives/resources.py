@@ -48,6 +48,8 @@ class Resources:
         What interrupted calls left, by group; :class:`Steps` keeps it.
     servers : list[Server]
         Gradient exchanges, which answer calls.
+    abandoned : list[object]
+        Arrays of the pool whose handles were given up under way: others may write there.
     """
 
     core: _native.ContextCore
@@ -56,6 +58,7 @@ class Resources:
     maps_gpus: bool
     unfinished: Unfinished = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
+    abandoned: list[object] = field(default_factory=list)
 
     def clear(self) -> None:
         """Forget everything: the context is closed.
@@ -64,6 +67,7 @@ class Resources:
         """
         self.unfinished.clear()
         self.servers.clear()
+        self.abandoned.clear()
         self.segments.kept.clear()
 
 

@@ -38,7 +38,7 @@ def select(
     kind : str
         One of :data:`pgasdl.plans.KINDS`.
     in_place : bool
-        The array lies at one place of one segment on every rank.
+        The array lies in a segment on every rank.
     wire : bool, default False
         The array travels in another dtype.
     shares : bool, default False

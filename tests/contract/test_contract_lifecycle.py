@@ -29,6 +29,10 @@ def every_call(ctx: Any) -> dict[str, Callable[[], Any]]:
     return {
         "segment": lambda: ctx.segment(8),
         "bind": lambda: ctx.bind(bytearray(8)),
+        "pool": lambda: ctx.pool(64, timeout=1),
+        "empty": lambda: ctx.empty(3),
+        "zeros": lambda: ctx.zeros(3),
+        "empty_like": lambda: ctx.empty_like(array),
         "write": lambda: ctx.write(a, 0, b),
         "read": lambda: ctx.read(a, 0, b),
         "write_list": lambda: ctx.write_list([(a, b)], 0),

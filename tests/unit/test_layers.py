@@ -133,6 +133,7 @@ ROOMS = (
     ("plans.check",),
     ("group", "job"),
     ("segment",),
+    ("pool",),
     ("collectives",),
     ("context",),
     ("training",),

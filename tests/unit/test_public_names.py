@@ -14,7 +14,7 @@ NAMES = {
     "pgasdl": (
         "AlignmentError Block BootstrapError BufferRefused ClosedError Collective ConfigError "
         "Context DataError GradientExchange Group Limits MismatchError NotificationError PeerLost "
-        "PgasError PlanError QueueError QueueFull RankError Segment SegmentError Timeout "
+        "PgasError PlanError PoolFull QueueError QueueFull RankError Segment SegmentError Timeout "
         "UnavailableError __version__ init"
     ),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",

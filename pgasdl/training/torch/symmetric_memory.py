@@ -415,4 +415,5 @@ def _segment_of(tensor: Tensor, context: Context) -> Segment | None:
         return None
     storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     segment, offset = context.segments.at(memory_of(storage))
-    return segment if segment is not None and offset == 0 else None
+    whole = segment is not None and offset == 0 and not segment.pooled
+    return segment if whole else None

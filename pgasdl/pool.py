@@ -1,0 +1,167 @@
+"""A pool: arrays cut from segments that every rank has, without asking the others."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import threading
+import weakref
+from bisect import bisect
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl.buffers import Memory, aligned, as_numpy_dtype, require_host
+from pgasdl.errors import BufferRefused, PoolFull, SegmentError
+from pgasdl.group import Group
+from pgasdl.segment import Segment, SegmentTable
+
+
+class Arena:
+    """Which bytes of some memory are free; it touches none of them. For one thread at a time.
+
+    Attributes
+    ----------
+    nbytes : int
+        All of it.
+    free : list[tuple[int, int]]
+        Offset and length of each free block, by offset. No two of them touch.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.free = [(0, nbytes)] if nbytes else []
+        self._taken: dict[int, int] = {}
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the offset of a block, whole cache lines; None if there is none so long."""
+        wanted = aligned(nbytes)
+        for at, (offset, length) in enumerate(self.free):
+            if length >= wanted:
+                rest = [(offset + wanted, length - wanted)] if length > wanted else []
+                self.free[at : at + 1] = rest
+                self._taken[offset] = wanted
+                return offset
+        return None
+
+    def give_back(self, offset: int) -> None:
+        """Free the block at ``offset``, and merge it with those that it touches."""
+        length = self._taken.pop(offset)
+        at = bisect(self.free, (offset, 0))
+        if at < len(self.free) and self.free[at][0] == offset + length:
+            length += self.free.pop(at)[1]
+        if at > 0 and sum(self.free[at - 1]) == offset:
+            at -= 1
+            offset, before = self.free.pop(at)
+            length += before
+        self.free.insert(at, (offset, length))
+
+
+class _Block:
+    """What an array and its views keep: when they are gone, the block is free."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment  # its memory stays, also when the context is closed
+
+
+class Pool:
+    """The pool of one rank. Any threads may use it.
+
+    The garbage collector may drop an array in any thread, also in one that is allocating. So a
+    block that is dropped only joins a queue, without a lock; the next allocation takes it from
+    there.
+    """
+
+    def __init__(self, segments: SegmentTable, world: Group) -> None:
+        self._segments = segments
+        self._world = world
+        self._lock = threading.Lock()
+        self._parts: list[tuple[Segment, Arena]] = []
+        self._dropped: deque[tuple[Arena, int]] = deque()
+
+    def grow(self, nbytes: int, timeout: float | None) -> None:
+        """Add a segment. Collective; see :meth:`Context.pool`."""
+        if operator.index(nbytes) < 0:
+            raise SegmentError(f"a pool of {nbytes} bytes")
+        segment = self._segments.make(self._world, aligned(nbytes), 0, timeout)
+        segment.pooled = True
+        with self._lock:
+            self._parts.append((segment, Arena(segment.nbytes)))
+
+    def empty(self, shape: int | Iterable[int], dtype: Any) -> Any:
+        """Return an array, or a tensor if ``dtype`` is PyTorch's. See :meth:`Context.empty`."""
+        sizes = shape if isinstance(shape, Iterable) else (shape,)
+        sizes = tuple(map(operator.index, sizes))
+        if min(sizes, default=0) < 0:
+            raise BufferRefused(f"an array of shape {sizes}")
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(dtype, torch.dtype):
+            raw = self._bytes(math.prod(sizes) * dtype.itemsize)
+            if raw.size == 0:  # torch views no empty bytes as anything else
+                return torch.empty(sizes, dtype=dtype)
+            return torch.from_numpy(raw).view(dtype).reshape(sizes)
+        element = as_numpy_dtype(dtype)
+        if element.hasobject or element.itemsize == 0:
+            raise BufferRefused(f"dtype {dtype}: peers can use numbers and records of them only")
+        return self._bytes(math.prod(sizes) * element.itemsize).view(element).reshape(sizes)
+
+    def empty_like(self, array: Any) -> Any:
+        """Return one of the same shape and dtype: a tensor for a tensor, else an array."""
+        require_host(array)
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(array, torch.Tensor):
+            array = np.asarray(array)
+        return self.empty(array.shape, array.dtype)
+
+    def describe(self) -> str:
+        """One line."""
+        with self._lock:
+            self._free_dropped()
+            return self._state()
+
+    def clear(self) -> None:
+        """Give up the segments: the context is closed. Arrays keep theirs."""
+        with self._lock:
+            self._parts.clear()
+
+    def _bytes(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            self._free_dropped()
+            if not self._parts:
+                raise PoolFull("there is no pool: call ctx.pool(nbytes) on every rank first")
+            if nbytes == 0:
+                return np.empty(0, np.uint8)
+            segment, arena, offset = self._take(nbytes)
+            block = _Block(segment)
+            weakref.finalize(block, self._dropped.append, (arena, offset)).atexit = False
+        where = segment.address + offset
+        return Memory(where, nbytes, np.dtype(np.uint8), (nbytes,), block).on_host()
+
+    def _take(self, nbytes: int) -> tuple[Segment, Arena, int]:
+        for segment, arena in self._parts:
+            offset = arena.take(nbytes)
+            if offset is not None:
+                return segment, arena, offset
+        raise PoolFull(
+            f"{nbytes} bytes do not fit into the {self._state()}: drop arrays, or add a segment by "
+            f"ctx.pool({aligned(nbytes)}) on every rank"
+        )
+
+    def _state(self) -> str:
+        if not self._parts:
+            return "no pool"
+        total = sum(arena.nbytes for _, arena in self._parts)
+        free = [length for _, arena in self._parts for _, length in arena.free]
+        return (
+            f"pool of {total} bytes in {len(self._parts)} segments: {sum(free)} are free, the "
+            f"largest block has {max(free, default=0)}"
+        )
+
+    def _free_dropped(self) -> None:
+        while self._dropped:
+            arena, offset = self._dropped.popleft()
+            arena.give_back(offset)
