@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 from typing import Any
 
 import ml_dtypes
@@ -30,6 +31,14 @@ def whole(ctx: Any) -> bool:
     with ctx._pool._lock:
         ctx._pool._free_dropped()
         return all(arena.free == [(0, arena.nbytes)] for _, arena in ctx._pool._parts)
+
+
+def until_whole(ctx: Any) -> None:
+    """Return once all is free; another thread may be at what it collected."""
+    deadline = time.monotonic() + 10
+    while not whole(ctx):
+        gc.collect()
+        assert time.monotonic() < deadline, ctx.describe()
 
 
 def operand(rank: int, n: int) -> Any:
@@ -335,14 +344,15 @@ def test_threads_that_free_while_others_allocate(ctx: Any) -> None:
     for thread in threads:
         thread.join()
     assert not faults
-    gc.collect()
-    assert whole(ctx)
+    until_whole(ctx)
 
 
 @contract(ranks=2)
 def test_a_collection_within_an_allocation(ctx: Any) -> None:
     """It frees blocks of the pool while the pool is at work."""
     ctx.pool(1 << 16)
+    if ctx.rank > 0:  # ranks may share one collector
+        return
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
@@ -352,8 +362,7 @@ def test_a_collection_within_an_allocation(ctx: Any) -> None:
     finally:
         gc.set_threshold(*before)
     del cycle
-    gc.collect()
-    assert whole(ctx)
+    until_whole(ctx)
 
 
 @contract(ranks=2)
