@@ -4,7 +4,7 @@ A plan says what one rank does in one execution of one collective. A native exec
 any transport; ``check`` proves it over all interleavings. Spans count elements, not bytes, so a
 plan serves every dtype.
 
-Buffers are symmetric: each rank holds all of ``Plan.buffers`` at the same place.
+Buffers are symmetric: each rank holds all of ``Plan.buffers``. Binding says where they lie.
 
 =============  ===================================================================================
 ``data``       ``count`` elements, reduced in place; the application's, between executions

@@ -164,13 +164,13 @@ inline std::unique_ptr<Execution> bound(Local& local, const Plan& plan,
   return std::make_unique<Execution>(local.executor, std::move(phases), std::move(numbering));
 }
 
-// A plan with memory of its own on every rank: [data | weights | inbox], and a range of
-// notifications.
+// A plan with memory of its own on every rank: [data | weights | inbox], on odd ranks
+// [weights | data | inbox], and a range of notifications.
 class Exchange {
  public:
   Exchange(Local& local, Kind kind, std::uint64_t count, bool update = false,
            std::uint64_t fingerprint = 1)
-      : count_(count) {
+      : count_(count), odd_(local.rank() % 2 != 0) {
     const auto size = static_cast<std::uint64_t>(local.size());
     segment_ = local.segment((2 + size) * count * sizeof(float));
     const Plan plan = kind == Kind::kGdraa  ? gdraa(local.rank(), local.size(), count, update)
@@ -178,16 +178,23 @@ class Exchange {
                                             : gdraa_direct(local.rank(), local.size(), count);
     std::vector<Rank> ranks;
     for (Rank rank = 0; rank < local.size(); ++rank) ranks.push_back(rank);
-    const auto place = [&](std::uint64_t elements) {
-      return BufferBinding{segment_, elements * sizeof(float), DType::kF32};
+    const auto buffer = [&](const auto& first_element) {
+      BufferBinding binding{segment_, first_element(local.rank()) * sizeof(float), DType::kF32};
+      for (const Rank rank : ranks) {
+        binding.homes.push_back({segment_, first_element(rank) * sizeof(float)});
+      }
+      return binding;
     };
-    execution_ = bound(local, plan, {place(0), place(count), place(2 * count)}, std::move(ranks),
-                       segment_, 7, fingerprint);
+    const BufferBinding data = buffer([&](Rank rank) { return rank % 2 == 0 ? 0 : count; });
+    const BufferBinding weights = buffer([&](Rank rank) { return rank % 2 == 0 ? count : 0; });
+    const BufferBinding inbox{segment_, 2 * count * sizeof(float), DType::kF32};
+    execution_ =
+        bound(local, plan, {data, weights, inbox}, std::move(ranks), segment_, 7, fingerprint);
   }
 
   Execution& plan() { return *execution_; }
-  float* data() { return items<float>(segment_); }
-  float* weights() { return data() + count_; }
+  float* data() { return items<float>(segment_) + (odd_ ? count_ : 0); }
+  float* weights() { return items<float>(segment_) + (odd_ ? 0 : count_); }
   std::uint64_t count() const { return count_; }
 
   // Small integers, so that sums are exact in any order; different in every iteration.
@@ -213,6 +220,7 @@ class Exchange {
 
  private:
   std::uint64_t count_;
+  bool odd_;
   std::shared_ptr<Segment> segment_;
   std::unique_ptr<Execution> execution_;
 };

@@ -139,9 +139,9 @@ void mismatch() {
 void refusals() {
   run(2, {}, [&](Local& local) {
     const auto segment = local.segment(4096, 8);
-    const auto refused = [&](Steps& lane, std::uint64_t count) {
+    const auto refused = [&](Steps& lane, std::uint64_t count, std::vector<BufferHome> homes = {}) {
       const Plan plan = plan_of("wrong", local.rank(), 2, count, lane);
-      const BufferBinding binding{segment, 0, DType::kF32};
+      const BufferBinding binding{segment, 0, DType::kF32, std::move(homes)};
       require_error(ErrorKind::kPlan, [&] {
         BoundPlan bound(local.context, plan, {binding, binding, binding}, {0, 1}, segment, 0, 1);
       });
@@ -164,6 +164,14 @@ void refusals() {
     Steps huge;
     huge.put({kData, UINT64_MAX, -1}, 2, local.peer(1), {kData, 0, -1}, 0);
     refused(huge, 100);
+    const BufferHome mine{segment, 0};
+    const BufferHome too_far{segment, 4096 - 100 * sizeof(float) + 4};
+    const auto peers = local.rank() == 0 ? std::vector{mine, too_far} : std::vector{too_far, mine};
+    for (const auto& homes : {peers, {mine}}) {
+      Steps fits;
+      fits.put({kData, 0, -1}, 100, local.peer(1), {kData, 0, -1}, 0);
+      refused(fits, 100, homes);
+    }
     local.barrier();
   });
 }
