@@ -35,6 +35,7 @@ WRONG = {
         "group twice", "group rank", "segment size", "segment notifications", "bind readonly",
         "exchange plan", "exchange kind", "exchange dtype", "exchange update", "exchange wire",
         "passive rank", "passive length", "reduce op", "reduce objects", "ping rank",
+        "pool size", "pool full", "pool objects",
     ),
     "segment": ("write bounds", "write rank", "notify value", "notify id", "view bounds"),
     "exchange": ("no layer",),

@@ -21,8 +21,10 @@ def array(r: Rank, name: str, group: str, dtype: str, count: int, segment: str, 
 
 
 def memory(r: Rank, dtype: str, count: int, segment: str = "", at: int = 0) -> Array:
-    """An array, in a segment or not."""
+    """An array in a segment; without one, in the pool as long as that has room on this rank."""
     if not segment:
+        with contextlib.suppress(pgasdl.PoolFull):
+            return r.ctx.zeros(count, DTYPES[dtype])
         return np.zeros(count, DTYPES[dtype])
     found: Array = r.objects[segment].numpy(DTYPES[dtype], at, count)
     return found

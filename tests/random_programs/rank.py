@@ -77,6 +77,8 @@ class Rank:
         self.threads = threads  # ranks are threads of one process
         self.at_end: list[Callable[[], None]] = []
         self.mail: dict[tuple[int, int], bytes] = {}
+        for _ in range(2):
+            ctx.pool(1 << 15)
         self.clear()
 
     def clear(self) -> None:
