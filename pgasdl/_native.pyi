@@ -879,10 +879,16 @@ class Numbering:
 
     def leave(self) -> None: ...
 
+class Directory:
+    """Where each rank's array lies, told anew in every execution."""
+
+    def __init__(self, entries: SegmentCore, offset: int, homes: Sequence[SegmentCore]) -> None:
+        """Entries of 8 bytes in a segment; the segments that arrays may lie in."""
+
 class Execution:
     """A collective bound to memory, which runs any number of times."""
 
-    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str, Sequence[tuple[SegmentCore, int]]]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, access: BufferAccess = BufferAccess.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0, device: int = -1) -> None: ...
+    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str, Sequence[tuple[SegmentCore, int]], Directory | None]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, access: BufferAccess = BufferAccess.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0, device: int = -1) -> None: ...
 
     def start(self) -> None:
         """

@@ -189,7 +189,8 @@ class Context(_native.ContextCore):
         """Make the pool of arrays, or add to it. Collective over all ranks.
 
         From then on :meth:`empty`, :meth:`zeros` and :meth:`empty_like` cut arrays from it, each
-        rank by itself. Persistent handles reduce them in place, wherever they lie on other ranks.
+        rank by itself. :meth:`allreduce`, from 4 KB on, and persistent handles reduce them in
+        place, wherever they lie on other ranks.
 
         Parameters
         ----------
@@ -341,8 +342,9 @@ class Context(_native.ContextCore):
         Notes
         -----
         Plans and handles are kept, so the first call with a size costs more. Arrays inside segments
-        are reduced in place; others, also those of the pool, pass through a workspace. A handle is
-        fastest: :meth:`allreduce_handle`.
+        or the pool are reduced in place; others pass through a workspace. What is in a segment, or
+        has 4 KB or more in the pool, must be so on every rank. A handle is fastest:
+        :meth:`allreduce_handle`.
         """
         repeats = group is None and stream is None
         if not (repeats and self._allreduces.again(array, op, plan, timeout)):

@@ -433,6 +433,12 @@ class SegmentTable:
                     return segment, first - begin
         return None, 0
 
+    def pooled(self) -> list[Segment]:
+        """Return the segments of the pool, in the order in which all ranks made them."""
+        found = (reference() for _, _, reference in list(self._places.values()))
+        pooled = [segment for segment in found if segment is not None and segment.pooled]
+        return sorted(pooled, key=lambda segment: segment.id)
+
     def of(self, number: int) -> Segment | None:
         """Return the segment with this id, unless it was deleted or dropped here."""
         for _, _, reference in list(self._places.values()):

@@ -83,6 +83,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     DType dtype;
     const RemoteSegment* remote;
     std::uint64_t offset;
+    Rank told_by = -1;  // the peer that tells, in each execution, where its copy begins
   };
   const auto place = [&](const PlanSpan& span, std::uint64_t count, bool address) -> Place {
     if (span.buffer >= buffers_.size()) throw refuse(text("no buffer ", span.buffer));
@@ -96,6 +97,9 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     const bool as_mine = peer < 0 || binding.homes.empty();
     const BufferHome home = as_mine ? BufferHome{binding.segment, binding.offset}
                                     : binding.homes[static_cast<std::size_t>(span.rank)];
+    if (peer >= 0 && binding.directory != nullptr) {
+      return {nullptr, binding.dtype, nullptr, span.offset * item_size(binding.dtype), peer};
+    }
     const RemoteSegment* remote = peer < 0 ? nullptr : home.segment->remote(peer);
     if (peer >= 0 && remote == nullptr) throw refuse(text("rank ", peer, " has no copy"));
     const std::uint64_t item = item_size(binding.dtype);
@@ -139,6 +143,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
             target.rank = from.peer;
             const Place source = place(from.sources[0], from.count, false);
             const Place goal = place(target, from.count, false);
+            if (goal.told_by >= 0) throw refuse("a Put to where a peer has yet to tell");
             if (source.remote != nullptr || goal.remote == nullptr) {
               throw refuse("a Put goes from my memory to a peer's");
             }
@@ -173,18 +178,25 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
         case PlanStep::Kind::kReduce: {
           if (from.sources.empty() || from.targets.empty()) throw refuse("malformed Reduce");
           std::uint64_t widest = 1;
+          const auto note = [&](const PlanSpan& span, const Place& at) {
+            const bool own = at.remote == nullptr && at.told_by < 0;
+            if (at.told_by >= 0) {
+              const std::uint64_t needed = plan.buffer_counts[span.buffer] * item_size(at.dtype);
+              step.looked_up.push_back(
+                  {step.own.size(), span.buffer, at.told_by, at.offset, needed});
+            }
+            step.own.push_back(own ? static_cast<std::int32_t>(span.buffer) : -1);
+          };
           for (const PlanSpan& span : from.sources) {
             const Place source = place(span, from.count, true);
             step.sources.push_back({source.address, source.dtype});
-            step.own.push_back(source.remote == nullptr ? static_cast<std::int32_t>(span.buffer)
-                                                        : -1);
+            note(span, source);
             widest = std::max<std::uint64_t>(widest, item_size(source.dtype));
           }
           for (const PlanSpan& span : from.targets) {
             const Place target = place(span, from.count, true);
             step.destinations.push_back({target.address, target.dtype});
-            step.own.push_back(target.remote == nullptr ? static_cast<std::int32_t>(span.buffer)
-                                                        : -1);
+            note(span, target);
           }
           const auto integral = [](DType type) {
             return type == DType::kI32 || type == DType::kI64;
@@ -228,6 +240,12 @@ std::byte* BoundPlan::base(const std::string& buffer) const {
   const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
   if (found == buffer_names_.end()) return nullptr;
   return own_[static_cast<std::size_t>(found - buffer_names_.begin())];
+}
+
+Directory* BoundPlan::directory(const std::string& buffer) const {
+  const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
+  if (found == buffer_names_.end()) return nullptr;
+  return buffers_[static_cast<std::size_t>(found - buffer_names_.begin())].directory.get();
 }
 
 void BoundPlan::rebase(const std::string& buffer, std::byte* address) {

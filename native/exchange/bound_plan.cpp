@@ -116,6 +116,19 @@ bool BoundPlan::arrived(const Step& step) const {
   return false;
 }
 
+void BoundPlan::look_up(Step& step) const {
+  for (const Step::LookedUp& each : step.looked_up) {
+    const Directory& directory = *buffers_[each.buffer].directory;
+    std::byte* const address = directory.look_up(each.peer, each.needed, generation_) + each.offset;
+    const std::size_t n_sources = step.sources.size();
+    if (each.number < n_sources) {
+      step.sources[each.number].address = address;
+    } else {
+      step.destinations[each.number - n_sources].address = address;
+    }
+  }
+}
+
 bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
   if (step.staging != 0) {
     stage_(step.destinations[0].address, step.sources[0].address, step.staging);
@@ -203,6 +216,7 @@ bool BoundPlan::advance_lane(std::size_t number) {
         if (!arrived(step)) return moved;
         break;
       case PlanStep::Kind::kReduce:
+        if (lane.progress == 0) look_up(step);
         if (step.on_device) {
           if (!device_done(number, step)) return moved;
         } else if (!reduce_some(lane, step)) {

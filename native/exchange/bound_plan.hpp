@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange/directory.hpp"
 #include "exchange/numbering.hpp"
 #include "exchange/plan.hpp"
 #include "memory/device_stream.hpp"
@@ -27,6 +28,7 @@ struct BufferBinding {
   std::uint64_t offset = 0;          // here
   DType dtype = DType::kF32;
   std::vector<BufferHome> homes{};  // of each of the plan's ranks; empty: all are as this one's
+  std::shared_ptr<Directory> directory{};  // in which each execution tells where all copies begin
 };
 
 class BoundPlan {
@@ -46,6 +48,8 @@ class BoundPlan {
   int device() const { return device_; }
   // Lets the plan's own copy of a buffer lie elsewhere from now on; not while it runs.
   void rebase(const std::string& buffer, std::byte* address);
+  // The directory in which peers look up a buffer, or null.
+  Directory* directory(const std::string& buffer) const;
 
   ~BoundPlan();
 
@@ -85,6 +89,14 @@ class BoundPlan {
     std::vector<Destination> destinations;
     // Of the sources, then of the destinations: the buffer if it is my own copy, else -1.
     std::vector<std::int32_t> own;
+    struct LookedUp {
+      std::size_t number;  // likewise: of a source or a destination
+      std::uint32_t buffer;
+      Rank peer;
+      std::uint64_t offset;  // bytes
+      std::uint64_t needed;  // of the whole buffer
+    };
+    std::vector<LookedUp> looked_up;  // what peers tell where it lies
     std::string hook;
   };
   struct Lane {
@@ -122,6 +134,7 @@ class BoundPlan {
   void drain();
   bool advance_lane(std::size_t number);
   bool arrived(const Step& step) const;
+  void look_up(Step& step) const;
   bool reduce_some(Lane& lane, const Step& step);
   // Enqueues the step's work on the GPU, once; true when it has ended.
   bool device_done(std::size_t lane_number, const Step& step);

@@ -18,7 +18,8 @@ Execution::Execution(Executor& executor, std::vector<std::unique_ptr<BoundPlan>>
     : executor_(executor),
       phases_(std::move(phases)),
       numbering_(std::move(numbering)),
-      brief_(phases_[0]->bytes_moved() <= kBriefBytes) {
+      brief_(phases_[0]->bytes_moved() <= kBriefBytes),
+      directory_(phases_[0]->directory("data")) {
   const std::uint64_t needed = numbering_->given_up_id(phases_[0]->ranks().size());
   const Segment& board = *numbering_->board();
   if (needed > board.notifications()) {
@@ -54,6 +55,8 @@ void Execution::require_idle() const {
 }
 
 void Execution::reserve(const Array& array) {
+  const std::uint64_t entry =
+      directory_ == nullptr ? 0 : directory_->entry_of(array.target, array.bytes);
   if (numbering_->exclusive()) numbering_->current_.store(this, std::memory_order_release);
   numbering_->advance();
   number_ = numbering_->number();
@@ -62,6 +65,7 @@ void Execution::reserve(const Array& array) {
   array_ = array;
   streamed_.store(false, std::memory_order_relaxed);
   if (array.access == BufferAccess::kRebased) phase().rebase("data", array.target);
+  if (directory_ != nullptr) directory_->tell(entry, numbering_->generation());
   state_.store(State::kRunning, std::memory_order_release);
 }
 

@@ -71,7 +71,8 @@ class Execution {
   std::uint64_t ended() const { return phase().ended(); }
 
   // A call that was to end with the result did not: the same call goes on. `keep` holds the
-  // caller's array until then; it is let go by a wait, or by close(), outside all locks.
+  // caller's array until then; it is let go by a wait, or by close(), outside all locks. It keeps
+  // an array that peers look up also if it failed: they may still write there.
   void interrupt(std::shared_ptr<const void> keep);
   bool interrupted() const { return interrupted_.load(std::memory_order_acquire); }
   // True for one caller of those that come after an interruption: it goes on with the call.
@@ -111,6 +112,7 @@ class Execution {
   const std::vector<std::unique_ptr<BoundPlan>> phases_;
   const std::shared_ptr<Numbering> numbering_;
   const bool brief_;
+  Directory* const directory_;  // where peers look up the caller's array, if they do
   std::atomic<State> state_{State::kIdle};
   std::size_t phase_ = 0;
   std::uint64_t number_ = 0;

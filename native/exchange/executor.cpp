@@ -356,6 +356,8 @@ void Executor::fail(Execution& execution, const std::exception_ptr& fault) {
 
 void Executor::interrupt(Execution& execution, std::shared_ptr<const void> keep) {
   const std::lock_guard lock(mutex_);
+  const bool failed = execution.state() == Execution::State::kFailed;
+  if (failed && execution.directory_ != nullptr) execution.keep_.swap(keep);
   if (!execution.under_way()) return;
   execution.keep_.swap(keep);
   execution.keeps_.store(true, std::memory_order_release);

@@ -20,9 +20,9 @@ using StepTuple = std::tuple<std::string, std::vector<SpanTuple>, std::vector<Sp
                              std::uint64_t, Rank, std::int64_t, double, std::string>;
 // (segment, byte offset)
 using HomeTuple = std::tuple<const SegmentHandle*, std::uint64_t>;
-// (segment, byte offset, dtype, each rank's; empty: all alike)
-using BindingTuple =
-    std::tuple<const SegmentHandle*, std::uint64_t, std::string, std::vector<HomeTuple>>;
+// (segment, byte offset, dtype, each rank's; empty: all alike, directory)
+using BindingTuple = std::tuple<const SegmentHandle*, std::uint64_t, std::string,
+                                std::vector<HomeTuple>, std::optional<DirectoryHandle>>;
 
 DType dtype_of(const std::string& wanted) {
   for (int i = 0; i <= static_cast<int>(DType::kI64); ++i) {
@@ -92,9 +92,10 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
                     std::uint64_t bytes, int device) {
   context.context().require_usable();
   std::vector<BufferBinding> bound;
-  for (const auto& [segment, offset, dtype, homes] : bindings) {
+  for (const auto& [segment, offset, dtype, homes, directory] : bindings) {
     bound.push_back({segment->segment, offset, dtype_of(dtype)});
     for (const auto& [there, at] : homes) bound.back().homes.push_back({there->segment, at});
+    if (directory) bound.back().directory = directory->directory;
   }
   std::vector<std::unique_ptr<BoundPlan>> plans;
   for (const PlanTuple& phase : phases) {
@@ -233,6 +234,20 @@ void bind_exchange(nb::module_& module) {
           [](const NumberingHandle& self, const char* what) { self.numbering->enter(what); },
           "what"_a, "MismatchError if another thread is inside.")
       .def("leave", [](const NumberingHandle& self) { self.numbering->leave(); });
+
+  nb::class_<DirectoryHandle>(module, "Directory",
+                              "Where each rank's array lies, told anew in every execution.")
+      .def(
+          "__init__",
+          [](DirectoryHandle* self, const SegmentHandle& entries, std::uint64_t offset,
+             const std::vector<const SegmentHandle*>& homes) {
+            std::vector<std::shared_ptr<Segment>> segments;
+            for (const SegmentHandle* home : homes) segments.push_back(home->segment);
+            new (self) DirectoryHandle{
+                std::make_shared<Directory>(entries.segment, offset, std::move(segments))};
+          },
+          "entries"_a, "offset"_a, "homes"_a,
+          "Entries of 8 bytes in a segment; the segments that arrays may lie in.");
 
   nb::class_<ExecutionHandle>(module, "Execution",
                               "A collective bound to memory, which runs any number of times.")

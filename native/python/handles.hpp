@@ -48,6 +48,9 @@ struct GroupHandle {
 struct NumberingHandle {
   std::shared_ptr<Numbering> numbering;
 };
+struct DirectoryHandle {
+  std::shared_ptr<Directory> directory;
+};
 struct ExecutionHandle {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<Execution> execution;

@@ -2,9 +2,10 @@
 
 There are three ways. Where the array lies decides:
 
-- in a segment that every rank maps: ``gdraa-direct`` reduces it in place;
-- elsewhere, also in the pool: ``staged`` passes pieces through a mapped workspace and writes the
-  result straight into the array;
+- in a segment that every rank maps: ``gdraa-direct`` reduces it in place; one of the pool may lie
+  at another place on each rank, which tells it in each call;
+- elsewhere: ``staged`` passes pieces through a mapped workspace and writes the result straight
+  into the array;
 - any other plan, and on transports that map nothing: it is copied into the workspace and back.
 
 Arrays on a GPU have a workspace there; where peers do not reach a GPU they are copied into the
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pgasdl import _native
-from pgasdl.buffers import Memory, memory_of
+from pgasdl.buffers import ALIGNMENT, Memory, memory_of
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for, piece_bytes
 from pgasdl.collectives.handle import checked, kind_of
 from pgasdl.collectives.policy import Choice
@@ -32,6 +33,9 @@ from pgasdl.group import Group
 from pgasdl.plans import build, spec_of
 from pgasdl.segment import Segment, SegmentTable
 
+# From so many bytes on, an array of the pool is faster in place, where its place has to be told.
+_LEAST_IN_POOL = 4096
+
 
 class _Reduction(NamedTuple):
     """What one call reduces, and by which plan.
@@ -39,7 +43,8 @@ class _Reduction(NamedTuple):
     Attributes
     ----------
     segment, offset
-        Where the array lies, if it lies in a segment.
+        Where the array lies, if it lies in a segment; of one of the pool, other ranks' may lie
+        elsewhere.
     device
         Where the plan works: a GPU, or None for the host.
     """
@@ -107,9 +112,9 @@ class AllreduceCache:
     def _reduction(self, memory: Memory, op: str, group: Group, plan: str | None) -> _Reduction:
         """Choose the plan, and refuse one that cannot run here."""
         segment, offset = self._resources.segments.at(memory)
-        if segment is not None and segment.pooled:  # on other ranks it lies at other places
-            segment, offset = None, 0
         in_place = segment is not None and group.mapped
+        if segment is not None and segment.pooled and plan is None:
+            in_place = in_place and memory.nbytes >= _LEAST_IN_POOL
         if memory.device is not None and not self._resources.maps_gpus:
             return self._from_host(memory, op, plan)
         if plan is None:
@@ -186,9 +191,9 @@ class AllreduceCache:
 class _Workspace:
     """A group's memory for arrays that lie elsewhere, on the host or on a GPU.
 
-    Making it is collective. It has the inbox of ``staged``, and room for a copy and an inbox for
-    plans that need the array in a segment. Its pages are touched once, here; a temporary per call
-    would fault in each call.
+    Making it is collective. It has the inbox of ``staged``, room for a copy and an inbox for plans
+    that need the array in a segment, and the rank's entry in the group's directory. Its pages are
+    touched once, here; a temporary per call would fault in each call.
     """
 
     def __init__(
@@ -202,7 +207,8 @@ class _Workspace:
         self.piece_bytes = piece_bytes(group.topology, device)
         self.staged_bytes = 8 * self.piece_bytes
         self.copy_bytes = 4 * self.piece_bytes
-        nbytes = self.staged_bytes + 2 * self.copy_bytes
+        self.entry = self.staged_bytes + 2 * self.copy_bytes  # of a directory
+        nbytes = self.entry + ALIGNMENT
         self.segment = segments.make(group, nbytes, notifications, timeout, device)
         self.segment.prefault()
 
@@ -231,6 +237,7 @@ class _Sequence:
         # Runs again what the same call ran before, without Python in between, if nothing has
         # changed since and nothing is unfinished.
         self.run_again = self.calls.run
+        self._directory: tuple[int, _native.Directory] | None = None  # of so many segments
         self._regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
         self._longests: dict[tuple[Any, ...], int] = {}
@@ -391,7 +398,9 @@ class _Sequence:
                 workspace.segment.pin()  # it is copied there
         if name == "gdraa-direct":
             assert wanted.segment is not None
-            key = *key, wanted.segment.id, wanted.offset
+            pool = self._resources.segments.pooled() if wanted.segment.pooled else []
+            place = ("pool", len(pool)) if pool else (wanted.segment.id, wanted.offset)
+            key = *key, *place
         found = self._bound.get((memory.device, *key))
         if found is not None:
             return found
@@ -405,15 +414,18 @@ class _Sequence:
         inbox = workspace.staged_bytes + workspace.copy_bytes
         device = -1 if memory.device is None else memory.device
         access = ArrayAccess(_native.BufferAccess.COPIED, device=device)
-        if name == "gdraa-direct":
+        if name == "gdraa-direct" and not pool:
             assert wanted.segment is not None
             data = PlanBuffer(wanted.segment, wanted.offset, dtype)
             access = ArrayAccess(_native.BufferAccess.IN_PLACE, device=device)
-        elif name == "staged":
-            inbox = 0
+        elif name in ("gdraa-direct", "staged"):
             nbytes = count * memory.dtype.itemsize
             home = _native.local_memory(self.group.context, memory.address, nbytes, device)
-            data = PlanBuffer(home, 0, dtype)
+            if name == "staged":
+                inbox, directory = 0, None
+            else:
+                directory = self._directory_of(pool)
+            data = PlanBuffer(home, 0, dtype, directory=directory)
             access = ArrayAccess(_native.BufferAccess.REBASED, device=device)
         else:
             data = PlanBuffer(workspace.segment, workspace.staged_bytes, dtype)
@@ -423,6 +435,14 @@ class _Sequence:
         self._regions[name] = region
         self._bound[memory.device, *key] = execution
         return execution
+
+    def _directory_of(self, pool: list[Segment]) -> _native.Directory:
+        """Return where members tell in which segment of the pool, and where there, an array is."""
+        if self._directory is None or self._directory[0] != len(pool):
+            workspace = self._workspaces[None]
+            made = _native.Directory(workspace.segment, workspace.entry, pool)
+            self._directory = len(pool), made
+        return self._directory[1]
 
     def describe(self) -> str:
         plans = ", ".join(self._regions) or "none"

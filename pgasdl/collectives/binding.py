@@ -28,12 +28,15 @@ class PlanBuffer:
         This rank's copy: its segment, and the bytes before it.
     homes
         The same of each member; empty: all are as this rank's.
+    directory
+        Where members tell, in each execution, where their copies begin; None: they never move.
     """
 
     segment: _native.SegmentCore
     offset: int
     dtype: str
     homes: tuple[tuple[_native.SegmentCore, int], ...] = ()
+    directory: _native.Directory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,10 @@ def bind(
     return _native.Execution(
         group.context,
         [_lowered(plan) for plan in plans],
-        [(place.segment, place.offset, place.dtype, list(place.homes)) for place in places],
+        [
+            (place.segment, place.offset, place.dtype, list(place.homes), place.directory)
+            for place in places
+        ],
         list(group.ranks),
         tags.numbering,
         tags.first_notification,

@@ -14,7 +14,7 @@ import pytest
 from contract_harness import contract
 
 import pgasdl
-from pgasdl.buffers import memory_of
+from pgasdl.buffers import Memory, memory_of
 from pgasdl.plans import PLANS, blocks
 
 SIZES = (5, 70_001, 333, 4096)
@@ -172,7 +172,7 @@ def test_in_a_group(ctx: Any) -> None:
 
 @contract(ranks=(2, 3))
 def test_allreduce_of_what_lies_anywhere(ctx: Any) -> None:
-    """Arrays of the pool at different places; beside a plain array of another rank."""
+    """Arrays of the pool at different places; small ones beside a plain array of another rank."""
     ctx.pool(1 << 20)
     arrays, _between = scattered(ctx)
     total = sum(range(1, ctx.size + 1))
@@ -180,15 +180,83 @@ def test_allreduce_of_what_lies_anywhere(ctx: Any) -> None:
         array = arrays[n]
         plain = np.empty(n, np.float32)
         mixed = array if ctx.rank == 0 else plain
-        for mine in (array, mixed, array):
+        for mine in (array, mixed if n < 1024 else array, array):
             mine[:] = ctx.rank + 1
             assert (ctx.allreduce(mine) == total).all()
         mixed[:] = ctx.rank + 1
         ctx.allreduce_handle(mixed)()
         assert (mixed == total).all()
     if ctx.mapped:
-        with pytest.raises(pgasdl.PlanError, match="gdraa-direct"):
-            ctx.allreduce(array, plan="gdraa-direct")
+        small = arrays[SIZES[0]]
+        small[:] = 1
+        assert (ctx.allreduce(small, plan="gdraa-direct") == ctx.size).all()
+
+
+@contract(ranks=(2, 3))
+def test_allreduce_finds_arrays_that_move(ctx: Any) -> None:
+    """Each call may come with another array, in another segment; ranks in orders of their own."""
+    dice = random.Random(ctx.rank)
+    for turn in range(4):
+        ctx.pool(1 << 17)  # what was known before goes on
+        arrays = [ctx.empty(3000) for _ in range(5)]
+        dice.shuffle(arrays)
+        for array in [*arrays, *arrays]:
+            array[:] = inside = operand(ctx.rank, 3000) + turn
+            plain = inside.copy()
+            assert ctx.allreduce(array, op="mean") is array
+            ctx.allreduce(plain, op="mean")
+            assert array.tobytes() == plain.tobytes()
+        view = arrays[0][1 + dice.randrange(900) :][:2000]  # of no whole lines
+        view[:] = operand(ctx.rank, 2000)
+        plain = view.copy()
+        assert ctx.allreduce(view).tobytes() == ctx.allreduce(plain).tobytes()
+        del array, view
+    assert ("gdraa-direct" in ctx.describe().split("allreduce in")[1]) == ctx.mapped
+
+
+@contract(ranks=2, meet=False)
+def test_allreduce_of_the_pool_and_of_a_plain_array(ctx: Any) -> None:
+    if not ctx.mapped:
+        return
+    ctx.pool(1 << 16)
+    ctx.allreduce(ctx.zeros(4096))
+    array = np.zeros(4096, np.float32) if ctx.rank else ctx.zeros(4096)
+    where = array.ctypes.data
+    with pytest.raises((pgasdl.MismatchError, pgasdl.PeerLost)) as told:
+        ctx.allreduce(array)
+    if ctx.rank == 0 and told.type is pgasdl.MismatchError:
+        del array, told  # and the frames that it holds
+        gc.collect()
+        assert ctx.empty(4096).ctypes.data != where  # the peer may still write there
+
+
+@contract(ranks=2)
+def test_an_array_whose_allreduce_did_not_end_is_kept(ctx: Any) -> None:
+    """Its peer may still write there, until the same call has ended it."""
+    ctx.pool(1 << 17)
+    flag = ctx.segment(0)
+    ctx.allreduce(ctx.zeros(4096))  # makes what the first call makes
+    for _ in range(2):
+        array = ctx.zeros(4096)
+        array += 1
+        where = array.ctypes.data
+        if ctx.rank == 0:
+            with pytest.raises(pgasdl.Timeout):
+                ctx.allreduce(array, timeout=0)
+            del array
+            gc.collect()
+            assert ctx.empty(4096).ctypes.data != where
+            ctx.notify(1, flag, 0)
+            array = Memory(where, 1 << 14, np.dtype("f4"), (4096,), None).on_host().view("f4")
+            ctx.allreduce(array)
+        else:
+            ctx.notify_waitsome(flag)
+            ctx.notify_reset(flag, 0)
+            ctx.allreduce(array)
+        assert (array == 2).all()
+        ctx.barrier()
+    del array
+    until_whole(ctx)
 
 
 @contract(ranks=2)

@@ -21,11 +21,10 @@ def array(r: Rank, name: str, group: str, dtype: str, count: int, segment: str, 
 
 
 def memory(r: Rank, dtype: str, count: int, segment: str = "", at: int = 0) -> Array:
-    """An array in a segment; without one, in the pool as long as that has room on this rank."""
+    """An array in a segment; without one, in the pool, unless it is large."""
     if not segment:
-        with contextlib.suppress(pgasdl.PoolFull):
-            return r.ctx.zeros(count, DTYPES[dtype])
-        return np.zeros(count, DTYPES[dtype])
+        pooled = count * np.dtype(DTYPES[dtype]).itemsize <= 1 << 16  # equal on all ranks
+        return r.ctx.zeros(count, DTYPES[dtype]) if pooled else np.zeros(count, DTYPES[dtype])
     found: Array = r.objects[segment].numpy(DTYPES[dtype], at, count)
     return found
 

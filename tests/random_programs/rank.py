@@ -78,7 +78,7 @@ class Rank:
         self.at_end: list[Callable[[], None]] = []
         self.mail: dict[tuple[int, int], bytes] = {}
         for _ in range(2):
-            ctx.pool(1 << 15)
+            ctx.pool(1 << 22)  # all that a program has at once
         self.clear()
 
     def clear(self) -> None:

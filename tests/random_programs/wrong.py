@@ -45,7 +45,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "segment notifications": lambda ctx, _: ctx.segment(8, notifications=-1),
     "bind readonly": lambda ctx, _: ctx.bind(b"abc"),
     "pool size": lambda ctx, _: ctx.pool(-5),
-    "pool full": lambda ctx, _: ctx.empty(1 << 20),
+    "pool full": lambda ctx, _: ctx.empty(1 << 30),
     "pool objects": lambda ctx, _: ctx.empty(1, object),
     "exchange plan": lambda ctx, _: _exchange(ctx, plan="none"),
     "exchange kind": lambda ctx, _: _exchange(ctx, kind="none"),
