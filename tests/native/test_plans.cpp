@@ -95,6 +95,60 @@ void updates(const Settings& settings, Kind kind, Rank size, bool progress_threa
   });
 }
 
+// Each execution works on another array, which each rank takes from one of two segments of all,
+// where it likes: peers are told where.
+void arrays_that_move(const Settings& settings, Rank size, std::uint64_t count,
+                      bool progress_thread) {
+  run(size, settings, [&](Local& local) {
+    const std::uint64_t bytes = count * sizeof(float);
+    const auto entries = local.segment(64);
+    const std::vector homes{local.segment(2 * bytes), local.segment(3 * bytes)};
+    const auto rest = local.segment((1 + static_cast<std::uint64_t>(size)) * bytes);
+    const auto directory = std::make_shared<Directory>(entries, 56, homes);
+    std::vector<Rank> ranks;
+    for (Rank rank = 0; rank < size; ++rank) ranks.push_back(rank);
+    const auto somewhere = std::make_shared<Segment>(homes[0]->local().data, bytes);
+    const auto plan = bound(local, gdraa_direct(local.rank(), size, count),
+                            {{somewhere, 0, DType::kF32, {}, directory}, {rest, 0}, {rest, bytes}},
+                            ranks, entries, 7);
+    if (progress_thread) local.executor.start_thread();
+    std::mt19937_64 random(static_cast<std::uint64_t>(local.rank()) * 31 + 5);
+    for (std::uint32_t round = 0; round < 60; ++round) {
+      const std::size_t home = random() % 2;
+      const std::uint64_t at = random() % ((home + 1) * count + 1);
+      float* const array = items<float>(homes[home]) + at;
+      for (std::uint64_t i = 0; i < count; ++i) {
+        array[i] = Exchange::value(local.rank(), round, i);
+      }
+      auto* const address = reinterpret_cast<std::byte*>(array);
+      local.executor.start(*plan, {BufferAccess::kRebased, address, address, bytes});
+      CHECK(local.executor.wait(*plan, soon()) == Waited::kDone);
+      for (std::uint64_t i = 0; i < count; ++i) {
+        CHECK(array[i] == Exchange::sum(size, round, i));
+      }
+    }
+    local.executor.stop_thread();
+    // What cannot be found is refused, and has changed nothing.
+    float elsewhere = 0;
+    auto* const address = reinterpret_cast<std::byte*>(&elsewhere);
+    const auto start = [&](std::byte* array, std::uint64_t length) {
+      local.executor.start(*plan, {BufferAccess::kRebased, array, array, length});
+    };
+    require_error(ErrorKind::kPlan, [&] { start(address, sizeof elsewhere); });
+    require_error(ErrorKind::kPlan, [&] { start(homes[0]->local().data, 2 * bytes + 1); });
+    CHECK(plan->number() == 60);
+    require_error(ErrorKind::kMismatch, [&] {
+      (void)directory->look_up(local.peer(1), bytes, plan->numbering()->generation() + 1);
+    });
+    require_error(ErrorKind::kMismatch, [&] {
+      (void)directory->look_up(local.peer(1), 4 * bytes, plan->numbering()->generation());
+    });
+    require_error(ErrorKind::kPlan, [&] { Directory(entries, 60, homes); });
+    require_error(ErrorKind::kPlan, [&] { Directory(entries, 64, homes); });
+    local.barrier();
+  });
+}
+
 // A plan that timed out continues where it was; one that runs cannot be started again.
 void resumed(const Settings& settings) {
   std::atomic<std::uint32_t> timed_out{0};  // iterations in which rank 0's wait timed out
@@ -192,7 +246,14 @@ int main() {
       updates(settings, kind, 2, true);
     }
     resumed(settings);
+    if (settings.faults.mapped) {
+      arrays_that_move(settings, 2, 100, false);
+      arrays_that_move(settings, 3, 50, true);
+    }
   }
+  Settings shared;
+  shared.shm = true;
+  for (const std::uint64_t count : {2, 900}) arrays_that_move(shared, 4, count, count > 2);
   Settings sleeping;
   sleeping.options = sleepy();
   for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {
