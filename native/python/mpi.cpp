@@ -36,12 +36,12 @@ void bind_mpi(nb::module_& module) {
             constants.errors_return = handles.at("errors_return");
             constants.no_check = numbers.at("no_check");
             constants.any_source = numbers.at("any_source");
-            constants.any_tag = numbers.at("any_tag");
             constants.win_model = numbers.at("win_model");
             constants.win_unified = numbers.at("win_unified");
             constants.source_in_status = numbers.at("source_in_status");
             constants.own_by_processor = numbers.at("own_by_processor") != 0;
             constants.windows_by_turns = numbers.at("windows_by_turns") != 0;
+            constants.far_puts = numbers.at("far_puts") != 0;
             return std::make_shared<MpiWorld>(
                 MpiLibrary::load(file, handles_are_pointers, constants), handles.at("communicator"),
                 rank, size, std::move(near), threads_of(threads));

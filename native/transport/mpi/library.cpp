@@ -21,6 +21,7 @@ constexpr int kLongestWords = 4096;
   X(Rput, (const void*, int, H, int, Aint, int, H, H, H*))                \
   X(Rget, (void*, int, H, int, Aint, int, H, H, H*))                      \
   X(Isend, (const void*, int, H, int, int, H, H*))                        \
+  X(Irecv, (void*, int, H, int, int, H, H*))                              \
   X(Improbe, (int, int, H, int*, H*, Status*))                            \
   X(Imrecv, (void*, int, H, H*, H*))                                      \
   X(Fetch_and_op, (const void*, void*, H, int, Aint, H, H))               \
@@ -95,18 +96,25 @@ class Calls final : public MpiLibrary {
     *done = flag != 0;
     return code;
   }
-  int isend(const void* from, int bytes, int peer, Handle communicator, Handle* request) override {
+  int isend(const void* from, int bytes, int peer, int tag, Handle communicator,
+            Handle* request) override {
     H made;
-    const int code = Isend(from, bytes, byte_, peer, 0, native(communicator), &made);
+    const int code = Isend(from, bytes, byte_, peer, tag, native(communicator), &made);
     *request = ours(made);
     return code;
   }
-  int probe(Handle communicator, bool* there, Handle* message, int* source) override {
+  int irecv(void* to, int bytes, int peer, int tag, Handle communicator, Handle* request) override {
+    H made;
+    const int code = Irecv(to, bytes, byte_, peer, tag, native(communicator), &made);
+    *request = ours(made);
+    return code;
+  }
+  int probe(int tag, Handle communicator, bool* there, Handle* message, int* source) override {
     int flag = 0;
     H found;
     Status status;
-    const int code = Improbe(constants_.any_source, constants_.any_tag, native(communicator), &flag,
-                             &found, &status);
+    const int code =
+        Improbe(constants_.any_source, tag, native(communicator), &flag, &found, &status);
     *there = code == 0 && flag != 0;
     if (*there) {
       *message = ours(found);

@@ -27,7 +27,6 @@ class MpiLibrary {
     Handle errors_return = 0;
     int no_check = 0;
     int any_source = 0;
-    int any_tag = 0;
     int win_model = 0;
     int win_unified = 0;
     int source_in_status = 0;  // bytes from its beginning
@@ -35,6 +34,7 @@ class MpiLibrary {
         false;  // atomics on own memory crash; the library's are the processor's
     bool windows_by_turns =
         false;  // groups without a common rank take the same file for windows they make at once
+    bool far_puts = false;  // long data go faster by puts to other machines, else by messages
   };
 
   // `file`: mpi4py's extension module, which links the library. Throws kUnavailable.
@@ -60,11 +60,13 @@ class MpiLibrary {
                            std::uint64_t* old, int target, Aint at, Handle window) = 0;
   virtual int flush(int target, Handle window) = 0;
   virtual int test(Handle* request, bool* done) = 0;
-  virtual int isend(const void* from, int bytes, int peer, Handle communicator,
+  virtual int isend(const void* from, int bytes, int peer, int tag, Handle communicator,
+                    Handle* request) = 0;
+  virtual int irecv(void* to, int bytes, int peer, int tag, Handle communicator,
                     Handle* request) = 0;
   // Whether a message has come, and from which rank: it is taken out then, and received by itself.
   // Lets the library work on what comes in.
-  virtual int probe(Handle communicator, bool* there, Handle* message, int* source) = 0;
+  virtual int probe(int tag, Handle communicator, bool* there, Handle* message, int* source) = 0;
   virtual int receive(void* to, int bytes, Handle* message, Handle* request) = 0;
 
   // --- setup; those that are collective block until all have called them

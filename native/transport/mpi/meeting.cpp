@@ -10,38 +10,39 @@ namespace {
 
 // No message of ours is otherwise; whatever else comes by this communicator harms no memory.
 bool inside(const MpiHeader& header, std::uint64_t bytes) {
-  return header.kind == MpiHeader::Kind::kFlag && header.bytes <= MpiEagerChannel::kMostBytes &&
+  return header.kind == MpiHeader::Kind::kWrite && header.bytes <= MpiLibrary::kMostBytes &&
          header.bytes <= bytes && header.offset <= bytes - header.bytes;
 }
 
 }  // namespace
 
-bool MpiWorld::send(Rank peer, const MpiHeader& header, const std::byte* bytes) {
-  const std::lock_guard lock(eager_mutex_);
-  return eager_.send(peer, header, bytes);
+bool MpiWorld::send(Rank peer, const MpiHeader& header, const std::byte* bytes, Handle* request) {
+  const std::lock_guard lock(channel_mutex_);
+  return channel_.send(peer, header, bytes, request);
 }
 
-bool MpiWorld::answered(Rank peer, std::uint64_t& question) {
-  const std::lock_guard lock(eager_mutex_);
+bool MpiWorld::answered(QueueId queue, Rank peer, std::uint64_t& question) {
+  const std::lock_guard lock(channel_mutex_);
   if (question == 0) {
     MpiHeader header{};
     header.kind = MpiHeader::Kind::kAsk;
     header.question = questions_ + 1;
-    if (!eager_.send(peer, header, nullptr)) return false;
+    header.queue = queue;
+    if (!channel_.send(peer, header, nullptr)) return false;
     question = ++questions_;
   }
   return answers_[peer] >= question;
 }
 
 bool MpiWorld::receive() {
-  const std::unique_lock mine(eager_mutex_, std::try_to_lock);
+  const std::unique_lock mine(channel_mutex_, std::try_to_lock);
   if (!mine.owns_lock()) return false;  // another thread is at it
   send_unsent();
-  const MpiHeader* header = eager_.receive();
+  const MpiHeader* header = channel_.receive();
   if (header == nullptr) return false;
-  const Rank sender = eager_.sender();
+  const Rank sender = channel_.sender();
   switch (header->kind) {
-    case MpiHeader::Kind::kFlag:
+    case MpiHeader::Kind::kWrite:
       deliver(*header);
       break;
     case MpiHeader::Kind::kAsk:
@@ -57,13 +58,18 @@ bool MpiWorld::receive() {
   return true;
 }
 
+bool MpiWorld::receiving() const {
+  const std::lock_guard lock(channel_mutex_);
+  return channel_.receiving();
+}
+
 void MpiWorld::send_unsent() {
   std::set<Rank> full;  // what is for them keeps its order
   std::erase_if(unsent_, [&](const auto& unsent) {
     const auto& [peer, header] = unsent;
     if (full.contains(peer)) return false;
     try {
-      if (eager_.send(peer, header, nullptr)) return true;
+      if (channel_.send(peer, header, nullptr)) return true;
     } catch (const Error&) {
       return true;  // of a peer that is lost
     }
@@ -72,13 +78,24 @@ void MpiWorld::send_unsent() {
   });
 }
 
+MpiPlace MpiWorld::place_of(const MpiHeader& header) const {
+  const std::lock_guard lock(mutex_);
+  const auto data = named_.find(header.data);
+  if (data == named_.end() || !inside(header, data->second->own_bytes)) return {};
+  auto window = data->second->weak_from_this().lock();
+  if (window == nullptr) return {};  // it is going
+  return {window->own + header.offset, std::move(window)};
+}
+
 void MpiWorld::deliver(const MpiHeader& header) {
   const std::lock_guard lock(mutex_);
   // A window without a name is not there any more, and nobody looks at its memory (give_name).
   const auto data = named_.find(header.data);
   if (header.bytes > 0 && data != named_.end()) {
     if (!inside(header, data->second->own_bytes)) return;
-    std::memcpy(data->second->own + header.offset, eager_.bytes(), header.bytes);
+    if (!MpiChannel::apart(header)) {
+      std::memcpy(data->second->own + header.offset, channel_.bytes(), header.bytes);
+    }
   }
   const auto board = named_.find(header.board);
   if (board != named_.end() && header.notification < board->second->own_notifications) {
@@ -137,7 +154,7 @@ bool MpiWorld::listen(const MpiWindowName& name, Until&& until, Deadline deadlin
       }
     }
     {
-      const std::lock_guard lock(eager_mutex_);
+      const std::lock_guard lock(channel_mutex_);
       // What this rank has to say about it was sent: MPI's calls, which follow, send nothing.
       const bool said = std::ranges::none_of(
           unsent_, [&](const auto& unsent) { return unsent.second.board == name; });
@@ -154,7 +171,7 @@ std::uint64_t MpiWorld::meet(const MpiWindow& window, Deadline deadline,
   const MpiWindowName name = window.pending->meeting(*window.group);
   const std::vector<Rank>& members = window.ranks();
   {
-    const std::lock_guard lock(eager_mutex_);
+    const std::lock_guard lock(channel_mutex_);
     Meeting& meeting = meetings_[name];
     if (!meeting.here) {
       meeting.here = true;
@@ -169,7 +186,7 @@ std::uint64_t MpiWorld::meet(const MpiWindow& window, Deadline deadline,
   }
   const auto opened = [](const Meeting& meeting) { return meeting.number != 0; };
   if (!listen(name, opened, deadline, help)) return 0;
-  const std::lock_guard lock(eager_mutex_);
+  const std::lock_guard lock(channel_mutex_);
   return meetings_.extract(name).mapped().number;
 }
 
@@ -178,7 +195,7 @@ std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()
   const MpiWindowName name = window.pending->meeting(*window.group);
   const Rank first = window.ranks().front();
   {
-    const std::lock_guard lock(eager_mutex_);
+    const std::lock_guard lock(channel_mutex_);
     const auto found = meetings_.find(name);
     if (found == meetings_.end() || !found->second.here) return 0;
     Meeting& meeting = found->second;
@@ -191,7 +208,7 @@ std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()
   }
   const auto known = [](const Meeting& meeting) { return meeting.number != 0 || meeting.left; };
   (void)listen(name, known, Deadline::in(kPatience), help);
-  const std::lock_guard lock(eager_mutex_);
+  const std::lock_guard lock(channel_mutex_);
   Meeting& meeting = meetings_.at(name);
   meeting.here = false;
   const std::uint64_t number = meeting.number;

@@ -19,12 +19,6 @@ bool mapped(std::span<const Transfer> transfers) {
   });
 }
 
-// What a message takes along: one short write.
-bool goes_with(const RemoteFlag& flag, std::span<const Transfer> transfers) {
-  return transfers.size() == 1 && transfers[0].bytes <= MpiEagerChannel::kMostBytes &&
-         !mpi_remote(*flag.remote).member().mapped();
-}
-
 std::byte* source_of(const Transfer& transfer) {
   return transfer.local->data + transfer.local_offset;
 }
@@ -39,6 +33,7 @@ MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, const MpiOptions& op
   for (QueueId queue = 0; queue < options.queues; ++queue) {
     for (Rank peer = 0; peer < world_->size(); ++peer) {
       connections_.push_back(std::make_unique<Connection>());
+      connections_.back()->queue = queue;
       connections_.back()->peer = peer;
     }
   }
@@ -99,6 +94,12 @@ void MpiTransport::atomic_here(const Atomic& atomic) {
 
 // --- to peers
 
+// Short data go with their flag; long ones as the library is faster.
+bool MpiTransport::by_message(Rank peer, const Transfer& transfer, const RemoteFlag* flag) const {
+  if (mpi_remote(*transfer.remote).member().mapped()) return false;
+  return transfer.bytes > MpiChannel::kMostBytes ? world_->sends_long(peer) : flag != nullptr;
+}
+
 bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                               const RemoteFlag* flag) {
   if (peer == rank_) {
@@ -106,9 +107,10 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
     return true;
   }
   Connection& connection = this->connection(queue, peer);
-  // What goes as messages must not be overtaken; where nothing does nobody needs the connection.
+  // What goes by MPI must not be overtaken; where nothing does nobody needs the connection.
   const bool direct = !connection.busy.load(std::memory_order_acquire) && mapped(transfers) &&
                       (flag == nullptr || (!connection.unflushed.load(std::memory_order_acquire) &&
+                                           !connection.unread.load(std::memory_order_acquire) &&
                                            mpi_remote(*flag->remote).member().mapped()));
   if (direct) {
     for (const Transfer& transfer : transfers) {
@@ -125,23 +127,19 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
   if (!lock.owns_lock()) return false;
   raise_fault(connection);
   if (connection.operations.size() >= kMostOperations) return false;
-  const bool together = flag != nullptr && goes_with(*flag, transfers);
+  const RemoteFlag* last = flag;  // goes with the last message, if that is not before a put
   for (const Transfer& transfer : transfers) {
-    if (together) break;
-    enqueue(connection, Operation::Kind::kPut, mpi_remote(*transfer.remote), source_of(transfer),
-            transfer.remote_offset, transfer.bytes);
-  }
-  if (flag != nullptr) {
-    Operation& operation = enqueue(connection, Operation::Kind::kFlag, mpi_remote(*flag->remote));
-    operation.notification = flag->notification;
-    operation.value = flag->value;
-    if (together) {
-      operation.data = mpi_remote(*transfers[0].remote).window;
-      operation.here = source_of(transfers[0]);
-      operation.offset = transfers[0].remote_offset;
-      operation.bytes = static_cast<int>(transfers[0].bytes);
+    const bool with = &transfer == &transfers.back() && flag != nullptr &&
+                      !mpi_remote(*flag->remote).member().mapped();
+    if (!by_message(peer, transfer, with ? flag : nullptr)) {
+      enqueue(connection, Operation::Kind::kPut, mpi_remote(*transfer.remote), source_of(transfer),
+              transfer.remote_offset, transfer.bytes);
+      continue;
     }
+    enqueue_message(connection, &transfer, with ? flag : nullptr);
+    if (with) last = nullptr;
   }
+  if (last != nullptr) enqueue_message(connection, nullptr, last);
   activate(connection);
   return true;
 }
@@ -226,6 +224,29 @@ void MpiTransport::enqueue(Connection& connection, Operation::Kind kind, const M
   }
 }
 
+void MpiTransport::enqueue_message(Connection& connection, const Transfer* data,
+                                   const RemoteFlag* flag) {
+  std::uint64_t done = 0;
+  for (bool last = false; !last;) {
+    Operation& operation = connection.operations.emplace_back();
+    operation.kind = Operation::Kind::kMessage;
+    if (data != nullptr) {
+      const std::uint64_t bytes = std::min(data->bytes - done, MpiLibrary::kMostBytes);
+      operation.data = mpi_remote(*data->remote).window;
+      operation.here = source_of(*data) + done;
+      operation.offset = data->remote_offset + done;
+      operation.bytes = static_cast<int>(bytes);
+      done += bytes;
+    }
+    last = data == nullptr || done == data->bytes;
+    if (!last || flag == nullptr) continue;
+    operation.window = mpi_remote(*flag->remote).window;
+    operation.target = mpi_remote(*flag->remote).index;
+    operation.notification = flag->notification;
+    operation.value = flag->value;
+  }
+}
+
 // A connection with operations; they begin at once if this thread may call MPI.
 void MpiTransport::activate(Connection& connection) {
   if (connection.operations.empty()) return;
@@ -235,8 +256,8 @@ void MpiTransport::activate(Connection& connection) {
   if (world_->may_call() && world_->try_serialize(serial)) {
     begin(connection);
     // What needs no flush leaves at once.
-    const bool leaves =
-        connection.operations.front().kind == Operation::Kind::kFlag && connection.written.empty();
+    const bool leaves = connection.operations.front().kind == Operation::Kind::kMessage &&
+                        connection.written.empty();
     if (leaves && move(connection) && connection.fault == nullptr) {
       settle(connection);
       return;

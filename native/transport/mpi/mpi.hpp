@@ -1,10 +1,11 @@
 // MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
 //
-// A flag goes out as a message (eager_channel.hpp) once the writes before it were flushed, and a
-// short write with it. Each request of a queue to a peer takes its place in their connection:
-// longer writes are under way together, and whoever calls progress() looks whether those before a
-// flag have left, flushes, and sends the flag. That flush is the one thing that may wait for the
-// peer's MPI to be called, beside atomics: MPI has none that only asks.
+// A flag goes out as a message (channel.hpp), and what was written with it, too; but for long
+// writes where the library's puts are faster (MpiWorld::sends_long). Each request of a queue to a
+// peer takes its place in their connection: puts are under way together, and whoever calls
+// progress() looks whether those before a flag have left, flushes, and sends the flag. That flush is
+// the one thing that may wait for the peer's MPI to be called, beside atomics: MPI has none that
+// only asks.
 //
 // Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
 // plans load and store there, and writes and flags are our own stores, as MPI allows for such
@@ -60,29 +61,33 @@ class MpiTransport final : public Transport {
   using Handle = MpiLibrary::Handle;
   using Aint = MpiLibrary::Aint;
   struct Operation {
-    enum class Kind : std::uint8_t { kPut, kGet, kFlag, kLocalFlag, kAtomic };
+    enum class Kind : std::uint8_t { kPut, kGet, kMessage, kLocalFlag, kAtomic };
     Kind kind;
-    std::shared_ptr<MpiWindow> window;
-    int target = 0;  // in the window
+    std::shared_ptr<MpiWindow> window;  // kMessage: of the flag, if any
+    int target = 0;                     // in the window
     Aint at = 0;
     std::byte* here = nullptr;
     int bytes = 0;
     std::uint32_t notification = 0;
     std::uint32_t value = 0;
-    std::shared_ptr<MpiWindow> data;  // kFlag: where the bytes go that it takes along, if any
+    std::shared_ptr<MpiWindow> data;  // kMessage: where the bytes go, if any
     std::uint64_t offset = 0;
+    bool sent = false;
     FlagWord* word = nullptr;  // kLocalFlag
     Atomic atomic{};
     Handle request = 0;
   };
   static constexpr std::size_t kMostOperations = 1u << 17;
+  static constexpr std::size_t kMostSent = 8;  // under way at once in a connection
   // What is on its way from one queue to one peer.
   struct Connection {
     std::mutex mutex;  // held in MPI's calls, which a lost peer may never let end: only tried for
+    QueueId queue = 0;
     Rank peer = 0;
     std::deque<Operation> operations;
-    std::size_t n_begun = 0;       // of operations, from the first
-    std::size_t flags_ahead = 0;   // among the begun
+    std::size_t n_begun = 0;         // of operations, from the first
+    std::size_t n_sent = 0;          // messages that left already, from the first
+    std::size_t messages_ahead = 0;  // among the begun
     std::unique_ptr<Error> fault;  // told to whoever asks next
     struct Written {
       std::shared_ptr<MpiWindow> window;
@@ -90,7 +95,7 @@ class MpiTransport final : public Transport {
     };
     std::vector<Written> written;        // since the last flush
     std::atomic<bool> unflushed{false};  // there is any
-    bool unread = false;                 // messages were sent that may not have been read
+    std::atomic<bool> unread{false};     // data were sent that may not have been read
     std::uint64_t question = 0;          // that asks whether they were
     std::atomic<bool> busy{false};       // there are operations
     bool listed = false;                 // among the active
@@ -103,12 +108,16 @@ class MpiTransport final : public Transport {
   void write_here(std::span<const Transfer> transfers, const RemoteFlag* flag);
   void atomic_here(const Atomic& atomic);
   void run(const Atomic& atomic, const MpiWindow& window, int target);
-  bool send_flag(Connection& connection, const Operation& operation);
+  bool by_message(Rank peer, const Transfer& transfer, const RemoteFlag* flag) const;
+  bool send(Connection& connection, Operation& operation);
+  bool sent(Connection& connection, Operation& operation);
+  void send_ahead(Connection& connection);
   bool messages_read(Connection& connection);
   void flush(Connection& connection);
   static void forget_written(Connection& connection);
   static void settle(Connection& connection);
   static Operation& enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote);
+  static void enqueue_message(Connection& connection, const Transfer* data, const RemoteFlag* flag);
   static void enqueue(Connection& connection, Operation::Kind kind, const MpiRemote& remote,
                       std::byte* here, std::uint64_t offset, std::uint64_t bytes);
   void activate(Connection& connection);

@@ -31,33 +31,52 @@ void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target
 }
 
 // False: not now. A flag says that everything written before it has arrived.
-bool MpiTransport::send_flag(Connection& connection, const Operation& operation) {
+bool MpiTransport::send(Connection& connection, Operation& operation) {
   flush(connection);
-  const MpiWindow::Member& member = operation.window->member(operation.target);
-  if (member.mapped()) {
-    member.board()[operation.notification].store(operation.value, std::memory_order_release);
+  const bool flagged = operation.window != nullptr;
+  if (flagged && operation.window->member(operation.target).mapped()) {
+    if (!messages_read(connection)) return false;
+    FlagWord* board = operation.window->member(operation.target).board();
+    board[operation.notification].store(operation.value, std::memory_order_release);
     return true;
   }
   const MpiHeader header{
-      .kind = MpiHeader::Kind::kFlag,
+      .kind = MpiHeader::Kind::kWrite,
       .question = 0,
+      .queue = connection.queue,
       .data = operation.data == nullptr ? MpiWindowName{} : operation.data->name(),
       .offset = operation.offset,
-      .board = operation.window->name(),
+      .board = flagged ? operation.window->name() : MpiWindowName{},
       .notification = operation.notification,
       .value = operation.value,
       .bytes = static_cast<std::uint64_t>(operation.bytes)};
-  if (!world_->send(connection.peer, header, operation.here)) return false;
-  connection.unread = true;
+  if (!world_->send(connection.peer, header, operation.here, &operation.request)) return false;
+  operation.sent = true;
+  ++connection.n_sent;
+  if (operation.bytes > 0) connection.unread.store(true, std::memory_order_release);
   return true;
 }
 
-// What is read is what earlier messages wrote, which MPI_Rget would overtake.
+// True: its source may change.
+bool MpiTransport::sent(Connection& connection, Operation& operation) {
+  if (!operation.sent) {
+    if (!send(connection, operation)) return false;
+    if (!operation.sent) return true;  // it was a store
+  }
+  bool left = true;
+  if (operation.request != 0) {
+    world_->library().check(world_->library().test(&operation.request, &left), "MPI_Test",
+                            connection.peer);
+  }
+  return left;
+}
+
+// What is read, or told by a store, is what earlier messages wrote, which that would overtake.
 bool MpiTransport::messages_read(Connection& connection) {
-  if (!connection.unread) return true;
-  if (!world_->answered(connection.peer, connection.question)) return false;
+  if (!connection.unread.load(std::memory_order_relaxed)) return true;
+  if (!world_->answered(connection.queue, connection.peer, connection.question)) return false;
   connection.question = 0;
-  connection.unread = false;
+  connection.unread.store(false, std::memory_order_release);
   return true;
 }
 
@@ -83,8 +102,8 @@ void MpiTransport::settle(Connection& connection) {
   connection.busy.store(false, std::memory_order_release);
 }
 
-// Writes and reads begin together; the others keep their place until they are the first, and so do
-// reads after messages.
+// Puts and reads begin together, and so do messages before all else; the others keep their place
+// until they are the first, and so do reads after messages.
 void MpiTransport::begin(Connection& connection) {
   using Kind = Operation::Kind;
   MpiLibrary& library = world_->library();
@@ -102,14 +121,27 @@ void MpiTransport::begin(Connection& connection) {
       if (!known) connection.written.push_back({operation.window, operation.target});
       connection.unflushed.store(true, std::memory_order_release);
     } else if (operation.kind == Kind::kGet) {
-      if (connection.flags_ahead > 0 || !messages_read(connection)) return;
+      if (connection.messages_ahead > 0 || !messages_read(connection)) break;
       const MpiWorld::Blocking blocking(*world_, "MPI_Rget");
       library.check(library.rget(operation.here, operation.bytes, operation.target, operation.at,
                                  operation.window->data, &operation.request),
                     "MPI_Rget", connection.peer);
-    } else if (operation.kind == Kind::kFlag) {
-      ++connection.flags_ahead;
+    } else if (operation.kind == Kind::kMessage) {
+      ++connection.messages_ahead;
     }
+  }
+  send_ahead(connection);
+}
+
+// Messages leave together, up to the first that has to wait for something else.
+void MpiTransport::send_ahead(Connection& connection) {
+  while (connection.n_sent < std::min(connection.n_begun, kMostSent) &&
+         connection.written.empty()) {
+    Operation& operation = connection.operations[connection.n_sent];
+    const bool stored =
+        operation.window != nullptr && operation.window->member(operation.target).mapped();
+    if (operation.kind != Operation::Kind::kMessage || stored) return;
+    if (!send(connection, operation)) return;
   }
 }
 
@@ -123,8 +155,8 @@ bool MpiTransport::finish(Connection& connection, Operation& operation) {
       world_->library().check(world_->library().test(&operation.request, &done), "MPI_Test",
                               connection.peer);
       break;
-    case Kind::kFlag:
-      done = send_flag(connection, operation);
+    case Kind::kMessage:
+      done = sent(connection, operation);
       break;
     case Kind::kLocalFlag:
       operation.word->store(operation.value, std::memory_order_release);
@@ -142,7 +174,8 @@ void MpiTransport::advance(Connection& connection) {
   std::deque<Operation>& operations = connection.operations;
   begin(connection);
   while (connection.n_begun > 0 && finish(connection, operations.front())) {
-    if (operations.front().kind == Operation::Kind::kFlag) --connection.flags_ahead;
+    if (operations.front().kind == Operation::Kind::kMessage) --connection.messages_ahead;
+    if (operations.front().sent) --connection.n_sent;
     operations.pop_front();
     --connection.n_begun;
   }
@@ -151,7 +184,8 @@ void MpiTransport::advance(Connection& connection) {
 void MpiTransport::drop(Connection& connection) {
   connection.operations.clear();
   connection.n_begun = 0;
-  connection.flags_ahead = 0;
+  connection.n_sent = 0;
+  connection.messages_ahead = 0;
 }
 
 bool MpiTransport::move(Connection& connection) {

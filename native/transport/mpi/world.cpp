@@ -45,7 +45,8 @@ MpiWorld::MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Ran
                    std::set<Rank> near, Threads threads)
     : library_(std::move(library)),
       communicator_(communicator),
-      eager_(*library_, communicator),
+      channel_(*library_, communicator,
+               [this](const MpiHeader& header) { return place_of(header); }),
       rank_(rank),
       size_(size),
       near_(std::move(near)),
@@ -171,7 +172,7 @@ void MpiWorld::gather(MpiWindow& window, LocalSegment& own, std::span<const Rank
 void MpiWorld::retract(const LocalSegment& segment) {
   const MpiWindow* const window = window_of(segment);
   if (window == nullptr || window->pending == nullptr || !window->pending->gathered) return;
-  const std::lock_guard lock(eager_mutex_);
+  const std::lock_guard lock(channel_mutex_);
   meetings_.erase(window->pending->meeting(*window->group));
 }
 
@@ -189,8 +190,12 @@ void MpiWorld::finish(double seconds) {
       while (receive()) {
       }
     };
-    meet_all(Deadline::in(seconds), collect);
-    collect();
+    const auto deadline = Deadline::in(seconds);
+    meet_all(deadline, collect);
+    do {
+      collect();
+    } while (receiving() && !deadline.passed());
+    if (receiving()) return;  // into windows
     const auto lock = serialize();
     // Window groups in the same order everywhere: those two ranks share come in one order on both.
     for (auto& [members, group] : window_groups_) {

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/mpi/eager_channel.hpp"
+#include "transport/mpi/channel.hpp"
 #include "transport/mpi/library.hpp"
 #include "transport/transport.hpp"
 
@@ -27,7 +27,7 @@ struct MpiWindowGroup;
 struct MpiPending;
 
 // A segment, at all its members.
-class MpiWindow {
+class MpiWindow : public std::enable_shared_from_this<MpiWindow> {
  public:
   using Handle = MpiLibrary::Handle;
   explicit MpiWindow(std::shared_ptr<MpiWorld> owner);
@@ -103,12 +103,17 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
     lock = std::unique_lock(serial_, std::try_to_lock);
     return lock.owns_lock();
   }
+  // Long data go to `peer` as messages: its puts are no faster.
+  bool sends_long(Rank peer) const {
+    return !library_->constants().far_puts || near_.count(peer) != 0;
+  }
   // With serialize() held: messages to peers, and what came of theirs, put where it belongs.
-  bool send(Rank peer, const MpiHeader& header, const std::byte* bytes);
-  bool receive();  // true: something came
-  // Asks whether all messages so far to `peer` were put where they belong; `question` is 0 until it
-  // could be sent. True: they were.
-  bool answered(Rank peer, std::uint64_t& question);
+  bool send(Rank peer, const MpiHeader& header, const std::byte* bytes, Handle* request);
+  bool receive();          // true: something came
+  bool receiving() const;  // parts of it are still to come
+  // Asks whether all messages so far of a queue to `peer` were put where they belong; `question` is
+  // 0 until it could be sent. True: they were.
+  bool answered(QueueId queue, Rank peer, std::uint64_t& question);
 
   // `created`: no memory of MPI's.
   std::string publish(LocalSegment& segment, std::span<const Rank> members, bool created);
@@ -165,7 +170,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
               const std::function<void()>& help);
   void make(MpiWindow& window, LocalSegment& own, std::uint64_t number);
   void meet_all(Deadline deadline, const std::function<void()>& help);
-  // With eager_mutex_ held.
+  // With channel_mutex_ held.
+  MpiPlace place_of(const MpiHeader& header) const;
   void deliver(const MpiHeader& header);
   void hear(const MpiHeader& header, Rank sender);
   void tell(Rank peer, MpiHeader::Kind kind, const MpiWindowName& meeting, std::uint64_t number);
@@ -178,8 +184,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
 
   const std::unique_ptr<MpiLibrary> library_;
   const Handle communicator_;
-  std::mutex eager_mutex_;  // of what follows; not held in calls of MPI that wait
-  MpiEagerChannel eager_;
+  mutable std::mutex channel_mutex_;  // of what follows; not held in calls of MPI that wait
+  MpiChannel channel_;
   std::uint64_t questions_ = 0;
   std::map<Rank, std::uint64_t> answers_;           // the last of each peer
   std::vector<std::pair<Rank, MpiHeader>> unsent_;  // without bytes, in their order

@@ -83,12 +83,12 @@ class CommunicatorState:
         numbers = {
             "no_check": mpi.MODE_NOCHECK,
             "any_source": mpi.ANY_SOURCE,
-            "any_tag": mpi.ANY_TAG,
             "win_model": mpi.WIN_MODEL,
             "win_unified": mpi.WIN_UNIFIED,
             "source_in_status": source_in_status(mpi),
             "own_by_processor": int(open_mpi_4),
             "windows_by_turns": int(open_mpi_4),
+            "far_puts": int(version(mpi).startswith("MPICH")),
         }
         self.world = _native.MpiWorld.make(
             mpi.__file__,
