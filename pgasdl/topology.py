@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pgasdl.config import Address
 from pgasdl.errors import ConfigError
+from pgasdl.transports import TRANSPORTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,10 @@ class Topology:
             return self.shared_windows.issuperset(ranks)
         one_host = len({self.hosts[rank] for rank in ranks}) == 1
         return one_host and self.mapped_on_host
+
+    def registers(self, ranks: Sequence[int]) -> bool:
+        """Whether some of ``ranks`` are sent to only from memory of segments."""
+        return any(TRANSPORTS[self.routes.names[rank]].registers for rank in ranks)
 
     def node_size(self, ranks: Sequence[int]) -> int:
         """Return the ranks of a node: neighbours among ``ranks`` that share a machine."""

@@ -25,6 +25,8 @@ class Transport:
         Ranks of one machine load from and store to each other's segments.
     processes : bool, default True
         Its ranks are processes; else they are threads, through ``pgasdl.loopback``.
+    registers : bool, default False
+        It sends only from memory that it has registered, which is that of segments.
     """
 
     name: str
@@ -32,13 +34,14 @@ class Transport:
     between_hosts: bool
     maps: bool
     processes: bool = True
+    registers: bool = False
 
 
 TRANSPORTS = {
     row.name: row
     for row in (
         Transport("shm", "memory mapped inside a machine", between_hosts=False, maps=True),
-        Transport("verbs", "RDMA adapters", between_hosts=True, maps=False),
+        Transport("verbs", "RDMA adapters", between_hosts=True, maps=False, registers=True),
         Transport("mpi", "windows of an MPI library", between_hosts=True, maps=False),
         Transport("loopback", "threads of one process", False, maps=True, processes=False),
     )

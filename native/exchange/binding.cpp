@@ -254,6 +254,9 @@ void BoundPlan::rebase(const std::string& buffer, std::byte* address) {
   const auto number = static_cast<std::int32_t>(found - buffer_names_.begin());
   std::byte*& own = own_[static_cast<std::size_t>(number)];
   const std::ptrdiff_t shift = address - own;
+  // From here Puts send; all phases share it.
+  const BufferBinding& binding = buffers_[static_cast<std::size_t>(number)];
+  binding.segment->local().data = address - binding.offset;
   if (shift == 0) return;
   own = address;
   for (Lane& lane : lanes_) {

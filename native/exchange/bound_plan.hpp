@@ -46,7 +46,8 @@ class BoundPlan {
   std::byte* base(const std::string& buffer) const;
   // The GPU that the plan's buffers lie on, or kHost.
   int device() const { return device_; }
-  // Lets the plan's own copy of a buffer lie elsewhere from now on; not while it runs.
+  // Lets the plan's own copy of a buffer, which is of this rank alone, lie elsewhere from now on;
+  // not while it runs.
   void rebase(const std::string& buffer, std::byte* address);
   // The directory in which peers look up a buffer, or null.
   Directory* directory(const std::string& buffer) const;

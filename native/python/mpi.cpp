@@ -27,7 +27,7 @@ void bind_mpi(nb::module_& module) {
           [](const std::string& file, bool handles_are_pointers,
              const std::map<std::string, std::uintptr_t>& handles,
              const std::map<std::string, int>& numbers, const std::string& threads, Rank rank,
-             Rank size, std::set<Rank> near) {
+             Rank size, std::set<Rank> near, bool messages_near) {
             MpiLibrary::Constants constants;
             constants.byte = handles.at("byte");
             constants.uint64 = handles.at("uint64");
@@ -44,10 +44,10 @@ void bind_mpi(nb::module_& module) {
             constants.far_puts = numbers.at("far_puts") != 0;
             return std::make_shared<MpiWorld>(
                 MpiLibrary::load(file, handles_are_pointers, constants), handles.at("communicator"),
-                rank, size, std::move(near), threads_of(threads));
+                rank, size, std::move(near), messages_near, threads_of(threads));
           },
           "file"_a, "handles_are_pointers"_a, "handles"_a, "numbers"_a, "threads"_a, "rank"_a,
-          "size"_a, "near"_a)
+          "size"_a, "near"_a, "messages_near"_a)
       .def_prop_ro("rank", &MpiWorld::rank)
       .def_prop_ro("size", &MpiWorld::size)
       .def_prop_ro("near", &MpiWorld::near,

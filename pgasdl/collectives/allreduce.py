@@ -5,8 +5,9 @@ There are three ways. Where the array lies decides:
 - in a segment that every rank maps: ``gdraa-direct`` reduces it in place; one of the pool may lie
   at another place on each rank, which tells it in each call;
 - elsewhere: ``staged`` passes pieces through a mapped workspace and writes the result straight
-  into the array;
-- any other plan, and on transports that map nothing: it is copied into the workspace and back.
+  into the array; where nothing is mapped but any memory is sent from, ``one-shot`` (two ranks, few
+  bytes) and ``gdraa-private`` do;
+- any other plan: it is copied into the workspace and back.
 
 Arrays on a GPU have a workspace there; where peers do not reach a GPU they are copied into the
 workspace on the host. A stream orders them, and nobody waits. All calls of a group are numbered
@@ -22,11 +23,19 @@ import numpy as np
 
 from pgasdl import _native
 from pgasdl.buffers import ALIGNMENT, Memory, memory_of
-from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for, piece_bytes
+from pgasdl.collectives.binding import (
+    PRIVATE_PIECES,
+    ArrayAccess,
+    PlanBuffer,
+    Tags,
+    bind,
+    options_for,
+    piece_bytes,
+)
 from pgasdl.collectives.handle import checked, kind_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
-from pgasdl.collectives.selection import select
+from pgasdl.collectives.selection import select, works_on_any
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, MismatchError, PlanError
 from pgasdl.group import Group
@@ -139,6 +148,11 @@ class AllreduceCache:
             )
         if name == "gdraa-direct" and not in_place:
             raise PlanError("plan gdraa-direct needs an array in a segment that peers can map")
+        if name in PRIVATE_PIECES and not works_on_any(group, name):
+            raise PlanError(
+                f"plan {name} is for transports that map nothing and send from any memory: use "
+                "gdraa, or a handle"
+            )
         if spec.mapped and not group.mapped:
             raise PlanError(f"plan {name} loads and stores peers' memory, which is not mapped here")
         return _Reduction(memory, op, choice, segment, offset, memory.device)
@@ -191,9 +205,10 @@ class AllreduceCache:
 class _Workspace:
     """A group's memory for arrays that lie elsewhere, on the host or on a GPU.
 
-    Making it is collective. It has the inbox of ``staged``, room for a copy and an inbox for plans
-    that need the array in a segment, and the rank's entry in the group's directory. Its pages are
-    touched once, here; a temporary per call would fault in each call.
+    Making it is collective. It has inboxes of plans that work on arrays wherever they lie, room for
+    a copy and an inbox for plans that need the array in a segment, and the rank's entry in the
+    group's directory. Its pages are touched once, here; a temporary per call would fault in each
+    call.
     """
 
     def __init__(
@@ -205,9 +220,17 @@ class _Workspace:
         timeout: float,
     ) -> None:
         self.piece_bytes = piece_bytes(group.topology, device)
-        self.staged_bytes = 8 * self.piece_bytes
+        # Plans that work on arrays wherever they lie have inboxes of their own: peers may still read
+        # them when an execution is over.
+        pieces = {"staged": 8} if group.mapped else PRIVATE_PIECES
+        self.inboxes: dict[str, int] = {}
+        self.copy = 0
+        for name in pieces:
+            if works_on_any(group, name):
+                self.inboxes[name] = self.copy
+                self.copy += pieces[name] * self.piece_bytes
         self.copy_bytes = 4 * self.piece_bytes
-        self.entry = self.staged_bytes + 2 * self.copy_bytes  # of a directory
+        self.entry = self.copy + 2 * self.copy_bytes  # of a directory
         nbytes = self.entry + ALIGNMENT
         self.segment = segments.make(group, nbytes, notifications, timeout, device)
         self.segment.prefault()
@@ -365,9 +388,9 @@ class _Sequence:
         workspace = self._workspaces[wanted.device]
         if name == "gdraa-direct":
             return max(1, memory.count)
-        if name == "staged":
-            pieces = self.REGION // (4 * self.group.size)
-            return pieces * workspace.piece_bytes // memory.dtype.itemsize
+        if self._anywhere(wanted):
+            pieces = 1 if name == "gdraa-private" else self.REGION // (4 * self.group.size)
+            return pieces * int(options["piece"])
         key = wanted.device, name, memory.dtype.itemsize, *options.items()
         if key not in self._longests:
             # Reduce the count until the plan's inbox fits into its part of the workspace.
@@ -376,6 +399,11 @@ class _Sequence:
                 count = max(64, count * limit // needed // 64 * 64)
             self._longests[key] = count
         return self._longests[key]
+
+    def _anywhere(self, wanted: _Reduction) -> bool:
+        """Whether the plan works on the array where it lies, in a segment or not."""
+        inboxes = self._workspaces[wanted.device].inboxes
+        return wanted.choice.plan in inboxes and wanted.device == wanted.memory.device
 
     def _inbox(self, name: str, count: int, options: dict[str, Any]) -> int:
         """Return the elements of a plan's inbox, for an array of ``count`` elements."""
@@ -411,24 +439,24 @@ class _Sequence:
         shape = build(name, self.group.rank, self.group.size, count, kind=kind, **options)
         if shape.notifications > self.REGION:
             raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
-        inbox = workspace.staged_bytes + workspace.copy_bytes
+        inbox = workspace.copy + workspace.copy_bytes
         device = -1 if memory.device is None else memory.device
         access = ArrayAccess(_native.BufferAccess.COPIED, device=device)
         if name == "gdraa-direct" and not pool:
             assert wanted.segment is not None
             data = PlanBuffer(wanted.segment, wanted.offset, dtype)
             access = ArrayAccess(_native.BufferAccess.IN_PLACE, device=device)
-        elif name in ("gdraa-direct", "staged"):
+        elif name == "gdraa-direct" or self._anywhere(wanted):
             nbytes = count * memory.dtype.itemsize
             home = _native.local_memory(self.group.context, memory.address, nbytes, device)
-            if name == "staged":
-                inbox, directory = 0, None
-            else:
+            if name == "gdraa-direct":
                 directory = self._directory_of(pool)
+            else:
+                inbox, directory = workspace.inboxes[name], None
             data = PlanBuffer(home, 0, dtype, directory=directory)
             access = ArrayAccess(_native.BufferAccess.REBASED, device=device)
         else:
-            data = PlanBuffer(workspace.segment, workspace.staged_bytes, dtype)
+            data = PlanBuffer(workspace.segment, workspace.copy, dtype)
         buffers = {"data": data, "inbox": PlanBuffer(workspace.segment, inbox, dtype)}
         tags = Tags(self._numbers, region * self.REGION, str(key))
         execution = bind(self.group, name, count, kind, buffers, tags, access, options)

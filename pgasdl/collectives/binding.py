@@ -11,6 +11,7 @@ from pgasdl.buffers import DTYPES
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
 from pgasdl.plans import PLANS, Call, Flush, Plan, Put, Reduce, Span, Step, Wait, build, spec_of
+from pgasdl.plans.algorithms.blocks import ALIGN
 from pgasdl.topology import Topology
 
 _Span = tuple[int, int, int]
@@ -187,7 +188,25 @@ def options_for(
     if "piece" not in spec.options:
         return {}
     piece = piece_bytes(group.topology, device) // DTYPES[dtype].itemsize
+    if name in PRIVATE_PIECES:
+        piece = _fitting(name, PRIVATE_PIECES[name] * piece, group.size)
     return {"piece": piece if count is None else max(1, min(piece, count))}
+
+
+# Inboxes of plans that take turns on private memory, in pieces.
+PRIVATE_PIECES = {"one-shot": 2, "gdraa-private": 16}
+
+
+def _fitting(name: str, room: int, size: int) -> int:
+    """Return the longest piece of so many ranks for which an inbox of ``room`` elements is enough.
+
+    >>> _fitting("one-shot", 65536, 2), _fitting("gdraa-private", 65536, 2)
+    (8192, 65536)
+    """
+    others = max(1, size - 1)
+    slots = 8 * others if name == "one-shot" else 2 * others
+    slot = max(ALIGN, room // slots // ALIGN * ALIGN)
+    return slot if name == "one-shot" else slot * size
 
 
 def piece_bytes(topology: Topology, device: int | None = None) -> int:

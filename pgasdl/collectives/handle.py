@@ -9,7 +9,7 @@ from pgasdl.buffers import Memory, aligned, memory_of
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
-from pgasdl.collectives.selection import select
+from pgasdl.collectives.selection import select, works_on_any
 from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
@@ -150,7 +150,7 @@ class Collective:
         chosen = {**dict(choice.options), **options}
         shape = self._shape(self.plan, chosen)
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
-        rebased = self.plan == "staged" and not in_place and not staged_here
+        rebased = works_on_any(group, self.plan) and not in_place and not staged_here
         copied = 0 if in_place or rebased else aligned(memory.nbytes)
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pgasdl.collectives.binding import PRIVATE_PIECES
 from pgasdl.collectives.policy import Choice, Policy, operation_of
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
@@ -19,6 +20,9 @@ from pgasdl.plans.plan import ROOTED
 _LATENCY, _STARTUP = 1.5e-6, 0.3e-6
 # S-Caffe section 5: chains are best above this many bytes, and up to this many ranks.
 _CHAIN_BYTES, _CHAIN_RANKS = 8 << 20, 8
+# Two ranks send as much by one-shot as by gdraa, in half as many messages; with more bytes the
+# Reduce, which is twice as long, costs more than a latency. Measured over MPI.
+_ONE_SHOT_BYTES = 32 << 10
 
 
 def select(
@@ -30,6 +34,7 @@ def select(
     in_place: bool,
     wire: bool = False,
     shares: bool = False,
+    phases: bool = True,
 ) -> Choice:
     """Return the plan for an array, and its options.
 
@@ -43,6 +48,8 @@ def select(
         The array travels in another dtype.
     shares : bool, default False
         It takes turns with other arrays on one inbox; not every plan allows that.
+    phases : bool, default True
+        Its executions may alternate between phases.
     """
     operation = operation_of(kind)
     names = (operation,) if in_place else (f"{operation}-array", operation)
@@ -52,9 +59,11 @@ def select(
         # memory.
         if choice is None or (shares and not PLANS[choice.plan].shares):
             continue
+        if PLANS[choice.plan].phases > 1 and not phases:
+            continue
         if able(group, choice.plan, kind, in_place=in_place, wire=wire):
             return choice
-    return automatic(group, kind, nbytes, in_place=in_place, wire=wire)
+    return automatic(group, kind, nbytes, in_place=in_place, wire=wire, phases=phases)
 
 
 def select_candidates(
@@ -68,7 +77,7 @@ def select_candidates(
         No such plan, or it cannot run here.
     """
     if not plans:
-        return [select(policy, group, kind, nbytes, in_place=True, wire=wire)]
+        return [select(policy, group, kind, nbytes, in_place=True, wire=wire, phases=False)]
     for plan in plans:
         if spec_of(plan).mapped and not group.mapped:
             raise PlanError(
@@ -89,10 +98,21 @@ def able(group: Group, plan: str, kind: str, *, in_place: bool, wire: bool = Fal
         return False
     if plan == "staged":
         return not in_place
+    if plan in PRIVATE_PIECES and not in_place:
+        return works_on_any(group, plan)
     return in_place or not spec.mapped
 
 
-def automatic(group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool) -> Choice:
+def works_on_any(group: Group, plan: str) -> bool:
+    """Whether a plan works on arrays wherever they lie, without a copy in a segment."""
+    if plan in PRIVATE_PIECES:
+        return not group.mapped and not group.topology.registers(group.ranks)
+    return plan == "staged"
+
+
+def automatic(
+    group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool, phases: bool = True
+) -> Choice:
     """Return the plan where no policy names one."""
     if kind == "all-to-all":
         return Choice("all-to-all")
@@ -103,9 +123,15 @@ def automatic(group: Group, kind: str, nbytes: int, *, in_place: bool, wire: boo
     for plan in ("gdraa-direct", "staged"):
         if able(group, plan, kind, in_place=in_place, wire=wire):
             return Choice(plan)
+    if group.size == 2 and nbytes <= _ONE_SHOT_BYTES and phases and works_on_any(group, "one-shot"):
+        if able(group, "one-shot", kind, in_place=in_place, wire=wire):
+            return Choice("one-shot")
     # Blocks are whole cache lines: few elements have few owners.
     owners = min(group.size, -(-nbytes // (4 * ALIGN)))
     rounds = (group.size - 1).bit_length()
     to_all = 2 * _LATENCY + (owners + group.size) * _STARTUP
     in_halves = 2 * rounds * (_LATENCY + _STARTUP)
-    return Choice("gdraa" if to_all <= in_halves or group.size <= 4 else "halving-doubling")
+    if to_all > in_halves and group.size > 4:
+        return Choice("halving-doubling")
+    private = not in_place and works_on_any(group, "gdraa-private")
+    return Choice("gdraa-private" if private and kind in ("average", "sum") else "gdraa")

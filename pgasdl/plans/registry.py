@@ -12,6 +12,7 @@ from pgasdl.plans.algorithms import (
     halving_doubling,
     kary,
     multi_stage,
+    one_shot,
     ring,
     staged,
     tree,
@@ -23,6 +24,7 @@ PLANS: dict[str, PlanSpec] = {
     spec.name: spec
     for spec in (
         gdraa.SPEC,
+        gdraa.PRIVATE,
         gdraa_direct.SPEC,
         gdraa_nodes.SPEC,
         staged.SPEC,
@@ -34,6 +36,7 @@ PLANS: dict[str, PlanSpec] = {
         ring.SPEC,
         halving_doubling.SPEC,
         multi_stage.SPEC,
+        one_shot.SPEC,
         all_to_all.SPEC,
     )
 }

@@ -12,7 +12,7 @@
 namespace pgasdl::fuzz {
 namespace {
 
-constexpr std::uint64_t kBytes = 256;
+constexpr std::uint64_t kBytes = MpiChannel::kMostBytes + 256;
 constexpr std::uint32_t kNotifications = 16;
 
 class Library final : public MpiLibrary {
@@ -35,11 +35,16 @@ class Library final : public MpiLibrary {
     *done = true;
     return 0;
   }
-  int isend(const void* from, int n, int, Handle, Handle*) override {
+  int isend(const void* from, int n, int, int, Handle, Handle*) override {
     sent.emplace_back(static_cast<const char*>(from), static_cast<std::size_t>(n));
     return 0;
   }
-  int probe(Handle, bool* there, Handle*, int* source) override {
+  int irecv(void* to, int n, int, int, Handle, Handle*) override {
+    auto* bytes = static_cast<std::byte*>(to);
+    bytes[0] = bytes[n - 1] = std::byte{0xff};
+    return 0;
+  }
+  int probe(int, Handle, bool* there, Handle*, int* source) override {
     *there = !message.empty();
     *source = 1;
     return 0;
@@ -87,7 +92,7 @@ class Library final : public MpiLibrary {
 };
 
 std::shared_ptr<MpiWorld> world_of(std::unique_ptr<Library> library, Rank rank) {
-  return std::make_shared<MpiWorld>(std::move(library), 1, rank, 2, std::set<Rank>{0, 1},
+  return std::make_shared<MpiWorld>(std::move(library), 1, rank, 2, std::set<Rank>{0, 1}, true,
                                     MpiWorld::Threads::kMultiple);
 }
 
@@ -123,7 +128,7 @@ void run(Input& input) {
   if (library.memory == nullptr) return;  // windows over existing memory were chosen
   while (!input.empty()) {
     MpiHeader header{};
-    header.kind = MpiHeader::Kind::kFlag;
+    header.kind = MpiHeader::Kind::kWrite;
     header.data = header.board = name;
     header.value = 0xffffffff;
     header.bytes = 8;
@@ -131,6 +136,7 @@ void run(Input& input) {
     words.append(8, '\xff');
     library.message = input.words(words);
     world->receive();
+    world->receive();  // long data come after their header
     REQUIRE(library.sent.size() <= 1);  // the answer to a question, at the next receive
     library.sent.clear();
   }

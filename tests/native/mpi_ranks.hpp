@@ -26,6 +26,12 @@ struct MpiMachine {
     int from;
     Bytes bytes;
   };
+  // Of the data tag: it leaves its source when the receiver takes it.
+  struct Long {
+    const std::byte* source;
+    std::size_t bytes;
+    bool taken = false;
+  };
   // One collective call: MPI requires the same calls of all members, in the same order.
   struct Round {
     std::string call;
@@ -51,6 +57,7 @@ struct MpiMachine {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::deque<Message>> messages;  // by receiver
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Long>>> longs;  // by sender, receiver
   std::vector<std::vector<int>> communicators;
   std::map<std::pair<std::uint64_t, std::size_t>, Round> rounds;
   std::map<std::uint64_t, Window> windows;
@@ -59,6 +66,8 @@ struct MpiMachine {
   // that makes a window, `taken` by a rank that has taken a message.
   std::function<void(int)> made = [](int) {};
   std::function<void(int, const MpiHeader&)> taken = [](int, const MpiHeader&) {};
+  // With the mutex: whether a rank gets long data now.
+  std::function<bool(int)> lets = [](int) { return true; };
 };
 
 class MpiThread final : public MpiLibrary {
@@ -91,20 +100,41 @@ class MpiThread final : public MpiLibrary {
   int flush(int, Handle) override { return 0; }
   int test(Handle* request, bool* done) override {
     const std::lock_guard lock(machine_->mutex);
-    *done = *request == 0 || over(begun_.at(*request));
+    if (*request == 0) {
+      *done = true;
+    } else if (const auto sent = sent_.find(*request); sent != sent_.end()) {
+      *done = sent->second->taken;
+    } else if (const auto wanted = wanted_.find(*request); wanted != wanted_.end()) {
+      take(wanted->second.peer);
+      *done = wanted->second.done;
+    } else {
+      *done = over(begun_.at(*request));
+    }
     if (*done) *request = 0;
     return 0;
   }
-  int isend(const void* from, int bytes, int peer, Handle, Handle* request) override {
+  int irecv(void* to, int bytes, int peer, int, Handle, Handle* request) override {
+    const std::lock_guard lock(machine_->mutex);
+    *request = ++n_messages_;
+    wanted_[*request] = {static_cast<std::byte*>(to), static_cast<std::size_t>(bytes), peer};
+    return 0;
+  }
+  int isend(const void* from, int bytes, int peer, int tag, Handle, Handle* request) override {
     const auto* begin = static_cast<const std::byte*>(from);
     const std::lock_guard lock(machine_->mutex);
+    if (tag != 0) {
+      *request = ++n_messages_;
+      sent_[*request] = std::make_shared<MpiMachine::Long>(begin, static_cast<std::size_t>(bytes));
+      machine_->longs[{rank_, peer}].push_back(sent_[*request]);
+      return 0;
+    }
     machine_->messages.at(static_cast<std::size_t>(peer))
         .push_back({rank_, {begin, begin + bytes}});
     machine_->changed.notify_all();
     *request = 0;
     return 0;
   }
-  int probe(Handle, bool* there, Handle* message, int* source) override {
+  int probe(int, Handle, bool* there, Handle* message, int* source) override {
     const std::lock_guard lock(machine_->mutex);
     auto& mine = machine_->messages.at(static_cast<std::size_t>(rank_));
     *there = !mine.empty();
@@ -191,6 +221,26 @@ class MpiThread final : public MpiLibrary {
  private:
   using Key = std::pair<std::uint64_t, std::size_t>;
 
+  struct Wanted {
+    std::byte* to;
+    std::size_t bytes;
+    int peer;
+    bool done = false;
+  };
+  // What came from a peer meets what was asked for in the same order. With the mutex.
+  void take(int peer) {
+    auto& sent = machine_->longs[{peer, rank_}];
+    for (auto& [request, wanted] : wanted_) {
+      if (wanted.done || wanted.peer != peer) continue;
+      if (sent.empty() || !machine_->lets(rank_)) return;
+      MpiMachine::Long& message = *sent.front();
+      CHECK(message.bytes == wanted.bytes);
+      std::memcpy(wanted.to, message.source, message.bytes);
+      message.taken = wanted.done = true;
+      sent.pop_front();
+    }
+  }
+
   // Requires that the caller holds the mutex.
   Key arrive(const char* call, Handle communicator, std::uint64_t value) {
     const auto& members = machine_->communicators.at(communicator);
@@ -229,6 +279,8 @@ class MpiThread final : public MpiLibrary {
   Handle n_messages_ = 0;
   std::map<Handle, MpiMachine::Bytes> probed_;
   std::map<Handle, Key> begun_;
+  std::map<Handle, std::shared_ptr<MpiMachine::Long>> sent_;
+  std::map<Handle, Wanted> wanted_;
   std::map<Handle, std::size_t> calls_;  // collective calls of this rank, by communicator
   std::vector<std::unique_ptr<std::byte[]>> memory_;
 };

@@ -13,7 +13,7 @@ struct Mpi {
   explicit Mpi(Rank size) : machine(std::make_shared<MpiMachine>(size)) {
     for (Rank rank = 0; rank < size; ++rank) {
       worlds.push_back(std::make_shared<MpiWorld>(std::make_unique<MpiThread>(machine, rank), 1,
-                                                  rank, size, std::set<Rank>{rank},
+                                                  rank, size, std::set<Rank>{rank}, true,
                                                   MpiWorld::Threads::kMultiple));
     }
     settings.options.heartbeat_ms = 5;
@@ -41,7 +41,7 @@ void what_comes_while_a_segment_is_made(bool bound) {
   std::uint32_t n_taken = 0;
   bool armed = false;
   mpi.machine->taken = [&](int rank, const MpiHeader& header) {
-    if (rank != 0 || header.kind != MpiHeader::Kind::kFlag) return;
+    if (rank != 0 || header.kind != MpiHeader::Kind::kWrite) return;
     if (header.notification < kFirst || header.notification >= kFirst + kMessages) return;
     const std::lock_guard lock(mutex);
     ++n_taken;
@@ -103,6 +103,86 @@ void what_comes_for_a_deleted_segment() {
       } else {
         CHECK(local.await(*kept, 2) == 7);
       }
+    }
+  });
+}
+
+// While long data are on their way, what comes behind them on their queue waits, flags, reads and
+// the flags of later long data; another queue's does not. Their source is in use until they left.
+void what_comes_behind_long_data() {
+  Mpi mpi(2);
+  std::atomic<bool> lets{false};
+  mpi.machine->lets = [&](int) { return lets.load(); };
+  constexpr std::uint64_t kLong = 100 << 10;
+  run(2, mpi.settings, [&](Local& local) {
+    const auto segment = local.segment(4 * kLong, 8);
+    const QueueId other = local.context.queue_create();
+    const auto write = [&](std::uint64_t from, std::uint64_t bytes, std::uint32_t flag,
+                           QueueId queue) {
+      const Slice source{segment, from, bytes};
+      const Slice target{segment, from + 2 * kLong, bytes};
+      const Pair pair{&source, &target};
+      CHECK(local.context.write_notify(std::span(&pair, 1), 0, *segment, flag, 3, queue, soon()) ==
+            Outcome::kDone);
+    };
+    if (local.rank() == 1) {
+      std::memset(items<std::byte>(segment), 7, 2 * kLong);
+      write(0, kLong, 1, 0);
+      write(kLong, 8, 2, 0);
+      write(kLong + 8, kLong - 8, 3, 0);
+      write(kLong, 8, 4, other);
+      CHECK(local.context.wait(0, Deadline::in(0.05)) == Outcome::kTimeout);
+      local.barrier();  // on a queue of its own
+      local.flush();
+      std::memset(items<std::byte>(segment), 9, 2 * kLong);
+    } else {
+      CHECK(local.await(*segment, 4) == 3);
+      for (const std::uint32_t flag : {1, 2, 3}) {
+        CHECK(segment->local().board[flag].load(std::memory_order_acquire) == 0);
+      }
+      local.barrier();
+      lets = true;
+      for (const std::uint32_t flag : {3, 2, 1}) CHECK(local.await(*segment, flag) == 3);
+      const auto* target = items<std::byte>(segment, 2 * kLong);
+      CHECK(std::all_of(target, target + 2 * kLong,
+                        [](std::byte byte) { return byte == std::byte{7}; }));
+    }
+    local.barrier();
+  });
+}
+
+// Long data for a segment that the receiver has deleted, before and after they were announced.
+void long_data_for_a_deleted_segment() {
+  Mpi mpi(2);
+  std::atomic<bool> lets{true};
+  mpi.machine->lets = [&](int) { return lets.load(); };
+  constexpr std::uint64_t kLong = 100 << 10;
+  run(2, mpi.settings, [&](Local& local) {
+    const auto kept = local.segment(kLong, 8);
+    for (const bool announced : {false, true}) {
+      auto gone = local.segment(2 * kLong, 8);
+      lets = false;
+      const auto remove = [&] {
+        Group::delete_segment(local.context, *gone);
+        gone.reset();
+      };
+      if (local.rank() == 0 && !announced) remove();
+      local.barrier();
+      if (local.rank() == 1) {
+        const Slice source{gone, 0, kLong};
+        const Slice target{gone, kLong, kLong};
+        const Pair pair{&source, &target};
+        CHECK(local.context.write_notify(std::span(&pair, 1), 0, *gone, 1, 3, 0, soon()) ==
+              Outcome::kDone);
+        local.notify(0, *kept, 2, 7);
+      }
+      local.barrier();  // the header went before
+      if (local.rank() == 0) {
+        if (announced) remove();
+        lets = true;
+        CHECK(local.await(*kept, 2) == 7);
+      }
+      local.barrier();
     }
   });
 }
@@ -177,6 +257,8 @@ int main() {
   what_comes_while_a_segment_is_made(false);
   what_comes_while_a_segment_is_made(true);
   what_comes_for_a_deleted_segment();
+  what_comes_behind_long_data();
+  long_data_for_a_deleted_segment();
   groups_of_the_same_ranks_at_once();
   who_comes_late();
   return 0;

@@ -41,6 +41,7 @@ struct MpiHeader {
   std::uint32_t notification = 0;
   std::uint32_t value = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t apart = 0;  // 1: they follow as a message of their own
 };
 
 // Where long data go, and what keeps that memory.
@@ -52,11 +53,10 @@ struct MpiPlace {
 // Every member: by one thread at a time, who may call MPI.
 class MpiChannel {
  public:
-  // Longer data are a message of their own: sending them from where they lie costs less than two
-  // copies.
-  static constexpr std::uint32_t kMostBytes = 4 << 10;
+  // Of data that come with their header; a message more costs more than two copies of them.
+  static constexpr std::uint32_t kMostBytes = 32 << 10;
   static bool apart(const MpiHeader& header) {
-    return header.kind == MpiHeader::Kind::kWrite && header.bytes > kMostBytes &&
+    return header.kind == MpiHeader::Kind::kWrite && header.apart == 1 && header.bytes > 0 &&
            header.bytes <= MpiLibrary::kMostBytes;
   }
 

@@ -10,8 +10,9 @@ namespace {
 
 // No message of ours is otherwise; whatever else comes by this communicator harms no memory.
 bool inside(const MpiHeader& header, std::uint64_t bytes) {
-  return header.kind == MpiHeader::Kind::kWrite && header.bytes <= MpiLibrary::kMostBytes &&
-         header.bytes <= bytes && header.offset <= bytes - header.bytes;
+  const std::uint64_t most = MpiChannel::apart(header) ? bytes : MpiChannel::kMostBytes;
+  return header.kind == MpiHeader::Kind::kWrite && header.bytes <= most && header.bytes <= bytes &&
+         header.offset <= bytes - header.bytes;
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ void MpiTransport::atomic_here(const Atomic& atomic) {
 // Short data go with their flag; long ones as the library is faster.
 bool MpiTransport::by_message(Rank peer, const Transfer& transfer, const RemoteFlag* flag) const {
   if (mpi_remote(*transfer.remote).member().mapped()) return false;
-  return transfer.bytes > MpiChannel::kMostBytes ? world_->sends_long(peer) : flag != nullptr;
+  return transfer.bytes > world_->most_within(peer) ? world_->sends_long(peer) : flag != nullptr;
 }
 
 bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,

@@ -49,7 +49,8 @@ bool MpiTransport::send(Connection& connection, Operation& operation) {
       .board = flagged ? operation.window->name() : MpiWindowName{},
       .notification = operation.notification,
       .value = operation.value,
-      .bytes = static_cast<std::uint64_t>(operation.bytes)};
+      .bytes = static_cast<std::uint64_t>(operation.bytes),
+      .apart = operation.bytes > static_cast<int>(world_->most_within(connection.peer))};
   if (!world_->send(connection.peer, header, operation.here, &operation.request)) return false;
   operation.sent = true;
   ++connection.n_sent;

@@ -42,7 +42,7 @@ std::int64_t now() { return Clock::now().time_since_epoch().count(); }
 }  // namespace
 
 MpiWorld::MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
-                   std::set<Rank> near, Threads threads)
+                   std::set<Rank> near, bool messages_near, Threads threads)
     : library_(std::move(library)),
       communicator_(communicator),
       channel_(*library_, communicator,
@@ -50,6 +50,7 @@ MpiWorld::MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Ran
       rank_(rank),
       size_(size),
       near_(std::move(near)),
+      messages_near_(messages_near),
       threads_(threads),
       main_(std::this_thread::get_id()),
       gone_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(size))) {}

@@ -78,15 +78,17 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   enum class Threads : std::uint8_t { kOne, kSerialized, kMultiple };
 
   // `communicator`: the library's own, whose ranks are those of the job. `near`: those of this
-  // machine, this one too. Of the thread that may call MPI.
+  // machine, this one too; `messages_near`: the library sends to them through memory. Of the thread
+  // that may call MPI.
   MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
-           std::set<Rank> near, Threads threads);
+           std::set<Rank> near, bool messages_near, Threads threads);
   ~MpiWorld();
 
   MpiLibrary& library() { return *library_; }
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
   const std::set<Rank>& near() const { return near_; }
+  bool through_memory(Rank peer) const { return messages_near_ && near_.count(peer) != 0; }
   Handle communicator() const { return communicator_; }
 
   bool one_thread() const { return threads_ == Threads::kOne; }
@@ -103,9 +105,14 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
     lock = std::unique_lock(serial_, std::try_to_lock);
     return lock.owns_lock();
   }
-  // Long data go to `peer` as messages: its puts are no faster.
+  // How data go to `peer`. Short ones with their flag in its message: through memory, copying costs
+  // more than a second message from fewer bytes on. Long ones as messages of their own, or by puts
+  // where the library's are faster.
+  std::uint32_t most_within(Rank peer) const {
+    return through_memory(peer) ? kMostThroughMemory : MpiChannel::kMostBytes;
+  }
   bool sends_long(Rank peer) const {
-    return !library_->constants().far_puts || near_.count(peer) != 0;
+    return !library_->constants().far_puts || through_memory(peer);
   }
   // With serialize() held: messages to peers, and what came of theirs, put where it belongs.
   bool send(Rank peer, const MpiHeader& header, const std::byte* bytes, Handle* request);
@@ -151,6 +158,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
 
  private:
   friend class MpiWindow;
+  static constexpr std::uint32_t kMostThroughMemory = 4 << 10;
   class InOrder;
   // Who is there to make a window, as the first of its members knows, and what the others heard.
   struct Meeting {
@@ -194,6 +202,7 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   const Rank rank_;
   const Rank size_;
   const std::set<Rank> near_;
+  const bool messages_near_;
   const Threads threads_;
   const std::thread::id main_;
   std::mutex serial_;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgasdl import _native
 from pgasdl.errors import Timeout
-from pgasdl.runtime.mpi.library import source_in_status, threads, version
+from pgasdl.runtime.mpi.library import sends_through_memory, source_in_status, threads, version
 from pgasdl.runtime.mpi.shutdown import finish_at_exit
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class CommunicatorState:
             self.comm.rank,
             self.comm.size,
             {int(rank) for rank in near},
+            sends_through_memory(mpi),
         )
         finish_at_exit(self.world)
         self._complete = True

@@ -89,6 +89,16 @@ def threads(mpi: Any) -> str:
     return "funneled" if level == mpi.THREAD_FUNNELED else "single"
 
 
+def sends_through_memory(mpi: Any) -> bool:
+    """Whether the library sends messages through shared memory inside a machine.
+
+    Open MPI does unless it was told its ways, and this one is not among them. Of MPICH
+    ``COMM_TYPE_SHARED`` tells.
+    """
+    ways = os.environ.get("OMPI_MCA_btl", "") if version(mpi).startswith("Open MPI") else ""
+    return not ways or ways.startswith("^") or bool({"sm", "vader"}.intersection(ways.split(",")))
+
+
 def version(mpi: Any) -> str:
     """Return the library's own name and version, in one line."""
     words = mpi.Get_library_version().replace("\0", "").split("\n")[0].split(",")[0]

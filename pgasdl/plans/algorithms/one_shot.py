@@ -1,0 +1,146 @@
+"""One-shot: every rank sends all of its elements to every other, and reduces everything itself.
+
+Paper
+    What every MPI does for few elements. The pieces, and the phases in place of a closing
+    handshake, are those of ``staged``; the slots lie at the receiver, so nothing has to be mapped.
+
+Steps, on rank r of P, for the pieces k = 0..n-1 of ``data``
+    1. Put piece k + 1 into r's slot at all others (piece 0 before all else).
+    2. Wait for everybody's piece k; Flush, since the Reduce writes where the Put reads; one Reduce
+       over piece k of all ranks, always in rank order 0..P-1, into ``data``.
+
+Cost
+    1 latency; (P-1) S sent and received per rank. With two ranks that is as much as GDRAA sends,
+    in half as many messages; with more it is for few elements.
+
+Phases
+    No message ends an execution: peers may still read my pieces from their slots when my plan is
+    over. So executions alternate between two phases, which share neither slots nor notifications.
+    For n pieces, of at most ``piece`` elements and about equal, s = min(n, 4):
+    slot of piece k in phase f, of the rank that is i-th among the others
+                                    (((k mod s) * 2 + f) * (P - 1) + i) * piece
+    flag k of rank i in phase f     (k * 2 + f) * P + i
+    Which places are whose phase's depends on ``piece`` and P alone: arrays of different counts may
+    take turns on one inbox and one set of notifications, as long as the phases alternate.
+
+Which message proves a buffer free
+    a peer's slot for my piece k + 1    its piece k - 1, which it sent when it had reduced piece
+                                        k - 3: 4 slots, and 3 are too few
+    a peer's slots of this phase        any piece of the last execution: sent when the one before
+                                        was over
+    my ``data``                         nobody answers it: Flush
+
+Example: P = 3, 40 elements, piece 16: [0:16] [16:32] [32:40]. Rank 1, phase 0, runs
+    Put data[0:16] -> rank 2 inbox[16:32], notify 1;  the same -> rank 0 inbox[0:16]
+    Put data[16:32] -> rank 2 inbox[80:96], notify 7;  the same -> rank 0 inbox[64:80]
+    Wait 0;  Wait 2;  Flush;  Reduce data[0:16] = 1/3 * (inbox[0:16] + data + inbox[16:32])
+    Put data[32:40] -> rank 2 inbox[144:152], notify 13;  the same -> rank 0 inbox[128:136]
+    Wait 6;  Wait 8;  Flush;  Reduce data[16:32], likewise, from inbox[64:80] and inbox[80:96]
+    Wait 12;  Wait 14;  Flush;  Reduce data[32:40], likewise, from inbox[128:] and inbox[144:]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pgasdl.errors import PlanError
+from pgasdl.plans.algorithms.blocks import padded, peers_after, scale_of
+from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+
+PHASES = 2
+SLOTS = 4
+# 256 KiB of float32: the slots stay in the cache.
+PIECE = 65536
+
+
+def build(
+    rank: int,
+    size: int,
+    count: int,
+    *,
+    kind: str = "average",
+    wire: bool = False,
+    piece: int = PIECE,
+    phase: int = 0,
+) -> Plan:
+    """Return rank's plan of the exchange that this module describes, in ``phase``.
+
+    ``piece`` is rounded up to whole cache lines.
+    """
+    if wire:
+        raise PlanError("plan one-shot: sends elements as they are, in no wire precision")
+    if kind == "update":
+        raise PlanError("plan one-shot: no kind 'update', since it has no owners of weights")
+    if piece < 1:
+        raise PlanError(f"plan one-shot: piece is {piece}, at least one element is needed")
+    if size == 1 or not count:
+        return Plan("one-shot", rank, size, count, (), {"data": count}, 0)
+    exchange = _Exchange(rank, size, count, kind, padded(piece), phase=phase)
+    buffers = {"data": count, "inbox": exchange.inbox_elements()}
+    flags = PHASES * size * len(exchange.pieces)
+    return Plan("one-shot", rank, size, count, (tuple(exchange.steps()),), buffers, flags)
+
+
+class _Exchange:
+    """One rank's side of an exchange of at least one element between at least two ranks."""
+
+    def __init__(
+        self, rank: int, size: int, count: int, kind: str, piece: int, *, phase: int
+    ) -> None:
+        self.rank, self.size, self.piece, self.phase = rank, size, piece, phase
+        self.scale = scale_of(kind, size)
+        self.peers = peers_after(rank, size)
+        n_pieces = -(-count // piece)
+        self.cut = padded(-(-count // n_pieces))
+        self.pieces = [(begin, min(self.cut, count - begin)) for begin in range(0, count, self.cut)]
+        self.slots = min(SLOTS, len(self.pieces))
+
+    def inbox_elements(self) -> int:
+        """Elements in the slots of both phases."""
+        return (PHASES * self.slots * (self.size - 1) - 1) * self.piece + self.cut
+
+    def steps(self) -> Iterator[Step]:
+        """All steps of this rank."""
+        yield from self.send(0)
+        for k, (begin, n) in enumerate(self.pieces):
+            if k + 1 < len(self.pieces):
+                yield from self.send(k + 1)
+            # Rank - 1 sent here first.
+            for peer in reversed(self.peers):
+                yield Wait(self.notification(k, peer), peer)
+            yield Flush()
+            own = Span("data", begin)
+            srcs = tuple(
+                own if sender == self.rank else self.slot(k, sender, self.rank)
+                for sender in range(self.size)
+            )
+            yield Reduce((own,), srcs, n, self.scale)
+
+    def send(self, k: int) -> Iterator[Step]:
+        """Yield the Puts of piece ``k``."""
+        begin, n = self.pieces[k]
+        for peer in self.peers:
+            slot = self.slot(k, self.rank, peer)
+            yield Put(Span("data", begin), n, peer, slot, self.notification(k, self.rank))
+
+    def slot(self, k: int, sender: int, at: int) -> Span:
+        """Return where piece ``k`` of ``sender`` goes at rank ``at``, which has none for itself."""
+        number = k % self.slots * PHASES + self.phase
+        place = sender if sender < at else sender - 1
+        return Span("inbox", self.piece * (number * (self.size - 1) + place))
+
+    def notification(self, k: int, rank: int) -> int:
+        """Return the notification of a rank's piece ``k``."""
+        return (k * PHASES + self.phase) * self.size + rank
+
+
+SPEC = PlanSpec(
+    "one-shot",
+    build,
+    "all elements to all ranks: 1 latency per piece, (P-1) S per rank, inbox of 8 (P-1) pieces",
+    kinds=("average", "sum"),
+    wire=False,
+    options=("piece",),
+    phases=PHASES,
+    shares=True,
+)
