@@ -22,7 +22,7 @@ _LATENCY, _STARTUP = 1.5e-6, 0.3e-6
 _CHAIN_BYTES, _CHAIN_RANKS = 8 << 20, 8
 # Two ranks send as much by one-shot as by gdraa, in half as many messages; with more bytes the
 # Reduce, which is twice as long, costs more than a latency. Measured over MPI.
-_ONE_SHOT_BYTES = 32 << 10
+_ONE_SHOT_BYTES = 16 << 10
 
 
 def select(

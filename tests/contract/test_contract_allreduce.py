@@ -41,6 +41,8 @@ def usable_plans(ctx: Any, inside: bool) -> list[str | None]:
     names = ["gdraa", "tree", "halving-doubling"]
     if ctx.mapped:
         names += ["staged", "gdraa-direct"]
+    elif ctx.transport_of(0) != "verbs":
+        names += ["one-shot", "gdraa-private"]
     return [None, *(name for name in names if inside or name != "gdraa-direct")]
 
 
@@ -82,7 +84,7 @@ def test_plans_by_name(ctx: Any, inside: bool) -> None:
                 array[:] = operand(ctx.rank, n, np.float32)
                 ctx.allreduce(array, op="mean", plan=plan)
                 assert (array == expected(ctx.size, n, np.float32, "mean")).all()
-    for plan in {"staged", "gdraa-direct", "all-to-all"} - set(plans):
+    for plan in {"staged", "one-shot", "gdraa-private", "gdraa-direct", "all-to-all"} - set(plans):
         with pytest.raises(pgasdl.PlanError):
             ctx.allreduce(np.ones(3, np.float32), op="mean", plan=plan)
     for plan in ("GDRAA", "ring of fire"):

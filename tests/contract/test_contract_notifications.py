@@ -102,6 +102,25 @@ def test_notify_covers_completed_writes_to_bound_memory(ctx: Any) -> None:
 
 
 @contract(ranks=2, on=ORDERING)
+def test_notify_covers_notified_writes_to_bound_memory(ctx: Any) -> None:
+    """Of any length: a flag of another segment comes after what an earlier flag came with."""
+    for n in (2, 2000, 100_000):
+        source, target = ctx.segment(4 * n), np.zeros(n, np.int32)
+        bound, values = ctx.bind(target), source.numpy(np.int32)
+        for turn in range(1, 21):
+            if ctx.rank == 0:
+                values[:] = turn
+                ctx.write_notify(source[:], 1, bound[:], 0)
+                ctx.notify(1, source, 1, turn)
+                ctx.wait()
+            else:
+                assert take(ctx, source, 1) == turn
+                assert (target == turn).all()
+                ctx.notify_reset(bound, 0)
+            ctx.barrier()
+
+
+@contract(ranks=2, on=ORDERING)
 def test_a_flag_covers_its_own_queue(ctx: Any) -> None:
     """Several queues at once: each queue's notification covers that queue's writes."""
     n_queues, n = 4, 2048

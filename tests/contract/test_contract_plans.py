@@ -27,6 +27,7 @@ OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
     "multi-stage": ({"ahead": 1},),
     "gdraa-nodes": ({"group_size": 2, "direct": 0}, {"group_size": 2, "direct": 1}),
     "staged": ({"piece": 64},),
+    "one-shot": ({"piece": 64},),
 }
 COUNTS = (0, 1, 37, 1001)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pgasdl
 
 HOW = sys.argv[1]
-LETTER = 32 << 10  # the longest write that the eager channel takes
+LETTER = 32 << 10  # a write that the sender is in the middle of when it stops
 
 
 def slow_to_tell(*error: Any) -> None:
