@@ -220,8 +220,8 @@ class _Workspace:
         timeout: float,
     ) -> None:
         self.piece_bytes = piece_bytes(group.topology, device)
-        # Plans that work on arrays wherever they lie have inboxes of their own: peers may still read
-        # them when an execution is over.
+        # Plans that work on arrays wherever they lie have inboxes of their own: peers may still
+        # read them when an execution is over.
         pieces = {"staged": 8} if group.mapped else PRIVATE_PIECES
         self.inboxes: dict[str, int] = {}
         self.copy = 0

@@ -117,15 +117,15 @@ def automatic(
     if kind == "all-to-all":
         return Choice("all-to-all")
     if kind in ROOTED:
-        if nbytes < _CHAIN_BYTES or group.size <= 2:
-            return Choice("tree")
-        return Choice("chain" if group.size <= _CHAIN_RANKS else "chain-binomial")
+        short = nbytes < _CHAIN_BYTES or group.size <= 2
+        chain = "chain" if group.size <= _CHAIN_RANKS else "chain-binomial"
+        return Choice("tree" if short else chain)
     for plan in ("gdraa-direct", "staged"):
         if able(group, plan, kind, in_place=in_place, wire=wire):
             return Choice(plan)
-    if group.size == 2 and nbytes <= _ONE_SHOT_BYTES and phases and works_on_any(group, "one-shot"):
-        if able(group, "one-shot", kind, in_place=in_place, wire=wire):
-            return Choice("one-shot")
+    few = group.size == 2 and nbytes <= _ONE_SHOT_BYTES and works_on_any(group, "one-shot")
+    if few and phases and able(group, "one-shot", kind, in_place=in_place, wire=wire):
+        return Choice("one-shot")
     # Blocks are whole cache lines: few elements have few owners.
     owners = min(group.size, -(-nbytes // (4 * ALIGN)))
     rounds = (group.size - 1).bit_length()
@@ -133,5 +133,5 @@ def automatic(
     in_halves = 2 * rounds * (_LATENCY + _STARTUP)
     if to_all > in_halves and group.size > 4:
         return Choice("halving-doubling")
-    private = not in_place and works_on_any(group, "gdraa-private")
-    return Choice("gdraa-private" if private and kind in ("average", "sum") else "gdraa")
+    private = not in_place and able(group, "gdraa-private", kind, in_place=False, wire=wire)
+    return Choice("gdraa-private" if private else "gdraa")

@@ -129,6 +129,8 @@ def test_allreduce_with_every_plan(ctx: Any) -> None:
     for plan in dict.fromkeys(name for name, _ in runs(ctx, "sum")):
         if plan == "gdraa-direct":
             continue
+        if plan in ("one-shot", "gdraa-private") and (ctx.mapped or ctx.transport_of(0) == "verbs"):
+            continue  # refused: test_contract_allreduce
         for turn, n in enumerate((1, 333, 17, 20_011, 40)):
             array = operand(ctx.rank, n, np.float32, turn)
             ctx.allreduce(array, "sum", plan=plan)

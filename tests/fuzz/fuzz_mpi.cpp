@@ -136,7 +136,7 @@ void run(Input& input) {
     words.append(8, '\xff');
     library.message = input.words(words);
     world->receive();
-    world->receive();  // long data come after their header
+    world->receive();                   // long data come after their header
     REQUIRE(library.sent.size() <= 1);  // the answer to a question, at the next receive
     library.sent.clear();
   }

@@ -56,7 +56,7 @@ struct MpiMachine {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::deque<Message>> messages;  // by receiver
+  std::vector<std::deque<Message>> messages;                               // by receiver
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Long>>> longs;  // by sender, receiver
   std::vector<std::vector<int>> communicators;
   std::map<std::pair<std::uint64_t, std::size_t>, Round> rounds;

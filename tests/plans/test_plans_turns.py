@@ -15,7 +15,9 @@ from pgasdl.plans import PLANS, Plan, Put, Step, Wait, build_all
 from pgasdl.plans.checker.happens_before import happens_before
 
 # Staged has its own inbox there, and its own test of this.
-SHARING = [name for name, spec in PLANS.items() if spec.shares and name not in ("staged", "one-shot")]
+SHARING = [
+    name for name, spec in PLANS.items() if spec.shares and name not in ("staged", "one-shot")
+]
 COUNTS = (5, 900, 17, 200, 1, 64, 1000, 33)
 
 Turn = list[Plan]

@@ -104,8 +104,8 @@ MpiChannel::State MpiChannel::look(Buffers::const_iterator at) {
     }
     buffer.coming = Coming::kNothing;
   }
-  const bool waits = behind(
-      [&](const Buffer& earlier) { return earlier.header.queue == buffer.header.queue; });
+  const bool waits =
+      behind([&](const Buffer& earlier) { return earlier.header.queue == buffer.header.queue; });
   return waits ? State::kUnderWay : State::kHere;
 }
 

@@ -33,8 +33,8 @@ struct MpiHeader {
   enum class Kind : std::uint64_t { kWrite, kAsk, kAnswer, kCome, kLeave, kGo, kLeft };
   static constexpr std::uint64_t kNoQueue = ~std::uint64_t{0};
   Kind kind{};
-  std::uint64_t question = 0;        // or the meeting's number
-  std::uint64_t queue = kNoQueue;    // of the sender: what comes of one takes effect in its order
+  std::uint64_t question = 0;      // or the meeting's number
+  std::uint64_t queue = kNoQueue;  // of the sender: what comes of one takes effect in its order
   MpiWindowName data{};
   std::uint64_t offset = 0;
   MpiWindowName board{};  // of no window: there is no flag

@@ -3,8 +3,8 @@
 // A flag goes out as a message (channel.hpp), and what was written with it, too; but for long
 // writes where the library's puts are faster (MpiWorld::sends_long). Each request of a queue to a
 // peer takes its place in their connection: puts are under way together, and whoever calls
-// progress() looks whether those before a flag have left, flushes, and sends the flag. That flush is
-// the one thing that may wait for the peer's MPI to be called, beside atomics: MPI has none that
+// progress() looks whether those before a flag have left, flushes, and sends the flag. That flush
+// is the one thing that may wait for the peer's MPI to be called, beside atomics: MPI has none that
 // only asks.
 //
 // Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
@@ -88,7 +88,7 @@ class MpiTransport final : public Transport {
     std::size_t n_begun = 0;         // of operations, from the first
     std::size_t n_sent = 0;          // messages that left already, from the first
     std::size_t messages_ahead = 0;  // among the begun
-    std::unique_ptr<Error> fault;  // told to whoever asks next
+    std::unique_ptr<Error> fault;    // told to whoever asks next
     struct Written {
       std::shared_ptr<MpiWindow> window;
       int target;

@@ -31,10 +31,10 @@ Which message proves a buffer free
     reduce-scatter, all-gather (one way)    the receiver's credit, raised when it begins; Flush
 
 Private memory
-    As ``gdraa-private``, ``data`` may be memory that no peer reaches, if Puts leave from any: results
-    arrive in P - 1 more slots of the inbox, and a Reduce copies each into ``data``. Such a slot is
-    free when my next scatter reaches its owner, which I send after this execution. So that counts
-    may take turns on one inbox, slots are for ``piece`` elements, or ``count`` if that is more.
+    As ``gdraa-private``, ``data`` may be memory that no peer reaches, if Puts leave from any:
+    results arrive in P - 1 more slots of the inbox, and a Reduce copies each into ``data``. Such a
+    slot is free when my next scatter reaches its owner, which I send after this execution. So that
+    counts may take turns on one inbox, slots are for ``piece`` elements, or ``count`` if more.
 
 Wire precision
     Step 1 casts block j into ``wire_out`` and puts it from there into ``wire_in``. The owner

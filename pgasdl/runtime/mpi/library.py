@@ -95,7 +95,9 @@ def sends_through_memory(mpi: Any) -> bool:
     Open MPI does unless it was told its ways, and this one is not among them. Of MPICH
     ``COMM_TYPE_SHARED`` tells.
     """
-    ways = os.environ.get("OMPI_MCA_btl", "") if version(mpi).startswith("Open MPI") else ""
+    if not version(mpi).startswith("Open MPI"):
+        return True
+    ways = os.environ.get("OMPI_MCA_btl", "")  # noqa: SIM112
     return not ways or ways.startswith("^") or bool({"sm", "vader"}.intersection(ways.split(",")))
 
 
