@@ -73,7 +73,7 @@ def test_what_cannot_share_an_inbox_is_not_chosen_for_arrays_in_turns() -> None:
         chosen = loopback.run(2, program, policy=policy, mapped=False)
     finally:
         del PLANS["alone"]
-    assert chosen == [("gdraa", "alone")] * 2
+    assert chosen == [("one-shot", "alone")] * 2
 
 
 def test_without_a_policy_the_size_chooses() -> None:
