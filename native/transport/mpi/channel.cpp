@@ -103,6 +103,7 @@ MpiChannel::State MpiChannel::look(Buffers::const_iterator at) {
       return await_data(buffer) == 0 ? State::kUnderWay : State::kFailed;
     }
     buffer.coming = Coming::kNothing;
+    buffer.place = {};
   }
   const bool waits =
       behind([&](const Buffer& earlier) { return earlier.header.queue == buffer.header.queue; });
@@ -111,10 +112,7 @@ MpiChannel::State MpiChannel::look(Buffers::const_iterator at) {
 
 const MpiHeader* MpiChannel::receive() {
   reap();
-  if (read_ != nullptr) {
-    read_->place = {};
-    spare_.push_back(std::move(read_));
-  }
+  if (read_ != nullptr) spare_.push_back(std::move(read_));
   probe();
   for (auto at = arriving_.begin(); at != arriving_.end(); ++at) {
     const State state = look(at);
