@@ -69,13 +69,14 @@ class Waiter {
       if (liveness_.somebody_gone() && ready_after_all()) return Outcome::kDone;
       return Outcome::kTimeout;
     }
-    // The clock is read rarely: a read costs as much as several polls.
+    // Ticks are read rarely: a read costs as much as several polls. The clock is not read at all,
+    // since it is a system call on some machines.
     constexpr int kPollsPerLook = 64;
     // The first polls follow each other closely: a pause is as long as a cache line's way here.
     constexpr int kEagerLooks = 4;
-    const auto start = Clock::now();
-    int look = 0;
-    for (auto now = start; now - start < spin_; now = Clock::now(), ++look) {
+    const std::uint64_t spin = spin_ticks_.load(std::memory_order_relaxed);
+    const std::uint64_t began = ticks();
+    for (int look = 0; ticks() - began < spin; ++look) {
       for (int poll = 0; poll < kPollsPerLook; ++poll) {
         if (look >= kEagerLooks) pause_briefly();
         if (ready()) return Outcome::kDone;
@@ -83,12 +84,14 @@ class Waiter {
           check(what);
       }
     }
+    const auto start = Clock::now();
+    learn_ticks(start);
     // Of a long message a piece comes at every look: whoever sleeps makes all that follow late. But
     // after long nobody is sending, and a wait takes no more of a core than it has to.
     const bool receives = transport_.receives_in_progress();
     const bool eager = receives && start - deadline.since() < kLong;
     const Nanoseconds yield = eager ? std::max(yield_, kReceiving) : yield_;
-    for (auto now = start; now - start < spin_ + yield; now = Clock::now()) {
+    for (auto now = start; now - start < yield; now = Clock::now()) {
       std::this_thread::yield();
       if (ready()) return Outcome::kDone;
       check(what);
@@ -127,6 +130,14 @@ class Waiter {
   }
 
  private:
+  // How many ticks a spin takes, once the time since the waiter was made says how long one is.
+  void learn_ticks(Clock::time_point now) {
+    const std::chrono::duration<double> elapsed = now - made_;
+    if (elapsed < std::chrono::milliseconds(1)) return;
+    const double per_second = static_cast<double>(ticks() - made_ticks_) / elapsed.count();
+    const double spin = std::chrono::duration<double>(spin_).count() * per_second;
+    spin_ticks_.store(static_cast<std::uint64_t>(spin), std::memory_order_relaxed);
+  }
   static constexpr Nanoseconds kShortestSleep = std::chrono::microseconds(100);
   static constexpr Nanoseconds kReceiving = std::chrono::milliseconds(20);
   static constexpr Nanoseconds kLong = std::chrono::seconds(1);
@@ -137,6 +148,10 @@ class Waiter {
   Liveness& liveness_;
   const Transport& transport_;
   const Nanoseconds spin_;
+  const Clock::time_point made_ = Clock::now();
+  const std::uint64_t made_ticks_ = ticks();
+  // At first as if a tick were a nanosecond: short rather than long.
+  std::atomic<std::uint64_t> spin_ticks_{static_cast<std::uint64_t>(spin_.count())};
   const Nanoseconds yield_;
   std::atomic<int> n_expected_{0};
 };
