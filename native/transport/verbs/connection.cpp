@@ -1,5 +1,6 @@
 #include "transport/verbs/connection.hpp"
 
+#include <endian.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -29,9 +30,10 @@ std::uint32_t random_packet_number() {
 
 }  // namespace
 
-VerbsConnection::VerbsConnection(const VerbsDevice& device, VerbsQueue& queue, ibv_cq* completions,
-                                 Rank peer, std::uint32_t depth)
+VerbsConnection::VerbsConnection(const VerbsDevice& device, VerbsBoards& boards, VerbsQueue& queue,
+                                 ibv_cq* completions, Rank peer, std::uint32_t depth)
     : device_(device),
+      boards_(boards),
       queue_(queue),
       completions_(completions),
       peer_(peer),
@@ -60,16 +62,23 @@ void VerbsConnection::open() {
   ibv_qp_init_attr wanted{};
   wanted.send_cq = completions_;
   wanted.recv_cq = completions_;
-  wanted.cap = {depth_, 1, 1, 1, kInlineBytes};
+  wanted.cap = {depth_, VerbsFlags::kReceives, 1, 1, kInlineBytes};
   wanted.qp_type = IBV_QPT_RC;
   pair_.reset(verbs_library().create_qp(device_.domain(), &wanted));
   if (pair_ == nullptr) {
     throw_system(text("a queue pair for rank ", peer_, " on ", device_.name()), errno);
   }
   inline_bytes_ = std::min(wanted.cap.max_inline_data, kInlineBytes);
-  if (inline_bytes_ < sizeof(std::uint32_t)) {
-    throw Error(ErrorKind::kUnavailable, text(device_.name(), " has no inline sends"));
+  if (inline_bytes_ < sizeof(VerbsFlags::Slot)) {
+    throw Error(ErrorKind::kUnavailable, text(device_.name(), " takes ", inline_bytes_,
+                                              " bytes inline, not ", sizeof(VerbsFlags::Slot)));
   }
+  if (!buffer_) {
+    buffer_.emplace(device_, sizeof(VerbsFlags::Shared) + (mask_ + 1) * sizeof(std::uint64_t),
+                    IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+  }
+  shared().taken.store(0, std::memory_order_relaxed);
+  shared().answer.store(0, std::memory_order_relaxed);
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = device_.port();
@@ -77,7 +86,10 @@ void VerbsConnection::open() {
   if (device_.atomics()) attributes.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
   change(attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
          "preparing its queue pair");
-  here_ = {pair_->qp_num, random_packet_number()};
+  offer();
+  offer();
+  here_ = {pair_->qp_num, random_packet_number(), reinterpret_cast<std::uint64_t>(buffer_->data()),
+           buffer_->registered->rkey};
 }
 
 void VerbsConnection::join(const VerbsPath& path, const VerbsEnd& there) {
@@ -125,6 +137,8 @@ bool VerbsConnection::close() {
   retired_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
   queue_.settled(lost);
   here_ = there_ = {};
+  flags_.reset();
+  asked_ = posted_.load(std::memory_order_relaxed);
   const std::lock_guard fault_lock(fault_mutex_);
   fault_.reset();
   state_.store(State::kApart, std::memory_order_release);
@@ -156,15 +170,36 @@ bool VerbsConnection::over(const VerbsMemory::Pending& pending) const {
          static_cast<std::int32_t>(retired - pending.posted) >= 0;
 }
 
+void VerbsConnection::offer() {
+  ibv_recv_wr receives[VerbsFlags::kOffer];
+  for (ibv_recv_wr& receive : receives) {
+    receive = {id_of_requests() | kReceive, &receive + 1, nullptr, 0};
+  }
+  std::end(receives)[-1].next = nullptr;
+  ibv_recv_wr* refused = nullptr;
+  const int error = ibv_post_recv(pair_.get(), &receives[0], &refused);
+  if (error != 0) [[unlikely]] {
+    throw_system(text("receives from rank ", peer_, " on queue ", queue_.id()), error);
+  }
+}
+
+void VerbsConnection::arrived(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS) return;  // the queue pair has ended
+  VerbsFlags::raise(be32toh(completion.imm_data), shared(), boards_);
+  const std::uint32_t taken = shared().taken.load(std::memory_order_relaxed) + 1;
+  if (taken % VerbsFlags::kOffer == 0) offer();
+  shared().taken.store(taken, std::memory_order_release);
+}
+
 void VerbsConnection::completed(const ibv_wc& completion) {
   const auto number = static_cast<std::uint32_t>(completion.wr_id);
   const auto generation = static_cast<std::uint8_t>(completion.wr_id >> kGenerationShift);
   if (generation != static_cast<std::uint8_t>(generation_.load(std::memory_order_relaxed))) return;
+  if ((completion.wr_id & kReceive) != 0) return arrived(completion);
   const Note& note = notes_[number & mask_];
   if (completion.status == IBV_WC_SUCCESS) [[likely]] {
     if (note.old != nullptr) {
-      std::memcpy(note.old, results_->data() + (number & mask_) * sizeof *note.old,
-                  sizeof *note.old);
+      std::memcpy(note.old, results() + (number & mask_) * sizeof *note.old, sizeof *note.old);
     }
     if (note.flag != nullptr) {
       note.flag->store(note.value, std::memory_order_release);
@@ -194,6 +229,9 @@ Error VerbsConnection::fault_of(const ibv_wc& completion, const Note& note) cons
       break;
     case Operation::kAtomic:
       words = text("an atomic at offset ", note.offset, " of a segment of");
+      break;
+    case Operation::kBook:
+      words = "keeping the books of flags with";
       break;
   }
   words += text(" rank ", peer_, " on queue ", queue_.id(), ": ");

@@ -3,7 +3,7 @@
 // Posting is under the connection's own lock. A request is numbered by `posted_`; what has to be
 // done when it completes is noted in a ring, and whoever polls the completion queue does it. The
 // last request of every chain is signalled, so that room for new ones always comes back, and there
-// are as many completion entries as requests, since a broken queue pair reports each of them.
+// are as many completion entries as requests and receives, since a broken queue pair reports each.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,7 @@
 
 #include "transport/transport.hpp"
 #include "transport/verbs/device.hpp"
+#include "transport/verbs/flags.hpp"
 #include "transport/verbs/memory.hpp"
 
 namespace pgasdl {
@@ -36,6 +37,9 @@ struct VerbsPath {
 struct VerbsEnd {
   std::uint32_t number = 0;  // 0: there is none
   std::uint32_t first_packet = 0;
+  std::uint64_t shared = 0;  // address of its VerbsFlags::Shared
+  std::uint32_t shared_key = 0;
+  std::uint32_t padding = 0;
 };
 
 // An Error that is kept, to be thrown by several threads: exceptions share their words when copied,
@@ -51,8 +55,8 @@ struct VerbsFault {
 
 class VerbsConnection {
  public:
-  VerbsConnection(const VerbsDevice& device, VerbsQueue& queue, ibv_cq* completions, Rank peer,
-                  std::uint32_t depth);
+  VerbsConnection(const VerbsDevice& device, VerbsBoards& boards, VerbsQueue& queue,
+                  ibv_cq* completions, Rank peer, std::uint32_t depth);
 
   Rank peer() const { return peer_; }
   VerbsQueue& queue() const { return queue_; }
@@ -78,7 +82,7 @@ class VerbsConnection {
 
   // --- by whoever polls (the queue's polling lock)
   static Rank peer_of(const ibv_wc& completion) {
-    return static_cast<Rank>(completion.wr_id >> kPeerShift);
+    return static_cast<Rank>((completion.wr_id & ~kReceive) >> kPeerShift);
   }
   void completed(const ibv_wc& completion);
 
@@ -88,7 +92,7 @@ class VerbsConnection {
 
  private:
   enum class State : std::uint8_t { kApart, kReady, kBroken };
-  enum class Operation : std::uint8_t { kWrite, kNotify, kRead, kAtomic };
+  enum class Operation : std::uint8_t { kWrite, kNotify, kRead, kAtomic, kBook };
   // What a request was, and what follows when it completes.
   struct Note {
     std::uint64_t offset;  // at the peer; of a flag its number
@@ -104,6 +108,13 @@ class VerbsConnection {
   // What a completion brings back: number of the request, of the queue pair, and the peer.
   static constexpr int kPeerShift = 40;
   static constexpr int kGenerationShift = 32;
+  static constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;  // not a request
+  std::uint64_t id_of_requests() const {
+    return static_cast<std::uint64_t>(peer_) << kPeerShift |
+           static_cast<std::uint64_t>(
+               static_cast<std::uint8_t>(generation_.load(std::memory_order_relaxed)))
+               << kGenerationShift;
+  }
 
   void change(ibv_qp_attr& attributes, int mask, const char* what);
   std::uint32_t room() const {
@@ -115,10 +126,23 @@ class VerbsConnection {
   // How many it takes to carry them.
   std::uint64_t requests_for(std::span<const Transfer> transfers) const;
   void add(Chain& chain, Operation operation, const Transfer& transfer);
+  void add(Chain& chain, const RemoteFlag& flag, std::uint32_t bytes);
+  VerbsFlags::Choice choose(const RemoteFlag& flag, bool with_data);
+  void ask(Chain& chain);  // how many immediates the peer has taken
+  void arrived(const ibv_wc& completion);
+  // Holds more receives ready for the peer's immediates, half of all.
+  void offer();
   Error fault_of(const ibv_wc& completion, const Note& note) const;
   [[noreturn]] void throw_fault();
 
+  VerbsFlags::Shared& shared() const {
+    return *reinterpret_cast<VerbsFlags::Shared*>(buffer_->data());
+  }
+  // Where the results of atomics arrive.
+  std::byte* results() const { return buffer_->data() + sizeof(VerbsFlags::Shared); }
+
   const VerbsDevice& device_;
+  VerbsBoards& boards_;
   VerbsQueue& queue_;
   ibv_cq* const completions_;
   const Rank peer_;
@@ -138,7 +162,9 @@ class VerbsConnection {
   std::vector<ibv_send_wr> requests_;
   std::vector<ibv_sge> pieces_;
   std::vector<Note> notes_;
-  std::optional<VerbsBuffer> results_;  // of atomics, made for the first
+  std::optional<VerbsBuffer> buffer_;  // what is shared with the peer, and results()
+  VerbsFlags flags_;
+  std::uint32_t asked_ = 0;  // the request that last did
 
   std::atomic<std::uint32_t> retired_{0};
   std::uint64_t settled_ = 0;  // signalled ones that completed, ever

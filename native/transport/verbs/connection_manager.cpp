@@ -9,7 +9,7 @@
 namespace pgasdl {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x317672656c646770;  // of this version of the protocol
+constexpr std::uint64_t kMagic = 0x327672656c646770;  // of this version of the protocol
 constexpr auto kFirstRepetition = std::chrono::milliseconds(20);
 constexpr auto kLongestInterval = std::chrono::milliseconds(500);
 constexpr int kLeastRepetitions = 4;

@@ -22,7 +22,7 @@ struct Description {
   std::uint32_t notifications;
   std::uint32_t data_key;
   std::uint32_t board_key;
-  std::uint32_t padding;
+  std::uint32_t board;
 };
 
 // What to do about a failed registration.
@@ -51,10 +51,10 @@ VerbsPtr<ibv_mr> registered(const VerbsDevice& device, std::byte* data, std::uin
 
 }  // namespace
 
-VerbsBuffer::VerbsBuffer(const VerbsDevice& device, std::size_t bytes) {
+VerbsBuffer::VerbsBuffer(const VerbsDevice& device, std::size_t bytes, int access) {
   UniqueFd descriptor;
   region = Region::create(bytes, descriptor);
-  registered = pgasdl::registered(device, region->data(), bytes, IBV_ACCESS_LOCAL_WRITE,
+  registered = pgasdl::registered(device, region->data(), bytes, access | IBV_ACCESS_LOCAL_WRITE,
                                   "the library's own memory", 0);
 }
 
@@ -78,6 +78,9 @@ std::string VerbsMemory::publish(LocalSegment& segment) {
       if (keys->data != nullptr) own_[segment.data] = keys->data->rkey;
     }
     keys->data_key = keys->data == nullptr ? 0 : keys->data->lkey;
+    if (keys->board != nullptr) {
+      keys->board_number = boards_->add(segment.board, segment.notifications);
+    }
     keys->region = segment.region;
     // Whoever drops a segment that was never retracted must not take it from requests under way.
     segment.keep = std::shared_ptr<VerbsLocalKeys>(
@@ -94,6 +97,7 @@ std::string VerbsMemory::publish(LocalSegment& segment) {
   description.notifications = segment.notifications;
   description.data_key = keys.data == nullptr ? 0 : keys.data->rkey;
   description.board_key = keys.board == nullptr ? 0 : keys.board->rkey;
+  description.board = keys.board_number;
   return packed(description);
 }
 
@@ -105,7 +109,7 @@ RemoteSegment VerbsMemory::attach(Rank peer, const std::string& bytes) {
   remote.address = description.data_address;
   remote.keep = std::make_shared<VerbsRemoteKeys>(
       VerbsRemoteKeys{description.data_address, description.board_address, description.data_key,
-                      description.board_key});
+                      description.board_key, description.board});
   return remote;
 }
 
@@ -116,10 +120,11 @@ VerbsRemoteKeys VerbsMemory::own_keys(const std::byte* data) const {
     throw Error(ErrorKind::kSegment,
                 "this rank's copy of the segment is not registered (deleted?)");
   }
-  return {reinterpret_cast<std::uint64_t>(data), 0, found->second, 0};
+  return {reinterpret_cast<std::uint64_t>(data), 0, found->second, 0, 0};
 }
 
 void VerbsMemory::retract(VerbsLocalKeys& keys) {
+  if (keys.board != nullptr) boards_->remove(keys.board_number);
   Retired retired{std::move(keys.data), std::move(keys.board), std::move(keys.region), false, {}};
   const std::lock_guard lock(mutex_);
   if (retired.data != nullptr) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "transport/verbs/device.hpp"
+#include "transport/verbs/flags.hpp"
 
 namespace pgasdl {
 
@@ -16,6 +17,7 @@ struct VerbsLocalKeys {
   VerbsPtr<ibv_mr> data;   // null: no bytes
   VerbsPtr<ibv_mr> board;  // null: no notifications
   std::uint32_t data_key = 0;
+  std::uint32_t board_number = 0;
   std::shared_ptr<Region> region;  // stays mapped as long as it is registered
 };
 
@@ -25,11 +27,13 @@ struct VerbsRemoteKeys {
   std::uint64_t board_address;
   std::uint32_t data_key;
   std::uint32_t board_key;
+  std::uint32_t board;  // its number there
 };
 
 // Registered memory of the transport's own, page-aligned so that a fork does no harm.
 struct VerbsBuffer {
-  VerbsBuffer(const VerbsDevice& device, std::size_t bytes);
+  // `access`: of peers.
+  VerbsBuffer(const VerbsDevice& device, std::size_t bytes, int access = 0);
   std::byte* data() const { return region->data(); }
   std::shared_ptr<Region> region;
   VerbsPtr<ibv_mr> registered;
@@ -37,7 +41,8 @@ struct VerbsBuffer {
 
 class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
  public:
-  explicit VerbsMemory(std::shared_ptr<VerbsDevice> device) : device_(std::move(device)) {}
+  VerbsMemory(std::shared_ptr<VerbsDevice> device, std::shared_ptr<VerbsBoards> boards)
+      : device_(std::move(device)), boards_(std::move(boards)) {}
 
   std::string publish(LocalSegment& segment);
   static RemoteSegment attach(Rank peer, const std::string& description);
@@ -70,6 +75,7 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
   VerbsPtr<ibv_mr> reg(std::byte* data, std::uint64_t bytes, SegmentId segment);
 
   const std::shared_ptr<VerbsDevice> device_;
+  const std::shared_ptr<VerbsBoards> boards_;
   mutable std::mutex mutex_;
   std::map<const std::byte*, std::uint32_t> own_;  // data of every segment, and its key
   std::vector<Retired> retired_;

@@ -1,4 +1,5 @@
 // Posting: operations become chains of work requests.
+#include <endian.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -45,12 +46,7 @@ std::uint64_t VerbsConnection::requests_for(std::span<const Transfer> transfers)
 class VerbsConnection::Chain {
  public:
   explicit Chain(VerbsConnection& connection)
-      : connection_(connection),
-        id_(static_cast<std::uint64_t>(connection.peer_) << kPeerShift |
-            static_cast<std::uint64_t>(
-                static_cast<std::uint8_t>(connection.generation_.load(std::memory_order_relaxed)))
-                << kGenerationShift),
-        room_(connection.room()) {}
+      : connection_(connection), id_(connection.id_of_requests()), room_(connection.room()) {}
 
   // The next request; the caller adds where it goes. `note` is what happens at its completion.
   ibv_send_wr& add(ibv_wr_opcode opcode, const void* local, std::uint32_t bytes, std::uint32_t key,
@@ -69,6 +65,7 @@ class VerbsConnection::Chain {
     return request;
   }
 
+  ibv_send_wr& last() { return connection_.requests_[length_ - 1]; }
   Note& last_note() {
     const std::uint32_t posted = connection_.posted_.load(std::memory_order_relaxed);
     return connection_.notes_[(posted + length_ - 1) & connection_.mask_];
@@ -147,24 +144,62 @@ void VerbsConnection::add(Chain& chain, Operation operation, const Transfer& tra
   }
 }
 
+// Its value, or nothing at all, for an immediate.
+void VerbsConnection::add(Chain& chain, const RemoteFlag& flag, std::uint32_t bytes) {
+  const VerbsRemoteKeys& remote = keys_of(*flag.remote);
+  const std::uint64_t offset = std::uint64_t{flag.notification} * sizeof(FlagWord);
+  ibv_send_wr& request = chain.add(
+      IBV_WR_RDMA_WRITE, &flag.value, bytes, 0,
+      {flag.notification, bytes, Operation::kNotify, false, 0, nullptr, nullptr, nullptr});
+  request.wr.rdma = {remote.board_address + offset, remote.board_key};
+  request.send_flags = IBV_SEND_INLINE;
+}
+
+VerbsFlags::Choice VerbsConnection::choose(const RemoteFlag& flag, bool with_data) {
+  const auto asked = static_cast<std::int32_t>(asked_ - retired_.load(std::memory_order_acquire));
+  return flags_.choose(keys_of(*flag.remote).board, flag.notification, flag.value, with_data,
+                       shared().answer.load(std::memory_order_relaxed), asked > 0);
+}
+
+void VerbsConnection::ask(Chain& chain) {
+  ibv_send_wr& request = chain.add(
+      IBV_WR_RDMA_READ, &shared().answer, sizeof shared().answer, buffer_->registered->lkey,
+      {0, sizeof shared().answer, Operation::kBook, false, 0, nullptr, nullptr, nullptr});
+  request.wr.rdma = {there_.shared + offsetof(VerbsFlags::Shared, taken), there_.shared_key};
+  asked_ = static_cast<std::uint32_t>(request.wr_id) + 1;
+}
+
 bool VerbsConnection::write(std::span<const Transfer> transfers, const RemoteFlag* flag) {
-  const std::uint64_t requests = requests_for(transfers) + (flag != nullptr ? 1 : 0);
+  constexpr std::uint64_t kMostForFlag = 2;
+  const std::uint64_t data = requests_for(transfers);
   const std::lock_guard lock(mutex_);
-  if (!admits(requests)) return false;
-  if (requests == 0) return true;
+  if (!admits(data + (flag != nullptr ? kMostForFlag : 0))) return false;
+  if (data == 0 && flag == nullptr) return true;
+  using Way = VerbsFlags::Way;
+  const VerbsFlags::Choice choice =
+      flag == nullptr ? VerbsFlags::Choice{} : choose(*flag, data != 0);
+  if (choice.way == Way::kWait && !choice.ask) return false;
   Chain chain(*this);
-  for (const Transfer& transfer : transfers) add(chain, Operation::kWrite, transfer);
-  if (flag != nullptr) {
-    const VerbsRemoteKeys& remote = keys_of(*flag->remote);
-    const std::uint64_t offset = std::uint64_t{flag->notification} * sizeof(FlagWord);
-    ibv_send_wr& request = chain.add(IBV_WR_RDMA_WRITE, &flag->value, sizeof flag->value, 0,
-                                     {flag->notification, sizeof flag->value, Operation::kNotify,
-                                      false, 0, nullptr, nullptr, nullptr});
-    request.wr.rdma = {remote.board_address + offset, remote.board_key};
-    request.send_flags = IBV_SEND_INLINE;
+  if (choice.way != Way::kWait) {
+    if (choice.define != nullptr) {
+      ibv_send_wr& request = chain.add(
+          IBV_WR_RDMA_WRITE, choice.define, sizeof *choice.define, 0,
+          {0, sizeof *choice.define, Operation::kBook, false, 0, nullptr, nullptr, nullptr});
+      request.wr.rdma = {there_.shared + choice.slot * sizeof *choice.define, there_.shared_key};
+      request.send_flags = IBV_SEND_INLINE;
+    }
+    for (const Transfer& transfer : transfers) add(chain, Operation::kWrite, transfer);
+    if (flag != nullptr && choice.way == Way::kMessage) add(chain, *flag, sizeof flag->value);
+    if (choice.way == Way::kImmediate) {
+      if (data == 0) add(chain, *flag, 0);
+      ibv_send_wr& last = chain.last();
+      last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+      last.imm_data = htobe32(choice.immediate);
+    }
   }
+  if (choice.ask) ask(chain);
   chain.post();
-  return true;
+  return choice.way != Way::kWait;
 }
 
 bool VerbsConnection::read(std::span<const Transfer> transfers, const LocalFlag* flag,
@@ -201,14 +236,13 @@ bool VerbsConnection::atomic(const Atomic& atomic, const VerbsRemoteKeys& remote
   }
   const std::lock_guard lock(mutex_);
   if (!admits(1)) return false;
-  if (!results_) results_.emplace(device_, (mask_ + 1) * sizeof(std::uint64_t));
   const std::uint32_t slot = posted_.load(std::memory_order_relaxed) & mask_;
-  const std::byte* result = results_->data() + slot * sizeof(std::uint64_t);
+  const std::byte* result = results() + slot * sizeof(std::uint64_t);
   Chain chain(*this);
   const bool add = atomic.kind == Atomic::Kind::kFetchAdd;
   ibv_send_wr& request =
       chain.add(add ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP, result,
-                sizeof(std::uint64_t), results_->registered->lkey,
+                sizeof(std::uint64_t), buffer_->registered->lkey,
                 {atomic.offset, 8, Operation::kAtomic, false, 0, nullptr, nullptr, atomic.old});
   request.wr.atomic.remote_addr = remote.data_address + atomic.offset;
   request.wr.atomic.rkey = remote.data_key;

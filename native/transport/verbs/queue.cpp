@@ -13,14 +13,16 @@ constexpr int kCompletionsPerPoll = 16;
 
 }  // namespace
 
-VerbsQueue::VerbsQueue(const VerbsDevice& device, QueueId id, Rank size, std::uint32_t depth)
+VerbsQueue::VerbsQueue(const VerbsDevice& device, VerbsBoards& boards, QueueId id, Rank size,
+                       std::uint32_t depth)
     : device_(device),
+      boards_(boards),
       id_(id),
       size_(size),
       depth_(depth),
       connections_(
           std::make_unique<std::atomic<VerbsConnection*>[]>(static_cast<std::size_t>(size))) {
-  const int fit = device.limits().max_cqe / static_cast<int>(depth);
+  const int fit = device.limits().max_cqe / static_cast<int>(depth + VerbsFlags::kReceives);
   const int most = std::min({fit, kMostPerCompletionQueue, static_cast<int>(size)});
   per_completion_queue_ = static_cast<std::uint32_t>(std::max(most, 1));
 }
@@ -28,24 +30,25 @@ VerbsQueue::VerbsQueue(const VerbsDevice& device, QueueId id, Rank size, std::ui
 VerbsConnection& VerbsQueue::make(Rank peer) {
   if (VerbsConnection* found = find(peer)) return *found;
   if (owned_.size() % per_completion_queue_ == 0) {
-    const auto entries = static_cast<int>(per_completion_queue_ * depth_);
+    const auto entries = static_cast<int>(per_completion_queue_ * (depth_ + VerbsFlags::kReceives));
     VerbsPtr<ibv_cq> more(
         verbs_library().create_cq(device_.context(), entries, nullptr, nullptr, 0));
     if (more == nullptr) throw_system(text("a completion queue of ", entries, " entries"), errno);
     const std::lock_guard lock(poll_mutex_);
     completions_.push_back(std::move(more));
   }
-  auto made =
-      std::make_unique<VerbsConnection>(device_, *this, completions_.back().get(), peer, depth_);
+  auto made = std::make_unique<VerbsConnection>(device_, boards_, *this, completions_.back().get(),
+                                                peer, depth_);
   owned_.push_back(std::move(made));
   connections_[static_cast<std::size_t>(peer)].store(owned_.back().get(),
                                                      std::memory_order_release);
+  used_.store(true, std::memory_order_relaxed);
   return *owned_.back();
 }
 
 void VerbsQueue::poll() {
-  const std::unique_lock lock(poll_mutex_, std::try_to_lock);
-  if (lock.owns_lock()) poll_locked();
+  const std::lock_guard lock(poll_mutex_);
+  poll_locked();
 }
 
 void VerbsQueue::poll_locked() {

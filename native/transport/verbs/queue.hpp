@@ -14,7 +14,8 @@ namespace pgasdl {
 
 class VerbsQueue {
  public:
-  VerbsQueue(const VerbsDevice& device, QueueId id, Rank size, std::uint32_t depth);
+  VerbsQueue(const VerbsDevice& device, VerbsBoards& boards, QueueId id, Rank size,
+             std::uint32_t depth);
 
   QueueId id() const { return id_; }
   VerbsConnection* find(Rank peer) const {
@@ -23,9 +24,9 @@ class VerbsQueue {
   // The connection to `peer`, made if there is none yet. By one thread at a time.
   VerbsConnection& make(Rank peer);
 
-  // Takes completions, unless another thread is at it.
+  // Takes what has completed and arrived; all of it, so another thread that is at it is waited for.
   void poll();
-  bool outstanding() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
+  bool used() const { return used_.load(std::memory_order_relaxed); }
   // All that was posted has completed; throws once for each connection that broke.
   bool complete();
   void add_fault(const Error& fault, Rank peer);
@@ -47,6 +48,7 @@ class VerbsQueue {
   };
 
   const VerbsDevice& device_;
+  VerbsBoards& boards_;
   const QueueId id_;
   const Rank size_;
   const std::uint32_t depth_;
@@ -55,6 +57,7 @@ class VerbsQueue {
   std::vector<VerbsPtr<ibv_cq>> completions_;
   std::vector<std::unique_ptr<VerbsConnection>> owned_;
   std::unique_ptr<std::atomic<VerbsConnection*>[]> connections_;
+  std::atomic<bool> used_{false};  // there are connections
   alignas(64) std::atomic<std::uint64_t> outstanding_{0};
   std::atomic<std::size_t> n_faults_{0};
   std::mutex fault_mutex_;

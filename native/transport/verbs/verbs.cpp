@@ -28,13 +28,14 @@ VerbsTransport::VerbsTransport(Rank rank, Rank size, const std::string& token,
                                const VerbsOptions& options)
     : rank_(rank),
       device_(std::make_shared<VerbsDevice>(options)),
-      memory_(std::make_shared<VerbsMemory>(device_)) {
+      boards_(std::make_shared<VerbsBoards>()),
+      memory_(std::make_shared<VerbsMemory>(device_, boards_)) {
   constexpr std::uint32_t kLeastDepth = 4;
   const auto most =
       static_cast<std::uint32_t>(std::min(device_->limits().max_qp_wr, device_->limits().max_cqe));
   const std::uint32_t depth = std::min(std::max(options.depth, kLeastDepth), most);
   for (QueueId queue = 0; queue < options.queues; ++queue) {
-    queues_.push_back(std::make_unique<VerbsQueue>(*device_, queue, size, depth));
+    queues_.push_back(std::make_unique<VerbsQueue>(*device_, *boards_, queue, size, depth));
   }
   manager_ = std::make_unique<VerbsConnectionManager>(*device_, token, rank, size, queues_,
                                                       options.timeout_s);
@@ -55,7 +56,7 @@ void VerbsTransport::connect(Rank peer, const std::string& endpoint) {
 }
 
 void VerbsTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
-  if (peer == rank_) wake_word_.store(wake_word, std::memory_order_release);
+  if (peer == rank_) boards_->set_wake_word(wake_word);
 }
 
 std::string VerbsTransport::publish(LocalSegment& segment, std::span<const Rank>) {
@@ -93,7 +94,7 @@ bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transf
     }
     if (flag == nullptr) return true;
     own_board(*flag->remote)[flag->notification].store(flag->value, std::memory_order_release);
-    if (WakeWord* wake_word = wake_word_.load(std::memory_order_acquire)) wake_word->wake();
+    if (WakeWord* wake_word = boards_->wake_word()) wake_word->wake();
     return true;
   }
   VerbsConnection* connection = queue_at(queue).find(peer);
@@ -106,7 +107,7 @@ bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transf
 
 bool VerbsTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                                const LocalFlag* flag) {
-  WakeWord* const wake_word = wake_word_.load(std::memory_order_acquire);
+  WakeWord* const wake_word = boards_->wake_word();
   if (peer == rank_) [[unlikely]] {
     for (const Transfer& transfer : transfers) {
       pgasdl::copy(transfer.local->data + transfer.local_offset,
@@ -160,7 +161,7 @@ bool VerbsTransport::reached(QueueId queue, Rank peer, std::uint64_t mark) const
 
 void VerbsTransport::progress() {
   for (const auto& queue : queues_) {
-    if (queue->outstanding()) queue->poll();
+    if (queue->used()) queue->poll();
   }
   if (manager_->busy()) [[unlikely]]
     manager_->progress();

@@ -1,15 +1,16 @@
 // RDMA over libibverbs: reliable connections, one per queue and peer, made when first needed.
 //
-// A write_notify is a chain of RDMA WRITEs whose last is the flag, inline, into the peer's board: a
-// memory region of its own, and the same queue pair, so that the flag cannot overtake the data.
-// Peers find each other by datagrams between small UD queue pairs (connection_manager.hpp).
-// libibverbs is loaded when the first of these is made; without its headers at build time the table
-// of transports (table.hpp) lacks this one.
+// A write_notify is a chain of RDMA WRITEs of which the last carries an immediate, which becomes
+// the flag (flags.hpp), or is the flag itself, inline, into the peer's board: a memory region of
+// its own, and the same queue pair, so that the flag cannot overtake the data. Peers find each
+// other by datagrams between small UD queue pairs (connection_manager.hpp). libibverbs is loaded
+// when the first of these is made; without its headers at build time the table of transports
+// (table.hpp) lacks this one.
 //
 // Memory per connection at the default depth, bytes: work requests and what is noted of each 24 K,
-// the provider's send queue 16 K (mlx5) to 32 K (rxe), completion entries 8 K; 64 K in all, and 4 K
-// more once it carries an atomic. A peer that is used on three queues (a program's, the library's,
-// the plans') costs less than 200 K, one that is not used nothing.
+// the provider's send queue 16 K (mlx5) to 32 K (rxe), its receive queue 2 K to 16 K, completion
+// entries 16 K, flags and results of atomics 14 K; 104 K in all. A peer that is used on three
+// queues (a program's, the library's, the plans') costs about 300 K, one that is not used nothing.
 #pragma once
 
 #include <mutex>
@@ -23,6 +24,7 @@ class VerbsDevice;
 class VerbsMemory;
 class VerbsQueue;
 class VerbsConnectionManager;
+class VerbsBoards;
 
 struct VerbsOptions {
   std::string device;         // "": the best there is
@@ -91,8 +93,8 @@ class VerbsTransport final : public Transport {
   void collect_retired();
 
   const Rank rank_;
-  std::atomic<WakeWord*> wake_word_{nullptr};  // this rank's own
   std::shared_ptr<VerbsDevice> device_;
+  std::shared_ptr<VerbsBoards> boards_;
   std::shared_ptr<VerbsMemory> memory_;
   std::vector<std::unique_ptr<VerbsQueue>> queues_;
   std::unique_ptr<VerbsConnectionManager> manager_;

@@ -1,0 +1,100 @@
+// Flags that come with their data: the last write of a chain carries an immediate, and whoever
+// polls at the receiver raises the flag from it. So a write_notify is one message instead of two.
+// Data reach memory without the receiver's processor, in the order of all writes.
+//
+// An immediate has 32 bits: the number of a slot, and the highest and lowest twelve of the flag's
+// value, which are those that change (plans count above, programs below). What a slot stands for
+// the sender writes into the receiver's memory when it first uses it. Every immediate takes one of
+// the receives that the receiver holds ready; the sender reads there from time to time how many
+// were taken. Where none is left, as with a receiver that computes for long, or where the slot
+// still means another flag, a flag is a message of its own, which needs no processor. So are flags
+// without data.
+//
+// Flags of one notification stay in order: while an immediate of it may not have been taken, the
+// next one is an immediate too, or waits.
+#pragma once
+
+#include <array>
+#include <map>
+#include <mutex>
+
+#include "transport/transport.hpp"
+
+namespace pgasdl {
+
+// The boards of this rank's segments, by numbers that peers know. Any thread.
+class VerbsBoards {
+ public:
+  std::uint32_t add(FlagWord* board, std::uint32_t notifications);
+  void remove(std::uint32_t number);
+  // What a peer asks for; nothing if there is no such flag, or no longer.
+  void raise(std::uint32_t board, std::uint32_t notification, std::uint32_t value);
+  void set_wake_word(WakeWord* wake_word) {
+    wake_word_.store(wake_word, std::memory_order_release);
+  }
+  WakeWord* wake_word() const { return wake_word_.load(std::memory_order_acquire); }
+
+ private:
+  struct Board {
+    FlagWord* words;
+    std::uint32_t notifications;
+  };
+  std::mutex mutex_;  // also keeps a board while a flag is raised on it
+  std::map<std::uint32_t, Board> boards_;
+  std::uint32_t next_ = 0;
+  std::atomic<WakeWord*> wake_word_{nullptr};
+};
+
+// What a connection's sender chooses for each flag, and what its receiver makes of immediates.
+class VerbsFlags {
+ public:
+  // Immediates under way at most. The receiver offers half of them anew when half were taken.
+  static constexpr std::uint32_t kReceives = 128;
+  static constexpr std::uint32_t kOffer = kReceives / 2;
+  static constexpr std::uint32_t kSlots = 256;
+
+  struct Slot {
+    std::uint32_t board;
+    std::uint32_t notification;
+    std::uint32_t middle;  // bits of the value
+    std::uint32_t defined;
+  };
+  // Registered memory of a connection's end.
+  struct Shared {
+    std::array<Slot, kSlots> slots;    // the peer writes
+    std::atomic<std::uint32_t> taken;  // immediates, ever; the peer reads
+    std::uint32_t padding;
+    std::atomic<std::uint32_t> answer;  // the peer's `taken`, as last read
+  };
+
+  enum class Way : std::uint8_t { kMessage, kImmediate, kWait };
+  struct Choice {
+    Way way = Way::kMessage;
+    bool ask = false;              // read the peer's `taken`
+    const Slot* define = nullptr;  // to be written first
+    std::uint32_t slot = 0;
+    std::uint32_t immediate = 0;
+  };
+
+  // --- sender, under the connection's lock
+  // `taken`: by the peer, as last read. `asking`: that is being read. The choice is final.
+  Choice choose(std::uint32_t board, std::uint32_t notification, std::uint32_t value,
+                bool with_data, std::uint32_t taken, bool asking);
+  void reset();
+
+  // --- receiver
+  static void raise(std::uint32_t immediate, const Shared& shared, VerbsBoards& boards);
+
+ private:
+  static constexpr int kSlotShift = 24;
+  static constexpr std::uint32_t kMiddle = 0x000ff000;  // of a value
+  static constexpr std::uint32_t kLow = 0x00000fff;
+  static constexpr int kMiddleBits = 8;
+
+  std::array<Slot, kSlots> slots_{};
+  std::array<std::uint64_t, kSlots> last_{};  // which immediate used it last, from 1
+  std::uint64_t sent_ = 0;                    // immediates, ever
+  std::uint32_t since_asked_ = 0;             // flags with data
+};
+
+}  // namespace pgasdl

@@ -1,0 +1,163 @@
+// Flags that travel as immediates, without a device: a queue pair is a list that keeps its order.
+
+#include <deque>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "transport/verbs/flags.hpp"
+
+namespace {
+
+using namespace pgasdl;
+
+constexpr std::uint32_t kNotifications = 2000;
+
+// Both ends of a connection: what is delivered is done at once, but immediates wait to be taken.
+struct Ends {
+  Ends() : shared(std::make_unique<VerbsFlags::Shared>()), words(2 * kNotifications) {
+    // Numbers that mean nothing yet, and others that are used.
+    boards.remove(boards.add(words.data(), 1));
+    for (std::uint32_t board = 0; board < 2; ++board) {
+      numbers.push_back(boards.add(words.data() + board * kNotifications, kNotifications));
+    }
+  }
+
+  // False: it has to wait.
+  bool send(std::uint32_t board, std::uint32_t notification, std::uint32_t value, bool with_data) {
+    const auto choice =
+        sender.choose(numbers[board], notification, value, with_data, answer, false);
+    if (choice.way != VerbsFlags::Way::kWait) {
+      if (choice.define != nullptr) shared->slots[choice.slot] = *choice.define;
+      if (choice.way == VerbsFlags::Way::kImmediate) {
+        under_way.push_back(choice.immediate);
+        // Those that were taken since the last offer left no receive.
+        CHECK(under_way.size() + shared->taken.load() % VerbsFlags::kOffer <=
+              VerbsFlags::kReceives);
+        ++immediates;
+      } else {
+        words[board * kNotifications + notification].store(value);
+        ++messages;
+      }
+    }
+    if (choice.ask) answer = shared->taken.load();
+    if (choice.ask) ++asked;
+    return choice.way != VerbsFlags::Way::kWait;
+  }
+  void take() {
+    if (under_way.empty()) return;
+    VerbsFlags::raise(under_way.front(), *shared, boards);
+    under_way.pop_front();
+    shared->taken.fetch_add(1);
+  }
+
+  VerbsFlags sender;
+  VerbsBoards boards;
+  std::unique_ptr<VerbsFlags::Shared> shared;
+  std::vector<FlagWord> words;
+  std::vector<std::uint32_t> numbers;
+  std::deque<std::uint32_t> under_way;
+  std::uint32_t answer = 0;
+  std::uint64_t immediates = 0;
+  std::uint64_t messages = 0;
+  std::uint64_t asked = 0;
+};
+
+// Whoever takes what comes gets every flag of data by an immediate, but for one in a while.
+void keeps_pace() {
+  Ends ends;
+  for (std::uint32_t round = 1; round <= 100'000; ++round) {
+    const std::uint32_t notification = round % 7;
+    CHECK(ends.send(0, notification, round % 4096, true));
+    ends.take();
+    CHECK(ends.words[notification].load() == round % 4096);
+  }
+  CHECK(ends.messages == 0 && ends.asked < 100'000 / 30);
+  CHECK(ends.send(0, 8, 1, false));
+  CHECK(ends.messages == 1);
+  // As the values of plans do; then any other, which may need a slot to become free.
+  for (std::uint32_t round = 1; round <= 5000; ++round) {
+    CHECK(ends.send(0, 9, round << 20 | 0xabcde, true));
+    ends.take();
+    CHECK(ends.words[9].load() == (round << 20 | 0xabcde));
+    const std::uint32_t value = round * 12345677;
+    CHECK(ends.send(0, 10, value, true) || ends.send(0, 10, value, true));
+    ends.take();
+    CHECK(ends.words[10].load() == value);
+  }
+  CHECK(ends.messages == 1);
+}
+
+// Whoever takes nothing gets its flags all the same, once no receive is left.
+void away() {
+  Ends ends;
+  for (std::uint32_t id = 0; id < 1000; ++id) CHECK(ends.send(0, id, 5, true));
+  CHECK(ends.immediates == VerbsFlags::kReceives && ends.messages == 1000 - VerbsFlags::kReceives);
+  // A later flag of one notification must not overtake the first.
+  CHECK(!ends.send(0, 0, 6, true) && !ends.send(0, 0, 6, false));
+  CHECK(ends.words[0].load() == 0 && ends.words[999].load() == 5);
+  while (!ends.under_way.empty()) ends.take();
+  while (!ends.send(0, 0, 6, true)) {
+  }
+  ends.take();
+  CHECK(ends.words[0].load() == 6);
+}
+
+// Any order of flags and of taking: a word only ever grows, and in the end has the last value.
+void any_order(std::uint32_t seed) {
+  std::mt19937 random(seed);
+  Ends ends;
+  std::vector<std::uint32_t> sent(2 * kNotifications);
+  std::vector<std::uint32_t> seen(2 * kNotifications);
+  const std::uint32_t ids = 1 + random() % (random() % 2 == 0 ? 10 : kNotifications);
+  const std::uint32_t laziness = 1 + random() % 5;
+  for (int step = 0; step < 20'000; ++step) {
+    const std::uint32_t board = random() % 2;
+    const std::uint32_t id = random() % ids;
+    const std::uint32_t at = board * kNotifications + id;
+    // Now and then a step that changes the high bits.
+    const std::uint32_t value = sent[at] + 1 + (random() % 50 == 0 ? random() % (1u << 26) : 0);
+    if (value > sent[at] && ends.send(board, id, value, random() % 4 != 0)) sent[at] = value;
+    if (random() % laziness == 0) ends.take();
+    CHECK(ends.words[at].load() >= seen[at]);
+    seen[at] = ends.words[at].load();
+  }
+  while (!ends.under_way.empty()) {
+    ends.take();
+    for (std::size_t at = 0; at < seen.size(); ++at) {
+      CHECK(ends.words[at].load() >= seen[at]);
+      seen[at] = ends.words[at].load();
+    }
+  }
+  for (std::size_t at = 0; at < sent.size(); ++at) CHECK(ends.words[at].load() == sent[at]);
+  CHECK(ends.immediates != 0);
+}
+
+// What a peer writes is not believed.
+void nonsense() {
+  std::mt19937 random(1);
+  Ends ends;
+  for (int step = 0; step < 100'000; ++step) {
+    ends.shared->slots[random() % VerbsFlags::kSlots] = {
+        static_cast<std::uint32_t>(random() % 6),
+        static_cast<std::uint32_t>(random()) >> random() % 32, static_cast<std::uint32_t>(random()),
+        static_cast<std::uint32_t>(random())};
+    VerbsFlags::raise(static_cast<std::uint32_t>(random()), *ends.shared, ends.boards);
+  }
+  // Nor does anything reach a board that is gone.
+  for (FlagWord& word : ends.words) word.store(0);
+  for (const std::uint32_t number : ends.numbers) ends.boards.remove(number);
+  ends.shared->slots.fill({ends.numbers[0], 3, 0, 1});
+  VerbsFlags::raise(7, *ends.shared, ends.boards);
+  CHECK(ends.words[3].load() == 0);
+}
+
+}  // namespace
+
+int main() {
+  keeps_pace();
+  away();
+  for (std::uint32_t seed = 0; seed < 60; ++seed) any_order(seed);
+  nonsense();
+  std::puts("ok");
+}
