@@ -2,9 +2,9 @@
 
 ``ib_write_lat`` and ``ib_write_bw`` (Debian's package perftest) are the usual measure of RDMA: one
 queue pair and the device alone. Both sides run on the ranks' machines, in turns with ours, with the
-same number of requests in flight. A notified write is two messages, ib_write_lat's is one: we
-compare with the sum of ib_write_lat's message and one of a flag's size. MPICH over UCX, where it
-works, shows the speed of an MPI on the same device: a put, a flush and a flag.
+same number of requests in flight. Latencies are those of typical messages, ib_write_lat's and ours:
+the median of a turn, then of turns. MPICH over UCX, where it works, shows the speed of an MPI on
+the same device: a put, a flush and a flag.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.timing import rounds_of
 
 IN_FLIGHT = 128
-FLAG_BYTES = 4
 _TRIES = 3  # perftest's clock calibration fails now and then, and says "inf"
 _PATIENCE = 120.0
+_LEAST_TRIPS = 50
 
 
 @dataclass(slots=True)
@@ -39,7 +39,6 @@ class Figures:
     peer_latency: list[float] = field(default_factory=list)
     message: list[float] = field(default_factory=list)
     peer_message: list[float] = field(default_factory=list)
-    peer_flag: list[float] = field(default_factory=list)
     mpi: list[float] = field(default_factory=list)
 
     def row(self, nbytes: int) -> dict[str, Any]:
@@ -57,7 +56,6 @@ class Figures:
             "peers": {
                 "ib_write_lat": _median(self.peer_latency),
                 "ib_write_bw": theirs,
-                "flag": _median(self.peer_flag),
                 "mpich": _median(self.mpi),
             },
         }
@@ -88,7 +86,7 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
         say(f"medians of {request.rounds} rounds in turns; {IN_FLIGHT} requests in flight")
         say(f"MPICH put: {missing if mpi is None else mpi.version}")
         say(
-            f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'+ flag':>7} {'ratio':>6}"
+            f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'ratio':>6}"
             f" {'MPICH put':>10}"
             f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}"
         )
@@ -99,13 +97,12 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
                 continue
             row = figures.row(nbytes)
             rows.append(row)
-            latency, message, flag, put = (
-                row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "flag", "mpich")
+            latency, message, put = (
+                row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "mpich")
             )
-            both = latency and flag and latency + flag
             say(
-                f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)} {_cell(flag, 7)}"
-                f" {_ratio(row['us'], both)} {_cell(put, 10)}"
+                f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)}"
+                f" {_ratio(row['us'], latency)} {_cell(put, 10)}"
                 f" {row['mb_s']:9.1f} {_cell(message and nbytes / message, 12)}"
                 f" {_ratio(message, row['message_us'])}"
                 f" {1e6 / row['message_us']:11.0f}"
@@ -144,19 +141,18 @@ def _size(
     place = -(-nbytes // 4096) * 4096
     segment = context.segment(2 * place, notifications=1)
     figures = Figures()
-    trips = rounds_of(nbytes)
+    trips = max(_LEAST_TRIPS, 10 * rounds_of(nbytes))
     _native.notified_writes(context, segment, nbytes, place, 1, 2)
     _stream(context, segment, nbytes, place, 2)
     for _ in range(request.rounds):
         context.barrier(timeout=_PATIENCE)
-        times = _native.notified_writes(context, segment, nbytes, place, 3, trips)
-        figures.latency += [ns / 1e3 for ns in times]
-        figures.peer_latency += perftest.run("ib_write_lat", nbytes, max(10, trips), _typical)
+        times = _native.notified_writes(context, segment, nbytes, place, trips, 1)
+        figures.latency += [statistics.median(times) / 1e3] if times else []
+        figures.peer_latency += perftest.run("ib_write_lat", nbytes, trips, _typical)
         context.barrier(timeout=_PATIENCE)
         count = max(IN_FLIGHT, min(20 * IN_FLIGHT, (4 << 20) // nbytes))
         figures.message += _stream(context, segment, nbytes, place, count)
         figures.peer_message += perftest.run("ib_write_bw", nbytes, count, _per_message)
-        figures.peer_flag += perftest.run("ib_write_lat", FLAG_BYTES, 1000, _typical)
         if mpi is not None:
             figures.mpi += mpi.ping("put", nbytes, 3)
     context.barrier(timeout=_PATIENCE)
