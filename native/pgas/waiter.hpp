@@ -74,7 +74,7 @@ class Waiter {
     constexpr int kPollsPerLook = 64;
     // The first polls follow each other closely: a pause is as long as a cache line's way here.
     constexpr int kEagerLooks = 4;
-    const std::uint64_t spin = spin_ticks_.load(std::memory_order_relaxed);
+    const std::uint64_t spin = ticks_of(spin_);
     const std::uint64_t began = ticks();
     for (int look = 0; ticks() - began < spin; ++look) {
       for (int poll = 0; poll < kPollsPerLook; ++poll) {
@@ -84,14 +84,15 @@ class Waiter {
           check(what);
       }
     }
+    learn_ticks();
     const auto start = Clock::now();
-    learn_ticks(start);
     // Of a long message a piece comes at every look: whoever sleeps makes all that follow late. But
     // after long nobody is sending, and a wait takes no more of a core than it has to.
     const bool receives = transport_.receives_in_progress();
     const bool eager = receives && start - deadline.since() < kLong;
     const Nanoseconds yield = eager ? std::max(yield_, kReceiving) : yield_;
-    for (auto now = start; now - start < yield; now = Clock::now()) {
+    const std::uint64_t ticks_to_yield = ticks_of(yield);
+    for (const std::uint64_t yields = ticks(); ticks() - yields < ticks_to_yield;) {
       std::this_thread::yield();
       if (ready()) return Outcome::kDone;
       check(what);
@@ -130,13 +131,18 @@ class Waiter {
   }
 
  private:
-  // How many ticks a spin takes, once the time since the waiter was made says how long one is.
-  void learn_ticks(Clock::time_point now) {
-    const std::chrono::duration<double> elapsed = now - made_;
-    if (elapsed < std::chrono::milliseconds(1)) return;
-    const double per_second = static_cast<double>(ticks() - made_ticks_) / elapsed.count();
-    const double spin = std::chrono::duration<double>(spin_).count() * per_second;
-    spin_ticks_.store(static_cast<std::uint64_t>(spin), std::memory_order_relaxed);
+  std::uint64_t ticks_of(Nanoseconds time) const {
+    return static_cast<std::uint64_t>(static_cast<double>(time.count()) *
+                                      ticks_per_ns_.load(std::memory_order_relaxed));
+  }
+  // How long ticks are, by the time since the waiter was made.
+  void learn_ticks() {
+    if (ticks_known_.load(std::memory_order_relaxed)) return;
+    const std::chrono::duration<double, std::nano> elapsed = Clock::now() - made_;
+    if (elapsed < std::chrono::milliseconds(10)) return;
+    ticks_per_ns_.store(static_cast<double>(ticks() - made_ticks_) / elapsed.count(),
+                        std::memory_order_relaxed);
+    ticks_known_.store(true, std::memory_order_relaxed);
   }
   static constexpr Nanoseconds kShortestSleep = std::chrono::microseconds(100);
   static constexpr Nanoseconds kReceiving = std::chrono::milliseconds(20);
@@ -150,8 +156,9 @@ class Waiter {
   const Nanoseconds spin_;
   const Clock::time_point made_ = Clock::now();
   const std::uint64_t made_ticks_ = ticks();
-  // At first as if a tick were a nanosecond: short rather than long.
-  std::atomic<std::uint64_t> spin_ticks_{static_cast<std::uint64_t>(spin_.count())};
+  // At first as if a tick were a nanosecond: waits are short rather than long.
+  std::atomic<double> ticks_per_ns_{1.0};
+  std::atomic<bool> ticks_known_{false};
   const Nanoseconds yield_;
   std::atomic<int> n_expected_{0};
 };
