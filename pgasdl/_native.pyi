@@ -1066,6 +1066,9 @@ class VerbsDeviceInfo:
     def mtu(self) -> int: ...
 
     @property
+    def gigabits(self) -> float: ...
+
+    @property
     def gid(self) -> str: ...
 
     @property

@@ -27,6 +27,7 @@ void bind_verbs(nb::module_& module) {
       .def_ro("state", &VerbsDeviceInfo::state)
       .def_ro("link_layer", &VerbsDeviceInfo::link_layer)
       .def_ro("mtu", &VerbsDeviceInfo::mtu)
+      .def_ro("gigabits", &VerbsDeviceInfo::gigabits)
       .def_ro("gid", &VerbsDeviceInfo::gid)
       .def_ro("type", &VerbsDeviceInfo::type)
       .def_ro("net_device", &VerbsDeviceInfo::net_device)

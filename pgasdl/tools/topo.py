@@ -44,7 +44,9 @@ FIXES = {
     "`pgasdl topo` lists",
     "down": "ip link set NETDEVICE up, and an IP address on it; InfiniBand: a subnet manager",
 }
-_HEADINGS = ("", "DEVICE", "PORT", "GID", "STATE", "LINK", "TYPE", "MTU", "ADDRESS", "NET", "NUMA")
+_HEADINGS = (
+    "", "DEVICE", "PORT", "GID", "STATE", "LINK", "TYPE", "GBIT/S", "MTU", "ADDRESS", "NET", "NUMA",
+)  # fmt: skip
 
 Wish = tuple[str | None, int | None, int | None]
 
@@ -61,6 +63,8 @@ class RdmaAddress:
         Transport verbs uses this address.
     refused : str
         Why it does not use it, unless chosen.
+    gigabits : float
+        Speed of the link each way, in Gbit/s: width times the speed of a lane.
     """
 
     device: str
@@ -75,6 +79,7 @@ class RdmaAddress:
     numa_node: int = -1
     chosen: bool = False
     refused: str = ""
+    gigabits: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +312,7 @@ def _cells(address: RdmaAddress) -> tuple[str, ...]:
         address.state or "-",
         address.link_layer or "-",
         address.type or "-",
+        f"{address.gigabits:g}" if address.gigabits else "-",
         str(address.mtu or "-"),
         address.gid or "-",
         address.net_device or "-",

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -18,7 +19,7 @@ constexpr const char* kContainerFlags =
 
 // What makes an address better than another, most important first: kind of link, scope (0: only
 // this link), speed, same NUMA node.
-using Merit = std::array<int, 4>;
+using Merit = std::array<double, 4>;
 constexpr std::size_t kScope = 1;
 
 struct Candidate {
@@ -126,11 +127,11 @@ std::string refusal(const ibv_device* device, const Candidate& candidate, const 
 
 Merit merit_of(const Candidate& candidate, const ibv_port_attr& link, int own_node) {
   const ibv_gid& gid = candidate.gid.gid;
-  const int kind = candidate.gid.link == VerbsLink::kRoceV1 ? 0 : 1;
+  const double kind = candidate.gid.link == VerbsLink::kRoceV1 ? 0 : 1;
   const bool global = candidate.gid.link == VerbsLink::kInfiniBand || !is_link_local(gid);
-  const int scope = !global ? 0 : is_ipv4(gid) ? 2 : 1;
-  return {kind, scope, link.active_width * link.active_speed,
-          candidate.info.numa_node == own_node ? 1 : 0};
+  const double scope = !global ? 0 : is_ipv4(gid) ? 2 : 1;
+  return {kind, scope, gigabits_of(link.active_width, link.active_speed),
+          candidate.info.numa_node == own_node ? 1.0 : 0.0};
 }
 
 void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
@@ -143,6 +144,7 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
   candidate.info.link_layer =
       link.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
   candidate.info.mtu = bytes_of(link.active_mtu);
+  candidate.info.gigabits = gigabits_of(link.active_width, link.active_speed);
   candidate.info.numa_node = numa_node(device);
   const int own_node = own_numa_node();
   for (int index = 0; index < link.gid_tbl_len; ++index) {
@@ -244,6 +246,16 @@ std::vector<Candidate> candidates(const VerbsOptions& options) {
 }  // namespace
 
 int bytes_of(ibv_mtu mtu) { return mtu == 0 ? 0 : 128 << mtu; }
+
+double gigabits_of(std::uint8_t width, std::uint8_t speed) {
+  // Each code is one bit. Those of widths are not in their order: 2X came last.
+  constexpr std::array<double, 5> kLanes{1, 4, 8, 12, 2};
+  constexpr std::array<double, 8> kPerLane{2.5, 5, 10, 10.3125, 14.0625, 25.78125, 50, 100};
+  const auto lanes = static_cast<std::size_t>(std::countr_zero(width));
+  if (!std::has_single_bit(width) || !std::has_single_bit(speed) || lanes >= kLanes.size())
+    return 0;
+  return kLanes[lanes] * kPerLane[static_cast<std::size_t>(std::countr_zero(speed))];
+}
 
 std::vector<VerbsDeviceInfo> verbs_devices(const VerbsOptions& options) {
   std::vector<VerbsDeviceInfo> infos;

@@ -49,5 +49,7 @@ class VerbsDevice {
 };
 
 int bytes_of(ibv_mtu mtu);
+// Of a link in each direction, by the port's codes of width and speed; 0 for codes without meaning.
+double gigabits_of(std::uint8_t width, std::uint8_t speed);
 
 }  // namespace pgasdl

@@ -44,6 +44,7 @@ struct VerbsDeviceInfo {
   std::string state;       // of the port
   std::string link_layer;  // Ethernet or InfiniBand
   int mtu = 0;             // active, bytes
+  double gigabits = 0;     // a second, of the link; 0: unknown
   std::string gid;
   std::string type;  // RoCE v2, RoCE v1, InfiniBand
   std::string net_device;
