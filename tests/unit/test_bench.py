@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.environment import environment
 from support.launcher import PGASDL
+from support.mpi_rows import missing
+from support.places import TESTS
 from support.starting import finished
 
 import pgasdl.tools.cli
 from pgasdl import loopback, models
-from pgasdl.errors import ConfigError, UnavailableError
+from pgasdl.errors import ConfigError, MismatchError, UnavailableError
 from pgasdl.tools.bench import peers, rdma
 from pgasdl.tools.bench.floors import floor_of, placement
 from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.report import Report, Row, ratio, short
-from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.request import PEERS, Request
 from pgasdl.tools.bench.timing import Samples, durations
 from pgasdl.tools.bench.turns import Contender, usual
 from pgasdl.tools.bench.worker import _buckets, _pieces
@@ -164,16 +167,23 @@ def test_figures_are_short() -> None:
 def test_the_report_writes_what_it_prints(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     with (tmp_path / "table").open("w") as out:
-        report = Report(["openmpi"], Output(str(file), out=out))
+        report = Report(["openmpi", "openmpi-cma", "mpich", "gloo"], Output(str(file), out=out))
         report.begin()
+        theirs = {
+            "openmpi": 1.0, "openmpi 4 MB pieces": 0.9, "openmpi-cma": 0.8,
+            "openmpi-cma 4 MB pieces": 0.75, "mpich": 2.0, "mpich 4 MB pieces": 3.0,
+        }  # fmt: skip
         report.add(
             Row("allreduce", "segment", "shm", "staged", 2, 8, "float32", 0.5, 0.4, 0.6, 0.25, 0.2,
-                "near", [0.04, 0.05], "this one", {"openmpi": 1.0, "openmpi 4 MB pieces": 0.75})
+                "near", [0.04, 0.05], "this one", theirs)
         )  # fmt: skip
         report.close()
-    last = (tmp_path / "table").read_text().splitlines()[-1].split()
-    assert last[-4:] == ["near", "0.750", "/", "1.50"]
-    assert rows_of(file)[0]["peers"] == {"openmpi": 1.0, "openmpi 4 MB pieces": 0.75}
+    headings, row = (tmp_path / "table").read_text().splitlines()
+    assert headings.split()[-5:] == ["openmpi", "mpich", "gloo", "best", "peer"]
+    # Of each library the best variant, by its name.
+    words = " ".join(row.split("near ")[1].split())
+    assert words == "0.750 cma 4 MB pieces 2.000 - / 1.50"
+    assert rows_of(file)[0]["peers"] == theirs
 
 
 @pytest.mark.parametrize(
@@ -260,10 +270,63 @@ def test_peers_take_turns(tmp_path: Path, op: str) -> None:
         assert (f"no peer    {name}: " in done.stdout) == (name not in started)
 
 
+def test_a_peer_with_wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS / "unit"))
+    peer = peers.Peer("wrong", 2, peers.PeerKind("wrong_peer", ()))
+    try:
+        with pytest.raises(
+            MismatchError, match=r"wrong: a sum of 5.0 came out as {.*}: no figures"
+        ):
+            peer.allreduce([1], 3, paced=True, fill_share=1.0)
+    finally:
+        peer.close()
+
+
+def test_every_peer_can_be_named() -> None:
+    assert tuple(peers.PEER_KINDS) == PEERS
+
+
 def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.PEER_KINDS, "gloo", peers.PeerKind("no.worker", ("no_such_module",)))
     with pytest.raises(UnavailableError, match="gloo: no_such_module is not installed"):
         peers.Peer("gloo", 2)
+
+
+@pytest.mark.parametrize("name", ["impi", "oneccl"])
+def test_intels_libraries_are_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("I_MPI_ROOT", raising=False)
+    monkeypatch.setenv("CCL_ROOT", "/no/such/place")
+    with pytest.raises(UnavailableError, match=r"pip install .*; export I_MPI_ROOT=FOLDER") as told:
+        peers.Peer(name, 2)
+    assert f"{name}: no $" in str(told.value)
+
+
+@pytest.fixture
+def not_intels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with PyPI's MPICH in the place of Intel MPI, and a library that is none."""
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libccl.so.2"
+    library.touch()
+    monkeypatch.setenv("I_MPI_ROOT", sys.prefix)
+    monkeypatch.setenv("CCL_ROOT", str(tmp_path))
+    if missing("mpich") or not Path(sys.prefix, "bin", "mpiexec.hydra").exists():
+        pytest.skip("no MPICH beside this Python: pip install mpi4py mpich")
+    return library
+
+
+def test_another_mpi_is_not_taken_for_intels(not_intels: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"of Intel\(R\) MPI were started, .* of MPICH"):
+        peers.Peer("impi", 2)
+
+
+def test_a_oneccl_that_cannot_be_loaded(not_intels: Path) -> None:
+    """The last word of a traceback is told, not its first lines."""
+    with pytest.raises(UnavailableError, match=f"oneccl: ended: OSError: {not_intels}: file too"):
+        peers.Peer("oneccl", 2)
+
+
+def test_oneccl_sends_no_messages() -> None:
+    assert peers.start(["oneccl"], 2, sends=True)[0] == []
 
 
 def test_a_peer_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from pgasdl.tools.bench.peer import serve, socket_path
+from pgasdl.tools.bench.peer import Reduction, messages, serve, socket_path
 
 
 class Gloo:
@@ -29,7 +30,7 @@ class Gloo:
         self.barrier = dist.barrier
         self._tensor = torch.zeros(0)
 
-    def allreduce(self, cuts: Sequence[int]) -> tuple[Callable[[int], object], Callable[[], None]]:
+    def allreduce(self, cuts: Sequence[int]) -> Reduction:
         """Call all_reduce once per piece."""
         count = sum(cuts)
         if self._tensor.numel() != count:
@@ -41,25 +42,16 @@ class Gloo:
             for piece in pieces:
                 dist.all_reduce(piece)
 
-        return lambda number: tensor.fill_(float(number + rank)), call
+        return Reduction(lambda number: tensor.fill_(float(number + rank)), call, tensor)
 
     def ping(self, way: str, nbytes: int) -> Callable[[int], None]:
-        """Send messages, also for the way "put", which gloo lacks."""
+        """Send messages: gloo has no puts."""
         peer = 1 - self.rank
         source = torch.ones(nbytes, dtype=torch.uint8)
         target = torch.zeros(nbytes, dtype=torch.uint8)
-
-        def first(rounds: int) -> None:
-            for _ in range(rounds):
-                dist.send(source, peer)
-                dist.recv(target, peer)
-
-        def second(rounds: int) -> None:
-            for _ in range(rounds):
-                dist.recv(target, peer)
-                dist.send(source, peer)
-
-        return first if self.rank == 0 else second
+        return messages(
+            self.rank, partial(dist.send, source, peer), partial(dist.recv, target, peer)
+        )
 
 
 def main() -> None:

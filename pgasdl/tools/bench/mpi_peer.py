@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from pgasdl.tools.bench.peer import pin, serve, socket_path
+from pgasdl.tools.bench.peer import Reduction, messages, pin, serve, socket_path
 
 _POLLS_PER_PROGRESS = 64
 
@@ -28,7 +29,7 @@ class Mpi:
         self._array = np.zeros(0, np.float32)
         self._window: tuple[int, Any] | None = None
 
-    def allreduce(self, cuts: Sequence[int]) -> tuple[Callable[[int], object], Callable[[], None]]:
+    def allreduce(self, cuts: Sequence[int]) -> Reduction:
         """Call MPI_Allreduce in place, once per piece."""
         count = sum(cuts)
         if self._array.size != count:
@@ -45,29 +46,21 @@ class Mpi:
         def single() -> None:
             reduce(MPI.IN_PLACE, one, MPI.SUM)
 
-        return lambda number: array.fill(number + rank), several if len(pieces) > 1 else single
+        call = several if len(pieces) > 1 else single
+        return Reduction(lambda number: array.fill(number + rank), call, array)
 
     def ping(self, way: str, nbytes: int) -> Callable[[int], None]:
         """Send two-sided messages, or put, flush and raise a flag that the target polls."""
         return self._messages(nbytes) if way == "send" else self._puts(nbytes)
 
     def _messages(self, nbytes: int) -> Callable[[int], None]:
-        send, receive, peer = self._comm.Send, self._comm.Recv, 1 - self.rank
+        comm, peer = self._comm, 1 - self.rank
         # Untouched memory is one page of zeros, which comes from the nearest cache.
         source = [np.ones(nbytes, np.uint8), MPI.BYTE]
         target = [np.ones(nbytes, np.uint8), MPI.BYTE]
-
-        def first(rounds: int) -> None:
-            for _ in range(rounds):
-                send(source, peer)
-                receive(target, peer)
-
-        def second(rounds: int) -> None:
-            for _ in range(rounds):
-                receive(target, peer)
-                send(source, peer)
-
-        return first if self.rank == 0 else second
+        return messages(
+            self.rank, partial(comm.Send, source, peer), partial(comm.Recv, target, peer)
+        )
 
     def _puts(self, nbytes: int) -> Callable[[int], None]:
         if self._window is None or self._window[0] != nbytes:

@@ -10,9 +10,17 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pgasdl.tools.bench.timing import Moments, batches, fill_cost, timed
+
+
+class Reduction(NamedTuple):
+    """How to fill an array, the calls that sum it over all ranks, and the array."""
+
+    fill: Callable[[int], object]
+    call: Callable[[], None]
+    array: Any
 
 
 class Library(Protocol):
@@ -22,8 +30,8 @@ class Library(Protocol):
     size: int
     version: str
 
-    def allreduce(self, cuts: Sequence[int]) -> tuple[Callable[[int], object], Callable[[], None]]:
-        """Return how to fill float32 pieces of these lengths, and the calls that reduce them."""
+    def allreduce(self, cuts: Sequence[int]) -> Reduction:
+        """Return the reduction of float32 pieces of these lengths."""
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -37,6 +45,24 @@ def pin(rank: int, size: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if size <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})
+
+
+def messages(
+    rank: int, send: Callable[[], object], receive: Callable[[], object]
+) -> Callable[[int], None]:
+    """Return round trips of messages between ranks 0 and 1."""
+
+    def first(rounds: int) -> None:
+        for _ in range(rounds):
+            send()
+            receive()
+
+    def second(rounds: int) -> None:
+        for _ in range(rounds):
+            receive()
+            send()
+
+    return first if rank == 0 else second
 
 
 def serve(library: Library, path: str) -> None:
@@ -59,13 +85,14 @@ def _answer(library: Library, command: dict[str, Any]) -> dict[str, Any]:
         if library.rank > 1:
             return {"times": []}
         return {"times": batches(command["batches"], command["rounds"], ping)}
-    fill, call = library.allreduce(command["cuts"])
+    fill, call, array = library.allreduce(command["cuts"])
     fill_ns = fill_cost(fill)
     library.barrier()
     moments: Moments = timed(
         command["calls"], fill, library.barrier if command["paced"] else None, call
     )
-    return {"began": moments[0], "ended": moments[1], "fill": fill_ns}
+    sums = [float(array[place]) for place in (0, len(array) // 2, -1)]
+    return {"began": moments[0], "ended": moments[1], "fill": fill_ns, "sums": sums}
 
 
 def _send(lines: Any, message: dict[str, Any]) -> None:

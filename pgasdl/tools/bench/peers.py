@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,23 +14,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 import numpy as np
 
-from pgasdl.errors import UnavailableError
+from pgasdl.errors import MismatchError, UnavailableError
 from pgasdl.runtime.launch import mpiexec
 from pgasdl.tools.bench.timing import clock_cost, durations, rounds_of
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 300.0
+_FRAMES = re.compile(r"^Traceback .*\n(?:[ \t].*\n)*", re.MULTILINE)
 _INSTALL = "pip install 'pgasdl[peers]'"
+# Its files have the names of MPICH's, so it needs a folder of its own.
+_INSTALL_INTEL = "python3 -m venv FOLDER; FOLDER/bin/pip install {}; export {}"
 
 
 @dataclass(frozen=True, slots=True)
 class PeerKind:
-    """One row of the table of peers.
+    """One row of the table of peers: a library, or one variant of it.
+
+    Paths may begin with a variable, which names the folder of an installation.
 
     Attributes
     ----------
@@ -38,24 +44,65 @@ class PeerKind:
     needs : tuple[str, ...]
         Python modules that it needs.
     mpi : str or None
-        The MPI that starts them; None: they start without one.
+        The MPI that starts them, as :func:`mpiexec.find` takes it; None: they start without one.
     environ : dict[str, str]
         Variables of its processes.
+    ways : tuple[str, ...]
+        How it sends: with messages ("send"), and with "put"; empty: not at all.
+    library : str
+        Path of a library that they load besides MPI's, by its folder in ``LD_LIBRARY_PATH``.
+    says : str
+        Part of the name that an MPI gives itself whose launcher is a path.
+    install : str
+        How to install what ``mpi`` and ``library`` name.
     """
 
     module: str
     needs: tuple[str, ...]
     mpi: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
+    ways: tuple[str, ...] = ("send", "put")
+    library: str = ""
+    says: str = ""
+    install: str = ""
 
 
 _MPI = "pgasdl.tools.bench.mpi_peer"
+_ONECCL = "pgasdl.tools.bench.oneccl_peer"
 _GLOO = "pgasdl.tools.bench.gloo_peer"
+# We bind the processes ourselves.
+_INTEL_MPI = PeerKind(
+    _MPI,
+    ("mpi4py",),
+    "$I_MPI_ROOT/bin/mpiexec.hydra",
+    {"I_MPI_PIN": "off"},
+    says="Intel(R) MPI",
+    install=_INSTALL_INTEL.format("impi-rt", "I_MPI_ROOT=FOLDER"),
+)
+# A variant has the name of its library, "-", and its own. The keys are request.PEERS.
 PEER_KINDS = {
     "mpich": PeerKind(_MPI, ("mpi4py",), "mpich"),
     "mpich-generic": PeerKind(_MPI, ("mpi4py",), "mpich", {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}),
     "openmpi": PeerKind(_MPI, ("mpi4py",), "openmpi"),
-    "gloo": PeerKind(_GLOO, ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}),
+    # The kernel copies from process to process, where something else might be chosen.
+    "openmpi-cma": PeerKind(
+        _MPI,
+        ("mpi4py",),
+        "openmpi",
+        {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_smsc": "cma"},
+    ),
+    "impi": _INTEL_MPI,
+    "oneccl": replace(
+        _INTEL_MPI,
+        module=_ONECCL,
+        # The one for hosts without a GPU; and no threads besides the ranks', as with the others.
+        environ=_INTEL_MPI.environ
+        | {"CCL_PLUGIN": "ONECCL_LEGACY_CPU", "CCL_WORKER_OFFLOAD": "0", "CCL_LOG_LEVEL": "error"},
+        ways=(),  # onecclSend crashes with memory of the host (2022.1)
+        library="$CCL_ROOT/lib/libccl.so.2",
+        install=_INSTALL_INTEL.format("oneccl", "I_MPI_ROOT=FOLDER CCL_ROOT=FOLDER"),
+    ),
+    "gloo": PeerKind(_GLOO, ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}, ways=("send",)),
 }
 
 
@@ -70,6 +117,8 @@ class Peer:
 
     def __init__(self, name: str, size: int, kind: PeerKind | None = None) -> None:
         self.name = name
+        kind = kind or PEER_KINDS[name]
+        self.ways = kind.ways
         self._size = size
         self._clock_ns = clock_cost()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -78,7 +127,7 @@ class Peer:
         try:
             # Removed as soon as all have met: a later kill leaves no file.
             with tempfile.TemporaryDirectory(prefix="pgasdl-bench-") as folder:
-                self.version = self._start(kind or PEER_KINDS[name], folder)
+                self.version = self._start(kind, folder)
         except (UnavailableError, OSError, ValueError) as error:
             self.close()
             raise UnavailableError(f"{name}: {error}") from error
@@ -86,8 +135,18 @@ class Peer:
     def allreduce(
         self, cuts: Sequence[int], calls: int, *, paced: bool, fill_share: float
     ) -> list[float]:
-        """Return the microseconds of each call that reduces pieces of so many float32."""
+        """Return the microseconds of each call that reduces pieces of so many float32.
+
+        Raises
+        ------
+        MismatchError
+            The last call has left a wrong sum.
+        """
         answers = self.ask(op="allreduce", cuts=list(cuts), calls=calls, paced=paced)
+        # Rank r fills with r, plus the number of the call.
+        right = self._size * (calls - 1 + (self._size - 1) / 2)
+        if wrong := {one for answer in answers for one in answer["sums"]} - {right}:
+            raise MismatchError(f"{self.name}: a sum of {right} came out as {wrong}: no figures")
         latest = [np.max([answer[key] for answer in answers], axis=0) for key in ("began", "ended")]
         fill_ns = max(answer["fill"] for answer in answers) * fill_share
         began, ended = ([int(moment) for moment in moments] for moments in latest)
@@ -146,7 +205,8 @@ class Peer:
         self._lines = [self._lines[place] for place in order]
         version = str(hellos[0]["version"])
         sizes = {int(hello["size"]) for hello in hellos}
-        says = "" if kind.mpi is None else mpiexec.LAUNCHERS[kind.mpi].says
+        row = mpiexec.LAUNCHERS.get(kind.mpi or "")
+        says = row.says if row else kind.says
         if sizes != {self._size} or says not in version:
             raise UnavailableError(
                 f"{self._size} processes of {says or 'it'} were started, but they are "
@@ -158,8 +218,13 @@ class Peer:
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PGASDL_", "PMI"))}
         environ |= {"OMP_NUM_THREADS": "1", **kind.environ}
         program = [sys.executable, "-P", "-m", kind.module, path]
+        if kind.library:
+            library = _placed(kind.library, kind.install)
+            folders = os.path.dirname(library), environ.get("LD_LIBRARY_PATH", "")
+            environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+            program.append(library)
         if kind.mpi is not None:
-            found = mpiexec.find(kind.mpi)
+            found = mpiexec.find(_placed(kind.mpi, kind.install))
             self._spawn(found.command(self._size, program), environ | found.environ())
             return
         for rank in range(self._size):
@@ -200,15 +265,29 @@ class Peer:
     def _last_words(self) -> str:
         # pread leaves the position at which the processes write.
         text = os.pread(self._words.fileno(), 1 << 16, 0).decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
+        lines = [line.strip() for line in _FRAMES.sub("", text).splitlines() if line.strip(" -\t")]
         return " ".join(lines)[:400] or "without a word"
 
 
-def start(names: Sequence[str], size: int) -> tuple[list[Peer], list[str]]:
-    """Start the available peers; return them, and the reason for each other one."""
+def _placed(path: str, install: str) -> str:
+    """Return a path without variables; a plain name stays as it is."""
+    place = os.path.expandvars(path)
+    if os.sep in path and not os.path.exists(place):
+        raise UnavailableError(f"no {path}{'' if place == path else f': {place}'} ({install})")
+    return place
+
+
+def start(names: Sequence[str], size: int, *, sends: bool = False) -> tuple[list[Peer], list[str]]:
+    """Start the available peers; return them, and the reason for each other one.
+
+    ``sends`` : only those that send
+    """
     peers: list[Peer] = []
     missing: list[str] = []
     for name in names:
+        if sends and not PEER_KINDS[name].ways:
+            missing.append(f"{name}: it does not send from the memory of hosts")
+            continue
         try:
             peers.append(Peer(name, size))
         except UnavailableError as error:

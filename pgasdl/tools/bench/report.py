@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from pgasdl.tools.bench.output import Output
@@ -54,22 +55,22 @@ def figures(samples: Samples) -> dict[str, float]:
 
 _HEADINGS = ("variant", "bytes", "plan", "us", "min", "p90", "floor", "x floor", "x min", "placed")
 _WIDTHS = (24, 11, 13, 10, 10, 10, 10, 8, 8, 8)
-_PEER_WIDTH = 14
+_PEER_WIDTH = 25
 
 
 class Report:
-    """Prints rows as they come; :meth:`close` writes the JSON."""
+    """Prints rows as they come, of each library its best variant; :meth:`close` writes the JSON."""
 
-    def __init__(self, peers: list[str], output: Output) -> None:
-        self._peers = peers
+    def __init__(self, peers: Sequence[str], output: Output) -> None:
+        self._libraries = list(dict.fromkeys(map(_library, peers)))
         self._say, self._write = output.say, output.write
         self.rows: list[Row] = []
 
     def begin(self) -> None:
         """Print the table's headings."""
         cells = [text.rjust(width) for text, width in zip(_HEADINGS, _WIDTHS, strict=True)]
-        cells += [name.rjust(_PEER_WIDTH) for name in self._peers]
-        if self._peers:
+        cells += [name.rjust(_PEER_WIDTH) for name in self._libraries]
+        if self._libraries:
             cells.append("best peer".rjust(9))
         self._say(" ".join(cells))
 
@@ -89,10 +90,10 @@ class Report:
             row.placement,
         )
         cells = [text.rjust(width) for text, width in zip(values, _WIDTHS, strict=True)]
-        for peer in self._peers:
-            best = min((us for name, us in row.peers.items() if _is_of(name, peer)), default=None)
-            cells.append(("-" if best is None else short(best)).rjust(_PEER_WIDTH))
-        if self._peers:
+        for library in self._libraries:
+            variants = [(us, name) for name, us in row.peers.items() if _library(name) == library]
+            cells.append((_best(variants) if variants else "-").rjust(_PEER_WIDTH))
+        if self._libraries:
             best = min(row.peers.values(), default=None)
             cells.append(("-" if best is None else f"/ {ratio(best, row.us)}").rjust(9))
         self._say(" ".join(cells))
@@ -114,5 +115,11 @@ def ratio(us: float, floor_us: float) -> str:
     return f"{us / floor_us:.2f}" if floor_us > 0 else "-"
 
 
-def _is_of(variant: str, peer: str) -> bool:
-    return variant == peer or variant.startswith(peer + " ")
+def _library(name: str) -> str:
+    """Return the library of "library-variant what"."""
+    return name.split(maxsplit=1)[0].partition("-")[0]
+
+
+def _best(variants: Sequence[tuple[float, str]]) -> str:
+    us, name = min(variants)
+    return f"{short(us)} {name.removeprefix(_library(name)).lstrip(' -')}".rstrip()

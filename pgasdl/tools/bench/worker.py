@@ -34,7 +34,7 @@ def measure(context: Context, request: Request) -> list[Row]:
     cores = len(os.sched_getaffinity(0))
     described = machine.describe()
     asked = request.peers if context.rank == 0 else ()
-    started, missing = peers.start(asked, context.size)
+    started, missing = peers.start(asked, context.size, sends=request.op == "write_notify")
     if request.transport != "loopback":
         pin(context.rank, context.size)  # after the peers' start: they would inherit it
     with contextlib.ExitStack() as stack:
@@ -141,11 +141,10 @@ class _Bench:
     def write_notify(self, nbytes: int) -> None:
         floor = self.floors.puts(nbytes)
         ours, free = self.ours.notified_writes(nbytes)
-        ways = ("send", "put")
         asked = [
             Contender(f"{peer.name} {way}", "peer", partial(peer.ping, way, nbytes))
             for peer in self.peers
-            for way in (ways if peer.name != "gloo" else ways[:1])
+            for way in peer.ways
         ]
         self._turns(floor + ours + asked)
         for contender in ours:
