@@ -43,6 +43,9 @@ class Group:
         self.topology = topology
         self.core = core
         self._half_bound: object | None = None
+        # Why not every member can read every other's memory wherever it lies; "": they can; None:
+        # not tried yet. The same on all members.
+        self.unreadable: str | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:

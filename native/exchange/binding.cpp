@@ -78,6 +78,11 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     }
     return first_notification_ + static_cast<std::uint64_t>(notification);
   };
+  const auto unmapped = [](Rank peer) {
+    return text("needs rank ", peer,
+                "'s memory mapped here, which this transport or "
+                "bound memory does not offer: use plan gdraa or tree");
+  };
   struct Place {
     std::byte* address;
     DType dtype;
@@ -98,6 +103,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     const BufferHome home = as_mine ? BufferHome{binding.segment, binding.offset}
                                     : binding.homes[static_cast<std::size_t>(span.rank)];
     if (peer >= 0 && binding.directory != nullptr) {
+      if (address && binding.directory->anywhere()) throw refuse(unmapped(peer));
       return {nullptr, binding.dtype, nullptr, span.offset * item_size(binding.dtype), peer};
     }
     const RemoteSegment* remote = peer < 0 ? nullptr : home.segment->remote(peer);
@@ -115,11 +121,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
                         device_name(remote->device), ", mine on ", device_name(device_)));
     }
     std::byte* base = remote == nullptr ? home.segment->local().data : remote->data;
-    if (address && base == nullptr) {
-      throw refuse(text("needs rank ", peer,
-                        "'s memory mapped here, which this transport or "
-                        "bound memory does not offer: use plan gdraa or tree"));
-    }
+    if (address && base == nullptr) throw refuse(unmapped(peer));
     return {base == nullptr ? nullptr : base + offset, binding.dtype, remote, offset};
   };
   for (const auto& steps : plan.lanes) {
@@ -187,14 +189,38 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
             }
             step.own.push_back(own ? static_cast<std::int32_t>(span.buffer) : -1);
           };
+          // A copy out of a peer's memory, which need not be mapped.
+          const Rank owner = from.sources[0].rank;
+          const bool copies = from.sources.size() == 1 && from.targets.size() == 1 &&
+                              from.scale == 1 && owner >= 0 && owner != plan.rank &&
+                              device_ == kHost;
           for (const PlanSpan& span : from.sources) {
-            const Place source = place(span, from.count, true);
+            const Place source = place(span, from.count, !copies);
+            const Directory* const told = buffers_[span.buffer].directory.get();
+            const bool anywhere = source.told_by >= 0 && told->anywhere();
+            if (anywhere || (source.remote != nullptr && source.address == nullptr)) {
+              step.peer = world_rank(owner);
+              step.read = std::make_unique<Step::Read>();
+              step.read->remote.bytes = UINT64_MAX;
+              step.read->transfer = {&step.read->local,
+                                     0,
+                                     source.remote != nullptr ? source.remote : &step.read->remote,
+                                     source.remote != nullptr ? source.offset : 0,
+                                     from.count * item_size(source.dtype)};
+              if (!context_.transport().reads_anywhere(step.peer)) {
+                throw refuse(unmapped(step.peer));
+              }
+            }
             step.sources.push_back({source.address, source.dtype});
             note(span, source);
             widest = std::max<std::uint64_t>(widest, item_size(source.dtype));
           }
           for (const PlanSpan& span : from.targets) {
             const Place target = place(span, from.count, true);
+            if (step.read != nullptr && (target.address == nullptr || target.remote != nullptr ||
+                                         target.dtype != step.sources[0].dtype)) {
+              throw refuse("a peer's memory that is not mapped is only copied, as it is, to own");
+            }
             step.destinations.push_back({target.address, target.dtype});
             note(span, target);
           }

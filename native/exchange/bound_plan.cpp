@@ -1,6 +1,7 @@
 #include "exchange/bound_plan.hpp"
 
 #include <algorithm>
+#include <thread>
 
 #include "reduce/device_reduce.hpp"
 
@@ -24,7 +25,8 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
   for (const Lane& lane : lanes_) {
     if (lane.at >= lane.steps.size()) continue;
     const Step& step = lane.steps[lane.at];
-    if (step.kind != PlanStep::Kind::kWait) continue;
+    const bool waits = step.kind == PlanStep::Kind::kWait;
+    if (!waits && step.read == nullptr) continue;
     if (step.peer < 0) {
       if (!context_.liveness().everybody_left() || arrived(step)) continue;
       throw Error(ErrorKind::kPeerLost, missing() + "; every other rank has left");
@@ -39,7 +41,7 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
     // What it sent before is here by now, or under way to us in the transport: it told before it
     // left, and raised its flags before both.
     if (transport.needs_progress()) transport.progress();
-    if (arrived(step)) continue;
+    if (waits && arrived(step)) continue;
     const std::uint32_t told = told_gone();
     if (told == 0) context_.liveness().require(step.peer, name_.c_str());
     throw Error(ErrorKind::kPeerLost,
@@ -116,17 +118,47 @@ bool BoundPlan::arrived(const Step& step) const {
   return false;
 }
 
-void BoundPlan::look_up(Step& step) const {
+bool BoundPlan::look_up(Step& step) const {
   for (const Step::LookedUp& each : step.looked_up) {
     const Directory& directory = *buffers_[each.buffer].directory;
-    std::byte* const address = directory.look_up(each.peer, each.needed, generation_) + each.offset;
+    const std::uint64_t place = directory.look_up(each.peer, each.needed, generation_);
+    if (place == 0) return false;
+    auto* const address = reinterpret_cast<std::byte*>(place + each.offset);
     const std::size_t n_sources = step.sources.size();
-    if (each.number < n_sources) {
+    if (step.read != nullptr) {
+      step.read->remote.address = place + each.offset;
+    } else if (each.number < n_sources) {
       step.sources[each.number].address = address;
     } else {
       step.destinations[each.number - n_sources].address = address;
     }
   }
+  return true;
+}
+
+bool BoundPlan::read_done(Lane& lane, Step& step) {
+  Step::Read& read = *step.read;
+  const auto told = [&] {
+    return std::all_of(step.looked_up.begin(), step.looked_up.end(), [&](const auto& each) {
+      return buffers_[each.buffer].directory->told(each.peer, generation_);
+    });
+  };
+  if (lane.work == Lane::Work::kNone) {
+    if (!look_up(step)) return false;
+    read.local.data = static_cast<std::byte*>(step.destinations[0].address);
+    try {
+      const auto one = std::span<const Transfer>(&read.transfer, 1);
+      if (!context_.transport().post_read(context_.plan_queue(), step.peer, one, nullptr)) {
+        return false;
+      }
+    } catch (const Error&) {
+      if (told()) throw;
+      return false;  // the peer has given its array back, and freed it
+    }
+    lane.work = Lane::Work::kEnqueued;
+  }
+  // What came from an array that was given back is of no use; nor is what would follow.
+  return context_.complete(context_.plan_queue()) && told();
 }
 
 bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
@@ -189,8 +221,24 @@ void BoundPlan::drain() {
     Lane& lane = lanes_[number];
     if (lane.work != Lane::Work::kEnqueued) continue;
     lane.work = Lane::Work::kNone;
+    if (device_ == kHost) {
+      drain_reads();
+      continue;
+    }
     context_.waiter().expect(-1);
     stream_of(number).wait();
+  }
+}
+
+void BoundPlan::drain_reads() {
+  const Deadline deadline = Deadline::in(1);
+  try {
+    while (!context_.complete(context_.plan_queue()) && !deadline.passed()) {
+      context_.transport().progress();
+      std::this_thread::yield();
+    }
+  } catch (const Error&) {
+    // from a lost peer nothing comes
   }
 }
 
@@ -216,7 +264,11 @@ bool BoundPlan::advance_lane(std::size_t number) {
         if (!arrived(step)) return moved;
         break;
       case PlanStep::Kind::kReduce:
-        if (lane.progress == 0) look_up(step);
+        if (step.read != nullptr) {
+          if (!read_done(lane, step)) return moved;
+          break;
+        }
+        if (lane.progress == 0 && !look_up(step)) return moved;
         if (step.on_device) {
           if (!device_done(number, step)) return moved;
         } else if (!reduce_some(lane, step)) {
@@ -264,6 +316,8 @@ std::string BoundPlan::missing() const {
       words += text("lane ", lane, " waits for notification ",
                     first_notification_ + static_cast<std::uint64_t>(step.notification),
                     " of segment ", board_->id(), " owed by rank ", step.peer);
+    } else if (step.read != nullptr) {
+      words += text("lane ", lane, " reads memory of rank ", step.peer);
     } else {
       words += text("lane ", lane, " is at step ", at.at, " of ", at.steps.size());
     }

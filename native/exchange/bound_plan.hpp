@@ -98,6 +98,13 @@ class BoundPlan {
       std::uint64_t needed;  // of the whole buffer
     };
     std::vector<LookedUp> looked_up;  // what peers tell where it lies
+    // A copy from memory of `peer` that is not mapped here.
+    struct Read {
+      LocalSegment local;
+      RemoteSegment remote;  // where `peer` tells where it lies
+      Transfer transfer;
+    };
+    std::unique_ptr<Read> read;
     std::string hook;
   };
   struct Lane {
@@ -107,7 +114,7 @@ class BoundPlan {
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
     enum class Call : std::uint8_t { kNone, kAsked, kTaken, kAnswered } call = Call::kNone;
-    // What the step at hand is for the GPU, and the moment when that has ended.
+    // What the step at hand is for the GPU or the transport, and when the GPU has ended.
     enum class Work : std::uint8_t { kNone, kEnqueued, kEnded } work = Work::kNone;
     std::unique_ptr<DeviceMoment> work_end;
   };
@@ -131,11 +138,15 @@ class BoundPlan {
   // failed, nothing may move any more.
   bool advance();
   bool over() const { return lanes_left_ == 0; }
-  // Waits until nothing that was enqueued on a GPU is under way: its memory may go then.
+  // Waits until nothing that was given to a GPU or the transport is under way: memory may go then.
   void drain();
+  void drain_reads();
   bool advance_lane(std::size_t number);
   bool arrived(const Step& step) const;
-  void look_up(Step& step) const;
+  // False: a peer has given the execution up, and its array back.
+  bool look_up(Step& step) const;
+  // Posts the step's read, once; true when it is here.
+  bool read_done(Lane& lane, Step& step);
   bool reduce_some(Lane& lane, const Step& step);
   // Enqueues the step's work on the GPU, once; true when it has ended.
   bool device_done(std::size_t lane_number, const Step& step);

@@ -7,10 +7,12 @@
 namespace pgasdl {
 namespace {
 
-// An entry: 12 bits of a generation, 12 of a home's number, and the bytes before the array.
+// An entry: 12 bits of a generation, and 52 of a place. That is an address, or 12 bits of a home's
+// number and the bytes before the array. 0: withdrawn, since no generation is 0.
 constexpr int kOffsetBits = 40;
 constexpr int kHomeBits = 12;
-static_assert(kGenerations < 1u << (64 - kOffsetBits - kHomeBits));
+constexpr int kPlaceBits = kHomeBits + kOffsetBits;
+static_assert(kGenerations < 1u << (64 - kPlaceBits));
 
 constexpr std::uint64_t low_bits(int n) { return (std::uint64_t{1} << n) - 1; }
 
@@ -31,6 +33,14 @@ Directory::Directory(std::shared_ptr<Segment> entries, std::uint64_t offset,
 }
 
 std::uint64_t Directory::entry_of(const std::byte* array, std::uint64_t bytes) const {
+  if (anywhere()) {
+    const auto address = reinterpret_cast<std::uint64_t>(array);
+    if (address > low_bits(kPlaceBits)) {
+      throw Error(ErrorKind::kPlan, text("an array at address ", address, ": at most ",
+                                         low_bits(kPlaceBits)));
+    }
+    return address;
+  }
   for (std::size_t number = 0; number < homes_.size(); ++number) {
     const Segment& home = *homes_[number];
     const auto offset = static_cast<std::uint64_t>(array - home.local().data);
@@ -45,28 +55,44 @@ std::uint64_t Directory::entry_of(const std::byte* array, std::uint64_t bytes) c
 }
 
 void Directory::tell(std::uint64_t entry, std::uint32_t generation) {
-  auto* const own = reinterpret_cast<Entry*>(entries_->local().data + offset_);
   // The flag that follows is a release.
-  own->store(std::uint64_t{generation} << (kOffsetBits + kHomeBits) | entry,
-             std::memory_order_relaxed);
+  own().store(std::uint64_t{generation} << kPlaceBits | entry, std::memory_order_relaxed);
 }
 
-std::byte* Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const {
+// An acquire, so that no later store comes before it.
+void Directory::withdraw() { own().exchange(0, std::memory_order_acq_rel); }
+
+const Directory::Entry& Directory::of(Rank peer) const {
   const RemoteSegment* entries = entries_->remote(peer);
   if (entries == nullptr || entries->data == nullptr) {
     throw Error(ErrorKind::kPlan, text("rank ", peer, "'s directory is not mapped here"));
   }
-  const auto* const theirs = reinterpret_cast<const Entry*>(entries->data + offset_);
-  const std::uint64_t told = theirs->load(std::memory_order_relaxed);
-  const std::uint64_t number = told >> kOffsetBits & low_bits(kHomeBits);
-  const std::uint64_t offset = told & low_bits(kOffsetBits);
+  return *reinterpret_cast<const Entry*>(entries->data + offset_);
+}
+
+std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const {
+  const std::uint64_t told = of(peer).load(std::memory_order_relaxed);
+  if (told == 0) return 0;
+  const auto refuse = [&] {
+    return Error(ErrorKind::kMismatch, text("rank ", peer, " did not tell where its array of ",
+                                            bytes, " bytes lies in execution ", generation));
+  };
+  if (told >> kPlaceBits != generation) throw refuse();
+  const std::uint64_t place = told & low_bits(kPlaceBits);
+  if (anywhere()) return place;
+  const std::uint64_t number = place >> kOffsetBits;
+  const std::uint64_t offset = place & low_bits(kOffsetBits);
   const RemoteSegment* home = number < homes_.size() ? homes_[number]->remote(peer) : nullptr;
-  if (told >> (kOffsetBits + kHomeBits) != generation || home == nullptr || home->data == nullptr ||
-      offset > home->bytes || bytes > home->bytes - offset) {
-    throw Error(ErrorKind::kMismatch, text("rank ", peer, " did not tell where its array of ",
-                                           bytes, " bytes lies in execution ", generation));
+  if (home == nullptr || home->data == nullptr || offset > home->bytes ||
+      bytes > home->bytes - offset) {
+    throw refuse();
   }
-  return home->data + offset;
+  return reinterpret_cast<std::uint64_t>(home->data + offset);
+}
+
+// What was read came by a system call, or under a lock: it is not read later than this.
+bool Directory::told(Rank peer, std::uint32_t generation) const {
+  return of(peer).load(std::memory_order_acquire) >> kPlaceBits == generation;
 }
 
 }  // namespace pgasdl

@@ -1,9 +1,10 @@
-// Where each rank's array lies, told anew in every execution: for arrays that ranks cut from
-// segments of all, each where it likes.
+// Where each rank's array lies, told anew in every execution: for arrays that each rank has where it
+// likes, in segments of all, or anywhere.
 //
 // A rank tells its place before it raises the first flag of an execution. A peer looks it up once
 // it has waited for a flag of that rank, and no later than it raises the flag by which it is done
-// with the array: so the next place may be told when an execution is over.
+// with the array: so the next place may be told when an execution is over. A rank that gives an
+// execution up withdraws its place first: what a peer read after that may be anything.
 #pragma once
 
 #include <atomic>
@@ -17,20 +18,29 @@ namespace pgasdl {
 
 class Directory {
  public:
-  // Each rank has an entry of 8 bytes at `offset` of its copy of `entries`. `homes`: the segments
-  // that arrays may lie in. Both are mapped, and the same on every rank.
+  // Each rank has an entry of 8 bytes at `offset` of its copy of `entries`, which is mapped.
+  // `homes`: the segments that arrays may lie in, mapped, the same on every rank; empty: arrays lie
+  // anywhere, and peers that can read this process's memory look for their addresses.
   Directory(std::shared_ptr<Segment> entries, std::uint64_t offset,
             std::vector<std::shared_ptr<Segment>> homes);
 
+  bool anywhere() const { return homes_.empty(); }
   // The entry for an array of this rank. Throws if it lies in none of the homes.
   std::uint64_t entry_of(const std::byte* array, std::uint64_t bytes) const;
   void tell(std::uint64_t entry, std::uint32_t generation);
-  // Where the array of `peer` begins in this execution. Throws if it has not told, or told of one
-  // that is shorter than `bytes`.
-  std::byte* look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const;
+  // Nothing that this thread does to the array from now on is taken for the execution's.
+  void withdraw();
+  // Where the array of `peer` begins in this execution: here, or, if arrays lie anywhere, in its
+  // process. 0: it was withdrawn. Throws if the peer has not told, or told of one that is shorter
+  // than `bytes`.
+  std::uint64_t look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const;
+  // What was read of it before this call is the execution's.
+  bool told(Rank peer, std::uint32_t generation) const;
 
  private:
   using Entry = std::atomic<std::uint64_t>;
+  Entry& own() const { return *reinterpret_cast<Entry*>(entries_->local().data + offset_); }
+  const Entry& of(Rank peer) const;
 
   const std::shared_ptr<Segment> entries_;
   const std::uint64_t offset_;

@@ -85,6 +85,10 @@ void Execution::copy_out() {
   }
 }
 
+void Execution::withdraw() {
+  if (directory_ != nullptr) directory_->withdraw();
+}
+
 void Execution::let_streams_go() {
   if (done_ != nullptr) done_->raise();
 }
@@ -110,6 +114,7 @@ std::shared_ptr<const void> Execution::end(State state, std::exception_ptr fault
     numbering_->current_.store(nullptr, std::memory_order_release);
   }
   fault_ = std::move(fault);
+  if (this->state() == State::kRunning) withdraw();
   let_streams_go();
   interrupted_.store(false, std::memory_order_relaxed);
   keeps_.store(false, std::memory_order_relaxed);

@@ -72,7 +72,7 @@ class Execution {
 
   // A call that was to end with the result did not: the same call goes on. `keep` holds the
   // caller's array until then; it is let go by a wait, or by close(), outside all locks. It keeps
-  // an array that peers look up also if it failed: they may still write there.
+  // an array that peers map also if it failed: they may still write there.
   void interrupt(std::shared_ptr<const void> keep);
   bool interrupted() const { return interrupted_.load(std::memory_order_acquire); }
   // True for one caller of those that come after an interruption: it goes on with the call.
@@ -101,6 +101,8 @@ class Execution {
   bool copies_on_device() const {
     return array_.access == BufferAccess::kCopied && device() != kHost;
   }
+  // It is given up: the caller's array is the caller's again.
+  void withdraw();
   // Lets streams go that wait for it, whatever became of it.
   void let_streams_go();
   // Takes the result of what is done; false if another thread did.

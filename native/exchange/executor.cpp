@@ -106,6 +106,7 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   execution.fault_ = std::move(fault);
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
+  execution.withdraw();
   execution.let_streams_go();
   execution.state_.store(Execution::State::kFailed, std::memory_order_release);
   std::uint32_t why = 0;
@@ -357,7 +358,8 @@ void Executor::fail(Execution& execution, const std::exception_ptr& fault) {
 void Executor::interrupt(Execution& execution, std::shared_ptr<const void> keep) {
   const std::lock_guard lock(mutex_);
   const bool failed = execution.state() == Execution::State::kFailed;
-  if (failed && execution.directory_ != nullptr) execution.keep_.swap(keep);
+  const Directory* const directory = execution.directory_;
+  if (failed && directory != nullptr && !directory->anywhere()) execution.keep_.swap(keep);
   if (!execution.under_way()) return;
   execution.keep_.swap(keep);
   execution.keeps_.store(true, std::memory_order_release);

@@ -86,6 +86,10 @@ RemoteSegment Router::attach(Rank peer, const std::string& description, Deadline
                                     deadline);
 }
 
+void Router::admit_readers() {
+  for (const auto& transport : transports_) transport->admit_readers();
+}
+
 bool Router::takes_devices() const {
   return std::all_of(transports_.begin(), transports_.end(),
                      [](const auto& transport) { return transport->takes_devices(); });

@@ -119,6 +119,16 @@ class Transport {
   }
   virtual void leave(LocalSegment& /*own*/) {}
   virtual void retract(const LocalSegment& /*segment*/) {}
+  // Peers may read this process's memory wherever it lies, as far as that is up to this process.
+  virtual void admit_readers() {}
+  // Reads from an address of `peer`'s process; "" or why that cannot be done. From then on, if it
+  // could, post_read takes a `remote` that has but an address, and any memory of the host as
+  // `local`.
+  virtual std::string try_read(Rank /*peer*/, std::uint64_t /*address*/,
+                               std::span<std::byte> /*to*/) {
+    return text("transport ", name(), " reads segments only");
+  }
+  virtual bool reads_anywhere(Rank /*peer*/) const { return false; }
   // A descriptor that a service thread should poll for input, and what it does then; -1: none.
   virtual int service_descriptor() const { return -1; }
   virtual void service() {}

@@ -1,12 +1,13 @@
 """The implementation of ``ctx.allreduce``: calls that repeat, in any order of arrays and sizes.
 
-There are three ways. Where the array lies decides:
+Where the array lies decides:
 
 - in a segment that every rank maps: ``gdraa-direct`` reduces it in place; one of the pool may lie
   at another place on each rank, which tells it in each call;
-- elsewhere: ``staged`` passes pieces through a mapped workspace and writes the result straight
-  into the array; where nothing is mapped but any memory is sent from, ``one-shot`` (two ranks, few
-  bytes) and ``gdraa-private`` do;
+- elsewhere: ``gdraa-read`` copies from the arrays as they are, where ranks can read each other's
+  memory and it is faster; else ``staged`` passes pieces through a mapped workspace and writes the
+  result straight into the array; where nothing is mapped but any memory is sent from, ``one-shot``
+  (two ranks, few bytes) and ``gdraa-private`` do;
 - any other plan: it is copied into the workspace and back.
 
 Arrays on a GPU have a workspace there; where peers do not reach a GPU they are copied into the
@@ -34,6 +35,7 @@ from pgasdl.collectives.binding import (
 )
 from pgasdl.collectives.handle import checked, kind_of
 from pgasdl.collectives.policy import Choice
+from pgasdl.collectives.reading import agree_on_reading
 from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import select, works_on_any
 from pgasdl.device.streams import stream_handle
@@ -116,6 +118,8 @@ class AllreduceCache:
         handle = None if memory.device is None else stream_handle(stream, memory.device)
         if sequence is None:
             sequence = self._begin(group, wanted.describe(), limit)
+            # Whether peers can read the array is known now.
+            wanted = self._reduction(memory, op, group, plan)
         sequence.run(array, wanted, plan, limit, handle)
 
     def _reduction(self, memory: Memory, op: str, group: Group, plan: str | None) -> _Reduction:
@@ -133,6 +137,7 @@ class AllreduceCache:
                 kind_of(op),
                 memory.nbytes,
                 in_place=in_place,
+                readable=segment is None and memory.device is None and group.unreadable == "",
                 shares=True,
             )
         else:
@@ -153,9 +158,17 @@ class AllreduceCache:
                 f"plan {name} is for transports that map nothing and send from any memory: use "
                 "gdraa, or a handle"
             )
+        if spec.reads:
+            self._require_readable(name, group, memory)
         if spec.mapped and not group.mapped:
             raise PlanError(f"plan {name} loads and stores peers' memory, which is not mapped here")
         return _Reduction(memory, op, choice, segment, offset, memory.device)
+
+    def _require_readable(self, name: str, group: Group, memory: Memory) -> None:
+        """Refuse an array that peers cannot read where it lies."""
+        why = "this array is on a GPU" if memory.device is not None else group.unreadable
+        if why:
+            raise PlanError(f"plan {name} reads peers' arrays where they lie: {why}")
 
     def _from_host(self, memory: Memory, op: str, plan: str | None) -> _Reduction:
         """Choose the plan for an array on a GPU that works on a copy of it on the host."""
@@ -179,6 +192,7 @@ class AllreduceCache:
         try:
             if group not in self._sequences:
                 with Steps(self._resources.unfinished, group, call, limit) as steps:
+                    agree_on_reading(group, steps)
                     made = steps(lambda: _Sequence(self._resources, group, steps.left))
                 self._sequences[group] = made
                 if group is self._world:
@@ -260,7 +274,7 @@ class _Sequence:
         # Runs again what the same call ran before, without Python in between, if nothing has
         # changed since and nothing is unfinished.
         self.run_again = self.calls.run
-        self._directory: tuple[int, _native.Directory] | None = None  # of so many segments
+        self._directories: dict[int, _native.Directory] = {}  # of so many segments of the pool
         self._regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
         self._longests: dict[tuple[Any, ...], int] = {}
@@ -388,6 +402,8 @@ class _Sequence:
         workspace = self._workspaces[wanted.device]
         if name == "gdraa-direct":
             return max(1, memory.count)
+        if name == "gdraa-read":
+            return (self.REGION // self.group.size - 2) * int(options["piece"]) * self.group.size
         if self._anywhere(wanted):
             pieces = 1 if name == "gdraa-private" else self.REGION // (4 * self.group.size)
             return pieces * int(options["piece"])
@@ -446,11 +462,13 @@ class _Sequence:
             assert wanted.segment is not None
             data = PlanBuffer(wanted.segment, wanted.offset, dtype)
             access = ArrayAccess(_native.BufferAccess.IN_PLACE, device=device)
-        elif name == "gdraa-direct" or self._anywhere(wanted):
+        elif name in ("gdraa-direct", "gdraa-read") or self._anywhere(wanted):
             nbytes = count * memory.dtype.itemsize
             home = _native.local_memory(self.group.context, memory.address, nbytes, device)
             if name == "gdraa-direct":
                 directory = self._directory_of(pool)
+            elif name == "gdraa-read":
+                directory = self._directory_of([])
             else:
                 inbox, directory = workspace.inboxes[name], None
             data = PlanBuffer(home, 0, dtype, directory=directory)
@@ -465,18 +483,20 @@ class _Sequence:
         return execution
 
     def _directory_of(self, pool: list[Segment]) -> _native.Directory:
-        """Return where members tell in which segment of the pool, and where there, an array is."""
-        if self._directory is None or self._directory[0] != len(pool):
+        """Return where members tell where their arrays are: in the pool, or, without, anywhere."""
+        if len(pool) not in self._directories:
             workspace = self._workspaces[None]
             made = _native.Directory(workspace.segment, workspace.entry, pool)
-            self._directory = len(pool), made
-        return self._directory[1]
+            self._directories[len(pool)] = made
+        return self._directories[len(pool)]
 
     def describe(self) -> str:
         plans = ", ".join(self._regions) or "none"
         nbytes = sum(workspace.segment.nbytes for workspace in self._workspaces.values())
+        read = self.group.unreadable
+        elsewhere = f"peers cannot read them ({read})" if read else "peers can read them"
         return (
             f"allreduce in {self.group}: {self.calls.number} executions, "
             f"{len(self._bound)} signatures, plans {plans}; "
-            f"workspace {nbytes} bytes"
+            f"workspace {nbytes} bytes; arrays outside segments: {elsewhere}"
         )

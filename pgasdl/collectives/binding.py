@@ -190,6 +190,8 @@ def options_for(
     piece = piece_bytes(group.topology, device) // DTYPES[dtype].itemsize
     if name in PRIVATE_PIECES:
         piece = _fitting(name, PRIVATE_PIECES[name] * piece, group.size)
+    if spec.reads:  # a slot for each peer
+        piece = min(piece, max(ALIGN, 4 * piece // max(1, group.size - 1) // ALIGN * ALIGN))
     return {"piece": piece if count is None else max(1, min(piece, count))}
 
 

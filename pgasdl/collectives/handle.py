@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any, Self
 
 from pgasdl import _native
-from pgasdl.buffers import Memory, aligned, memory_of
+from pgasdl.buffers import ALIGNMENT, Memory, aligned, memory_of
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for
 from pgasdl.collectives.policy import Choice
+from pgasdl.collectives.reading import agree_on_reading
 from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import select, works_on_any
 from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.group import Group
-from pgasdl.plans import KINDS, Plan, build
+from pgasdl.plans import KINDS, Plan, build, spec_of
 from pgasdl.plans.plan import ROOTED
 from pgasdl.segment import Segment
 
@@ -131,6 +132,10 @@ class Collective:
         signature = f"{works_on}{dtype} x {memory.count} {self.kind} {wanted}"
         homes = self._homes(steps, f"collective {signature}")
         in_place = bool(homes)
+        may_read = plan is None or spec_of(plan).reads
+        if may_read and not in_place and memory.device is None:
+            agree_on_reading(group, steps)
+        readable = not in_place and memory.device is None and group.unreadable == ""
         if plan:
             choice = Choice(plan)
         else:
@@ -140,6 +145,7 @@ class Collective:
                 self.kind,
                 memory.nbytes,
                 in_place=in_place or staged_here,  # there the plan works on a copy in a segment
+                readable=readable,
             )
         self.plan = choice.plan
         if self.plan == "gdraa-direct" and not ((in_place or staged_here) and group.mapped):
@@ -147,6 +153,10 @@ class Collective:
                 "plan gdraa-direct needs the array in a segment on every rank, known to all of "
                 "them, and a transport that maps it"
             )
+        reads = spec_of(self.plan).reads and not in_place and not staged_here
+        if reads and not readable:
+            why = group.unreadable or "they are on a GPU"
+            raise PlanError(f"plan {self.plan} reads peers' arrays where they lie: {why}")
         chosen = {**dict(choice.options), **options}
         shape = self._shape(self.plan, chosen)
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
@@ -154,10 +164,11 @@ class Collective:
         copied = 0 if in_place or rebased else aligned(memory.nbytes)
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize
+        entry = aligned(self.inbox_bytes)  # of a directory
         self._segment = steps(
             lambda: resources.segments.make(
                 group,
-                self.inbox_bytes,
+                entry + ALIGNMENT if reads else self.inbox_bytes,
                 shape.notifications + group.size,
                 steps.left,
                 self._device,
@@ -173,7 +184,9 @@ class Collective:
         elif rebased:
             number = -1 if memory.device is None else memory.device
             home = _native.local_memory(self.context, memory.address, memory.nbytes, number)
-            data, how = PlanBuffer(home, 0, dtype), _native.BufferAccess.REBASED
+            directory = _native.Directory(self._segment, entry, []) if reads else None
+            data = PlanBuffer(home, 0, dtype, directory=directory)
+            how = _native.BufferAccess.REBASED
         else:
             data, how = PlanBuffer(self._segment, 0, dtype), _native.BufferAccess.COPIED
         source = self._given.address

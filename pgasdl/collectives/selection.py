@@ -23,6 +23,10 @@ _CHAIN_BYTES, _CHAIN_RANKS = 8 << 20, 8
 # Two ranks send as much by one-shot as by gdraa, in half as many messages; with more bytes the
 # Reduce, which is twice as long, costs more than a latency. Measured over MPI.
 _ONE_SHOT_BYTES = 16 << 10
+# Where ranks share cores, and from so many bytes on, one copy by the kernel is faster than two
+# through a mapped workspace: 0.9 of its time with 16 MB, 0.76 with 64 MB (4 ranks on 2 cores of an
+# EPYC). With a core each it took two to three times as long there; other processors copy faster.
+_READ_BYTES = 16 << 20
 
 
 def select(
@@ -32,6 +36,7 @@ def select(
     nbytes: int,
     *,
     in_place: bool,
+    readable: bool = False,
     wire: bool = False,
     shares: bool = False,
     phases: bool = True,
@@ -44,6 +49,8 @@ def select(
         One of :data:`pgasdl.plans.KINDS`.
     in_place : bool
         The array lies in a segment on every rank.
+    readable : bool, default False
+        It lies elsewhere, and every rank can read every other's.
     wire : bool, default False
         The array travels in another dtype.
     shares : bool, default False
@@ -61,9 +68,11 @@ def select(
             continue
         if PLANS[choice.plan].phases > 1 and not phases:
             continue
-        if able(group, choice.plan, kind, in_place=in_place, wire=wire):
+        if able(group, choice.plan, kind, in_place=in_place, readable=readable, wire=wire):
             return choice
-    return automatic(group, kind, nbytes, in_place=in_place, wire=wire, phases=phases)
+    return automatic(
+        group, kind, nbytes, in_place=in_place, readable=readable, wire=wire, phases=phases
+    )
 
 
 def select_candidates(
@@ -89,7 +98,15 @@ def select_candidates(
     return [Choice(plan) for plan in plans]
 
 
-def able(group: Group, plan: str, kind: str, *, in_place: bool, wire: bool = False) -> bool:
+def able(
+    group: Group,
+    plan: str,
+    kind: str,
+    *,
+    in_place: bool,
+    readable: bool = False,
+    wire: bool = False,
+) -> bool:
     """Whether a plan can serve such an array here."""
     spec = PLANS[plan]
     if kind not in spec.kinds or (wire and not spec.wire):
@@ -98,6 +115,8 @@ def able(group: Group, plan: str, kind: str, *, in_place: bool, wire: bool = Fal
         return False
     if plan == "staged":
         return not in_place
+    if spec.reads:
+        return readable
     if plan in PRIVATE_PIECES and not in_place:
         return works_on_any(group, plan)
     return in_place or not spec.mapped
@@ -107,11 +126,18 @@ def works_on_any(group: Group, plan: str) -> bool:
     """Whether a plan works on arrays wherever they lie, without a copy in a segment."""
     if plan in PRIVATE_PIECES:
         return not group.mapped and not group.topology.registers(group.ranks)
-    return plan == "staged"
+    return plan == "staged" or PLANS[plan].reads
 
 
 def automatic(
-    group: Group, kind: str, nbytes: int, *, in_place: bool, wire: bool, phases: bool = True
+    group: Group,
+    kind: str,
+    nbytes: int,
+    *,
+    in_place: bool,
+    readable: bool = False,
+    wire: bool,
+    phases: bool = True,
 ) -> Choice:
     """Return the plan where no policy names one."""
     if kind == "all-to-all":
@@ -120,8 +146,10 @@ def automatic(
         short = nbytes < _CHAIN_BYTES or group.size <= 2
         chain = "chain" if group.size <= _CHAIN_RANKS else "chain-binomial"
         return Choice("tree" if short else chain)
-    for plan in ("gdraa-direct", "staged"):
-        if able(group, plan, kind, in_place=in_place, wire=wire):
+    for plan in ("gdraa-direct", "gdraa-read", "staged"):
+        if PLANS[plan].reads and not (group.topology.oversubscribed and nbytes >= _READ_BYTES):
+            continue
+        if able(group, plan, kind, in_place=in_place, readable=readable, wire=wire):
             return Choice(plan)
     few = group.size == 2 and nbytes <= _ONE_SHOT_BYTES and works_on_any(group, "one-shot")
     if few and phases and able(group, "one-shot", kind, in_place=in_place, wire=wire):

@@ -81,7 +81,8 @@ class Reduce:
     """``dsts[j][i] = scale * (srcs[0][i] + srcs[1][i] + ...)``, in that order, in one pass.
 
     One source with scale 1 is a copy, or a cast where the buffers' dtypes differ. A destination
-    is one of the sources exactly, or overlaps none. Remote spans need a mapped plan.
+    is one of the sources exactly, or overlaps none. Remote spans need a mapped plan; a copy from a
+    peer's memory into own memory also works where it is not mapped, but can be read.
     """
 
     dsts: tuple[Span, ...]
@@ -195,6 +196,8 @@ class PlanSpec:
         It can send in another dtype, in the kinds :data:`EXCHANGES`.
     mapped : bool
         It needs mapped memory of the peers.
+    reads : bool
+        Of their memory it only makes copies into its own: it can be read instead of mapped.
     options : tuple[str, ...]
         Names of the integer options of ``build``.
     phases : int
@@ -212,6 +215,7 @@ class PlanSpec:
     kinds: tuple[str, ...] = EXCHANGES
     wire: bool = True
     mapped: bool = False
+    reads: bool = False
     options: tuple[str, ...] = ()
     phases: int = 1
     shares: bool = False

@@ -145,7 +145,7 @@ void ShmTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
 }
 
 std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
-  if (segment.bound && segment.device == kHost) admit_peers();
+  if (segment.bound && segment.device == kHost) admit_peers(true);
   for (Rank peer : peers) {
     if (peer == rank_) continue;
     offer(segment.id, Part::kHost, segment.descriptor, peer);
@@ -167,15 +167,28 @@ std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> p
   return packed(description);
 }
 
+std::string ShmTransport::try_read(Rank peer, std::uint64_t address, std::span<std::byte> to) {
+  Peer& there = peers_[static_cast<std::size_t>(peer)];
+  try {
+    call_across(peer, to.data(), address, to.size(), false);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  there.readable.store(true, std::memory_order_relaxed);
+  return "";
+}
+
 // Where Yama restricts who may reach bound memory, one process and those below it can be named: the
-// peer, or the launcher of all. Any process of this user only if the peers have nothing in common.
-void ShmTransport::admit_peers() {
+// peer, or the launcher of all. If the peers have nothing in common it takes `any_process` of this
+// user, or nobody.
+void ShmTransport::admit_peers(bool any_process) {
   std::vector<pid_t> pids;
   for (const Peer& peer : peers_) {
     if (peer.pid != 0 && peer.pid != getpid()) pids.push_back(peer.pid);
   }
   if (pids.empty()) return;
   const pid_t above = common_ancestor(pids);
+  if (above == 0 && !any_process) return;
   prctl(PR_SET_PTRACER, above != 0 ? static_cast<unsigned long>(above) : PR_SET_PTRACER_ANY, 0, 0,
         0);
 }
@@ -394,7 +407,7 @@ void ShmTransport::call_across(Rank peer, std::byte* mine, std::uint64_t theirs,
     if (moved <= 0) {
       const int error = errno;
       std::string what =
-          text(write ? "writing to" : "reading from", " bound memory of rank ", peer);
+          text(write ? "writing to" : "reading from", " memory of rank ", peer, " by its address");
       if (error == ESRCH) {
         throw Error(ErrorKind::kPeerLost, text(what, ": ", std::strerror(error)), peer);
       }

@@ -29,6 +29,11 @@ class ShmTransport final : public Transport {
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
   bool takes_devices() const override { return true; }
+  void admit_readers() override { admit_peers(false); }
+  std::string try_read(Rank peer, std::uint64_t address, std::span<std::byte> to) override;
+  bool reads_anywhere(Rank peer) const override {
+    return peers_[static_cast<std::size_t>(peer)].readable.load(std::memory_order_relaxed);
+  }
   int service_descriptor() const override { return socket_.get(); }
   void service() override;
 
@@ -44,8 +49,9 @@ class ShmTransport final : public Transport {
     std::string address;  // its socket, in the abstract name space
     pid_t pid = 0;
     WakeWord* wake_word = nullptr;
+    std::atomic<bool> readable{false};  // wherever its memory lies
   };
-  void admit_peers();
+  void admit_peers(bool any_process);
   // A segment is handed over by a descriptor of its memory, or of its board; and one of its data,
   // if that lies on a device.
   enum class Part : std::uint32_t { kHost, kDevice };

@@ -1,0 +1,150 @@
+"""GDRAA where peers' memory can be read, but not mapped: owners pull, and everybody pulls back.
+
+Paper
+    MiMatrix's GDRAA; scatter and broadcast are made by their receivers, as in the rendezvous of
+    MPI libraries that copy through the kernel once. ``data`` is private memory, of which nobody
+    writes another rank's: a rank that gave up cannot harm an array that its owner took back.
+
+Steps, on rank r of P (r owns block r, which is cut in pieces)
+    1. Flag "my data is ready" to every other owner; wait for everybody's flag.
+    2. For each piece of block r: copy it from each peer into a slot of own ``inbox``; one Reduce
+       over all ranks' in rank order 0..P-1 into own ``data``; flag "this piece is done" to all.
+    3. Meanwhile, one piece behind: copy the other owners' pieces, as they are done, to ``data``.
+    4. Flag "I have all of your block" to every other owner; wait for everybody's flag.
+
+    A rank without a block (few elements) flags the owners and copies from them, nothing else.
+
+Cost
+    3 latencies, and one for each piece that the copy of another does not hide. Every rank copies
+    2 (P-1)/P of the bytes from its peers, once; a slot stays in a cache until it is reduced.
+
+Notifications
+    i: rank i's data is ready. P + i: rank i has all of my block.
+    2 P + k P + i: piece k of rank i's block is done.
+
+Which message proves a buffer free
+    own ``data``, other owners' blocks  their flag that the piece is done: they have read mine
+    own ``data``, block r               the last flags: all have read it
+    own ``inbox``                       nobody else's; own steps are in order
+
+Example: P = 2, 64 elements, piece 16: blocks [0:32] [32:64]. Rank 0 runs
+    Put nothing -> rank 1, notify 0;    Wait 1
+    Reduce inbox[0:16] = rank 1 data[0:16];     Reduce data[0:16] = 1/2 * (data + inbox)
+    Put nothing -> rank 1, notify 4
+    Reduce inbox[0:16] = rank 1 data[16:32];    Reduce data[16:32], likewise
+    Put nothing -> rank 1, notify 6
+    Wait 5;  Reduce data[32:48] = rank 1 data[32:48];  Wait 7;  Reduce data[48:64], likewise
+    Put nothing -> rank 1, notify 2;    Wait 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pgasdl.errors import PlanError
+from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after
+from pgasdl.plans.algorithms.rank_view import RankView
+from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait
+
+# 128 KiB of float32: long enough to hide a system call, and in a cache when it is reduced.
+PIECE = 32768
+
+
+def build(
+    rank: int,
+    size: int,
+    count: int,
+    *,
+    kind: str = "average",
+    wire: bool = False,
+    piece: int = PIECE,
+) -> Plan:
+    """Return rank's plan of the exchange that this module describes.
+
+    ``piece`` is rounded up to whole cache lines.
+    """
+    if wire:
+        raise PlanError("plan gdraa-read: reads peers' memory as it is, in no wire precision")
+    if kind == "update":
+        raise PlanError("plan gdraa-read: no kind 'update', since nobody reads weights")
+    view = RankView("gdraa-read", rank, size, count, kind, wire)
+    exchange = _Exchange(view, padded(view.require("piece", piece, 1)))
+    lanes = [] if view.idle else [exchange.steps()]
+    return view.plan(lanes, exchange.notifications(), exchange.inbox_elements(), mapped=True)
+
+
+class _Exchange:
+    """One rank's side; ``pieces[i]`` are the offset and length of each piece of owner i."""
+
+    def __init__(self, view: RankView, piece: int) -> None:
+        self.view, self.rank, self.size = view, view.rank, view.size
+        self.peers = peers_after(view.rank, view.size)
+        self.pieces = [
+            [(at, min(piece, begin + n - at)) for at in range(begin, begin + n, piece)]
+            for begin, n in blocks(view.count, view.size)
+        ]
+        self.slot = max((n for pieces in self.pieces for _, n in pieces), default=0)
+        self.owners = [peer for peer in self.peers if self.pieces[peer]]
+
+    def inbox_elements(self) -> int:
+        """Elements of a slot for each peer; the same on every rank."""
+        return padded(self.slot) * (self.size - 1)
+
+    def notifications(self) -> int:
+        """All notifications; the same on every rank."""
+        return self.size * (2 + max(map(len, self.pieces)))
+
+    def steps(self) -> Iterator[Step]:
+        mine = self.pieces[self.rank]
+        for owner in self.owners:
+            yield flag(owner, self.rank)
+        if mine:
+            for peer in reversed(self.peers):
+                yield Wait(peer, peer)
+        for k in range(max(map(len, self.pieces)) + 1):
+            if k < len(mine):
+                yield from self.reduce(k)
+            if k > 0:
+                yield from self.collect(k - 1)
+        for owner in self.owners:
+            yield flag(owner, self.size + self.rank)
+        if mine:
+            for peer in reversed(self.peers):
+                yield Wait(self.size + peer, peer)
+
+    def reduce(self, k: int) -> Iterator[Step]:
+        """Copy piece ``k`` of the own block from everybody, reduce it, and flag it."""
+        offset, n = self.pieces[self.rank][k]
+        contributions = {self.rank: Span("data", offset)}
+        for number, peer in enumerate(self.peers):
+            contributions[peer] = Span("inbox", number * padded(self.slot))
+            yield Reduce((contributions[peer],), (Span("data", offset, peer),), n)
+        in_order = tuple(contributions[rank] for rank in range(self.size))
+        yield Reduce((Span("data", offset),), in_order, n, self.view.scale)
+        for peer in self.peers:
+            yield flag(peer, self.done(k, self.rank))
+
+    def collect(self, k: int) -> Iterator[Step]:
+        """Copy piece ``k`` of the other owners' blocks, once it is done."""
+        for owner in reversed(self.peers):
+            if k < len(self.pieces[owner]):
+                offset, n = self.pieces[owner][k]
+                yield Wait(self.done(k, owner), owner)
+                yield Reduce((Span("data", offset),), (Span("data", offset, owner),), n)
+
+    def done(self, k: int, owner: int) -> int:
+        """Return the notification that piece ``k`` of an owner is done."""
+        return (2 + k) * self.size + owner
+
+
+SPEC = PlanSpec(
+    "gdraa-read",
+    build,
+    "arrays that peers can read, not map: each owner copies its block from all, all copy it back",
+    kinds=("average", "sum"),
+    wire=False,
+    mapped=True,
+    reads=True,
+    options=("piece",),
+    shares=True,
+)
