@@ -251,6 +251,10 @@ class ContextCore:
 
     def _pid_of(self, arg: int, /) -> int: ...
 
+    def _admit_readers(self) -> None: ...
+
+    def _try_read(self, arg0: int, arg1: int, arg2: int, /) -> tuple[bytes, str]: ...
+
     def _require_usable(self) -> None: ...
 
     def _require_peer(self, arg0: int, arg1: str, /) -> None: ...
@@ -883,7 +887,9 @@ class Directory:
     """Where each rank's array lies, told anew in every execution."""
 
     def __init__(self, entries: SegmentCore, offset: int, homes: Sequence[SegmentCore]) -> None:
-        """Entries of 8 bytes in a segment; the segments that arrays may lie in."""
+        """
+        Entries of 8 bytes in a segment; the segments that arrays may lie in, or none: anywhere.
+        """
 
 class Execution:
     """A collective bound to memory, which runs any number of times."""

@@ -202,8 +202,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
               step.peer = world_rank(owner);
               step.read = std::make_unique<Step::Read>();
               step.read->remote.bytes = UINT64_MAX;
-              step.read->transfer = {&step.read->local,
-                                     0,
+              step.read->transfer = {&step.read->local, 0,
                                      source.remote != nullptr ? source.remote : &step.read->remote,
                                      source.remote != nullptr ? source.offset : 0,
                                      from.count * item_size(source.dtype)};

@@ -36,8 +36,8 @@ std::uint64_t Directory::entry_of(const std::byte* array, std::uint64_t bytes) c
   if (anywhere()) {
     const auto address = reinterpret_cast<std::uint64_t>(array);
     if (address > low_bits(kPlaceBits)) {
-      throw Error(ErrorKind::kPlan, text("an array at address ", address, ": at most ",
-                                         low_bits(kPlaceBits)));
+      throw Error(ErrorKind::kPlan,
+                  text("an array at address ", address, ": at most ", low_bits(kPlaceBits)));
     }
     return address;
   }

@@ -1,5 +1,5 @@
-// Where each rank's array lies, told anew in every execution: for arrays that each rank has where it
-// likes, in segments of all, or anywhere.
+// Where each rank's array lies, told anew in every execution: each rank has it where it likes, in
+// segments of all, or anywhere.
 //
 // A rank tells its place before it raises the first flag of an execution. A peer looks it up once
 // it has waited for a flag of that rank, and no later than it raises the flag by which it is done

@@ -440,6 +440,7 @@ class _Sequence:
             key = *key, "GPU"
             if wanted.device is None:
                 workspace.segment.pin()  # it is copied there
+        pool: list[Segment] = []
         if name == "gdraa-direct":
             assert wanted.segment is not None
             pool = self._resources.segments.pooled() if wanted.segment.pooled else []
@@ -465,12 +466,10 @@ class _Sequence:
         elif name in ("gdraa-direct", "gdraa-read") or self._anywhere(wanted):
             nbytes = count * memory.dtype.itemsize
             home = _native.local_memory(self.group.context, memory.address, nbytes, device)
-            if name == "gdraa-direct":
-                directory = self._directory_of(pool)
-            elif name == "gdraa-read":
-                directory = self._directory_of([])
-            else:
+            if name in workspace.inboxes:
                 inbox, directory = workspace.inboxes[name], None
+            else:
+                directory = self._directory_of(pool)
             data = PlanBuffer(home, 0, dtype, directory=directory)
             access = ArrayAccess(_native.BufferAccess.REBASED, device=device)
         else:

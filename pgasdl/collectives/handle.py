@@ -132,35 +132,13 @@ class Collective:
         signature = f"{works_on}{dtype} x {memory.count} {self.kind} {wanted}"
         homes = self._homes(steps, f"collective {signature}")
         in_place = bool(homes)
-        may_read = plan is None or spec_of(plan).reads
-        if may_read and not in_place and memory.device is None:
-            agree_on_reading(group, steps)
-        readable = not in_place and memory.device is None and group.unreadable == ""
-        if plan:
-            choice = Choice(plan)
-        else:
-            choice = select(
-                resources.policy,
-                group,
-                self.kind,
-                memory.nbytes,
-                in_place=in_place or staged_here,  # there the plan works on a copy in a segment
-                readable=readable,
-            )
+        choice = self._choose(steps, plan, in_segments=in_place or staged_here)
         self.plan = choice.plan
-        if self.plan == "gdraa-direct" and not ((in_place or staged_here) and group.mapped):
-            raise PlanError(
-                "plan gdraa-direct needs the array in a segment on every rank, known to all of "
-                "them, and a transport that maps it"
-            )
-        reads = spec_of(self.plan).reads and not in_place and not staged_here
-        if reads and not readable:
-            why = group.unreadable or "they are on a GPU"
-            raise PlanError(f"plan {self.plan} reads peers' arrays where they lie: {why}")
         chosen = {**dict(choice.options), **options}
         shape = self._shape(self.plan, chosen)
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
         rebased = works_on_any(group, self.plan) and not in_place and not staged_here
+        reads = rebased and spec_of(self.plan).reads
         copied = 0 if in_place or rebased else aligned(memory.nbytes)
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize
@@ -217,6 +195,34 @@ class Collective:
         )
         if memory.device is None:
             self.run = self._execution.run  # type: ignore[assignment]  # the shortest way
+
+    def _choose(self, steps: Steps, plan: str | None, *, in_segments: bool) -> Choice:
+        """Return the named or the selected plan; refuse one that cannot reach the arrays."""
+        group, memory = self.group, self._memory
+        readable = False
+        if memory.device is None and not in_segments and (plan is None or spec_of(plan).reads):
+            agree_on_reading(group, steps)
+            readable = group.unreadable == ""
+        if plan:
+            choice = Choice(plan)
+        else:
+            choice = select(
+                self._resources.policy,
+                group,
+                self.kind,
+                memory.nbytes,
+                in_place=in_segments,
+                readable=readable,
+            )
+        if choice.plan == "gdraa-direct" and not (in_segments and group.mapped):
+            raise PlanError(
+                "plan gdraa-direct needs the array in a segment on every rank, known to all of "
+                "them, and a transport that maps it"
+            )
+        if spec_of(choice.plan).reads and not (in_segments or readable):
+            why = group.unreadable or "they are on a GPU"
+            raise PlanError(f"plan {choice.plan} reads peers' arrays where they lie: {why}")
+        return choice
 
     def _homes(self, steps: Steps, what: str) -> tuple[tuple[Segment, int], ...]:
         """Return where each member's array lies, if all lie in segments that all members know."""
