@@ -57,7 +57,7 @@ def test_gpus_that_do_not_reach_each_other(double: Double) -> None:
     assert {each for ranks in said.values() for each in ranks} == {"works"}, said
 
 
-@pytest.mark.parametrize("step", full([1999, 97], quick=1))
+@pytest.mark.parametrize("step", full([1999, 97]))
 def test_a_failing_call(double: Double, step: int) -> None:
     """Wherever it is: errors of ours, in time, nothing is left, and the next run works."""
     done = told("short.py", "failing", 1, step, env=double(), timeout=200)

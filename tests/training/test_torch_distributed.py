@@ -34,12 +34,8 @@ NOT_HERE = {
 GPU = ("CUDA", "cuda", "GPU")
 UPSTREAM = "https://github.com/pytorch/pytorch/"
 
-# Parts of about equal time; the first is for the quick tier.
+# Parts of about equal time.
 PARTS = {
-    "3 ranks, quick": (
-        3,
-        "^test_(all_reduce_sum|broadcast|send_recv$|new_subgroups$|ddp_comm_hook)",
-    ),
     "3 ranks, a": (3, "^test_(D|S|_|a)"),
     "3 ranks, b to c": (3, "^test_[bc]"),
     "3 ranks, d": (3, "^test_d"),
@@ -47,7 +43,6 @@ PARTS = {
     "8 ranks": (8, "^test_(?!.*(full|cuda|new_sub)).*_group(_|$)|^test_monitored_barrier_[fw]"),
 }
 LEAST = {
-    "3 ranks, quick": 6,
     "3 ranks, a": 40,
     "3 ranks, b to c": 8,
     "3 ranks, d": 4,
@@ -68,7 +63,7 @@ def torch_tests(backend: str, ranks: int, pattern: str, folder: Path) -> list[di
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.parametrize("part", full(PARTS, quick=1))
+@pytest.mark.parametrize("part", full(PARTS))
 def test_pytorchs_own_tests(part: str, tmp_path: Path) -> None:
     pytest.importorskip("expecttest")
     ended = torch_tests("pgasdl", *PARTS[part], tmp_path)
@@ -96,7 +91,7 @@ def test_pytorchs_own_tests(part: str, tmp_path: Path) -> None:
 WAYS = {"ddp": 1, "fsdp resumed mesh": 3}
 
 
-@pytest.mark.parametrize("ways", full(WAYS, quick=1))
+@pytest.mark.parametrize("ways", full(WAYS))
 def test_programs_train_the_same_over_pgasdl_and_gloo(ways: str) -> None:
     """DDP; FSDP2, a checkpoint of it, tensor parallel layers, DTensor."""
     program = jobs.PROGRAMS / "distributed_training.py"

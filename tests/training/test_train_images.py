@@ -61,7 +61,7 @@ def test_the_loss_falls_alike_in_single_precision() -> None:
         np.testing.assert_allclose(trained(size, "")[0].losses, one.losses, rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize("size", full([2, 3], quick=1))
+@pytest.mark.parametrize("size", full([2, 3]))
 def test_the_same_bits_on_every_transport_and_in_every_run(size: int, tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
     program = APPS / "train_images.py"
