@@ -155,38 +155,25 @@ bool Context::look_after_streams(bool a_rank_is_lost) {
   return queued_streams_.look() && waits_are_over;
 }
 
-void Context::require_usable() const {
-  if (inherited()) [[unlikely]] {
+void Context::refuse_use() const {
+  if (inherited()) {
     throw Error(ErrorKind::kClosed,
                 text("rank ", rank_,
                      "'s context belongs to the parent process: a forked child "
                      "cannot use it (start workers with spawn, or keep pgasdl out of them)"));
   }
-  if (closed()) [[unlikely]] {
-    throw Error(ErrorKind::kClosed, text("rank ", rank_, "'s context is closed"));
-  }
+  throw Error(ErrorKind::kClosed, text("rank ", rank_, "'s context is closed"));
 }
 
-void Context::require_peer(Rank peer, const char* operation) const {
-  require_usable();
-  if (peer < 0 || peer >= size_) [[unlikely]] {
-    throw Error(ErrorKind::kRank,
-                text(operation, " to rank ", peer, ": ranks are 0 to ", size_ - 1));
-  }
-  liveness_.require(peer, operation);
-  if (liveness_.health(rank_) != Health::kHealthy) [[unlikely]] {
-    liveness_.require(rank_, operation);
-  }
+void Context::refuse_rank(Rank peer, const char* operation) const {
+  throw Error(ErrorKind::kRank, text(operation, " to rank ", peer, ": ranks are 0 to ", size_ - 1));
 }
 
-Context::Queue& Context::queue_at(QueueId queue) {
-  if (queue >= options_.queues || !queues_[queue].exists.load(std::memory_order_relaxed)) {
-    throw Error(ErrorKind::kQueue, text("queue ", queue,
-                                        " does not exist (queue_create() makes "
-                                        "one, at most ",
-                                        options_.queues, ")"));
-  }
-  return queues_[queue];
+void Context::refuse_queue(QueueId queue) const {
+  throw Error(ErrorKind::kQueue, text("queue ", queue,
+                                      " does not exist (queue_create() makes "
+                                      "one, at most ",
+                                      options_.queues, ")"));
 }
 
 QueueId Context::queue_create() {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +35,9 @@ struct Pair {
   const Slice* local;
   const Slice* remote;
 };
+
+// What a transport gets for them; throws as operations do.
+std::vector<Transfer> checked_list(std::span<const Pair> pairs, Rank peer, bool write);
 
 class Context {
  public:
@@ -132,10 +136,19 @@ class Context {
   QueueId plan_queue() const { return options_.queues + 1; }
 
   // This process is a forked child of the one that made the context: it has none of its threads.
-  bool inherited() const { return fork_depth() != fork_depth_; }
+  bool inherited() const { return forked_since(fork_depth_); }
   // Throws unless the context can be used by this process now.
-  void require_usable() const;
-  void require_peer(Rank peer, const char* operation) const;
+  void require_usable() const {
+    if (inherited() || closed()) [[unlikely]]
+      refuse_use();
+  }
+  void require_peer(Rank peer, const char* operation) const {
+    require_usable();
+    if (peer < 0 || peer >= size_) [[unlikely]]
+      refuse_rank(peer, operation);
+    liveness_.require(peer, operation);
+    liveness_.require(rank_, operation);
+  }
 
  private:
   struct Queue {
@@ -146,16 +159,25 @@ class Context {
   void drain(Deadline deadline);
   // True if nothing is left of what was enqueued on streams.
   bool look_after_streams(bool a_rank_is_lost);
-  Queue& queue_at(QueueId queue);
+  [[noreturn]] void refuse_use() const;
+  [[noreturn]] void refuse_rank(Rank peer, const char* operation) const;
+  [[noreturn]] void refuse_queue(QueueId queue) const;
+  Queue& queue_at(QueueId queue) {
+    if (queue >= options_.queues || !queues_[queue].exists.load(std::memory_order_relaxed))
+        [[unlikely]] {
+      refuse_queue(queue);
+    }
+    return queues_[queue];
+  }
   Outcome take_place(QueueId id, Queue& queue, Deadline deadline);
   static void give_back(Queue& queue, std::uint32_t places);
   template <typename Post>
   Outcome post(QueueId queue, Rank peer, Deadline deadline, Post&& try_post);
+  // Where the first try did not go through.
+  Outcome post_later(const std::function<bool()>& in_turn, Deadline deadline);
   RemoteFlag checked_flag(const Segment& segment, Rank peer, std::uint64_t notification,
                           std::uint64_t value) const;
   static const FlagWord& own_word(const Segment& segment, std::uint64_t notification);
-  std::span<const Transfer> checked(std::span<const Pair> pairs, Rank peer, bool write,
-                                    std::vector<Transfer>& list, Transfer& single) const;
 
   const Rank rank_;
   const Rank size_;

@@ -6,45 +6,114 @@
 namespace pgasdl {
 namespace {
 
+// Messages are made out of line: every operation has all of these checks inline.
+[[noreturn, gnu::noinline]] void refuse_notification(const Segment& segment, std::uint64_t limit,
+                                                     std::uint64_t notification) {
+  throw Error(ErrorKind::kNotification, text("notification ", notification, " of segment ",
+                                             segment.id(), ": ids run from 0 to ", limit, " - 1"));
+}
+
 void check_notification(const Segment& segment, std::uint64_t limit, std::uint64_t notification) {
-  if (notification >= limit) [[unlikely]] {
-    throw Error(ErrorKind::kNotification,
-                text("notification ", notification, " of segment ", segment.id(),
-                     ": ids run from 0 to ", limit, " - 1"));
-  }
+  if (notification >= limit) [[unlikely]]
+    refuse_notification(segment, limit, notification);
+}
+
+[[noreturn, gnu::noinline]] void refuse_value(std::uint64_t value) {
+  throw Error(ErrorKind::kNotification,
+              text("notification value ", value, ": 1 to 2**32 - 1; 0 means \"not raised\""));
 }
 
 void check_value(std::uint64_t value) {
-  if (value == 0 || value > UINT32_MAX) [[unlikely]] {
-    throw Error(ErrorKind::kNotification,
-                text("notification value ", value, ": 1 to 2**32 - 1; 0 means \"not raised\""));
-  }
+  if (value == 0 || value > UINT32_MAX) [[unlikely]]
+    refuse_value(value);
+}
+
+[[noreturn, gnu::noinline]] void refuse_absent(const Segment& segment, Rank peer) {
+  throw Error(ErrorKind::kRank,
+              text("rank ", peer, " has no copy of segment ", segment.id(), ": not in its group"));
 }
 
 const RemoteSegment& remote_of(const Segment& segment, Rank peer) {
   const RemoteSegment* remote = segment.remote(peer);
-  if (remote == nullptr) [[unlikely]] {
-    throw Error(ErrorKind::kRank, text("rank ", peer, " has no copy of segment ", segment.id(),
-                                       ": not in its group"));
-  }
+  if (remote == nullptr) [[unlikely]]
+    refuse_absent(segment, peer);
   return *remote;
 }
 
+[[noreturn, gnu::noinline]] void refuse_deleted(const Segment& segment) {
+  throw Error(ErrorKind::kSegment, text("segment ", segment.id(), " was deleted on this rank"));
+}
+
 void require_present(const Segment& segment) {
-  if (segment.deleted()) [[unlikely]] {
-    throw Error(ErrorKind::kSegment, text("segment ", segment.id(), " was deleted on this rank"));
-  }
+  if (segment.deleted()) [[unlikely]]
+    refuse_deleted(segment);
+}
+
+[[noreturn, gnu::noinline]] void refuse_bounds(const char* side, const Slice& slice,
+                                               std::uint64_t limit) {
+  throw Error(ErrorKind::kSegment, text(side, " slice [", slice.offset, ":", slice.offset, "+",
+                                        slice.bytes, "] leaves segment ", slice.segment->id(),
+                                        ", which has ", limit, " bytes there"));
 }
 
 void check_bounds(const char* side, const Slice& slice, std::uint64_t limit) {
-  if (slice.offset > limit || slice.bytes > limit - slice.offset) [[unlikely]] {
-    throw Error(ErrorKind::kSegment, text(side, " slice [", slice.offset, ":", slice.offset, "+",
-                                          slice.bytes, "] leaves segment ", slice.segment->id(),
-                                          ", which has ", limit, " bytes there"));
-  }
+  if (slice.offset > limit || slice.bytes > limit - slice.offset) [[unlikely]]
+    refuse_bounds(side, slice, limit);
 }
 
+[[noreturn, gnu::noinline]] void refuse_lengths(std::uint64_t local, std::uint64_t remote,
+                                                bool write) {
+  throw Error(ErrorKind::kSegment,
+              text(write ? "source" : "target", " slice has ", local, " bytes, ",
+                   write ? "target" : "source", " slice ", remote));
+}
+
+Transfer checked_pair(const Pair& pair, Rank peer, bool write) {
+  const Slice& local = *pair.local;
+  const Slice& remote = *pair.remote;
+  require_present(*local.segment);
+  const RemoteSegment& there = remote_of(*remote.segment, peer);
+  if (local.bytes != remote.bytes) [[unlikely]]
+    refuse_lengths(local.bytes, remote.bytes, write);
+  check_bounds(write ? "source" : "target", local, local.segment->bytes());
+  check_bounds(write ? "target" : "source", remote, there.bytes);
+  return {&local.segment->local(), local.offset, &there, remote.offset, local.bytes};
+}
+
+// The transfers of checked pairs; one needs no memory.
+class Transfers {
+ public:
+  Transfers(std::span<const Pair> pairs, Rank peer, bool write) {
+    if (pairs.size() == 1) [[likely]] {
+      single_ = checked_pair(pairs[0], peer, write);
+      transfers_ = {&single_, 1};
+    } else if (!pairs.empty()) {
+      list_ = checked_list(pairs, peer, write);
+      transfers_ = list_;
+    }
+  }
+  Transfers(const Transfers&) = delete;
+  Transfers& operator=(const Transfers&) = delete;
+  std::span<const Transfer> get() const { return transfers_; }
+
+ private:
+  Transfer single_;
+  std::vector<Transfer> list_;
+  std::span<const Transfer> transfers_;
+};
+
 }  // namespace
+
+std::vector<Transfer> checked_list(std::span<const Pair> pairs, Rank peer, bool write) {
+  if (pairs.size() > kMaxListElements) {
+    throw Error(ErrorKind::kSegment,
+                text("a list of ", pairs.size(), " transfers: at most ", kMaxListElements));
+  }
+  std::vector<Transfer> list;
+  list.reserve(pairs.size());
+  for (const Pair& pair : pairs) list.push_back(checked_pair(pair, peer, write));
+  return list;
+}
 
 Outcome Context::take_place(QueueId id, Queue& queue, Deadline deadline) {
   std::uint32_t used = queue.used.load(std::memory_order_relaxed);
@@ -76,14 +145,7 @@ Outcome Context::post(QueueId id, Rank peer, Deadline deadline, Post&& try_post)
   try {
     if (in_turn()) [[likely]]
       return Outcome::kDone;
-    const Waiter::Expectation expectation(&waiter_);
-    const Outcome outcome = waiter_.until(
-        [&] {
-          if (progresses_) transport_->progress();
-          return in_turn();
-        },
-        deadline, "posting");
-    if (outcome == Outcome::kDone) return outcome;
+    if (post_later(in_turn, deadline) == Outcome::kDone) return Outcome::kDone;
   } catch (...) {
     give_back(queue, 1);
     throw;
@@ -92,57 +154,32 @@ Outcome Context::post(QueueId id, Rank peer, Deadline deadline, Post&& try_post)
   return transport_->connecting(id, peer) ? Outcome::kConnecting : Outcome::kFull;
 }
 
-std::span<const Transfer> Context::checked(std::span<const Pair> pairs, Rank peer, bool write,
-                                           std::vector<Transfer>& list, Transfer& single) const {
-  if (pairs.size() > kMaxListElements) {
-    throw Error(ErrorKind::kSegment,
-                text("a list of ", pairs.size(), " transfers: at most ", kMaxListElements));
-  }
-  if (pairs.size() > 1) list.reserve(pairs.size());
-  for (const Pair& pair : pairs) {
-    const Slice& local = *pair.local;
-    const Slice& remote = *pair.remote;
-    require_present(*local.segment);
-    const RemoteSegment& there = remote_of(*remote.segment, peer);
-    if (local.bytes != remote.bytes) [[unlikely]] {
-      throw Error(ErrorKind::kSegment,
-                  text(write ? "source" : "target", " slice has ", local.bytes, " bytes, ",
-                       write ? "target" : "source", " slice ", remote.bytes));
-    }
-    check_bounds(write ? "source" : "target", local, local.segment->bytes());
-    check_bounds(write ? "target" : "source", remote, there.bytes);
-    const Transfer transfer{&local.segment->local(), local.offset, &there, remote.offset,
-                            local.bytes};
-    if (pairs.size() == 1) {
-      single = transfer;
-    } else {
-      list.push_back(transfer);
-    }
-  }
-  return pairs.size() == 1 ? std::span<const Transfer>(&single, 1)
-                           : std::span<const Transfer>(list);
+Outcome Context::post_later(const std::function<bool()>& in_turn, Deadline deadline) {
+  const Waiter::Expectation expectation(&waiter_);
+  return waiter_.until(
+      [&] {
+        if (progresses_) transport_->progress();
+        return in_turn();
+      },
+      deadline, "posting");
 }
 
 Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {
   require_peer(peer, "write");
-  std::vector<Transfer> list;
-  Transfer single;
-  const auto transfers = checked(pairs, peer, true, list, single);
+  const Transfers transfers(pairs, peer, true);
   recorder_.record(Operation::kWrite, peer, pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0,
                    pairs.empty() ? 0 : pairs[0].local->bytes);
   return post(queue, peer, deadline,
-              [&] { return transport_->post_write(queue, peer, transfers, nullptr); });
+              [&] { return transport_->post_write(queue, peer, transfers.get(), nullptr); });
 }
 
 Outcome Context::read(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {
   require_peer(peer, "read");
-  std::vector<Transfer> list;
-  Transfer single;
-  const auto transfers = checked(pairs, peer, false, list, single);
+  const Transfers transfers(pairs, peer, false);
   recorder_.record(Operation::kRead, peer, pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0,
                    pairs.empty() ? 0 : pairs[0].local->bytes);
   return post(queue, peer, deadline,
-              [&] { return transport_->post_read(queue, peer, transfers, nullptr); });
+              [&] { return transport_->post_read(queue, peer, transfers.get(), nullptr); });
 }
 
 Outcome Context::notify(Rank peer, const Segment& segment, std::uint64_t notification,
@@ -168,23 +205,19 @@ Outcome Context::write_notify(std::span<const Pair> pairs, Rank peer, const Segm
                               std::uint64_t notification, std::uint64_t value, QueueId queue,
                               Deadline deadline) {
   require_peer(peer, "write_notify");
-  std::vector<Transfer> list;
-  Transfer single;
-  const auto transfers = checked(pairs, peer, true, list, single);
+  const Transfers transfers(pairs, peer, true);
   const RemoteFlag flag = checked_flag(segment, peer, notification, value);
   recorder_.record(pairs.empty() ? Operation::kNotify : Operation::kWriteNotify, peer, segment.id(),
                    notification, pairs.empty() ? 0 : pairs[0].local->bytes);
   return post(queue, peer, deadline,
-              [&] { return transport_->post_write(queue, peer, transfers, &flag); });
+              [&] { return transport_->post_write(queue, peer, transfers.get(), &flag); });
 }
 
 Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                              std::uint64_t notification, std::uint64_t value, QueueId queue,
                              Deadline deadline) {
   require_peer(peer, "read_notify");
-  std::vector<Transfer> list;
-  Transfer single;
-  const auto transfers = checked(pairs, peer, false, list, single);
+  const Transfers transfers(pairs, peer, false);
   require_present(segment);
   check_notification(segment, segment.notifications(), notification);
   check_value(value);
@@ -193,7 +226,7 @@ Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segme
   recorder_.record(Operation::kReadNotify, peer, segment.id(), notification,
                    pairs.empty() ? 0 : pairs[0].local->bytes);
   return post(queue, peer, deadline,
-              [&] { return transport_->post_read(queue, peer, transfers, &flag); });
+              [&] { return transport_->post_read(queue, peer, transfers.get(), &flag); });
 }
 
 bool Context::complete(QueueId id) {

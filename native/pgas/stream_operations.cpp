@@ -29,9 +29,7 @@ std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
                                                 QueueId queue, Deadline deadline) {
   require_peer(peer, "write_notify");
   stream_waits_.require();
-  std::vector<Transfer> list;
-  Transfer single;
-  const auto transfers = checked(pairs, peer, true, list, single);
+  const std::vector<Transfer> transfers = checked_list(pairs, peer, true);
   const RemoteFlag flag = checked_flag(*segment, peer, notification, value);
   if (flag.remote->region == nullptr) return std::nullopt;
   for (const Transfer& transfer : transfers) {

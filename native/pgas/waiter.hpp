@@ -52,6 +52,18 @@ class Waiter {
   template <typename Ready, typename Slow>
   Outcome until(Ready&& ready, Slow&& slow, Deadline deadline, const char* what) {
     if (ready()) return Outcome::kDone;
+    return until_later(ready, slow, deadline, what);
+  }
+  template <typename Ready>
+  Outcome until(Ready&& ready, Deadline deadline, const char* what) {
+    return until(ready, [] {}, deadline, what);
+  }
+
+ private:
+  // Out of line: what is there at the first look needs none of it.
+  template <typename Ready, typename Slow>
+  [[gnu::noinline]] Outcome until_later(Ready& ready, Slow& slow, Deadline deadline,
+                                        const char* what) {
     check(what);
     const auto ready_after_all = [&] {
       try {
@@ -125,12 +137,6 @@ class Waiter {
       if (ready()) return Outcome::kDone;
     }
   }
-  template <typename Ready>
-  Outcome until(Ready&& ready, Deadline deadline, const char* what) {
-    return until(ready, [] {}, deadline, what);
-  }
-
- private:
   std::uint64_t ticks_of(Nanoseconds time) const {
     return static_cast<std::uint64_t>(static_cast<double>(time.count()) *
                                       ticks_per_ns_.load(std::memory_order_relaxed));

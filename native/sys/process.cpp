@@ -17,9 +17,6 @@
 namespace pgasdl {
 namespace {
 
-// The one process-wide variable of the library: only the child of a fork can tell that it is one.
-std::atomic<std::uint64_t> depth{0};
-
 UniqueFd open_status(pid_t pid) {
   return UniqueFd(open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
 }
@@ -102,9 +99,9 @@ std::string host_identity() {
 
 std::uint64_t fork_depth() {
   static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { depth.fetch_add(1, std::memory_order_relaxed); });
+      pthread_atfork(nullptr, nullptr, [] { n_forks.fetch_add(1, std::memory_order_relaxed); });
   (void)registered;
-  return depth.load(std::memory_order_relaxed);
+  return n_forks.load(std::memory_order_relaxed);
 }
 
 }  // namespace pgasdl

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -62,5 +63,11 @@ std::string host_identity();
 // How many forks lie between this process and the one that loaded the library. Objects remember it
 // at birth and refuse to work in a child.
 std::uint64_t fork_depth();
+// One for the whole process: only the child of a fork can tell that it is one.
+inline std::atomic<std::uint64_t> n_forks{0};
+// For objects that remember one: an inline look.
+inline bool forked_since(std::uint64_t depth) {
+  return n_forks.load(std::memory_order_relaxed) != depth;
+}
 
 }  // namespace pgasdl
