@@ -23,12 +23,12 @@ def agree_on_reading(group: Group, steps: Steps) -> None:
     Members read a random number of each other's: a process that has a peer's number in another
     container is not taken for the peer.
     """
-    if group.unreadable is not None:
+    # A step, too: a call that goes on repeats the steps that it has made, and no others.
+    if steps(lambda: group.unreadable) is not None:
         return
     if not group.mapped:
         group.unreadable = "their directory of arrays is not mapped"
         return
-
     proof = steps(lambda: ctypes.create_string_buffer(os.urandom(_PROOF_BYTES), _PROOF_BYTES))
     group.context._admit_readers()
     words = f"{ctypes.addressof(proof)} {proof.raw.hex()}".encode()
