@@ -21,6 +21,8 @@ import pytest
 from contract_pool import Pool, judged
 from support import cuda_double, mpi_rows
 
+from pgasdl.plans import PlanSpec
+
 Program = Callable[..., Any]
 
 # Settings of every job: no wait outlasts the deadline of its test.
@@ -108,6 +110,12 @@ TRANSPORTS = (
 ORDERING = (*TRANSPORTS, _adversary(2), _adversary(3, refuse=2))
 PROCESSES = tuple(row for row in TRANSPORTS if not row.threads)
 MAPPED = tuple(row for row in TRANSPORTS if row.name in ("shm", "loopback", "adversary-1"))
+
+
+def can_run(ctx: Any, spec: PlanSpec) -> bool:
+    """Whether ranks reach each other's memory as a plan needs it."""
+    reads = ctx.transport_of(0) in ("shm", "loopback")
+    return not spec.mapped or (ctx.mapped and (reads or not spec.reads))
 
 
 # The rows that ``pytest`` runs without --full, with two ranks each where a test allows it.

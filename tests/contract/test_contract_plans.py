@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from contract_harness import ORDERING, contract
+from contract_harness import ORDERING, can_run, contract
 
 import pgasdl
 from pgasdl.plans import EXCHANGES, PLANS, blocks
@@ -35,7 +35,7 @@ COUNTS = (0, 1, 37, 1001)
 def runs(ctx: Any, kind: str, *, wire: bool = False) -> Iterator[tuple[str, dict[str, int]]]:
     """Plans of a kind, with options, that this transport can run."""
     for name, spec in PLANS.items():
-        if kind not in spec.kinds or (spec.mapped and not ctx.mapped) or (wire and not spec.wire):
+        if kind not in spec.kinds or not can_run(ctx, spec) or (wire and not spec.wire):
             continue
         for options in ({}, *(OPTIONS.get(name, ()) if ctx.size > 2 else ())):
             if options.get("direct", 0) and (wire or not ctx.mapped):

@@ -31,7 +31,10 @@ COMPLETING = {
         ("do", ["doctor"]),
         ("bench ", ["write_notify", "allreduce", "model", "rdma", "mpi", "plans"]),
         ("bench allreduce --peers mpich,g", ["mpich,gloo"]),
-        ("bench allreduce --plan gdraa-", ["gdraa-direct", "gdraa-nodes", "gdraa-private", "gdraa-read"]),
+        (
+            "bench allreduce --plan gdraa-",
+            ["gdraa-direct", "gdraa-nodes", "gdraa-private", "gdraa-read"],
+        ),
         ("bench model res", ["resnet50"]),
         ("run --transport ", ["auto", "shm", "verbs", "mpi", "loopback"]),
         ("run --mpi o", ["openmpi"]),
