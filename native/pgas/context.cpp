@@ -60,6 +60,7 @@ void Context::connect(const std::vector<std::string>& endpoints) {
     throw Error(ErrorKind::kMismatch,
                 text("endpoints of ", endpoints.size(), " ranks for a job of ", size_));
   }
+  const std::uint64_t here = host();
   for (Rank peer = 0; peer < size_; ++peer) {
     std::string_view endpoint = endpoints[static_cast<std::size_t>(peer)];
     const auto introduction = take_packed<Introduction>(endpoint, "endpoint", peer);
@@ -68,7 +69,7 @@ void Context::connect(const std::vector<std::string>& endpoints) {
                                              introduction.passive_bytes, ", rank ", rank_, " with ",
                                              options_.passive_bytes, ": all ranks need the same"));
     }
-    pids_[static_cast<std::size_t>(peer)] = introduction.host == host() ? introduction.pid : 0;
+    pids_[static_cast<std::size_t>(peer)] = introduction.host == here ? introduction.pid : 0;
     transport_->connect(peer, std::string(endpoint));
   }
 }

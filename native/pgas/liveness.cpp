@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 
 #include <cerrno>
@@ -21,8 +22,9 @@ Liveness::Liveness(Rank rank, Rank size, const Options& options)
       size_(size),
       options_(options),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      endings_(epoll_create1(EPOLL_CLOEXEC)),
       accepted_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(size))) {
-  if (!wake_) throw_system("eventfd", errno);
+  if (!wake_ || !endings_) throw_system("eventfd or epoll", errno);
   if (options.stopped_after * 1e3 < kLeastHeartbeats * options.heartbeat_ms) {
     throw Error(ErrorKind::kSystem,
                 text("a heartbeat every ", options.heartbeat_ms, " ms and stopped_after ",
@@ -52,7 +54,7 @@ void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> p
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
     beats_[peer].at = last_look_;
     if (pids[peer] == 0 || static_cast<Rank>(peer) == rank_) continue;
-    processes_[peer] = ProcessWatch(pids[peer]);
+    watch_process(peer, pids[peer]);
   }
   look_at_processes();
   eventfd_write(wake_.get(), 1);
@@ -67,17 +69,11 @@ void Liveness::stop() {
 
 void Liveness::run() {
   pthread_setname_np(pthread_self(), "pgasdl-watch");
+  bool takes_leave = false;
   while (!stopping_.load(std::memory_order_acquire)) {
-    std::vector<pollfd> watched;
-    watched.push_back({wake_.get(), POLLIN, 0});
-    watched.push_back({transport_->service_descriptor(), POLLIN, 0});
-    {
-      const std::unique_lock lock(watch_mutex_, std::try_to_lock);
-      for (std::size_t peer = 0; lock.owns_lock() && peer < processes_.size(); ++peer) {
-        const int descriptor = processes_[peer].descriptor();
-        if (descriptor >= 0) watched.push_back({descriptor, POLLIN, 0});
-      }
-    }
+    std::array<pollfd, 3> watched{{{wake_.get(), POLLIN, 0},
+                                   {transport_->service_descriptor(), POLLIN, 0},
+                                   {takes_leave ? -1 : endings_.get(), POLLIN, 0}}};
     const int period = post_last_words() ? static_cast<int>(options_.heartbeat_ms) : 1;
     poll(watched.data(), watched.size(), period);
     if (watched[0].revents != 0) {
@@ -86,7 +82,8 @@ void Liveness::run() {
     }
     if (watched[1].revents != 0) transport_->service();
     const std::unique_lock lock(watch_mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) {
+    takes_leave = !lock.owns_lock();
+    if (takes_leave) {
       // This rank takes leave: a lost peer may keep it in the transport, which ends that from here.
       transport_->progress();
       continue;
@@ -100,14 +97,32 @@ void Liveness::run() {
   }
 }
 
-void Liveness::look_at_processes() {
-  for (std::size_t peer = 0; peer < processes_.size(); ++peer) {
-    if (!processes_[peer].ended()) continue;
-    processes_[peer] = {};
-    if (health(static_cast<Rank>(peer)) == Health::kHealthy) {
-      report(static_cast<Rank>(peer), Health::kDied);
-    }
+void Liveness::watch_process(std::size_t peer, pid_t pid) {
+  processes_[peer] = ProcessWatch(pid);
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = peer}};
+  const int descriptor = processes_[peer].descriptor();
+  if (descriptor < 0 || epoll_ctl(endings_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) {
+    unpolled_.push_back(peer);
   }
+}
+
+void Liveness::look_at_processes() {
+  std::erase_if(unpolled_, [&](std::size_t peer) { return take_note(peer); });
+  std::array<epoll_event, 64> events;
+  const int n = epoll_wait(endings_.get(), events.data(), static_cast<int>(events.size()), 0);
+  for (int i = 0; i < n; ++i) take_note(static_cast<std::size_t>(events[i].data.u64));
+}
+
+bool Liveness::take_note(std::size_t peer) {
+  if (!processes_[peer].ended()) return false;
+  // A forked child may share the descriptor: closing ours would not end its place in the set.
+  const int descriptor = processes_[peer].descriptor();
+  if (descriptor >= 0) epoll_ctl(endings_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
+  processes_[peer] = {};
+  if (health(static_cast<Rank>(peer)) == Health::kHealthy) {
+    report(static_cast<Rank>(peer), Health::kDied);
+  }
+  return true;
 }
 
 void Liveness::look_at_heartbeats() {

@@ -103,7 +103,9 @@ class Liveness {
 
  private:
   void run();
+  void watch_process(std::size_t peer, pid_t pid);
   void look_at_processes();
+  bool take_note(std::size_t peer);
   void look_at_heartbeats();
   void exchange_gossip();
   void tell_gossip();
@@ -117,7 +119,8 @@ class Liveness {
   const Options options_;
   Transport* transport_ = nullptr;
   std::function<void()> look_after_streams_;
-  UniqueFd wake_;  // eventfd: stop, or peers to watch were added
+  UniqueFd wake_;     // eventfd: stop, or peers to watch were added
+  UniqueFd endings_;  // epoll: tells which of many processes have ended, at the price of one
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   ControlBlock* own_ = nullptr;
@@ -127,6 +130,7 @@ class Liveness {
   std::mutex watch_mutex_;  // of what follows
   std::vector<ControlBlock*> blocks_;
   std::vector<ProcessWatch> processes_;
+  std::vector<std::size_t> unpolled_;  // peers whose process has to be looked at
   struct Beat {
     std::uint64_t last = 0;
     Clock::time_point at;

@@ -148,7 +148,8 @@ def start(
     plans = ", ".join(plugins.names())
     own = RankInfo.here(launch, config, asked, str(policy), plans, mpi is not None)
     told = store.exchange("rank", own.encoded(), config.timeout)
-    ranks = list(map(RankInfo.decoded, told))
+    decoded = {words: RankInfo.decoded(words) for words in dict.fromkeys(told)}
+    ranks = [decoded[words] for words in told]
     require_one_selection(launch.rank, ranks)
     near = frozenset() if mpi is None else frozenset(mpi.near)
     topology = topology_of(launch, ranks, mapped=mapped, near=near)

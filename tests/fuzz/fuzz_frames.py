@@ -115,4 +115,4 @@ def _requests(given: Input) -> None:
     for connection in connections:
         table.forget_all(connection)
         assert not connection.waiting
-    assert not table._waiters
+    assert not table._waiters and not table._questions

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <thread>
 
 #include "memory/device_stream.hpp"
 #include "reduce/copy.hpp"
@@ -111,8 +112,12 @@ void copy_bytes(std::byte* to, const std::byte* from, const Transfer& transfer) 
 ShmTransport::ShmTransport(Rank rank, Rank size, const std::string& token)
     : rank_(rank), token_(checked_token(token)), peers_(static_cast<std::size_t>(size)) {
   register_wake_words();
-  socket_.reset(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  socket_.reset(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket_) throw_system("an AF_UNIX socket", errno);
+  const timeval patience{1, 0};
+  if (setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) != 0) {
+    throw_system("SO_SNDTIMEO", errno);
+  }
   const int on = 1;
   if (setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
     throw_system("SO_PASSCRED", errno);
@@ -146,7 +151,10 @@ void ShmTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
 
 std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
   if (segment.bound && segment.device == kHost) admit_peers(true);
-  for (Rank peer : peers) {
+  // Each begins with the rank after it: a mailbox holds few, and all would fill the same one.
+  const auto self = std::ranges::lower_bound(peers, rank_) - peers.begin();
+  for (std::size_t i = 0; i < peers.size(); ++i) {
+    const Rank peer = peers[(static_cast<std::size_t>(self) + i) % peers.size()];
     if (peer == rank_) continue;
     offer(segment.id, Part::kHost, segment.descriptor, peer);
     if (segment.device_descriptor) {
@@ -215,7 +223,8 @@ void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& offered, 
   header->cmsg_len = CMSG_LEN(sizeof(int));
   const int descriptor = offered.get();
   std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-  // A full mailbox is emptied by the peer's service thread, which runs whatever the peer does.
+  // The kernel waits while the mailbox is full. The peer's service thread empties it, whatever the
+  // peer does.
   const Deadline deadline = Deadline::in(10);
   while (sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) {
     if (errno == ECONNREFUSED || errno == ENOENT) return;  // gone: attach and liveness will say so
@@ -225,8 +234,7 @@ void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& offered, 
     if (deadline.passed()) {
       throw Error(ErrorKind::kSystem, text("rank ", peer, " does not take our segment's handle"));
     }
-    pollfd writable{socket_.get(), POLLOUT, 0};
-    poll(&writable, 1, 1);
+    if (errno == ETOOMANYREFS) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
@@ -241,7 +249,7 @@ void ShmTransport::service() {
     message.msg_iovlen = 1;
     message.msg_control = control;
     message.msg_controllen = sizeof control;
-    const ssize_t received = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+    const ssize_t received = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (received < 0) return;  // nothing more
     UniqueFd descriptor;
     bool same_user = false;

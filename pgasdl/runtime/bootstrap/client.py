@@ -24,7 +24,7 @@ from pgasdl.runtime.bootstrap.channel import (
 )
 from pgasdl.runtime.bootstrap.entry import admit
 from pgasdl.runtime.bootstrap.store import LOOK_SECONDS, RankState, Store, bitmap, describe_missing
-from pgasdl.runtime.bootstrap.table import GATHER_OPTIONS, GET_OPTIONS, LENGTH, NOBODY
+from pgasdl.runtime.bootstrap.table import AS_BEFORE, GATHER_OPTIONS, GET_OPTIONS, NOBODY, NUMBER
 
 _STATUS_SECONDS = 0.5
 _T = TypeVar("_T")
@@ -328,11 +328,15 @@ def _rank_in(body: bytes) -> int:
 
 
 def _values_in(body: bytes) -> list[bytes]:
-    values = []
+    values: list[bytes] = []
     place = 0
     while place < len(body):
-        (length,) = LENGTH.unpack_from(body, place)
-        place += LENGTH.size + length
+        (length,) = NUMBER.unpack_from(body, place)
+        place += NUMBER.size
+        if length == AS_BEFORE and values:
+            values.append(values[-1])
+            continue
+        place += length
         if place > len(body):
             raise ValueError("a cut value")
         values.append(body[place - length : place])

@@ -160,8 +160,8 @@ class StoreServer:
                 for key, events in self._selector.select(timeout):
                     key.data(events)
                 now = time.monotonic()
-                for connection in [c for c in self._pending if c.deadline <= now]:
-                    self._drop(connection, "no proof in time")
+                while self._pending and (oldest := next(iter(self._pending))).deadline <= now:
+                    self._drop(oldest, "no proof in time")
         finally:
             for connection in list(self._connections):
                 self._drop(connection, "the store closes")
@@ -338,7 +338,7 @@ class StoreServer:
             self._ranks[rank] = None
             self._states[rank] = RankState.CLOSED if connection.said_bye else RankState.LOST
             self._changed.notify_all()
-        self._table.announce_end(rank, list(self._connections))
+        self._table.announce_end(rank)
 
     def _close_in_child(self) -> None:
         # A forked worker must not keep the ranks' connections open. No unregister: the selector

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from pgasdl.runtime.bootstrap.channel import (
     MAX_BODY,
@@ -24,35 +23,53 @@ MAX_STORED = 256 << 20
 NOBODY = 0xFFFFFFFF
 GET_OPTIONS = struct.Struct("!BI")  # wait?, owner
 GATHER_OPTIONS = struct.Struct("!BI")  # wait?, how many of the values are known already
-LENGTH = struct.Struct("!I")
+NUMBER = struct.Struct("!I")  # a rank, or the length of a value
+AS_BEFORE = 0xFFFFFFFF  # in place of a length: the value is that of the rank before
 
 Key = tuple[int, bytes]  # generation of the context, name
+Identity = tuple[int, FrameKind, bytes]  # generation, kind, body without its first byte
 
 
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """A request for the values of several ranks; one answer has them all."""
+class Question:
+    """What one or more requests wait for: the values of some keys.
 
-    ranks: tuple[int, ...]
-    keys: tuple[Key, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that waits for ``key``.
+    All ranks that gather ask the same, so they wait as one, and one answer is made for all.
 
     Attributes
     ----------
-    owner : int
-        The rank that puts it, or NOBODY.
-    index : int
-        Place of ``owner`` among the ranks of ``gathering``; the values before it are there.
+    identity : tuple
+        Generation, kind and body of the requests.
+    keys : tuple[Key, ...]
+        More than one if it is a gather.
+    owners : tuple[int, ...]
+        Of each key the rank that puts it, or NOBODY.
+    n_there : int
+        So many of the first values are there.
+    askers : dict[tuple[Connection, int], None]
+        Connections and numbers of the requests, in order of arrival.
     """
 
-    key: Key
-    owner: int
-    gathering: Gathering | None = None
-    index: int = 0
+    __slots__ = ("askers", "identity", "keys", "n_there", "owners")
+
+    def __init__(self, identity: Identity, keys: tuple[Key, ...], owners: tuple[int, ...]) -> None:
+        self.identity = identity
+        self.keys = keys
+        self.owners = owners
+        self.n_there = 0
+        self.askers: dict[tuple[Connection, int], None] = {}
+
+    @property
+    def owner(self) -> int:
+        """The rank that owes the first missing value."""
+        return self.owners[self.n_there]
+
+    def missing(self, values: Mapping[Key, bytes]) -> Key | None:
+        """Return the first key that has no value yet."""
+        for index in range(self.n_there, len(self.keys)):
+            if self.keys[index] not in values:
+                self.n_there = index
+                return self.keys[index]
+        return None
 
 
 class Connection:
@@ -71,7 +88,7 @@ class Connection:
         self.closing = False
         self.opener: Opener | None = None
         self.sealer: Sealer | None = None
-        self.waiting: dict[int, Waiting] = {}  # by number of the request
+        self.waiting: dict[int, Question] = {}  # by number of the request
 
 
 class Table:
@@ -96,7 +113,9 @@ class Table:
         self._reply = reply
         self._values: dict[Key, bytes] = {}
         self._stored = 0
-        self._waiters: dict[Key, list[tuple[Connection, int]]] = {}
+        self._questions: dict[Identity, Question] = {}
+        self._waiters: dict[Key, list[Question]] = {}  # by the first key that they miss
+        self._answered: tuple[Identity, bytes] | None = None  # the gather answered last
 
     def dispatch(self, connection: Connection, frame: Frame) -> None:
         """Answer one request, now or when its key comes; ProtocolError if it is malformed."""
@@ -104,15 +123,10 @@ class Table:
         if frame.kind is FrameKind.PUT:
             name, value = unpack_key(frame.body)
             self._put(connection, request, (connection.generation, name), value)
-        elif frame.kind is FrameKind.GET:
-            self._get(connection, request, frame.body)
-        elif frame.kind is FrameKind.GATHER:
-            self._gather(connection, request, frame.body)
+        elif frame.kind in (FrameKind.GET, FrameKind.GATHER):
+            self._ask(connection, frame)
         elif frame.kind is FrameKind.DELETE:
-            key = (connection.generation, unpack_key(frame.body)[0])
-            self._stored -= self._size_of(key)
-            self._values.pop(key, None)
-            self._reply(connection, FrameKind.DONE, request, b"")
+            self._delete(connection, request, (connection.generation, unpack_key(frame.body)[0]))
         elif frame.kind is FrameKind.STATES:
             self._reply(connection, FrameKind.VALUE, request, bytes(self._states[: 1 << 16]))
         elif frame.kind is FrameKind.CANCEL:
@@ -127,13 +141,17 @@ class Table:
         for request in list(connection.waiting):
             self._forget(connection, request)
 
-    def announce_end(self, rank: int, connections: Iterable[Connection]) -> None:
+    def announce_end(self, rank: int) -> None:
         """End every request that waits for a key of ``rank``, which ended."""
-        for connection in connections:
-            for request, waiting in list(connection.waiting.items()):
-                if waiting.owner == rank and self._gone(rank, waiting.key[0]):
-                    self._forget(connection, request)
-                    self._reply(connection, FrameKind.GONE, request, struct.pack("!I", rank))
+        hopeless = [
+            question
+            for question in self._questions.values()
+            if question.owner == rank and self._is_hopeless(question)
+        ]
+        for question in hopeless:
+            self._withdraw(question)
+        for question in hopeless:
+            self._tell(question, FrameKind.GONE, NUMBER.pack(rank))
 
     def _put(self, connection: Connection, request: int, key: Key, value: bytes) -> None:
         added = len(key[1]) + len(value) - self._size_of(key)
@@ -141,93 +159,126 @@ class Table:
             self._reply(connection, FrameKind.FAILED, request, b"the store is full")
             return
         self._stored += added
-        self._values[key] = value
-        self._reply(connection, FrameKind.DONE, request, b"")
-        for other, number in self._waiters.pop(key, []):
-            waiting = other.waiting.pop(number, None)
-            if waiting is None:
-                continue  # dropped earlier in this loop
-            if waiting.gathering is None:
-                self._reply(other, FrameKind.VALUE, number, value)
-            else:
-                self._collect(other, number, waiting.gathering, waiting.index + 1)
-
-    def _get(self, connection: Connection, request: int, body: bytes) -> None:
-        if len(body) < GET_OPTIONS.size:
-            raise ProtocolError("cut request")
-        wait, owner = GET_OPTIONS.unpack_from(body)
-        if owner != NOBODY and owner >= len(self._states):
-            raise ProtocolError("no such rank")
-        key = (connection.generation, unpack_key(body[GET_OPTIONS.size :])[0])
         if key in self._values:
-            self._reply(connection, FrameKind.VALUE, request, self._values[key])
-        else:
-            self._await(connection, request, Waiting(key, owner), bool(wait))
+            self._answered = None
+        self._values[key] = value
+        ended = []
+        for question in self._waiters.pop(key, []):
+            missing = question.missing(self._values)
+            if missing is None or self._is_hopeless(question):
+                del self._questions[question.identity]
+                ended.append((question, missing is None))
+            else:
+                self._waiters.setdefault(missing, []).append(question)
+        # A reply may drop a connection: from here on everything is in its place.
+        self._reply(connection, FrameKind.DONE, request, b"")
+        for question, complete in ended:
+            if complete:
+                self._tell(question, FrameKind.VALUE, self._answer(question))
+            else:
+                self._tell(question, FrameKind.GONE, NUMBER.pack(question.owner))
 
-    def _gather(self, connection: Connection, request: int, body: bytes) -> None:
-        if len(body) < GATHER_OPTIONS.size:
-            raise ProtocolError("cut request")
-        wait, n_known = GATHER_OPTIONS.unpack_from(body)
-        name, bits = unpack_key(body[GATHER_OPTIONS.size :])
-        ranks = tuple(r for r in range(8 * len(bits)) if bits[r >> 3] >> (r & 7) & 1)
-        if n_known >= len(ranks) or ranks[-1] >= len(self._states):
-            raise ProtocolError("no such ranks")
-        ranks = ranks[n_known:]
-        keys = tuple((connection.generation, b"%s/%d" % (name, rank)) for rank in ranks)
-        self._collect(connection, request, Gathering(ranks, keys), 0, bool(wait))
+    def _delete(self, connection: Connection, request: int, key: Key) -> None:
+        self._stored -= self._size_of(key)
+        self._values.pop(key, None)
+        self._answered = None
+        self._reply(connection, FrameKind.DONE, request, b"")
 
-    def _collect(
-        self,
-        connection: Connection,
-        request: int,
-        gathering: Gathering,
-        begin: int,
-        wait: bool = True,
-    ) -> None:
-        """Answer if all values are there, else wait for the first missing one from ``begin``."""
-        for index in range(begin, len(gathering.keys)):
-            key = gathering.keys[index]
-            if key not in self._values:
-                waiting = Waiting(key, gathering.ranks[index], gathering, index)
-                self._await(connection, request, waiting, wait)
-                return
-        answer = bytearray()
-        for key in gathering.keys:
-            value = self._values.get(key)
-            # The client asks for the rest: what does not fit, or was deleted meanwhile.
-            if value is None or len(answer) + LENGTH.size + len(value) > MAX_BODY:
-                break
-            answer += LENGTH.pack(len(value)) + value
-        self._reply(connection, FrameKind.VALUE, request, bytes(answer))
-
-    def _await(self, connection: Connection, request: int, waiting: Waiting, wait: bool) -> None:
-        key, owner = waiting.key, waiting.owner
-        if request in connection.waiting:
+    def _ask(self, connection: Connection, frame: Frame) -> None:
+        """Answer if all values are there, else let the request wait."""
+        wait, identity = frame.body[:1] > b"\0", (connection.generation, frame.kind, frame.body[1:])
+        if frame.request in connection.waiting:
             raise ProtocolError("the number of a request that is not answered yet")
-        if owner != NOBODY and self._gone(owner, key[0]):
-            self._reply(connection, FrameKind.GONE, request, struct.pack("!I", owner))
+        if self._answered is not None and self._answered[0] == identity:
+            self._reply(connection, FrameKind.VALUE, frame.request, self._answered[1])
+            return
+        question = self._questions.get(identity) or self._understood(identity)
+        missing = question.missing(self._values)
+        owner = NUMBER.pack(question.owner)
+        if missing is None:
+            self._reply(connection, FrameKind.VALUE, frame.request, self._answer(question))
+        elif self._is_hopeless(question):
+            self._reply(connection, FrameKind.GONE, frame.request, owner)
         elif not wait:
-            self._reply(connection, FrameKind.MISSING, request, struct.pack("!I", owner))
+            self._reply(connection, FrameKind.MISSING, frame.request, owner)
         elif len(connection.waiting) >= MAX_WAITING:
-            self._reply(connection, FrameKind.FAILED, request, b"too many gets at once")
+            self._reply(connection, FrameKind.FAILED, frame.request, b"too many gets at once")
         else:
-            connection.waiting[request] = waiting
-            self._waiters.setdefault(key, []).append((connection, request))
+            connection.waiting[frame.request] = question
+            question.askers[connection, frame.request] = None
+            if identity not in self._questions:
+                self._questions[identity] = question
+                self._waiters.setdefault(missing, []).append(question)
 
-    def _gone(self, owner: int, generation: int) -> bool:
+    def _understood(self, identity: Identity) -> Question:
+        """Return the question in the body of a request; ProtocolError if there is none."""
+        generation, kind, body = identity
+        if len(body) < NUMBER.size:
+            raise ProtocolError("cut request")
+        (number,) = NUMBER.unpack_from(body)  # the second of the options
+        name, bits = unpack_key(body[NUMBER.size :])
+        if kind is FrameKind.GET:
+            if number != NOBODY and number >= len(self._states):
+                raise ProtocolError("no such rank")
+            return Question(identity, ((generation, name),), (number,))
+        ranks = tuple(r for r in range(8 * len(bits)) if bits[r >> 3] >> (r & 7) & 1)
+        if number >= len(ranks) or ranks[-1] >= len(self._states):
+            raise ProtocolError("no such ranks")
+        ranks = ranks[number:]
+        keys = tuple((generation, b"%s/%d" % (name, rank)) for rank in ranks)
+        return Question(identity, keys, ranks)
+
+    def _answer(self, question: Question) -> bytes:
+        if question.identity[1] is FrameKind.GET:
+            return self._values[question.keys[0]]
+        answer = bytearray()
+        last: bytes | None = None
+        for key in question.keys:
+            value = self._values.get(key)
+            added = b"" if value is None else _entry(value, last)
+            # The client asks for the rest: what does not fit, or was deleted meanwhile.
+            if value is None or len(answer) + len(added) > MAX_BODY:
+                break
+            answer += added
+            last = value
+        self._answered = question.identity, bytes(answer)
+        return self._answered[1]
+
+    def _tell(self, question: Question, kind: FrameKind, body: bytes) -> None:
+        """Answer all who asked a question that waits no more."""
+        for connection, request in list(question.askers):
+            if connection.waiting.pop(request, None) is not None:  # else dropped in this loop
+                self._reply(connection, kind, request, body)
+
+    def _is_hopeless(self, question: Question) -> bool:
+        """Whether the rank that owes the first missing value ended before it put that."""
+        owner, generation = question.owner, question.identity[0]
+        if owner == NOBODY:
+            return False
         ended = self._states[owner] in (RankState.CLOSED, RankState.LOST)
         now = self._generations[owner]
         return now > generation or (ended and now == generation)
 
     def _forget(self, connection: Connection, request: int) -> None:
-        waiting = connection.waiting.pop(request, None)
-        if waiting is None:
+        question = connection.waiting.pop(request, None)
+        if question is None:
             return
-        waiters = self._waiters.get(waiting.key, [])
-        if (connection, request) in waiters:
-            waiters.remove((connection, request))
-            if not waiters:
-                del self._waiters[waiting.key]
+        del question.askers[connection, request]
+        if not question.askers and self._questions.get(question.identity) is question:
+            self._withdraw(question)
+
+    def _withdraw(self, question: Question) -> None:
+        del self._questions[question.identity]
+        key = question.keys[question.n_there]
+        waiters = self._waiters[key]
+        waiters.remove(question)
+        if not waiters:
+            del self._waiters[key]
 
     def _size_of(self, key: Key) -> int:
         return len(key[1]) + len(self._values[key]) if key in self._values else 0
+
+
+def _entry(value: bytes, last: bytes | None) -> bytes:
+    """Return a value as it stands in the answer to a gather, where ranks often say the same."""
+    return NUMBER.pack(AS_BEFORE) if value == last else NUMBER.pack(len(value)) + value
