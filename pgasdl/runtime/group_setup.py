@@ -82,12 +82,15 @@ class GroupSetup:
         mine = bitmap(members, context.size)
         key = f"group/{hashlib.sha256(mine).hexdigest()[:32]}/{number}"
         deadline = time.monotonic() + limit
-        self._store.put(f"{key}/{context.rank}", mine + description, limit or None)
+
+        def look() -> None:
+            self._require_nobody_lost(context, "group")
+
         try:
+            self._store.go_on_without(self.accepted, limit or self._store.timeout, look)
+            self._store.put(f"{key}/{context.rank}", mine + description, limit or None)
             remaining = max(0.0, deadline - time.monotonic())
-            values = self._store.gather(
-                key, members, remaining, look=lambda: self._require_nobody_lost(context, "group")
-            )
+            values = self._store.gather(key, members, remaining, look=look)
         except Timeout as error:
             raise Timeout(f"group of ranks {_words(members)}: {error}") from None
         except PeerLost:

@@ -116,6 +116,7 @@ class Job:
     arguments : the program's
     variables : of the ranks' environment
     ranks : those to start now, None: all
+    torchrun : the ranks find variables of torchrun, and rank 0 serves the store
     """
 
     def __init__(
@@ -125,9 +126,11 @@ class Job:
         n: int,
         *arguments: object,
         ranks: list[int] | None = None,
+        torchrun: bool = False,
         **variables: str,
     ) -> None:
         self._zygote = zygote
+        self._torchrun = torchrun
         self._program = str(PROGRAMS / program)
         self._arguments = [str(argument) for argument in arguments]
         secret = secrets.token_bytes(32)
@@ -144,20 +147,11 @@ class Job:
             self.start(rank)
 
     def start(self, rank: int) -> Rank:
-        host, port = self.server.address
-        place = {
-            "PGASDL_RANK": str(rank),
-            "PGASDL_SIZE": str(self.n),
-            "PGASDL_LOCAL_RANK": str(rank),
-            "PGASDL_LOCAL_SIZE": str(self.n),
-            "PGASDL_JOB_ID": self.job_id,
-            "PGASDL_STORE": f"{host}:{port}",
-        }
         ours, theirs = os.pipe()
         order = {
             "program": self._program,
             "arguments": self._arguments,
-            "environ": environment(**quiet(**place, **self._variables)),
+            "environ": environment(**quiet(**self._place(rank), **self._variables)),
         }
         pid = self._zygote.start(order, [theirs, self._secret])
         os.close(theirs)
@@ -165,6 +159,27 @@ class Job:
         self.ranks[rank] = Rank(rank, pid, ours)
         self._selector.register(ours, selectors.EVENT_READ, self.ranks[rank])
         return self.ranks[rank]
+
+    def _place(self, rank: int) -> dict[str, str]:
+        host, port = self.server.address
+        if self._torchrun:
+            return {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.n),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(self.n),
+                "MASTER_ADDR": host,
+                "MASTER_PORT": str(port),  # no other job has it
+                "TORCHELASTIC_RUN_ID": self.job_id,
+            }
+        return {
+            "PGASDL_RANK": str(rank),
+            "PGASDL_SIZE": str(self.n),
+            "PGASDL_LOCAL_RANK": str(rank),
+            "PGASDL_LOCAL_SIZE": str(self.n),
+            "PGASDL_JOB_ID": self.job_id,
+            "PGASDL_STORE": f"{host}:{port}",
+        }
 
     def __getitem__(self, rank: int) -> Rank:
         return self.ranks[rank]

@@ -81,7 +81,9 @@ def become(order: dict[str, Any], descriptors: list[int], sock: socket.socket) -
         os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
-    os.environ.update(order["environ"], PGASDL_SECRET_FD=str(secret))
+    os.environ.update(order["environ"])
+    if "PGASDL_STORE" in os.environ:
+        os.environ["PGASDL_SECRET_FD"] = str(secret)
     sys.argv = [order["program"], *order["arguments"]]
     sys.path[0] = os.path.dirname(order["program"])
     return order

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from failure_harness import Job
+from tiers import full
 
 SETTINGS = {"PGASDL_TIMEOUT": "20"}
 
@@ -33,6 +34,34 @@ def test_two_losses_one_after_another(job: Callable[..., Job], victims: list[int
             # The text does not name ranks whose loss was accepted before.
             assert not any(f"rank {old}" in lost["text"] for old in victims[:number]), lost["text"]
     assert ranks.ended(left) == [0, 0], ranks.transcript()
+
+
+@pytest.mark.parametrize("victims", [[0, 1], *full([[0, 3], [2, 0]])])
+def test_another_rank_serves_after_the_loss_of_the_one_that_did(
+    job: Callable[..., Job], victims: list[int]
+) -> None:
+    """Under torchrun and srun rank 0 serves the store, and the survivors need one."""
+    ranks = job("goes_on.py", 4, 2, torchrun=True, **SETTINGS)
+    ranks.said("working")
+    left = [0, 1, 2, 3]
+    for number, victim in enumerate(victims):
+        ranks.signal(victim, signal.SIGKILL)
+        left.remove(victim)
+        ranks.said(f"recovered {number}", left)
+        for rank in left:
+            check_use(ranks.event(rank, f"recovered {number}"), left)
+            assert ranks.event(rank, "lost")["rank"] == victim, ranks.transcript()
+    assert ranks.ended(left) == [0, 0], ranks.transcript()
+
+
+def test_next_rank_to_serve_is_lost_too(job: Callable[..., Job]) -> None:
+    ranks = job("goes_on.py", 4, 1, torchrun=True, **SETTINGS)
+    ranks.said("working")
+    ranks.signal(0, signal.SIGKILL)
+    ranks.signal(1, signal.SIGKILL)
+    for rank in (2, 3):
+        check_use(ranks.event(rank, "recovered 0"), [2, 3])
+    assert ranks.ended([2, 3]) == [0, 0], ranks.transcript()
 
 
 def test_two_losses_at_once(job: Callable[..., Job]) -> None:

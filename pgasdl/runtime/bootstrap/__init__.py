@@ -7,6 +7,8 @@
 - torchrun, mpiexec or srun with every rank on this machine: rank 0 serves and hands the secret to
   ranks of the same user over AF_UNIX;
 - several machines: rank 0 serves; PGASDL_SECRET_FILE holds the secret on each of them.
+
+Where rank 0 serves, its loss does not end the job: another rank serves the survivors.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pgasdl.runtime.bootstrap import rendezvous
 from pgasdl.runtime.bootstrap.channel import SECRET_BYTES
 from pgasdl.runtime.bootstrap.client import StoreClient
 from pgasdl.runtime.bootstrap.detect import is_loopback
+from pgasdl.runtime.bootstrap.hosted import HostedStore
 from pgasdl.runtime.bootstrap.server import StoreServer
 from pgasdl.runtime.bootstrap.store import LocalStore, RankState, Store
 from pgasdl.topology import Launch
@@ -35,27 +38,6 @@ __all__ = [
     "StoreServer",
     "connect",
 ]
-
-
-class HostedStore(StoreClient):
-    """The store of rank 0 where no launcher serves it: server and client in one process."""
-
-    def __init__(
-        self, server: StoreServer, secret: bytes, launch: Launch, job_id: str, timeout: float
-    ) -> None:
-        self._server = server
-        try:
-            super().__init__(
-                server.address, secret, launch.rank, launch.size, job_id, timeout, host=launch.rank
-            )
-        except BaseException:
-            server.close()
-            raise
-
-    def close(self, *, drain: float = 5.0) -> None:
-        """Leave the store, then end the server."""
-        super().close()
-        self._server.close(drain)
 
 
 def connect(
@@ -112,15 +94,13 @@ def connect(
         secret = secrets.token_bytes(SECRET_BYTES)
         beacon = rendezvous.open_beacon(name, time.monotonic() + min(1.0, timeout))
         server = StoreServer(secret, launch.size, job_id=job_id, beacon=beacon)
-        return HostedStore(server, secret, launch, job_id, timeout)
+        return HostedStore(server.address, secret, launch, job_id, timeout, server=server)
     started = time.monotonic()
     secret, port = rendezvous.follow_beacon(name, launch, timeout)
     remaining = max(0.001, timeout - (time.monotonic() - started))
-    client = StoreClient(
-        ("127.0.0.1", port), secret, launch.rank, launch.size, job_id, remaining, host=0
-    )
-    client.timeout = timeout
-    return client
+    hosted = HostedStore(("127.0.0.1", port), secret, launch, job_id, remaining)
+    hosted.timeout = timeout
+    return hosted
 
 
 def _connect_with_secret(
@@ -128,7 +108,7 @@ def _connect_with_secret(
 ) -> Store:
     addresses = _addresses(config, launch, job_id, secret)
     if launch.rank != 0:
-        return StoreClient(addresses, secret, launch.rank, launch.size, job_id, timeout, host=0)
+        return HostedStore(addresses, secret, launch, job_id, timeout)
     host = addresses[0][0]
     if config.store is None and launch.master is not None and not launch.one_machine:
         host = rendezvous.route_to(launch.master)
@@ -145,7 +125,7 @@ def _connect_with_secret(
         except BootstrapError as error:
             problems.append(str(error))
             continue
-        return HostedStore(server, secret, launch, job_id, timeout)
+        return HostedStore(server.address, secret, launch, job_id, timeout, server=server)
     raise BootstrapError("; ".join(problems))
 
 

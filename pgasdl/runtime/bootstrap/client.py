@@ -43,6 +43,8 @@ class StoreClient(Store):
         Seconds for connecting, and default of every call.
     host : int, optional
         The rank that serves the store; None: the launcher. Errors name it when the store is lost.
+    look : Callable[[], None], optional
+        Called ten times a second while nothing answers; its exception ends the wait.
 
     Raises
     ------
@@ -62,6 +64,7 @@ class StoreClient(Store):
         timeout: float = 60.0,
         *,
         host: int | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
         if len(secret) != SECRET_BYTES:
             raise BootstrapError(f"the secret has {len(secret)} bytes, it must have {SECRET_BYTES}")
@@ -81,10 +84,15 @@ class StoreClient(Store):
         self._expected: set[int] = set()
         self._reading = False
         addresses = [address] if _is_address(address) else list(address)
-        admission = admit(addresses, secret, rank, size, job_id, timeout)  # type: ignore[arg-type]
+        admission = admit(addresses, secret, rank, size, job_id, timeout, look)  # type: ignore[arg-type]
         self._sock, self._opener, self._sealer = admission.sock, admission.opener, admission.sealer
         self.token = admission.token
         _FORKED.add(self)
+
+    @property
+    def local_host(self) -> str:
+        """Our own address on the way to the store."""
+        return str(self._sock.getsockname()[0])
 
     def put(self, key: str, value: bytes, timeout: float | None = None) -> None:
         """Put a value; see :meth:`Store.put`."""

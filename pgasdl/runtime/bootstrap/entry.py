@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgasdl.config import Address, format_value
@@ -26,6 +27,7 @@ from pgasdl.runtime.bootstrap.channel import (
     derive_token,
     same,
 )
+from pgasdl.runtime.bootstrap.store import LOOK_SECONDS
 
 CHALLENGE_SECONDS = 5.0  # for a server to prove that it is the store
 assert HANDSHAKE_SECONDS < CHALLENGE_SECONDS  # the client outlasts the server's patience
@@ -50,9 +52,17 @@ class Admission:
 
 
 def admit(
-    addresses: list[Address], secret: bytes, rank: int, size: int, job_id: str, timeout: float
+    addresses: list[Address],
+    secret: bytes,
+    rank: int,
+    size: int,
+    job_id: str,
+    timeout: float,
+    look: Callable[[], None] | None = None,
 ) -> Admission:
     """Try ``addresses`` in turn, again and again, until the store welcomes this rank.
+
+    ``look`` is called ten times a second until the store has proved itself.
 
     Raises
     ------
@@ -74,7 +84,7 @@ def admit(
                     f"{timeout:g} s ({last or 'not tried'})"
                 )
             try:
-                return _handshake(address, secret, (rank, size), job_id, deadline)
+                return _handshake(address, secret, (rank, size), job_id, deadline, look)
             except _RefusedError as error:
                 # The store may not have noticed yet that an earlier connection ended: try again.
                 refusals += 1
@@ -91,12 +101,19 @@ def admit(
                 raise BootstrapError(f"cannot resolve {address[0]!r}: {error}") from error
             except (OSError, ProtocolError) as error:
                 last = error
+        if look is not None:
+            look()
         time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
         pause = min(pause * 1.5, 0.2)
 
 
 def _handshake(
-    address: Address, secret: bytes, place: tuple[int, int], job_id: str, deadline: float
+    address: Address,
+    secret: bytes,
+    place: tuple[int, int],
+    job_id: str,
+    deadline: float,
+    look: Callable[[], None] | None,
 ) -> Admission:
     patience = min(deadline, time.monotonic() + CHALLENGE_SECONDS)
     sock = socket.create_connection(address, max(0.001, patience - time.monotonic()))
@@ -107,7 +124,7 @@ def _handshake(
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         nonce = secrets.token_bytes(NONCE_BYTES)
         sock.sendall(HELLO.pack(MAGIC, *place, nonce))
-        server_nonce, proof = CHALLENGE.unpack(_receive(sock, CHALLENGE.size, patience))
+        server_nonce, proof = CHALLENGE.unpack(_receive(sock, CHALLENGE.size, patience, look))
         session = Session.derive(secret, job_id, place, (nonce, server_nonce), (mine, theirs))
         if not same(session.server_proof, proof):
             raise _StrangerError("it has another secret or job id")
@@ -134,11 +151,20 @@ def _first_frame(sock: socket.socket, opener: Opener, deadline: float) -> Frame:
     return frame
 
 
-def _receive(sock: socket.socket, n: int, deadline: float) -> bytes:
+def _receive(
+    sock: socket.socket, n: int, deadline: float, look: Callable[[], None] | None = None
+) -> bytes:
     data = b""
     while len(data) < n:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        part = sock.recv(n - len(data))
+        remaining = deadline - time.monotonic()
+        sock.settimeout(max(0.001, remaining if look is None else min(remaining, LOOK_SECONDS)))
+        try:
+            part = sock.recv(n - len(data))
+        except TimeoutError:
+            if look is None or time.monotonic() >= deadline:
+                raise
+            look()
+            continue
         if not part:
             raise ConnectionResetError("the connection was closed")
         data += part

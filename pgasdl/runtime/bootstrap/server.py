@@ -44,10 +44,33 @@ from pgasdl.runtime.bootstrap.channel import (
 from pgasdl.runtime.bootstrap.store import RankState
 from pgasdl.runtime.bootstrap.table import Connection, Table
 
+BACKLOG = 4096  # a whole job may connect at once; the kernel may allow less
 MIN_PENDING = 128
 MAX_UNSENT = 16 << 20
 
 _LOG = logging.getLogger("pgasdl.runtime.bootstrap")
+
+
+def listen(bind: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at ``bind``, for a server to come.
+
+    Raises
+    ------
+    BootstrapError
+        The address is none of this machine's, or the port is taken.
+    """
+    if not bind:
+        raise BootstrapError("the store binds to one address, give it")
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((bind, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BootstrapError(f"cannot serve the store on {bind} port {port}: {error}") from error
+    return listener
 
 
 class StoreServer:
@@ -65,6 +88,8 @@ class StoreServer:
         0 takes a free one; see ``address``.
     job_id : str, default ""
         Equal to the clients'.
+    listener : socket.socket, optional
+        What :func:`listen` returned, in place of ``bind`` and ``port``; this server closes it.
     beacon : socket.socket, optional
         A listening AF_UNIX socket. A process with this process's uid that connects to it gets
         secret and port. It is closed once every rank has connected.
@@ -78,28 +103,17 @@ class StoreServer:
         port: int = 0,
         *,
         job_id: str = "",
+        listener: socket.socket | None = None,
         beacon: socket.socket | None = None,
     ) -> None:
         if len(secret) != SECRET_BYTES:
             raise BootstrapError(f"the secret has {len(secret)} bytes, it must have {SECRET_BYTES}")
-        if not bind:
-            raise BootstrapError("the store binds to one address, give it")
         self.size = size
         self._secret = secret
         self._job_id = job_id
         self._salt = secrets.token_bytes(32)  # no two servers' contexts have one token
         self._beacon = beacon
-        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        self._listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind((bind, port))
-            self._listener.listen(1024)
-        except OSError as error:
-            self._listener.close()
-            raise BootstrapError(
-                f"cannot serve the store on {bind} port {port}: {error}"
-            ) from error
+        self._listener = listen(bind, port) if listener is None else listener
         name = self._listener.getsockname()
         self.address: Address = (name[0], name[1])
         self._connections: set[Connection] = set()

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
 from pgasdl.errors import BootstrapError, ClosedError, PeerLost, RankError, Timeout
@@ -106,6 +106,21 @@ class Store(ABC):
     @abstractmethod
     def close(self, *, drain: float = 5.0) -> None:
         """Leave the store. Idempotent. A rank that serves waits ``drain`` s for the others."""
+
+    def go_on_without(  # noqa: B027 - most stores are not served by a rank
+        self, lost: Collection[int], timeout: float, look: Callable[[], None]
+    ) -> None:
+        """Let another rank serve the store if one of ``lost`` did. Collective over those left.
+
+        Parameters
+        ----------
+        lost : Collection[int]
+            The same on all ranks that are left.
+        timeout : float
+            Seconds. After a Timeout the same call continues.
+        look : Callable[[], None]
+            Called ten times a second during the wait; its exception ends the wait.
+        """
 
     def exchange(self, key: str, value: bytes, timeout: float | None = None) -> list[bytes]:
         """Give ``value`` and get every rank's, in rank order (``key`` must be new each time)."""

@@ -15,7 +15,6 @@ from pgasdl.runtime.bootstrap import (
     HostedStore,
     LocalStore,
     Store,
-    StoreClient,
     StoreServer,
     rendezvous,
 )
@@ -112,15 +111,13 @@ def _meet(mpi: Any, state: CommunicatorState, config: Config) -> tuple[Launch, S
         words = json.loads(bytes(frame).rstrip(b"\0"))
         secret = bytes.fromhex(words["secret"])
         launch = Launch("mpi", *state.place, words["job"])
-        if server is not None:
-            return launch, HostedStore(server, secret, launch, launch.job_id, config.timeout)
+        address = (words["address"][0], int(words["address"][1]))
     except BaseException:
         if server is not None:
             server.close()
         raise
-    address = (words["address"][0], int(words["address"][1]))
-    client = StoreClient(address, secret, rank, size, launch.job_id, config.timeout, host=0)
-    return launch, client
+    store = HostedStore(address, secret, launch, launch.job_id, config.timeout, server=server)
+    return launch, store
 
 
 def _address(config: Config, one_machine: bool) -> tuple[str, int]:
