@@ -1,9 +1,10 @@
 """The server of the bootstrap store: one thread, one selector; strangers stay outside.
 
 A connection that has not proved itself costs one small object for at most two seconds. At most
-``MIN_PENDING`` of them exist, or twice the number of ranks; a newer one evicts the oldest. So a
-stranger that opens connections and stays silent delays the ranks, which try again, but cannot shut
-them out, and ranks that all come at once do not evict each other.
+``MIN_PENDING`` of them exist, or twice the number of ranks. A newer one then evicts another: one
+that has said nothing, else any. Chance picks it, so whoever connects without end cannot shut out
+even ranks that answer slowly; they try again. What has arrived is read before: a rank whose proof
+is here is not evicted.
 """
 
 from __future__ import annotations
@@ -193,12 +194,10 @@ class StoreServer:
             except OSError as error:
                 # Out of descriptors or memory: make room, and do not spin on the listener.
                 _LOG.warning("store: accept failed: %s", error)
-                if self._pending:
-                    self._drop(next(iter(self._pending)), "too many connections")
+                self._make_room(len(self._pending))
                 time.sleep(0.01)
                 return
-            if len(self._pending) >= max(MIN_PENDING, 2 * self.size):
-                self._drop(next(iter(self._pending)), "too many connections")
+            self._make_room(max(MIN_PENDING, 2 * self.size))
             connection = Connection(sock, time.monotonic() + HANDSHAKE_SECONDS)
             self._connections.add(connection)
             self._pending[connection] = None
@@ -207,6 +206,16 @@ class StoreServer:
                 self._watch(sock, lambda events, c=connection: self._ready(c, events))  # type: ignore[misc]
             except OSError as error:
                 self._drop(connection, str(error))
+
+    def _make_room(self, n_most: int) -> None:
+        """Evict connections until fewer than ``n_most`` have not proved themselves."""
+        while self._pending and len(self._pending) >= n_most:
+            silent = [connection for connection in self._pending if connection.session is None]
+            victim = secrets.choice(silent or list(self._pending))
+            self._ready(victim, selectors.EVENT_READ)
+            heard = bool(silent) and victim.session is not None
+            if victim in self._pending and not heard:
+                self._drop(victim, "too many connections")
 
     def _answer_beacon(self, _events: int) -> None:
         if self._beacon is None:
@@ -230,6 +239,8 @@ class StoreServer:
                 self._flush(connection)
             if events & selectors.EVENT_READ and connection in self._connections:
                 self._read(connection)
+        except BlockingIOError:
+            pass  # it was read already in this turn, to make room
         except (OSError, ProtocolError) as error:
             self._drop(connection, str(error))
         except Exception as error:  # one connection must never end the thread
