@@ -88,6 +88,7 @@ def test_many_ranks_exchange(n: int) -> None:
 
 def strangers(server: StoreServer) -> None:
     """Connect without end; some stay silent, some say what a rank says first."""
+    signal.alarm(250)
     held: list[socket.socket] = []
     while True:
         with contextlib.suppress(OSError):
