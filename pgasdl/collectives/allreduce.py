@@ -117,7 +117,9 @@ class AllreduceCache:
         wanted = self._reduction(memory, op, group, plan)
         handle = None if memory.device is None else stream_handle(stream, memory.device)
         if sequence is None:
-            call = f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {op}, plan {plan}"
+            call = (
+                f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {op}, plan {plan}"
+            )
             sequence = self._begin(group, call, limit)
             # Whether peers can read the array is known now.
             wanted = self._reduction(memory, op, group, plan)
