@@ -72,7 +72,7 @@ const Directory::Entry& Directory::of(Rank peer) const {
 
 std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const {
   const std::uint64_t told = of(peer).load(std::memory_order_relaxed);
-  if (told == 0) return 0;
+  if (told == 0 && anywhere()) return 0;
   const auto refuse = [&] {
     return Error(ErrorKind::kMismatch, text("rank ", peer, " did not tell where its array of ",
                                             bytes, " bytes lies in execution ", generation));

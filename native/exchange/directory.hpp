@@ -3,8 +3,9 @@
 //
 // A rank tells its place before it raises the first flag of an execution. A peer looks it up once
 // it has waited for a flag of that rank, and no later than it raises the flag by which it is done
-// with the array: so the next place may be told when an execution is over. A rank that gives an
-// execution up withdraws its place first: what a peer read after that may be anything.
+// with the array: so the next place may be told when an execution is over. Of an array that lies
+// anywhere, a rank that gives the execution up withdraws the place: what is read then may be
+// anything.
 #pragma once
 
 #include <atomic>
@@ -31,7 +32,7 @@ class Directory {
   // Nothing that this thread does to the array from now on is taken for the execution's.
   void withdraw();
   // Where the array of `peer` begins in this execution: here, or, if arrays lie anywhere, in its
-  // process. 0: it was withdrawn. Throws if the peer has not told, or told of one that is shorter
+  // process, or 0: it was withdrawn. Throws if the peer has not told, or told of one that is shorter
   // than `bytes`.
   std::uint64_t look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const;
   // What was read of it before this call is the execution's.

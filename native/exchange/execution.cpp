@@ -86,7 +86,7 @@ void Execution::copy_out() {
 }
 
 void Execution::withdraw() {
-  if (directory_ != nullptr) directory_->withdraw();
+  if (directory_ != nullptr && directory_->anywhere()) directory_->withdraw();
 }
 
 void Execution::let_streams_go() {

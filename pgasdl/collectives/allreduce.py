@@ -277,7 +277,8 @@ class _Sequence:
         # Runs again what the same call ran before, without Python in between, if nothing has
         # changed since and nothing is unfinished.
         self.run_again = self.calls.run
-        self._directories: dict[int, _native.Directory] = {}  # of so many segments of the pool
+        # By the ids of the pool's segments; of none: of arrays anywhere.
+        self._directories: dict[tuple[int, ...], _native.Directory] = {}
         self._regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
         self._longests: dict[tuple[Any, ...], int] = {}
@@ -486,11 +487,12 @@ class _Sequence:
 
     def _directory_of(self, pool: list[Segment]) -> _native.Directory:
         """Return where members tell where their arrays are: in the pool, or, without, anywhere."""
-        if len(pool) not in self._directories:
+        homes = tuple(segment.id for segment in pool)
+        if homes not in self._directories:
             workspace = self._workspaces[None]
             made = _native.Directory(workspace.segment, workspace.entry, pool)
-            self._directories[len(pool)] = made
-        return self._directories[len(pool)]
+            self._directories[homes] = made
+        return self._directories[homes]
 
     def describe(self) -> str:
         plans = ", ".join(self._regions) or "none"

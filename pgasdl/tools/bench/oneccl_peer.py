@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pgasdl.errors import UnavailableError
 from pgasdl.tools.bench.peer import Library, Reduction, pin, serve, socket_path
 
 # oneapi/ccl/v2/types.h
@@ -73,8 +74,8 @@ class OneCcl:
         return Reduction(lambda number: array.fill(number + rank), call, array)
 
     def ping(self, way: str, nbytes: int) -> Callable[[int], None]:
-        """Refuse: onecclSend crashes with memory of the host."""
-        raise NotImplementedError
+        """Raise UnavailableError: onecclSend crashes with memory of the host."""
+        raise UnavailableError("oneCCL does not send memory of the host")
 
 
 def _checked(result: int, function: Any, arguments: tuple[Any, ...]) -> None:
