@@ -48,6 +48,21 @@ def chunks_of(count: int, chunks: int) -> list[tuple[int, int]]:
     return [(offset, n) for offset, n in blocks(count, wanted) if n]
 
 
+def equal_pieces(count: int, piece: int) -> tuple[int, list[tuple[int, int]]]:
+    """Cut ``count`` elements, at least one, into pieces of at most ``piece``, whole cache lines.
+
+    Returns the length of all but the last, and ``(offset, n)`` of each.
+
+    >>> equal_pieces(40, 32)
+    (32, [(0, 32), (32, 8)])
+    >>> equal_pieces(100, 64)
+    (64, [(0, 64), (64, 36)])
+    """
+    n_pieces = -(-count // piece)
+    cut = padded(-(-count // n_pieces))
+    return cut, [(begin, min(cut, count - begin)) for begin in range(0, count, cut)]
+
+
 def padded(count: int, align: int = ALIGN) -> int:
     """Round ``count`` up to whole multiples of ``align``."""
     return -(-count // align) * align

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait
@@ -63,10 +62,6 @@ def build(
 
     ``piece`` is rounded up to whole cache lines.
     """
-    if wire:
-        raise PlanError("plan gdraa-read: reads peers' memory as it is, in no wire precision")
-    if kind == "update":
-        raise PlanError("plan gdraa-read: no kind 'update', since nobody reads weights")
     view = RankView("gdraa-read", rank, size, count, kind, wire)
     exchange = _Exchange(view, padded(view.require("piece", piece, 1)))
     lanes = [] if view.idle else [exchange.steps()]
@@ -83,12 +78,12 @@ class _Exchange:
             [(at, min(piece, begin + n - at)) for at in range(begin, begin + n, piece)]
             for begin, n in blocks(view.count, view.size)
         ]
-        self.slot = max((n for pieces in self.pieces for _, n in pieces), default=0)
+        self.slot = padded(max((n for pieces in self.pieces for _, n in pieces), default=0))
         self.owners = [peer for peer in self.peers if self.pieces[peer]]
 
     def inbox_elements(self) -> int:
         """Elements of a slot for each peer; the same on every rank."""
-        return padded(self.slot) * (self.size - 1)
+        return self.slot * (self.size - 1)
 
     def notifications(self) -> int:
         """All notifications; the same on every rank."""
@@ -117,7 +112,7 @@ class _Exchange:
         offset, n = self.pieces[self.rank][k]
         contributions = {self.rank: Span("data", offset)}
         for number, peer in enumerate(self.peers):
-            contributions[peer] = Span("inbox", number * padded(self.slot))
+            contributions[peer] = Span("inbox", number * self.slot)
             yield Reduce((contributions[peer],), (Span("data", offset, peer),), n)
         in_order = tuple(contributions[rank] for rank in range(self.size))
         yield Reduce((Span("data", offset),), in_order, n, self.view.scale)

@@ -43,8 +43,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.errors import PlanError
-from pgasdl.plans.algorithms.blocks import padded, peers_after, scale_of
+from pgasdl.plans.algorithms.blocks import equal_pieces, padded, peers_after
+from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 PHASES = 2
@@ -67,32 +67,23 @@ def build(
 
     ``piece`` is rounded up to whole cache lines.
     """
-    if wire:
-        raise PlanError("plan one-shot: sends elements as they are, in no wire precision")
-    if kind == "update":
-        raise PlanError("plan one-shot: no kind 'update', since it has no owners of weights")
-    if piece < 1:
-        raise PlanError(f"plan one-shot: piece is {piece}, at least one element is needed")
-    if size == 1 or not count:
-        return Plan("one-shot", rank, size, count, (), {"data": count}, 0)
-    exchange = _Exchange(rank, size, count, kind, padded(piece), phase=phase)
-    buffers = {"data": count, "inbox": exchange.inbox_elements()}
+    view = RankView("one-shot", rank, size, count, kind, wire)
+    view.require("piece", piece, 1)
+    if view.idle:
+        return view.plan()
+    exchange = _Exchange(view, padded(piece), phase)
     flags = PHASES * size * len(exchange.pieces)
-    return Plan("one-shot", rank, size, count, (tuple(exchange.steps()),), buffers, flags)
+    return view.plan([exchange.steps()], flags, exchange.inbox_elements())
 
 
 class _Exchange:
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
-    def __init__(
-        self, rank: int, size: int, count: int, kind: str, piece: int, *, phase: int
-    ) -> None:
-        self.rank, self.size, self.piece, self.phase = rank, size, piece, phase
-        self.scale = scale_of(kind, size)
-        self.peers = peers_after(rank, size)
-        n_pieces = -(-count // piece)
-        self.cut = padded(-(-count // n_pieces))
-        self.pieces = [(begin, min(self.cut, count - begin)) for begin in range(0, count, self.cut)]
+    def __init__(self, view: RankView, piece: int, phase: int) -> None:
+        self.rank, self.size, self.scale = view.rank, view.size, view.scale
+        self.piece, self.phase = piece, phase
+        self.peers = peers_after(view.rank, view.size)
+        self.cut, self.pieces = equal_pieces(view.count, piece)
         self.slots = min(SLOTS, len(self.pieces))
 
     def inbox_elements(self) -> int:

@@ -56,7 +56,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pgasdl.errors import PlanError
-from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after, scale_of
+from pgasdl.plans.algorithms.blocks import (
+    blocks,
+    equal_pieces,
+    flag,
+    padded,
+    peers_after,
+    scale_of,
+)
 from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 PHASES = 2
@@ -108,9 +115,7 @@ class _Exchange:
         self.rank, self.size, self.piece, self.phase = rank, size, piece, phase
         self.scale = scale_of(kind, size)
         self.peers = peers_after(rank, size)
-        n_pieces = -(-count // piece)
-        self.cut = padded(-(-count // n_pieces))
-        self.pieces = [(begin, min(self.cut, count - begin)) for begin in range(0, count, self.cut)]
+        self.cut, self.pieces = equal_pieces(count, piece)
         self.last = len(self.pieces) - 1
         self.owners = size >= OWNERS_FROM_RANKS and count > OWNERS_ABOVE_COUNT
         self.slots = min(SLOTS_WITH_OWNERS if self.owners else SLOTS, len(self.pieces))
