@@ -32,8 +32,8 @@ class Directory {
   // Nothing that this thread does to the array from now on is taken for the execution's.
   void withdraw();
   // Where the array of `peer` begins in this execution: here, or, if arrays lie anywhere, in its
-  // process, or 0: it was withdrawn. Throws if the peer has not told, or told of one that is shorter
-  // than `bytes`.
+  // process, or 0: it was withdrawn. Throws if the peer has not told, or told of one that is
+  // shorter than `bytes`.
   std::uint64_t look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const;
   // What was read of it before this call is the execution's.
   bool told(Rank peer, std::uint32_t generation) const;

@@ -1,4 +1,4 @@
-"""The implementation of ``ctx.allreduce``: calls that repeat, in any order of arrays and sizes.
+"""The implementation of ``ctx.allreduce``: which plan a call runs, and where it is known already.
 
 Where the array lies decides:
 
@@ -17,59 +17,23 @@ together: a rank that comes with an array on the host, and another with one on a
 
 from __future__ import annotations
 
-import time
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from pgasdl import _native
-from pgasdl.buffers import ALIGNMENT, Memory, memory_of
-from pgasdl.collectives.binding import (
-    PRIVATE_PIECES,
-    ArrayAccess,
-    PlanBuffer,
-    Tags,
-    bind,
-    options_for,
-    piece_bytes,
-)
+from pgasdl.buffers import Memory
+from pgasdl.collectives.binding import PRIVATE_PIECES
 from pgasdl.collectives.handle import checked, kind_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.reading import agree_on_reading
 from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import select, works_on_any
+from pgasdl.collectives.sequence import Reduction, Sequence
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, MismatchError, PlanError
 from pgasdl.group import Group
-from pgasdl.plans import build, spec_of
-from pgasdl.segment import Segment, SegmentTable
+from pgasdl.plans import spec_of
 
 # From so many bytes on, an array of the pool is faster in place, where its place has to be told.
 _LEAST_IN_POOL = 4096
-
-
-class _Reduction(NamedTuple):
-    """What one call reduces, and by which plan.
-
-    Attributes
-    ----------
-    segment, offset
-        Where the array lies, if it lies in a segment; of one of the pool, other ranks' may lie
-        elsewhere.
-    device
-        Where the plan works: a GPU, or None for the host.
-    """
-
-    memory: Memory
-    op: str
-    choice: Choice
-    segment: Segment | None
-    offset: int
-    device: int | None
-
-    def describe(self) -> str:
-        memory, name = self.memory, self.choice.plan
-        return f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {self.op}, {name}"
 
 
 def _not_before(array: Any, op: str, plan: str | None, timeout: float | None) -> bool:
@@ -89,7 +53,7 @@ class AllreduceCache:
 
     def __init__(self, resources: Resources, world: Group) -> None:
         self._resources = resources
-        self._sequences: dict[Group, _Sequence] = {}
+        self._sequences: dict[Group, Sequence] = {}
         self._beginning: set[Group] = set()
         self._world = world
         self.again = _not_before
@@ -125,7 +89,7 @@ class AllreduceCache:
             wanted = self._reduction(memory, op, group, plan)
         sequence.run(array, wanted, plan, limit, handle)
 
-    def _reduction(self, memory: Memory, op: str, group: Group, plan: str | None) -> _Reduction:
+    def _reduction(self, memory: Memory, op: str, group: Group, plan: str | None) -> Reduction:
         """Choose the plan, and refuse one that cannot run here."""
         segment, offset = self._resources.segments.at(memory)
         in_place = segment is not None and group.mapped
@@ -165,7 +129,7 @@ class AllreduceCache:
             self._require_readable(name, group, memory)
         if spec.mapped and not group.mapped:
             raise PlanError(f"plan {name} loads and stores peers' memory, which is not mapped here")
-        return _Reduction(memory, op, choice, segment, offset, memory.device)
+        return Reduction(memory, op, choice, segment, offset, memory.device)
 
     def _require_readable(self, name: str, group: Group, memory: Memory) -> None:
         """Refuse an array that peers cannot read where it lies."""
@@ -173,7 +137,7 @@ class AllreduceCache:
         if why:
             raise PlanError(f"plan {name} reads peers' arrays where they lie: {why}")
 
-    def _from_host(self, memory: Memory, op: str, plan: str | None) -> _Reduction:
+    def _from_host(self, memory: Memory, op: str, plan: str | None) -> Reduction:
         """Choose the plan for an array on a GPU that works on a copy of it on the host."""
         name = "gdraa" if plan is None else plan
         spec = spec_of(name)
@@ -182,9 +146,9 @@ class AllreduceCache:
                 f"plan {name} cannot work on a copy in the workspace, which an array on a GPU "
                 "needs on this transport: use gdraa, or a handle"
             )
-        return _Reduction(memory, op, Choice(name), None, 0, None)
+        return Reduction(memory, op, Choice(name), None, 0, None)
 
-    def _begin(self, group: Group, call: str, limit: float) -> _Sequence:
+    def _begin(self, group: Group, call: str, limit: float) -> Sequence:
         """Make a group's workspace, in its first call. Collective."""
         if group in self._beginning:
             raise MismatchError(
@@ -196,7 +160,7 @@ class AllreduceCache:
             if group not in self._sequences:
                 with Steps(self._resources.unfinished, group, call, limit) as steps:
                     agree_on_reading(group, steps)
-                    made = steps(lambda: _Sequence(self._resources, group, steps.left))
+                    made = steps(lambda: Sequence(self._resources, group, steps.left))
                 self._sequences[group] = made
                 if group is self._world:
                     self.again = made.run_again
@@ -217,290 +181,3 @@ class AllreduceCache:
     def describe(self) -> list[str]:
         """One line per group."""
         return [sequence.describe() for sequence in self._sequences.values()]
-
-
-class _Workspace:
-    """A group's memory for arrays that lie elsewhere, on the host or on a GPU.
-
-    Making it is collective. It has inboxes of plans that work on arrays wherever they lie, room for
-    a copy and an inbox for plans that need the array in a segment, and the rank's entry in the
-    group's directory. Its pages are touched once, here; a temporary per call would fault in each
-    call.
-    """
-
-    def __init__(
-        self,
-        segments: SegmentTable,
-        group: Group,
-        device: int | None,
-        notifications: int,
-        timeout: float,
-    ) -> None:
-        self.piece_bytes = piece_bytes(group.topology, device)
-        # Plans that work on arrays wherever they lie have inboxes of their own: peers may still
-        # read them when an execution is over.
-        pieces = {"staged": 8} if group.mapped else PRIVATE_PIECES
-        self.inboxes: dict[str, int] = {}
-        self.copy = 0
-        for name in pieces:
-            if works_on_any(group, name):
-                self.inboxes[name] = self.copy
-                self.copy += pieces[name] * self.piece_bytes
-        self.copy_bytes = 4 * self.piece_bytes
-        self.entry = self.copy + 2 * self.copy_bytes  # of a directory
-        nbytes = self.entry + ALIGNMENT
-        self.segment = segments.make(group, nbytes, notifications, timeout, device)
-        self.segment.prefault()
-
-
-class _Sequence:
-    """The allreduces of one group, one after another.
-
-    Every execution has a number: the generation that its notifications carry. Their tag says what
-    is executed. Each plan has its own region of notifications. A call that waits looks at all
-    regions, so it notices at once a rank that executes something else under the same number.
-
-    The notifications are those of the workspace on the host, whatever a plan works on.
-    """
-
-    REGION = 1 << 12
-    REGIONS = 16
-
-    def __init__(self, resources: Resources, group: Group, timeout: float) -> None:
-        self.group = group
-        self._resources = resources
-        notifications = self.REGION * self.REGIONS
-        on_host = _Workspace(resources.segments, group, None, notifications + group.size, timeout)
-        self._workspaces: dict[int | None, _Workspace] = {None: on_host}
-        self._numbers = _native.Numbering(on_host.segment, 0, notifications, exclusive=True)
-        self.calls = _native.AllreduceCalls(self._numbers)
-        # Runs again what the same call ran before, without Python in between, if nothing has
-        # changed since and nothing is unfinished.
-        self.run_again = self.calls.run
-        # By the ids of the pool's segments; of none: of arrays anywhere.
-        self._directories: dict[tuple[int, ...], _native.Directory] = {}
-        self._regions: dict[str, int] = {}
-        self._bound: dict[tuple[Any, ...], _native.Execution] = {}
-        self._longests: dict[tuple[Any, ...], int] = {}
-        self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
-        self._streamed: _native.Execution | None = None  # the last one, if a stream has its result
-
-    def _make_room(self, wanted: _Reduction, limit: float) -> None:
-        """Make the workspace on a GPU, in the first call that needs it. Collective.
-
-        An execution comes before it, by which a rank is noticed that has its array on the host.
-        """
-        self._end_streamed(None, limit)
-        group, scratch = self.group, np.zeros(1, np.float32)
-        agreed = _Reduction(memory_of(scratch), "sum", Choice("gdraa"), None, 0, None)
-        options = options_for(group, "gdraa", "float32")
-        with Steps(self._resources.unfinished, group, wanted.describe(), limit) as steps:
-
-            def agree() -> None:
-                execution = self._execution(agreed, 1, options, "making room on a GPU")
-                where = agreed.memory.address
-                execution.run_on(scratch, where, scratch.nbytes, timeout=steps.left)
-
-            steps(agree)
-            self._workspaces[wanted.device] = steps(
-                lambda: _Workspace(self._resources.segments, group, wanted.device, 0, steps.left)
-            )
-
-    def run(
-        self,
-        array: Any,
-        wanted: _Reduction,
-        plan: str | None,
-        limit: float,
-        stream: int | None,
-    ) -> None:
-        """Run a new call, or the rest of one that a Timeout or Ctrl-C interrupted.
-
-        ``stream`` : handle of the stream that orders it, of an array on a GPU
-        """
-        memory, name = wanted.memory, wanted.choice.plan
-        call = (memory.address, memory.nbytes, wanted.op, name, memory.count)
-        self._numbers.enter("ctx.allreduce")
-        try:
-            if wanted.device not in self._workspaces:
-                self._make_room(wanted, limit)
-            progress = 0
-            if self.calls.take_interrupted():
-                self._unfinished = self.calls.last, 0
-            if self._unfinished is not None:
-                if self._unfinished[0] == call:
-                    progress = self._unfinished[1]
-                elif self._unfinished[1] < self._unfinished[0][-1]:
-                    raise MismatchError(
-                        "an allreduce of this group timed out: call it again with the same array "
-                        "first"
-                    )
-            here = options_for(self.group, name, memory.native_dtype, device=wanted.device)
-            options = {**here, **dict(wanted.choice.options)}
-            longest = self._longest(wanted, options)
-            began = self._numbers.under_way and self._streamed is None  # before an exception
-            deadline = time.monotonic() + limit
-            left = limit
-            while progress < memory.count:
-                count = min(longest, memory.count - progress)
-                execution = self._execution(wanted, count, options)
-                begun = self.calls.number
-                try:
-                    item = memory.dtype.itemsize
-                    where = memory.address + progress * item
-                    self._end_streamed(execution, left)
-                    if stream is None:
-                        execution.run_on(array, where, count * item, timeout=left)
-                    else:
-                        self._run_after(execution, stream, where, count * item, left, began)
-                    began = False
-                except BaseException:
-                    self._left(call, progress, count, begun)
-                    raise
-                progress += count
-                left = max(0.0, deadline - time.monotonic())
-            self._unfinished = None
-            if 0 < memory.count <= longest and stream is None:  # of nothing, none is counted
-                execution = self._execution(wanted, memory.count, options)
-                self.calls.remember(array, memory.nbytes, wanted.op, plan, execution, call)
-        finally:
-            self._numbers.leave()
-
-    def _end_streamed(self, following: _native.Execution | None, limit: float) -> None:
-        """Wait for what a stream was given: one at a time. Only its own execution may follow."""
-        if self._streamed is not None and self._streamed is not following:
-            self._streamed.wait(timeout=limit)
-        self._streamed = None
-
-    def _run_after(
-        self,
-        execution: _native.Execution,
-        stream: int,
-        where: int,
-        nbytes: int,
-        limit: float,
-        began: bool,
-    ) -> None:
-        """Order an execution on a stream, which gets its result."""
-        if not began:
-            execution.start_after(stream, where, nbytes)
-        execution.wait_on(stream, limit)
-        self._streamed = execution
-
-    def _left(self, call: tuple[Any, ...], progress: int, count: int, begun: int) -> None:
-        """Note how far a call came before an exception: the same call continues from there."""
-        if self._numbers.under_way:
-            self._unfinished = call, progress
-        elif self._numbers.failed:
-            self._unfinished = None
-        elif self.calls.number > begun:  # it came after the part had ended
-            self._unfinished = call, progress + count
-        elif progress:
-            self._unfinished = call, progress
-        if self._unfinished is not None:
-            self.calls.forget()  # nothing repeats until it is finished
-
-    def _longest(self, wanted: _Reduction, options: dict[str, Any]) -> int:
-        """Return the elements of one execution: all if in place, else what ids or memory admit."""
-        memory, name = wanted.memory, wanted.choice.plan
-        workspace = self._workspaces[wanted.device]
-        if name == "gdraa-direct":
-            return max(1, memory.count)
-        if name == "gdraa-read":
-            return (self.REGION // self.group.size - 2) * int(options["piece"]) * self.group.size
-        if self._anywhere(wanted):
-            pieces = 1 if name == "gdraa-private" else self.REGION // (4 * self.group.size)
-            return pieces * int(options["piece"])
-        key = wanted.device, name, memory.dtype.itemsize, *options.items()
-        if key not in self._longests:
-            # Reduce the count until the plan's inbox fits into its part of the workspace.
-            limit = count = workspace.copy_bytes // memory.dtype.itemsize // 64 * 64
-            while (needed := self._inbox(name, count, options)) > limit and count > 64:
-                count = max(64, count * limit // needed // 64 * 64)
-            self._longests[key] = count
-        return self._longests[key]
-
-    def _anywhere(self, wanted: _Reduction) -> bool:
-        """Whether the plan works on the array where it lies, in a segment or not."""
-        inboxes = self._workspaces[wanted.device].inboxes
-        return wanted.choice.plan in inboxes and wanted.device == wanted.memory.device
-
-    def _inbox(self, name: str, count: int, options: dict[str, Any]) -> int:
-        """Return the elements of a plan's inbox, for an array of ``count`` elements."""
-        shape = build(name, self.group.rank, self.group.size, count, **options)
-        return shape.buffers.get("inbox", 0)
-
-    def _execution(
-        self, wanted: _Reduction, count: int, options: dict[str, Any], what: str = ""
-    ) -> _native.Execution:
-        """Return what runs ``count`` elements of the array, bound at its first use."""
-        memory, name, dtype = wanted.memory, wanted.choice.plan, wanted.memory.native_dtype
-        workspace = self._workspaces[wanted.device]
-        # The key identifies an execution. It is equal on all ranks: their tags are made of it.
-        key: tuple[Any, ...] = (name, dtype, count, wanted.op, memory.count, *options.items())
-        if what:
-            key = *key, what
-        if memory.device is not None:
-            key = *key, "GPU"
-            if wanted.device is None:
-                workspace.segment.pin()  # it is copied there
-        pool: list[Segment] = []
-        if name == "gdraa-direct":
-            assert wanted.segment is not None
-            pool = self._resources.segments.pooled() if wanted.segment.pooled else []
-            place = ("pool", len(pool)) if pool else (wanted.segment.id, wanted.offset)
-            key = *key, *place
-        found = self._bound.get((memory.device, *key))
-        if found is not None:
-            return found
-        region = self._regions.get(name, len(self._regions))
-        if region >= self.REGIONS:
-            raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
-        kind = kind_of(wanted.op)
-        shape = build(name, self.group.rank, self.group.size, count, kind=kind, **options)
-        if shape.notifications > self.REGION:
-            raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
-        inbox = workspace.copy + workspace.copy_bytes
-        device = -1 if memory.device is None else memory.device
-        access = ArrayAccess(_native.BufferAccess.COPIED, device=device)
-        if name == "gdraa-direct" and not pool:
-            assert wanted.segment is not None
-            data = PlanBuffer(wanted.segment, wanted.offset, dtype)
-            access = ArrayAccess(_native.BufferAccess.IN_PLACE, device=device)
-        elif name in ("gdraa-direct", "gdraa-read") or self._anywhere(wanted):
-            nbytes = count * memory.dtype.itemsize
-            home = _native.local_memory(self.group.context, memory.address, nbytes, device)
-            if name in workspace.inboxes:
-                inbox, directory = workspace.inboxes[name], None
-            else:
-                directory = self._directory_of(pool)
-            data = PlanBuffer(home, 0, dtype, directory=directory)
-            access = ArrayAccess(_native.BufferAccess.REBASED, device=device)
-        else:
-            data = PlanBuffer(workspace.segment, workspace.copy, dtype)
-        buffers = {"data": data, "inbox": PlanBuffer(workspace.segment, inbox, dtype)}
-        tags = Tags(self._numbers, region * self.REGION, str(key))
-        execution = bind(self.group, name, count, kind, buffers, tags, access, options)
-        self._regions[name] = region
-        self._bound[memory.device, *key] = execution
-        return execution
-
-    def _directory_of(self, pool: list[Segment]) -> _native.Directory:
-        """Return where members tell where their arrays are: in the pool, or, without, anywhere."""
-        homes = tuple(segment.id for segment in pool)
-        if homes not in self._directories:
-            workspace = self._workspaces[None]
-            made = _native.Directory(workspace.segment, workspace.entry, pool)
-            self._directories[homes] = made
-        return self._directories[homes]
-
-    def describe(self) -> str:
-        plans = ", ".join(self._regions) or "none"
-        nbytes = sum(workspace.segment.nbytes for workspace in self._workspaces.values())
-        read = self.group.unreadable
-        elsewhere = f"peers cannot read them ({read})" if read else "peers can read them"
-        return (
-            f"allreduce in {self.group}: {self.calls.number} executions, "
-            f"{len(self._bound)} signatures, plans {plans}; "
-            f"workspace {nbytes} bytes; arrays outside segments: {elsewhere}"
-        )
