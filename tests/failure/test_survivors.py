@@ -18,9 +18,7 @@ def check_use(event: dict[str, object], members: list[int]) -> None:
     assert event["sums"] == [*[sum(members)] * 3, len(members)]
 
 
-@pytest.mark.parametrize("victims", [[3, 1], [0, 3], [1, 0]])
-def test_two_losses_one_after_another(job: Callable[..., Job], victims: list[int]) -> None:
-    ranks = job("goes_on.py", 4, 2, **SETTINGS)
+def lose_one_after_another(ranks: Job, victims: list[int]) -> None:
     ranks.said("working")
     left = [0, 1, 2, 3]
     for number, victim in enumerate(victims):
@@ -36,22 +34,17 @@ def test_two_losses_one_after_another(job: Callable[..., Job], victims: list[int
     assert ranks.ended(left) == [0, 0], ranks.transcript()
 
 
+@pytest.mark.parametrize("victims", [[3, 1], [0, 3], [1, 0]])
+def test_two_losses_one_after_another(job: Callable[..., Job], victims: list[int]) -> None:
+    lose_one_after_another(job("goes_on.py", 4, 2, **SETTINGS), victims)
+
+
 @pytest.mark.parametrize("victims", [[0, 1], *full([[0, 3], [2, 0]])])
 def test_another_rank_serves_after_the_loss_of_the_one_that_did(
     job: Callable[..., Job], victims: list[int]
 ) -> None:
     """Under torchrun and srun rank 0 serves the store, and the survivors need one."""
-    ranks = job("goes_on.py", 4, 2, torchrun=True, **SETTINGS)
-    ranks.said("working")
-    left = [0, 1, 2, 3]
-    for number, victim in enumerate(victims):
-        ranks.signal(victim, signal.SIGKILL)
-        left.remove(victim)
-        ranks.said(f"recovered {number}", left)
-        for rank in left:
-            check_use(ranks.event(rank, f"recovered {number}"), left)
-            assert ranks.event(rank, "lost")["rank"] == victim, ranks.transcript()
-    assert ranks.ended(left) == [0, 0], ranks.transcript()
+    lose_one_after_another(job("goes_on.py", 4, 2, torchrun=True, **SETTINGS), victims)
 
 
 def test_next_rank_to_serve_is_lost_too(job: Callable[..., Job]) -> None:
