@@ -56,7 +56,7 @@ def select(
     shares : bool, default False
         It takes turns with other arrays on one inbox; not every plan allows that.
     phases : bool, default True
-        Its executions may alternate between phases.
+        Its executions may alternate between phases; a policy may name such a plan all the same.
     """
     operation = operation_of(kind)
     names = (operation,) if in_place else (f"{operation}-array", operation)
@@ -65,8 +65,6 @@ def select(
         # A policy may name a plan that this array cannot use, such as one that needs mapped
         # memory.
         if choice is None or (shares and not PLANS[choice.plan].shares):
-            continue
-        if PLANS[choice.plan].phases > 1 and not phases:
             continue
         if able(group, choice.plan, kind, in_place=in_place, readable=readable, wire=wire):
             return choice

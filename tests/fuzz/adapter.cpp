@@ -24,8 +24,11 @@ struct Pair : ibv_qp {
 Pair* datagrams = nullptr;  // the pair that gets datagrams: the last one made for them
 
 int post_recv(ibv_qp* pair, ibv_recv_wr* request, ibv_recv_wr**) {
-  static_cast<Pair*>(pair)->receives.push_back(*request);
-  static_cast<Pair*>(pair)->pieces.push_back(*request->sg_list);
+  for (; request != nullptr; request = request->next) {
+    static_cast<Pair*>(pair)->receives.push_back(*request);
+    static_cast<Pair*>(pair)->pieces.push_back(request->num_sge == 0 ? ibv_sge{}
+                                                                     : *request->sg_list);
+  }
   return 0;
 }
 

@@ -1,5 +1,6 @@
 // RDMA: endpoints, segment descriptions, and the datagrams by which connections are agreed on, in
 // any order and mixed with what the rank itself does.
+#include <array>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -20,16 +21,18 @@ constexpr int kMostSteps = 64;
 class RankOverVerbs {
  public:
   RankOverVerbs(const VerbsDevice& device, Rank rank)
-      : queues_(make_queues(device)), manager(device, kToken, rank, kSize, queues_, 3) {}
+      : queues_(make_queues(device, boards_)), manager(device, kToken, rank, kSize, queues_, 3) {}
 
  private:
-  static std::vector<std::unique_ptr<VerbsQueue>> make_queues(const VerbsDevice& device) {
+  static std::vector<std::unique_ptr<VerbsQueue>> make_queues(const VerbsDevice& device,
+                                                              VerbsBoards& boards) {
     std::vector<std::unique_ptr<VerbsQueue>> queues;
     for (QueueId id = 0; id < kQueues; ++id) {
-      queues.push_back(std::make_unique<VerbsQueue>(device, id, kSize, 4));
+      queues.push_back(std::make_unique<VerbsQueue>(device, boards, id, kSize, 4));
     }
     return queues;
   }
+  VerbsBoards boards_;
   std::vector<std::unique_ptr<VerbsQueue>> queues_;
 
  public:
@@ -49,6 +52,20 @@ struct Genuine {
   std::string datagram;
 };
 
+// What a peer wrote about its flags, and an immediate: none is raised but on boards of ours.
+void raise_flag(Input& input) {
+  const auto number = [&] {
+    return std::uint32_t{input.byte()} | std::uint32_t{input.byte()} << 24;
+  };
+  std::array<FlagWord, 6> words{};
+  VerbsBoards boards;
+  boards.add(&words[1], words.size() - 2);
+  VerbsFlags::Shared shared{};
+  shared.slots[input.byte()] = {number(), number(), number(), number()};
+  VerbsFlags::raise(number(), shared, boards);
+  REQUIRE(words.front() == 0 && words.back() == 0);
+}
+
 void run(Input& input) {
   static const VerbsDevice device{VerbsOptions{}};
   static const Genuine genuine(device);
@@ -59,7 +76,7 @@ void run(Input& input) {
     const std::uint8_t what = input.byte();
     const Rank peer = 1 + (what >> 4) % 2;
     const QueueId queue = (what >> 5) % kQueues;
-    switch (what % 8) {
+    switch (what % 9) {
       case 0:
         accepted([&] { manager.connect(peer, input.words(genuine.endpoint)); });
         break;
@@ -84,8 +101,11 @@ void run(Input& input) {
           (void)VerbsMemory::attach(peer, input.words(description));
         });
         break;
-      default:
+      case 7:
         manager.connect(peer, genuine.endpoint);
+        break;
+      default:
+        raise_flag(input);
     }
     REQUIRE(adapter().n_pairs <= 1 + static_cast<int>(kQueues) * (kSize - 1));
   }

@@ -34,6 +34,24 @@ def test_one_part(double: Callable[..., dict[str, str]], tmp_path: Path) -> None
     assert [finding["value"] for finding in part["findings"]] == ["holds"] * 4
 
 
+PINNED = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from cuda_arrays import Device
+from on_device import driver
+with Device():
+    where = {driver.Pinned(4096).address for _ in range(20)}
+print(len(where))
+"""
+
+
+def test_pinned_pages_may_come_again(double: Callable[..., dict[str, str]]) -> None:
+    """They are given back before they go: the driver refuses what it has registered already."""
+    folders = [str(SCRIPT.parent), str(SCRIPT.parent / "programs")]
+    command = [sys.executable, "-c", PINNED, *folders]
+    assert int(succeeded(command, env=double(devices=1), timeout=60)) < 20
+
+
 @pytest.mark.full
 def test_all_parts(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     parts = {part["part"]: part for part in shown(double(devices=1), tmp_path)}

@@ -7,6 +7,7 @@ import functools
 import mmap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,11 @@ class Pinned:
         device = ctypes.c_uint64()
         call("cuMemHostGetDevicePointer_v2", ctypes.byref(device), self.address, 0)
         self.device = device.value
+
+    def __del__(self) -> None:
+        # Before the pages go: their addresses may come again. After the device there is nothing.
+        with suppress(DriverError):
+            call("cuMemHostUnregister", self.address)
 
 
 # --- kernels

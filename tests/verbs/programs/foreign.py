@@ -1,8 +1,9 @@
 """Rank 1 of a job of two, written with pyverbs alone: it runs no line of the transport under test.
 
-It speaks the protocol of connection_manager.hpp, verbs/memory.cpp and group.hpp, below native/:
-endpoints and the world's memory are described through the store, connections are agreed on by
-datagrams, and a barrier, the creation of a segment and heartbeats are writes into memory of rank 0.
+It speaks the protocol of connection_manager.hpp, verbs/memory.cpp, verbs/flags.hpp and group.hpp,
+below native/: endpoints and the world's memory are described through the store, connections are
+agreed on by datagrams, and a barrier, the creation of a segment and heartbeats are writes into
+memory of rank 0. Flags that come with data arrive as immediates; its own it always writes.
 Only the store's client is pgasdl's. The layouts are repeated here: whoever changes one there
 notices it here.
 """
@@ -28,13 +29,18 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 from pgasdl.runtime.bootstrap import Store
 
-MAGIC = 0x317672656C646770
+MAGIC = 0x327672656C646770
 ME, PEER, SIZE = 1, 0, 2
 INTRODUCTION = struct.Struct("<QiIQ")  # host, process, queue depth, bytes of a passive message
 ENDPOINT = struct.Struct("<QIIIIII128s")  # magic, datagrams, mtu, reads, lid, link, n_gids, GIDs
-# magic, token, from, to, queue, count, number and first packet of the end, joined, answer
-DATAGRAM = struct.Struct("<Q16siiIIIIII")
-DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, padding
+# magic, token, from, to, queue, count; number, first packet, shared memory, its key and padding of
+# the end; joined, answer
+DATAGRAM = struct.Struct("<Q16siiIIIIQIIII")
+DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, board's number
+SLOT = struct.Struct("<IIII")  # board, notification, middle bits of the value, whether it is used
+N_SLOTS = 256
+TAKEN = N_SLOTS * SLOT.size  # where the number of immediates that were taken is
+N_IMMEDIATES = 128  # receives that are held ready; half of them are offered anew at a time
 HEAD = struct.Struct("<III")  # before it: the segment's id, whether it is on a GPU, what is wrong
 NO_FAULT = 2**32 - 1
 HEADER = struct.Struct("<QQII32s")  # of a slot: fingerprint, bytes of all, bytes, generation, what
@@ -76,10 +82,10 @@ class Remote:
 
 
 class Memory:
-    """A segment of this rank: data and board, each registered."""
+    """A segment of this rank: data and board, each registered; ``number``: the board's."""
 
-    def __init__(self, pd: PD, nbytes: int, notifications: int) -> None:
-        self.nbytes, self.notifications = nbytes, notifications
+    def __init__(self, pd: PD, nbytes: int, notifications: int, number: int) -> None:
+        self.nbytes, self.notifications, self.number = nbytes, notifications, number
         self.data = MR(pd, nbytes, ACCESS)
         self.board = MR(pd, 4 * notifications, ACCESS)
         self.data.write(bytes(nbytes), nbytes)
@@ -87,10 +93,37 @@ class Memory:
 
     def describe(self) -> bytes:
         return DESCRIPTION.pack(self.nbytes, self.data.buf, self.board.buf, self.notifications,
-                                self.data.rkey, self.board.rkey, 0)  # fmt: skip
+                                self.data.rkey, self.board.rkey, self.number)  # fmt: skip
 
     def flag(self, number: int) -> int:
         return int.from_bytes(self.board.read(4, 4 * number), "little")
+
+
+class End:
+    """This rank's end of a connection: what rank 0 writes of its flags, and their immediates."""
+
+    def __init__(self, pd: PD, pair: QP) -> None:
+        self.pair, self.n_taken = pair, 0
+        self.shared = MR(pd, TAKEN + 12, ACCESS)
+        self.shared.write(bytes(TAKEN + 12), TAKEN + 12)
+        for _ in range(2):
+            self.offer()
+
+    def offer(self) -> None:
+        nowhere = SGE(self.shared.buf, 0, self.shared.lkey)
+        for _ in range(N_IMMEDIATES // 2):
+            self.pair.post_recv(RecvWR(num_sge=1, sg=[nowhere]))
+
+    def take(self, immediate: int) -> tuple[int, int, int]:
+        """Board, notification and value of a flag."""
+        slot = self.shared.read(SLOT.size, (immediate >> 24) * SLOT.size)
+        board, notification, middle, used = SLOT.unpack(slot)
+        assert used == 1
+        self.n_taken += 1
+        if self.n_taken % (N_IMMEDIATES // 2) == 0:
+            self.offer()
+        self.shared.write(self.n_taken.to_bytes(4, "little"), 4, TAKEN)
+        return board, notification, (immediate & 0xFFF000) << 8 | middle | immediate & 0xFFF
 
 
 class Foreign:
@@ -104,8 +137,10 @@ class Foreign:
         self.gid_index = int(os.environ["SOFTROCE_GID_INDEX"])
         self.pd = PD(self.context)
         self.cq = CQ(self.context, 256)
-        self.ends: dict[int, tuple[QP, int]] = {}  # by queue: our pair, and the number of theirs
+        self.immediates = CQ(self.context, 4 * N_IMMEDIATES)
+        self.ends: dict[int, tuple[End, int]] = {}  # by queue: ours, and the number of theirs
         self.admitted: list[QP] = []
+        self.memories: list[Memory] = []
         self.gone = False
         self._open_datagrams()
         self._meet(store)
@@ -150,7 +185,7 @@ class Foreign:
         # All ranks' memory has one size, and only rank 0 knows the length of its first part.
         n_gossip = (1 + SIZE) * RECORD_BYTES
         n_slots = 2 * SIZE * (EXCHANGE_SLOT + REDUCE_SLOT + 8 + PASSIVE_BYTES)
-        most = Memory(self.pd, n_gossip + n_slots + 4096, N_IDS)
+        most = self._memory(n_gossip + n_slots + 4096, N_IDS)
         self.control = most
         self.there = Remote.parse(store.exchange("world", most.describe())[PEER])
         assert self.there.notifications == N_IDS
@@ -167,10 +202,21 @@ class Foreign:
         text = ":".join(best.hex()[i : i + 4] for i in range(0, 32, 4))
         return GlobalRoute(dgid=GID(text), sgid_index=self.gid_index, hop_limit=64)
 
+    def _memory(self, nbytes: int, notifications: int) -> Memory:
+        made = Memory(self.pd, nbytes, notifications, len(self.memories))
+        self.memories.append(made)
+        return made
+
     # --- connections
 
     def turn(self) -> None:
-        """Handle the datagrams that arrived; send a heartbeat when it is due."""
+        """Handle what arrived; send a heartbeat when it is due."""
+        ends = {end.pair.qp_num: end for end, _ in self.ends.values()}
+        for done in self.immediates.poll(N_IMMEDIATES)[1]:
+            assert done.opcode == e.IBV_WC_RECV_RDMA_WITH_IMM
+            immediate = int.from_bytes(struct.pack("=I", done.imm_data), "big")
+            board, notification, value = ends[done.qp_num].take(immediate)
+            self.memories[board].board.write(value.to_bytes(4, "little"), 4, 4 * notification)
         _, completions = self.datagram_cq.poll(N_RECEIVES)
         for done in completions:
             if done.opcode & e.IBV_WC_RECV and done.byte_len == self.slot_bytes:
@@ -185,7 +231,9 @@ class Foreign:
             self.beat()
 
     def _take(self, came: bytes) -> None:
-        magic, token, sender, to, queue, count, end, first, joined, answer = DATAGRAM.unpack(came)
+        magic, token, sender, to, queue, count, end, first, *_, joined, answer = DATAGRAM.unpack(
+            came
+        )
         assert (magic, token, sender, to) == (MAGIC, self.token, PEER, ME)
         if count == LEFT:
             self.gone = True
@@ -195,13 +243,14 @@ class Foreign:
             self.ends[queue] = self._join(end, first), end
         ours, theirs = self.ends[queue]
         assert theirs == end
-        if joined == ours.qp_num and ours not in self.admitted:
-            self.admitted.append(ours)
+        if joined == ours.pair.qp_num and ours.pair not in self.admitted:
+            self.admitted.append(ours.pair)
         if answer:
-            self._answer(queue, ours, theirs, joined != ours.qp_num)
+            self._answer(queue, ours, theirs, joined != ours.pair.qp_num)
 
-    def _answer(self, queue: int, ours: QP, theirs: int, ask: bool) -> None:
-        datagram = DATAGRAM.pack(MAGIC, self.token, ME, PEER, queue, 0, ours.qp_num, 0, theirs, ask)
+    def _answer(self, queue: int, ours: End, theirs: int, ask: bool) -> None:
+        datagram = DATAGRAM.pack(MAGIC, self.token, ME, PEER, queue, 0, ours.pair.qp_num, 0,
+                                 ours.shared.buf, ours.shared.rkey, 0, theirs, ask)  # fmt: skip
         at = N_RECEIVES * self.slot_bytes
         self.buffer.write(datagram, len(datagram), at)
         piece = SGE(self.buffer.buf + at, len(datagram), self.buffer.lkey)
@@ -210,9 +259,9 @@ class Foreign:
         request.set_wr_ud(self.address, self.number_there, self.datagram_key)
         self.datagrams.post_send(request)
 
-    def _join(self, number: int, first_packet: int) -> QP:
-        wanted = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq,
-                            cap=QPCap(64, 1, 1, 1, 0))  # fmt: skip
+    def _join(self, number: int, first_packet: int) -> End:
+        wanted = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.immediates,
+                            cap=QPCap(64, N_IMMEDIATES, 1, 1, 0))  # fmt: skip
         attributes = QPAttr(port_num=1)
         attributes.qp_access_flags = ACCESS
         pair = QP(self.pd, wanted, attributes)
@@ -223,7 +272,7 @@ class Foreign:
         attributes.timeout, attributes.retry_cnt, attributes.rnr_retry = 14, 6, 6
         attributes.sq_psn = 0
         pair.to_rts(attributes)
-        return pair
+        return End(self.pd, pair)
 
     # --- what a rank does
 
@@ -289,7 +338,7 @@ class Foreign:
 
     def segment(self, nbytes: int, notifications: int) -> tuple[Memory, Remote]:
         """Collective: exchange descriptions as ``Group::allgather`` does."""
-        own = Memory(self.pd, nbytes, notifications)
+        own = self._memory(nbytes, notifications)
         self.generation += 1
         slot = self.slots + (self.generation & 1) * SIZE * EXCHANGE_SLOT
         body = HEAD.pack(self.generation, 0, NO_FAULT) + own.describe()
