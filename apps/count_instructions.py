@@ -113,7 +113,8 @@ def ours(folder: Path, n_messages: int) -> Counter[str]:
 
 
 def perftest(folder: Path, n_messages: int) -> Counter[str]:
-    device = next(device for device in _native.verbs_devices() if device.chosen)
+    devices = _native.verbs_devices(_native.VerbsOptions())
+    device = next(device for device in devices if device.chosen)
     command = (
         f"ib_write_bw -F -d {device.device} -x {device.gid_index} -s {NBYTES} -n {n_messages} "
         f"-t 128 -p {PORT}"

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pgasdl.errors import SegmentError as SegmentError
     from pgasdl.errors import Timeout as Timeout
     from pgasdl.errors import UnavailableError as UnavailableError
+    from pgasdl.footprint import Footprint as Footprint
     from pgasdl.group import Group as Group
     from pgasdl.runtime.init import init as init
     from pgasdl.segment import Segment as Segment
@@ -69,6 +70,7 @@ _HOMES = {
         "Timeout",
         "UnavailableError",
     ],
+    "footprint": ["Footprint"],
     "group": ["Group"],
     "segment": ["Segment"],
     "collectives.handle": ["Collective"],

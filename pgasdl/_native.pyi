@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence, Set
 import enum
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -97,7 +97,7 @@ def device_copy(to: int, source: int, nbytes: int, device: int, stream: int) -> 
 class LoopbackWorld:
     """What ranks that are threads of one process share."""
 
-    def __init__(self, size: int, seed: int = 0, delay: int = 0, reorder: bool = False, late_source: bool = False, refuse: int = 0, fail_rank: int = -1, fail_at: int = 0, mapped: bool = True) -> None: ...
+    def __init__(self, size: int, seed: int = 0, delay: int = 0, reorder: bool = False, late_source: bool = False, refuse: int = 0, fail_rank: int = -1, fail_at: int = 0, mapped: bool = True, any_order: bool = False, completion_first: bool = False) -> None: ...
 
     @property
     def size(self) -> int: ...
@@ -219,6 +219,82 @@ class MpiWorld:
     def finish(self, seconds: float) -> None:
         """Frees all windows, if every rank comes here in time."""
 
+class VerbsOptions:
+    """What `pgasdl env` calls PGASDL_VERBS_*; without arguments: the best."""
+
+    @overload
+    def __init__(self, *, ports: Sequence[tuple[str, int]], excluded: bool, gid: int | None, pkey: int | None, mtu: int | None, service_level: int, traffic_class: int, global_routes: bool, retry_count: int, rnr_retry_count: int, ack_timeout: int | None, inline_bytes: int, order: str, rails: int, stripe: int, warns: bool, stopped_after: float) -> None: ...
+
+    @overload
+    def __init__(self) -> None: ...
+
+class VerbsDeviceInfo:
+    """An address by which RDMA peers reach this machine."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def gid_index(self) -> int: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def link_layer(self) -> str: ...
+
+    @property
+    def mtu(self) -> int: ...
+
+    @property
+    def path_mtu(self) -> int: ...
+
+    @property
+    def pkey(self) -> int: ...
+
+    @property
+    def ack_timeout(self) -> int: ...
+
+    @property
+    def keeps_order(self) -> bool: ...
+
+    @property
+    def gigabits(self) -> float: ...
+
+    @property
+    def gid(self) -> str: ...
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def net_device(self) -> str: ...
+
+    @property
+    def numa_node(self) -> int: ...
+
+    @property
+    def chosen(self) -> bool: ...
+
+    @property
+    def refused(self) -> str: ...
+
+def verbs_devices(options: VerbsOptions) -> list[VerbsDeviceInfo]:
+    """
+    Every address, best first, each with the reason why it is not used if not.
+    """
+
+def verbs_missing(options: VerbsOptions) -> str:
+    """Why there is no verbs transport here; empty if there is."""
+
+def transports() -> dict[str, str]:
+    """
+    The table of transports: each one's name, and why it was left out of this build if it was.
+    """
+
 def common_ancestor(pids: Sequence[int]) -> int:
     """
     The nearest process that each of these is or descends from, 0 if there is none.
@@ -230,7 +306,7 @@ def host_identity() -> str:
 class ContextCore:
     """One rank of a job; see pgasdl.Context."""
 
-    def __init__(self, rank: int, size: int, transports: Sequence[str], token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float, verbs_device: str | None = None, verbs_port: int | None = None, verbs_gid: int | None = None, mpi: MpiWorld | None = None, mpi_created: bool = False) -> None: ...
+    def __init__(self, rank: int, size: int, transports: Sequence[str], token: bytes, world: LoopbackWorld | None, *, timeout: float, queue_depth: int, queues: int, passive_bytes: int, spin_us: float, yield_us: float, heartbeat_ms: int, stopped_after: float, verbs: VerbsOptions, mpi: MpiWorld | None = None, mpi_created: bool = False, maps_devices: bool = True) -> None: ...
 
     def _endpoint(self) -> bytes: ...
 
@@ -250,6 +326,8 @@ class ContextCore:
     def _record(self) -> str: ...
 
     def _pid_of(self, arg: int, /) -> int: ...
+
+    def _transport_state(self) -> str: ...
 
     def _admit_readers(self) -> None: ...
 
@@ -278,6 +356,12 @@ class ContextCore:
     @property
     def _takes_devices(self) -> bool:
         """Whether the transport to every rank reaches memory of a GPU."""
+
+    @property
+    def _own_bytes(self) -> int:
+        """Bytes of the groups' own memory on this rank."""
+
+    def _connections(self) -> tuple[int, int, int]: ...
 
     @property
     def timeout(self) -> float:
@@ -533,6 +617,95 @@ class ContextCore:
         GASPI: gaspi_read_list_notify.
         """
 
+    def notify_add(self, peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Add to one notification at ``peer``, which counts.
+
+        No addition is lost, whichever ranks and threads make them, also while the owner takes what is
+        there. It never overtakes an earlier write on the same queue to the same peer.
+
+        Parameters
+        ----------
+        peer : int
+            Rank.
+        segment : Segment
+            Whose board at ``peer`` is meant.
+        notification : int
+            0 <= notification < segment.notifications at ``peer``.
+        value : int, default 1
+            1 <= value < 2**32, by which the notification grows.
+        queue, timeout
+            As for ``write``.
+
+        Raises
+        ------
+        NotificationError
+            Id or value out of range.
+        QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write``.
+
+        Notes
+        -----
+        Its owner waits with ``notify_wait_count``; ``notify_waitsome`` and ``notify_reset`` see the count
+        as a value. The count stops at 2**32 - 1, and what comes then is lost: ``notify_wait_count`` raises
+        NotificationError. ``notify`` on the same id overwrites the count: an id is set or counted, and may
+        change only once its owner has taken all that was under way. Over verbs the peer's processor adds,
+        in its waits or heartbeats: 128 additions to a peer that does neither make the next one wait.
+        """
+
+    def write_notify_add(self, source: Slice, peer: int, target: Slice, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Write ``source`` into ``peer``'s memory, then add to one notification there.
+
+        Whoever sees a count that includes it sees every byte, and every byte of earlier writes on the same
+        queue to the same peer: a target that waits for n writes, in any order, needs one notification.
+        Returns once posted: leave ``source`` unchanged until ``wait(queue)`` returns.
+
+        Parameters
+        ----------
+        source : Slice
+            n bytes of a local segment, ``seg[0:4096]``; n = 0 adds to the notification alone.
+        peer : int
+            Rank, 0 <= peer < size.
+        target : Slice
+            n bytes of a segment of ``peer``, which also holds the notification.
+        notification, value
+            As for ``notify_add``.
+        queue, timeout
+            As for ``write_notify``.
+
+        Raises
+        ------
+        NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write_notify``; nothing was posted.
+
+        Notes
+        -----
+        See ``notify_add``. From or to memory of a GPU it first waits for PyTorch's or CuPy's current
+        stream.
+        """
+
+    def write_list_notify_add(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+        """
+        Write several slices to one peer, then add to one notification there.
+
+        Parameters
+        ----------
+        pairs : Sequence[tuple[Slice, Slice]]
+            Sequence of (source, target) slices, at most 65536; may be empty.
+        peer : int
+            Rank.
+        segment, notification, value
+            The notification, as for ``notify_add``.
+        queue, timeout
+            As for ``write``.
+
+        Raises
+        ------
+        NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+            As for ``write_notify_add``; nothing is posted if any pair is refused.
+        """
+
     def wait(self, queue: int = 0, *, timeout: float | None = None) -> None:
         """
         Wait until everything posted on ``queue`` is locally complete.
@@ -596,6 +769,44 @@ class ContextCore:
         A wait spins briefly, then yields, then sleeps; the GIL is not held. GASPI: gaspi_notify_waitsome.
         """
 
+    def notify_wait_count(self, segment: SegmentCore, notification: int, count: int, *, timeout: float | None = None) -> int:
+        """
+        Wait until a notification here has counted to ``count``, and take that much off it.
+
+        What was written with the additions that it takes, and with all others up to then, is here. What
+        counted beyond stays for the next wait.
+
+        Parameters
+        ----------
+        segment : Segment
+            Whose board on this rank is meant.
+        notification : int
+            Id.
+        count : int
+            1 <= count < 2**32 - 1.
+        timeout : float, optional
+            Seconds; None: the context's default, 0: one try.
+
+        Returns
+        -------
+        int
+            What is left of the count. Several threads may wait for one notification: each takes its own.
+
+        Raises
+        ------
+        Timeout
+            Not so much yet; names what is there, and nothing was taken.
+        PeerLost
+            A rank was lost, or all others have left.
+        NotificationError
+            Id or count out of range; or the notification has counted beyond 2**32 - 2, so that additions
+            were lost, until ``notify_reset``.
+
+        Notes
+        -----
+        It waits as ``notify_waitsome`` does. Peers count by ``notify_add`` and ``write_notify_add``.
+        """
+
     def notify_reset(self, segment: SegmentCore, notification: int) -> int:
         """
         Take a notification's value and set it to "not raised", as one atomic operation.
@@ -610,7 +821,8 @@ class ContextCore:
         Returns
         -------
         int
-            The value, 0 if it was not raised. Of several threads exactly one gets each value.
+            The value, 0 if it was not raised. Of several threads exactly one gets each value. Of a count
+            what there was; what is added from then on counts from 0.
 
         Raises
         ------
@@ -821,6 +1033,21 @@ class ContextCore:
     def queue_delete(self, queue: int) -> None:
         """Free a queue's id; wait for it first."""
 
+def group_memory(members: int, world: bool, passive_bytes: int) -> dict[str, int]:
+    """
+    Bytes that a group of so many ranks takes of each for the library, by what they are for; world: the group of all ranks of a job.
+    """
+
+def heartbeat_distances(n_ranks: int) -> list[int]:
+    """
+    How far ahead those are, modulo the number of ranks, to which a rank sends heartbeats if all are machines of their own.
+    """
+
+def group_distances(members: int, barrier: bool) -> list[int]:
+    """
+    How far ahead are those to which a member sends in a barrier, or in an all-gather; it gets from those as far behind.
+    """
+
 class GroupCore:
     """Ranks that act together; see pgasdl.Group."""
 
@@ -894,7 +1121,10 @@ class Directory:
 class Execution:
     """A collective bound to memory, which runs any number of times."""
 
-    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str, Sequence[tuple[SegmentCore, int]], Directory | None]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, access: BufferAccess = BufferAccess.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0, device: int = -1) -> None: ...
+    def __init__(self, context: ContextCore, phases: Sequence[tuple[str, int, int, int, Sequence[tuple[str, int]], Sequence[Sequence[tuple[str, Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]], int, int, int, float, str]]]]], bindings: Sequence[tuple[SegmentCore, int, str, Sequence[tuple[SegmentCore, int]], Directory | None]], ranks: Sequence[int], numbering: Numbering, first_notification: int, fingerprint: int, access: BufferAccess = BufferAccess.IN_PLACE, source: int = 0, target: int = 0, nbytes: int = 0, device: int = -1, pieces: Sequence[Sequence[tuple[int, int]]] = []) -> None:
+        """
+        `pieces`, of each phase: (elements, lanes) of an array on a GPU that is copied.
+        """
 
     def start(self) -> None:
         """
@@ -986,6 +1216,11 @@ class AllreduceCalls:
     def last(self) -> tuple[Any, ...]:
         """What remember() was told of the last call."""
 
+    def serve(self, context: ContextCore) -> None:
+        """
+        From now on calls of ``context.allreduce`` of all ranks are looked for here first.
+        """
+
     def remember(self, array: object, nbytes: int, op: object, plan: object | None, execution: object, description: tuple[Any, ...]) -> None: ...
 
     def forget(self) -> None: ...
@@ -995,6 +1230,9 @@ class AllreduceCalls:
 
     def run(self, array: object | None, op: object | None, plan: object | None, timeout: float | None) -> bool:
         """False: not made before, or the last one did not end."""
+
+def repeated(function: object) -> object:
+    """Context.allreduce, by way of AllreduceCalls or else of this function."""
 
 class LayerSchedule:
     """Which layers are ready, and how far each bucket's exchange is."""
@@ -1050,61 +1288,6 @@ class LayerSchedule:
     @property
     def ended(self) -> str | None: ...
 
-class VerbsDeviceInfo:
-    """An address by which RDMA peers reach this machine."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def port(self) -> int: ...
-
-    @property
-    def gid_index(self) -> int: ...
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def link_layer(self) -> str: ...
-
-    @property
-    def mtu(self) -> int: ...
-
-    @property
-    def gigabits(self) -> float: ...
-
-    @property
-    def gid(self) -> str: ...
-
-    @property
-    def type(self) -> str: ...
-
-    @property
-    def net_device(self) -> str: ...
-
-    @property
-    def numa_node(self) -> int: ...
-
-    @property
-    def chosen(self) -> bool: ...
-
-    @property
-    def refused(self) -> str: ...
-
-def verbs_devices(device: str | None = None, port: int | None = None, gid: int | None = None) -> list[VerbsDeviceInfo]:
-    """
-    Every address, best first, each with the reason why it is not used if it is not.
-    """
-
-def verbs_missing(device: str | None = None, port: int | None = None, gid: int | None = None) -> str:
-    """Why there is no verbs transport here; empty if there is."""
-
-def transports() -> dict[str, str]:
-    """
-    The table of transports: each one's name, and why it was left out of this build if it was.
-    """
-
 class Floor:
     """
     Raw exchanges over mapped memory: what the machine itself needs. Collective; used by pgasdl bench.
@@ -1133,6 +1316,12 @@ class Floor:
     def private_arrays(self, count: int, piece: int, copy: str, calls: int, paced: bool) -> tuple[list[int], list[int]]:
         """Means of float32 in arrays outside the segments."""
 
+    def private_blocks(self, count: int, piece: int, calls: int, paced: bool) -> tuple[list[int], list[int]]:
+        """The same, each block reduced by its owner."""
+
+    def read_arrays(self, count: int, piece: int, calls: int, paced: bool) -> tuple[list[int], list[int]]:
+        """The same, copied from peers' arrays where they lie."""
+
     def layers(self, counts: Sequence[int], prefetch: bool, calls: int, paced: bool) -> tuple[list[int], list[int]]:
         """A model's tensors, one after the other, each in place."""
 
@@ -1155,6 +1344,11 @@ class Program:
     """A plan of all ranks as arrays of steps, to be simulated."""
 
     def __init__(self, ops: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], ranges: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.int64], dict(order='C', device='cpu', writable=False)], ranks: int, notifications: int) -> None: ...
+
+def traffic(programs: Sequence[Program], jobs: Sequence[int], ranks: int) -> tuple[int, int]:
+    """
+    Messages that a rank sends, and ranks that it sends to or gets from: the most.
+    """
 
 def simulate(levels: Sequence[tuple[Sequence[int], Sequence[int], float, bool, float, float, float]], costs: tuple[float, float, float, float, bool], programs: Sequence[Program], jobs: Sequence[int], application: Sequence[tuple[int, int, float]], begin: Sequence[float], slow: Sequence[float]) -> tuple[Annotated[NDArray[numpy.float64], dict(shape=(None,))], Annotated[NDArray[numpy.float64], dict(shape=(None,))], list[float], list[float], int, str]:
     """

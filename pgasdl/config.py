@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgasdl.errors import ConfigError
-from pgasdl.settings.parsers import Address
+from pgasdl.settings.parsers import Address, Ports
 from pgasdl.settings.variables import (
     BY_FIELD,
     BY_NAME,
@@ -22,13 +22,14 @@ from pgasdl.settings.variables import (
     format_value,
     listing,
     nearest,
+    too_few_heartbeats,
 )
 
 __all__ = ["VARIABLES", "Address", "Config", "Limits", "format_value", "listing"]
 
-PASSIVE_BYTES = 65536
+# Of passive messages. A rank has two places for each rank, which adapters pin.
+PASSIVE_BYTES, _MAILBOX_BYTES = 65536, 16 << 20
 OVERSUBSCRIBED_YIELD_US = 20_000
-_LEAST_HEARTBEATS = 3  # within stopped_after; the native layer has the same limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class Limits:
         Notifications of a segment, by default; any segment may have up to 2**28.
     queues, queue_depth : int
         Queues at once; requests in one queue between two waits.
-    list_elements : int
-        Transfers in one list operation.
     passive_bytes : int
         Longest passive message.
+    list_elements : int
+        Transfers in one list operation.
     allreduce_bytes : int
         Largest piece of :meth:`Group.allreduce` that travels at once.
     """
@@ -52,8 +53,8 @@ class Limits:
     notifications: int
     queues: int
     queue_depth: int
+    passive_bytes: int
     list_elements: int = 65536
-    passive_bytes: int = PASSIVE_BYTES
     allreduce_bytes: int = 8192
 
 
@@ -70,14 +71,27 @@ class Config:
     secret_fd: int | None
     secret_file: str | None
     transport: str
-    verbs_device: str | None
-    verbs_port: int | None
+    verbs_device: Ports | None
     verbs_gid: int | None
+    verbs_pkey: int | None
+    verbs_mtu: int | None
+    verbs_sl: int
+    verbs_tc: int
+    verbs_grh: str
+    verbs_retry_count: int
+    verbs_rnr_retry_count: int
+    verbs_ack_timeout: int | None
+    verbs_inline: int
+    verbs_order: str
+    verbs_rails: int
+    verbs_stripe: int
     mpi_windows: str
     gpu: str
+    gpu_piece: int
     timeout: float
     queue_depth: int
     queues: int
+    passive_bytes: int | None
     notifications: int
     spin_us: int
     yield_us: int
@@ -90,14 +104,8 @@ class Config:
     trace: str | None
 
     def __post_init__(self) -> None:
-        if self.stopped_after * 1e3 < _LEAST_HEARTBEATS * self.heartbeat_ms:
-            raise ConfigError(
-                f"PGASDL_HEARTBEAT_MS={self.heartbeat_ms} and PGASDL_STOPPED_AFTER="
-                f"{self.stopped_after:g}: a stopped rank would never be noticed; at least "
-                f"{_LEAST_HEARTBEATS} heartbeats have to fit in, so ask for one at least every "
-                f"{int(self.stopped_after * 1e3 / _LEAST_HEARTBEATS)} ms, or wait for longer than "
-                f"{_LEAST_HEARTBEATS * self.heartbeat_ms / 1e3:g} s"
-            )
+        if words := too_few_heartbeats(self.heartbeat_ms, self.stopped_after):
+            raise ConfigError(words)
 
     @classmethod
     def from_environment(
@@ -140,13 +148,13 @@ class Config:
                 values[field] = None
         return cls(**{**values, **given})
 
-    @property
-    def limits(self) -> Limits:
-        """Limits of a context with these settings."""
-        return Limits(self.notifications, self.queues, self.queue_depth)
+    def limits(self, size: int) -> Limits:
+        """Return the limits of a context of ``size`` ranks with these settings."""
+        longest = self.passive_bytes or min(PASSIVE_BYTES, _MAILBOX_BYTES // (2 * size) // 8 * 8)
+        return Limits(self.notifications, self.queues, self.queue_depth, max(8, longest))
 
-    def core_options(self, *, oversubscribed: bool) -> dict[str, Any]:
-        """Return the core's options.
+    def core_options(self, size: int, *, oversubscribed: bool) -> dict[str, Any]:
+        """Return the core's options for a context of ``size`` ranks.
 
         With fewer cores than ranks, a rank that spins keeps the rank it waits for from running,
         and a rank that sleeps wakes late. So a wait yields its core again and again.
@@ -156,15 +164,36 @@ class Config:
             "timeout": self.timeout,
             "queue_depth": self.queue_depth,
             "queues": self.queues,
-            "passive_bytes": PASSIVE_BYTES,
+            "passive_bytes": self.limits(size).passive_bytes,
             "spin_us": 0 if oversubscribed else self.spin_us,
             "yield_us": max(self.yield_us, least_yield_us),
             "heartbeat_ms": self.heartbeat_ms,
             "stopped_after": self.stopped_after,
-            "verbs_device": self.verbs_device,
-            "verbs_port": self.verbs_port,
-            "verbs_gid": self.verbs_gid,
             "mpi_created": self.mpi_windows == "created",
+            "maps_devices": self.gpu == "auto",
+        }
+
+    def verbs_options(self) -> dict[str, Any]:
+        """Return the arguments of the core's ``VerbsOptions``."""
+        ports = self.verbs_device or Ports(())
+        return {
+            "ports": ports.named,
+            "excluded": ports.excluded,
+            "gid": self.verbs_gid,
+            "pkey": self.verbs_pkey,
+            "mtu": self.verbs_mtu,
+            "service_level": self.verbs_sl,
+            "traffic_class": self.verbs_tc,
+            "global_routes": self.verbs_grh == "always",
+            "retry_count": self.verbs_retry_count,
+            "rnr_retry_count": self.verbs_rnr_retry_count,
+            "ack_timeout": self.verbs_ack_timeout,
+            "inline_bytes": self.verbs_inline,
+            "order": self.verbs_order,
+            "rails": self.verbs_rails,
+            "stripe": self.verbs_stripe,
+            "warns": self.log in ("debug", "info", "warning"),
+            "stopped_after": self.stopped_after,
         }
 
     def replace(self, **changes: object) -> Config:

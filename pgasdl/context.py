@@ -18,13 +18,14 @@ import numpy as np
 
 from pgasdl import _native
 from pgasdl.buffers import memory_of
-from pgasdl.collectives.allreduce import AllreduceCache
+from pgasdl.collectives.allreduce import AllreduceCache, repeated
 from pgasdl.collectives.handle import Collective, kind_of
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.resources import AnswerCalls, Resources
 from pgasdl.config import Config, Limits
 from pgasdl.device.names import ordinal_of
-from pgasdl.errors import RankError, UnavailableError
+from pgasdl.errors import PeerLost, RankError, UnavailableError
+from pgasdl.footprint import Footprint
 from pgasdl.group import Group
 from pgasdl.job import Job
 from pgasdl.pool import Pool
@@ -65,14 +66,17 @@ class Context(_native.ContextCore):
             list(topology.routes.names),
             job.token,
             job.threads,
+            verbs=_native.VerbsOptions(**config.verbs_options()),
             mpi=job.mpi,
-            **config.core_options(oversubscribed=topology.oversubscribed),
+            **config.core_options(self.launch.size, oversubscribed=topology.oversubscribed),
         )
         self._connect(job.exchange("endpoint", self._endpoint()))
         self._join(job.exchange("world", self._open()), config.timeout)
         self.world = Group(self, topology, self._world())
         self.segments = SegmentTable(self)
-        self.resources = Resources(self, self.segments, policy, self.takes_devices)
+        self.resources = Resources(
+            self, self.segments, policy, self.takes_devices, config.gpu_piece
+        )
         self._pool = Pool(self.segments, self.world)
         self._allreduces = AllreduceCache(self.resources, self.world)
         self.segments.watch(self._allreduces.forget)
@@ -84,13 +88,17 @@ class Context(_native.ContextCore):
     @property
     def limits(self) -> Limits:
         """Limits of this context."""
-        return self.config.limits
+        return self.config.limits(self.size)
 
     # --- memory
 
     @property
     def takes_devices(self) -> bool:
-        """Whether segments may lie on a GPU: transports reach them, and PGASDL_GPU allows it."""
+        """Whether peers reach segments on a GPU: transports can, and PGASDL_GPU allows it.
+
+        Else such segments have notifications, and their arrays take part in collectives, by way
+        of the host; but nobody writes to them or reads from them.
+        """
         return self._takes_devices and self.config.gpu == "auto"
 
     def segment(
@@ -133,14 +141,15 @@ class Context(_native.ContextCore):
 
         Notes
         -----
+        Where peers do not reach a GPU (:attr:`takes_devices`), a segment there has notifications,
+        which the host waits for, and its arrays take part in collectives; what would write to its
+        memory or read from it raises UnavailableError.
         It is a sealed memfd without a name in any file system: kill -9 leaves nothing behind.
         Where peers do not map it (verbs), it lives until it is deleted, because this rank cannot
         know when they are done.
         GASPI: gaspi_segment_create.
         """
         ordinal = ordinal_of(device)
-        if ordinal is not None and self._takes_devices and not self.takes_devices:
-            raise UnavailableError(f"device {device}: PGASDL_GPU=staged keeps segments on the host")
         number = self.config.notifications if notifications is None else notifications
         return self.segments.make(group or self.world, nbytes, number, timeout, ordinal)
 
@@ -180,12 +189,10 @@ class Context(_native.ContextCore):
         GASPI: gaspi_segment_bind, gaspi_segment_use.
         """
         memory = memory_of(buffer, device=True)
-        if memory.device is not None and self._takes_devices and not self.takes_devices:
-            raise UnavailableError("memory on a GPU: PGASDL_GPU=staged keeps segments on the host")
         number = self.config.notifications if notifications is None else notifications
         return self.segments.bind(group or self.world, memory, number, timeout)
 
-    def pool(self, nbytes: int, *, timeout: float | None = None) -> None:
+    def pool(self, nbytes: int, *, device: object = "cpu", timeout: float | None = None) -> None:
         """Make the pool of arrays, or add to it. Collective over all ranks.
 
         From then on :meth:`empty`, :meth:`zeros` and :meth:`empty_like` cut arrays from it, each
@@ -196,6 +203,8 @@ class Context(_native.ContextCore):
         ----------
         nbytes : int
             Size of this rank's new segment, 0 <= nbytes; ranks may differ. No array spans two.
+        device : str, torch.device or cupy.cuda.Device, default "cpu"
+            Where this rank's new segment lies; as for :meth:`segment`.
         timeout : float, optional
             Seconds; None: the context's default. After a Timeout the same call continues.
 
@@ -207,15 +216,25 @@ class Context(_native.ContextCore):
             A rank is in another collective.
         SegmentError
             An impossible size.
+        ConfigError
+            What names no device.
+        UnavailableError
+            A device that is not available.
 
         Notes
         -----
-        The memory is the host's. :meth:`describe` tells how much is free.
+        :meth:`describe` tells how much is free.
         dMath: persistent memory, registered once.
         """
-        self._pool.grow(nbytes, timeout)
+        self._pool.grow(nbytes, ordinal_of(device), timeout)
 
-    def empty(self, shape: int | Iterable[int], dtype: Any = np.float32) -> Any:
+    def empty(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = np.float32,
+        *,
+        device: object = "cpu",
+    ) -> Any:
         """Cut an array from the pool. Local; any thread may call it.
 
         Parameters
@@ -224,10 +243,12 @@ class Context(_native.ContextCore):
             As for ``numpy.empty``.
         dtype : dtype, default np.float32
             NumPy's, "bfloat16", or PyTorch's: then it is a tensor.
+        device : str, torch.device or cupy.cuda.Device, default "cpu"
+            Where it is to lie; the pool has memory there.
 
         Returns
         -------
-        ndarray or Tensor
+        ndarray, Tensor or, on a GPU, cupy.ndarray
             What the memory held before, aligned to 64 bytes. It is used again when the array and
             all its views are gone. After :meth:`close` it is memory of this rank alone.
 
@@ -237,18 +258,26 @@ class Context(_native.ContextCore):
             No free block is so long, or there is no pool: all ranks call :meth:`pool`.
         BufferRefused
             A negative size, or a dtype of Python objects.
+        ConfigError, UnavailableError
+            What names no device, or none that is available.
         """
         self._require_usable()
-        return self._pool.empty(shape, dtype)
+        return self._pool.empty(shape, dtype, ordinal_of(device))
 
-    def zeros(self, shape: int | Iterable[int], dtype: Any = np.float32) -> Any:
+    def zeros(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = np.float32,
+        *,
+        device: object = "cpu",
+    ) -> Any:
         """Cut an array of zeros from the pool. Local; as :meth:`empty`."""
-        array = self.empty(shape, dtype)
+        array = self.empty(shape, dtype, device=device)
         array[...] = 0
         return array
 
     def empty_like(self, array: Any) -> Any:
-        """Cut one of the same shape and dtype from the pool: a tensor for a tensor, else an array.
+        """Cut one of the same shape, dtype and device from the pool: a tensor for a tensor.
 
         Local; as :meth:`empty`.
         """
@@ -290,12 +319,13 @@ class Context(_native.ContextCore):
         for member in members:
             self._require_peer(member, "group")
         core = self._job.form(self, members, self._seconds(timeout))
-        return Group(self, self.topology, core)
+        return Group(self, self.topology, core, self._allreduces.drop)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """``world.barrier``: wait until every rank is here."""
         self.world.barrier(timeout=timeout)
 
+    @repeated
     def allreduce(
         self,
         array: Any,
@@ -346,9 +376,7 @@ class Context(_native.ContextCore):
         has 4 KB or more in the pool, must be so on every rank. A handle is fastest:
         :meth:`allreduce_handle`.
         """
-        repeats = group is None and stream is None
-        if not (repeats and self._allreduces.again(array, op, plan, timeout)):
-            self._allreduces.run(array, op, group or self.world, plan, timeout, stream)
+        self._allreduces.run(array, op, group or self.world, plan, timeout, stream)
         return array
 
     def allreduce_handle(
@@ -525,26 +553,45 @@ class Context(_native.ContextCore):
 
         Before it every wait ends with PeerLost; afterwards waits work again, among survivors.
         """
-        self._acknowledge()
-        states = self._health()
-        healthy = [rank for rank, state in enumerate(states) if state == "healthy"]
-        self._job.accept(set(range(self.size)).difference(healthy))
-        return self.group(healthy, timeout=timeout)
+        while True:
+            self._acknowledge()
+            states = self._health()
+            healthy = [rank for rank, state in enumerate(states) if state == "healthy"]
+            self._job.accept(set(range(self.size)).difference(healthy))
+            try:
+                return self.group(healthy, timeout=timeout)
+            except PeerLost:
+                # A wait may have ended because a peer told of a loss that is noticed only now.
+                if self._health() == states:
+                    raise
+
+    def footprint(self) -> Footprint:
+        """Return what this rank holds now: the library's own memory, and connections."""
+        exchanges = sum(server.inbox_bytes for server in self.resources.servers)
+        return Footprint(
+            self._own_bytes, exchanges + self._allreduces.workspace_bytes, *self._connections()
+        )
 
     def describe(self) -> str:
         """Describe this context, for a log: ranks, transport, limits, plans and inboxes."""
         lines = [
             f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
             f"transport {self.topology.routes}",
+            *self._rails(),
             f"memory on a GPU: {self._gpu_path()}",
             f"policy: {str(self.policy) or 'none, plans are chosen automatically'}",
             f"health: {', '.join(self._health())}",
             str(self.limits),
+            str(self.footprint()),
             self._pool.describe(),
             *self._allreduces.describe(),
             *(exchange.describe() for exchange in self.resources.servers),
         ]
         return "\n".join(lines)
+
+    def _rails(self) -> list[str]:
+        state = self._transport_state()
+        return [f"rails: {state}"] if state else []
 
     def _gpu_path(self) -> str:
         if missing := _native.cuda_missing():
@@ -552,10 +599,13 @@ class Context(_native.ContextCore):
         if self.takes_devices:
             return "mapped by the peers"
         why = "PGASDL_GPU=staged" if self._takes_devices else "of this transport"
-        return f"by way of the host ({why})"
+        return f"by way of the host, in pieces of {self.config.gpu_piece} bytes ({why})"
 
     def flight_record(self) -> str:
-        """Return the last operations of this rank, one a line, with microseconds before now."""
+        """Return the last operations of this rank, one a line, with microseconds before now.
+
+        A post has the moment when it was over, a wait that when it, or its last 50 ms, began.
+        """
         return self._record()
 
     def dump_flight_record(self, reason: str) -> None:

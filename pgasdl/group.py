@@ -37,11 +37,16 @@ class Group:
     """
 
     def __init__(
-        self, context: _native.ContextCore, topology: Topology, core: _native.GroupCore
+        self,
+        context: _native.ContextCore,
+        topology: Topology,
+        core: _native.GroupCore,
+        deleted: Callable[[Group], None] | None = None,
     ) -> None:
         self.context = context
         self.topology = topology
         self.core = core
+        self._deleted = deleted
         self._half_bound: object | None = None
         # Why not every member can read every other's memory wherever it lies; "": they can; None:
         # not tried yet. The same on all members.
@@ -101,8 +106,7 @@ class Group:
     ) -> Array:
         """Combine every member's array, element by element, in the order of the ranks.
 
-        It is for small arrays: every member receives every other member's. Use
-        :meth:`Context.allreduce` for gradients.
+        It is for small arrays. Use :meth:`Context.allreduce` for gradients.
 
         Parameters
         ----------
@@ -128,10 +132,12 @@ class Group:
         Timeout
             The next call with the same array and arguments continues this one.
         PeerLost
-            A member died.
+            A member died, or closed its context before it came here.
 
         Notes
         -----
+        Every member gets every other's array: in one step with up to 16 members, else in
+        ceil(log2 size) steps, in which members pass arrays on (Bruck et al., 1997).
         Integers wrap on overflow; the mean of integers is refused. float16 and bfloat16 are
         accumulated in float32. GASPI: gaspi_allreduce, gaspi_allreduce_user.
         """
@@ -191,8 +197,13 @@ class Group:
             self._half_bound = owner
 
     def delete(self) -> None:
-        """Delete the group; its ranks can form a new one. The world group stays."""
+        """Delete the group and what ``ctx.allreduce`` made for it; the world group stays.
+
+        Its ranks can form a new one.
+        """
         self.core.remove()
+        if self._deleted is not None:
+            self._deleted(self)
 
     def __contains__(self, rank: int) -> bool:
         return rank in self.ranks

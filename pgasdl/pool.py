@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgasdl.buffers import Memory, aligned, as_numpy_dtype, require_host
+from pgasdl.buffers import Memory, aligned, as_numpy_dtype
+from pgasdl.device.arrays import describe, on_device
+from pgasdl.device.names import name_of, ordinal_of
+from pgasdl.device.views import DeviceBytes, cupy_view, torch_view
 from pgasdl.errors import BufferRefused, PoolFull, SegmentError
 from pgasdl.group import Group
 from pgasdl.segment import Segment, SegmentTable
@@ -68,6 +71,18 @@ class _Block:
         self._segment = segment  # its memory stays, also when the context is closed
 
 
+_Part = tuple[Segment, Arena]
+
+
+def _where(device: int | None) -> str:
+    return "" if device is None else f" on {name_of(device)}"
+
+
+def _growth(nbytes: int | str, device: int | None) -> str:
+    on = "" if device is None else f', device="{name_of(device)}"'
+    return f"ctx.pool({nbytes}{on})"
+
+
 class Pool:
     """The pool of one rank. Any threads may use it.
 
@@ -80,19 +95,19 @@ class Pool:
         self._segments = segments
         self._world = world
         self._lock = threading.Lock()
-        self._parts: list[tuple[Segment, Arena]] = []
+        self._parts: dict[int | None, list[_Part]] = {}  # by device
         self._dropped: deque[tuple[Arena, int]] = deque()
 
-    def grow(self, nbytes: int, timeout: float | None) -> None:
+    def grow(self, nbytes: int, device: int | None, timeout: float | None) -> None:
         """Add a segment. Collective; see :meth:`Context.pool`."""
         if operator.index(nbytes) < 0:
             raise SegmentError(f"a pool of {nbytes} bytes")
-        segment = self._segments.make(self._world, aligned(nbytes), 0, timeout)
+        segment = self._segments.make(self._world, aligned(nbytes), 0, timeout, device)
         segment.pooled = True
         with self._lock:
-            self._parts.append((segment, Arena(segment.nbytes)))
+            self._parts.setdefault(device, []).append((segment, Arena(segment.nbytes)))
 
-    def empty(self, shape: int | Iterable[int], dtype: Any) -> Any:
+    def empty(self, shape: int | Iterable[int], dtype: Any, device: int | None) -> Any:
         """Return an array, or a tensor if ``dtype`` is PyTorch's. See :meth:`Context.empty`."""
         sizes = shape if isinstance(shape, Iterable) else (shape,)
         sizes = tuple(map(operator.index, sizes))
@@ -100,65 +115,78 @@ class Pool:
             raise BufferRefused(f"an array of shape {sizes}")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(dtype, torch.dtype):
-            raw = self._bytes(math.prod(sizes) * dtype.itemsize)
+            raw = self._bytes(math.prod(sizes) * dtype.itemsize, device)
+            if isinstance(raw, DeviceBytes):
+                return torch_view(raw, dtype, sizes)
             if raw.size == 0:  # torch views no empty bytes as anything else
                 return torch.empty(sizes, dtype=dtype)
             return torch.from_numpy(raw).view(dtype).reshape(sizes)
         element = as_numpy_dtype(dtype)
         if element.hasobject or element.itemsize == 0:
             raise BufferRefused(f"dtype {dtype}: peers can use numbers and records of them only")
-        return self._bytes(math.prod(sizes) * element.itemsize).view(element).reshape(sizes)
+        raw = self._bytes(math.prod(sizes) * element.itemsize, device)
+        if isinstance(raw, DeviceBytes):
+            return cupy_view(raw, element, sizes)
+        return raw.view(element).reshape(sizes)
 
     def empty_like(self, array: Any) -> Any:
-        """Return one of the same shape and dtype: a tensor for a tensor, else an array."""
-        require_host(array)
+        """Return one of the same shape and dtype, on the same device: a tensor for a tensor."""
         torch = sys.modules.get("torch")
-        if torch is None or not isinstance(array, torch.Tensor):
-            array = np.asarray(array)
-        return self.empty(array.shape, array.dtype)
+        if torch is not None and isinstance(array, torch.Tensor):
+            return self.empty(array.shape, array.dtype, ordinal_of(array.device))
+        if not isinstance(array, np.ndarray) and on_device(array):
+            found = describe(array, writable=False)
+            return self.empty(found.shape, found.dtype, found.ordinal)
+        array = np.asarray(array)
+        return self.empty(array.shape, array.dtype, None)
 
     def describe(self) -> str:
         """One line."""
         with self._lock:
             self._free_dropped()
-            return self._state()
+            return "; ".join(map(self._state, self._parts)) or "no pool"
 
     def clear(self) -> None:
         """Give up the segments: the context is closed. Arrays keep theirs."""
         with self._lock:
             self._parts.clear()
 
-    def _bytes(self, nbytes: int) -> npt.NDArray[np.uint8]:
+    def _bytes(self, nbytes: int, device: int | None) -> npt.NDArray[np.uint8] | DeviceBytes:
         with self._lock:
             self._free_dropped()
-            if not self._parts:
-                raise PoolFull("there is no pool: call ctx.pool(nbytes) on every rank first")
-            if nbytes == 0:
-                return np.empty(0, np.uint8)
-            segment, arena, offset = self._take(nbytes)
-            block = _Block(segment)
-            weakref.finalize(block, self._dropped.append, (arena, offset)).atexit = False
-        where = segment.address + offset
+            if device not in self._parts:
+                raise PoolFull(
+                    f"there is no pool{_where(device)}: call {_growth('nbytes', device)} on every "
+                    "rank first"
+                )
+            where, block = 0, None
+            if nbytes > 0:
+                segment, arena, offset = self._take(nbytes, device)
+                where, block = segment.address + offset, _Block(segment)
+                weakref.finalize(block, self._dropped.append, (arena, offset)).atexit = False
+        if device is not None:
+            return DeviceBytes(block, where, nbytes, device)
+        if nbytes == 0:
+            return np.empty(0, np.uint8)
         return Memory(where, nbytes, np.dtype(np.uint8), (nbytes,), block).on_host()
 
-    def _take(self, nbytes: int) -> tuple[Segment, Arena, int]:
-        for segment, arena in self._parts:
+    def _take(self, nbytes: int, device: int | None) -> tuple[Segment, Arena, int]:
+        for segment, arena in self._parts[device]:
             offset = arena.take(nbytes)
             if offset is not None:
                 return segment, arena, offset
         raise PoolFull(
-            f"{nbytes} bytes do not fit into the {self._state()}: drop arrays, or add a segment by "
-            f"ctx.pool({aligned(nbytes)}) on every rank"
+            f"{nbytes} bytes do not fit into the {self._state(device)}: drop arrays, or add a "
+            f"segment by {_growth(aligned(nbytes), device)} on every rank"
         )
 
-    def _state(self) -> str:
-        if not self._parts:
-            return "no pool"
-        total = sum(arena.nbytes for _, arena in self._parts)
-        free = [length for _, arena in self._parts for _, length in arena.free]
+    def _state(self, device: int | None) -> str:
+        parts = self._parts[device]
+        total = sum(arena.nbytes for _, arena in parts)
+        free = [length for _, arena in parts for _, length in arena.free]
         return (
-            f"pool of {total} bytes in {len(self._parts)} segments: {sum(free)} are free, the "
-            f"largest block has {max(free, default=0)}"
+            f"pool of {total} bytes{_where(device)} in {len(parts)} segments: {sum(free)} are "
+            f"free, the largest block has {max(free, default=0)}"
         )
 
     def _free_dropped(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgasdl.config import Address
 from pgasdl.errors import ConfigError
 from pgasdl.transports import TRANSPORTS
 
@@ -24,8 +23,8 @@ class Launch:
         The same among the ranks of this machine.
     job_id : str
         The same on every rank of the job.
-    master : Address or None
-        Torchrun's MASTER_ADDR and MASTER_PORT.
+    master : str or None
+        Host where rank 0 runs, if torchrun or Slurm tells it.
     signature : tuple[str, ...]
         Variables that differ between this rank's processes and its launcher's; empty where
         ``job_id`` is unique on this machine.
@@ -37,7 +36,7 @@ class Launch:
     local_rank: int
     local_size: int
     job_id: str
-    master: Address | None = None
+    master: str | None = None
     signature: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -11,6 +11,10 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the tests marked `full`, too")
+    parser.addoption("--minutes", type=float, default=0.4, help="of each long run")
+    parser.addoption(
+        "--ranks-of-a-host", type=int, default=2, help="in the long run over verbs, on two hosts"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

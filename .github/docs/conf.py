@@ -42,12 +42,16 @@ autodoc_type_aliases = {
 
 
 def _shorten(_app: Sphinx, _what: str, _name: str, _object: object, *rest: Any) -> Any:
-    """Show a method of the native core as one of Python: without self and module names."""
+    """Show a method of the native core as one of Python, and an alias by its name."""
     _options, signature, result = rest
     if signature is None:
         return None
     shown = signature.replace("(self, ", "(").replace("(self)", "()")
-    names = {"pgasdl._native.SegmentCore": "Segment", "pgasdl._native.": ""}
+    names = {
+        "pgasdl._native.SegmentCore": "Segment",
+        "pgasdl._native.": "",
+        "TypeAliasForwardRef('DTypeLike')": "DTypeLike",
+    }
     for long, short in names.items():
         shown = shown.replace(long, short)
     return shown, result

@@ -16,6 +16,12 @@ constexpr std::string_view kInbox = "inbox";
 // Of a GPU, for all lanes of a plan.
 constexpr std::size_t kMostStreams = 4;
 
+// -1: it is not among them.
+std::int32_t number_of(const std::vector<std::string>& names, std::string_view name) {
+  const auto found = std::ranges::find(names, name);
+  return found == names.end() ? -1 : static_cast<std::int32_t>(found - names.begin());
+}
+
 std::string device_name(int device) { return device == kHost ? "the host" : text("GPU ", device); }
 
 }  // namespace
@@ -25,7 +31,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
                      std::uint64_t first_notification, std::uint64_t fingerprint)
     : context_(context),
       name_(plan.name),
-      buffer_names_(plan.buffers),
+      data_(number_of(plan.buffers, "data")),
       buffers_(std::move(buffers)),
       board_(std::move(board)),
       first_notification_(first_notification),
@@ -261,37 +267,46 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   }
 }
 
-std::byte* BoundPlan::base(const std::string& buffer) const {
-  const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
-  if (found == buffer_names_.end()) return nullptr;
-  return own_[static_cast<std::size_t>(found - buffer_names_.begin())];
+void BoundPlan::copy_array(int device, const std::vector<Piece>& pieces) {
+  const std::uint64_t item = item_size(buffers_[static_cast<std::size_t>(data_)].dtype);
+  std::vector<ArrayCopies::Extent> extents;
+  std::size_t lane = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.lanes > lanes_.size() - lane) break;
+    ArrayCopies::Extent& extent = extents.emplace_back(piece.count * item, piece.lanes, 0);
+    for (const std::size_t end = lane + piece.lanes; lane < end; ++lane) {
+      extent.working += lanes_[lane].steps.empty() ? 0 : 1;
+    }
+  }
+  if (extents.empty() || extents.size() != pieces.size() || lane != lanes_.size()) {
+    throw Error(ErrorKind::kPlan,
+                text("plan ", name_, ": ", pieces.size(), " pieces of an array do not share its ",
+                     lanes_.size(), " lanes"));
+  }
+  array_copies_ = std::make_unique<ArrayCopies>(context_.waiter(), device, data(), extents);
 }
 
-Directory* BoundPlan::directory(const std::string& buffer) const {
-  const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
-  if (found == buffer_names_.end()) return nullptr;
-  return buffers_[static_cast<std::size_t>(found - buffer_names_.begin())].directory.get();
+Directory* BoundPlan::directory() const {
+  return data_ < 0 ? nullptr : buffers_[static_cast<std::size_t>(data_)].directory.get();
 }
 
-void BoundPlan::rebase(const std::string& buffer, std::byte* address) {
-  const auto found = std::find(buffer_names_.begin(), buffer_names_.end(), buffer);
-  if (found == buffer_names_.end()) return;
-  const auto number = static_cast<std::int32_t>(found - buffer_names_.begin());
-  std::byte*& own = own_[static_cast<std::size_t>(number)];
+void BoundPlan::rebase(std::byte* address) {
+  if (data_ < 0) return;
+  std::byte*& own = own_[static_cast<std::size_t>(data_)];
   const std::ptrdiff_t shift = address - own;
   // From here Puts send; all phases share it.
-  const BufferBinding& binding = buffers_[static_cast<std::size_t>(number)];
+  const BufferBinding& binding = buffers_[static_cast<std::size_t>(data_)];
   binding.segment->local().data = address - binding.offset;
   if (shift == 0) return;
   own = address;
   for (Lane& lane : lanes_) {
     for (Step& step : lane.steps) {
-      if (step.kind == PlanStep::Kind::kPut && step.on_device && step.own[0] == number) {
+      if (step.kind == PlanStep::Kind::kPut && step.on_device && step.own[0] == data_) {
         step.device_copy.from += shift;
         continue;
       }
       for (std::size_t i = 0; i < step.own.size(); ++i) {
-        if (step.own[i] != number) continue;
+        if (step.own[i] != data_) continue;
         const std::size_t n_sources = step.sources.size();
         if (i < n_sources) {
           step.sources[i].address = static_cast<const std::byte*>(step.sources[i].address) + shift;

@@ -217,6 +217,7 @@ BoundPlan::~BoundPlan() { drain(); }
 
 void BoundPlan::drain() {
   if (context_.inherited()) return;  // what is under way is the parent's
+  if (array_copies_ != nullptr) array_copies_->drain();
   for (std::size_t number = 0; number < lanes_.size(); ++number) {
     Lane& lane = lanes_[number];
     if (lane.work != Lane::Work::kEnqueued) continue;
@@ -293,13 +294,15 @@ bool BoundPlan::advance_lane(std::size_t number) {
     ++lane.at;
   }
   --lanes_left_;
+  if (array_copies_ != nullptr) array_copies_->lane_ended(number);
   return moved;
 }
 
 bool BoundPlan::advance() {
-  bool moved = false;
+  bool moved = array_copies_ != nullptr && array_copies_->advance();
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    if (lanes_[lane].at < lanes_[lane].steps.size()) moved |= advance_lane(lane);
+    if (lanes_[lane].at >= lanes_[lane].steps.size()) continue;
+    if (array_copies_ == nullptr || array_copies_->here(lane)) moved |= advance_lane(lane);
   }
   if (over()) ended_ = ticks();
   return moved;
@@ -321,6 +324,9 @@ std::string BoundPlan::missing() const {
     } else {
       words += text("lane ", lane, " is at step ", at.at, " of ", at.steps.size());
     }
+  }
+  if (words.empty() && array_copies_ != nullptr) {
+    words = text(array_copies_->left(), " pieces of the array are copied back");
   }
   return text("plan ", name_, ", execution ", generation_, ": ", words);
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange/array_copies.hpp"
 #include "exchange/directory.hpp"
 #include "exchange/numbering.hpp"
 #include "exchange/plan.hpp"
@@ -42,15 +43,24 @@ class BoundPlan {
             std::vector<Rank> ranks, std::shared_ptr<Segment> board,
             std::uint64_t first_notification, std::uint64_t fingerprint);
 
-  // Where the plan's own copy of a buffer lies; null if it has no such buffer.
-  std::byte* base(const std::string& buffer) const;
+  // Where the plan's own copy of its array, the buffer "data", lies; null if it has none.
+  std::byte* data() const { return data_ < 0 ? nullptr : own_[static_cast<std::size_t>(data_)]; }
   // The GPU that the plan's buffers lie on, or kHost.
   int device() const { return device_; }
-  // Lets the plan's own copy of a buffer, which is of this rank alone, lie elsewhere from now on;
-  // not while it runs.
-  void rebase(const std::string& buffer, std::byte* address);
-  // The directory in which peers look up a buffer, or null.
-  Directory* directory(const std::string& buffer) const;
+  // Lets that, if it is of this rank alone, lie elsewhere from now on; not while it runs.
+  void rebase(std::byte* address);
+  // The directory in which peers look it up, or null.
+  Directory* directory() const;
+
+  // Elements of the array, and lanes, which come after those of the piece before.
+  struct Piece {
+    std::uint64_t count;
+    std::uint32_t lanes;
+  };
+  // In each execution the plan works on a copy of an array, which a GPU makes in these pieces.
+  void copy_array(int device, const std::vector<Piece>& pieces);
+  // Null without copy_array().
+  ArrayCopies* array_copies() const { return array_copies_.get(); }
 
   ~BoundPlan();
 
@@ -137,7 +147,9 @@ class BoundPlan {
   // As far as it goes without blocking; true if anything moved. After an exception, which says what
   // failed, nothing may move any more.
   bool advance();
-  bool over() const { return lanes_left_ == 0; }
+  bool over() const {
+    return lanes_left_ == 0 && (array_copies_ == nullptr || array_copies_->over());
+  }
   // Waits until nothing that was given to a GPU or the transport is under way: memory may go then.
   void drain();
   void drain_reads();
@@ -161,7 +173,7 @@ class BoundPlan {
 
   Context& context_;
   const std::string name_;
-  const std::vector<std::string> buffer_names_;
+  const std::int32_t data_;  // number of the buffer "data", or -1
   const std::vector<BufferBinding> buffers_;
   std::vector<std::byte*> own_;  // where this rank's copy of each buffer lies now
   const std::shared_ptr<Segment> board_;
@@ -180,6 +192,7 @@ class BoundPlan {
   bool call_pending_ = false;
   int device_ = kHost;
   std::vector<std::unique_ptr<DeviceStream>> streams_;  // lanes share a few
+  std::unique_ptr<ArrayCopies> array_copies_;
 };
 
 }  // namespace pgasdl

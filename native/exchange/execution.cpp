@@ -19,7 +19,7 @@ Execution::Execution(Executor& executor, std::vector<std::unique_ptr<BoundPlan>>
       phases_(std::move(phases)),
       numbering_(std::move(numbering)),
       brief_(phases_[0]->bytes_moved() <= kBriefBytes),
-      directory_(phases_[0]->directory("data")) {
+      directory_(phases_[0]->directory()) {
   const std::uint64_t needed = numbering_->given_up_id(phases_[0]->ranks().size());
   const Segment& board = *numbering_->board();
   if (needed > board.notifications()) {
@@ -64,26 +64,20 @@ void Execution::reserve(const Array& array) {
   numbering_->raises(phase().end_notification());
   array_ = array;
   streamed_.store(false, std::memory_order_relaxed);
-  if (array.access == BufferAccess::kRebased) phase().rebase("data", array.target);
+  if (array.access == BufferAccess::kRebased) phase().rebase(array.target);
   if (directory_ != nullptr) directory_->tell(entry, numbering_->generation());
   state_.store(State::kRunning, std::memory_order_release);
 }
 
 void Execution::copy_in() {
   if (copies_on_device()) {
-    device_copy(device(), phase().base("data"), array_.source, array_.bytes);
+    phase().array_copies()->begin(array_.source, array_.target);
   } else {
-    pgasdl::copy(phase().base("data"), array_.source, array_.bytes);
+    pgasdl::copy(phase().data(), array_.source, array_.bytes);
   }
 }
 
-void Execution::copy_out() {
-  if (copies_on_device()) {
-    device_copy(device(), array_.target, phase().base("data"), array_.bytes);
-  } else {
-    pgasdl::copy(array_.target, phase().base("data"), array_.bytes);
-  }
-}
+void Execution::copy_out() { pgasdl::copy(array_.target, phase().data(), array_.bytes); }
 
 void Execution::withdraw() {
   if (directory_ != nullptr && directory_->anywhere()) directory_->withdraw();

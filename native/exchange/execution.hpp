@@ -96,8 +96,8 @@ class Execution {
   // Takes a number; it may begin.
   void reserve(const Array& array);
   void copy_in();
-  void copy_out();
-  // Copies that a GPU makes are made by whoever advances it.
+  void copy_out();  // on the host
+  // Copies that a GPU makes are begun, and looked after by whoever advances it.
   bool copies_on_device() const {
     return array_.access == BufferAccess::kCopied && device() != kHost;
   }

@@ -48,6 +48,7 @@ void Executor::start(Execution& execution, const Array& array, const StreamOrder
       lock.lock();
       --n_copied_;
       if (fault) {
+        execution.phase().drain();
         if (execution.state() == Execution::State::kRunning) {
           (void)execution.end(Execution::State::kFailed, fault);
         }
@@ -87,7 +88,6 @@ bool Executor::advance(Execution& execution) {
     }
     moved = plan.advance();
     gather_calls(execution);
-    if (plan.over() && execution.copies_on_device()) execution.copy_out();
   } catch (const std::exception&) {
     give_up(execution, std::current_exception());  // half a step was made
     return true;
@@ -107,6 +107,8 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
   execution.withdraw();
+  // What was begun ends by itself, soon: nothing of the caller's is used after that.
+  if (ArrayCopies* const copies = execution.phase().array_copies()) copies->drain();
   execution.let_streams_go();
   execution.state_.store(Execution::State::kFailed, std::memory_order_release);
   std::uint32_t why = 0;

@@ -23,12 +23,15 @@ LayerSchedule::LayerSchedule(Executor& executor,
   }
 }
 
-void LayerSchedule::bind(std::size_t number, std::vector<std::shared_ptr<Execution>> executions) {
+void LayerSchedule::bind(std::size_t number, std::vector<std::shared_ptr<Execution>> executions,
+                         std::vector<Array> arrays) {
   Bucket& bucket = buckets_.at(number);
   if (bucket.under_way) {
     throw Error(ErrorKind::kPlan, text("bucket ", number, " is under way: wait for it"));
   }
+  arrays.resize(executions.size());
   bucket.executions = std::move(executions);
+  bucket.arrays = std::move(arrays);
   bucket.current = 0;
 }
 
@@ -60,7 +63,7 @@ void LayerSchedule::ready(std::int64_t number, const StreamOrder* order) {
     bucket.gradients->mark(order->stream);
   }
   if (bucket.missing == 1) {
-    executor_.start(*bucket.executions[bucket.current], {}, order);
+    executor_.start(*bucket.executions[bucket.current], bucket.arrays[bucket.current], order);
     bucket.under_way = true;
   }
   layer.ready = true;

@@ -30,8 +30,10 @@ class LayerSchedule {
 
   LayerSchedule(Executor& executor, const std::vector<std::vector<std::uint32_t>>& buckets);
 
-  // A bucket's executions alternate; they replace those it had. Throws if one is under way.
-  void bind(std::size_t bucket, std::vector<std::shared_ptr<Execution>> executions);
+  // A bucket's executions alternate, each with its array; they replace those it had. Throws if one
+  // is under way.
+  void bind(std::size_t bucket, std::vector<std::shared_ptr<Execution>> executions,
+            std::vector<Array> arrays = {});
   // Throws unless there is such a layer, and the exchange goes on.
   std::size_t require(std::int64_t layer) const;
 
@@ -74,6 +76,7 @@ class LayerSchedule {
   struct Bucket {
     std::vector<std::uint32_t> layers;
     std::vector<std::shared_ptr<Execution>> executions;
+    std::vector<Array> arrays;
     std::size_t current = 0;
     std::size_t missing = 0;  // layers that are not ready
     bool under_way = false;

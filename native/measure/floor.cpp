@@ -1,6 +1,8 @@
 #include "measure/floor.hpp"
 
 #include <sched.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -47,6 +49,22 @@ Block block_of(std::uint64_t count, Rank owner, Rank size) {
   const auto place = static_cast<std::uint64_t>(size - 1 - owner);
   const std::uint64_t first = cut(place);
   return {first, cut(place + 1) - first};
+}
+
+// Where a rank's array is.
+struct Place {
+  pid_t process;
+  float* array;
+};
+
+void copy_from(const Place& peer, std::uint64_t first, float* to, std::uint64_t count) {
+  const std::size_t bytes = count * sizeof(float);
+  const iovec here{to, bytes};
+  const iovec there{peer.array + first, bytes};
+  if (process_vm_readv(peer.process, &here, 1, &there, 1, 0) != static_cast<ssize_t>(bytes)) {
+    throw Error(ErrorKind::kUnavailable,
+                text("process_vm_readv from process ", peer.process, ": ", std::strerror(errno)));
+  }
 }
 
 void read_ahead(const float* at) { __builtin_prefetch(at, 1); }
@@ -311,6 +329,132 @@ Calls Floor::private_arrays(std::uint64_t count, std::uint64_t piece_floats, Cop
           reduce({&destination, 1}, {sources.data(), ranks}, length(piece), scale);
         }
         tell_all(Purpose::kDone, ++done_);
+      });
+}
+
+Calls Floor::private_blocks(std::uint64_t count, std::uint64_t piece_floats, std::uint32_t calls,
+                            bool paced) {
+  const std::uint64_t most = std::clamp<std::uint64_t>(piece_floats, kLine, kMostPiece);
+  require(kPieces * most * sizeof(float));
+  constexpr std::size_t kMost = 16;
+  const auto ranks = static_cast<std::size_t>(size_);
+  if (ranks > kMost) throw Error(ErrorKind::kUnavailable, "the floor is for at most 16 ranks");
+  std::vector<float> array(count);
+  const double scale = 1.0 / static_cast<double>(size_);
+  const std::uint64_t pieces = (count + most - 1) / most;
+  const auto block = [&](std::uint64_t piece, Rank owner) {
+    return block_of(std::min(most, count - piece * most), owner, size_);
+  };
+  const auto staged = [&](std::uint64_t piece, Rank rank) {
+    return floats(rank) + (piece % kPieces) * most;
+  };
+  // To the slot or back, what others own.
+  const auto copy = [&](std::uint64_t piece, bool back) {
+    for (Rank step = 1; step < size_; ++step) {
+      const auto [first, n] = block(piece, (rank_ + step) % size_);
+      float* const mine = &array[piece * most] + first;
+      float* const slot = staged(piece, rank_) + first;
+      std::memcpy(back ? mine : slot, back ? slot : mine, n * sizeof(float));
+    }
+  };
+  const auto reduce_own = [&](std::uint64_t piece) {
+    const auto [first, n] = block(piece, rank_);
+    std::array<Source, kMost> sources;
+    std::array<Destination, kMost> destinations;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const bool own = static_cast<Rank>(rank) == rank_;
+      float* const all = own ? &array[piece * most] : staged(piece, static_cast<Rank>(rank));
+      sources[rank] = {all + first, DType::kF32};
+      destinations[rank] = {all + first, DType::kF32};
+    }
+    if (n != 0) reduce({destinations.data(), ranks}, {sources.data(), ranks}, n, scale);
+  };
+  return timed(
+      calls, paced,
+      [&](std::uint32_t number) {
+        std::fill(array.begin(), array.end(),
+                  static_cast<float>(number + static_cast<std::uint32_t>(rank_)));
+      },
+      [&] {
+        copy(0, false);
+        tell_all(Purpose::kReady, ++ready_);
+        std::uint64_t awaited = ready_;
+        for (std::uint64_t piece = 0; piece < pieces; ++piece) {
+          if (piece + 1 < pieces) copy(piece + 1, false);
+          await_all(Purpose::kReady, awaited++);
+          reduce_own(piece);
+          tell_all(Purpose::kReady, ++ready_);
+          if (piece > 0) copy(piece - 1, true);
+        }
+        await_all(Purpose::kReady, awaited);
+        copy(pieces - 1, true);
+      });
+}
+
+Calls Floor::read_arrays(std::uint64_t count, std::uint64_t piece, std::uint32_t calls,
+                         bool paced) {
+  require(sizeof(Place));
+  constexpr std::size_t kMost = 16;
+  const auto ranks = static_cast<std::size_t>(size_);
+  if (ranks > kMost) throw Error(ErrorKind::kUnavailable, "the floor is for at most 16 ranks");
+  const double scale = 1.0 / static_cast<double>(size_);
+  const std::uint64_t most = std::max(piece, kLine);
+  std::vector<float> array(count);
+  std::vector<float> inbox(most * ranks);
+  *reinterpret_cast<Place*>(data(rank_)) = {getpid(), array.data()};
+  sync();
+  std::vector<Place> places;
+  std::vector<Block> blocks;
+  std::uint64_t pieces = 0;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    places.push_back(*reinterpret_cast<const Place*>(data(rank)));
+    blocks.push_back(block_of(count, rank, size_));
+    pieces = std::max(pieces, (blocks.back().count + most - 1) / most);
+  }
+  // Nothing, if the block has fewer pieces.
+  const auto piece_of = [&](const Block& block, std::uint64_t number) -> Block {
+    const std::uint64_t begin = std::min(number * most, block.count);
+    return {block.first + begin, std::min(most, block.count - begin)};
+  };
+  const auto reduce_own = [&](std::uint64_t number) {
+    const auto [first, n] = piece_of(blocks[static_cast<std::size_t>(rank_)], number);
+    if (n == 0) return;
+    std::array<Source, kMost> sources;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const bool own = static_cast<Rank>(rank) == rank_;
+      float* const from = own ? &array[first] : &inbox[rank * most];
+      if (!own) copy_from(places[rank], first, from, n);
+      sources[rank] = {from, DType::kF32};
+    }
+    const Destination destination{&array[first], DType::kF32};
+    reduce({&destination, 1}, {sources.data(), ranks}, n, scale);
+  };
+  const auto collect = [&](std::uint64_t number, std::uint64_t before) {
+    for (Rank step = 1; step < size_; ++step) {
+      const Rank owner = (rank_ + step) % size_;
+      const Word& done = word(rank_, Purpose::kDone, owner);
+      spin([&] { return done.load(std::memory_order_acquire) > before + number; });
+      const auto [first, n] = piece_of(blocks[static_cast<std::size_t>(owner)], number);
+      if (n != 0) copy_from(places[static_cast<std::size_t>(owner)], first, &array[first], n);
+    }
+  };
+  return timed(
+      calls, paced,
+      [&](std::uint32_t number) {
+        sync();  // the call before may still be read
+        std::fill(array.begin(), array.end(),
+                  static_cast<float>(number + static_cast<std::uint32_t>(rank_)));
+      },
+      [&] {
+        tell_all(Purpose::kReady, ++ready_);
+        await_all(Purpose::kReady, ready_);
+        const std::uint64_t before = done_;
+        for (std::uint64_t number = 0; number < pieces; ++number) {
+          reduce_own(number);
+          tell_all(Purpose::kDone, ++done_);
+          if (number > 0) collect(number - 1, before);
+        }
+        if (pieces > 0) collect(pieces - 1, before);
       });
 }
 

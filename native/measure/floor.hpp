@@ -51,6 +51,12 @@ class Floor {
   static constexpr std::uint64_t kMostPiece = 32768;
   Calls private_arrays(std::uint64_t count, std::uint64_t piece, Copy copy, std::uint32_t calls,
                        bool paced);
+  // The same, but each owner reduces its block of a piece where the others have staged it, and all
+  // copy from what they staged.
+  Calls private_blocks(std::uint64_t count, std::uint64_t piece, std::uint32_t calls, bool paced);
+  // Arrays outside: each owner copies its block from peers' arrays by process_vm_readv(2), a piece
+  // at a time, and all copy its result, one piece behind. Throws kUnavailable where it is refused.
+  Calls read_arrays(std::uint64_t count, std::uint64_t piece, std::uint32_t calls, bool paced);
   // Several tensors one after the other, each in place, all of them given at the beginning.
   Calls layers(std::span<const std::uint64_t> counts, Kernel kernel, std::uint32_t calls,
                bool paced);

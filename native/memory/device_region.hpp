@@ -11,7 +11,9 @@
 
 namespace pgasdl {
 
-inline constexpr int kHost = -1;  // instead of a device's number
+// Instead of a device's number.
+inline constexpr int kHost = -1;
+inline constexpr int kUnreached = -2;  // some device of a peer, which nobody reaches from here
 
 // What another process needs to map an allocation, besides a descriptor if it is `kDescriptor`.
 struct DeviceHandle {

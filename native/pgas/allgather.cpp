@@ -1,4 +1,4 @@
-// A group's all-gathers: by slots that every member has at every other, in pieces.
+// A group's all-gathers: by slots at every member, in pieces.
 #include <algorithm>
 #include <cstring>
 
@@ -10,17 +10,37 @@ namespace {
 
 constexpr std::size_t kExchangeBytes = 1024;
 constexpr std::size_t kReduceBytes = 8192;
+// Of all slots of a kind together: large groups have smaller ones, and more pieces. The description
+// of a segment in host memory is one piece in any group.
+constexpr std::size_t kAllSlots = 1u << 20;
+constexpr std::size_t kLeastBytes = 256;
 
 }  // namespace
 
-std::size_t Group::slot_bytes(Kind kind) {
-  return kind == Kind::kExchange ? kExchangeBytes : kReduceBytes;
+std::size_t Group::slot_bytes(Kind kind, std::size_t members) {
+  const std::size_t most = kind == Kind::kExchange ? kExchangeBytes : kReduceBytes;
+  return std::clamp(kAllSlots / members / 64 * 64, kLeastBytes, most);
 }
 
-std::uint64_t Group::slot_offset(const Exchange& exchange, Kind kind, Rank member) const {
-  const std::uint64_t slot =
-      (exchange.generation & 1) * ranks_.size() + static_cast<std::uint64_t>(member);
+std::uint64_t Group::slot_offset(const Exchange& exchange, Kind kind, std::size_t distance) const {
+  const std::uint64_t slot = (exchange.course.generation & 1) * ranks_.size() + distance;
   return exchange.slots_offset + slot * (sizeof(Header) + slot_bytes(kind));
+}
+
+template <typename Found>
+std::uint64_t Group::walk(const Exchange& exchange, Kind kind, std::size_t distance,
+                          std::size_t blocks, Found&& found) const {
+  const std::byte* const slot = control_->local().data + slot_offset(exchange, kind, distance);
+  std::uint64_t at = 0;
+  bool sound = true;
+  for (std::size_t block = 0; sound && block < blocks; ++block) {
+    Header header;
+    std::memcpy(&header, slot + at, sizeof header);
+    sound = header.generation == exchange.course.generation && header.bytes <= slot_bytes(kind);
+    found(distance + block, slot + at, sound);
+    at += sizeof header + (sound ? header.bytes : 0);
+  }
+  return at;
 }
 
 void Group::refuse_another(const Exchange& exchange, const std::string& what) const {
@@ -31,42 +51,76 @@ void Group::refuse_another(const Exchange& exchange, const std::string& what) co
 }
 
 void Group::begin_piece(Exchange& exchange, Kind kind) {
-  exchange.generation = following(exchange.generation);
-  exchange.next_to_send = 0;
+  exchange.course.begin();
+  exchange.outgoing_step = kNoStep;
+  const std::uint32_t generation = exchange.course.generation;
   const std::size_t first = std::min(exchange.piece * slot_bytes(kind), exchange.mine.size());
   const std::size_t bytes = std::min(slot_bytes(kind), exchange.mine.size() - first);
   Header header{exchange.fingerprint,
                 exchange.mine.size(),
                 static_cast<std::uint32_t>(bytes),
-                exchange.generation,
+                generation,
                 {}};
   exchange.what.copy(header.what, sizeof header.what - 1);
-  std::byte* slot = control_->local().data + slot_offset(exchange, kind, index_);
+  std::byte* slot = control_->local().data + slot_offset(exchange, kind, 0);
   std::memcpy(slot, &header, sizeof header);
   if (bytes != 0) std::memcpy(slot + sizeof header, exchange.mine.data() + first, bytes);
-  exchange.bytes_to_send = sizeof header + bytes;
-  context_.recorder().record(Operation::kAllgather, -1, control_->id(), exchange.generation, bytes);
+  context_.recorder().record(Operation::kAllgather, -1, control_->id(), generation, bytes);
+}
+
+// What a step carries: this rank's own block, and those behind it, from where they arrived.
+void Group::gather_blocks(Exchange& exchange, Kind kind, std::size_t step) {
+  const std::vector<DisseminationStep>& steps = exchange.course.steps;
+  const auto& [distance, blocks, needed] = steps[step];
+  exchange.outgoing.clear();
+  exchange.outgoing_step = step;
+  const RemoteSegment* remote = control_->remote(ahead(distance));
+  std::uint64_t target = slot_offset(exchange, kind, distance);
+  const auto add = [&](std::size_t from, std::size_t count) {
+    const std::uint64_t bytes =
+        walk(exchange, kind, from, count, [](std::size_t, const std::byte*, bool) {});
+    exchange.outgoing.push_back(
+        {&control_->local(), slot_offset(exchange, kind, from), remote, target, bytes});
+    target += bytes;
+  };
+  add(0, 1);
+  for (std::size_t earlier = 0; earlier < needed && steps[earlier].distance < blocks; ++earlier) {
+    add(steps[earlier].distance, std::min(steps[earlier].blocks, blocks - steps[earlier].distance));
+  }
 }
 
 bool Group::take_piece(Exchange& exchange, Kind kind) {
+  const std::size_t members = ranks_.size();
+  struct Block {
+    const std::byte* at = nullptr;
+    bool sound = false;
+  };
+  std::vector<Block> blocks(members);
+  const auto found = [&](std::size_t distance, const std::byte* at, bool sound) {
+    blocks[(static_cast<std::size_t>(index_) + members - distance) % members] = {at, sound};
+  };
+  (void)walk(exchange, kind, 0, 1, found);
+  for (const DisseminationStep& step : exchange.course.steps) {
+    (void)walk(exchange, kind, step.distance, step.blocks, found);
+  }
   std::uint64_t longest = 0;
   std::string others;
-  for (std::size_t member = 0; member < ranks_.size(); ++member) {
-    const std::byte* slot =
-        control_->local().data + slot_offset(exchange, kind, static_cast<Rank>(member));
-    Header header;
-    std::memcpy(&header, slot, sizeof header);
-    if (header.fingerprint != exchange.fingerprint || header.bytes > slot_bytes(kind)) {
+  for (std::size_t member = 0; member < members; ++member) {
+    const auto& [at, sound] = blocks[member];
+    Header header{};
+    if (at != nullptr) std::memcpy(&header, at, sizeof header);
+    if (!sound || header.fingerprint != exchange.fingerprint) {
       header.what[sizeof header.what - 1] = 0;
-      others += text(others.empty() ? "" : ", ", "rank ", ranks_[member], " is in ", header.what);
+      others += text(others.empty() ? "" : ", ", "rank ", ranks_[member]);
+      others += sound ? text(" is in ", header.what) : " said nothing that can be read";
       continue;
     }
     longest = std::max(longest, header.total);
-    exchange.all[member].append(reinterpret_cast<const char*>(slot + sizeof header), header.bytes);
+    exchange.all[member].append(reinterpret_cast<const char*>(at + sizeof header), header.bytes);
   }
   if (!others.empty()) {
     throw Error(ErrorKind::kMismatch,
-                text("collective ", exchange.generation, " of segment ", control_->id(),
+                text("collective ", exchange.course.generation, " of segment ", control_->id(),
                      "'s group: rank ", context_.rank(), " is in ", exchange.what, ", but ", others,
                      ": order, sizes and dtypes must be the same on all ranks"));
   }
@@ -91,36 +145,14 @@ Outcome Group::allgather(const Inside&, Kind kind, const std::string& what,
              !std::ranges::equal(std::as_bytes(std::span(exchange.mine)), mine)) {
     refuse_another(exchange, what);
   }
-  const std::size_t members = ranks_.size();
+  Course& course = exchange.course;
+  const auto post = [&](std::size_t step) {
+    if (exchange.outgoing_step != step) gather_blocks(exchange, kind, step);
+    const auto id = course.first_flag + static_cast<std::uint32_t>(step);
+    return send(ahead(course.steps[step].distance), exchange.outgoing, id, course.generation);
+  };
   for (;;) {
-    const std::uint64_t my_slot = slot_offset(exchange, kind, index_);
-    std::size_t arrived = 0;
-    const auto ready = [&] {
-      for (; exchange.next_to_send < members; ++exchange.next_to_send) {
-        const auto member = static_cast<Rank>(exchange.next_to_send);
-        if (member == index_) continue;
-        if (!send(member, my_slot, exchange.bytes_to_send, my_slot,
-                  exchange.first_id + static_cast<std::uint32_t>(index_), exchange.generation)) {
-          return false;
-        }
-      }
-      for (; arrived < members; ++arrived) {
-        if (static_cast<Rank>(arrived) == index_) continue;
-        const auto id = exchange.first_id + static_cast<std::uint32_t>(arrived);
-        if (!raised(id, exchange.generation)) return false;
-      }
-      return true;
-    };
-    // Everybody needs every member: nobody has to be told of one that is gone.
-    const auto slow = [&] {
-      for (std::size_t member = arrived; member < members; ++member) {
-        const Rank peer = ranks_[member];
-        if (context_.liveness().health(peer) == Health::kHealthy) continue;
-        const auto id = exchange.first_id + static_cast<std::uint32_t>(member);
-        if (!raised(id, exchange.generation)) context_.liveness().require(peer, what.c_str());
-      }
-    };
-    if (context_.waiter().until(ready, slow, deadline, what.c_str()) != Outcome::kDone) {
+    if (disseminate(course, post, deadline, what.c_str()) != Outcome::kDone) {
       return Outcome::kTimeout;
     }
     exchange.under_way = false;
@@ -139,17 +171,21 @@ std::string Group::missing_in_allgather(Kind kind) const {
                 ": every member has described its copy, but not all were there at once to make it; "
                 "call it again");
   }
-  const Exchange& exchange = exchanges_[static_cast<int>(kind)];
+  const Course& course = exchanges_[static_cast<std::size_t>(kind)].course;
   std::string missing;
-  for (std::size_t member = 0; member < ranks_.size(); ++member) {
-    const auto id = exchange.first_id + static_cast<std::uint32_t>(member);
-    if (static_cast<Rank>(member) != index_ && !raised(id, exchange.generation)) {
-      missing +=
-          text(missing.empty() ? "" : ", ", "rank ", ranks_[member], " (notification ", id, ")");
-    }
+  for (std::size_t step = course.arrived; step < course.end_of_base(course.arrived); ++step) {
+    if (arrived(course, step)) continue;
+    const auto& [distance, blocks, needed] = course.steps[step];
+    missing += text(missing.empty() ? "" : ", ", "rank ", behind(distance), " (notification ",
+                    course.first_flag + step);
+    missing += blocks == 1 ? ")" : text(", blocks of ", blocks, " ranks)");
   }
-  return text("collective ", exchange.generation, " of segment ", control_->id(),
-              "'s group: nothing yet from ", missing);
+  if (!missing.empty()) missing = text("nothing yet from ", missing);
+  if (missing.empty() && course.sent < course.steps.size()) {
+    missing = text("nothing sent yet to rank ", ahead(course.steps[course.sent].distance));
+  }
+  return text("collective ", course.generation, " of segment ", control_->id(),
+              "'s group: ", missing);
 }
 
 }  // namespace pgasdl

@@ -36,6 +36,7 @@ Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, con
   }
   queues_[0].exists = true;
   queues_[internal_queue()].exists = true;
+  queues_[atomic_queue()].exists = true;
   queues_[plan_queue()].exists = true;
   liveness_.start(transport_.get(), [this] {
     look_after_streams(liveness_.alarmed() || liveness_.everybody_left());
@@ -198,6 +199,12 @@ void Context::queue_delete(QueueId queue) {
 void Context::reconnect(Rank peer) {
   require_peer(peer, "reconnect");
   transport_->reconnect(peer);
+}
+
+std::size_t Context::connections(QueueId first, QueueId end) const {
+  std::size_t open = 0;
+  for (QueueId queue = first; queue < end; ++queue) open += transport_->connections(queue);
+  return open;
 }
 
 std::uint32_t Context::queue_size(QueueId queue) const {

@@ -56,6 +56,8 @@ class Context {
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
   const Options& options() const { return options_; }
+  // Peers reach segments on a GPU as if they were on the host.
+  bool maps_devices() const { return options_.maps_devices && transport_->takes_devices(); }
   Transport& transport() { return *transport_; }
   Liveness& liveness() { return liveness_; }
   Recorder& recorder() { return recorder_; }
@@ -84,6 +86,11 @@ class Context {
   Outcome write_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                        std::uint64_t notification, std::uint64_t value, QueueId queue,
                        Deadline deadline);
+  // A counted notification: `value` is added to the peer's word, at which it stops at kCountLost.
+  // Additions are never lost, whoever makes them.
+  Outcome write_notify_add(std::span<const Pair> pairs, Rank peer, const Segment& segment,
+                           std::uint64_t notification, std::uint64_t value, QueueId queue,
+                           Deadline deadline);
   // gaspi_read_notify, gaspi_read_list_notify: this rank's word, when the bytes are here.
   Outcome read_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                       std::uint64_t notification, std::uint64_t value, QueueId queue,
@@ -100,6 +107,10 @@ class Context {
   // none starves.
   Outcome notify_waitsome(Segment& segment, std::uint64_t first, std::uint64_t count,
                           Deadline deadline, std::uint32_t& found);
+  // The word is at least `count`, which is taken off it; `left` is what remains. Of several threads
+  // each takes its own. kNotification if the count was lost.
+  Outcome notify_wait_count(Segment& segment, std::uint64_t notification, std::uint64_t count,
+                            Deadline deadline, std::uint32_t& left);
   // gaspi_notify_reset: the value, which is 0 from now on. Of several threads one gets it.
   std::uint32_t notify_reset(Segment& segment, std::uint64_t notification);
 
@@ -131,9 +142,19 @@ class Context {
   // After a fault: what connects us with `peer` is given up, and made anew when it is needed.
   void reconnect(Rank peer);
   std::uint32_t queue_size(QueueId queue) const;
-  static constexpr std::uint32_t kOwnQueues = 2;
+  static constexpr std::uint32_t kOwnQueues = 3;
   QueueId internal_queue() const { return options_.queues; }
-  QueueId plan_queue() const { return options_.queues + 1; }
+  // Of atomics alone: a heartbeat that is lost by a reconnect() is no atomic's error.
+  QueueId atomic_queue() const { return options_.queues + 1; }
+  QueueId plan_queue() const { return options_.queues + 2; }
+
+  // --- what this rank costs: bytes of the groups' own memory, and how many connections (such as
+  // queue pairs) its queues hold, of `first` up to `end`.
+  std::uint64_t own_bytes() const { return own_bytes_.load(std::memory_order_relaxed); }
+  void count_own_bytes(std::int64_t more) {
+    own_bytes_.fetch_add(static_cast<std::uint64_t>(more), std::memory_order_relaxed);
+  }
+  std::size_t connections(QueueId first, QueueId end) const;
 
   // This process is a forked child of the one that made the context: it has none of its threads.
   bool inherited() const { return forked_since(fork_depth_); }
@@ -169,7 +190,17 @@ class Context {
     }
     return queues_[queue];
   }
-  Outcome take_place(QueueId id, Queue& queue, Deadline deadline);
+  // Inline: it comes before every post.
+  [[gnu::always_inline]] Outcome take_place(QueueId id, Queue& queue, Deadline deadline) {
+    std::uint32_t used = queue.used.load(std::memory_order_relaxed);
+    while (used < options_.queue_depth) [[likely]] {
+      if (queue.used.compare_exchange_weak(used, used + 1, std::memory_order_relaxed)) [[likely]]
+        return Outcome::kDone;
+    }
+    return take_place_later(id, queue, deadline);
+  }
+  // Where the queue was full.
+  Outcome take_place_later(QueueId id, Queue& queue, Deadline deadline);
   static void give_back(Queue& queue, std::uint32_t places);
   template <typename Post>
   Outcome post(QueueId queue, Rank peer, Deadline deadline, Post&& try_post);
@@ -192,6 +223,7 @@ class Context {
   QueuedStreams queued_streams_;
   std::vector<Queue> queues_;
   std::vector<pid_t> pids_;
+  std::atomic<std::uint64_t> own_bytes_{0};
   std::shared_ptr<Group> world_;
   std::atomic<SegmentId> n_segments_{0};
   std::mutex queue_mutex_;                            // create, delete

@@ -8,7 +8,7 @@ namespace pgasdl {
 namespace {
 
 // Records change while the network reads them, and are written by it while they are read: bytes
-// that only ever go from healthy to something else, and a counter. No sanitizer can know that.
+// that only ever go from healthy to something else, and whole words. No sanitizer can know that.
 #define PGASDL_RACY __attribute__((no_sanitize("thread")))
 
 template <typename T>
@@ -20,17 +20,38 @@ PGASDL_RACY void write(volatile T& to, T value) {
   to = value;
 }
 
-// How many ranks before and behind exchange every beat: a loss is noticed unless all go at once.
-constexpr Rank kNeighbours = 4;
+// How many ranks before and behind are neighbours, whatever their distance.
+constexpr Rank kNearest = 4;
+
+constexpr int kHowShift = 8;  // in the words of a record
+constexpr int kCauseShift = 32;
+
+Health known(std::uint64_t said) {
+  return said <= static_cast<std::uint64_t>(Health::kClosed) ? static_cast<Health>(said)
+                                                             : Health::kHealthy;  // nothing
+}
+
+std::uint64_t records_bytes(Rank size, std::size_t record) {
+  return round_up(record * (static_cast<std::uint64_t>(size) + 1), 64);
+}
+
+std::uint64_t states_bytes(Rank size) { return round_up(static_cast<std::uint64_t>(size), 64); }
 
 }  // namespace
 
-std::uint64_t Gossip::record_bytes(Rank size) {
-  return round_up(sizeof(Record) + static_cast<std::uint64_t>(size), 64);
+std::vector<Rank> Gossip::distances(Rank size) {
+  const auto near = [](Rank distance) {
+    return distance <= kNearest || (distance & (distance - 1)) == 0;
+  };
+  std::vector<Rank> all;
+  for (Rank distance = 1; distance < size; ++distance) {
+    if (near(distance) || near(size - distance)) all.push_back(distance);
+  }
+  return all;
 }
 
 std::uint64_t Gossip::bytes(Rank size) {
-  return record_bytes(size) * (static_cast<std::uint64_t>(size) + 1);
+  return records_bytes(size, sizeof(Record)) + states_bytes(size) * (distances(size).size() + 1);
 }
 
 Gossip::Gossip(Transport& transport, QueueId queue, Rank rank, Rank size, Segment& control,
@@ -42,51 +63,107 @@ Gossip::Gossip(Transport& transport, QueueId queue, Rank rank, Rank size, Segmen
       control_(control),
       offset_(offset),
       ranks_(std::move(peers)) {
+  const std::vector<Rank> ahead = distances(size_);
+  neighbours_.assign(ahead.size(), -1);
   for (const Rank peer : ranks_) {
-    const Rank ahead = (peer - rank_ + size_) % size_;
-    peers_.push_back({peer, std::min(ahead, size_ - ahead) <= kNeighbours, 0, 0});
+    const auto place = [&](Rank distance) {
+      const auto found = std::ranges::lower_bound(ahead, distance);
+      return found != ahead.end() && *found == distance
+                 ? static_cast<std::size_t>(found - ahead.begin())
+                 : kNone;
+    };
+    peers_.push_back({peer, place((rank_ - peer + size_) % size_), 0, 0});
+    const std::size_t here = place((peer - rank_ + size_) % size_);
+    if (here != kNone) neighbours_[here] = peer;
   }
 }
 
 // Number 0 is mine, the one that is written to others; rank r's is number r + 1.
 Gossip::Record& Gossip::record(std::uint64_t number) const {
-  return *reinterpret_cast<Record*>(control_.local().data + offset_ + number * record_bytes(size_));
+  return reinterpret_cast<Record*>(control_.local().data + offset_)[number];
 }
 
-void Gossip::renew(const std::atomic<Health>* states) {
-  Record& mine = record(0);
-  write(mine.beat, read(mine.beat) + 1);
+// Number 0 is mine; that of the neighbour at place n is number n + 1.
+volatile Health* Gossip::states(std::uint64_t number) const {
+  return reinterpret_cast<volatile Health*>(control_.local().data + offset_ +
+                                            records_bytes(size_, sizeof(Record)) +
+                                            number * states_bytes(size_));
+}
+
+// In everybody's control segment.
+std::uint64_t Gossip::offset_of(const volatile void* place) const {
+  return static_cast<std::uint64_t>(static_cast<const volatile std::byte*>(place) -
+                                    control_.local().data);
+}
+
+void Gossip::renew(const std::atomic<Health>* states, Cause cause) {
+  volatile Health* const mine = this->states(0);
   bool changed = false;
   for (Rank rank = 0; rank < size_; ++rank) {
     const Health state = states[rank].load(std::memory_order_relaxed);
-    changed |= read(mine.states()[rank]) != state;
-    write(mine.states()[rank], state);
+    changed |= read(mine[rank]) != state;
+    write(mine[rank], state);
   }
   version_ += changed ? 1 : 0;
+  const auto how = static_cast<std::uint64_t>(cause.how) << kHowShift;
+  const auto first = static_cast<std::uint64_t>(cause.rank + 1) << kCauseShift;
+  write(record(0).words, static_cast<std::uint64_t>(read(mine[rank_])) | how | first);
+  write(record(0).beat, read(record(0).beat) + 1);
 }
 
-bool Gossip::write_to(Rank peer) {
-  const std::uint64_t target =
-      offset_ + (static_cast<std::uint64_t>(rank_) + 1) * record_bytes(size_);
-  const Transfer transfer{&control_.local(), offset_, control_.remote(peer), target,
-                          record_bytes(size_)};
-  return transport_.post_write(queue_, peer, {&transfer, 1}, nullptr);
+bool Gossip::leaves() const { return read(states(0)[rank_]) != Health::kHealthy; }
+
+bool Gossip::due(const Peer& peer, const std::atomic<Health>* states) const {
+  if (states[peer.rank].load(std::memory_order_relaxed) != Health::kHealthy) return false;
+  if (peer.told != version_) return peer.place != kNone || leaves();
+  // A beat that is still under way says as much as another would, and is not to be disturbed:
+  // soft-RoCE repeats what was lost only once its connection has been quiet for a while.
+  return peer.place != kNone && transport_.reached(queue_, peer.rank, peer.beat);
+}
+
+void Gossip::write_to(Peer& peer) {
+  const LocalSegment& here = control_.local();
+  const RemoteSegment* const there = control_.remote(peer.rank);
+  const std::uint64_t own = static_cast<std::uint64_t>(rank_) + 1;
+  const Transfer transfers[] = {
+      {&here, offset_of(&record(0)), there, offset_of(&record(own)), sizeof(Record)},
+      {&here, offset_of(states(0)), there,
+       peer.place == kNone ? 0 : offset_of(states(peer.place + 1)), states_bytes(size_)}};
+  if (peer.place != kNone) {
+    const std::size_t n = peer.told == version_ ? 1 : 2;
+    if (!transport_.post_write(queue_, peer.rank, std::span(transfers, n), nullptr)) return;
+    peer.beat = transport_.mark(queue_, peer.rank);
+  } else if (const auto queue = transport_.connected(queue_, peer.rank)) {
+    if (!transport_.post_write(*queue, peer.rank, std::span(transfers, 1), nullptr)) return;
+  } else {
+    transport_.send_farewell(peer.rank, read(record(0).words));
+  }
+  peer.told = version_;
 }
 
 bool Gossip::told_all(const std::atomic<Health>* states) const {
-  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-    return peer.told == version_ ||
-           states[peer.rank].load(std::memory_order_relaxed) != Health::kHealthy;
-  });
+  return std::ranges::none_of(
+      peers_, [&](const Peer& peer) { return peer.told != version_ && due(peer, states); });
 }
 
 std::uint64_t Gossip::beat(Rank peer) const {
   return read(record(static_cast<std::uint64_t>(peer) + 1).beat);
 }
 
-Health Gossip::told(Rank peer, Rank of) const {
-  const Health told = read(record(static_cast<std::uint64_t>(peer) + 1).states()[of]);
-  return told <= Health::kClosed ? told : Health::kHealthy;  // else nothing was said
+Gossip::Words Gossip::words(Rank peer) const {
+  std::uint64_t said = read(record(static_cast<std::uint64_t>(peer) + 1).words);
+  if (said == 0) said = transport_.farewell(peer);
+  Words words{known(said & 0xff), {}};
+  const Health how = known(said >> kHowShift & 0xff);
+  const std::uint64_t first = said >> kCauseShift;
+  if (first != 0 && first <= static_cast<std::uint64_t>(size_) && how != Health::kHealthy) {
+    words.cause = {static_cast<Rank>(first) - 1, how};
+  }
+  return words;
+}
+
+Health Gossip::told(std::size_t neighbour, Rank of) const {
+  return known(static_cast<std::uint64_t>(read(states(neighbour + 1)[of])));
 }
 
 }  // namespace pgasdl

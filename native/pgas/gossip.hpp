@@ -1,8 +1,10 @@
 // Who is alive among ranks whose memory is not mapped here, told by writes.
 //
-// Each rank has a record, its beat and its state vector, and writes it into the control segments of
-// some neighbours at every heartbeat, and of everybody when it learns of a loss. A loss so reaches
-// all ranks within two heartbeats of its detection, whoever is still connected with whom.
+// A rank has neighbours: the nearest on both sides, and those 2^k ranks away. At every heartbeat it
+// writes its record into their control segments, and when it learns of a loss, what it knows of all
+// ranks. They do the same, so that a loss reaches everybody within as many heartbeats as half the
+// bits of the number of ranks, and one. A rank that leaves also tells whoever is connected with it:
+// their connections end. Memory and connections so grow with the logarithm of the ranks.
 #pragma once
 
 #include <atomic>
@@ -15,61 +17,70 @@ namespace pgasdl {
 
 class Gossip {
  public:
-  // Bytes of a control segment for a job of `size` ranks: my record, and what each rank told me.
+  // Bytes of a control segment for a job of `size` ranks: what I tell, and what each told me.
   static std::uint64_t bytes(Rank size);
+  // How far before and behind a rank its neighbours are, modulo `size`.
+  static std::vector<Rank> distances(Rank size);
 
   // `offset`: of those bytes in `control`, a multiple of 64. `peers`: those that are not mapped.
   Gossip(Transport& transport, QueueId queue, Rank rank, Rank size, Segment& control,
          std::uint64_t offset, std::vector<Rank> peers);
 
-  // One heartbeat: writes my record to my neighbours, and to whoever does not know the newest
-  // states. A peer that cannot be written to is given to `lost`.
+  // A rank that was lost before others that left because of it; -1: none.
+  struct Cause {
+    Rank rank = -1;
+    Health how = Health::kHealthy;
+  };
+  // What a rank says of itself.
+  struct Words {
+    Health own = Health::kHealthy;
+    Cause cause;
+  };
+
+  // One heartbeat: writes what is new to my neighbours, and if I leave, to all that are connected
+  // with me. A peer that cannot be written to is given to `lost`.
   template <typename Lost>
-  void tell(const std::atomic<Health>* states, Lost&& lost) {
-    renew(states);
-    for (std::size_t number = 0; number < peers_.size(); ++number) {
-      Peer& peer = peers_[number];
-      if (states[peer.rank].load(std::memory_order_relaxed) != Health::kHealthy) continue;
-      // A beat that is still under way says as much as another would, and is not to be disturbed:
-      // soft-RoCE repeats what was lost only once its connection has been quiet for a while.
-      if (peer.told == version_ &&
-          (!peer.neighbour || !transport_.reached(queue_, peer.rank, peer.beat))) {
-        continue;
-      }
+  void tell(const std::atomic<Health>* states, Cause cause, Lost&& lost) {
+    renew(states, cause);
+    for (Peer& peer : peers_) {
+      if (!due(peer, states)) continue;
       try {
-        if (!write_to(peer.rank)) continue;
-        peer.told = version_;
-        peer.beat = transport_.mark(queue_, peer.rank);
+        write_to(peer);
       } catch (const Error& error) {
         // What fails here (no memory, say) is no peer's death, and is tried again.
         if (error.kind() == ErrorKind::kPeerLost) lost(peer.rank);
       }
     }
   }
-  // Everybody who is healthy was told the newest states.
+  // Nobody has to be told anything.
   bool told_all(const std::atomic<Health>* states) const;
 
   // What the others told. Beats are counted from 1; 0: none yet, or not this rank's neighbour.
   const std::vector<Rank>& ranks() const { return ranks_; }
   std::uint64_t beat(Rank peer) const;
-  Health told(Rank peer, Rank of) const;
+  Words words(Rank peer) const;
+  const std::vector<Rank>& neighbours() const { return neighbours_; }
+  Health told(std::size_t neighbour, Rank of) const;
 
  private:
+  static constexpr std::size_t kNone = SIZE_MAX;
   struct Peer {
     Rank rank;
-    bool neighbour;
-    std::uint64_t told;  // version of the states it knows
+    std::size_t place;   // of my states in its memory; kNone: it is no neighbour
+    std::uint64_t told;  // version of my states that it knows
     std::uint64_t beat;  // mark of the last one
   };
   struct Record {
     volatile std::uint64_t beat;
-    // followed by the state vector, one byte per rank
-    volatile Health* states() { return reinterpret_cast<volatile Health*>(this + 1); }
+    volatile std::uint64_t words;  // packed, so that they are seen together
   };
-  static std::uint64_t record_bytes(Rank size);
   Record& record(std::uint64_t number) const;
-  void renew(const std::atomic<Health>* states);
-  bool write_to(Rank peer);
+  volatile Health* states(std::uint64_t number) const;
+  std::uint64_t offset_of(const volatile void* place) const;
+  void renew(const std::atomic<Health>* states, Cause cause);
+  bool leaves() const;
+  bool due(const Peer& peer, const std::atomic<Health>* states) const;
+  void write_to(Peer& peer);
 
   Transport& transport_;
   const QueueId queue_;
@@ -78,6 +89,7 @@ class Gossip {
   Segment& control_;
   const std::uint64_t offset_;
   std::vector<Rank> ranks_;
+  std::vector<Rank> neighbours_;  // by their place in my memory; -1: it is mapped
   std::vector<Peer> peers_;
   std::uint64_t version_ = 0;
 };

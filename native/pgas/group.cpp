@@ -45,43 +45,74 @@ Group::Group(Context& context, std::vector<Rank> ranks, bool world)
   if (index_ < 0) {
     throw Error(ErrorKind::kRank, text("rank ", context.rank(), " is not in the group it creates"));
   }
-  const std::uint64_t members = ranks_.size();
-  std::uint64_t bytes = 0;
-  if (world) {
-    bytes = gossip_offset_ = round_up(ControlBlock::bytes(context.size()), 64);
-    bytes += Gossip::bytes(context.size());
-  }
-  std::uint32_t ids = 2 * kBarrierRounds;
-  for (Kind kind : {Kind::kExchange, Kind::kReduce}) {
-    Exchange& exchange = exchanges_[static_cast<int>(kind)];
-    exchange.slots_offset = bytes;
-    exchange.first_id = ids;
-    bytes += 2 * members * (sizeof(Header) + slot_bytes(kind));
-    ids += static_cast<std::uint32_t>(members);
+  const std::size_t members = ranks_.size();
+  const Memory memory = Group::memory(members, world, context.options().passive_bytes);
+  const auto id = [members](std::size_t place) {
+    return static_cast<std::uint32_t>(2 * kBarrierRounds + place * members);
+  };
+  gossip_offset_ = memory.states;
+  barrier_.steps = steps(Kind::kBarrier, members);
+  barrier_.first_word = kBarrierRounds;
+  std::uint64_t slots = gossip_offset_ + memory.gossip;
+  for (const Kind kind : {Kind::kExchange, Kind::kReduce}) {
+    const auto place = static_cast<std::size_t>(kind);
+    Exchange& exchange = exchanges_[place];
+    exchange.slots_offset = slots;
+    slots += kind == Kind::kExchange ? memory.exchange : memory.reduce;
+    // From 17 members on twice the steps are fewer than the members.
+    exchange.course.steps = steps(kind, members);
+    exchange.course.first_flag = id(place);
+    exchange.course.first_word =
+        id(place) + static_cast<std::uint32_t>(exchange.course.steps.size());
   }
   if (world) {
     // Mailboxes by sender, then the messages on their way out by receiver.
-    mail_offset_ = bytes;
-    bytes += 2 * members * (sizeof(std::uint64_t) + context.options().passive_bytes);
-    mail_id_ = ids;
-    credit_id_ = ids + static_cast<std::uint32_t>(members);
-    ids += 2 * static_cast<std::uint32_t>(members);
+    mail_offset_ = slots;
+    mail_id_ = id(2);
+    credit_id_ = id(3);
     mail_sent_.resize(members);
     mail_received_.resize(members);
   }
-  control_ =
-      std::make_shared<Segment>(context.next_segment_id(), bytes, ids, nullptr, context.size());
+  control_ = std::make_shared<Segment>(context.next_segment_id(), memory.data(), memory.flags,
+                                       nullptr, context.size());
+  context_.count_own_bytes(control_bytes());
+}
+
+Group::Memory Group::memory(std::size_t members, bool world, std::uint64_t passive_bytes) {
+  Memory memory;
+  const auto slots = [members](Kind kind) {
+    return 2 * members * (sizeof(Header) + slot_bytes(kind, members));
+  };
+  memory.exchange = slots(Kind::kExchange);
+  memory.reduce = slots(Kind::kReduce);
+  memory.flags = static_cast<std::uint32_t>(2 * kBarrierRounds + 2 * members);
+  if (world) {
+    const auto size = static_cast<Rank>(members);
+    memory.states = round_up(ControlBlock::bytes(size), 64);
+    memory.gossip = Gossip::bytes(size);
+    memory.mail = 2 * members * (sizeof(std::uint64_t) + passive_bytes);
+    memory.flags += static_cast<std::uint32_t>(2 * members);
+  }
+  return memory;
 }
 
 Group::~Group() {
   if (creation_ && creation_->segment != nullptr) {
     context_.transport().retract(creation_->segment->local());
   }
+  if (!deleted_ && control_->local().descriptor) context_.transport().retract(control_->local());
+  context_.count_own_bytes(-control_bytes());
+}
+
+std::int64_t Group::control_bytes() const {
+  const std::uint64_t board = control_->notifications() * sizeof(FlagWord);
+  return static_cast<std::int64_t>(control_->bytes() + board);
 }
 
 std::string Group::describe() { return context_.transport().publish(control_->local(), ranks_); }
 
 Outcome Group::attach(const std::vector<std::string>& descriptions, Deadline deadline) {
+  handed_over(*control_);
   if (remotes_.empty()) remotes_ = attach(descriptions, 0, deadline);
   if (settle(*control_, remotes_, deadline) == Outcome::kDone) return Outcome::kDone;
   context_.transport().leave(control_->local());
@@ -94,15 +125,10 @@ void Group::remove() {
   context_.transport().retract(control_->local());
 }
 
-bool Group::send(Rank member, std::uint64_t offset, std::uint64_t bytes,
-                 std::uint64_t target_offset, std::uint32_t id, std::uint32_t value) {
-  const Rank peer = ranks_[static_cast<std::size_t>(member)];
-  const RemoteSegment* remote = control_->remote(peer);
-  const Transfer transfer{&control_->local(), offset, remote, target_offset, bytes};
-  const RemoteFlag flag{remote, id, value};
-  return context_.transport().post_write(context_.internal_queue(), peer,
-                                         std::span<const Transfer>(&transfer, bytes == 0 ? 0 : 1),
-                                         &flag);
+bool Group::send(Rank peer, std::span<const Transfer> transfers, std::uint32_t id,
+                 std::uint32_t value) {
+  const RemoteFlag flag{control_->remote(peer), id, value};
+  return context_.transport().post_write(context_.internal_queue(), peer, transfers, &flag);
 }
 
 bool Group::raised(std::uint32_t id, std::uint32_t generation) const {

@@ -7,19 +7,28 @@
 // kind are refused. One collective of each kind may be under way at a time, by one thread;
 // different kinds overlap.
 //
+// Barriers and all-gathers go in the steps of dissemination.hpp. An all-gather has one base, and
+// every member sends to every other, up to 16 members; in larger groups its radix is 2, as every
+// barrier's, so that a rank is connected only with members 2^k ahead and behind, and blocks are
+// passed on.
+//
 // Why slots are free again: a member sends generation t + 1 only after it has copied out all of
-// generation t, and nobody finishes t + 1 before everybody has sent it. So when t + 2 overwrites
-// the slots of t (slots alternate), all have read them.
+// generation t, and nobody finishes t + 1 before everybody's block of it has come, by whatever way.
+// So when somebody writes t + 2 over the slots of t (slots alternate), all members have finished t,
+// and have read their slots. They are no source any more either: what a member sent or passed on in
+// t had arrived at its receiver, with its flag, before that one finished t.
 #pragma once
 
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "pgas/dissemination.hpp"
 #include "pgas/segment.hpp"
 #include "sys/clock.hpp"
 
@@ -49,6 +58,24 @@ class Group {
   // What may be under way at once. Exchanges have slots and generations of their own.
   enum class Kind : std::uint8_t { kExchange, kReduce, kBarrier };
 
+  // Bytes of the group's own segment on each member, by what they are for, in the order in which
+  // they lie there. The world's are those of a group of all ranks.
+  struct Memory {
+    std::uint64_t states = 0;  // the control block: what is known of ranks
+    std::uint64_t gossip = 0;
+    std::uint64_t exchange = 0;  // slots of all-gathers, by kind
+    std::uint64_t reduce = 0;
+    std::uint64_t mail = 0;   // mailboxes, and messages on their way out
+    std::uint32_t flags = 0;  // of the board: a number of words
+    std::uint64_t data() const { return states + gossip + exchange + reduce + mail; }
+  };
+  static Memory memory(std::size_t members, bool world, std::uint64_t passive_bytes);
+  // Whom a member sends to, and gets from, in a collective of this kind.
+  static std::vector<DisseminationStep> steps(Kind kind, std::size_t members) {
+    const bool direct = kind != Kind::kBarrier && members <= kMostDirect;
+    return dissemination(members, direct ? std::max<std::size_t>(members, 2) : 2);
+  }
+
   // A thread's place in the group's collectives of one kind: taken before anything changes, kept as
   // long as a call lasts, over all its attempts. A second thread is refused at once (kMismatch) and
   // has touched nothing.
@@ -70,11 +97,13 @@ class Group {
   Outcome barrier(const Inside& inside, Deadline deadline);
 
   // Every member's bytes, by member, in pieces of slot_bytes(kind). `what` names the call; members
-  // whose `fingerprint` differs get a mismatch error naming them. `kind`: an exchange.
+  // whose `fingerprint` differs get a mismatch error naming them. `kind`: an exchange. Throws
+  // kPeerLost as barrier() does.
   Outcome allgather(const Inside& inside, Kind kind, const std::string& what,
                     std::uint64_t fingerprint, std::span<const std::byte> mine, Deadline deadline,
                     std::vector<std::string>& all);
-  static std::size_t slot_bytes(Kind kind);
+  std::size_t slot_bytes(Kind kind) const { return slot_bytes(kind, ranks_.size()); }
+  static std::size_t slot_bytes(Kind kind, std::size_t members);
 
   // By whoever is inside exchanges. gaspi_segment_create; with memory of the caller's, `bound`,
   // gaspi_segment_bind and gaspi_segment_use. Collective: all members, each with `bytes` and
@@ -112,10 +141,36 @@ class Group {
   std::string missing_in_allgather(Kind kind) const;
 
  private:
+  // Where the collectives of a kind stand.
+  struct Course {
+    std::vector<DisseminationStep> steps;
+    // Ids on the group's board, each + step: that it has arrived; and, where steps of several bases
+    // follow on each other, that whoever owes it cannot go on.
+    std::uint32_t first_flag = 0;
+    std::uint32_t first_word = 0;
+    std::uint32_t generation = 0;
+    // Of the steps of this generation. Later ones may be here, too.
+    std::size_t sent = 0;
+    std::size_t arrived = 0;
+    Clock::time_point refused_since{};  // the next one to be sent, by a connection that broke
+
+    void begin() {
+      generation = following(generation);
+      sent = arrived = 0;
+    }
+    // Members wait for each other also indirectly.
+    bool relayed() const { return !steps.empty() && steps.back().needed != 0; }
+    // Of the steps that are sent together with `step`.
+    std::size_t end_of_base(std::size_t step) const {
+      std::size_t end = step;
+      while (end < steps.size() && steps[end].needed == steps[step].needed) ++end;
+      return end;
+    }
+  };
+  static constexpr std::size_t kNoStep = SIZE_MAX;
   struct Exchange {
     std::uint64_t slots_offset = 0;
-    std::uint32_t first_id = 0;
-    std::uint32_t generation = 0;
+    Course course;
     // Of the call under way: what it is, and which piece of it.
     bool under_way = false;
     std::string what;
@@ -123,8 +178,8 @@ class Group {
     std::string mine;
     std::vector<std::string> all;  // the pieces before
     std::size_t piece = 0;
-    std::uint64_t bytes_to_send = 0;
-    std::size_t next_to_send = 0;
+    std::vector<Transfer> outgoing;  // what a step carries, and which one
+    std::size_t outgoing_step = kNoStep;
   };
   struct Header {
     std::uint64_t fingerprint;
@@ -135,9 +190,11 @@ class Group {
   };
   // What a member says before its description of a copy, and when it has attached all others.
   struct Head {
+    std::uint64_t bytes;
     SegmentId id;
-    std::uint32_t on_device;
     std::uint32_t fault;  // an ErrorKind, of which the words follow; or kNoFault
+    std::uint32_t on_device;
+    std::uint32_t reached;  // SegmentHome::reached
   };
   static constexpr std::uint32_t kNoFault = UINT32_MAX;
   struct Creation {
@@ -150,15 +207,17 @@ class Group {
     std::vector<RemoteSegment> attached;  // until all have given their verdict
     std::exception_ptr fault;
   };
-  // Ids on the group's board: barrier rounds first, then by which of them the one who owes it tells
-  // that it cannot go on, then one per member for each exchange.
+  // Ids on the group's board: flags of barriers, then their last words, then for each exchange as
+  // many as there are members: flags, and last words, which only large groups have.
   static constexpr std::uint32_t kBarrierRounds = 16;
   static constexpr std::size_t kMostMembers = std::size_t{1} << kBarrierRounds;
   // Of generations, which are never 0.
   static std::uint32_t following(std::uint32_t generation) {
     return generation + 1 == 0 ? 1 : generation + 1;
   }
+  static constexpr std::size_t kMostDirect = 16;
   void begin_piece(Exchange& exchange, Kind kind);
+  void gather_blocks(Exchange& exchange, Kind kind, std::size_t step);
   // True when all pieces have come. Throws where others are in another call.
   bool take_piece(Exchange& exchange, Kind kind);
   void begin_creation(std::uint64_t bytes, std::uint32_t notifications, SegmentHome home);
@@ -167,14 +226,30 @@ class Group {
   std::vector<Head> require_all(const std::vector<std::string>& all, const char* what) const;
   std::vector<RemoteSegment> attach(const std::vector<std::string>& descriptions,
                                     std::size_t skipped, Deadline deadline);
+  static void handed_over(Segment& segment);
   Outcome settle(Segment& segment, std::vector<RemoteSegment>& remotes, Deadline deadline);
   [[noreturn]] void refuse_another(const Exchange& exchange, const std::string& what) const;
-  std::uint64_t slot_offset(const Exchange& exchange, Kind kind, Rank member) const;
-  bool send(Rank member, std::uint64_t offset, std::uint64_t bytes, std::uint64_t target_offset,
-            std::uint32_t id, std::uint32_t value);
+  // Slots are by distance: in the one of d begin the blocks of the step of distance d, packed; the
+  // first one holds this rank's own.
+  std::uint64_t slot_offset(const Exchange& exchange, Kind kind, std::size_t distance) const;
+  // Calls found(distance, block, sound) for the blocks from there on. Behind the first one that is
+  // not sound nothing can be found. Returns the bytes of all; of that one its header's.
+  template <typename Found>
+  std::uint64_t walk(const Exchange& exchange, Kind kind, std::size_t distance, std::size_t blocks,
+                     Found&& found) const;
+  // The ranks so many members ahead of and behind this one.
+  Rank ahead(std::size_t distance) const;
+  Rank behind(std::size_t distance) const;
+  // Sends the steps of a generation, by post(step), which answers whether it was posted, each once
+  // those have arrived that it needs, and waits until all have arrived.
+  Outcome disseminate(Course& course, const std::function<bool(std::size_t)>& post,
+                      Deadline deadline, const char* what);
+  bool arrived(const Course& course, std::size_t step) const;
+  std::uint32_t told(const Course& course, std::size_t step) const;
+  void tell_lost(const Course& course, Rank gone);
+  bool send(Rank peer, std::span<const Transfer> transfers, std::uint32_t id, std::uint32_t value);
+  std::int64_t control_bytes() const;
   bool raised(std::uint32_t id, std::uint32_t generation) const;
-  // This rank cannot end its barrier, since `behind` is gone, or waits for `gone`.
-  void tell_barrier_lost(Rank gone, Rank behind);
   void check_members(const char* what) const;
 
   Context& context_;
@@ -185,10 +260,8 @@ class Group {
   std::shared_ptr<Segment> control_;
   std::atomic<bool> inside_[3]{};  // by kind
 
-  std::uint32_t barrier_generation_ = 0;
+  Course barrier_;
   bool barrier_under_way_ = false;
-  bool barrier_sent_ = false;
-  std::uint32_t barrier_round_ = 0;
 
   Exchange exchanges_[2];
   std::optional<Creation> creation_;    // of a segment, under way

@@ -31,6 +31,12 @@ std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descrip
   return remotes;
 }
 
+// Every member knows what was published: it attaches that, or drops it.
+void Group::handed_over(Segment& segment) {
+  segment.local().descriptor.reset();
+  segment.local().device_descriptor.reset();
+}
+
 Outcome Group::settle(Segment& segment, std::vector<RemoteSegment>& remotes, Deadline deadline) {
   if (context_.transport().settle(segment.local(), ranks_, remotes, deadline) != Outcome::kDone) {
     return Outcome::kTimeout;
@@ -41,14 +47,12 @@ Outcome Group::settle(Segment& segment, std::vector<RemoteSegment>& remotes, Dea
   }
   remotes.clear();
   segment.set_self(context_.rank());  // last: a transport may have moved this rank's copy
-  segment.local().descriptor.reset();
-  segment.local().device_descriptor.reset();
   return Outcome::kDone;
 }
 
 void Group::begin_creation(std::uint64_t bytes, std::uint32_t notifications, SegmentHome home) {
   Creation creation{nullptr, bytes, notifications, home, {}, {}, {}, nullptr};
-  Head head{context_.next_segment_id(), home.device != kHost, kNoFault};
+  Head head{bytes, context_.next_segment_id(), kNoFault, home.device != kHost, home.reached};
   std::string rest;
   try {
     creation.segment =
@@ -69,6 +73,7 @@ void Group::begin_creation(std::uint64_t bytes, std::uint32_t notifications, Seg
 
 void Group::take_descriptions(const std::vector<std::string>& all, const char* what) {
   Creation& creation = *creation_;
+  if (creation.segment != nullptr) handed_over(*creation.segment);
   // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
   const Deadline deadline = Deadline::in(context_.options().timeout);
   std::vector<Head> heads;
@@ -84,13 +89,25 @@ void Group::take_descriptions(const std::vector<std::string>& all, const char* w
     return;
   }
   // Not every rank sees every GPU: each tells whether it can reach all of it.
-  Head head{heads[0].id, 1, kNoFault};
+  Head head{creation.bytes, heads[0].id, kNoFault, 1, creation.home.reached};
   std::string rest;
   try {
     creation.attached = attach(all, sizeof(Head), deadline);
-    for (const RemoteSegment& remote : creation.attached) {
-      if (creation.home.device == kHost || remote.device == kHost) continue;
-      require_reach(creation.home.device, remote.device);
+    for (std::size_t member = 0; member < heads.size(); ++member) {
+      RemoteSegment& remote = creation.attached[member];
+      if (heads[member].on_device == 0 || ranks_[member] == context_.rank()) continue;
+      if (creation.home.device != kHost && heads[member].reached != head.reached) {
+        throw Error(ErrorKind::kMismatch,
+                    text(what, ": rank ", ranks_[member], " and rank ", context_.rank(),
+                         " differ in PGASDL_GPU: it must be the same on all ranks"),
+                    ranks_[member]);
+      }
+      if (heads[member].reached == 0) {
+        remote.device = kUnreached;
+        remote.bytes = heads[member].bytes;
+      } else if (creation.home.device != kHost) {
+        require_reach(creation.home.device, remote.device);
+      }
     }
   } catch (const Error& error) {
     creation.fault = std::current_exception();
@@ -136,11 +153,7 @@ Outcome Group::create_segment(const Inside& inside, std::uint64_t bytes,
   const char* const what = home.bound != nullptr ? "bind" : "segment";
   Exchange& exchange = exchanges_[static_cast<std::size_t>(Kind::kExchange)];
   check_members(what);
-  if (home.device != kHost && !transport.takes_devices()) {
-    throw Error(ErrorKind::kUnavailable,
-                text("segments on a GPU need transport shm to every rank: transport ",
-                     transport.name(), " reaches host memory only"));
-  }
+  home.reached = home.device == kHost || context_.maps_devices();
   if (!exchange.under_way && remotes_.empty()) {
     begin_creation(bytes, notifications, home);
   } else if (!creation_ || creation_->bytes != bytes || creation_->notifications != notifications ||

@@ -5,11 +5,20 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "sys/thread.hpp"
 
 namespace pgasdl {
+namespace {
+
+// So many heartbeats count of the time between two looks at the others, at most. If this thread
+// itself stood still (the whole job was stopped, a laptop slept) or comes but slowly to its turn,
+// the others did not necessarily stop: the busier a machine is, the longer they get.
+constexpr double kLongestLook = 1.5;
+
+}  // namespace
 
 std::string_view name(Health health) {
   constexpr std::array<std::string_view, 5> kNames{"healthy", "died", "stopped", "failed",
@@ -52,7 +61,6 @@ void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> p
   beats_.resize(blocks_.size());
   last_look_ = Clock::now();
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
-    beats_[peer].at = last_look_;
     if (pids[peer] == 0 || static_cast<Rank>(peer) == rank_) continue;
     watch_process(peer, pids[peer]);
   }
@@ -70,17 +78,18 @@ void Liveness::stop() {
 void Liveness::run() {
   pthread_setname_np(pthread_self(), "pgasdl-watch");
   bool takes_leave = false;
+  bool more = false;
   while (!stopping_.load(std::memory_order_acquire)) {
     std::array<pollfd, 3> watched{{{wake_.get(), POLLIN, 0},
                                    {transport_->service_descriptor(), POLLIN, 0},
                                    {takes_leave ? -1 : endings_.get(), POLLIN, 0}}};
     const int period = post_last_words() ? static_cast<int>(options_.heartbeat_ms) : 1;
-    poll(watched.data(), watched.size(), period);
+    poll(watched.data(), watched.size(), more ? 0 : period);
     if (watched[0].revents != 0) {
       eventfd_t ignored;
       eventfd_read(wake_.get(), &ignored);
     }
-    if (watched[1].revents != 0) transport_->service();
+    if (more || watched[1].revents != 0) more = transport_->service();
     const std::unique_lock lock(watch_mutex_, std::try_to_lock);
     takes_leave = !lock.owns_lock();
     if (takes_leave) {
@@ -128,44 +137,58 @@ bool Liveness::take_note(std::size_t peer) {
 void Liveness::look_at_heartbeats() {
   own_->heartbeat.fetch_add(1, std::memory_order_relaxed);
   const auto now = Clock::now();
-  // If this thread itself stood still (the whole job was stopped, a laptop slept), the others did
-  // not necessarily: they get the full time again.
-  const bool was_away =
-      now - last_look_ > std::chrono::duration<double>(options_.stopped_after / 2);
+  const double seconds = std::min(std::chrono::duration<double>(now - last_look_).count(),
+                                  kLongestLook * options_.heartbeat_ms / 1e3);
   last_look_ = now;
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
     if (blocks_[peer] == nullptr || static_cast<Rank>(peer) == rank_) continue;
-    judge(static_cast<Rank>(peer), blocks_[peer]->heartbeat.load(std::memory_order_relaxed), now,
-          was_away);
+    judge(static_cast<Rank>(peer), blocks_[peer]->heartbeat.load(std::memory_order_relaxed),
+          seconds);
   }
   if (gossip_ == nullptr) return;
-  for (const Rank peer : gossip_->ranks()) judge(peer, gossip_->beat(peer), now, was_away);
+  for (const Rank peer : gossip_->ranks()) judge(peer, gossip_->beat(peer), seconds);
 }
 
-void Liveness::judge(Rank peer, std::uint64_t seen, Clock::time_point now, bool was_away) {
+void Liveness::judge(Rank peer, std::uint64_t seen, double seconds) {
   Beat& beat = beats_[static_cast<std::size_t>(peer)];
-  if (seen != beat.last || was_away || seen == 0) {
-    beat = {seen, now};
-  } else if (now - beat.at > std::chrono::duration<double>(options_.stopped_after) &&
-             health(peer) == Health::kHealthy) {
+  if (seen != beat.last || seen == 0) {
+    beat = {seen, 0};
+    return;
+  }
+  beat.silent_s += seconds;
+  if (beat.silent_s > options_.stopped_after && health(peer) == Health::kHealthy) {
     report(peer, Health::kStopped);
   }
 }
 
 void Liveness::exchange_gossip() {
+  const auto learn = [&](Rank of, Health told) {
+    if (told != Health::kHealthy && health(of) == Health::kHealthy) report(of, told);
+  };
   for (const Rank peer : gossip_->ranks()) {
-    for (Rank of = 0; of < size_; ++of) {
-      const Health told = gossip_->told(peer, of);
-      if (told != Health::kHealthy && health(of) == Health::kHealthy) report(of, told);
+    const Gossip::Words words = gossip_->words(peer);
+    if (words.cause.rank >= 0) learn(words.cause.rank, words.cause.how);  // before those after it
+    learn(peer, words.own);
+  }
+  // Those who failed or left may have done so because of others.
+  for (const bool later : {false, true}) {
+    for (std::size_t number = 0; number < gossip_->neighbours().size(); ++number) {
+      if (gossip_->neighbours()[number] < 0) continue;
+      for (Rank of = 0; of < size_; ++of) {
+        const Health told = gossip_->told(number, of);
+        if ((told == Health::kFailed || told == Health::kClosed) == later) learn(of, told);
+      }
     }
   }
   tell_gossip();
 }
 
 void Liveness::tell_gossip() {
-  gossip_->tell(own_->states(), [&](Rank peer) {
+  Gossip::Cause cause{static_cast<Rank>(own_->first.load(std::memory_order_relaxed)) - 1};
+  if (cause.rank >= 0) cause.how = health(cause.rank);
+  gossip_->tell(own_->states(), cause, [&](Rank peer) {
     // Its connections end when it leaves in peace, too; then it has said so.
-    const Health last_words = gossip_->told(peer, peer);
+    const Health last_words = gossip_->words(peer).own;
     report(peer, last_words == Health::kHealthy ? Health::kDied : last_words);
   });
 }
@@ -261,6 +284,7 @@ void Liveness::acknowledge() {
     const bool lost = state != Health::kHealthy && state != Health::kClosed;
     accepted_[static_cast<std::size_t>(peer)].store(lost, std::memory_order_relaxed);
     losses += lost ? 1 : 0;
+    if (lost) transport_->forget(peer);
   }
   acknowledged_.store(losses, std::memory_order_release);
 }

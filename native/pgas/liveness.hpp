@@ -111,7 +111,7 @@ class Liveness {
   void tell_gossip();
   bool post(const LastWord& word);
   bool post_last_words();  // true: all are posted
-  void judge(Rank peer, std::uint64_t seen, Clock::time_point now, bool was_away);
+  void judge(Rank peer, std::uint64_t seen, double seconds);
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 
   const Rank rank_;
@@ -133,7 +133,7 @@ class Liveness {
   std::vector<std::size_t> unpolled_;  // peers whose process has to be looked at
   struct Beat {
     std::uint64_t last = 0;
-    Clock::time_point at;
+    double silent_s = 0;  // since, as this thread counts it
   };
   std::vector<Beat> beats_;
   std::unique_ptr<Gossip> gossip_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "pgas/context.hpp"
+#include "transport/raise_flag.hpp"
 
 namespace pgasdl {
 namespace {
@@ -26,6 +27,14 @@ void check_notification(const Segment& segment, std::uint64_t limit, std::uint64
 void check_value(std::uint64_t value) {
   if (value == 0 || value > UINT32_MAX) [[unlikely]]
     refuse_value(value);
+}
+
+[[noreturn, gnu::noinline]] void refuse_lost_count(const Segment& segment,
+                                                   std::uint64_t notification) {
+  throw Error(ErrorKind::kNotification,
+              text("notification ", notification, " of segment ", segment.id(),
+                   " has counted beyond 2**32 - 2, and what came then is lost: notify_reset() it, "
+                   "and take counts more often"));
 }
 
 [[noreturn, gnu::noinline]] void refuse_absent(const Segment& segment, Rank peer) {
@@ -68,6 +77,14 @@ void check_bounds(const char* side, const Slice& slice, std::uint64_t limit) {
                    write ? "target" : "source", " slice ", remote));
 }
 
+[[noreturn, gnu::noinline]] void refuse_unreached(const Segment& segment, Rank peer) {
+  throw Error(ErrorKind::kUnavailable,
+              text("memory of segment ", segment.id(), " on a GPU is not written to or read from ",
+                   "here (peer: rank ", peer, "), as the transport reaches host memory only or ",
+                   "PGASDL_GPU=staged: its arrays take part in collectives, and its ",
+                   "notifications work; copy other data through a segment of the host"));
+}
+
 Transfer checked_pair(const Pair& pair, Rank peer, bool write) {
   const Slice& local = *pair.local;
   const Slice& remote = *pair.remote;
@@ -77,7 +94,21 @@ Transfer checked_pair(const Pair& pair, Rank peer, bool write) {
     refuse_lengths(local.bytes, remote.bytes, write);
   check_bounds(write ? "source" : "target", local, local.segment->bytes());
   check_bounds(write ? "target" : "source", remote, there.bytes);
+  if (!local.segment->reached()) [[unlikely]]
+    refuse_unreached(*local.segment, peer);
+  if (there.device == kUnreached) [[unlikely]]
+    refuse_unreached(*remote.segment, peer);
   return {&local.segment->local(), local.offset, &there, remote.offset, local.bytes};
+}
+
+// Inline: it comes before every flag.
+[[gnu::always_inline]] inline RemoteFlag flag_of(const Segment& segment, Rank peer,
+                                                 std::uint64_t notification, std::uint64_t value,
+                                                 bool add) {
+  const RemoteSegment& there = remote_of(segment, peer);
+  check_notification(segment, there.notifications, notification);
+  check_value(value);
+  return {&there, static_cast<std::uint32_t>(notification), static_cast<std::uint32_t>(value), add};
 }
 
 // The transfers of checked pairs; one needs no memory.
@@ -102,6 +133,30 @@ class Transfers {
   std::span<const Transfer> transfers_;
 };
 
+// Recorded when its call ends, in whatever way: ticks that are read before make its flag late.
+class Recording {
+ public:
+  Recording(Recorder& recorder, Operation operation, Rank peer, SegmentId segment,
+            std::uint64_t detail, std::span<const Pair> pairs)
+      : recorder_(recorder),
+        operation_(operation),
+        peer_(peer),
+        segment_(segment),
+        detail_(detail),
+        bytes_(pairs.empty() ? 0 : pairs[0].local->bytes) {}
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording() { recorder_.record(operation_, peer_, segment_, detail_, bytes_); }
+
+ private:
+  Recorder& recorder_;
+  const Operation operation_;
+  const Rank peer_;
+  const SegmentId segment_;
+  const std::uint64_t detail_;
+  const std::uint64_t bytes_;
+};
+
 }  // namespace
 
 std::vector<Transfer> checked_list(std::span<const Pair> pairs, Rank peer, bool write) {
@@ -115,14 +170,13 @@ std::vector<Transfer> checked_list(std::span<const Pair> pairs, Rank peer, bool 
   return list;
 }
 
-Outcome Context::take_place(QueueId id, Queue& queue, Deadline deadline) {
+Outcome Context::take_place_later(QueueId id, Queue& queue, Deadline deadline) {
   std::uint32_t used = queue.used.load(std::memory_order_relaxed);
   for (;;) {
-    if (used >= options_.queue_depth) [[unlikely]] {
+    if (used >= options_.queue_depth) {
       if (deadline.one_try() || wait(id, deadline) != Outcome::kDone) return Outcome::kFull;
       used = queue.used.load(std::memory_order_relaxed);
-    } else if (queue.used.compare_exchange_weak(used, used + 1, std::memory_order_relaxed))
-        [[likely]] {
+    } else if (queue.used.compare_exchange_weak(used, used + 1, std::memory_order_relaxed)) {
       return Outcome::kDone;
     }
   }
@@ -167,8 +221,8 @@ Outcome Context::post_later(const std::function<bool()>& in_turn, Deadline deadl
 Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {
   require_peer(peer, "write");
   const Transfers transfers(pairs, peer, true);
-  recorder_.record(Operation::kWrite, peer, pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0,
-                   pairs.empty() ? 0 : pairs[0].local->bytes);
+  const Recording recording(recorder_, Operation::kWrite, peer,
+                            pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0, pairs);
   return post(queue, peer, deadline,
               [&] { return transport_->post_write(queue, peer, transfers.get(), nullptr); });
 }
@@ -176,8 +230,8 @@ Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, De
 Outcome Context::read(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {
   require_peer(peer, "read");
   const Transfers transfers(pairs, peer, false);
-  recorder_.record(Operation::kRead, peer, pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0,
-                   pairs.empty() ? 0 : pairs[0].local->bytes);
+  const Recording recording(recorder_, Operation::kRead, peer,
+                            pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0, pairs);
   return post(queue, peer, deadline,
               [&] { return transport_->post_read(queue, peer, transfers.get(), nullptr); });
 }
@@ -189,10 +243,7 @@ Outcome Context::notify(Rank peer, const Segment& segment, std::uint64_t notific
 
 RemoteFlag Context::checked_flag(const Segment& segment, Rank peer, std::uint64_t notification,
                                  std::uint64_t value) const {
-  const RemoteSegment& there = remote_of(segment, peer);
-  check_notification(segment, there.notifications, notification);
-  check_value(value);
-  return {&there, static_cast<std::uint32_t>(notification), static_cast<std::uint32_t>(value)};
+  return flag_of(segment, peer, notification, value, false);
 }
 
 const FlagWord& Context::own_word(const Segment& segment, std::uint64_t notification) {
@@ -206,9 +257,22 @@ Outcome Context::write_notify(std::span<const Pair> pairs, Rank peer, const Segm
                               Deadline deadline) {
   require_peer(peer, "write_notify");
   const Transfers transfers(pairs, peer, true);
-  const RemoteFlag flag = checked_flag(segment, peer, notification, value);
-  recorder_.record(pairs.empty() ? Operation::kNotify : Operation::kWriteNotify, peer, segment.id(),
-                   notification, pairs.empty() ? 0 : pairs[0].local->bytes);
+  const RemoteFlag flag = flag_of(segment, peer, notification, value, false);
+  const Recording recording(recorder_, pairs.empty() ? Operation::kNotify : Operation::kWriteNotify,
+                            peer, segment.id(), notification, pairs);
+  return post(queue, peer, deadline,
+              [&] { return transport_->post_write(queue, peer, transfers.get(), &flag); });
+}
+
+Outcome Context::write_notify_add(std::span<const Pair> pairs, Rank peer, const Segment& segment,
+                                  std::uint64_t notification, std::uint64_t value, QueueId queue,
+                                  Deadline deadline) {
+  require_peer(peer, "write_notify_add");
+  const Transfers transfers(pairs, peer, true);
+  const RemoteFlag flag = flag_of(segment, peer, notification, value, true);
+  const Recording recording(recorder_,
+                            pairs.empty() ? Operation::kNotifyAdd : Operation::kWriteNotifyAdd,
+                            peer, segment.id(), notification, pairs);
   return post(queue, peer, deadline,
               [&] { return transport_->post_write(queue, peer, transfers.get(), &flag); });
 }
@@ -223,8 +287,8 @@ Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segme
   check_value(value);
   const LocalFlag flag{&segment.local(), static_cast<std::uint32_t>(notification),
                        static_cast<std::uint32_t>(value)};
-  recorder_.record(Operation::kReadNotify, peer, segment.id(), notification,
-                   pairs.empty() ? 0 : pairs[0].local->bytes);
+  const Recording recording(recorder_, Operation::kReadNotify, peer, segment.id(), notification,
+                            pairs);
   return post(queue, peer, deadline,
               [&] { return transport_->post_read(queue, peer, transfers.get(), &flag); });
 }
@@ -272,6 +336,7 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
                 text("notifications [", first, ", ", first, " + ", count, ") of segment ",
                      segment.id(), ": ids run from 0 to ", limit, " - 1"));
   }
+  const std::uint64_t began = ticks();  // what the caller does next need not wait for them
   const FlagWord* board = segment.local().board;
   const auto begin = static_cast<std::uint32_t>(first);
   const auto end = static_cast<std::uint32_t>(first + count);
@@ -307,7 +372,48 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
   const Waiter::Expectation expectation(segment.device() != kHost ? &waiter_ : nullptr);
   const Outcome outcome = waiter_.until(ready, slow, deadline, "notify_waitsome");
   if (outcome == Outcome::kDone) {
-    recorder_.record(Operation::kWaitsome, -1, segment.id(), found, 0);
+    recorder_.record(Operation::kWaitsome, -1, segment.id(), found, 0, began);
+  }
+  return outcome;
+}
+
+Outcome Context::notify_wait_count(Segment& segment, std::uint64_t notification,
+                                   std::uint64_t count, Deadline deadline, std::uint32_t& left) {
+  require_usable();
+  require_present(segment);
+  check_notification(segment, segment.notifications(), notification);
+  if (count == 0 || count >= kCountLost) [[unlikely]] {
+    throw Error(ErrorKind::kNotification,
+                text("a wait for a count of ", count, ": 1 to 2**32 - 2"));
+  }
+  const std::uint64_t began = ticks();
+  FlagWord& word = segment.local().board[notification];
+  const auto wanted = static_cast<std::uint32_t>(count);
+  const auto ready = [&] {
+    if (progresses_) transport_->progress();
+    std::uint32_t there = word.load(std::memory_order_relaxed);
+    while (there >= wanted) {
+      if (there == kCountLost) [[unlikely]]
+        refuse_lost_count(segment, notification);
+      if (word.compare_exchange_weak(there, there - wanted, std::memory_order_acq_rel,
+                                     std::memory_order_relaxed)) {
+        left = there - wanted;
+        return true;
+      }
+    }
+    left = there;
+    return false;
+  };
+  const auto slow = [&] {
+    if (liveness_.everybody_left()) {
+      throw Error(ErrorKind::kPeerLost, text("notify_wait_count on notification ", notification,
+                                             " of segment ", segment.id(), ", which stands at ",
+                                             left, " of ", count, ": every other rank has left"));
+    }
+  };
+  const Outcome outcome = waiter_.until(ready, slow, deadline, "notify_wait_count");
+  if (outcome == Outcome::kDone) {
+    recorder_.record(Operation::kWaitCount, -1, segment.id(), notification, 0, began);
   }
   return outcome;
 }
@@ -359,9 +465,9 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
                        operand, compare, progresses_ ? late.old.get() : &old};
   const Outcome outcome = waiter_.until(
       [&] {
-        if (!late.posted) late.posted = transport_->post_atomic(internal_queue(), peer, request);
+        if (!late.posted) late.posted = transport_->post_atomic(atomic_queue(), peer, request);
         if (progresses_) transport_->progress();
-        return late.posted && complete(internal_queue());
+        return late.posted && complete(atomic_queue());
       },
       // Once posted it will change the peer's memory: to give up then would be to lie.
       deadline.one_try() ? Deadline::in(options_.timeout) : deadline, "an atomic");

@@ -29,10 +29,9 @@ Outcome Group::passive_send(Rank peer, std::span<const std::byte> message, Deadl
     const std::uint64_t bytes = message.size();
     std::memcpy(data, &bytes, sizeof bytes);
     if (bytes != 0) std::memcpy(data + sizeof bytes, message.data(), bytes);
-    if (!send(peer, outbox, sizeof bytes + bytes, mail_offset_ + me * slot, mail_id_ + me,
-              following(sent))) {
-      return false;
-    }
+    const Transfer mail{&control_->local(), outbox, control_->remote(peer),
+                        mail_offset_ + me * slot, sizeof bytes + bytes};
+    if (!send(peer, {&mail, 1}, mail_id_ + me, following(sent))) return false;
     mail_sent_[to] = following(sent);
     return true;
   };
@@ -75,8 +74,7 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
   // The mailbox is free: tell the sender, if it is still there to send more.
   const Deadline bounded = Deadline::in(context_.options().timeout);
   try {
-    while (
-        !send(sender, 0, 0, 0, credit_id_ + me, mail_received_[static_cast<std::size_t>(sender)])) {
+    while (!send(sender, {}, credit_id_ + me, mail_received_[static_cast<std::size_t>(sender)])) {
       if (context_.liveness().health(sender) != Health::kHealthy || bounded.passed()) break;
       context_.transport().progress();
     }

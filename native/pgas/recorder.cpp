@@ -5,10 +5,24 @@
 namespace pgasdl {
 
 std::string_view name(Operation operation) {
-  constexpr std::array<std::string_view, 15> kNames{
-      "write",     "read",         "notify",          "write_notify", "read_notify",
-      "atomic",    "waitsome",     "reset",           "wait",         "barrier",
-      "allgather", "passive_send", "passive_receive", "plan_start",   "plan_done"};
+  constexpr std::array<std::string_view, 18> kNames{"write",
+                                                    "read",
+                                                    "notify",
+                                                    "write_notify",
+                                                    "read_notify",
+                                                    "notify_add",
+                                                    "write_notify_add",
+                                                    "atomic",
+                                                    "waitsome",
+                                                    "wait_count",
+                                                    "reset",
+                                                    "wait",
+                                                    "barrier",
+                                                    "allgather",
+                                                    "passive_send",
+                                                    "passive_receive",
+                                                    "plan_start",
+                                                    "plan_done"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 

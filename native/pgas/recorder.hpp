@@ -16,8 +16,11 @@ enum class Operation : std::uint8_t {
   kNotify,
   kWriteNotify,
   kReadNotify,
+  kNotifyAdd,
+  kWriteNotifyAdd,
   kAtomic,
   kWaitsome,
+  kWaitCount,
   kReset,
   kWaitQueue,
   kBarrier,
@@ -33,7 +36,7 @@ std::string_view name(Operation operation);
 // word.
 class Recorder {
  public:
-  // `at`: where the caller has just read the ticks, which costs as much as all the rest.
+  // `at`: where the caller has read the ticks, which costs as much as all the rest.
   void record(Operation operation, Rank peer, SegmentId segment, std::uint64_t detail,
               std::uint64_t bytes, std::uint64_t at = ticks()) {
     const std::uint64_t index = next_.load(std::memory_order_relaxed);

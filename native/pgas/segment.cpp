@@ -23,7 +23,21 @@ Segment::Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications,
   local_.bytes = bytes;
   local_.bound = home.bound != nullptr;
   local_.device = home.device;
-  if (home.device != kHost) {
+  if (!home.reached) {
+    // For transports it is a board without data, on the host.
+    reached_ = false;
+    home_ = home;
+    unreached_bytes_ = bytes;
+    unreached_data_ = home.bound;
+    if (home.bound == nullptr) {
+      local_.device_region = DeviceRegion::create(home.device, bytes, local_.device_descriptor);
+      unreached_data_ = local_.device_region->data();
+    }
+    local_.bytes = 0;
+    local_.bound = false;
+    local_.device = kHost;
+    local_.data = local_.region->data();
+  } else if (home.device != kHost) {
     local_.device_region =
         local_.bound
             ? DeviceRegion::describe(home.device, home.bound, bytes, local_.device_descriptor)
@@ -49,10 +63,16 @@ void Segment::set_remote(Rank peer, RemoteSegment remote) {
 }
 
 void Segment::set_self(Rank self) {
+  if (!reached_) {
+    local_.data = unreached_data_;
+    local_.bytes = unreached_bytes_;
+    local_.bound = home_.bound != nullptr;
+    local_.device = home_.device;
+  }
   RemoteSegment remote;
   remote.bytes = local_.bytes;
   remote.notifications = local_.notifications;
-  remote.device = local_.device;
+  remote.device = reached_ ? local_.device : kUnreached;
   remote.data = local_.data;
   remote.board = local_.board;
   remote.region = local_.region;

@@ -12,12 +12,14 @@ namespace pgasdl {
 class Context;
 
 // Where a segment's data is to lie. `bound` null: in new zero-filled memory; else there, where it
-// must stay until the segment is deleted. `device`: kHost, or the GPU of either.
+// must stay until the segment is deleted. `device`: kHost, or the GPU of either. Not `reached`: of
+// memory on a GPU peers reach only the board.
 struct SegmentHome {
   SegmentHome(std::byte* bound_to, int on_device = kHost) : bound(bound_to), device(on_device) {}
   bool operator==(const SegmentHome&) const = default;
   std::byte* bound;
   int device;
+  bool reached = true;
 };
 
 class Segment {
@@ -36,6 +38,8 @@ class Segment {
   std::uint32_t notifications() const { return local_.notifications; }
   bool bound() const { return local_.bound; }
   int device() const { return local_.device; }
+  // Peers write to it and read from it, and not only raise its flags.
+  bool reached() const { return reached_; }
   // Some copy of it lies on a GPU.
   bool on_devices() const { return on_devices_; }
   bool deleted() const { return deleted_.load(std::memory_order_relaxed); }
@@ -49,6 +53,7 @@ class Segment {
     return remote.board == nullptr && remote.keep == nullptr ? nullptr : &remote;
   }
   void set_remote(Rank peer, RemoteSegment remote);
+  // All peers are attached; from now on local() tells also of what they do not reach.
   void set_self(Rank self);
 
   // Lets go of this rank's own copy; views keep its memory alive. Peers' copies stay reachable.
@@ -64,6 +69,11 @@ class Segment {
   std::vector<RemoteSegment> remotes_;
   std::atomic<bool> deleted_{false};
   bool on_devices_ = false;
+  bool reached_ = true;
+  // What peers do not reach, until set_self().
+  std::byte* unreached_data_ = nullptr;
+  std::uint64_t unreached_bytes_ = 0;
+  SegmentHome home_{nullptr};
 };
 
 // Its memory is never unmapped: a stream of a GPU may touch it some time, and nobody can tell when.

@@ -20,6 +20,13 @@ cuda::DevicePtr pointer(const std::byte* address) {
   return reinterpret_cast<cuda::DevicePtr>(address);
 }
 
+void require_reached(const Segment& segment) {
+  if (segment.reached()) return;
+  throw Error(ErrorKind::kUnavailable,
+              text("notifications of segment ", segment.id(), ", which peers do not reach on a ",
+                   "GPU, are the host's: ctx.notify_waitsome and ctx.notify_reset"));
+}
+
 }  // namespace
 
 std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
@@ -76,6 +83,7 @@ std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
 void Context::notify_wait_on(const StreamOrder& order, const std::shared_ptr<Segment>& segment,
                              std::uint64_t notification, Deadline deadline) {
   require_usable();
+  require_reached(*segment);
   stream_waits_.require();
   const FlagWord& word = own_word(*segment, notification);
   refuse_capture(order, "a stream's wait for a notification");
@@ -93,6 +101,7 @@ void Context::notify_wait_on(const StreamOrder& order, const std::shared_ptr<Seg
 void Context::notify_reset_on(const StreamOrder& order, const std::shared_ptr<Segment>& segment,
                               std::uint64_t notification) {
   require_usable();
+  require_reached(*segment);
   stream_waits_.require();
   const FlagWord& word = own_word(*segment, notification);
   segment->local().region->pin();

@@ -1,163 +1,151 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <structmember.h>  // of Python
 
-#define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
-#include <numpy/ndarraytypes.h>
+#include <cstddef>
+#include <exception>
 
-#include <cstring>
-#include <unordered_map>
-#include <utility>
-
-#include "python/handles.hpp"
+#include "python/allreduce_calls.hpp"
+#include "python/direct_calls.hpp"
 
 namespace pgasdl {
 namespace {
 
 using namespace nb::literals;
 
-using Description = nb::typed<nb::tuple, nb::any, nb::ellipsis>;
-
-// What tells one call of ctx.allreduce from another, taken from the array and from the arguments.
-struct CallKey {
-  std::uintptr_t address = 0;
-  std::uint64_t extent = 0;        // elements of a numpy.ndarray, bytes of all else
-  std::uint64_t format = 0;        // the buffer protocol's, of at most eight characters,
-  PyObject* dtype = nullptr;       // or an array's or a tensor's
-  const PyObject* op = nullptr;    // interned: the package's own tables hold all that are known
-  const PyObject* plan = nullptr;  // likewise, or None
-  bool operator==(const CallKey&) const = default;
-};
-struct CallHash {
-  std::size_t operator()(const CallKey& key) const {
-    return key.address ^ (key.address >> 12) ^ (key.extent << 7) ^ key.format;
-  }
+// ctx.allreduce: runs a call that was made before at once, and gives any other to the Python
+// function. A frame of Python with named arguments takes half of the instructions of such a call.
+struct Repeated {
+  PyObject ob_base;
+  vectorcallfunc call;
+  PyObject* function;
+  PyObject* attributes;  // what functools.wraps copies from it
 };
 
-PyObject* interned(nb::handle text) {
-  PyObject* string = text.ptr();
-  if (!PyUnicode_CheckExact(string)) return string;  // None, or what the checks will refuse
-  Py_INCREF(string);
-  PyUnicode_InternInPlace(&string);
-  Py_DECREF(string);  // somebody else holds it too: the caller's argument, or the table of all
-  return string;
+Repeated* of(PyObject* self) { return reinterpret_cast<Repeated*>(self); }
+
+// Interned, as names in Python's code are, so that addresses tell them apart.
+struct Names {
+  PyObject* const op = PyUnicode_InternFromString("op");
+  PyObject* const plan = PyUnicode_InternFromString("plan");
+  PyObject* const timeout = PyUnicode_InternFromString("timeout");
+  PyObject* const sum = PyUnicode_InternFromString("sum");
+};
+const Names& names() {
+  static const Names all;
+  return all;
 }
 
-// Straight from its fields: the buffer protocol takes longer than a small allreduce.
-bool key_of_ndarray(nb::handle array, CallKey& key) {
-  const auto* const fields = reinterpret_cast<PyArrayObject*>(array.ptr());
-  if ((PyArray_FLAGS(fields) & NPY_ARRAY_CARRAY) != NPY_ARRAY_CARRAY) return false;
-  key.address = reinterpret_cast<std::uintptr_t>(PyArray_DATA(fields));
-  key.extent = 1;
-  for (int i = 0; i < PyArray_NDIM(fields); ++i) {
-    key.extent *= static_cast<std::uint64_t>(PyArray_DIM(fields, i));
-  }
-  key.dtype = reinterpret_cast<PyObject*>(PyArray_DESCR(fields));
-  return true;
-}
+struct Arguments {
+  nb::handle context, array, op, plan, timeout;
 
-bool key_of_buffer(nb::handle array, CallKey& key) {
-  Py_buffer view;
-  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT;
-  if (PyObject_GetBuffer(array.ptr(), &view, flags) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  const std::size_t length = view.format == nullptr ? 0 : std::strlen(view.format);
-  key.address = reinterpret_cast<std::uintptr_t>(view.buf);
-  key.extent = static_cast<std::uint64_t>(view.len);
-  if (length <= sizeof key.format) std::memcpy(&key.format, view.format, length);
-  PyBuffer_Release(&view);
-  return length != 0 && length <= sizeof key.format;
-}
-
-// PyTorch offers no buffer protocol; its C++ library is not ours to link.
-bool key_of_tensor(nb::handle tensor, CallKey& key) {
-  if (!nb::hasattr(tensor, "data_ptr") || !nb::hasattr(tensor, "is_cpu")) return false;
-  try {
-    if (!nb::cast<bool>(tensor.attr("is_cpu"))) return false;
-    if (!nb::cast<bool>(tensor.attr("is_contiguous")())) return false;
-    key.address = nb::cast<std::uintptr_t>(tensor.attr("data_ptr")());
-    key.extent = nb::cast<std::uint64_t>(tensor.attr("nbytes"));
-    const nb::object dtype = tensor.attr("dtype");
-    key.dtype = dtype.ptr();  // one object per dtype, for good
-  } catch (const std::exception&) {
-    return false;  // said in words by the checks
-  }
-  return true;
-}
-
-// Which execution a call of ctx.allreduce runs, of those that were made before: found without any
-// Python in between. Used with the GIL held.
-class AllreduceCalls {
- public:
-  explicit AllreduceCalls(const NumberingHandle& numbering) : numbering_(numbering.numbering) {}
-
-  void remember(nb::handle array, std::uint64_t bytes, nb::handle op, nb::handle plan,
-                nb::object execution, Description description) {
-    CallKey key;
-    if (!key_of(array, op, plan, key)) return;
-    if (calls_.size() >= kMostCalls) calls_.clear();
-    const auto& handle = nb::cast<const ExecutionHandle&>(execution);
-    calls_.insert_or_assign(key, Call{&handle, bytes, std::move(execution), nb::borrow(key.dtype),
-                                      std::move(description)});
-  }
-  void forget() { calls_.clear(); }
-
-  // False: this call was not made before, or the last one did not end. When it throws, `last`
-  // tells which call it was.
-  bool run(nb::handle array, nb::handle op, nb::handle plan, std::optional<double> timeout) {
-    CallKey key;
-    if (!key_of(array, op, plan, key)) return false;
-    const auto found = calls_.find(key);
-    if (found == calls_.end()) return false;
-    const nb::object keep = found->second.keep;  // while it runs the table may be emptied
-    const std::uint64_t bytes = found->second.bytes;
-    const ExecutionHandle& handle = *found->second.handle;
-    const double limit = seconds(handle.runtime->context, timeout);
-    const Numbering::Entry entry(*numbering_, "ctx.allreduce");
-    if (numbering_->under_way()) return false;
-    last_ = found->second.description;
-    auto* const at = reinterpret_cast<std::byte*>(key.address);
-    try {
-      run_execution(*handle.runtime, *handle.execution, {handle.array.access, at, at, bytes}, limit,
-                    array);
-    } catch (...) {
-      interrupted_ = numbering_->under_way();
-      throw;
+  // False: this is another call than one of all ranks on the host, or none at all.
+  bool parse(PyObject* const* given, std::size_t count, PyObject* keywords) {
+    if (count != 2 && count != 3) return false;
+    context = given[0];
+    array = given[1];
+    op = count == 3 ? given[2] : names().sum;
+    plan = timeout = Py_None;
+    const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t i = 0; i < named; ++i) {
+      PyObject* const name = PyTuple_GET_ITEM(keywords, i);
+      PyObject* const value = given[count + static_cast<std::size_t>(i)];
+      if (name == names().op && count == 2) {
+        op = value;
+      } else if (name == names().plan) {
+        plan = value;
+      } else if (name == names().timeout) {
+        timeout = value;
+      } else {
+        return false;
+      }
     }
-    return true;
+    return timeout.is_none() || PyFloat_CheckExact(timeout.ptr());
   }
-  // Whether run() left an execution under way, which was not asked for yet: of the call `last`.
-  bool take_interrupted() { return std::exchange(interrupted_, false); }
-  const Description& last() const { return last_; }
-  Numbering& numbering() const { return *numbering_; }
-
- private:
-  static constexpr std::size_t kMostCalls = 4096;
-
-  struct Call {
-    const ExecutionHandle* handle;
-    std::uint64_t bytes;
-    nb::object keep;
-    nb::object dtype;  // of the key: its address belongs to no other
-    Description description;
-  };
-  bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key) const {
-    key.op = interned(op);
-    key.plan = interned(plan);
-    // Not of what derives from it: that may be more than its memory.
-    if (array.type().is(ndarray_)) return key_of_ndarray(array, key);
-    return PyObject_CheckBuffer(array.ptr()) ? key_of_buffer(array, key)
-                                             : key_of_tensor(array, key);
+  std::optional<double> seconds() const {
+    if (timeout.is_none()) return std::nullopt;
+    return PyFloat_AS_DOUBLE(timeout.ptr());
   }
-
-  const nb::object ndarray_ = nb::module_::import_("numpy").attr("ndarray");
-  const std::shared_ptr<Numbering> numbering_;
-  std::unordered_map<CallKey, Call, CallHash> calls_;
-  Description last_ = nb::make_tuple();
-  bool interrupted_ = false;
 };
+
+PyObject* call(PyObject* self, PyObject* const* given, std::size_t count, PyObject* keywords) {
+  try {
+    Arguments arguments;
+    if (arguments.parse(given, static_cast<std::size_t>(PyVectorcall_NARGS(count)), keywords)) {
+      const auto* const context = direct<ContextHandle>(arguments.context.ptr());
+      // Kept, as another thread may close the context meanwhile.
+      const nb::object calls = nb::borrow(context == nullptr ? nullptr : context->runtime->calls);
+      if (calls.is_valid() &&
+          nb::inst_ptr<AllreduceCalls>(calls)->run(arguments.array, arguments.op, arguments.plan,
+                                                   arguments.seconds())) {
+        return arguments.array.inc_ref().ptr();
+      }
+    }
+  } catch (...) {
+    return raised(std::current_exception());
+  }
+  return PyObject_Vectorcall(of(self)->function, given, count, keywords);
+}
+
+PyObject* bound(PyObject* self, PyObject* context, PyObject*) {
+  return context == nullptr || context == Py_None ? Py_NewRef(self) : PyMethod_New(self, context);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(of(self)->function);
+  Py_VISIT(of(self)->attributes);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Py_CLEAR(of(self)->function);
+  Py_CLEAR(of(self)->attributes);
+  return 0;
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyTypeObject* repeated_type() {
+  static PyMemberDef members[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(Repeated, call), READONLY, nullptr},
+      {"__dictoffset__", T_PYSSIZET, offsetof(Repeated, attributes), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr}};
+  static PyGetSetDef attributes[] = {
+      {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                {Py_tp_descr_get, reinterpret_cast<void*>(bound)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+                                {Py_tp_members, members},
+                                {Py_tp_getset, attributes},
+                                {0, nullptr}};
+  static PyType_Spec spec = {"pgasdl._native.Repeated", sizeof(Repeated), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                                 Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                             slots};
+  static PyObject* const type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw nb::python_error();
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+nb::object repeated(nb::object function) {
+  PyTypeObject* const type = repeated_type();
+  nb::object made = nb::steal(type->tp_alloc(type, 0));
+  if (!made.is_valid()) throw nb::python_error();
+  of(made.ptr())->call = call;
+  of(made.ptr())->function = function.release().ptr();
+  return made;
+}
 
 }  // namespace
 
@@ -172,6 +160,8 @@ void bind_allreduce(nb::module_& module) {
           },
           "Executions that have begun.")
       .def_prop_ro("last", &AllreduceCalls::last, "What remember() was told of the last call.")
+      .def("serve", &AllreduceCalls::serve, "context"_a,
+           "From now on calls of ``context.allreduce`` of all ranks are looked for here first.")
       .def("remember", &AllreduceCalls::remember, "array"_a, "nbytes"_a, "op"_a, "plan"_a.none(),
            "execution"_a, "description"_a)
       .def("forget", &AllreduceCalls::forget)
@@ -179,6 +169,8 @@ void bind_allreduce(nb::module_& module) {
            "Whether run() left the call `last` under way; tells it once.")
       .def("run", &AllreduceCalls::run, "array"_a.none(), "op"_a.none(), "plan"_a.none(),
            "timeout"_a.none(), "False: not made before, or the last one did not end.");
+  module.def("repeated", &repeated, "function"_a,
+             "Context.allreduce, by way of AllreduceCalls or else of this function.");
 }
 
 }  // namespace pgasdl

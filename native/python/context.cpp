@@ -2,9 +2,11 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "python/handles.hpp"
 #include "transport/router.hpp"
@@ -63,8 +65,8 @@ void bind_context(nb::module_& module) {
              nb::bytes token, std::shared_ptr<LoopbackWorld> world, double timeout,
              std::uint32_t queue_depth, std::uint32_t queues, std::uint64_t passive_bytes,
              double spin_us, double yield_us, std::uint32_t heartbeat_ms, double stopped_after,
-             const std::optional<std::string>& verbs_device, std::optional<int> verbs_port,
-             std::optional<int> verbs_gid, std::shared_ptr<MpiWorld> mpi, bool mpi_created) {
+             const VerbsOptions& verbs, std::shared_ptr<MpiWorld> mpi, bool mpi_created,
+             bool maps_devices) {
             Options options;
             options.timeout = timeout;
             options.queue_depth = queue_depth;
@@ -74,13 +76,13 @@ void bind_context(nb::module_& module) {
             options.yield_us = yield_us;
             options.heartbeat_ms = heartbeat_ms;
             options.stopped_after = stopped_after;
+            options.maps_devices = maps_devices;
             TransportSetup setup;
             setup.rank = rank;
             setup.size = size;
             setup.token = std::string(token.c_str(), token.size());
-            setup.verbs = verbs_options(verbs_device, verbs_port, verbs_gid);
+            setup.verbs = verbs;
             setup.verbs.queues = queues + Context::kOwnQueues;
-            setup.verbs.timeout_s = stopped_after;
             setup.mpi = {setup.verbs.queues, mpi_created, stopped_after};
             setup.loopback_world = std::move(world);
             setup.mpi_world = std::move(mpi);
@@ -94,9 +96,8 @@ void bind_context(nb::module_& module) {
           },
           "rank"_a, "size"_a, "transports"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
-          "heartbeat_ms"_a, "stopped_after"_a, "verbs_device"_a.none() = nb::none(),
-          "verbs_port"_a.none() = nb::none(), "verbs_gid"_a.none() = nb::none(),
-          "mpi"_a.none() = nb::none(), "mpi_created"_a = false)
+          "heartbeat_ms"_a, "stopped_after"_a, "verbs"_a, "mpi"_a.none() = nb::none(),
+          "mpi_created"_a = false, "maps_devices"_a = true)
       .def("_endpoint",
            [](const ContextHandle& self) { return as_bytes(self.context().endpoint()); })
       .def("_connect",
@@ -107,7 +108,7 @@ void bind_context(nb::module_& module) {
       .def("_join",
            [](const ContextHandle& self, const nb::list& descriptions, double timeout) {
              const auto blobs = as_strings(descriptions);
-             const nb::gil_scoped_release release;
+             const WithoutGil release;
              self.context().join(blobs, Deadline::in(timeout));
            })
       .def("_world",
@@ -123,7 +124,7 @@ void bind_context(nb::module_& module) {
       .def("_close",
            [](const ContextHandle& self, bool failed) {
              const auto close = [&](bool as_failed) {
-               const nb::gil_scoped_release release;
+               const WithoutGil release;
                if (!self.context().inherited()) self.runtime->executor.stop_thread();
                self.context().close(as_failed);
              };
@@ -148,6 +149,8 @@ void bind_context(nb::module_& module) {
              self.context().require_peer(peer.rank(), "kill");
              return self.context().pid_of(peer.rank());
            })
+      .def("_transport_state",
+           [](const ContextHandle& self) { return self.context().transport().describe(); })
       .def("_admit_readers",
            [](const ContextHandle& self) { self.context().transport().admit_readers(); })
       .def("_try_read",
@@ -191,6 +194,17 @@ void bind_context(nb::module_& module) {
           "_takes_devices",
           [](const ContextHandle& self) { return self.context().transport().takes_devices(); },
           "Whether the transport to every rank reaches memory of a GPU.")
+      .def_prop_ro(
+          "_own_bytes", [](const ContextHandle& self) { return self.context().own_bytes(); },
+          "Bytes of the groups' own memory on this rank.")
+      .def("_connections",
+           [](const ContextHandle& self) {
+             const Context& core = self.context();
+             const QueueId own = core.internal_queue();
+             const QueueId plans = core.plan_queue();
+             return std::make_tuple(core.connections(0, own), core.connections(own, plans),
+                                    core.connections(plans, plans + 1));
+           })
       .def_prop_ro(
           "timeout", [](const ContextHandle& self) { return self.context().options().timeout; },
           "Seconds that a call waits at most when it names no timeout.");

@@ -229,6 +229,89 @@ Notes
 -----
 GASPI: gaspi_read_list_notify.)";
 
+inline constexpr const char* kNotifyAdd =
+    R"(Add to one notification at ``peer``, which counts.
+
+No addition is lost, whichever ranks and threads make them, also while the owner takes what is
+there. It never overtakes an earlier write on the same queue to the same peer.
+
+Parameters
+----------
+peer : int
+    Rank.
+segment : Segment
+    Whose board at ``peer`` is meant.
+notification : int
+    0 <= notification < segment.notifications at ``peer``.
+value : int, default 1
+    1 <= value < 2**32, by which the notification grows.
+queue, timeout
+    As for ``write``.
+
+Raises
+------
+NotificationError
+    Id or value out of range.
+QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write``.
+
+Notes
+-----
+Its owner waits with ``notify_wait_count``; ``notify_waitsome`` and ``notify_reset`` see the count
+as a value. The count stops at 2**32 - 1, and what comes then is lost: ``notify_wait_count`` raises
+NotificationError. ``notify`` on the same id overwrites the count: an id is set or counted, and may
+change only once its owner has taken all that was under way. Over verbs the peer's processor adds,
+in its waits or heartbeats: 128 additions to a peer that does neither make the next one wait.)";
+
+inline constexpr const char* kWriteNotifyAdd =
+    R"(Write ``source`` into ``peer``'s memory, then add to one notification there.
+
+Whoever sees a count that includes it sees every byte, and every byte of earlier writes on the same
+queue to the same peer: a target that waits for n writes, in any order, needs one notification.
+Returns once posted: leave ``source`` unchanged until ``wait(queue)`` returns.
+
+Parameters
+----------
+source : Slice
+    n bytes of a local segment, ``seg[0:4096]``; n = 0 adds to the notification alone.
+peer : int
+    Rank, 0 <= peer < size.
+target : Slice
+    n bytes of a segment of ``peer``, which also holds the notification.
+notification, value
+    As for ``notify_add``.
+queue, timeout
+    As for ``write_notify``.
+
+Raises
+------
+NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write_notify``; nothing was posted.
+
+Notes
+-----
+See ``notify_add``. From or to memory of a GPU it first waits for PyTorch's or CuPy's current
+stream.)";
+
+inline constexpr const char* kWriteListNotifyAdd =
+    R"(Write several slices to one peer, then add to one notification there.
+
+Parameters
+----------
+pairs : Sequence[tuple[Slice, Slice]]
+    Sequence of (source, target) slices, at most 65536; may be empty.
+peer : int
+    Rank.
+segment, notification, value
+    The notification, as for ``notify_add``.
+queue, timeout
+    As for ``write``.
+
+Raises
+------
+NotificationError, QueueFull, PeerLost, RankError, SegmentError, QueueError
+    As for ``write_notify_add``; nothing is posted if any pair is refused.)";
+
 inline constexpr const char* kWait =
     R"(Wait until everything posted on ``queue`` is locally complete.
 
@@ -288,6 +371,42 @@ Notes
 -----
 A wait spins briefly, then yields, then sleeps; the GIL is not held. GASPI: gaspi_notify_waitsome.)";
 
+inline constexpr const char* kNotifyWaitCount =
+    R"(Wait until a notification here has counted to ``count``, and take that much off it.
+
+What was written with the additions that it takes, and with all others up to then, is here. What
+counted beyond stays for the next wait.
+
+Parameters
+----------
+segment : Segment
+    Whose board on this rank is meant.
+notification : int
+    Id.
+count : int
+    1 <= count < 2**32 - 1.
+timeout : float, optional
+    Seconds; None: the context's default, 0: one try.
+
+Returns
+-------
+int
+    What is left of the count. Several threads may wait for one notification: each takes its own.
+
+Raises
+------
+Timeout
+    Not so much yet; names what is there, and nothing was taken.
+PeerLost
+    A rank was lost, or all others have left.
+NotificationError
+    Id or count out of range; or the notification has counted beyond 2**32 - 2, so that additions
+    were lost, until ``notify_reset``.
+
+Notes
+-----
+It waits as ``notify_waitsome`` does. Peers count by ``notify_add`` and ``write_notify_add``.)";
+
 inline constexpr const char* kNotifyReset =
     R"(Take a notification's value and set it to "not raised", as one atomic operation.
 
@@ -301,7 +420,8 @@ notification : int
 Returns
 -------
 int
-    The value, 0 if it was not raised. Of several threads exactly one gets each value.
+    The value, 0 if it was not raised. Of several threads exactly one gets each value. Of a count
+    what there was; what is added from then on counts from 0.
 
 Raises
 ------

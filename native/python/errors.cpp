@@ -1,4 +1,4 @@
-#include "python/handles.hpp"
+#include "python/direct_calls.hpp"
 
 namespace pgasdl {
 namespace {
@@ -64,6 +64,19 @@ void raise(const char* error, const std::string& message) {
   const nb::object type = error_type(error);
   PyErr_SetString(type.ptr(), message.c_str());
   throw nb::python_error();
+}
+
+PyObject* raised(std::exception_ptr thrown) {
+  static const nb::object* const raise =
+      new nb::object(nb::cpp_function([](const nb::capsule& what) {
+        std::rethrow_exception(*static_cast<std::exception_ptr*>(what.data()));
+      }));
+  try {
+    (*raise)(nb::capsule(&thrown));
+  } catch (nb::python_error& error) {
+    error.restore();
+  }
+  return nullptr;
 }
 
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate_or_be_interrupted); }

@@ -6,7 +6,7 @@
 
 #include <chrono>
 
-#include "python/handles.hpp"
+#include "python/direct_calls.hpp"
 
 namespace pgasdl {
 namespace {
@@ -73,10 +73,13 @@ Plan plan_of(const PlanTuple& tuple) {
   return plan;
 }
 
+// (elements, lanes)
+using PieceTuple = std::tuple<std::uint64_t, std::uint32_t>;
+
 // A stream gets what it waits for also where nobody holds the execution any more.
 void let_go(Execution* execution) {
   if (execution->streamed() && PyGILState_Check() != 0) {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     execution->await_streams();
     delete execution;
   } else {
@@ -89,7 +92,8 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
                     const std::vector<Rank>& ranks, const NumberingHandle& numbering,
                     std::uint64_t first_notification, std::uint64_t fingerprint,
                     BufferAccess access, std::uintptr_t source, std::uintptr_t target,
-                    std::uint64_t bytes, int device) {
+                    std::uint64_t bytes, int device,
+                    const std::vector<std::vector<PieceTuple>>& pieces) {
   context.context().require_usable();
   std::vector<BufferBinding> bound;
   for (const auto& [segment, offset, dtype, homes, directory] : bindings) {
@@ -102,6 +106,16 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
     plans.push_back(std::make_unique<BoundPlan>(context.context(), plan_of(phase), bound, ranks,
                                                 numbering.numbering->board(), first_notification,
                                                 fingerprint));
+  }
+  if (access == BufferAccess::kCopied && device != kHost) {
+    if (pieces.size() != plans.size()) {
+      throw Error(ErrorKind::kPlan, text("pieces of ", pieces.size(), " phases of ", plans.size()));
+    }
+    for (std::size_t phase = 0; phase < plans.size(); ++phase) {
+      std::vector<BoundPlan::Piece> parts;
+      for (const auto& [count, lanes] : pieces[phase]) parts.push_back({count, lanes});
+      plans[phase]->copy_array(device, parts);
+    }
   }
   new (self) ExecutionHandle{
       context.runtime,
@@ -151,7 +165,7 @@ void start_execution(Runtime& runtime, Execution& execution, const Array& array)
     runtime.executor.start(execution, array);
     return;
   }
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   runtime.executor.start(execution, array);
 }
 
@@ -162,7 +176,7 @@ void start_after(Runtime& runtime, Execution& execution, const Array& array,
   if (execution.streamed() && execution.under_way()) {
     wait_execution(runtime, execution, runtime.context.options().timeout);
   }
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   runtime.executor.start(execution, array, &order);
 }
 
@@ -188,7 +202,7 @@ void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
     }
     {
       // In short pieces, so that signals get through.
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       waited = runtime.executor.wait(execution, deadline.sooner(std::chrono::milliseconds(50)));
     }
     if (waited == Waited::kDone) return;
@@ -207,6 +221,23 @@ void run_execution(Runtime& runtime, Execution& execution, const Array& array, d
     throw;
   }
 }
+
+namespace {
+
+void run(const ExecutionHandle& self, std::optional<double> timeout) {
+  const double limit = seconds(self.runtime->context, timeout);
+  run_execution(*self.runtime, *self.execution, self.array, limit, nb::handle());
+}
+
+PyObject* run_directly(PyObject* const* given, std::size_t n, bool& other) {
+  const auto* const self = n == 1 ? direct<ExecutionHandle>(given[0]) : nullptr;
+  other = self == nullptr;
+  if (other) return nullptr;
+  run(*self, std::nullopt);
+  return Py_NewRef(Py_None);
+}
+
+}  // namespace
 
 void bind_exchange(nb::module_& module) {
   nb::enum_<BufferAccess>(module, "BufferAccess", "How a plan gets at the caller's array.")
@@ -250,12 +281,14 @@ void bind_exchange(nb::module_& module) {
           "Entries of 8 bytes in a segment; the segments that arrays may lie in, or none: "
           "anywhere.");
 
-  nb::class_<ExecutionHandle>(module, "Execution",
-                              "A collective bound to memory, which runs any number of times.")
+  nb::class_<ExecutionHandle> execution(
+      module, "Execution", "A collective bound to memory, which runs any number of times.");
+  execution
       .def("__init__", &make_execution, "context"_a, "phases"_a, "bindings"_a, "ranks"_a,
            "numbering"_a, "first_notification"_a, "fingerprint"_a,
            "access"_a = BufferAccess::kInPlace, "source"_a = 0, "target"_a = 0, "nbytes"_a = 0,
-           "device"_a = kHost)
+           "device"_a = kHost, "pieces"_a = std::vector<std::vector<PieceTuple>>(),
+           "`pieces`, of each phase: (elements, lanes) of an array on a GPU that is copied.")
       .def(
           "start",
           [](const ExecutionHandle& self) {
@@ -288,19 +321,13 @@ void bind_exchange(nb::module_& module) {
           [](const ExecutionHandle& self, std::uintptr_t stream, std::optional<double> timeout) {
             const Deadline deadline = Deadline::in(seconds(self.runtime->context, timeout));
             const StreamOrder order = order_on(self, stream);
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             self.runtime->executor.wait_on(*self.execution, order, deadline);
           },
           "stream"_a, "timeout"_a.none() = nb::none(),
           "What is enqueued on the stream from now on comes after the result.")
-      .def(
-          "run",
-          [](const ExecutionHandle& self, std::optional<double> timeout) {
-            const double limit = seconds(self.runtime->context, timeout);
-            run_execution(*self.runtime, *self.execution, self.array, limit, nb::handle());
-          },
-          nb::kw_only(), "timeout"_a.none() = nb::none(),
-          "start() and wait(); what a run() that did not end has begun goes on.")
+      .def("run", &run, nb::kw_only(), "timeout"_a.none() = nb::none(),
+           "start() and wait(); what a run() that did not end has begun goes on.")
       .def(
           "run_on",
           [](const ExecutionHandle& self, nb::handle owner, std::uintptr_t address,
@@ -342,6 +369,7 @@ void bind_exchange(nb::module_& module) {
       .def("missing", [](const ExecutionHandle& self) {
         return self.runtime->executor.missing(*self.execution);
       });
+  DirectCalls<run_directly>::serve(execution.attr("run"));
 
   nb::class_<Executor::Call>(module, "Call", "A step that waits for the program's answer.")
       .def_prop_ro("hook", [](const Executor::Call& self) { return self.hook; })
@@ -365,7 +393,7 @@ void bind_exchange(nb::module_& module) {
   module.def(
       "answer",
       [](const ContextHandle& context, const Executor::Call& call) {
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         context.runtime->executor.answer(call);
       },
       "context"_a, "call"_a);
@@ -377,7 +405,7 @@ void bind_exchange(nb::module_& module) {
           await_streams(
               [&](Deadline deadline) { return executor.await_streamed(nullptr, deadline); });
         }
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         if (run) {
           executor.start_thread();
         } else {
@@ -402,7 +430,7 @@ void bind_exchange(nb::module_& module) {
                                    : op == "max"  ? ReduceOp::kMax
                                    : op == "prod" ? ReduceOp::kProd
                                                   : ReduceOp::kSum;
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         reduce(to, from, count, scale, operation);
       },
       "destinations"_a, "sources"_a, "count"_a, "scale"_a, "op"_a,

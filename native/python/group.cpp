@@ -71,9 +71,41 @@ nb::tuple passive_receive(const GroupHandle& self, std::optional<double> timeout
   return nb::make_tuple(sender, nb::bytes(message.data(), message.size()));
 }
 
+nb::dict group_memory(std::size_t members, bool world, std::uint64_t passive_bytes) {
+  const Group::Memory memory = Group::memory(members, world, passive_bytes);
+  nb::dict parts;
+  parts["states"] = memory.states;
+  parts["gossip"] = memory.gossip;
+  parts["slots"] = memory.exchange + memory.reduce;
+  parts["mail"] = memory.mail;
+  parts["flags"] = memory.flags * sizeof(FlagWord);
+  return parts;
+}
+
+std::vector<std::size_t> group_distances(std::size_t members, bool barrier) {
+  const auto kind = barrier ? Group::Kind::kBarrier : Group::Kind::kExchange;
+  std::vector<std::size_t> distances;
+  for (const DisseminationStep& step : Group::steps(kind, members)) {
+    distances.push_back(step.distance);
+  }
+  return distances;
+}
+
 }  // namespace
 
 void bind_group(nb::module_& module) {
+  module.def(
+      "group_memory", &group_memory, "members"_a, "world"_a, "passive_bytes"_a,
+      nb::sig("def group_memory(members: int, world: bool, passive_bytes: int) -> dict[str, int]"),
+      "Bytes that a group of so many ranks takes of each for the library, by what they are "
+      "for; world: the group of all ranks of a job.");
+  module.def("heartbeat_distances", &Gossip::distances, "n_ranks"_a,
+             "How far ahead those are, modulo the number of ranks, to which a rank sends "
+             "heartbeats if all are machines of their own.");
+  module.def(
+      "group_distances", &group_distances, "members"_a, "barrier"_a,
+      "How far ahead are those to which a member sends in a barrier, or in an all-gather; it "
+      "gets from those as far behind.");
   nb::class_<GroupHandle>(module, "GroupCore", "Ranks that act together; see pgasdl.Group.")
       .def(
           "__init__",
@@ -94,7 +126,7 @@ void bind_group(nb::module_& module) {
              const auto blobs = strings_of(descriptions);
              Outcome outcome;
              {
-               const nb::gil_scoped_release release;
+               const WithoutGil release;
                outcome = self.group->attach(blobs, Deadline::in(timeout));
              }
              if (outcome != Outcome::kDone) {

@@ -11,6 +11,7 @@
 #include "exchange/executor.hpp"
 #include "pgas/context.hpp"
 #include "pgas/group.hpp"
+#include "python/without_gil.hpp"
 
 namespace pgasdl {
 
@@ -22,13 +23,9 @@ struct Runtime {
       : context(rank, size, std::move(transport), options), executor(context) {}
   Context context;
   Executor executor;
-  nb::object serve;  // answers the Calls that wait, whichever exchange they are of
+  nb::object serve;           // answers the Calls that wait, whichever exchange they are of
+  PyObject* calls = nullptr;  // the AllreduceCalls of all ranks, while it lives
 };
-
-// What `pgasdl env` calls PGASDL_VERBS_*; unset: the best there is.
-struct VerbsOptions;
-VerbsOptions verbs_options(const std::optional<std::string>& device, std::optional<int> port,
-                           std::optional<int> gid);
 
 struct ContextHandle {
   std::shared_ptr<Runtime> runtime;
@@ -89,7 +86,7 @@ Outcome blocking(double timeout, Attempt&& attempt) {
   const Deadline deadline = Deadline::in(timeout);
   for (;;) {
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       outcome = attempt(deadline.sooner(std::chrono::milliseconds(50)));
     }
     if (outcome == Outcome::kDone || deadline.passed()) return outcome;

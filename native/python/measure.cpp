@@ -44,14 +44,14 @@ void bind_measure(nb::module_& module) {
       .def(
           "sync",
           [](FloorHandle& self) {
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             self.floor.sync();
           },
           "A barrier of raw flags: all ranks return within one latency.")
       .def(
           "line",
           [](FloorHandle& self, std::uint32_t batches, std::uint32_t rounds) {
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             return self.floor.line(batches, rounds);
           },
           "batches"_a, "rounds"_a, "A bounced cache line, nanoseconds one way, per batch.")
@@ -60,7 +60,7 @@ void bind_measure(nb::module_& module) {
           [](FloorHandle& self, std::uint64_t bytes, const std::string& copy, std::uint32_t batches,
              std::uint32_t rounds) {
             const Floor::Copy how = copy_named(copy);
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             return self.floor.put(bytes, how, batches, rounds);
           },
           "bytes"_a, "copy"_a, "batches"_a, "rounds"_a,
@@ -69,7 +69,7 @@ void bind_measure(nb::module_& module) {
           "in_place",
           [](FloorHandle& self, std::uint64_t count, bool prefetch, std::uint32_t calls,
              bool paced) {
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             return as_times(self.floor.in_place(count, kernel(prefetch), calls, paced));
           },
           "count"_a, "prefetch"_a, "calls"_a, "paced"_a,
@@ -79,16 +79,33 @@ void bind_measure(nb::module_& module) {
           [](FloorHandle& self, std::uint64_t count, std::uint64_t piece, const std::string& copy,
              std::uint32_t calls, bool paced) {
             const Floor::Copy how = copy_named(copy);
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             return as_times(self.floor.private_arrays(count, piece, how, calls, paced));
           },
           "count"_a, "piece"_a, "copy"_a, "calls"_a, "paced"_a,
           "Means of float32 in arrays outside the segments.")
       .def(
+          "private_blocks",
+          [](FloorHandle& self, std::uint64_t count, std::uint64_t piece, std::uint32_t calls,
+             bool paced) {
+            const WithoutGil release;
+            return as_times(self.floor.private_blocks(count, piece, calls, paced));
+          },
+          "count"_a, "piece"_a, "calls"_a, "paced"_a, "The same, each block reduced by its owner.")
+      .def(
+          "read_arrays",
+          [](FloorHandle& self, std::uint64_t count, std::uint64_t piece, std::uint32_t calls,
+             bool paced) {
+            const WithoutGil release;
+            return as_times(self.floor.read_arrays(count, piece, calls, paced));
+          },
+          "count"_a, "piece"_a, "calls"_a, "paced"_a,
+          "The same, copied from peers' arrays where they lie.")
+      .def(
           "layers",
           [](FloorHandle& self, const std::vector<std::uint64_t>& counts, bool prefetch,
              std::uint32_t calls, bool paced) {
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             return as_times(self.floor.layers(counts, kernel(prefetch), calls, paced));
           },
           "counts"_a, "prefetch"_a, "calls"_a, "paced"_a,
@@ -97,7 +114,7 @@ void bind_measure(nb::module_& module) {
       "notified_writes",
       [](const ContextHandle& context, const SegmentHandle& segment, std::uint64_t bytes,
          std::uint64_t target, std::uint32_t batches, std::uint32_t rounds) {
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         return notified_writes(context.context(), segment.segment, bytes, target, batches, rounds);
       },
       "context"_a, "segment"_a, "bytes"_a, "target"_a, "batches"_a, "rounds"_a,
@@ -106,7 +123,7 @@ void bind_measure(nb::module_& module) {
       "streamed_writes",
       [](const ContextHandle& context, const SegmentHandle& segment, std::uint64_t bytes,
          std::uint64_t target, std::uint32_t count) {
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         return streamed_writes(context.context(), segment.segment, bytes, target, count);
       },
       "context"_a, "segment"_a, "bytes"_a, "target"_a, "count"_a,

@@ -92,7 +92,7 @@ void create(SegmentHandle* self, const GroupHandle& group, Integer bytes, Intege
   Outcome outcome;
   {
     // Handing the memory to many peers may take a while.
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     outcome = attempt(Deadline::once());
   }
   if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
@@ -161,7 +161,7 @@ void bind_memory(nb::module_& module) {
       .def(
           "prefault",
           [](const SegmentHandle& self) {
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             if (self.segment->device() != kHost) return;
             prefault(self.segment->local().data, self.segment->bytes());
             for (Rank peer = 0; peer < self.runtime->context.size(); ++peer) {
@@ -179,7 +179,7 @@ void bind_memory(nb::module_& module) {
             // Memory that MPI allocated for a window is MPI's to pin.
             const bool ours = local.region != nullptr && local.data == local.region->data();
             if (!ours || self.segment->deleted()) return false;
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             local.region->pin();
             return true;
           },
@@ -210,7 +210,7 @@ void bind_memory(nb::module_& module) {
       "device_copy",
       [](std::uintptr_t to, std::uintptr_t from, std::uint64_t bytes, int device,
          std::uintptr_t stream) {
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         device_copy({device, reinterpret_cast<cuda::Stream>(stream)}, reinterpret_cast<void*>(to),
                     reinterpret_cast<const void*>(from), bytes);
       },
@@ -223,12 +223,21 @@ void bind_memory(nb::module_& module) {
           "__init__",
           [](LoopbackWorld* self, Rank size, std::uint64_t seed, std::uint32_t delay, bool reorder,
              bool late_source, std::uint32_t refuse, std::int32_t fail_rank, std::uint64_t fail_at,
-             bool mapped) {
-            new (self) LoopbackWorld(
-                size, {seed, delay, reorder, late_source, refuse, fail_rank, fail_at, mapped});
+             bool mapped, bool any_order, bool completion_first) {
+            new (self) LoopbackWorld(size, {.seed = seed,
+                                            .delay = delay,
+                                            .reorder = reorder,
+                                            .late_source = late_source,
+                                            .refuse = refuse,
+                                            .fail_rank = fail_rank,
+                                            .fail_at = fail_at,
+                                            .mapped = mapped,
+                                            .any_order = any_order,
+                                            .completion_first = completion_first});
           },
           "size"_a, "seed"_a = 0, "delay"_a = 0, "reorder"_a = false, "late_source"_a = false,
-          "refuse"_a = 0, "fail_rank"_a = -1, "fail_at"_a = 0, "mapped"_a = true)
+          "refuse"_a = 0, "fail_rank"_a = -1, "fail_at"_a = 0, "mapped"_a = true,
+          "any_order"_a = false, "completion_first"_a = false)
       .def_prop_ro("size", &LoopbackWorld::size);
 }
 

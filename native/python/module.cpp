@@ -22,12 +22,12 @@ NB_MODULE(_native, module) {
   pgasdl::bind_memory(module);
   pgasdl::bind_device(module);
   pgasdl::bind_mpi(module);
+  pgasdl::bind_verbs(module);
   pgasdl::bind_context(module);
   pgasdl::bind_group(module);
   pgasdl::bind_exchange(module);
   pgasdl::bind_allreduce(module);
   pgasdl::bind_schedule(module);
-  pgasdl::bind_verbs(module);
   pgasdl::bind_measure(module);
   pgasdl::bind_simulate(module);
 }

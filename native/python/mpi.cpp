@@ -55,7 +55,7 @@ void bind_mpi(nb::module_& module) {
       .def(
           "finish",
           [](MpiWorld& self, double seconds) {
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             self.finish(seconds);
           },
           "seconds"_a, "Frees all windows, if every rank comes here in time.");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "python/direct_calls.hpp"
 #include "python/docs.hpp"
 #include "python/handles.hpp"
 
@@ -58,7 +59,7 @@ void post(const ContextHandle& self, std::uint64_t weight, Integer peer, Integer
     outcome = blocking(limit, attempt);
   } else {
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       outcome = attempt(Deadline::once());
     }
     if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
@@ -84,7 +85,7 @@ int device_of(std::span<const Pair> pairs, Rank peer) {
       continue;
     if (pair.local->segment->device() != kHost) return pair.local->segment->device();
     const RemoteSegment* remote = pair.remote->segment->remote(peer);
-    if (remote != nullptr && remote->device != kHost) return remote->device;
+    if (remote != nullptr && remote->device >= 0) return remote->device;
   }
   return kHost;
 }
@@ -102,7 +103,7 @@ void follow_current_stream(std::span<const Pair> pairs, Rank peer) {
   if (device == kHost) [[likely]]
     return;
   const StreamOrder order = order_of(nb::none(), device);
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   const cuda::Current current(device);
   cuda::check(cuda::driver().stream_synchronize(order.stream), "waiting for the current stream");
 }
@@ -136,7 +137,7 @@ bool enqueue(const ContextHandle& self, nb::handle stream, std::span<const Pair>
     require_posted(self, outcome, queue);
     return true;
   }
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   const cuda::Current current(device);
   cuda::check(cuda::driver().stream_synchronize(order.stream), "waiting for a stream");
   return false;
@@ -270,6 +271,38 @@ void read_list_notify(const ContextHandle& self, const nb::sequence& list, Integ
   });
 }
 
+// On a GPU nothing adds: what streams have written is there first.
+void post_add(const ContextHandle& self, std::span<const Pair> pairs, std::uint64_t weight,
+              Integer peer, const std::shared_ptr<Segment>& segment, Integer notification,
+              Integer value, Integer queue, std::optional<double> timeout) {
+  follow_current_stream(pairs, peer.rank());
+  post(self, weight, peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().write_notify_add(pairs, peer.rank(), *segment, notification.natural(),
+                                           value.natural(), queue.queue(), deadline);
+  });
+}
+
+void notify_add(const ContextHandle& self, Integer peer, const SegmentHandle& segment,
+                Integer notification, Integer value, Integer queue, std::optional<double> timeout) {
+  post_add(self, {}, 0, peer, segment.segment, notification, value, queue, timeout);
+}
+
+void write_notify_add(const ContextHandle& self, const SliceHandle& source, Integer peer,
+                      const SliceHandle& target, Integer notification, Integer value, Integer queue,
+                      std::optional<double> timeout) {
+  const Pair pair{&source.slice, &target.slice};
+  post_add(self, {&pair, 1}, source.slice.bytes, peer, target.slice.segment, notification, value,
+           queue, timeout);
+}
+
+void write_list_notify_add(const ContextHandle& self, const nb::sequence& list, Integer peer,
+                           const SegmentHandle& segment, Integer notification, Integer value,
+                           Integer queue, std::optional<double> timeout) {
+  const auto pairs = pairs_of(list);
+  post_add(self, pairs, weight_of(pairs), peer, segment.segment, notification, value, queue,
+           timeout);
+}
+
 void wait(const ContextHandle& self, Integer queue, std::optional<double> timeout) {
   Context& context = self.context();
   if (blocking(seconds(context, timeout), [&](Deadline deadline) {
@@ -299,6 +332,27 @@ std::optional<std::uint32_t> notify_waitsome(const ContextHandle& self,
   return found;
 }
 
+std::uint32_t notify_wait_count(const ContextHandle& self, const SegmentHandle& segment,
+                                Integer notification, Integer count,
+                                std::optional<double> timeout) {
+  Context& context = self.context();
+  std::uint32_t left = 0;
+  if (blocking(seconds(context, timeout), [&](Deadline deadline) {
+        return context.notify_wait_count(*segment.segment, notification.natural(), count.natural(),
+                                         deadline, left);
+      }) != Outcome::kDone) {
+    raise("Timeout", text("notify_wait_count: notification ", notification.value, " of segment ",
+                          segment.segment->id(), " stands at ", left, " of ", count.value,
+                          " on rank ", context.rank()));
+  }
+  return left;
+}
+
+std::uint32_t notify_reset(const ContextHandle& self, const SegmentHandle& segment,
+                           Integer notification) {
+  return self.context().notify_reset(*segment.segment, notification.natural());
+}
+
 std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHandle& target,
                      Integer peer, std::uint64_t operand, std::uint64_t compare,
                      std::optional<double> timeout) {
@@ -307,7 +361,7 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
   const double limit = seconds(context, timeout);
   Outcome outcome;
   {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     outcome =
         context.atomic(kind, target.slice, peer.rank(), operand, compare, Deadline::in(limit), old);
   }
@@ -315,6 +369,82 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
     raise("Timeout", text("an atomic on rank ", peer.value, " did not complete"));
   }
   return old;
+}
+
+// --- Calls with positional arguments alone
+
+PyObject* none() { return Py_NewRef(Py_None); }
+
+// notify(peer, segment, notification, value)
+PyObject* notify_directly(PyObject* const* given, std::size_t n, bool& other) {
+  if (n == 4 || n == 5) {
+    const auto* self = direct<ContextHandle>(given[0]);
+    const auto* segment = direct<SegmentHandle>(given[2]);
+    Integer peer, notification, value{1};
+    if (self != nullptr && segment != nullptr && direct(given[1], peer) &&
+        direct(given[3], notification) && (n == 4 || direct(given[4], value))) {
+      notify(*self, peer, *segment, notification, value, Integer{0}, std::nullopt);
+      return none();
+    }
+  }
+  other = true;
+  return nullptr;
+}
+
+// write_notify(source, peer, target, notification, value)
+PyObject* write_notify_directly(PyObject* const* given, std::size_t n, bool& other) {
+  if (n == 5 || n == 6) {
+    const auto* self = direct<ContextHandle>(given[0]);
+    const auto* source = direct<SliceHandle>(given[1]);
+    const auto* target = direct<SliceHandle>(given[3]);
+    Integer peer, notification, value{1};
+    if (self != nullptr && source != nullptr && target != nullptr && direct(given[2], peer) &&
+        direct(given[4], notification) && (n == 5 || direct(given[5], value))) {
+      const Pair pair{&source->slice, &target->slice};
+      const bool brief = source->slice.bytes < kBytesWithoutGil;
+      if (!brief || device_of({&pair, 1}, peer.rank()) != kHost ||
+          self->context().write_notify({&pair, 1}, peer.rank(), *target->slice.segment,
+                                       notification.natural(), value.natural(), 0,
+                                       Deadline::once()) != Outcome::kDone) {
+        write_notify(*self, *source, peer, *target, notification, value, Integer{0}, std::nullopt);
+      }
+      return none();
+    }
+  }
+  other = true;
+  return nullptr;
+}
+
+// notify_waitsome(segment, first, count)
+PyObject* notify_waitsome_directly(PyObject* const* given, std::size_t n, bool& other) {
+  if (n >= 2 && n <= 4) {
+    const auto* self = direct<ContextHandle>(given[0]);
+    const auto* segment = direct<SegmentHandle>(given[1]);
+    Integer first, count;
+    if (self != nullptr && segment != nullptr && (n < 3 || direct(given[2], first)) &&
+        (n < 4 || direct(given[3], count))) {
+      const auto found =
+          notify_waitsome(*self, *segment, first,
+                          n < 4 ? std::nullopt : std::optional<Integer>(count), std::nullopt);
+      return found ? PyLong_FromUnsignedLong(*found) : none();
+    }
+  }
+  other = true;
+  return nullptr;
+}
+
+// notify_reset(segment, notification)
+PyObject* notify_reset_directly(PyObject* const* given, std::size_t n, bool& other) {
+  if (n == 3) {
+    const auto* self = direct<ContextHandle>(given[0]);
+    const auto* segment = direct<SegmentHandle>(given[1]);
+    Integer notification;
+    if (self != nullptr && segment != nullptr && direct(given[2], notification)) {
+      return PyLong_FromUnsignedLong(notify_reset(*self, *segment, notification));
+    }
+  }
+  other = true;
+  return nullptr;
 }
 
 }  // namespace
@@ -343,17 +473,23 @@ void bind_operations(nb::class_<ContextHandle>& context) {
       .def("read_list_notify", &read_list_notify, "pairs"_a, "peer"_a, "segment"_a,
            "notification"_a, "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
            "timeout"_a.none() = nb::none(), docs::kReadListNotify)
+      .def("notify_add", &notify_add, "peer"_a, "segment"_a, "notification"_a,
+           "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kNotifyAdd)
+      .def("write_notify_add", &write_notify_add, "source"_a, "peer"_a, "target"_a,
+           "notification"_a, "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kWriteNotifyAdd)
+      .def("write_list_notify_add", &write_list_notify_add, "pairs"_a, "peer"_a, "segment"_a,
+           "notification"_a, "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
+           "timeout"_a.none() = nb::none(), docs::kWriteListNotifyAdd)
       .def("wait", &wait, "queue"_a = Integer{0}, nb::kw_only(), "timeout"_a.none() = nb::none(),
            docs::kWait)
       .def("notify_waitsome", &notify_waitsome, "segment"_a, "first"_a = Integer{0},
            "count"_a.none() = nb::none(), nb::kw_only(), "timeout"_a.none() = nb::none(),
            docs::kNotifyWaitsome)
-      .def(
-          "notify_reset",
-          [](const ContextHandle& self, const SegmentHandle& segment, Integer notification) {
-            return self.context().notify_reset(*segment.segment, notification.natural());
-          },
-          "segment"_a, "notification"_a, docs::kNotifyReset)
+      .def("notify_wait_count", &notify_wait_count, "segment"_a, "notification"_a, "count"_a,
+           nb::kw_only(), "timeout"_a.none() = nb::none(), docs::kNotifyWaitCount)
+      .def("notify_reset", &notify_reset, "segment"_a, "notification"_a, docs::kNotifyReset)
       // Methods of their own: every argument that may be left out costs each call 10 ns.
       .def("notify_on", &notify_on, "stream"_a.none(), "peer"_a, "segment"_a, "notification"_a,
            "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
@@ -411,7 +547,7 @@ void bind_operations(nb::class_<ContextHandle>& context) {
           "Make a queue and return its id; QueueError when ``limits.queues`` exist.")
       .def("_reconnect",
            [](const ContextHandle& self, Integer peer) {
-             const nb::gil_scoped_release release;
+             const WithoutGil release;
              self.context().reconnect(peer.rank());
            })
       .def(
@@ -420,6 +556,10 @@ void bind_operations(nb::class_<ContextHandle>& context) {
             self.context().queue_delete(queue.queue());
           },
           "queue"_a, "Free a queue's id; wait for it first.");
+  DirectCalls<notify_directly>::serve(context.attr("notify"));
+  DirectCalls<write_notify_directly>::serve(context.attr("write_notify"));
+  DirectCalls<notify_waitsome_directly>::serve(context.attr("notify_waitsome"));
+  DirectCalls<notify_reset_directly>::serve(context.attr("notify_reset"));
 }
 
 }  // namespace pgasdl

@@ -22,7 +22,7 @@ struct ScheduleHandle {
 void progress(const ScheduleHandle& self) {
   Executor& executor = self.runtime->executor;
   if (executor.live()) {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     executor.progress();
   }
   if (executor.calls_wait()) self.runtime->serve();
@@ -80,8 +80,12 @@ void bind_schedule(nb::module_& module) {
           [](const ScheduleHandle& self, std::size_t bucket,
              const std::vector<const ExecutionHandle*>& handles) {
             std::vector<std::shared_ptr<Execution>> executions;
-            for (const ExecutionHandle* handle : handles) executions.push_back(handle->execution);
-            self.schedule->bind(bucket, std::move(executions));
+            std::vector<Array> arrays;
+            for (const ExecutionHandle* handle : handles) {
+              executions.push_back(handle->execution);
+              arrays.push_back(handle->array);
+            }
+            self.schedule->bind(bucket, std::move(executions), std::move(arrays));
           },
           "bucket"_a, "executions"_a)
       .def(

@@ -1,4 +1,5 @@
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -67,6 +68,31 @@ Reals as_array(std::vector<double> values) {
   return Reals(kept->data(), {kept->size()}, owner);
 }
 
+simulate::Scenario scenario_of(const std::vector<const simulate::Program*>& programs,
+                               const std::vector<std::int64_t>& jobs, std::size_t ranks) {
+  simulate::Scenario scenario;
+  scenario.ranks = static_cast<std::int64_t>(ranks);
+  scenario.programs = programs;
+  scenario.jobs = jobs;
+  for (const simulate::Program* program : programs) {
+    check(program->ranges.size() == 2 * ranks * program->lanes, "a program of another size");
+  }
+  for (const std::int64_t job : jobs) {
+    check(0 <= job && job < static_cast<std::int64_t>(programs.size()), "no such program");
+  }
+  return scenario;
+}
+
+// Messages and neighbours, of the rank that has most.
+std::pair<std::int64_t, std::int64_t> traffic(const std::vector<const simulate::Program*>& programs,
+                                              const std::vector<std::int64_t>& jobs,
+                                              std::size_t ranks) {
+  const simulate::Scenario scenario = scenario_of(programs, jobs, ranks);
+  const WithoutGil release;
+  const simulate::Traffic most = simulate::traffic(scenario);
+  return {most.messages, most.neighbours};
+}
+
 std::tuple<Reals, Reals, std::vector<double>, std::vector<double>, std::int64_t, std::string>
 run_simulation(const std::vector<LevelTuple>& levels, const Costs& costs,
                const std::vector<const simulate::Program*>& programs,
@@ -84,16 +110,7 @@ run_simulation(const std::vector<LevelTuple>& levels, const Costs& costs,
     check(group == machine.levels.back().group[0], "ranks that never meet");
   }
   std::tie(machine.gamma, machine.copy, machine.remote, machine.update, machine.blocking) = costs;
-  simulate::Scenario scenario;
-  scenario.ranks = static_cast<std::int64_t>(ranks);
-  scenario.programs = programs;
-  scenario.jobs = jobs;
-  for (const simulate::Program* program : programs) {
-    check(program->ranges.size() == 2 * ranks * program->lanes, "a program of another size");
-  }
-  for (const std::int64_t job : jobs) {
-    check(0 <= job && job < static_cast<std::int64_t>(programs.size()), "no such program");
-  }
+  simulate::Scenario scenario = scenario_of(programs, jobs, ranks);
   for (const auto& [act, job, seconds] : application) {
     check(simulate::kCompute <= act && act <= simulate::kJoin, "no such action");
     check(0 <= job && job < static_cast<std::int64_t>(jobs.size() + 1), "no such job");
@@ -103,7 +120,7 @@ run_simulation(const std::vector<LevelTuple>& levels, const Costs& costs,
   scenario.slow = slow;
   simulate::Result result;
   {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     result = simulate::run(machine, scenario);
   }
   return {as_array(std::move(result.finish)),
@@ -120,6 +137,8 @@ void bind_simulate(nb::module_& module) {
   nb::class_<simulate::Program>(module, "Program",
                                 "A plan of all ranks as arrays of steps, to be simulated.")
       .def(nb::new_(&make_program), "ops"_a, "ranges"_a, "table"_a, "ranks"_a, "notifications"_a);
+  module.def("traffic", &traffic, "programs"_a, "jobs"_a, "ranks"_a,
+             "Messages that a rank sends, and ranks that it sends to or gets from: the most.");
   module.def("simulate", &run_simulation, "levels"_a, "costs"_a, "programs"_a, "jobs"_a,
              "application"_a, "begin"_a, "slow"_a,
              "Runs plans on a modelled machine; pgasdl.simulate says what it takes and gives.");

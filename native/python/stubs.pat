@@ -11,7 +11,7 @@ pgasdl._native.SegmentCore.__buffer__:
 pgasdl._native.SegmentCore.__suffix__:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-pgasdl._native.ContextCore._connect:
+pgasdl._native.ContextCore._connect$:
     def _connect(self, endpoints: list[bytes], /) -> None: ...
 
 pgasdl._native.ContextCore._join:
@@ -28,8 +28,8 @@ pgasdl._native.ContextCore.write_list_notify_on:
     def write_list_notify_on(self, stream: object | None, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
         \doc
 
-pgasdl._native.ContextCore.(write|read)_list_notify$:
-    def \1_list_notify(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
+pgasdl._native.ContextCore.(write_list_notify|read_list_notify|write_list_notify_add)$:
+    def \1(self, pairs: Sequence[tuple[Slice, Slice]], peer: int, segment: SegmentCore, notification: int, value: int = 1, *, queue: int = 0, timeout: float | None = None) -> None:
         \doc
 
 pgasdl._native.GroupCore.attach:

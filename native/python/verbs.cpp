@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,16 +10,43 @@ namespace pgasdl {
 
 using namespace nb::literals;
 
-VerbsOptions verbs_options(const std::optional<std::string>& device, std::optional<int> port,
-                           std::optional<int> gid) {
-  VerbsOptions options;
-  options.device = device.value_or("");
-  options.port = port.value_or(0);
-  options.gid_index = gid.value_or(-1);
-  return options;
-}
-
 void bind_verbs(nb::module_& module) {
+  nb::class_<VerbsOptions>(module, "VerbsOptions",
+                           "What `pgasdl env` calls PGASDL_VERBS_*; without arguments: the best.")
+      .def(
+          "__init__",
+          [](VerbsOptions* self, const std::vector<std::pair<std::string, int>>& ports,
+             bool excluded, std::optional<int> gid, std::optional<int> pkey, std::optional<int> mtu,
+             int service_level, int traffic_class, bool global_routes, int retry_count,
+             int rnr_retry_count, std::optional<int> ack_timeout, std::uint32_t inline_bytes,
+             const std::string& order, std::uint32_t rails, std::uint64_t stripe, bool warns,
+             double stopped_after) {
+            new (self) VerbsOptions;
+            for (const auto& [device, port] : ports) self->ports.push_back({device, port});
+            self->excluded = excluded;
+            self->gid_index = gid.value_or(self->gid_index);
+            self->pkey = pkey.value_or(self->pkey);
+            self->mtu = mtu.value_or(self->mtu);
+            self->service_level = service_level;
+            self->traffic_class = traffic_class;
+            self->global_routes = global_routes;
+            self->retry_count = retry_count;
+            self->rnr_retry_count = rnr_retry_count;
+            self->ack_timeout = ack_timeout.value_or(self->ack_timeout);
+            self->inline_bytes = inline_bytes;
+            self->order = order == "kept"         ? VerbsOrder::kKept
+                          : order == "completion" ? VerbsOrder::kCompletion
+                                                  : VerbsOrder::kAuto;
+            self->rails = rails;
+            self->stripe = stripe;
+            self->warns = warns;
+            self->timeout_s = stopped_after;
+          },
+          nb::kw_only(), "ports"_a, "excluded"_a, "gid"_a.none(), "pkey"_a.none(), "mtu"_a.none(),
+          "service_level"_a, "traffic_class"_a, "global_routes"_a, "retry_count"_a,
+          "rnr_retry_count"_a, "ack_timeout"_a.none(), "inline_bytes"_a, "order"_a, "rails"_a,
+          "stripe"_a, "warns"_a, "stopped_after"_a)
+      .def(nb::init<>());
   nb::class_<VerbsDeviceInfo>(module, "VerbsDeviceInfo",
                               "An address by which RDMA peers reach this machine.")
       .def_ro("device", &VerbsDeviceInfo::device)
@@ -27,6 +55,10 @@ void bind_verbs(nb::module_& module) {
       .def_ro("state", &VerbsDeviceInfo::state)
       .def_ro("link_layer", &VerbsDeviceInfo::link_layer)
       .def_ro("mtu", &VerbsDeviceInfo::mtu)
+      .def_ro("path_mtu", &VerbsDeviceInfo::path_mtu)
+      .def_ro("pkey", &VerbsDeviceInfo::pkey)
+      .def_ro("ack_timeout", &VerbsDeviceInfo::ack_timeout)
+      .def_ro("keeps_order", &VerbsDeviceInfo::keeps_order)
       .def_ro("gigabits", &VerbsDeviceInfo::gigabits)
       .def_ro("gid", &VerbsDeviceInfo::gid)
       .def_ro("type", &VerbsDeviceInfo::type)
@@ -36,19 +68,11 @@ void bind_verbs(nb::module_& module) {
       .def_ro("refused", &VerbsDeviceInfo::refused);
   module.def(
       "verbs_devices",
-      [](const std::optional<std::string>& device, std::optional<int> port,
-         std::optional<int> gid) {
-        return transport_row("verbs").devices(verbs_options(device, port, gid));
-      },
-      "device"_a.none() = nb::none(), "port"_a.none() = nb::none(), "gid"_a.none() = nb::none(),
-      "Every address, best first, each with the reason why it is not used if it is not.");
+      [](const VerbsOptions& options) { return transport_row("verbs").devices(options); },
+      "options"_a, "Every address, best first, each with the reason why it is not used if not.");
   module.def(
       "verbs_missing",
-      [](const std::optional<std::string>& device, std::optional<int> port,
-         std::optional<int> gid) {
-        return transport_missing("verbs", verbs_options(device, port, gid));
-      },
-      "device"_a.none() = nb::none(), "port"_a.none() = nb::none(), "gid"_a.none() = nb::none(),
+      [](const VerbsOptions& options) { return transport_missing("verbs", options); }, "options"_a,
       "Why there is no verbs transport here; empty if there is.");
   module.def(
       "transports",

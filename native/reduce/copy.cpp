@@ -31,7 +31,7 @@ std::size_t streamed_from() {
 
 }  // namespace
 
-void copy(void* destination, const void* source, std::size_t bytes) {
+void copy_longer(void* destination, const void* source, std::size_t bytes) {
   if (bytes == 0 || destination == source) return;
   if (bytes < kLeastStreamed || bytes < streamed_from()) {
     std::memcpy(destination, source, bytes);

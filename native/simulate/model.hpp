@@ -108,4 +108,12 @@ struct Result {
 // Runs the scenario event by event, and is deterministic. No thread but the caller's.
 Result run(const Machine& machine, const Scenario& scenario);
 
+// Of the rank that has most: messages that it sends, and other ranks to which it sends or from
+// which it gets any, each of which takes a connection.
+struct Traffic {
+  std::int64_t messages = 0;
+  std::int64_t neighbours = 0;
+};
+Traffic traffic(const Scenario& scenario);
+
 }  // namespace pgasdl::simulate

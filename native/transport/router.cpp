@@ -52,6 +52,15 @@ Router::Router(std::vector<std::unique_ptr<Transport>> transports, std::vector<s
   }
 }
 
+std::string Router::describe() const {
+  std::string all;
+  for (const auto& transport : transports_) {
+    const std::string words = transport->describe();
+    if (!words.empty()) all += text(all.empty() ? "" : "; ", words);
+  }
+  return all;
+}
+
 std::string Router::endpoint() {
   std::string all;
   for (const auto& transport : transports_) append(all, transport->endpoint());
@@ -99,13 +108,21 @@ void Router::retract(const LocalSegment& segment) {
   for (const auto& transport : transports_) transport->retract(segment);
 }
 
-void Router::service() {
-  for (const auto& transport : transports_) transport->service();
+bool Router::service() {
+  bool more = false;
+  for (const auto& transport : transports_) more |= transport->service();
+  return more;
 }
 
 bool Router::complete(QueueId queue) {
   bool all = true;
   for (const auto& transport : transports_) all &= transport->complete(queue);
+  return all;
+}
+
+std::size_t Router::connections(QueueId queue) const {
+  std::size_t all = 0;
+  for (const auto& transport : transports_) all += transport->connections(queue);
   return all;
 }
 

@@ -14,6 +14,7 @@ class Router final : public Transport {
 
   std::string_view name() const override { return "router"; }
   std::string_view name_for(Rank peer) const override { return to(peer).name_for(peer); }
+  std::string describe() const override;
   std::string endpoint() override;
   void connect(Rank peer, const std::string& endpoint) override;
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
@@ -27,7 +28,7 @@ class Router final : public Transport {
   }
   bool reads_anywhere(Rank peer) const override { return to(peer).reads_anywhere(peer); }
   int service_descriptor() const override { return ready_.get(); }
-  void service() override;
+  bool service() override;
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                   const RemoteFlag* flag) override {
@@ -44,6 +45,12 @@ class Router final : public Transport {
     return to(peer).connecting(queue, peer);
   }
   bool complete(QueueId queue) override;
+  std::size_t connections(QueueId queue) const override;
+  std::optional<QueueId> connected(QueueId queue, Rank peer) const override {
+    return to(peer).connected(queue, peer);
+  }
+  void send_farewell(Rank peer, std::uint64_t word) override { to(peer).send_farewell(peer, word); }
+  std::uint64_t farewell(Rank peer) const override { return to(peer).farewell(peer); }
   std::uint64_t mark(QueueId queue, Rank peer) const override { return to(peer).mark(queue, peer); }
   bool reached(QueueId queue, Rank peer, std::uint64_t mark) const override {
     return to(peer).reached(queue, peer, mark);
@@ -53,6 +60,7 @@ class Router final : public Transport {
   bool receives_in_progress() const override;
   void reconnect(Rank peer) override { to(peer).reconnect(peer); }
   void lost(Rank peer) override { to(peer).lost(peer); }
+  void forget(Rank peer) override { to(peer).forget(peer); }
 
  private:
   Transport& to(Rank peer) const { return *transports_[routes_[static_cast<std::size_t>(peer)]]; }

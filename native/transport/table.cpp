@@ -1,6 +1,9 @@
 #include "transport/table.hpp"
 
 #include "transport/shm/shm.hpp"
+#ifdef PGASDL_VERBS
+#include "transport/verbs/rails.hpp"
+#endif
 
 namespace pgasdl {
 namespace {
@@ -11,6 +14,9 @@ std::unique_ptr<Transport> make_shm(const TransportSetup& setup) {
 
 #ifdef PGASDL_VERBS
 std::unique_ptr<Transport> make_verbs(const TransportSetup& setup) {
+  if (setup.verbs.rails > 1) {
+    return std::make_unique<VerbsRails>(setup.rank, setup.size, setup.token, setup.verbs);
+  }
   return std::make_unique<VerbsTransport>(setup.rank, setup.size, setup.token, setup.verbs);
 }
 #endif

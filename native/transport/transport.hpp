@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -67,11 +68,13 @@ struct Transfer {
   std::uint64_t bytes;
 };
 
-// One word of a board to be set: at the peer (write) or here (read).
+// One word of a board to be set: at the peer (write) or here (read). At the peer `value` may be
+// added instead: no addition is ever lost, whoever adds by whichever transport.
 struct RemoteFlag {
   const RemoteSegment* remote;
   std::uint32_t notification;
   std::uint32_t value;
+  bool add = false;
 };
 struct LocalFlag {
   const LocalSegment* local;
@@ -96,6 +99,9 @@ class Transport {
   virtual std::string_view name() const = 0;
   // Of the transport that carries bytes to `peer`.
   virtual std::string_view name_for(Rank /*peer*/) const { return name(); }
+
+  // More of its state, for a log; "" if there is nothing to say.
+  virtual std::string describe() const { return ""; }
 
   // --- setup: endpoint() of every rank is exchanged, then connect()ed by every other.
   virtual std::string endpoint() = 0;
@@ -130,8 +136,10 @@ class Transport {
   }
   virtual bool reads_anywhere(Rank /*peer*/) const { return false; }
   // A descriptor that a service thread should poll for input, and what it does then; -1: none.
+  // True: there is more to do, which the descriptor may not tell; whoever asks much at once must
+  // not keep the thread from its heartbeats.
   virtual int service_descriptor() const { return -1; }
-  virtual void service() {}
+  virtual bool service() { return false; }
 
   // --- data path. False: the queue is full, nothing was posted.
   virtual bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
@@ -148,10 +156,20 @@ class Transport {
   }
   // The last post was refused only because the way to `peer` is still being made.
   virtual bool connecting(QueueId /*queue*/, Rank /*peer*/) const { return false; }
+  // How many peers `queue` is connected with, where that takes something of each (a queue pair).
+  virtual std::size_t connections(QueueId /*queue*/) const { return 0; }
+  // The queue by which `peer` is written to without connecting anew, `queue` if it can be; none
+  // where we are not connected, and nobody notices that we leave.
+  virtual std::optional<QueueId> connected(QueueId queue, Rank /*peer*/) const { return queue; }
+  // Tells `peer` a word of this rank's end, not 0, without connecting; it may be lost. And what
+  // came of that from `peer`; 0: nothing.
+  virtual void send_farewell(Rank /*peer*/, std::uint64_t /*word*/) {}
+  virtual std::uint64_t farewell(Rank /*peer*/) const { return 0; }
   // Gives up what connects us with `peer`, after a fault; the next operation connects anew.
   virtual void reconnect(Rank /*peer*/) {}
-  // `peer` is no more: nothing that waits for it will end.
+  // `peer` is no more: nothing that waits for it will end. And: this rank goes on without it.
   virtual void lost(Rank /*peer*/) {}
+  virtual void forget(Rank /*peer*/) {}
   // Moves on what cannot move by itself; called by every wait if needs_progress().
   virtual bool needs_progress() const { return false; }
   virtual void progress() {}

@@ -17,10 +17,12 @@ together: a rank that comes with an array on the host, and another with one on a
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
+from pgasdl import _native
 from pgasdl.buffers import Memory
-from pgasdl.collectives.binding import PRIVATE_PIECES
 from pgasdl.collectives.handle import checked, kind_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.reading import agree_on_reading
@@ -32,31 +34,26 @@ from pgasdl.errors import BufferRefused, MismatchError, PlanError
 from pgasdl.group import Group
 from pgasdl.plans import spec_of
 
+_Allreduce = TypeVar("_Allreduce", bound=Callable[..., Any])
+
 # From so many bytes on, an array of the pool is faster in place, where its place has to be told.
 _LEAST_IN_POOL = 4096
 
 
-def _not_before(array: Any, op: str, plan: str | None, timeout: float | None) -> bool:
-    """Say that a call was not made before."""
-    return False
+def repeated(allreduce: _Allreduce) -> _Allreduce:
+    """Decorate ``Context.allreduce``: a call that was made before does not come to it."""
+    made: Any = _native.repeated(allreduce)
+    return cast(_Allreduce, functools.wraps(allreduce)(made))
 
 
 class AllreduceCache:
-    """For each group its sequence of calls of ``ctx.allreduce``, with their executions.
-
-    Attributes
-    ----------
-    again : callable
-        Makes a call of all ranks that was made before; False: there is none, or it has to be
-        continued, and nothing was done.
-    """
+    """For each group its sequence of calls of ``ctx.allreduce``, with their executions."""
 
     def __init__(self, resources: Resources, world: Group) -> None:
         self._resources = resources
         self._sequences: dict[Group, Sequence] = {}
         self._beginning: set[Group] = set()
         self._world = world
-        self.again = _not_before
 
     def run(
         self,
@@ -69,7 +66,7 @@ class AllreduceCache:
     ) -> None:
         """Make one call. An interrupted call is continued by the same call."""
         sequence = self._sequences.get(group)
-        if sequence is not None and sequence.run_again(array, op, plan, timeout):
+        if sequence is not None and sequence.calls.run(array, op, plan, timeout):
             return
         # A closed or fenced-off context is reported before anything else.
         core = self._resources.core
@@ -120,7 +117,7 @@ class AllreduceCache:
             )
         if name == "gdraa-direct" and not in_place:
             raise PlanError("plan gdraa-direct needs an array in a segment that peers can map")
-        if name in PRIVATE_PIECES and not works_on_any(group, name):
+        if spec.inbox_pieces and not works_on_any(group, name):
             raise PlanError(
                 f"plan {name} is for transports that map nothing and send from any memory: use "
                 "gdraa, or a handle"
@@ -163,7 +160,7 @@ class AllreduceCache:
                     made = steps(lambda: Sequence(self._resources, group, steps.left))
                 self._sequences[group] = made
                 if group is self._world:
-                    self.again = made.run_again
+                    made.calls.serve(self._resources.core)
             return self._sequences[group]
         finally:
             self._beginning.discard(group)
@@ -171,12 +168,25 @@ class AllreduceCache:
     def forget(self) -> None:
         """Forget where arrays lie: segments were made or deleted."""
         for sequence in list(self._sequences.values()):
-            sequence.calls.forget()
+            sequence.forget()
+
+    def drop(self, group: Group) -> None:
+        """Give up a group's executions and their memory: the group is deleted."""
+        sequence = self._sequences.pop(group, None)
+        self._resources.unfinished.pop(group, None)
+        if sequence is not None:
+            sequence.close()
 
     def clear(self) -> None:
         """Give up all executions and their memory: the context is closed."""
+        for sequence in self._sequences.values():
+            sequence.calls.forget()
         self._sequences.clear()
-        self.again = _not_before
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of all workspaces."""
+        return sum(sequence.workspace_bytes for sequence in self._sequences.values())
 
     def describe(self) -> list[str]:
         """One line per group."""

@@ -15,7 +15,8 @@ from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.group import Group
-from pgasdl.plans import KINDS, Plan, build, spec_of
+from pgasdl.plans import KINDS, Plan, spec_of
+from pgasdl.plans.pieces import build_pieces, pieces_of
 from pgasdl.plans.plan import ROOTED
 from pgasdl.segment import Segment
 
@@ -99,6 +100,7 @@ class Collective:
         self._memory, self._given = _memories(kind, array, out)
         # Where the plan works: beside the array, or on the host where no peer reaches a GPU.
         self._device = self._memory.device if resources.maps_gpus else None
+        self._staged = self._memory.device is not None and self._device is None
         self.closed = False
         limit = self.context._seconds(timeout)
         # Errors are raised before the first collective step.
@@ -119,16 +121,25 @@ class Collective:
         group, memory = self.group, self._memory
         here = options_for(group, plan, memory.native_dtype, memory.count, device=self._device)
         chosen = {**here, **options}
-        return build(plan, group.rank, group.size, memory.count, kind=self.kind, **chosen)
+        pieces = self._pieces(plan)
+        return build_pieces(plan, group.rank, group.size, pieces, kind=self.kind, **chosen)[0]
+
+    def _pieces(self, plan: str) -> tuple[int, ...]:
+        """Return the elements of each piece in which the array is copied from a GPU and back."""
+        memory = self._memory
+        if not self._staged:
+            return (memory.count,)
+        piece = self._resources.gpu_piece // memory.dtype.itemsize
+        return pieces_of(spec_of(plan), self.kind, memory.count, piece)
 
     def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
         resources, group, memory = self._resources, self.group, self._memory
         dtype = memory.native_dtype
-        staged_here = memory.device is not None and self._device is None
+        staged_here = self._staged
         wanted = f"{plan or 'auto'} {sorted(options.items())}" if options else plan or "auto"
         works_on = "" if memory.device is None else "on a GPU: "
         if staged_here:
-            works_on = "copied from a GPU: "
+            works_on = f"copied from a GPU in pieces of {resources.gpu_piece} bytes: "
         signature = f"{works_on}{dtype} x {memory.count} {self.kind} {wanted}"
         homes = self._homes(steps, f"collective {signature}")
         in_place = bool(homes)
@@ -187,6 +198,7 @@ class Collective:
                 memory.address,
                 memory.nbytes,
                 -1 if memory.device is None else memory.device,
+                self._pieces(self.plan),
             ),
             {
                 **options_for(group, self.plan, dtype, memory.count, device=self._device),
@@ -227,7 +239,7 @@ class Collective:
     def _homes(self, steps: Steps, what: str) -> tuple[tuple[Segment, int], ...]:
         """Return where each member's array lies, if all lie in segments that all members know."""
         group, segments = self.group, self._resources.segments
-        segment, offset = segments.at(self._memory)
+        segment, offset = (None, 0) if self._staged else segments.at(self._memory)
         mine = b"" if segment is None else f"{segment.id} {offset}".encode()
         segment, places = steps(lambda: (segment, group.allgather(what, mine, steps.left)))
         if segment is None or not all(places):

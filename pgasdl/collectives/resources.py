@@ -21,6 +21,11 @@ Unfinished = dict[Group, tuple[Hashable, list[Any]]]
 class Server(Protocol):
     """Answers the calls of its plans, such as an owner's update."""
 
+    @property
+    def inbox_bytes(self) -> int:
+        """Bytes of its plans' own memory."""
+        ...
+
     def serve(self, call: _native.Call) -> bool:
         """Take ``call`` if it is one of its own, and answer it, now or later."""
         ...
@@ -44,6 +49,8 @@ class Resources:
         Which plan for which size; may be empty.
     maps_gpus : bool
         Plans work on memory of a GPU where it is; else on copies on the host.
+    gpu_piece : int
+        Bytes of a piece that is copied while others travel.
     unfinished : Unfinished
         What interrupted calls left, by group; :class:`Steps` keeps it.
     servers : list[Server]
@@ -56,6 +63,7 @@ class Resources:
     segments: SegmentTable
     policy: Policy
     maps_gpus: bool
+    gpu_piece: int
     unfinished: Unfinished = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
     abandoned: list[object] = field(default_factory=list)

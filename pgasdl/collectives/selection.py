@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgasdl.collectives.binding import PRIVATE_PIECES
 from pgasdl.collectives.policy import Choice, Policy, operation_of
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
@@ -23,10 +22,12 @@ _CHAIN_BYTES, _CHAIN_RANKS = 8 << 20, 8
 # Two ranks send as much by one-shot as by gdraa, in half as many messages; with more bytes the
 # Reduce, which is twice as long, costs more than a latency. Measured over MPI.
 _ONE_SHOT_BYTES = 16 << 10
-# Where ranks share cores, and from so many bytes on, one copy by the kernel is faster than two
-# through a mapped workspace: 0.9 of its time with 16 MB, 0.76 with 64 MB (4 ranks on 2 cores of an
-# EPYC). With a core each it took two to three times as long there; other processors copy faster.
-_READ_BYTES = 16 << 20
+# Where ranks share cores, and from so many bytes on, one copy by the kernel is about as fast as two
+# through a mapped workspace: 0.8 to 1.3 of its time with 64 MB, but 1.3 to 1.8 with 16 MB (4 and 8
+# ranks on 2 cores of an EPYC; on another 0.76 and 0.9).
+# With a core each the kernel's copy took 2 to 4 times as long on an EPYC; on a Xeon 0.9 (4 MB in
+# large pages) to 2 times.
+_READ_BYTES = 64 << 20
 
 
 def select(
@@ -111,20 +112,19 @@ def able(
         return False
     if spec.mapped and not group.mapped:
         return False
-    if plan == "staged":
-        return not in_place
     if spec.reads:
         return readable
-    if plan in PRIVATE_PIECES and not in_place:
-        return works_on_any(group, plan)
+    if spec.inbox_pieces and (spec.mapped or not in_place):
+        return not in_place and works_on_any(group, plan)
     return in_place or not spec.mapped
 
 
 def works_on_any(group: Group, plan: str) -> bool:
     """Whether a plan works on arrays wherever they lie, without a copy in a segment."""
-    if plan in PRIVATE_PIECES:
+    spec = PLANS[plan]
+    if spec.inbox_pieces and not spec.mapped:
         return not group.mapped and not group.topology.registers(group.ranks)
-    return plan == "staged" or PLANS[plan].reads
+    return spec.inbox_pieces > 0 or spec.reads
 
 
 def automatic(

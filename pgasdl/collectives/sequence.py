@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pgasdl import _native
-from pgasdl.buffers import ALIGNMENT, Memory, memory_of
+from pgasdl.buffers import ALIGNMENT, Memory, aligned, memory_of
 from pgasdl.collectives.binding import (
-    PRIVATE_PIECES,
     ArrayAccess,
     PlanBuffer,
     Tags,
@@ -24,8 +24,14 @@ from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import works_on_any
 from pgasdl.errors import MismatchError, PlanError
 from pgasdl.group import Group
-from pgasdl.plans import build
+from pgasdl.plans import PLANS, Plan, spec_of
+from pgasdl.plans.pieces import build_pieces, pieces_of
 from pgasdl.segment import Segment, SegmentTable
+
+# Pieces of an array on a GPU in one execution.
+_COPIED_AT_ONCE = 8
+# The workspace on the host of arrays that are copied from GPUs; others are named by the GPU.
+_COPIES = -1
 
 
 class Reduction(NamedTuple):
@@ -47,6 +53,16 @@ class Reduction(NamedTuple):
     offset: int
     device: int | None
 
+    @property
+    def copied(self) -> bool:
+        """The array is on a GPU, and the plan works on a copy on the host."""
+        return self.memory.device is not None and self.device is None
+
+    @property
+    def room(self) -> int | None:
+        """The workspace that it needs."""
+        return _COPIES if self.copied else self.device
+
     def describe(self) -> str:
         """Name the call, for messages."""
         memory, name = self.memory, self.choice.plan
@@ -55,6 +71,8 @@ class Reduction(NamedTuple):
 
 class Workspace:
     """A group's memory for arrays that lie elsewhere, on the host or on a GPU.
+
+    ``copied`` : bytes of one execution whose array is copied from a GPU and back; 0: of others
 
     Making it is collective. It has inboxes of plans that work on arrays wherever they lie, room for
     a copy and an inbox for plans that need the array in a segment, and the rank's entry in the
@@ -69,17 +87,17 @@ class Workspace:
         device: int | None,
         notifications: int,
         timeout: float,
+        copied: int = 0,
     ) -> None:
-        self.piece_bytes = piece_bytes(group.topology, device)
+        self.piece_bytes = max(piece_bytes(group.topology, device), copied // 4)
         # Plans that work on arrays wherever they lie have inboxes of their own: peers may still
         # read them when an execution is over.
-        pieces = {"staged": 8} if group.mapped else PRIVATE_PIECES
         self.inboxes: dict[str, int] = {}
         self.copy = 0
-        for name in pieces:
-            if works_on_any(group, name):
+        for name, spec in PLANS.items() if not copied else ():
+            if spec.inbox_pieces and spec.mapped == group.mapped and works_on_any(group, name):
                 self.inboxes[name] = self.copy
-                self.copy += pieces[name] * self.piece_bytes
+                self.copy += spec.inbox_pieces * self.piece_bytes
         self.copy_bytes = 4 * self.piece_bytes
         self.entry = self.copy + 2 * self.copy_bytes  # of a directory
         nbytes = self.entry + ALIGNMENT
@@ -99,6 +117,7 @@ class Sequence:
 
     REGION = 1 << 12
     REGIONS = 16
+    MOST_BOUND = 1024  # with some 7 KB for two ranks, 27 KB for four
 
     def __init__(self, resources: Resources, group: Group, timeout: float) -> None:
         self.group = group
@@ -107,38 +126,47 @@ class Sequence:
         on_host = Workspace(resources.segments, group, None, notifications + group.size, timeout)
         self._workspaces: dict[int | None, Workspace] = {None: on_host}
         self._numbers = _native.Numbering(on_host.segment, 0, notifications, exclusive=True)
-        self.calls = _native.AllreduceCalls(self._numbers)
         # Runs again what the same call ran before, without Python in between, if nothing has
         # changed since and nothing is unfinished.
-        self.run_again = self.calls.run
+        self.calls = _native.AllreduceCalls(self._numbers)
         # By the ids of the pool's segments; of none: of arrays anywhere.
         self._directories: dict[tuple[int, ...], _native.Directory] = {}
         self._regions: dict[str, int] = {}
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
+        # The segments of what is bound to one of their arrays.
+        self._homes: dict[tuple[Any, ...], weakref.ref[Segment]] = {}
         self._longests: dict[tuple[Any, ...], int] = {}
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
         self._streamed: _native.Execution | None = None  # the last one, if a stream has its result
 
     def _make_room(self, wanted: Reduction, limit: float) -> None:
-        """Make the workspace on a GPU, in the first call that needs it. Collective.
+        """Make the workspace for arrays on GPUs, in the first call that needs it. Collective.
 
         An execution comes before it, by which a rank is noticed that has its array on the host.
         """
         self._end_streamed(None, limit)
-        group, scratch = self.group, np.zeros(1, np.float32)
-        agreed = Reduction(memory_of(scratch), "sum", Choice("gdraa"), None, 0, None)
-        options = options_for(group, "gdraa", "float32")
+        group = self.group
         with Steps(self._resources.unfinished, group, wanted.describe(), limit) as steps:
-
-            def agree() -> None:
-                execution = self._execution(agreed, 1, options, "making room on a GPU")
-                where = agreed.memory.address
-                execution.run_on(scratch, where, scratch.nbytes, timeout=steps.left)
-
-            steps(agree)
-            self._workspaces[wanted.device] = steps(
-                lambda: Workspace(self._resources.segments, group, wanted.device, 0, steps.left)
+            what = "making room for copies" if wanted.copied else "making room on a GPU"
+            steps(lambda: self._agree(what, steps.left))
+            # Several pieces, of which one is copied while another travels.
+            copied = _COPIED_AT_ONCE * self._resources.gpu_piece if wanted.copied else 0
+            room = steps(
+                lambda: Workspace(
+                    self._resources.segments, group, wanted.device, 0, steps.left, aligned(copied)
+                )
             )
+            if wanted.copied:
+                room.segment.pin()
+            self._workspaces[wanted.room] = room
+
+    def _agree(self, what: str, limit: float) -> None:
+        """Run an execution of our own, by which ranks notice that others do not do ``what``."""
+        scratch = np.zeros(1, np.float32)
+        agreed = Reduction(memory_of(scratch), "sum", Choice("gdraa"), None, 0, None)
+        options = options_for(self.group, "gdraa", "float32")
+        execution = self._execution(agreed, 1, options, what)
+        execution.run_on(scratch, agreed.memory.address, scratch.nbytes, timeout=limit)
 
     def run(
         self,
@@ -156,7 +184,7 @@ class Sequence:
         call = (memory.address, memory.nbytes, wanted.op, name, memory.count)
         self._numbers.enter("ctx.allreduce")
         try:
-            if wanted.device not in self._workspaces:
+            if wanted.room not in self._workspaces:
                 self._make_room(wanted, limit)
             progress = 0
             if self.calls.take_interrupted():
@@ -224,7 +252,9 @@ class Sequence:
     def _left(self, call: tuple[Any, ...], progress: int, count: int, begun: int) -> None:
         """Note how far a call came before an exception: the same call continues from there."""
         if self._numbers.under_way:
-            self._unfinished = call, progress
+            # It may be another's, which this call was refused for.
+            if self._unfinished is not None or self.calls.number > begun:
+                self._unfinished = call, progress
         elif self._numbers.failed:
             self._unfinished = None
         elif self.calls.number > begun:  # it came after the part had ended
@@ -237,47 +267,63 @@ class Sequence:
     def _longest(self, wanted: Reduction, options: dict[str, Any]) -> int:
         """Return the elements of one execution: all if in place, else what ids or memory admit."""
         memory, name = wanted.memory, wanted.choice.plan
-        workspace = self._workspaces[wanted.device]
+        workspace = self._workspaces[wanted.room]
         if name == "gdraa-direct":
             return max(1, memory.count)
         if name == "gdraa-read":
             return (self.REGION // self.group.size - 2) * int(options["piece"]) * self.group.size
         if self._anywhere(wanted):
-            pieces = 1 if name == "gdraa-private" else self.REGION // (4 * self.group.size)
-            return pieces * int(options["piece"])
-        key = wanted.device, name, memory.dtype.itemsize, *options.items()
+            return self.REGION // (4 * self.group.size) * int(options["piece"])
+        key = wanted.room, name, memory.dtype.itemsize, *options.items()
         if key not in self._longests:
             # Reduce the count until the plan's inbox fits into its part of the workspace.
             limit = count = workspace.copy_bytes // memory.dtype.itemsize // 64 * 64
-            while (needed := self._inbox(name, count, options)) > limit and count > 64:
+            while (needed := self._inbox(wanted, count, options)) > limit and count > 64:
                 count = max(64, count * limit // needed // 64 * 64)
             self._longests[key] = count
         return self._longests[key]
 
     def _anywhere(self, wanted: Reduction) -> bool:
         """Whether the plan works on the array where it lies, in a segment or not."""
-        inboxes = self._workspaces[wanted.device].inboxes
+        inboxes = self._workspaces[wanted.room].inboxes
         return wanted.choice.plan in inboxes and wanted.device == wanted.memory.device
 
-    def _inbox(self, name: str, count: int, options: dict[str, Any]) -> int:
-        """Return the elements of a plan's inbox, for an array of ``count`` elements."""
-        shape = build(name, self.group.rank, self.group.size, count, **options)
-        return shape.buffers.get("inbox", 0)
+    def _inbox(self, wanted: Reduction, count: int, options: dict[str, Any]) -> int:
+        """Return the elements of a plan's inbox, for ``count`` elements of an array."""
+        return self._shape(wanted, count, options)[0].buffers.get("inbox", 0)
+
+    def _shape(
+        self, wanted: Reduction, count: int, options: dict[str, Any]
+    ) -> tuple[Plan, tuple[int, ...]]:
+        """Return the plan for ``count`` elements, and the pieces in which they are copied.
+
+        They stay whole where pieces would take more notifications than a plan has here.
+        """
+        name, kind = wanted.choice.plan, kind_of(wanted.op)
+        pieces: tuple[int, ...] = (count,)
+        if wanted.copied:
+            piece = self._resources.gpu_piece // wanted.memory.dtype.itemsize
+            pieces = pieces_of(spec_of(name), kind, count, piece)
+        for each in (pieces, (count,)):
+            shape, _ = build_pieces(
+                name, self.group.rank, self.group.size, each, kind=kind, **options
+            )
+            if shape.notifications <= self.REGION:
+                return shape, each
+        raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
 
     def _execution(
         self, wanted: Reduction, count: int, options: dict[str, Any], what: str = ""
     ) -> _native.Execution:
         """Return what runs ``count`` elements of the array, bound at its first use."""
         memory, name, dtype = wanted.memory, wanted.choice.plan, wanted.memory.native_dtype
-        workspace = self._workspaces[wanted.device]
+        workspace = self._workspaces[wanted.room]
         # The key identifies an execution. It is equal on all ranks: their tags are made of it.
         key: tuple[Any, ...] = (name, dtype, count, wanted.op, memory.count, *options.items())
         if what:
             key = *key, what
         if memory.device is not None:
-            key = *key, "GPU"
-            if wanted.device is None:
-                workspace.segment.pin()  # it is copied there
+            key = *key, "GPU", self._resources.gpu_piece if wanted.copied else 0
         pool: list[Segment] = []
         if name == "gdraa-direct":
             assert wanted.segment is not None
@@ -290,15 +336,13 @@ class Sequence:
         region = self._regions.get(name, len(self._regions))
         if region >= self.REGIONS:
             raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
-        kind = kind_of(wanted.op)
-        shape = build(name, self.group.rank, self.group.size, count, kind=kind, **options)
-        if shape.notifications > self.REGION:
-            raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
+        _, pieces = self._shape(wanted, count, options)
         inbox = workspace.copy + workspace.copy_bytes
         device = -1 if memory.device is None else memory.device
-        access = ArrayAccess(_native.BufferAccess.COPIED, device=device)
+        access = ArrayAccess(_native.BufferAccess.COPIED, device=device, pieces=pieces)
         if name == "gdraa-direct" and not pool:
             assert wanted.segment is not None
+            self._homes[memory.device, *key] = weakref.ref(wanted.segment)
             data = PlanBuffer(wanted.segment, wanted.offset, dtype)
             access = ArrayAccess(_native.BufferAccess.IN_PLACE, device=device)
         elif name in ("gdraa-direct", "gdraa-read") or self._anywhere(wanted):
@@ -314,10 +358,48 @@ class Sequence:
             data = PlanBuffer(workspace.segment, workspace.copy, dtype)
         buffers = {"data": data, "inbox": PlanBuffer(workspace.segment, inbox, dtype)}
         tags = Tags(self._numbers, region * self.REGION, str(key))
-        execution = bind(self.group, name, count, kind, buffers, tags, access, options)
+        execution = bind(
+            self.group, name, count, kind_of(wanted.op), buffers, tags, access, options
+        )
         self._regions[name] = region
+        self._make_place()
         self._bound[memory.device, *key] = execution
         return execution
+
+    def _make_place(self) -> None:
+        """Give up the older half of much that is bound: ever new sizes must not fill the memory."""
+        interrupted = self._numbers.under_way and self._streamed is None  # it goes on first
+        if len(self._bound) < self.MOST_BOUND or interrupted:
+            return
+        self.calls.forget()
+        for key in list(self._bound)[: self.MOST_BOUND // 2]:
+            if self._bound[key] is not self._streamed:
+                del self._bound[key]
+                self._homes.pop(key, None)
+
+    def forget(self) -> None:
+        """Forget where arrays lie, and give up what is bound to arrays of segments that are gone.
+
+        It would keep their memory.
+        """
+        self.calls.forget()
+        if self._numbers.under_way:
+            return
+        for key, home in list(self._homes.items()):
+            segment = home()
+            if segment is None or segment.deleted:
+                self._homes.pop(key, None)
+                self._bound.pop(key, None)
+
+    def close(self) -> None:
+        """Give up the executions and, if none is under way, the workspaces: else peers write."""
+        self.calls.forget()
+        under_way = self._numbers.under_way
+        self._bound.clear()
+        self._directories.clear()
+        if not under_way:
+            for workspace in self._workspaces.values():
+                workspace.segment.close()
 
     def _directory_of(self, pool: list[Segment]) -> _native.Directory:
         """Return where members tell where their arrays are: in the pool, or, without, anywhere."""
@@ -328,14 +410,18 @@ class Sequence:
             self._directories[homes] = made
         return self._directories[homes]
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of its workspaces, on the host and on GPUs."""
+        return sum(workspace.segment.nbytes for workspace in self._workspaces.values())
+
     def describe(self) -> str:
         """One line."""
         plans = ", ".join(self._regions) or "none"
-        nbytes = sum(workspace.segment.nbytes for workspace in self._workspaces.values())
         read = self.group.unreadable
         elsewhere = f"peers cannot read them ({read})" if read else "peers can read them"
         return (
             f"allreduce in {self.group}: {self.calls.number} executions, "
             f"{len(self._bound)} signatures, plans {plans}; "
-            f"workspace {nbytes} bytes; arrays outside segments: {elsewhere}"
+            f"workspace {self.workspace_bytes} bytes; arrays outside segments: {elsewhere}"
         )

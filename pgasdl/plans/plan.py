@@ -207,6 +207,15 @@ class PlanSpec:
     shares : bool
         Arrays of other counts, and other such plans, may take turns on one inbox, as in
         ``ctx.allreduce``: at the end of an execution a rank knows that all have read their slots.
+    by_element : bool
+        The order of an element's additions does not depend on its place in the array: an array
+        that is exchanged in pieces has the bits of the whole.
+    inbox_pieces : int
+        It works on arrays wherever they lie, in ``ctx.allreduce`` with an inbox of so many pieces;
+        0: it has no such inbox.
+    piece_of : Callable[[int, int], int], optional
+        ``piece_of(piece, size)``: elements of the option ``piece`` with so many ranks, so that the
+        inbox fits, where a piece of a staged array has ``piece`` elements; None: as many.
     """
 
     name: str
@@ -219,6 +228,9 @@ class PlanSpec:
     options: tuple[str, ...] = ()
     phases: int = 1
     shares: bool = False
+    by_element: bool = False
+    inbox_pieces: int = 0
+    piece_of: Callable[[int, int], int] | None = None
 
 
 def is_wire(buffer: str) -> bool:

@@ -9,6 +9,7 @@ from pgasdl.plans.algorithms import (
     gdraa,
     gdraa_direct,
     gdraa_nodes,
+    gdraa_private,
     gdraa_read,
     halving_doubling,
     kary,
@@ -25,9 +26,9 @@ PLANS: dict[str, PlanSpec] = {
     spec.name: spec
     for spec in (
         gdraa.SPEC,
-        gdraa.PRIVATE,
         gdraa_direct.SPEC,
         gdraa_nodes.SPEC,
+        gdraa_private.SPEC,
         gdraa_read.SPEC,
         staged.SPEC,
         tree.SPEC,

@@ -14,6 +14,8 @@ from pgasdl.runtime.bootstrap.store import bitmap
 if TYPE_CHECKING:
     from pgasdl.runtime.bootstrap import Store
 
+_NOTICE_SECONDS = 3.0  # ten times what a context needs to notice the end of a rank of its machine
+
 
 class GroupSetup:
     """Sets up the groups of one context.
@@ -78,9 +80,10 @@ class GroupSetup:
         The store only reports an owner whose connection ended. It reports neither a stopped owner
         nor a third rank whose loss keeps the owner away.
         """
-        # Thousands of members do not fit into a key: it has their digest, each value has them all.
-        mine = bitmap(members, context.size)
-        key = f"group/{hashlib.sha256(mine).hexdigest()[:32]}/{number}"
+        # Thousands of members do not fit into a key, nor into the values of them all: the key has
+        # half of their digest, each value all of it.
+        mine = hashlib.sha256(bitmap(members, context.size)).digest()
+        key = f"group/{mine[:16].hex()}/{number}"
         deadline = time.monotonic() + limit
 
         def look() -> None:
@@ -93,9 +96,8 @@ class GroupSetup:
             values = self._store.gather(key, members, remaining, look=look)
         except Timeout as error:
             raise Timeout(f"group of ranks {_words(members)}: {error}") from None
-        except PeerLost:
-            # The owner may have left because of a loss that this rank has not noticed yet.
-            self._require_nobody_lost(context, "group")
+        except PeerLost as error:
+            self._notice(context, error)
             raise
         for member, value in zip(members, values, strict=True):
             if not value.startswith(mine):
@@ -103,6 +105,19 @@ class GroupSetup:
                     f"group of ranks {_words(members)}: rank {member} means another group by {key}"
                 )
         return [value[len(mine) :] for value in values]
+
+    def _notice(self, context: _native.ContextCore, error: PeerLost) -> None:
+        """Raise PeerLost once the context has noticed the loss that the store reports.
+
+        The connection to the store may end first: survivors() would count the lost rank in. And the
+        rank may have left because of a loss that is not noticed here yet.
+        """
+        deadline = time.monotonic() + _NOTICE_SECONDS
+        while True:
+            self._require_nobody_lost(context, "group")
+            if time.monotonic() > deadline or context._health()[error.rank] != "healthy":
+                return
+            time.sleep(0.001)
 
     def _require_nobody_lost(self, context: _native.ContextCore, during: str) -> None:
         """Raise PeerLost for a loss that ``survivors()`` has not accepted."""

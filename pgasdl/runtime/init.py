@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 log = logging.getLogger("pgasdl")
+# What a rank that cannot begin waits for others that have not heard why yet, seconds.
+_LAST_WORDS = 2.0
 
 
 def init(
@@ -106,6 +108,9 @@ def start_joined(
     """Make the context of this process, whose ranks met in ``store``. Collective."""
     try:
         context = start(config, launch, store, mpi=mpi)
+    except Exception:
+        store.close(drain=_LAST_WORDS)
+        raise
     except BaseException:
         store.close(drain=0.0)
         raise

@@ -55,8 +55,7 @@ class RankInfo:
         """Describe this rank."""
         oversubscribed = launch.local_size > len(os.sched_getaffinity(0))
         if asked == "verbs" or not launch.one_machine:
-            wanted = config.verbs_device, config.verbs_port, config.verbs_gid
-            missing = _native.verbs_missing(*wanted)
+            missing = _native.verbs_missing(_native.VerbsOptions(**config.verbs_options()))
         else:
             missing = "not looked for: all ranks are on one machine"  # opening devices takes time
         created = config.mpi_windows == "created"

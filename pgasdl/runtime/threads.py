@@ -28,6 +28,8 @@ def run(
     refuse: int = 0,
     fail_at: tuple[int, int] | None = None,
     mapped: bool = True,
+    any_order: bool = False,
+    completion_first: bool = False,
     **settings: Any,
 ) -> list[Result]:
     """Run ``program(ctx)`` on ``size`` ranks that are threads of this process.
@@ -52,6 +54,10 @@ def run(
         (rank, n): the n-th posted operation of that rank raises.
     mapped : bool, default True
         False: peers' memory cannot be loaded and stored directly.
+    any_order : bool, default False
+        Deliver notifications, too, before what was posted ahead of them.
+    completion_first : bool, default False
+        Hold each notification until what was posted ahead of it has completed.
     **settings : object
         As for :func:`pgasdl.init`.
 
@@ -76,6 +82,8 @@ def run(
         fail_rank=-1 if fail_at is None else fail_at[0],
         fail_at=0 if fail_at is None else fail_at[1],
         mapped=mapped,
+        any_order=any_order,
+        completion_first=completion_first,
     )
     stores = LocalStore.world(size, Config.from_environment(**settings).timeout)
     results: list[Any] = [None] * size

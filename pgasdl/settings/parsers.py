@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 Address = tuple[str, int]
+_MOST_PORTS = 256
 
 
 class Parser(Protocol):
@@ -55,6 +56,103 @@ class Integer:
         if not self.low <= number <= self.high:
             raise ValueError
         return number
+
+
+@dataclass(frozen=True)
+class IntegerOf:
+    """One of several integers."""
+
+    numbers: tuple[int, ...]
+
+    @property
+    def accepted(self) -> str:
+        """What it accepts, for messages."""
+        return "one of " + ", ".join(map(str, self.numbers))
+
+    def parse(self, text: str) -> int:
+        """Turn a variable's text into a value."""
+        return self.check(Integer(0, max(self.numbers)).parse(text))
+
+    def check(self, value: object) -> int:
+        """Turn an argument into a value."""
+        number = Integer(0, max(self.numbers)).check(value)
+        if number not in self.numbers:
+            raise ValueError
+        return number
+
+
+@dataclass(frozen=True)
+class PartitionKey:
+    """The P_Key of an InfiniBand partition, of which the lower 15 bits name the partition."""
+
+    accepted: str = "a P_Key from 0x1 to 0xffff, but not 0x8000"
+
+    def parse(self, text: str) -> int:
+        """Turn a variable's text into a value."""
+        if not re.fullmatch(r"0x[0-9a-fA-F]{1,4}|[1-9][0-9]{0,4}", text):
+            raise ValueError
+        return self.check(int(text, 0))
+
+    def check(self, value: object) -> int:
+        """Turn an argument into a value."""
+        number = Integer(1, 0xFFFF).check(value)
+        if number == 0x8000:
+            raise ValueError
+        return number
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Ports of RDMA devices: those named, or all others.
+
+    Attributes
+    ----------
+    named : tuple of (str, int)
+        Devices and their ports; port 0: all of the device's.
+    excluded : bool
+        All but these.
+    """
+
+    named: tuple[tuple[str, int], ...]
+    excluded: bool = False
+
+    def allows(self, device: str, port: int) -> bool:
+        """Return whether a port may be used."""
+        return ((device, port) in self.named or (device, 0) in self.named) != self.excluded
+
+    def __str__(self) -> str:
+        """Return it the way the variable is written."""
+        each = (f"{device}:{port}" if port else device for device, port in self.named)
+        return ("^" if self.excluded else "") + ",".join(each)
+
+
+@dataclass(frozen=True)
+class PortList:
+    """A list of ports of RDMA devices."""
+
+    accepted: str = (
+        "names of RDMA devices, as ibv_devices lists them, by commas, each with :PORT (1 to 255) "
+        "or with all its ports; after a ^ those not to use, as in mlx5_0:1,mlx5_1 or ^mlx5_2"
+    )
+
+    def parse(self, text: str) -> Ports:
+        """Turn a variable's text into a value."""
+        words = text.removeprefix("^").split(",")
+        if len(words) > _MOST_PORTS:
+            raise ValueError
+        named = []
+        for word in words:
+            match = re.fullmatch(r"([A-Za-z0-9_.-]{1,64})(?::([0-9]{1,3}))?", word)
+            if match is None:
+                raise ValueError
+            named.append((match[1], Integer(1, 255).parse(match[2]) if match[2] else 0))
+        return Ports(tuple(named), text.startswith("^"))
+
+    def check(self, value: object) -> Ports:
+        """Turn an argument into a value."""
+        if not isinstance(value, (str, Ports)):
+            raise TypeError
+        return self.parse(str(value))
 
 
 @dataclass(frozen=True)

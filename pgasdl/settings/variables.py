@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgasdl.errors import ConfigError
-from pgasdl.settings.parsers import HostPort, Integer, OneOf, Parser, Seconds, Text
+from pgasdl.settings.parsers import (
+    HostPort,
+    Integer,
+    IntegerOf,
+    OneOf,
+    Parser,
+    PartitionKey,
+    PortList,
+    Seconds,
+    Text,
+)
 from pgasdl.transports import AUTO, SETTINGS
 
 PREFIX = "PGASDL_"
@@ -50,6 +60,7 @@ class Variable:
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_LEAST_HEARTBEATS = 3  # within stopped_after; the native layer has the same limit
 _RANKS = 2**20
 _RANK = Integer(0, _RANKS - 1)
 _SIZE = Integer(1, _RANKS)
@@ -82,12 +93,94 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PGASDL_TRANSPORT", OneOf(SETTINGS), AUTO, "how bytes reach the peers"),
     Variable(
         "PGASDL_VERBS_DEVICE",
-        Text(r"[A-Za-z0-9_.-]{1,64}", "the name of an RDMA device, as ibv_devices lists it"),
+        PortList(),
         None,
-        "RDMA device of transport verbs; unset: the best, as `pgasdl topo` shows",
+        "RDMA devices that transport verbs may use, of which the best is used (with several rails "
+        "the best ones), as `pgasdl topo` shows; unset: all",
     ),
-    Variable("PGASDL_VERBS_PORT", Integer(1, 255), None, "port of that device; unset: the best"),
-    Variable("PGASDL_VERBS_GID", Integer(0, 4095), None, "GID index; unset: the best"),
+    Variable(
+        "PGASDL_VERBS_GID",
+        Integer(0, 255),
+        None,
+        "GID index; unset: the best, RoCE v2 before v1, an IP address before one of the link",
+    ),
+    Variable(
+        "PGASDL_VERBS_PKEY",
+        PartitionKey(),
+        None,
+        "partition, which all ranks must share; unset: the first of the port's table",
+    ),
+    Variable(
+        "PGASDL_VERBS_MTU",
+        IntegerOf((256, 512, 1024, 2048, 4096)),
+        None,
+        "bytes of a packet at most, and of two ranks' the smaller; unset: the port's MTU",
+    ),
+    Variable(
+        "PGASDL_VERBS_SL",
+        Integer(0, 15),
+        0,
+        "service level; on Ethernet the priority in a VLAN's tag",
+    ),
+    Variable(
+        "PGASDL_VERBS_TC",
+        Integer(0, 255),
+        0,
+        "traffic class of RoCE v2 and of InfiniBand's global routes: four times the DSCP",
+    ),
+    Variable(
+        "PGASDL_VERBS_GRH",
+        OneOf(("auto", "always")),
+        "auto",
+        "global routes: on Ethernet, to other subnets and where a port needs them; or always",
+    ),
+    Variable(
+        "PGASDL_VERBS_RETRY_COUNT",
+        Integer(0, 7),
+        6,
+        "how often a request that is not acknowledged is sent again (soft-RoCE: 7 is without end)",
+    ),
+    Variable(
+        "PGASDL_VERBS_RNR_RETRY_COUNT",
+        Integer(0, 7),
+        6,
+        "how often a request is sent again to a peer that is not ready; 7: without end",
+    ),
+    Variable(
+        "PGASDL_VERBS_ACK_TIMEOUT",
+        Integer(1, 31),
+        None,
+        "time for an acknowledgement, 4.096 us times 2 to this power; unset: so that all attempts "
+        "last PGASDL_STOPPED_AFTER, with several rails a third of it",
+    ),
+    Variable(
+        "PGASDL_VERBS_INLINE",
+        Integer(16, 4096),
+        64,
+        "bytes that are copied into a request instead of read from memory, at most; fewer where "
+        "the device takes fewer",
+    ),
+    Variable(
+        "PGASDL_VERBS_ORDER",
+        OneOf(("auto", "kept", "completion")),
+        "auto",
+        "a flag follows its data at once where the fabric keeps the order of a connection's "
+        "writes, or waits for their completion; auto: as the device says",
+    ),
+    Variable(
+        "PGASDL_VERBS_RAILS",
+        Integer(1, 8),
+        1,
+        "devices or ports that share the work, at most: the best; one that fails is dropped, and "
+        "the others go on",
+    ),
+    Variable(
+        "PGASDL_VERBS_STRIPE",
+        Integer(4096, 2**30),
+        2**20,
+        "bytes, with several rails: longer writes and reads are cut in stripes of this length, "
+        "which go round over the rails; all else goes by the first",
+    ),
     Variable(
         "PGASDL_MPI_WINDOWS",
         OneOf(("allocated", "created")),
@@ -101,6 +194,12 @@ VARIABLES: tuple[Variable, ...] = (
         "memory on a GPU: mapped by peers where their transport can, or always by way of the host",
     ),
     Variable(
+        "PGASDL_GPU_PIECE",
+        Integer(64, 2**30),
+        1 << 20,
+        "bytes of a piece that is copied from a GPU to the host, or back, while others travel",
+    ),
+    Variable(
         "PGASDL_TIMEOUT",
         Seconds(0.001, 1e7),
         60.0,
@@ -110,6 +209,13 @@ VARIABLES: tuple[Variable, ...] = (
         "PGASDL_QUEUE_DEPTH", Integer(1, 2**20), 1024, "requests in a queue between two waits"
     ),
     Variable("PGASDL_QUEUES", Integer(1, 4096), 16, "most queues of a context at once"),
+    Variable(
+        "PGASDL_PASSIVE_BYTES",
+        Integer(8, 2**24),
+        None,
+        "longest passive message; unset: 65536, or, with more than 128 ranks, as many as let all "
+        "mailboxes of a rank take 16 MiB",
+    ),
     Variable(
         "PGASDL_NOTIFICATIONS",
         Integer(1, 2**28),
@@ -168,24 +274,39 @@ def format_value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def too_few_heartbeats(heartbeat_ms: int, stopped_after: float) -> str:
+    """Return why a heartbeat and PGASDL_STOPPED_AFTER exclude each other; "" if they do not."""
+    if stopped_after * 1e3 >= _LEAST_HEARTBEATS * heartbeat_ms:
+        return ""
+    return (
+        f"PGASDL_HEARTBEAT_MS={heartbeat_ms} and PGASDL_STOPPED_AFTER={stopped_after:g}: a stopped "
+        f"rank would never be noticed; at least {_LEAST_HEARTBEATS} heartbeats have to fit in, so "
+        f"ask for one at least every {int(stopped_after * 1e3 / _LEAST_HEARTBEATS)} ms, or wait "
+        f"for longer than {_LEAST_HEARTBEATS * heartbeat_ms / 1e3:g} s"
+    )
+
+
 def listing(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Rows ``(name, value, doc)`` of the table, and one message per variable that is refused."""
+    """Rows ``(name, value, doc)`` of the table, and a message for all that is refused."""
     environ = os.environ if environ is None else environ
     rows: list[tuple[str, str, str]] = []
     problems: list[str] = []
+    values: dict[str, Any] = {}  # but for those that are refused
     for variable in VARIABLES:
         text = environ.get(variable.name)
         value = format_value(variable.default) if text is None else text
         doc = f"{variable.doc} ({variable.parser.accepted}"
         doc += ")" if text is None else f"; default {format_value(variable.default)})"
         rows.append((variable.name, value, doc))
-        if text is not None:
-            try:
-                variable.parse(text)
-            except ConfigError as error:
-                problems.append(str(error))
+        try:
+            values[variable.name] = variable.default if text is None else variable.parse(text)
+        except ConfigError as error:
+            problems.append(str(error))
+    beat, limit = values.get("PGASDL_HEARTBEAT_MS"), values.get("PGASDL_STOPPED_AFTER")
+    if beat is not None and limit is not None and (words := too_few_heartbeats(beat, limit)):
+        problems.append(words)
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in BY_NAME:
             problems.append(f"unknown variable {name}: did you mean {nearest(name, BY_NAME)}?")

@@ -230,8 +230,8 @@ def _survey() -> topo.Survey:
     try:
         config = Config.from_environment()
     except ConfigError:
-        return topo.survey()
-    return topo.survey(config.verbs_device, config.verbs_port, config.verbs_gid)
+        config = Config.from_environment({})
+    return topo.survey(config)
 
 
 def _devices(name: str) -> ProbeResult:

@@ -40,15 +40,13 @@ FIXES = {
     "provider": "apt-get install ibverbs-providers",
     "none": GET_ONE,
     "closed": f"{CONTAINER}; elsewhere rights to read and write {NODES}/uverbs*",
-    "wish": "unset PGASDL_VERBS_DEVICE, PGASDL_VERBS_PORT and PGASDL_VERBS_GID, or name what "
-    "`pgasdl topo` lists",
+    "wish": "unset PGASDL_VERBS_DEVICE, PGASDL_VERBS_GID, PGASDL_VERBS_PKEY and PGASDL_VERBS_MTU, "
+    "or name what `pgasdl topo` lists",
     "down": "ip link set NETDEVICE up, and an IP address on it; InfiniBand: a subnet manager",
 }
 _HEADINGS = (
     "", "DEVICE", "PORT", "GID", "STATE", "LINK", "TYPE", "GBIT/S", "MTU", "ADDRESS", "NET", "NUMA",
 )  # fmt: skip
-
-Wish = tuple[str | None, int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,14 @@ class RdmaAddress:
         Why it does not use it, unless chosen.
     gigabits : float
         Speed of the link each way, in Gbit/s: width times the speed of a lane.
+    path_mtu : int
+        Bytes of a packet at most, by ``PGASDL_VERBS_MTU`` or the port.
+    pkey : int
+        P_Key of connections from here.
+    ack_timeout : int
+        Time for an acknowledgement: 4.096 us times 2 to this power.
+    keeps_order : bool
+        Writes of a connection are placed in order, by ``PGASDL_VERBS_ORDER`` or the device.
     """
 
     device: str
@@ -80,6 +86,10 @@ class RdmaAddress:
     chosen: bool = False
     refused: str = ""
     gigabits: float = 0.0
+    path_mtu: int = 0
+    pkey: int = 0
+    ack_timeout: int = 0
+    keeps_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,36 +123,65 @@ class Survey:
 def main(json_file: str | None = None) -> int:
     """Print the table; return 0 if transport verbs is available, else 1. Raises ConfigError."""
     config = Config.from_environment()
-    found = survey(config.verbs_device, config.verbs_port, config.verbs_gid)
+    found = survey(config)
+    in_use = settings(config, found)
     gpus_found = gpus.survey()
-    write_json({**asdict(found), "gpus": asdict(gpus_found)}, json_file)
+    write_json({**asdict(found), "settings": in_use, "gpus": asdict(gpus_found)}, json_file)
     if not takes_stdout(json_file):
-        print("\n".join([*_report(found), "", *gpus.report(gpus_found)]))
+        print("\n".join([*_report(found, in_use), "", *gpus.report(gpus_found)]))
     return 0 if found.chosen else 1
 
 
-def survey(device: str | None = None, port: int | None = None, gid: int | None = None) -> Survey:
+def settings(config: Config, found: Survey) -> dict[str, str]:
+    """Return how transport verbs connects: variables, and the values in effect."""
+    chosen = found.chosen
+    if chosen is None:
+        return {}
+    microseconds = 4.096 * 2**chosen.ack_timeout
+    return {
+        "PGASDL_VERBS_PKEY": f"0x{chosen.pkey:04x}",
+        "PGASDL_VERBS_MTU": str(chosen.path_mtu),
+        "PGASDL_VERBS_SL": str(config.verbs_sl),
+        "PGASDL_VERBS_TC": str(config.verbs_tc),
+        "PGASDL_VERBS_GRH": config.verbs_grh,
+        "PGASDL_VERBS_RETRY_COUNT": str(config.verbs_retry_count),
+        "PGASDL_VERBS_RNR_RETRY_COUNT": str(config.verbs_rnr_retry_count),
+        "PGASDL_VERBS_ACK_TIMEOUT": f"{chosen.ack_timeout} ({microseconds / 1e3:.3g} ms)",
+        "PGASDL_VERBS_INLINE": str(config.verbs_inline),
+        "PGASDL_VERBS_ORDER": "kept" if chosen.keeps_order else "completion",
+        "PGASDL_VERBS_RAILS": _rails(config, found),
+        "PGASDL_VERBS_STRIPE": str(config.verbs_stripe),
+    }
+
+
+def _rails(config: Config, found: Survey) -> str:
+    ports = [f"{each.device}:{each.port}" for each in found.addresses if each.chosen]
+    if len(ports) == config.verbs_rails:
+        return f"{len(ports)} ({', '.join(ports)})"
+    return f"{len(ports)} of {config.verbs_rails} ({', '.join(ports)}); no other port can be used"
+
+
+def survey(config: Config) -> Survey:
     """List the addresses from the best source; opens and closes every device."""
-    wish = device, port, gid
     try:
         native = _load_native()
     except ImportError as error:
-        return _without_native(wish, "native", f"the native module cannot be imported: {error}")
+        return _without_native(config, "native", f"the native module cannot be imported: {error}")
     if left_out := native.transports()["verbs"]:
-        return _without_native(wish, "build", left_out)
+        return _without_native(config, "build", left_out)
     try:
         found = tuple(
             RdmaAddress(**{field.name: getattr(info, field.name) for field in fields(RdmaAddress)})
-            for info in native.verbs_devices(*wish)
+            for info in native.verbs_devices(native.VerbsOptions(**config.verbs_options()))
         )
     except (PgasError, OSError, RuntimeError) as error:
-        return _without_native(wish, "library" if library_error() else "device", str(error))
+        return _without_native(config, "library" if library_error() else "device", str(error))
     if not found:
-        return _unseen(wish)
+        return _unseen(config)
     if any(address.chosen for address in found):
         return Survey("libibverbs", found)
     reasons = dict.fromkeys(f"{address.device}: {address.refused}" for address in found)
-    return Survey("libibverbs", found, "device", "; ".join(reasons), FIXES[_trouble(found, wish)])
+    return Survey("libibverbs", found, "device", "; ".join(reasons), FIXES[_trouble(found, config)])
 
 
 def library_error() -> str:
@@ -159,13 +198,13 @@ def kernel_devices() -> list[str]:
     return sorted(path.name for path in SYSFS.glob("*")) if SYSFS.is_dir() else []
 
 
-def _without_native(wish: Wish, stage: str, missing: str) -> Survey:
-    source, found = _second_best(wish, missing)
+def _without_native(config: Config, stage: str, missing: str) -> Survey:
+    source, found = _second_best(config, missing)
     fix = FIXES.get(stage) or FIXES["closed"]
     return Survey(source, found, stage, missing, fix)
 
 
-def _unseen(wish: Wish) -> Survey:
+def _unseen(config: Config) -> Survey:
     """Survey the kernel's devices where libibverbs lists none."""
     if not kernel_devices():
         return Survey("libibverbs", (), "device", "no RDMA device", FIXES["none"])
@@ -173,37 +212,36 @@ def _unseen(wish: Wish) -> Survey:
         kind, missing = "provider", "libibverbs has no provider for the kernel's RDMA devices"
     else:
         kind, missing = "closed", f"the kernel has RDMA devices, but there is no {NODES}/uverbs*"
-    source, found = _second_best(wish, missing)
+    source, found = _second_best(config, missing)
     return Survey(source, found, "device", missing, FIXES[kind])
 
 
-def _trouble(found: Sequence[RdmaAddress], wish: Wish) -> str:
+def _trouble(found: Sequence[RdmaAddress], config: Config) -> str:
     """Return the key of the fix for a machine whose addresses are all refused."""
-    if wish != (None, None, None) and not any(_unwanted(address, wish) == "" for address in found):
+    if all(_unwanted(address, config) or "asked for" in address.refused for address in found):
         return "wish"
     if any("cannot be opened" in address.refused for address in found):
         return "closed"
     return "down"
 
 
-def _second_best(wish: Wish, reason: str) -> tuple[str, tuple[RdmaAddress, ...]]:
+def _second_best(config: Config, reason: str) -> tuple[str, tuple[RdmaAddress, ...]]:
     """Return the kernel's list; each entry has its own reason, or else ``reason``."""
     ask = _pyverbs()
     found = []
     for address in sysfs_addresses():
         mtu, closed = (0, "") if ask is None else _opened(ask, address)
-        refused = _unwanted(address, wish) or closed or address.refused or reason
+        refused = _unwanted(address, config) or closed or address.refused or reason
         found.append(replace(address, mtu=mtu, refused=refused))
     return ("sysfs" if ask is None else "pyverbs"), tuple(found)
 
 
-def _unwanted(address: RdmaAddress, wish: Wish) -> str:
-    names = ("device", "port", "GID index")
-    for name, asked, here in zip(
-        names, wish, (address.device, address.port, address.gid_index), strict=True
-    ):
-        if asked is not None and asked != here:
-            return f"{name} {asked} was asked for"
+def _unwanted(address: RdmaAddress, config: Config) -> str:
+    ports, gid = config.verbs_device, config.verbs_gid
+    if ports is not None and not ports.allows(address.device, address.port):
+        return f"device {ports} was asked for"
+    if gid is not None and gid != address.gid_index:
+        return f"GID index {gid} was asked for"
     return ""
 
 
@@ -281,12 +319,16 @@ def _opened(device_module: Any, address: RdmaAddress) -> tuple[int, str]:
     return (128 << mtu if mtu else 0), ""
 
 
-def _report(found: Survey) -> Iterator[str]:
+def _report(found: Survey, in_use: dict[str, str]) -> Iterator[str]:
     if found.addresses:
         yield from _table(found.addresses)
         yield ""
     if found.chosen:
-        yield "* used by transport verbs; PGASDL_VERBS_DEVICE, _PORT and _GID choose another"
+        yield "* used by transport verbs; PGASDL_VERBS_DEVICE and PGASDL_VERBS_GID choose another"
+        yield ""
+        yield "its settings, which `pgasdl env` explains:"
+        width = max(map(len, in_use))
+        yield from (f"{name:<{width}}  {value}" for name, value in in_use.items())
         return
     if found.source != "libibverbs":
         yield f"from {found.source}, since libibverbs could not be asked"

@@ -193,6 +193,7 @@ class GradientExchange:
             f"wire {setup.wire}, options {sorted(options.items())}"
             f"{', root rotating' if rotate_root else ''}"
             f"{'' if self._device is None else ', on a GPU'}"
+            f"{f', in pieces of {context.resources.gpu_piece} bytes' if setup.copied else ''}"
         )
         call = f"the making of a gradient exchange of {len(self.layers)} layers, {settings}"
         with Steps(context.resources.unfinished, self.group, call, limit) as steps:

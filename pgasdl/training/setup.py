@@ -8,13 +8,21 @@ from typing import Any
 
 from pgasdl import _native
 from pgasdl.buffers import aligned, as_numpy_dtype
-from pgasdl.collectives.binding import IN_PLACE, PlanBuffer, Tags, bind, options_for
+from pgasdl.collectives.binding import (
+    IN_PLACE,
+    ArrayAccess,
+    PlanBuffer,
+    Tags,
+    bind,
+    options_for,
+)
 from pgasdl.collectives.resources import Steps
 from pgasdl.context import Context
 from pgasdl.device.names import name_of
 from pgasdl.errors import BufferRefused
 from pgasdl.group import Group
-from pgasdl.plans import Plan, build
+from pgasdl.plans import Plan, spec_of
+from pgasdl.plans.pieces import build_pieces, pieces_of
 from pgasdl.plans.plan import APPLICATION_BUFFERS, Call, is_wire
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket, Layer
@@ -45,6 +53,7 @@ class ExchangeMemory:
     inbox: Segment | None
     inbox_bytes: int
     segments: list[Segment]
+    copies: Segment | None  # of the gradients, where plans work on copies on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,23 @@ class Setup:
     wire: str | None
     device: int | None = None
 
+    @property
+    def copied(self) -> bool:
+        """Its memory is on a GPU, and the plans work on copies on the host."""
+        return self.device is not None and not self.context.resources.maps_gpus
+
+    @property
+    def works_on(self) -> int | None:
+        """Where the plans work."""
+        return None if self.copied else self.device
+
+    def pieces(self, plan: str, bucket: Bucket) -> tuple[int, ...]:
+        """Return the elements of each piece in which a bucket is copied from a GPU and back."""
+        if not self.copied:
+            return (bucket.count,)
+        piece = self.context.resources.gpu_piece // bucket.item
+        return pieces_of(spec_of(plan), self.kind, bucket.count, piece)
+
     def refuse_integers(self, layers: Sequence[Layer]) -> None:
         """Raise BufferRefused for integers, unless they are summed as they are."""
         for layer in layers:
@@ -82,13 +108,16 @@ class Setup:
         found = []
         for bucket in buckets:
             for choice in bucket.choices:
-                here = options_for(group, choice.plan, bucket.dtype, wire=wire, device=self.device)
+                here = options_for(
+                    group, choice.plan, bucket.dtype, wire=wire, device=self.works_on
+                )
                 chosen: dict[str, Any] = {**here, **dict(choice.options), **options}
                 if rotate_root:
                     chosen["root"] = (options.get("root", 0) + bucket.index) % group.size
                 chosen["wire"] = wire
-                shape = build(
-                    choice.plan, group.rank, group.size, bucket.count, kind=self.kind, **chosen
+                pieces = self.pieces(choice.plan, bucket)
+                shape, _ = build_pieces(
+                    choice.plan, group.rank, group.size, pieces, kind=self.kind, **chosen
                 )
                 found.append(Part(bucket, choice.plan, chosen, shape))
         return found
@@ -99,11 +128,11 @@ class Setup:
         """Make the segments. Collective."""
         segments: list[Segment] = []
 
-        def segment(nbytes: int, notifications: int) -> Segment:
+        def segment(nbytes: int, notifications: int, device: int | None) -> Segment:
             made = steps(
                 lambda: self.context.segment(
                     nbytes,
-                    device=name_of(self.device),
+                    device=name_of(device),
                     notifications=notifications,
                     group=self.group,
                     timeout=steps.left,
@@ -120,12 +149,17 @@ class Setup:
             for name in part.shape.buffers
             if name not in APPLICATION_BUFFERS
         )
-        gradients = segment(nbytes, sum(self._notifications(part) for part in parts))
-        weights = segment(nbytes, 0) if self.kind == "update" else None
+        flags = sum(self._notifications(part) for part in parts)
+        gradients = segment(nbytes, flags, self.device)
+        weights = segment(nbytes, 0, self.device) if self.kind == "update" else None
         if self.kind == "broadcast":
             weights = gradients
-        inbox = segment(inbox_bytes, 0) if inbox_bytes else None
-        return ExchangeMemory(gradients, weights, inbox, inbox_bytes, segments)
+        inbox = segment(inbox_bytes, 0, self.works_on) if inbox_bytes else None
+        copies = segment(nbytes, 0, None) if self.copied else None
+        if copies is not None:
+            copies.pin()
+            inbox_bytes += nbytes
+        return ExchangeMemory(gradients, weights, inbox, inbox_bytes, segments, copies)
 
     def bind(self, parts: Sequence[Part], memory: ExchangeMemory) -> None:
         """Give each bucket the executions of its plans."""
@@ -133,8 +167,9 @@ class Setup:
         for part in parts:
             bucket, shape = part.bucket, part.shape
             places = {}
+            data = memory.copies or memory.gradients
             for name in shape.buffers:
-                home = {"data": memory.gradients, "weights": memory.weights}.get(name, memory.inbox)
+                home = {"data": data, "weights": memory.weights}.get(name, memory.inbox)
                 assert home is not None
                 if home is memory.inbox:
                     places[name] = PlanBuffer(home, position, self._dtype(part, name))
@@ -151,11 +186,22 @@ class Setup:
                     self.kind,
                     places,
                     tags,
-                    IN_PLACE,
+                    self._access(part, memory),
                     part.options,
                 )
             )
             first += self._notifications(part)
+
+    def _access(self, part: Part, memory: ExchangeMemory) -> ArrayAccess:
+        """Tell how a plan gets at its bucket's gradients."""
+        if memory.copies is None:
+            return IN_PLACE
+        bucket = part.bucket
+        where = memory.gradients.address + bucket.at
+        how = _native.BufferAccess.COPIED
+        number = memory.gradients.device_number
+        pieces = self.pieces(part.plan, bucket)
+        return ArrayAccess(how, where, where, bucket.nbytes, number, pieces)
 
     def _notifications(self, part: Part) -> int:
         """Return the plan's own, and one for each rank."""

@@ -76,22 +76,49 @@ def _adversary(seed: int, refuse: int = 0) -> Transport:
     return Transport(f"adversary-{seed}", threads=True, settings=faults)
 
 
+def _any_order(seed: int) -> Transport:
+    faults = {"seed": seed, "delay": 3, "late_source": True, "mapped": False}
+    order = {"any_order": True, "completion_first": True}
+    return Transport("any-order", threads=True, settings=faults | order)
+
+
 def _mpi(name: str, *modules: str, windows: str = "allocated") -> Transport:
     settings = {"transport": "mpi", "mpi_windows": windows}
     row = name if windows == "allocated" else f"{name}_{windows}"
     return Transport(row, mpi=name, modules=modules, settings=settings)
 
 
-# Test modules for older MPIs and for windows over existing memory: they reach MPI's functions by
-# every path.
+# Test modules for older MPIs and for windows over existing memory, which reach MPI's functions by
+# every path, and for verbs over fabrics that keep no order.
 CORE = tuple(
-    f"test_contract_{part}" for part in ("transfers", "notifications", "atomics", "segments")
+    f"test_contract_{part}"
+    for part in ("transfers", "notifications", "counts", "atomics", "segments")
+)
+# For verbs over several rails: these, and what makes and gives up connections.
+RAILS = (
+    *CORE,
+    *(
+        f"test_contract_{part}"
+        for part in ("queues", "reconnect", "threads", "plans", "groups", "passive")
+    ),
 )
 # Those that take segments as they come: on a GPU, too.
-ON_GPU = tuple(f"test_contract_{part}" for part in ("transfers", "notifications", "queues"))
+ON_GPU = tuple(
+    f"test_contract_{part}" for part in ("transfers", "notifications", "counts", "queues")
+)
 TRANSPORTS = (
     Transport("shm", settings={"transport": "shm"}),
     Transport("verbs", settings={"transport": "verbs"}),
+    Transport(
+        "verbs-completion",
+        modules=CORE,
+        settings={"transport": "verbs", "verbs_order": "completion"},
+    ),
+    Transport(
+        "verbs-rails",
+        modules=RAILS,
+        settings={"transport": "verbs", "verbs_rails": 2, "verbs_stripe": 4096},
+    ),
     _mpi("mpich"),
     _mpi("openmpi"),
     _mpi("mpich", *CORE, "test_contract_allreduce", windows="created"),
@@ -107,7 +134,7 @@ TRANSPORTS = (
     _adversary(1),
 )
 # For what an adversary can upset: order, completion, and posts that find no room at first.
-ORDERING = (*TRANSPORTS, _adversary(2), _adversary(3, refuse=2))
+ORDERING = (*TRANSPORTS, _adversary(2), _adversary(3, refuse=2), _any_order(4))
 PROCESSES = tuple(row for row in TRANSPORTS if not row.threads)
 MAPPED = tuple(row for row in TRANSPORTS if row.name in ("shm", "loopback", "adversary-1"))
 

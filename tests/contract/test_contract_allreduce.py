@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import re
 import time
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from contract_harness import contract
+from contract_harness import MAPPED, TRANSPORTS, contract
 
 import pgasdl
 
@@ -17,6 +19,8 @@ DTYPES = {
     "float32": np.float32, "float64": np.float64, "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip
+# Where every rank maps every other's memory.
+STAGES = (*MAPPED, *(row for row in TRANSPORTS if row.name in ("mpich", "openmpi")))
 # Odd counts, and counts around a cache line, what is staged at once, and a piece (of float32).
 SIZES = (1, 2, 3, 7, 15, 17, 63, 65, 1023, 1024, 1025, 65535, 65537)
 
@@ -116,6 +120,35 @@ def test_same_bits_everywhere_and_always(ctx: Any) -> None:
                 assert np.allclose(array, exact, rtol=1e-4, atol=1e-3)
 
 
+@contract(ranks=2, on=[row for row in TRANSPORTS if row.name in ("shm", "unmapped")])
+def test_ever_new_sizes_need_no_more_memory(ctx: Any) -> None:
+    """What was bound first is given up, and bound again when it is wanted again."""
+    array = np.empty(1500, np.float32)
+    for n in (*range(1, 1400), *range(1, 10), 1399):
+        array[:n] = ctx.rank + n
+        ctx.allreduce(array[:n])
+        assert array[0] == array[n - 1] == 2 * n + 1
+        bound = re.search(r"(\d+) signatures", ctx.describe()) if n % 100 == 99 else None
+        assert bound is None or int(bound[1]) <= min(n, 1024)
+
+
+@contract(ranks=(2, 3, 4), on=STAGES)
+@pytest.mark.parametrize("owners", [0, 1])
+def test_whoever_reduces_a_staged_array(ctx: Any, owners: int) -> None:
+    """Owners, or all: the bits of ctx.allreduce, on every rank, in every execution."""
+    for n in (1, 17, 70_001):
+        values = np.random.default_rng([ctx.rank, n]).normal(0, 1e3, n).astype(np.float32)
+        wanted = ctx.allreduce(values.copy(), "mean", plan="staged").tobytes()
+        array = np.empty(n, np.float32)
+        with ctx.allreduce_handle(array, "mean", plan="staged", owners=owners) as handle:
+            for _ in range(3):
+                array[:] = values
+                handle.run()
+                assert array.tobytes() == wanted
+        digest = hashlib.sha256(array).digest()
+        assert len(set(ctx.world.allgather("digest", digest))) == 1
+
+
 @contract(ranks=2)
 def test_half_precision_against_float64(ctx: Any) -> None:
     for dtype, ulp in ((np.float16, 2.0**-10), (ml_dtypes.bfloat16, 2.0**-7)):
@@ -139,6 +172,32 @@ def test_tensors(ctx: Any) -> None:
     assert (parameter == 0.5).all()
     with pytest.raises(pgasdl.BufferRefused):
         ctx.allreduce(torch.ones(4, 4).T, op="mean")
+
+
+@contract(ranks=2)
+def test_arguments_of_a_repeated_call(ctx: Any) -> None:
+    """By place and by name alike, new and known; wrong ones are refused although it is known."""
+    assert list(inspect.signature(pgasdl.Context.allreduce).parameters) == [
+        "self", "array", "op", "group", "plan", "timeout", "stream",
+    ]  # fmt: skip
+    array = np.empty(3, np.float32)
+    for _ in range(3):
+        for given, named in (
+            ((array,), {}),
+            ((array, "sum"), {}),
+            ((array,), {"op": "sum", "timeout": 5.0}),
+            ((array,), {"timeout": 5, "plan": None}),
+            ((), {"array": array, "group": ctx.world}),
+        ):
+            array[:] = ctx.rank + 1
+            assert ctx.allreduce(*given, **named) is array
+            assert (array == 3).all()
+    for given, named in (((), {}), ((array, "sum", None), {}), ((array,), {"opp": "sum"})):
+        with pytest.raises(TypeError):
+            ctx.allreduce(*given, **named)
+    for timeout in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="timeout"):
+            ctx.allreduce(array, timeout=timeout)
 
 
 @contract(ranks=2)

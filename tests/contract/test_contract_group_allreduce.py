@@ -217,3 +217,31 @@ def test_allgather(ctx: Any) -> None:
     ]
     with pytest.raises(pgasdl.MismatchError, match="rank"):
         ctx.world.allgather("even" if ctx.rank % 2 == 0 else "odd", b"")
+
+
+@contract(ranks=(18, 16, 33), on=tuple(row for row in ORDERING if row.threads))
+def test_many_members(ctx: Any) -> None:
+    """Above 16 members pass on what others sent: results, short patience and disagreement."""
+    late = ctx.size - 3
+    flag = ctx.segment(0)
+    for turn, n in enumerate((3, 2500)):
+        array = operand(ctx.rank, n, np.int64)
+        if ctx.rank == late:
+            for rank in range(ctx.size):
+                if rank != late:
+                    ctx.notify_waitsome(flag, rank, 1)
+                    ctx.notify_reset(flag, rank)
+        else:
+            for timeout in (0.01, 0):
+                with pytest.raises(pgasdl.Timeout, match=r"nothing (yet from|sent yet to) rank \d"):
+                    ctx.world.allreduce(array, timeout=timeout)
+            ctx.notify(late, flag, ctx.rank)
+        result = ctx.world.allreduce(array)
+        assert (result == expected(ctx.size, n, np.int64, "sum")).all(), turn
+    lengths = [(rank * 397) % 3000 for rank in range(ctx.size)]
+    blobs = ctx.world.allgather("lengths", bytes([ctx.rank]) * lengths[ctx.rank])
+    assert blobs == [bytes([rank]) * n for rank, n in enumerate(lengths)]
+    other = "rank 0 is in many" if ctx.rank == late else f"but rank {late} is in few:"
+    with pytest.raises(pgasdl.MismatchError, match=other):
+        ctx.world.allgather("few" if ctx.rank == late else "many", b"")
+    assert ctx.world.allgather("again", b"1") == [b"1"] * ctx.size

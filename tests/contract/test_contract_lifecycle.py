@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_harness import PROCESSES, contract
+from contract_harness import PROCESSES, TRANSPORTS, contract
 
 import pgasdl
 
@@ -210,6 +210,12 @@ def test_init_without_the_others(join: Any) -> None:
         assert time.monotonic() - begin < 5
 
 
+def n_shared_regions() -> int:
+    gc.collect()
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        return sum("memfd" in line for line in maps)
+
+
 @contract(ranks=2, on=PROCESSES, bare=True)
 def test_nothing_is_left(join: Any) -> None:
     """After ten contexts there are as many descriptors, threads and mappings as before."""
@@ -225,10 +231,8 @@ def test_nothing_is_left(join: Any) -> None:
             ctx.barrier()
 
     def left() -> tuple[int, int, int]:
-        gc.collect()
-        with open("/proc/self/maps", encoding="ascii") as maps:
-            n_maps = sum("memfd" in line for line in maps)
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), n_maps
+        n_regions = n_shared_regions()
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), n_regions
 
     round_trip()
     before = left()
@@ -237,6 +241,32 @@ def test_nothing_is_left(join: Any) -> None:
     after = left()
     assert after == before
     assert not [name for name in os.listdir("/dev/shm") if "pgasdl" in name]
+
+
+@contract(ranks=2, on=[row for row in TRANSPORTS if row.name in ("shm", "verbs")])
+@pytest.mark.parametrize("what", ["group", "handle"])
+def test_a_context_keeps_nothing_of_what_has_ended(ctx: Any, what: str) -> None:
+    """The memory of groups' arrays and of handles goes with them, not with the context."""
+
+    def make_and_end() -> None:
+        array = np.full(100, 1, np.float32)
+        if what == "group":
+            group = ctx.group([0, 1])
+            ctx.allreduce(array, group=group)
+            group.delete()
+        else:
+            handle = ctx.allreduce_handle(array)
+            handle()
+            handle.close()
+        assert (array == 2).all()
+
+    make_and_end()
+    ctx.barrier()
+    before = n_shared_regions()
+    for _ in range(10):
+        make_and_end()
+    ctx.barrier()
+    assert n_shared_regions() <= before
 
 
 @contract(ranks=2, on=PROCESSES)

@@ -30,6 +30,60 @@ def test_self_notify_and_count_zero(ctx: Any) -> None:
     assert ctx.notify_reset(segment, 3) == 0
 
 
+@contract(ranks=2)
+def test_by_place_and_by_name(ctx: Any) -> None:
+    """Arguments by place alone go another way than named ones, to the same end and errors."""
+    segment = ctx.segment(64, notifications=8)
+    peer = (ctx.rank + 1) % ctx.size
+    mine, theirs = segment[0:8], segment[8:16]
+    own = segment.numpy(np.int64)
+    for number, (post, expected) in enumerate((
+        (lambda: ctx.notify(peer, segment, 3), 1),
+        (lambda: ctx.notify(peer, segment, 3, 7), 7),
+        (lambda: ctx.notify(peer, segment, 3, value=7, queue=0), 7),
+        (lambda: ctx.write_notify(mine, peer, theirs, 3), 1),
+        (lambda: ctx.write_notify(mine, peer, theirs, 3, 7), 7),
+        (lambda: ctx.write_notify(mine, peer, theirs, 3, value=7, timeout=5.0), 7),
+        (lambda: ctx.write_notify(mine, np.int32(peer), theirs, np.uint8(3), np.int64(7)), 7),
+        (lambda: pgasdl.Context.write_notify(ctx, mine, peer, theirs, 3, 7, **{}), 7),
+    )):  # fmt: skip
+        own[0] = 10 * ctx.rank + number
+        post()
+        found = ctx.notify_waitsome(*((segment,), (segment, 2), (segment, 3, 1))[number % 3])
+        assert found == 3
+        reset = ctx.notify_reset
+        assert (reset(segment, 3) if number % 2 else reset(segment, notification=3)) == expected
+        ctx.wait()
+        if number > 2:
+            assert own[1] == 10 * peer + number
+        ctx.barrier()
+    assert ctx.notify_waitsome(segment, 3, 0) is None
+    assert ctx.notify_waitsome(segment, first=3, count=0) is None
+    for wrong in (1.0, "1", None, b"1", [1], segment):
+        for call in (
+            lambda at: ctx.notify(at, segment, 3),
+            lambda at: ctx.notify(peer, segment, at),
+            lambda at: ctx.write_notify(mine, at, theirs, 3),
+            lambda at: ctx.write_notify(mine, peer, theirs, 3, at),
+            lambda at: ctx.notify_waitsome(segment, at, 1),
+            lambda at: ctx.notify_reset(segment, at),
+        ):
+            with pytest.raises(TypeError, match="incompatible"):
+                call(wrong)
+    for call in (
+        lambda: ctx.notify(peer, segment),
+        lambda: ctx.notify(peer, segment, 3, 1, 0),
+        lambda: ctx.write_notify(mine, peer, theirs),
+        lambda: ctx.notify_waitsome(segment, 0, 1, 5.0),
+        lambda: ctx.notify_reset(segment),
+        lambda: pgasdl.Context.notify_reset(segment, segment, 3),
+    ):
+        with pytest.raises(TypeError, match="incompatible"):
+            call()
+    with pytest.raises(pgasdl.Timeout):
+        ctx.notify_waitsome(segment, timeout=0)
+
+
 @contract(ranks=3)
 def test_write_notify_all_to_all(ctx: Any) -> None:
     """A rank that sees the notification sees the data."""

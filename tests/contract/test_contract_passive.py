@@ -40,6 +40,17 @@ def test_sizes(ctx: Any) -> None:
         assert ctx.passive_receive() == (0, b"end")
 
 
+@contract(ranks=2, passive_bytes=24)
+def test_a_limit_of_ones_own(ctx: Any) -> None:
+    assert ctx.limits.passive_bytes == 24
+    if ctx.rank == 0:
+        ctx.passive_send(bytes(range(24)), 1)
+        with pytest.raises(pgasdl.BufferRefused, match=r"at most 24 \(PGASDL_PASSIVE_BYTES"):
+            ctx.passive_send(bytes(25), 1)
+    else:
+        assert ctx.passive_receive() == (0, bytes(range(24)))
+
+
 @contract(ranks=2, on=ORDERING)
 def test_order_of_999(ctx: Any) -> None:
     n = 999 if ctx.transport_of(0) == "shm" else 99

@@ -26,7 +26,7 @@ OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
     "halving-doubling": ({"group_size": 2},),
     "multi-stage": ({"ahead": 1},),
     "gdraa-nodes": ({"group_size": 2, "direct": 0}, {"group_size": 2, "direct": 1}),
-    "staged": ({"piece": 64},),
+    "staged": ({"piece": 64}, {"piece": 64, "owners": 1}),
     "one-shot": ({"piece": 64},),
 }
 COUNTS = (0, 1, 37, 1001)

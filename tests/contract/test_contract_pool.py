@@ -6,6 +6,7 @@ import gc
 import random
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -30,7 +31,7 @@ def whole(ctx: Any) -> bool:
     """All of the pool is free, and in one block, as it is in a pool of one segment."""
     with ctx._pool._lock:
         ctx._pool._free_dropped()
-        return all(arena.free == [(0, arena.nbytes)] for _, arena in ctx._pool._parts)
+        return all(arena.free == [(0, arena.nbytes)] for _, arena in ctx._pool._parts[None])
 
 
 def until_whole(ctx: Any) -> None:
@@ -331,6 +332,10 @@ def test_what_is_refused(ctx: Any) -> None:
         for shape in (-1, (2, -3), "x", None, 1.5, (1.5,)):
             with pytest.raises((pgasdl.BufferRefused, TypeError)):
                 ctx.empty(shape)
+        for device in ("gpu", 0, None, "cuda:9999"):  # no such GPU, on any machine
+            for call in (partial(ctx.pool, 64), partial(ctx.empty, 3), partial(ctx.zeros, 3)):
+                with pytest.raises((pgasdl.ConfigError, pgasdl.UnavailableError)):
+                    call(device=device)
         for dtype in (object, np.dtype([("a", object)]), "S0", "no such"):
             with pytest.raises((pgasdl.BufferRefused, TypeError)):
                 ctx.empty(3, dtype)

@@ -11,7 +11,8 @@ import pytest
 from failure_harness import Job, launched
 from support.leftovers import until
 
-OPERATIONS = ["write peer", "read peer", "write_notify peer", "notify peer", "wait ", "waitsome",
+OPERATIONS = ["write peer", "read peer", "write_notify peer", "notify peer", "notify_add peer",
+              "write_notify_add peer", "wait_count", "wait ", "waitsome",
               "atomic peer", "passive_send peer", "passive_receive peer", "allgather", "plan_start",
               "plan_done", "barrier"]  # fmt: skip
 

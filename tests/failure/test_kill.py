@@ -16,9 +16,9 @@ import pytest
 from failure_harness import Job, record_detection
 from tiers import full
 
-POINTS = ["waitsome", "barrier", "group-allreduce", "atomic", "passive", "segment", "group",
-          "staged", "gdraa", "tree", "direct", "handle", "exchange", "storm", "read",
-          "bound"]  # fmt: skip
+POINTS = ["waitsome", "wait_count", "counts", "barrier", "group-allreduce", "atomic", "passive",
+          "segment", "group", "staged", "gdraa", "tree", "direct", "handle", "exchange", "storm",
+          "read", "bound"]  # fmt: skip
 PLACES = [(n, victim) for n in (2, 3, 4) for victim in range(n)]
 SOAK = int(os.environ.get("PGASDL_SOAK", "0"))
 BOUND = 5.0  # seconds; the goal is 0.25

@@ -11,8 +11,8 @@ from failure_harness import PROGRAMS, Job, launched
 from tiers import full
 
 TIMES = int(os.environ.get("PGASDL_LEAK_TIMES", "0"))
-DEFAULT = {"allreduce": 1000, "segment": 1000, "bind": 500, "group": 300, "errors": 1000,
-           "exchange": 200}  # fmt: skip
+DEFAULT = {"allreduce": 1000, "segment": 1000, "bind": 500, "disagree": 500, "group": 300,
+           "errors": 1000, "exchange": 200}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", full(DEFAULT, quick=1))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from failure_harness import Job
 
-from pgasdl import Context, loopback
+from pgasdl import ClosedError, Context, PeerLost, loopback
 
 BOUND = 5.0
 WHERE = ["barrier", "waitsome", "passive", "world.allreduce", "allreduce", "staged", "segment",
@@ -60,6 +65,25 @@ def test_whoever_has_done_its_part_may_leave(seed: int) -> None:
     loopback.run(3 + seed % 3, program, seed=seed, refuse=40, delay=1, log="error", timeout=20)
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+def test_one_of_many_leaves(mapped: bool) -> None:
+    """Members that wait for it through others learn its name: no hang, and no other name."""
+
+    def program(ctx: Context) -> None:
+        group = ctx.group(range(ctx.size))
+        ctx.barrier()
+        if ctx.rank == 3:
+            return
+        for _ in range(2):
+            with pytest.raises(PeerLost) as lost:
+                group.allreduce([1.0])
+            assert lost.value.rank == 3, lost.value
+        with pytest.raises(PeerLost):
+            ctx.segment(64)
+
+    loopback.run(20, program, log="error", timeout=20, mapped=mapped)
+
+
 def test_one_of_three_leaves_a_plan(job: Callable[..., Job]) -> None:
     ranks = job("leaves.py", 3, "close", "allreduce", PGASDL_TIMEOUT="3")
     ranks.event(1, "leaving")
@@ -69,7 +93,32 @@ def test_one_of_three_leaves_a_plan(job: Callable[..., Job]) -> None:
         assert lost["kind"] == "PeerLost" and "rank 1" in lost["text"], ranks.transcript()
 
 
-@pytest.mark.parametrize("how", ["with", "close", "again", "atexit", "del"])
+@pytest.mark.parametrize("how", ["with", "close", "again", "atexit", "del", "threads"])
 def test_init_followed_by_the_end(job: Callable[..., Job], how: str) -> None:
     ranks = job("hello_goodbye.py", 4, how, PGASDL_TIMEOUT="20")
     assert ranks.ended(seconds=15) == [0, 0, 0, 0], ranks.transcript()
+
+
+def test_close_ends_a_call_of_another_thread() -> None:
+    """What the call has of the context stays until it has ended."""
+    over = threading.Event()
+
+    def program(ctx: Context) -> None:
+        array = np.ones(4, np.float32)
+        for _ in range(2):
+            ctx.allreduce(array)
+        if ctx.rank > 0:
+            assert over.wait(20)
+            return
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(ctx.allreduce, array)
+            while ctx._allreduces._sequences[ctx.world].calls.number < 3:
+                assert not waiting.done()
+                time.sleep(0.001)
+            ctx.close()
+            gc.collect()
+            with pytest.raises(ClosedError):
+                waiting.result()
+        over.set()
+
+    loopback.run(2, program, log="error", timeout=20)

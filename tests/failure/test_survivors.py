@@ -34,6 +34,13 @@ def lose_one_after_another(ranks: Job, victims: list[int]) -> None:
     assert ranks.ended(left) == [0, 0], ranks.transcript()
 
 
+def lose_at_once(ranks: Job, first: int, second: int) -> None:
+    """No group of survivors has the second, however late it is killed."""
+    ranks.signal(second, signal.SIGSTOP)
+    ranks.signal(first, signal.SIGKILL)
+    ranks.signal(second, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("victims", [[3, 1], [0, 3], [1, 0]])
 def test_two_losses_one_after_another(job: Callable[..., Job], victims: list[int]) -> None:
     lose_one_after_another(job("goes_on.py", 4, 2, **SETTINGS), victims)
@@ -47,11 +54,24 @@ def test_another_rank_serves_after_the_loss_of_the_one_that_did(
     lose_one_after_another(job("goes_on.py", 4, 2, torchrun=True, **SETTINGS), victims)
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_loss_while_groups_are_formed(job: Callable[..., Job], victim: int) -> None:
+    """The store may report it before the context of a survivor has noticed it."""
+    ranks = job("forms_groups.py", 8, torchrun=True, **SETTINGS)
+    ranks.said("working")
+    ranks.signal(victim, signal.SIGKILL)
+    left = [rank for rank in range(8) if rank != victim]
+    ranks.said("recovered", left)
+    for rank in left:
+        assert ranks.event(rank, "lost")["rank"] == victim, ranks.transcript()
+        assert ranks.event(rank, "recovered")["ranks"] == left, ranks.transcript()
+    assert ranks.ended(left) == [0] * 7, ranks.transcript()
+
+
 def test_next_rank_to_serve_is_lost_too(job: Callable[..., Job]) -> None:
     ranks = job("goes_on.py", 4, 1, torchrun=True, **SETTINGS)
     ranks.said("working")
-    ranks.signal(0, signal.SIGKILL)
-    ranks.signal(1, signal.SIGKILL)
+    lose_at_once(ranks, 0, 1)
     for rank in (2, 3):
         check_use(ranks.event(rank, "recovered 0"), [2, 3])
     assert ranks.ended([2, 3]) == [0, 0], ranks.transcript()
@@ -60,8 +80,7 @@ def test_next_rank_to_serve_is_lost_too(job: Callable[..., Job]) -> None:
 def test_two_losses_at_once(job: Callable[..., Job]) -> None:
     ranks = job("goes_on.py", 4, 1, **SETTINGS)
     ranks.said("working")
-    ranks.signal(1, signal.SIGKILL)
-    ranks.signal(2, signal.SIGKILL)
+    lose_at_once(ranks, 1, 2)
     for rank in (0, 3):
         check_use(ranks.event(rank, "recovered 0"), [0, 3])
     assert ranks.ended([0, 3]) == [0, 0], ranks.transcript()

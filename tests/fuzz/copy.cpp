@@ -4,7 +4,7 @@
 
 namespace pgasdl {
 
-void copy(void* destination, const void* source, std::size_t bytes) {
+void copy_longer(void* destination, const void* source, std::size_t bytes) {
   std::memcpy(destination, source, bytes);
 }
 

@@ -16,8 +16,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::memcpy(control.local().data, told.data(), told.size());
   for (const Rank peer : gossip.ranks()) {
     (void)gossip.beat(peer);
+    const Gossip::Words words = gossip.words(peer);
+    REQUIRE(words.own <= Health::kClosed);
+    REQUIRE(words.cause.rank >= -1 && words.cause.rank < kSize);
+    REQUIRE(words.cause.how <= Health::kClosed);
+  }
+  for (std::size_t neighbour = 0; neighbour < gossip.neighbours().size(); ++neighbour) {
     for (Rank of = 0; of < kSize; ++of) {
-      const Health health = gossip.told(peer, of);
+      const Health health = gossip.told(neighbour, of);
       REQUIRE(health <= Health::kClosed);
       REQUIRE(!name(health).empty());
     }

@@ -14,7 +14,7 @@ from tiers import full
 
 PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
 ONE_SIDED = PROGRAM.with_name("one_sided.py")
-PARTS = ["allreduces", "long_arrays", "handles", "exchanges"]
+PARTS = ["allreduces", "long_arrays", "handles", "pool", "exchanges"]
 Double = Callable[..., dict[str, str]]
 
 
@@ -30,10 +30,22 @@ def test_processes(double: Double, size: int) -> None:
     assert json.loads(succeeded(command, env=double(), timeout=200)) == PARTS
 
 
-def test_staged_if_asked_for(double: Double) -> None:
-    command = launcher.command("-n", "2", "--no-prefix", str(PROGRAM), "0", "staged")
-    shown = succeeded(command, env=double() | {"PGASDL_GPU": "staged"}, timeout=120)
-    assert json.loads(shown) == ["staged"]
+# Arrays of 12 kB have 16 pieces then, in which nearly every plan travels.
+STAGED = {"PGASDL_GPU": "staged", "PGASDL_GPU_PIECE": "768"}
+
+
+@pytest.mark.parametrize("size", full([3, 1, 2], quick=1))
+def test_staged_if_asked_for(double: Double, size: int) -> None:
+    parts = ["staged", *PARTS]
+    command = launcher.command("-n", str(size), "--no-prefix", str(PROGRAM), "0", *parts)
+    assert json.loads(succeeded(command, env=double() | STAGED, timeout=300)) == parts
+
+
+@pytest.mark.parametrize("size", full([3, 2], quick=0))
+def test_staged_threads_that_map_nothing(double: Double, size: int) -> None:
+    command = [sys.executable, str(PROGRAM), f"unmapped {size}", "staged", *PARTS]
+    shown = succeeded(command, env=double() | STAGED, timeout=300)
+    assert json.loads(shown) == ["staged", *PARTS]
 
 
 @pytest.mark.parametrize("windows", ["allocated", "created"])
@@ -44,9 +56,10 @@ def test_staged_over_mpi(double: Double, mpi: str, windows: str) -> None:
     if missing := mpi_rows.missing(mpi):
         pytest.skip(missing)
     row = mpi_rows.ROWS[mpi]
-    environ = double() | {"PGASDL_TRANSPORT": "mpi", "PGASDL_MPI_WINDOWS": windows}
-    command = launcher.command(f"--mpi={row.launcher}", "-n", "2", str(PROGRAM), "0", "staged")
-    assert '["staged"]' in succeeded(command, env=row.environ(environ), timeout=120)
+    parts = ["staged", *PARTS]
+    environ = double() | STAGED | {"PGASDL_TRANSPORT": "mpi", "PGASDL_MPI_WINDOWS": windows}
+    command = launcher.command(f"--mpi={row.launcher}", "-n", "2", str(PROGRAM), "0", *parts)
+    assert json.dumps(parts) in succeeded(command, env=row.environ(environ), timeout=300)
 
 
 @pytest.mark.parametrize("size", full([2, 1, 3], quick=1))

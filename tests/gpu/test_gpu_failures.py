@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import launcher
+from support import launcher, mpi_rows
 from support.starting import finished, succeeded
 from tiers import full
 
 PROGRAMS = Path(__file__).parent / "programs"
 Double = Callable[..., dict[str, str]]
+
+# Arrays are copied by way of the host, in some pieces.
+STAGED = {"PGASDL_GPU": "staged", "PGASDL_GPU_PIECE": "512"}
 
 # What a double lacks, the parts that need it, and how they say so.
 VALUES = "streams of this driver must be able to "
@@ -57,11 +60,60 @@ def test_gpus_that_do_not_reach_each_other(double: Double) -> None:
     assert {each for ranks in said.values() for each in ranks} == {"works"}, said
 
 
+@pytest.mark.parametrize("path", [{}, STAGED], ids=["mapped", "staged"])
 @pytest.mark.parametrize("step", full([1999, 97]))
-def test_a_failing_call(double: Double, step: int) -> None:
+def test_a_failing_call(double: Double, step: int, path: dict[str, str]) -> None:
     """Wherever it is: errors of ours, in time, nothing is left, and the next run works."""
-    done = told("short.py", "failing", 1, step, env=double(), timeout=200)
+    done = told("short.py", "failing", 1, step, env=double() | path, timeout=300)
     assert done["calls"] > 300
+
+
+UNREACHED = {
+    "bound": "UnavailableError",
+    "write": "UnavailableError",
+    "write from the host": "UnavailableError",
+    "write to the host": "UnavailableError",
+    "write to oneself": "UnavailableError",
+    "read": "UnavailableError",
+    "read to the host": "UnavailableError",
+    "write_notify": "UnavailableError",
+    "write_notify_on": "UnavailableError",
+    "atomic": "UnavailableError",
+    "stream waits": "UnavailableError",
+    "stream resets": "UnavailableError",
+    "beyond": "SegmentError",
+}
+
+
+def kinds_of(shown: str) -> dict[str, str]:
+    (line,) = (line for line in shown.splitlines() if "{" in line)
+    said = json.loads(line[line.index("{") :])
+    return {name: words.split(":")[0] for name, words in said.items()}
+
+
+def test_what_peers_do_not_reach(double: Double) -> None:
+    command = [sys.executable, str(PROGRAMS / "unreached.py")]
+    assert kinds_of(succeeded(command, env=double() | STAGED, timeout=60)) == UNREACHED
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+@pytest.mark.full
+def test_what_peers_do_not_reach_over_mpi(double: Double, mpi: str) -> None:
+    if missing := mpi_rows.missing(mpi):
+        pytest.skip(missing)
+    row = mpi_rows.ROWS[mpi]
+    program = [str(PROGRAMS / "unreached.py"), "job"]
+    command = launcher.command(f"--mpi={row.launcher}", "-n", "2", *program)
+    environ = row.environ(double() | {"PGASDL_TRANSPORT": "mpi"})
+    assert kinds_of(succeeded(command, env=environ, timeout=60)) == UNREACHED
+
+
+def test_ranks_that_differ_in_the_way_to_a_gpu(double: Double) -> None:
+    program = [str(PROGRAMS / "unreached.py"), "differ"]
+    command = launcher.command("-n", "2", "--no-prefix", *program)
+    shown = succeeded(command, env=double(), timeout=60)
+    assert kinds_of(shown) == {"segment": "MismatchError"}
+    assert "PGASDL_GPU" in shown
 
 
 def test_wrong_input(double: Double) -> None:
@@ -105,12 +157,30 @@ def test_wrong_input(double: Double) -> None:
     }
 
 
-@pytest.mark.parametrize("part", full(["exchange", "notification", "handle", "allreduce"], quick=1))
+@pytest.mark.parametrize(
+    ("part", "path"),
+    full(
+        [
+            ("exchange", {}),
+            ("exchange", STAGED),
+            ("notification", {}),
+            ("handle", {}),
+            ("handle", STAGED),
+            ("allreduce", {}),
+            ("allreduce", STAGED),
+        ],
+        quick=2,
+    ),
+    ids=lambda value: ("staged" if value else "mapped") if isinstance(value, dict) else value,
+)
 @pytest.mark.parametrize("how", ["killed", "late"])
-def test_a_stream_that_waits_for_a_rank(double: Double, how: str, part: str) -> None:
+def test_a_stream_that_waits_for_a_rank(
+    double: Double, path: dict[str, str], how: str, part: str
+) -> None:
     """It goes on soon after the rank is killed, or by its deadline; then the reason is told."""
     program = [str(PROGRAMS / "lost.py"), how, part]
-    done = finished(launcher.command("-n", "2", "--no-prefix", *program), env=double(), timeout=60)
+    command = launcher.command("-n", "2", "--no-prefix", *program)
+    done = finished(command, env=double() | path, timeout=60)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
     told = json.loads(line)
     assert told["seconds"] < 10, told  # where nothing is lost the deadline is 20
@@ -127,12 +197,14 @@ def test_a_forked_child(double: Double) -> None:
         assert kinds <= {"ClosedError", "UnavailableError"}, told["said"]
 
 
+@pytest.mark.parametrize("path", [{}, STAGED], ids=["mapped", "staged"])
 @pytest.mark.parametrize("times", full([20, 200], quick=1))
-def test_nothing_is_left(double: Double, times: int) -> None:
-    told("short.py", "repeating", times, env=double(delay_us=10))
+def test_nothing_is_left(double: Double, times: int, path: dict[str, str]) -> None:
+    told("short.py", "repeating", times, env=double(delay_us=10) | path)
 
 
-def test_streams_get_what_they_wait_for(double: Double) -> None:
+@pytest.mark.parametrize("path", [{}, STAGED], ids=["mapped", "staged"])
+def test_streams_get_what_they_wait_for(double: Double, path: dict[str, str]) -> None:
     """Also if what brings it is closed, or dropped, before."""
     command = [sys.executable, str(PROGRAMS / "ends.py")]
-    assert succeeded(command, env=double(delay_us=3000), timeout=100) == "ok\n"
+    assert succeeded(command, env=double(delay_us=3000) | path, timeout=100) == "ok\n"

@@ -67,7 +67,8 @@ def test_a_message_from_anybody_that_was_probed(mpi: Row, tmp_path: Path) -> Non
     if "5.0.2" in done.stdout and mpi.kind == "mpich":
         words = [file.read_text() for file in tmp_path.iterdir()]
         assert words, "MPI_Iprobe would do in place of MPI_Improbe"
-        assert words[0].startswith("never received"), words
+        # The other rank's abort may come while one writes.
+        assert any(each.startswith("never received") for each in words), words
     else:
         assert done.returncode == 0, done.stdout + done.stderr
 

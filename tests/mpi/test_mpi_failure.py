@@ -36,6 +36,15 @@ def test_a_failing_rank_is_named(mpi: Row) -> None:
     assert "pgasdl: rank 1 of 3 ends with ZeroDivisionError: on purpose" in done.stderr
 
 
+def test_ranks_that_failed_begin_again(mpi: Row) -> None:
+    """What was lost in one context is there in the next one, if its process is."""
+    program = mpi_jobs.PROGRAMS / "begins_again.py"
+    done = mpi_jobs.start(mpi, 3, program, timeout=100)
+    for rank in range(3):
+        for windows in ("created", "allocated"):
+            assert done.stdout.count(f"rank {rank}: {windows}") == 2, done.stdout + done.stderr
+
+
 def nothing_stays(words: str, n_ranks: int, begins: str = "/") -> None:
     """Nothing that the ranks said they hold is left once the launcher has ended and reaped them."""
     held = re.findall(r"holds <(.*?)>", words)

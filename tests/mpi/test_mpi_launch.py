@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.environment import environment
 from support.launcher import command
+from support.leftovers import state_of, until
 from support.mpi_rows import Row
-from support.starting import finished
+from support.starting import finished, running
 
 from pgasdl.runtime.launch.mpiexec import LAUNCHERS
 
@@ -53,6 +55,30 @@ def test_who_tells_it_himself_hears_nothing(mpi: Row, program: Path) -> None:
     done = launched(mpi, program, **dict.fromkeys(LAUNCHERS[mpi.kind].root, "1"))
     assert done.returncode == 0, done.stderr
     assert "pgasdl" not in done.stderr
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "debian_openmpi"], indirect=True)
+def test_after_a_killed_launcher_with_the_same_number(
+    mpi: Row, program: Path, tmp_path: Path
+) -> None:
+    """What it left does not hinder the next one: numbers of processes come again."""
+    environ = mpi.environ(environment()) | {"TMPDIR": str(tmp_path)}
+    launch = command("-n", "2", "--mpi", mpi.launcher, str(program))
+    program.write_text(f"{program.read_text()}import time; time.sleep(60)\n")
+    with running(launch, env=environ) as killed:
+        assert killed.stdout is not None
+        killed.stdout.readline()
+        killed.kill()
+    program.write_text("print('there')")
+    stopped = ["sh", "-c", 'kill -STOP $$; exec "$@"', "sh", *launch]
+    with running(stopped, env=environ) as later:
+        assert until(lambda: state_of(later.pid) == "T", 20)
+        for left in tmp_path.rglob(f"*{killed.pid}"):
+            left.rename(left.with_name(left.name.replace(str(killed.pid), str(later.pid))))
+        os.kill(later.pid, signal.SIGCONT)
+        out, err = later.communicate(timeout=120)
+    # Open MPI's ranks write to a terminal, which passes a line and its end on one by one.
+    assert (later.returncode, out.count("there")) == (0, 2), out + err
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", "debian_openmpi"], indirect=True)

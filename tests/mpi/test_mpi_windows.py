@@ -17,7 +17,7 @@ PROGRAM = mpi_jobs.PROGRAMS / "windows.py"
     full(
         [
             (way, windows)
-            for way in ("described", "went", "again", "never", "same", "overlapping")
+            for way in ("described", "went", "again", "never", "same", "overlapping", "freed")
             for windows in ("allocated", "created")
         ],
         quick=1,

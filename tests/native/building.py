@@ -26,9 +26,6 @@ LANES = {
     "aarch64": "",
 }
 
-# In these lanes a test replaces single files.
-FILE_BY_FILE = ("thread",)
-
 # libibverbs' headers are the same for every processor; they come after that processor's own.
 CROSS = {
     "aarch64": (
@@ -86,9 +83,16 @@ def run(*command: str, cwd: Path | None = None, timeout: float = 1800) -> str:
 
 @dataclass(frozen=True)
 class Build:
-    """One lane's build folder, kept between runs under ``build/``."""
+    """One lane's build folder, kept between runs under ``build/``.
+
+    Attributes
+    ----------
+    alone : files, relative to the project, that ``link_changed`` may replace; each is one
+        translation unit
+    """
 
     lane: str
+    alone: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -110,7 +114,7 @@ class Build:
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
             "-DPGASDL_PYTHON=OFF", "-DPGASDL_TESTS=ON", "-DPGASDL_WERROR=ON",
             f"-DPGASDL_SANITIZE={LANES[self.lane]}",
-            f"-DPGASDL_UNITY={'OFF' if self.lane in FILE_BY_FILE else 'ON'}",
+            "-DPGASDL_UNITY=ON", f"-DPGASDL_ALONE={';'.join(self.alone)}",
             "-DCMAKE_BUILD_TYPE=Checked", f"-DCMAKE_CXX_FLAGS_CHECKED={FLAGS}",
             *CROSS.get(self.lane, ()),
         )  # fmt: skip

@@ -6,6 +6,8 @@
 #include <array>
 #include <numeric>
 
+#include "exchange/array_copies.hpp"
+#include "memory/device_region.hpp"
 #include "memory/device_stream.hpp"
 #include "plans.hpp"
 
@@ -221,6 +223,70 @@ void late_notifications(const Settings& settings) {
   });
 }
 
+// A lane goes on as soon as its piece is here, and the piece goes back while others still come.
+void pieces_of_an_array() {
+  constexpr std::size_t kPieces = 40;
+  constexpr std::uint64_t kBytes = 512;
+  run(1, {}, [](Local& local) {
+    UniqueFd fd;
+    const auto array = DeviceRegion::create(kDevice, kPieces * kBytes, fd);
+    const auto copy = Region::create(kPieces * kBytes, fd);
+    copy->pin();
+    std::vector<unsigned char> bytes(kPieces * kBytes);
+    std::iota(bytes.begin(), bytes.end(), 0);
+    device_copy(kDevice, array->data(), bytes.data(), bytes.size());
+    // The first has two lanes that work; the second has one without steps.
+    std::vector<ArrayCopies::Extent> extents(kPieces, {kBytes, 1, 1});
+    extents[0] = {kBytes, 3, 2};
+    extents[1] = {kBytes, 1, 0};
+    const auto lane_of = [](std::size_t piece) { return piece == 0 ? 0 : piece + 2; };
+    ArrayCopies copies(local.context.waiter(), kDevice, copy->data(), extents);
+    const auto found = [&] {
+      std::vector<unsigned char> now(bytes.size());
+      device_copy(kDevice, now.data(), array->data(), now.size());
+      return now;
+    };
+    // How far copies are is chance; this is what they are made in pieces for.
+    bool ahead = false;
+    bool back_before_all_came = false;
+    for (int turn = 0; turn < 200 && !(ahead && back_before_all_came); ++turn) {
+      copies.begin(array->data(), array->data());
+      std::size_t ended = 0;  // pieces whose lanes have ended
+      while (!copies.over()) {
+        (void)copies.advance();
+        back_before_all_came |= copies.left() < kPieces && !copies.here(lane_of(kPieces - 1));
+        if (ended == kPieces || !copies.here(lane_of(ended))) continue;
+        ahead |= !copies.here(lane_of(kPieces - 1));
+        auto* const here = reinterpret_cast<unsigned char*>(copy->data() + ended * kBytes);
+        CHECK(std::equal(here, here + kBytes, &bytes[ended * kBytes]));
+        if (ended != 1) {
+          for (std::uint64_t i = 0; i < kBytes; ++i) {
+            here[i] = bytes[ended * kBytes + i] = static_cast<unsigned char>(~here[i]);
+          }
+          if (ended == 0) copies.lane_ended(1);
+          copies.lane_ended(lane_of(ended));
+        }
+        ++ended;
+      }
+      CHECK(found() == bytes);
+    }
+    CHECK(ahead);
+    CHECK(back_before_all_came);
+    // The first piece has one more lane that works: it stays until that has ended, too.
+    copies.begin(array->data(), array->data());
+    while (!copies.here(lane_of(kPieces - 1))) (void)copies.advance();
+    for (const std::size_t piece : {0, 2}) {
+      std::fill_n(copy->data() + piece * kBytes, kBytes, std::byte{7});
+    }
+    copies.lane_ended(0);
+    copies.lane_ended(lane_of(2));
+    copies.drain();
+    CHECK(copies.over());
+    std::fill_n(bytes.begin() + 2 * kBytes, kBytes, 7);
+    CHECK(found() == bytes);
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -245,6 +311,7 @@ int main() {
     a_copy_that_cannot_be({});
     a_copy_that_cannot_be(shm);
     late_notifications({});
+    pieces_of_an_array();
   };
   all();
   const std::string after_once = live();

@@ -221,6 +221,33 @@ void failing_heartbeat() {
   });
 }
 
+// Whoever comes to its turn but rarely, as on a machine that is busy, gives the others longer: here
+// a peer is silent for longer than the limit, again and again, but for few looks.
+void rare_looks() {
+  struct Block {
+    ControlBlock control{};
+    std::atomic<Health> states[2]{};
+  };
+  const auto own = std::make_unique<Block>();
+  const auto peer = std::make_unique<Block>();
+  Options options;
+  options.heartbeat_ms = 20;
+  options.stopped_after = 0.6;
+  ShmTransport transport(0, 2, "sixteen bytes...");
+  Liveness liveness(0, 2, options);
+  liveness.start(&transport, [] { nap(200); });
+  liveness.watch({&own->control, &peer->control}, std::vector<pid_t>{0, 0}, nullptr);
+  for (int beat = 0; beat < 4; ++beat) {
+    peer->control.heartbeat.fetch_add(1);
+    nap(900);
+    CHECK(liveness.health(1) == Health::kHealthy);
+  }
+  const Deadline deadline = Deadline::in(60);
+  while (liveness.health(1) == Health::kHealthy && !deadline.passed()) nap(10);
+  CHECK(liveness.health(1) == Health::kStopped);
+  liveness.stop();
+}
+
 // Settings with which a stopped rank would never be noticed are refused.
 void too_few_heartbeats() {
   for (const std::uint32_t heartbeat_ms : {334u, 600u, 60000u}) {
@@ -399,6 +426,7 @@ int main() {
   flush_after_loss();
   failing_heartbeat();
   too_few_heartbeats();
+  rare_looks();
   leaving();
   source_outlives_its_segment(all[3]);
   closed_under_its_threads();

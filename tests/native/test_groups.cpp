@@ -42,7 +42,7 @@ void allgathers(const Settings& settings, Rank size, std::uint32_t rounds) {
     }
     const auto half = local.group(odd);
     const auto gather = [&](Group& group, Group::Kind kind, std::uint32_t round) {
-      const std::size_t most = Group::slot_bytes(kind);
+      const std::size_t most = group.slot_bytes(kind);
       const std::string mine = contribution(local.rank(), round, most);
       std::vector<std::string> all;
       CHECK(group.allgather(kind, "gather", 7, std::as_bytes(std::span(mine)), soon(), all) ==
@@ -167,7 +167,7 @@ void passive_without_thanks() {
 void pieces(const Settings& settings) {
   run(3, settings, [&](Local& local) {
     for (const Group::Kind kind : {Group::Kind::kExchange, Group::Kind::kReduce}) {
-      const std::size_t slot = Group::slot_bytes(kind);
+      const std::size_t slot = local.world().slot_bytes(kind);
       for (const std::size_t most : {slot, 2 * slot, 3 * slot + 5}) {
         const auto part_of = [&](Rank rank) {
           std::string part(rank == 1 ? most : most / 3, 'x');

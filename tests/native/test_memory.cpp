@@ -114,6 +114,39 @@ void strangers() {
   }
 }
 
+// What a lost rank had handed over is given back when its loss is accepted, and what comes after
+// that is not kept.
+void unclaimed() {
+  const std::string token = "sixteen bytes...";
+  ShmTransport survivor(0, 3, token);
+  LocalSegment segment;
+  segment.bytes = 4096;
+  segment.region = Region::create(segment.bytes, segment.descriptor);
+  segment.data = segment.region->data();
+  segment.board = reinterpret_cast<FlagWord*>(segment.data + segment.bytes);
+  const std::vector<Rank> all{0, 1, 2};
+  const int before = open_descriptors();
+  std::string of_dead, of_living;
+  {
+    ShmTransport dies(1, 3, token);
+    ShmTransport lives(2, 3, token);
+    for (ShmTransport* peer : {&dies, &lives}) {
+      peer->connect(0, survivor.endpoint());
+      peer->connect(1, dies.endpoint());
+      peer->connect(2, lives.endpoint());
+    }
+    for (segment.id = 1; segment.id <= 3; ++segment.id) {
+      of_dead = dies.publish(segment, all);
+      if (segment.id == 2) of_living = lives.publish(segment, all);
+      survivor.service();
+      if (segment.id == 2) survivor.forget(1);
+    }
+  }
+  CHECK(survivor.attach(2, of_living, Deadline::once()).region != nullptr);
+  require_error(ErrorKind::kSystem, [&] { (void)survivor.attach(1, of_dead, Deadline::once()); });
+  CHECK_NOTE(open_descriptors() == before, "%d, then %d descriptors", before, open_descriptors());
+}
+
 Settings over_shm() {
   Settings settings;
   settings.shm = true;
@@ -189,6 +222,7 @@ int main() {
   regions();
   private_regions();
   strangers();
+  unclaimed();
   bound_memory();
   exchanges();
   nothing_left();

@@ -18,8 +18,9 @@ struct Mpi {
     }
     settings.options.heartbeat_ms = 5;
     settings.transport = [this](Rank rank, Rank) -> std::unique_ptr<Transport> {
-      return std::make_unique<MpiTransport>(worlds.at(static_cast<std::size_t>(rank)),
-                                            MpiOptions{.created = true});
+      return std::make_unique<MpiTransport>(
+          worlds.at(static_cast<std::size_t>(rank)),
+          MpiOptions{.queues = settings.options.queues + Context::kOwnQueues, .created = true});
     };
   }
   std::shared_ptr<MpiMachine> machine;

@@ -70,6 +70,54 @@ void flag_is_last(const Settings& settings, Rank size, std::uint32_t rounds) {
   });
 }
 
+// Over a fabric that keeps no order, of `rounds` flags the number of those that were seen before
+// all data ahead of them, or whose word in the end had not their last value. One thread, one seed.
+std::uint32_t overtaken(bool completion_first, std::uint32_t rounds) {
+  constexpr std::size_t kPieces = 6, kPiece = 64;
+  const auto world = std::make_shared<LoopbackWorld>(
+      2, LoopbackFaults{
+             .seed = 3, .delay = 3, .any_order = true, .completion_first = completion_first});
+  LoopbackTransport writer(world, 0);
+  LoopbackTransport reader(world, 1);
+  std::array<std::array<std::byte, kPieces * kPiece>, 2> data{};
+  std::array<FlagWord, 2> board{};
+  std::array<LocalSegment, 2> ends;
+  const std::array<Rank, 2> both{0, 1};
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    ends[i].data = data[i].data();
+    ends[i].bytes = data[i].size();
+    ends[i].board = &board[i];
+    ends[i].notifications = 1;
+  }
+  const RemoteSegment there = writer.attach(1, reader.publish(ends[1], both), soon());
+  std::uint32_t wrong = 0;
+  for (std::uint32_t round = 1; round <= rounds; ++round) {
+    data[0].fill(static_cast<std::byte>(round));
+    for (std::uint64_t at = 0; at < kPieces * kPiece; at += kPiece) {
+      const Transfer piece{&ends[0], at, &there, at, kPiece};
+      CHECK(writer.post_write(0, 1, {&piece, 1}, nullptr));
+    }
+    const RemoteFlag first{&there, 0, 2 * round};
+    const RemoteFlag last{&there, 0, 2 * round + 1};
+    CHECK(writer.post_write(0, 1, {}, &first) && writer.post_write(0, 1, {}, &last));
+    bool in_order = true;
+    while (!writer.complete(0)) {
+      reader.progress();
+      if (board[1].load() >= 2 * round) in_order &= data[0] == data[1];
+    }
+    in_order &= board[1].load() == 2 * round + 1;
+    CHECK(data[0] == data[1]);  // all arrive
+    wrong += in_order ? 0 : 1;
+  }
+  return wrong;
+}
+
+void any_order() {
+  const std::uint32_t wrong = overtaken(false, 200);
+  CHECK_NOTE(wrong > 100, "only %u of 200 flags overtook their data", wrong);
+  CHECK(overtaken(true, 200) == 0);
+}
+
 // Lists, reads and their notifications, and a second queue.
 void lists_and_reads(const Settings& settings) {
   run(3, settings, [&](Local& local) {
@@ -159,6 +207,58 @@ void several_takers(const Settings& settings, std::uint32_t values) {
         CHECK(local.await(*segment, 0, kIds, &id) == next[id]);
         if (next[id] < values) raise(id);
       }
+    }
+    local.barrier();
+  });
+}
+
+// Two threads of each rank add to one notification of rank 0, each after its own data; who has the
+// count sees all of them, and what is reset meanwhile is not counted twice.
+void counts(const Settings& settings, Rank size, std::uint64_t rounds) {
+  constexpr std::uint64_t kThreads = 2;
+  constexpr std::uint64_t kBytes = 64;
+  run(size, settings, [&](Local& local) {
+    const std::uint64_t n = static_cast<std::uint64_t>(size) * kThreads;
+    const auto inbox = local.segment(n * kBytes);
+    const auto outbox = local.segment(n * kBytes);
+    const auto add = [&](std::uint64_t round, std::uint64_t thread) {
+      const std::uint64_t at = (static_cast<std::uint64_t>(local.rank()) * kThreads + thread);
+      std::memset(outbox->local().data + at * kBytes, static_cast<int>(round + at), kBytes);
+      const Slice source{outbox, at * kBytes, kBytes};
+      const Slice target{inbox, at * kBytes, kBytes};
+      const Pair pair{&source, &target};
+      CHECK(local.context.write_notify_add({&pair, 1}, 0, *inbox, 0, 1, 0, soon()) ==
+            Outcome::kDone);
+      CHECK(local.context.write_notify_add({}, 0, *inbox, 1, round, 0, soon()) == Outcome::kDone);
+      local.flush();
+    };
+    std::uint64_t taken = 0;
+    for (std::uint64_t round = 1; round <= rounds; ++round) {
+      std::thread other([&] { add(round, 1); });
+      add(round, 0);
+      if (local.rank() == 0) {
+        taken += local.context.notify_reset(*inbox, 1);
+        std::uint32_t left = 1;
+        CHECK(local.context.notify_wait_count(*inbox, 0, n, soon(), left) == Outcome::kDone);
+        CHECK(left == 0);
+        for (std::uint64_t at = 0; at < n * kBytes; ++at) {
+          CHECK_NOTE(
+              items<unsigned char>(inbox)[at] == static_cast<unsigned char>(round + at / kBytes),
+              "round %zu, byte %zu", std::size_t(round), std::size_t(at));
+        }
+      }
+      other.join();
+      local.barrier();
+    }
+    if (local.rank() == 0) {
+      const std::uint64_t all = n * rounds * (rounds + 1) / 2;
+      std::uint32_t left = 1;
+      if (taken < all) {
+        CHECK_NOTE(
+            local.context.notify_wait_count(*inbox, 1, all - taken, soon(), left) == Outcome::kDone,
+            "%zu of %zu", std::size_t(taken), std::size_t(all));
+      }
+      CHECK(local.context.notify_reset(*inbox, 1) == 0);
     }
     local.barrier();
   });
@@ -324,10 +424,12 @@ void refusals() {
 }  // namespace
 
 int main() {
+  any_order();
   for (const Settings& settings : adversaries(11)) {
     flag_is_last(settings, 3, 40);
     lists_and_reads(settings);
     several_takers(settings, 60);
+    counts(settings, 3, 40);
     atomics(settings, 40);
     queues(settings);
     shared_queue(settings, 100);
@@ -337,11 +439,13 @@ int main() {
   shared_queue(refusing, 20);
   flag_is_last({}, 4, 300);
   several_takers({}, 800);
+  counts({}, 4, 500);
   atomics({}, 300);
   Settings sleeping;
   sleeping.options = sleepy();
   flag_is_last(sleeping, 2, 100);
   several_takers(sleeping, 100);
+  counts(sleeping, 2, 100);
   refusals();
   std::puts("ok");
 }

@@ -2,6 +2,7 @@
 // says so and succeeds: tests/softroce boots a machine that has one.
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <random>
 
@@ -14,12 +15,27 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
-Settings over_verbs(VerbsOptions verbs = {}) {
+Settings over_verbs(VerbsOptions verbs = {}, std::uint32_t queues = Options{}.queues) {
   Settings settings;
-  verbs.queues = settings.options.queues + 2;
+  settings.options.queues = queues;
+  verbs.queues = settings.options.queues + Context::kOwnQueues;
   settings.transport = [verbs](Rank rank, Rank size) {
     return std::make_unique<VerbsTransport>(rank, size, kToken, verbs);
   };
+  return settings;
+}
+
+VerbsOptions completion_first(std::uint32_t requests) {
+  VerbsOptions options = depth(requests);
+  options.order = VerbsOrder::kCompletion;
+  return options;
+}
+
+// For many ranks in a guest, whose one processor other work may keep from them for seconds.
+Settings patiently(VerbsOptions verbs) {
+  verbs.timeout_s = 20;
+  Settings settings = over_verbs(verbs);
+  settings.options.stopped_after = verbs.timeout_s;
   return settings;
 }
 
@@ -219,6 +235,31 @@ void away(const Settings& settings) {
   });
 }
 
+// One of two ranks connects anew: heartbeats of the other that are lost by that are nobody's error.
+void beats_are_lost(Settings settings, std::uint32_t rounds) {
+  settings.options.heartbeat_ms = 1;
+  run(2, settings, [&](Local& local) {
+    const auto segment = local.segment(64);
+    for (std::uint32_t round = 1; round <= rounds; ++round) {
+      const Rank peer = local.peer(1);
+      std::uint64_t old = 0;
+      local.barrier();
+      if (local.rank() == 0) {
+        local.context.reconnect(peer);
+        local.notify(peer, *segment, 1, round);
+      } else {
+        CHECK(local.await(*segment, 1) == round);
+      }
+      const Slice target{segment, 8, 8};
+      CHECK(local.context.atomic(Atomic::Kind::kFetchAdd, target, peer, 1, 0, soon(), old) ==
+            Outcome::kDone);
+      CHECK(old + 1 == round);
+      local.flush();
+    }
+    local.barrier();
+  });
+}
+
 // More than the device carries in one message, from and into bound memory, and an empty segment.
 void large_and_empty(const Settings& settings, std::uint64_t bytes) {
   run(2, settings, [&](Local& local) {
@@ -258,19 +299,33 @@ void choice() {
   CHECK(std::count_if(best.begin(), best.end(), [](const auto& info) { return info.chosen; }) == 1);
   for (const VerbsDeviceInfo& info : best) CHECK(info.chosen == info.refused.empty());
   VerbsOptions options;
-  options.device = best.back().device;
-  options.port = best.back().port;
+  options.ports = {{best.back().device, best.back().port}};
   options.gid_index = best.back().gid_index;
   if (best.back().state == best.front().state) {
     const auto last = verbs_devices(options);
     CHECK(last[0].chosen && last[0].gid == best.back().gid);
     CHECK(last.size() == best.size());
   }
-  options.device = "nonesuch";
+  options.ports = {{"nonesuch", 0}};
   for (const VerbsDeviceInfo& info : verbs_devices(options)) {
     CHECK(!info.chosen && info.refused == "device nonesuch was asked for");
   }
   require_error(ErrorKind::kUnavailable, [&] { VerbsTransport none(0, 1, kToken, options); });
+}
+
+// Nothing at its default.
+VerbsOptions unusual() {
+  VerbsOptions options;
+  options.pkey = 0x7fff;
+  options.mtu = 512;
+  options.service_level = 3;
+  options.traffic_class = 104;
+  options.global_routes = true;
+  options.retry_count = 5;
+  options.rnr_retry_count = 4;
+  options.ack_timeout = 16;
+  options.inline_bytes = 256;
+  return options;
 }
 
 // A rank can be its own peer.
@@ -358,6 +413,66 @@ void groups(const Settings& settings, Rank size) {
   });
 }
 
+// Members of a large group pass on what they got, by no more connections than barriers and
+// heartbeats have. One leaves: all learn its name, whomever they wait for.
+void relayed(const Settings& settings) {
+  constexpr Rank kSize = 18;
+  constexpr Rank kGone = 5;
+  constexpr std::size_t kNeighbours = 10;  // 1, 2, 3, 4, 8, 16 ahead, and behind
+  std::atomic<Rank> told{0};
+  run(kSize, settings, [&](Local& local) {
+    const auto gather = [&] {
+      const std::string mine(static_cast<std::size_t>(local.rank()) * 97, 'x');
+      std::vector<std::string> got;
+      CHECK(local.world().allgather(Group::Kind::kExchange, "gather", 7,
+                                    std::as_bytes(std::span(mine)), Deadline::in(60),
+                                    got) == Outcome::kDone);
+      for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i].size() == i * 97);
+    };
+    for (int round = 0; round < 3; ++round) gather();
+    const auto queue = local.context.internal_queue();
+    const std::size_t open = local.context.transport().connections(queue);
+    CHECK_NOTE(open <= kNeighbours, "%zu connections", open);
+    gather();  // nobody leaves before all have counted
+    if (local.rank() == kGone) return;
+    for (int round = 0; round < 2; ++round) {
+      std::string said;
+      const Rank named = require_error(ErrorKind::kPeerLost, gather, &said);
+      CHECK_NOTE(named == kGone, "rank %d: %s", local.rank(), said.c_str());
+    }
+    told.fetch_add(1);
+    while (told.load() < kSize - 1)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // no other has left before
+  });
+}
+
+// Two ranks ask each other for a thousand connections before the first is there. The last answer
+// comes long after the time in which one of whom nothing is heard is lost; none is given up.
+void all_at_once() {
+  constexpr std::uint32_t kQueues = 1000;
+  run(2, over_verbs({}, kQueues), [&](Local& local) {
+    const auto segment = local.segment(8, kQueues);
+    const Rank peer = local.peer(1);
+    const Deadline deadline = Deadline::in(150);
+    std::vector<QueueId> queues(kQueues, 0);
+    for (QueueId& queue : std::span(queues).subspan(1)) queue = local.context.queue_create();
+    local.barrier();
+    while (!queues.empty() && !deadline.passed()) {
+      std::erase_if(queues, [&](QueueId queue) {
+        return local.context.notify(peer, *segment, queue, 1, queue, Deadline::once()) ==
+               Outcome::kDone;
+      });
+    }
+    CHECK_NOTE(queues.empty(), "%zu connections are not there", queues.size());
+    for (QueueId queue = 0; queue < kQueues; ++queue) {
+      std::uint32_t found = 0;
+      CHECK(local.context.notify_waitsome(*segment, queue, 1, deadline, found) == Outcome::kDone);
+      CHECK(local.context.transport().connections(queue) == 1);
+    }
+    CHECK(local.world().barrier(deadline) == Outcome::kDone);
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -368,12 +483,25 @@ int main() {
   step("lists", [] { lists_and_reads(over_verbs(), 40); });
   step("long lists", [] { lists_and_reads(over_verbs(depth(8)), 500); });
   step("atomics", [] { atomics(over_verbs(), 20); });
+  step("beats", [] { beats_are_lost(over_verbs(), 60); });
   step("many", [] { many_in_flight(over_verbs(depth(8)), 300); });
   step("away", [] { away(over_verbs()); });
   step("large", [] { large_and_empty(over_verbs(), 20'000'001); });
   step("self", [] { self(over_verbs()); });
+  step("settings", [] { flag_is_last(over_verbs(unusual()), 2, 20000, 5); });
   step("plans", [] { plans(over_verbs(), 3, false); });
   step("plans, thread", [] { plans(over_verbs(depth(8)), 2, true); });
   step("groups", [] { groups(over_verbs(), 4); });
+  step("relayed", [] { relayed(patiently({})); });
+  step("all at once", all_at_once);
+  const auto held = [](std::uint32_t requests) { return over_verbs(completion_first(requests)); };
+  step("held: flags", [&] { flag_is_last(held(127), 3, 512, 20); });
+  step("shallow", [&] { flag_is_last(held(8), 2, 20000, 10); });
+  step("long lists", [&] { lists_and_reads(held(8), 500); });
+  step("many", [&] { many_in_flight(held(8), 300); });
+  step("away", [&] { away(held(127)); });
+  step("plans, thread", [&] { plans(held(8), 2, true); });
+  step("groups", [&] { groups(held(127), 3); });
+  step("relayed", [&] { relayed(patiently(completion_first(127))); });
   std::puts("ok");
 }

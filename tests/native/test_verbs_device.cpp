@@ -1,7 +1,7 @@
 // What is known of RDMA devices without one.
 
 #include "check.hpp"
-#include "transport/verbs/device.hpp"
+#include "transport/verbs/path.hpp"
 
 namespace {
 
@@ -25,9 +25,149 @@ void speeds() {
   }
 }
 
+ibv_gid gid(std::initializer_list<std::uint8_t> subnet, std::uint8_t last) {
+  ibv_gid made{};
+  std::copy(subnet.begin(), subnet.end(), made.raw);
+  made.raw[15] = last;
+  return made;
+}
+
+VerbsEndpoint endpoint(VerbsLink link, ibv_gid first) {
+  VerbsEndpoint made{};
+  made.magic = VerbsEndpoint::kMagic;
+  made.mtu = IBV_MTU_4096;
+  made.reads = 16;
+  made.link = link;
+  made.pkey = 0xffff;
+  made.n_gids = 1;
+  made.gids[0] = first;
+  return made;
+}
+
+// Both sides come to the same of everything, whoever is asked.
+VerbsAgreement both(const VerbsEndpoint& a, const VerbsEndpoint& b) {
+  const VerbsAgreement one = agree(3, a, 5, b);
+  const VerbsAgreement other = agree(5, b, 3, a);
+  CHECK(one.mtu == other.mtu && one.reads == other.reads && one.global == other.global);
+  CHECK(one.completion_first == other.completion_first);
+  CHECK(one.gid_here == other.gid_there && one.gid_there == other.gid_here);
+  return one;
+}
+
+void agreement() {
+  const ibv_gid near = gid({0xfe, 0x80}, 1);
+  VerbsEndpoint a = endpoint(VerbsLink::kInfiniBand, near);
+  VerbsEndpoint b = endpoint(VerbsLink::kInfiniBand, gid({0xfe, 0x80}, 2));
+  CHECK(both(a, b).mtu == IBV_MTU_4096 && !both(a, b).global);
+  b.mtu = IBV_MTU_1024;
+  a.reads = 4;
+  CHECK(both(a, b).mtu == IBV_MTU_1024 && both(a, b).reads == 4);
+  b.global = 1;  // one that asks is enough
+  CHECK(both(a, b).global);
+  b.global = 0;
+  b.gids[0] = gid({0xfe, 0x80, 0, 7}, 2);
+  CHECK(both(a, b).global);  // another subnet
+  b.gids[b.n_gids++] = gid({0xfe, 0x80}, 9);
+  CHECK(!both(a, b).global && both(a, b).gid_there == 1);
+  a.link = b.link = VerbsLink::kRoceV2;
+  CHECK(both(a, b).global);
+  CHECK(!both(a, b).completion_first);
+  b.completion_first = 1;  // one that needs it is enough
+  CHECK(both(a, b).completion_first);
+  a.completion_first = 1;
+  CHECK(both(a, b).completion_first);
+}
+
+void disagreement() {
+  const ibv_gid near = gid({0xfe, 0x80}, 1);
+  const VerbsEndpoint good = endpoint(VerbsLink::kRoceV2, near);
+  const auto refuse = [](const VerbsEndpoint& here, const VerbsEndpoint& there,
+                         std::initializer_list<const char*> parts) {
+    try {
+      agree(3, here, 5, there);
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::kMismatch);
+      for (const char* part : parts) {
+        CHECK_NOTE(std::string(error.what()).find(part) != std::string::npos, "no \"%s\" in: %s",
+                   part, error.what());
+      }
+    }
+  };
+  VerbsEndpoint other = good;
+  other.pkey = 0x8001;
+  refuse(good, other, {"rank 3 has the P_Key 0xffff", "rank 5 0x8001", "PGASDL_VERBS_PKEY"});
+  other.pkey = 0x7fff;  // a limited member of the same partition
+  CHECK(both(good, other).global);
+  VerbsEndpoint limited = good;
+  limited.pkey = 0x7fff;
+  refuse(limited, other, {"rank 3 has the P_Key 0x7fff", "rank 5 0x7fff", "limited"});
+  other = good;
+  other.link = VerbsLink::kInfiniBand;
+  refuse(good, other, {"rank 3's RDMA address is one of RoCE v2", "rank 5's of InfiniBand"});
+  for (const auto spoil :
+       {+[](VerbsEndpoint& end) { end.magic ^= 1; }, +[](VerbsEndpoint& end) { end.n_gids = 0; },
+        +[](VerbsEndpoint& end) { end.n_gids = 9; }, +[](VerbsEndpoint& end) { end.mtu = 0; },
+        +[](VerbsEndpoint& end) { end.mtu = 6; }, +[](VerbsEndpoint& end) { end.reads = 0; },
+        +[](VerbsEndpoint& end) { end.completion_first = 2; },
+        +[](VerbsEndpoint& end) { end.link = static_cast<VerbsLink>(3); }}) {
+    other = good;
+    spoil(other);
+    refuse(good, other, {"rank 5 speaks another version"});
+  }
+}
+
+void partitions() {
+  const std::array<std::uint16_t, 4> table{0x7fff, 0x0001, 0x8001, 0xffff};
+  CHECK(find_pkey(table, 0)->index == 0);
+  CHECK(find_pkey(table, 0x8001)->index == 2 && find_pkey(table, 0x0001)->index == 2);
+  CHECK(find_pkey(table, 0xffff)->value == 0xffff && find_pkey(table, 0x7fff)->index == 3);
+  CHECK(!find_pkey(table, 0x8002));
+  CHECK(find_pkey({}, 0)->value == 0xffff);
+}
+
+void ports() {
+  VerbsOptions options;
+  CHECK(allows(options, "mlx5_0", 1));
+  options.ports = {{"mlx5_0", 1}, {"mlx5_1", 0}};
+  CHECK(allows(options, "mlx5_0", 1) && !allows(options, "mlx5_0", 2));
+  CHECK(allows(options, "mlx5_1", 2) && !allows(options, "mlx5_10", 1));
+  options.excluded = true;
+  CHECK(!allows(options, "mlx5_0", 1) && allows(options, "mlx5_0", 2));
+  CHECK(!allows(options, "mlx5_1", 2) && allows(options, "mlx5_10", 1));
+}
+
+void orders() {
+  CHECK(keeps_order(IBV_TRANSPORT_IB, VerbsOrder::kAuto));
+  for (const auto other : {IBV_TRANSPORT_UNSPECIFIED, IBV_TRANSPORT_UNKNOWN, IBV_TRANSPORT_USNIC}) {
+    CHECK(!keeps_order(other, VerbsOrder::kAuto) && keeps_order(other, VerbsOrder::kKept));
+  }
+  CHECK(!keeps_order(IBV_TRANSPORT_IB, VerbsOrder::kCompletion));
+}
+
+// All attempts together last as long as a peer may be silent, unless a time was asked for.
+void acknowledgements() {
+  VerbsOptions options;
+  const auto last = [&] {
+    return (options.retry_count + 1) * 4.096e-6 * (1 << options.acknowledgement_timeout());
+  };
+  for (const int retries : {0, 3, 6}) {
+    options.retry_count = retries;
+    CHECK(last() >= options.timeout_s && last() < 2 * options.timeout_s);
+  }
+  options.ack_timeout = 20;
+  CHECK(options.acknowledgement_timeout() == 20);
+}
+
 }  // namespace
 
 int main() {
+  orders();
+  agreement();
+  disagreement();
+  partitions();
+  ports();
+  acknowledgements();
   speeds();
   std::puts("ok");
 }

@@ -20,12 +20,18 @@ using namespace pgasdl::testing;
 class Bare {
  public:
   Bare(Rank rank, Rank size, const VerbsOptions& options)
-      : transport(rank, size, kToken, options),
+      : transport(rank, size, kToken, with_queues(options)),
         rank(rank),
         segment(0, kBytes, kIds, nullptr, size) {}
 
   static constexpr std::uint64_t kBytes = 4000;
   static constexpr std::uint32_t kIds = 64;
+  static constexpr std::uint32_t kQueues = 8;
+
+  static VerbsOptions with_queues(VerbsOptions options) {
+    options.queues = kQueues;
+    return options;
+  }
 
   const RemoteSegment& there() const { return *segment.remote(1 - rank); }
   Transfer transfer(std::uint64_t from, std::uint64_t to, std::uint64_t bytes) const {
@@ -256,10 +262,11 @@ void full() {
   });
 }
 
-// A peer whose end of the connection is gone, and one that never answered: an error names it within
-// three seconds.
+// A peer whose end of the connection is gone, and one that never answered: an error names it, but
+// not before the time for which a peer may stand still.
 void lost() {
-  run_bare({}, [](Bare& bare) {
+  const double still = VerbsOptions{}.timeout_s;
+  run_bare({}, [still](Bare& bare) {
     if (bare.rank == 0) {
       bare.notify(1, 1, 1);
       bare.complete(1);
@@ -274,7 +281,7 @@ void lost() {
     expect(bare.error(ErrorKind::kPeerLost, [&] { bare.complete(1); }),
            {"notification 2", "rank 1", "queue 1", "no answer"});
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    CHECK_NOTE(seconds < 3, "%.1f s", seconds);
+    CHECK_NOTE(seconds > still, "%.1f s", seconds);
     CHECK(bare.transport.complete(1));
     bare.error(ErrorKind::kPeerLost, [&] { bare.notify(1, 2, 1); });
     bare.transport.reconnect(1);
@@ -291,7 +298,7 @@ void lost() {
           expect(bare.error(ErrorKind::kPeerLost, [&] { bare.notify(0, 1, 1); }),
                  {"rank 1", "not answered", "queue 0"});
           const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-          CHECK_NOTE(seconds > 0.9 && seconds < 3, "%.1f s", seconds);
+          CHECK_NOTE(seconds > 0.9, "%.1f s", seconds);
         }
         bare.together->arrive_and_wait();
       },
@@ -300,14 +307,12 @@ void lost() {
 
 // Both ask for the same connections at the same moment, again and again, on all queues.
 void both_at_once(std::uint32_t rounds) {
-  VerbsOptions options;
-  options.queues = 8;
-  run_bare(options, [&](Bare& bare) {
+  run_bare({}, [&](Bare& bare) {
     for (std::uint32_t round = 1; round <= rounds; ++round) {
       bare.together->arrive_and_wait();
-      for (QueueId queue = 0; queue < 8; ++queue) bare.notify(queue, queue, round);
-      for (QueueId queue = 0; queue < 8; ++queue) bare.await(queue, round);
-      for (QueueId queue = 0; queue < 8; ++queue) bare.complete(queue);
+      for (QueueId queue = 0; queue < Bare::kQueues; ++queue) bare.notify(queue, queue, round);
+      for (QueueId queue = 0; queue < Bare::kQueues; ++queue) bare.await(queue, round);
+      for (QueueId queue = 0; queue < Bare::kQueues; ++queue) bare.complete(queue);
       bare.together->arrive_and_wait();
       // By both, by one, by the other, twice by one. A rank that reconnects alone notifies the
       // other, or what the other posts meanwhile is lost.

@@ -24,9 +24,10 @@ struct Ends {
   }
 
   // False: it has to wait.
-  bool send(std::uint32_t board, std::uint32_t notification, std::uint32_t value, bool with_data) {
-    const auto choice =
-        sender.choose(numbers[board], notification, value, with_data, answer, false);
+  bool send(std::uint32_t board, std::uint32_t notification, std::uint32_t value, bool with_data,
+            bool add = false) {
+    const RemoteFlag flag{nullptr, notification, value, add};
+    const auto choice = sender.choose(numbers[board], flag, with_data, answer, false);
     if (choice.way != VerbsFlags::Way::kWait) {
       if (choice.define != nullptr) shared->slots[choice.slot] = *choice.define;
       if (choice.way == VerbsFlags::Way::kImmediate) {
@@ -36,6 +37,7 @@ struct Ends {
               VerbsFlags::kReceives);
         ++immediates;
       } else {
+        CHECK(!add);
         words[board * kNotifications + notification].store(value);
         ++messages;
       }
@@ -133,6 +135,56 @@ void any_order(std::uint32_t seed) {
   CHECK(ends.immediates != 0);
 }
 
+// Additions among flags that are set: none is lost or made twice, and they wait for their places.
+void additions(std::uint32_t seed) {
+  std::mt19937 random(seed);
+  Ends ends;
+  std::vector<std::uint32_t> sent(2 * kNotifications);
+  const std::uint32_t ids = 1 + random() % (random() % 2 == 0 ? 10 : kNotifications);
+  const std::uint32_t laziness = 1 + random() % 5;
+  std::uint64_t refused = 0;
+  for (int step = 0; step < 20'000; ++step) {
+    const std::uint32_t board = random() % 2;
+    const std::uint32_t id = random() % ids;
+    const std::uint32_t at = board * kNotifications + id;
+    const bool add = id % 2 == 0;
+    const std::uint32_t value = 1 + (random() % 50 == 0 ? random() % (1u << 20) : random() % 3);
+    if (!ends.send(board, id, add ? value : sent[at] + value, random() % 2 == 0, add)) {
+      ++refused;
+    } else {
+      sent[at] += value;
+    }
+    if (random() % laziness == 0) ends.take();
+  }
+  while (!ends.under_way.empty()) ends.take();
+  for (std::size_t at = 0; at < sent.size(); ++at) CHECK(ends.words[at].load() == sent[at]);
+  CHECK(laziness < 3 || refused != 0);
+}
+
+// Of one notification: what is set after an addition does not overtake it, nor the reverse.
+void set_and_added() {
+  Ends ends;
+  // Until the sender has read that the one before was taken.
+  const auto later = [&](std::uint32_t id, std::uint32_t value, bool with_data, bool add) {
+    return ends.send(0, id, value, with_data, add) || ends.send(0, id, value, with_data, add);
+  };
+  CHECK(ends.send(0, 3, 5, false, true) && !ends.send(0, 3, 9, false) && ends.words[3].load() == 0);
+  ends.take();
+  CHECK(ends.words[3].load() == 5 && later(3, 9, false, false) && ends.words[3].load() == 9);
+  CHECK(later(3, 1, true, true) && ends.words[3].load() == 9);
+  ends.take();
+  CHECK(ends.words[3].load() == 10);
+  // An addition finds no receive, with data or without.
+  std::uint32_t sum = 0;
+  while (later(4, 1, false, true)) ++sum;
+  CHECK(sum <= VerbsFlags::kReceives && sum + VerbsFlags::kOffer >= VerbsFlags::kReceives);
+  CHECK(!later(4, 1, true, true));
+  while (!ends.under_way.empty()) ends.take();
+  CHECK(ends.words[4].load() == sum && later(4, 1, false, true));
+  ends.take();
+  CHECK(ends.words[4].load() == sum + 1);
+}
+
 // What a peer writes is not believed.
 void nonsense() {
   std::mt19937 random(1);
@@ -158,6 +210,8 @@ int main() {
   keeps_pace();
   away();
   for (std::uint32_t seed = 0; seed < 60; ++seed) any_order(seed);
+  for (std::uint32_t seed = 0; seed < 60; ++seed) additions(seed);
+  set_and_added();
   nonsense();
   std::puts("ok");
 }

@@ -138,3 +138,31 @@ def test_a_lane_that_waits_for_ever_is_named() -> None:
     assert good.lanes and Span("data", 0)
     with pytest.raises(PlanError, match=r"lost, rank 0, lane 0, step 0 \(Wait 3\)"):
         finish_times([lost], Model(Pair(0, 1)))
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8, 16])
+def test_owners_of_staged_arrays_pay_off_above_a_count(p: int) -> None:
+    """They save loads of peers' memory, and cost copies and a latency: so with two ranks never."""
+    count = 16 * p
+    for alpha, remote, copy, _ in POINTS:
+        model = Model(Pair(alpha, 0), copy=copy, remote=remote)
+        of_all, by_owners = (
+            predict(build_all("staged", p, count, owners=owners), model) for owners in (0, 1)
+        )
+        saved = Fraction((p - 1) * (p - 2), p) * remote - Fraction(p - 2, p) * copy
+        assert of_all - by_owners == saved * 4 * count - alpha
+
+
+def test_by_default_staged_arrays_have_owners_where_they_pay_off() -> None:
+    """Latencies that grow with the number of ranks, as on two cores: microseconds."""
+    for p in (3, 4, 8, 16):
+        model = Model(Pair(0.8 * p, 0), copy=0, remote=4e-5)
+        for count in (1 << 8, 1 << 11, 1 << 17, 1 << 20):
+            of_all, by_owners, default = (
+                predict(build_all("staged", p, count, piece=count, **options), model)
+                for options in ({"owners": 0}, {"owners": 1}, {})
+            )
+            assert default == min(of_all, by_owners)
+    # Two ranks have them by measurement: the model does not know what a line's last user costs.
+    for count, owners in ((512, 0), (513, 1), (1 << 20, 1)):
+        assert build("staged", 0, 2, count) == build("staged", 0, 2, count, owners=owners)

@@ -43,14 +43,26 @@ def test_it_is_right(size: int, kind: str) -> None:
     cases = SMALL + LARGE if size <= 6 else [(17, 65536), (1000, 480), (5000, 2064)]
     for count, piece in cases:
         layers, seeds = (2, 2) if size <= 4 else (1, 1)
-        assert_ok("staged", size, count, kind=kind, piece=piece, layers=layers, seeds=seeds)
+        options = {"piece": piece, "owners": int(size > 3 and count > 1000)}
+        assert_ok("staged", size, count, kind=kind, layers=layers, seeds=seeds, **options)
+
+
+@pytest.mark.parametrize(
+    ("size", "owners"), full([(2, 0), (3, 1), (4, 0), (2, 1), (6, 0)], quick=4)
+)
+def test_it_is_right_whoever_reduces(size: int, owners: int) -> None:
+    """With owners where the default has none, and without where it has."""
+    for count, piece in SMALL + LARGE:
+        assert_ok("staged", size, count, piece=piece, owners=owners, layers=1, seeds=1)
+    assert (loads(size, 6000, owners=owners) > 3 * 6000) == (size > 3 and not owners)
 
 
 @pytest.mark.parametrize("n", full(range(1, 10), quick=3))
 def test_any_number_of_pieces(n: int) -> None:
-    for size, piece in ((2, 16), (3, 16), (4, 2064)):
-        assert_ok("staged", size, n * piece, piece=piece, seeds=3)
-        assert_ok("staged", size, n * piece - 15, piece=piece, iterations=9, layers=1)
+    for size, piece, owners in ((2, 16, 0), (3, 16, 0), (4, 80, 1)):
+        options = {"piece": piece, "owners": owners}
+        assert_ok("staged", size, n * piece, seeds=3, **options)
+        assert_ok("staged", size, n * piece - 15, iterations=9, layers=1, **options)
 
 
 def test_cost_in_loads() -> None:
@@ -61,8 +73,8 @@ def test_cost_in_loads() -> None:
         assert 2 * 64000 < loads(size, 64000) < 3 * 64000
 
 
-def loads(size: int, count: int) -> int:
-    steps = build("staged", 1, size, count, piece=16000).lanes[0]
+def loads(size: int, count: int, **options: int) -> int:
+    steps = build("staged", 1, size, count, piece=16000, **options).lanes[0]
     return sum(step.n * len(step.srcs) for step in steps if isinstance(step, Reduce))
 
 
@@ -73,7 +85,7 @@ def test_memory_and_notifications() -> None:
     many = build("staged", 1, 3, 10_000, piece=100)  # rounded up to 112
     assert many.buffers["inbox"] == 8 * 112
     assert many.notifications == 2 * 3 * 90
-    assert build("staged", 1, 4, 10_000, piece=2000).notifications == 2 * 4 * (5 + 1)
+    assert build("staged", 1, 4, 20_000, piece=4000).notifications == 2 * 4 * (5 + 1)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +97,7 @@ def test_memory_and_notifications() -> None:
         ({"kind": "update"}, "update"),
         ({"wire": True}, "wire"),
         ({"slots": 3}, "slots"),
+        ({"owners": 2}, "owners is 2"),
     ],
 )
 def test_arguments_that_cannot_be(options: dict[str, object], text: str) -> None:
@@ -100,9 +113,12 @@ def test_a_plan_has_at_least_one_phase() -> None:
     assert "none" not in PLANS
 
 
-# Size, count and piece of the plans that are broken here: 5 pieces, without and with owners.
-MANY = [(2, 80, 16), (3, 72, 16), (5, 80, 16), (4, 4160, 832), (5, 4160, 832)]
-each_run = pytest.mark.parametrize(("size", "count", "piece"), full(MANY, quick=2))
+# Size, count, piece and owners of the plans that are broken here: 5 pieces, without and with.
+MANY = [
+    (2, 80, 16, 0), (3, 72, 16, 0), (2, 160, 32, 1), (5, 80, 16, 0), (4, 320, 64, 1),
+    (3, 240, 48, 1), (5, 400, 80, 1),
+]  # fmt: skip
+each_run = pytest.mark.parametrize(("size", "count", "piece", "owners"), full(MANY, quick=3))
 
 Mutant = tuple[str, list[list[Plan]]]
 
@@ -117,8 +133,8 @@ def broken(phases: list[list[Plan]]) -> Iterator[Mutant]:
 
 
 @each_run
-def test_no_step_can_be_deleted(size: int, count: int, piece: int) -> None:
-    phases = build_phases("staged", size, count, piece=piece)
+def test_no_step_can_be_deleted(size: int, count: int, piece: int, owners: int) -> None:
+    phases = build_phases("staged", size, count, piece=piece, owners=owners)
     survivors = [
         what
         for what, mutant in broken(phases)
@@ -127,9 +143,11 @@ def test_no_step_can_be_deleted(size: int, count: int, piece: int) -> None:
     assert survivors == []
 
 
-@pytest.mark.parametrize(("size", "count", "piece"), full(MANY[:2] + MANY[3:4], quick=2))
-def test_deletions_are_found_without_comparing_the_ranks(size: int, count: int, piece: int) -> None:
-    phases = build_phases("staged", size, count, piece=piece)
+@pytest.mark.parametrize(("size", "count", "piece", "owners"), full([*MANY[:3], MANY[4]], quick=2))
+def test_deletions_are_found_without_comparing_the_ranks(
+    size: int, count: int, piece: int, owners: int
+) -> None:
+    phases = build_phases("staged", size, count, piece=piece, owners=owners)
     of_rank_1 = (m for m in broken(phases) if "rank 1, lane 0, step" in m[0])
     survivors = [
         what
@@ -140,10 +158,11 @@ def test_deletions_are_found_without_comparing_the_ranks(size: int, count: int, 
 
 
 @pytest.mark.parametrize(
-    ("size", "count", "piece"), full([(2, 80, 16), (3, 40, 16), (4, 2080, 1040)], quick=1)
+    ("size", "count", "piece", "owners"),
+    full([(2, 80, 16, 0), (2, 64, 32, 1), (3, 40, 16, 0), (4, 128, 64, 1)], quick=2),
 )
-def test_no_field_can_be_changed(size: int, count: int, piece: int) -> None:
-    phases = build_phases("staged", size, count, piece=piece)
+def test_no_field_can_be_changed(size: int, count: int, piece: int, owners: int) -> None:
+    phases = build_phases("staged", size, count, piece=piece, owners=owners)
     survivors = [
         what
         for what, plans in alterations(phases[0])
@@ -153,8 +172,10 @@ def test_no_field_can_be_changed(size: int, count: int, piece: int) -> None:
 
 
 @each_run
-def test_flags_come_after_what_they_announce(size: int, count: int, piece: int) -> None:
-    phases = build_phases("staged", size, count, piece=piece)
+def test_flags_come_after_what_they_announce(
+    size: int, count: int, piece: int, owners: int
+) -> None:
+    phases = build_phases("staged", size, count, piece=piece, owners=owners)
     tried = [
         (what, check([plans, phases[1]], seeds=0))
         for _, what, step, after, plans in swaps(phases[0])
@@ -167,21 +188,25 @@ def test_flags_come_after_what_they_announce(size: int, count: int, piece: int) 
     assert [what for what, findings in tried if not findings] == []
 
 
-@pytest.mark.parametrize(("size", "piece"), [(2, 16), (3, 16), (4, 1040)])
-def test_a_slot_less_is_too_few(size: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    number = "SLOTS" if size < 4 else "SLOTS_WITH_OWNERS"
+@pytest.mark.parametrize(
+    ("size", "piece", "owners"), [(2, 16, 0), (3, 16, 0), (2, 32, 1), (4, 64, 1)]
+)
+def test_a_slot_less_is_too_few(
+    size: int, piece: int, owners: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = "SLOTS_WITH_OWNERS" if owners else "SLOTS"
     slots = getattr(staged, number)
     monkeypatch.setattr(staged, number, slots - 1)
     for n in (slots, slots + 1, slots + 2, 9):
-        findings = check("staged", size, n * piece, piece=piece)
+        findings = check("staged", size, n * piece, piece=piece, owners=owners)
         assert any(f.rule == "race" and "inbox" in f.text for f in findings)
-    assert check("staged", size, (slots - 1) * piece, piece=piece) == []
+    assert check("staged", size, (slots - 1) * piece, piece=piece, owners=owners) == []
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_one_phase_is_too_few(size: int, n: int) -> None:
-    findings = check(build_all("staged", size, n * 16, piece=16))
+    findings = check(build_all("staged", size, n * 16, piece=16, owners=0))
     assert any(f.rule == "race" and "inbox" in f.text for f in findings)
 
 
@@ -218,16 +243,20 @@ def mapped(plan: Plan, *, flags: int = 0, slots: int = 0) -> Plan:
 
 @pytest.mark.parametrize("size", full([3, 2, 4], quick=1))
 def test_arrays_of_different_counts_take_turns_in_one_place(size: int) -> None:
-    """Whatever their counts, executions that alternate between phases cannot disturb each other."""
+    """Whatever their counts, and whoever reduces them, alternating phases cannot disturb others."""
     piece, counts = 1040, (5, 9000, 2080, 1, 1040, 5, 3120, 7000, 9000, 16)
-    whole = build("staged", 0, size, max(counts), piece=piece)
-    header = {"count": whole.count, "buffers": whole.buffers, "notifications": whole.notifications}
+    wholes = [build("staged", 0, size, max(counts), piece=piece, owners=of) for of in (0, 1)]
+    flags = max(whole.notifications for whole in wholes)
+    header = {"count": max(counts), "buffers": wholes[0].buffers, "notifications": flags}
     turns = [
-        [replace(plan, **header) for plan in build_all("staged", size, n, piece=piece, phase=i % 2)]  # type: ignore[arg-type]
+        [
+            replace(plan, **header)  # type: ignore[arg-type]
+            for plan in build_all("staged", size, n, piece=piece, owners=i // 2 % 2, phase=i % 2)
+        ]
         for i, n in enumerate(counts)
     ]
     assert happens_before(turns) == []
-    wrong = [*turns[:4], *turns[5:]]  # two executions of one phase in a row
+    wrong = [*turns[:5], *turns[6:]]  # two executions of one phase in a row, without owners
     assert happens_before(wrong) != []
 
 

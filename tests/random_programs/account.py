@@ -26,6 +26,8 @@ PLANS = {
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int32", "int64")
+ARRAYS = 12 << 12  # where a segment's arrays begin; before is what memory.py transfers
+ARRAYS_BYTES = 1 << 15
 _COUNTS = (1, 3, 16, 33, 100, 100, 1000, 5000)
 # Calls that must be refused at once, by the kind of object that they need; wrong.py makes them.
 WRONG = {

@@ -257,7 +257,11 @@ def drop(r: Rank, names: Sequence[str], how: Sequence[str]) -> None:
         if name in r.objects:
             thing = r.objects.pop(name)
             del r.notes[name]
-            way = "del" if isinstance(thing, np.ndarray) else how[r.rank]
+            way = how[r.rank]
+            if isinstance(thing, np.ndarray):
+                way = "del"
+            elif way == "del" and not r.ctx.mapped:
+                way = "close"  # its memory would stay
             give_back(thing, way)
             if way != "del" and hasattr(thing, "start") and hasattr(thing, "close"):
                 closed(lambda thing=thing: thing())  # type: ignore[misc]

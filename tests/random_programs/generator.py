@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from account import DTYPES, FLOATS, SUMS, WRONG, Account, Object
+from account import ARRAYS, ARRAYS_BYTES, DTYPES, FLOATS, SUMS, WRONG, Account, Object
 from program import PER_WORLD, Program, Step, World
 
 # What a program may contain; ``--only`` chooses some. README.md explains them.
 FEATURES = (
     "allreduce", "handles", "exchanges", "groups", "segments", "onesided", "wrong", "refusals",
     "timeouts", "creation", "hold", "hooks", "threads", "look", "giveup", "drop", "leave",
-    "ownplan", "often",
+    "ownplan", "often", "wrap",
 )  # fmt: skip
 GENERATIONS = 4095  # after so many executions generations repeat
 _KINDS = (
@@ -42,10 +43,29 @@ def world_of(number: int) -> World:
     return World(number, dice.choice((2, 2, 2, 3, 3, 4)), adversary)
 
 
-def program_of(seed: int, features: Iterable[str] = FEATURES, *, mapped: bool = True) -> Program:
-    """The program of a seed, made of these features; ``mapped``: the way can map memory."""
+def program_of(
+    seed: int, features: Iterable[str] = FEATURES, *, mapped: bool = True, size: int = 0
+) -> Program:
+    """The program of a seed, made of these features.
+
+    Parameters
+    ----------
+    mapped : the way can map memory
+    size : number of ranks; 0: the world's
+    """
+    maker = _maker(seed, features, mapped, size)
+    return Program(seed, maker.world, tuple(maker.steps()))
+
+
+def after_loss(seed: int, gone: int, *, mapped: bool, size: int) -> Program:
+    """What the others do after the loss of rank ``gone``."""
+    maker = _maker(seed, FEATURES, mapped, size)
+    return Program(seed, maker.world, tuple(maker.go_on(gone)))
+
+
+def _maker(seed: int, features: Iterable[str], mapped: bool, size: int) -> _Maker:
     world = world_of(seed // PER_WORLD)
-    return Program(seed, world, tuple(_Maker(seed, world, set(features), mapped).steps()))
+    return _Maker(seed, replace(world, size=size or world.size), set(features), mapped)
 
 
 class _Maker(Account):
@@ -117,7 +137,7 @@ class _Maker(Account):
         group, name = self.some_group(), self.name("s")
         before = self.free(f"gather {group}")
         self.segments[name] = Object(group)
-        given = {"group": group, "nbytes": 1 << 16, **self.attempts()}
+        given = {"group": group, "nbytes": ARRAYS + ARRAYS_BYTES, **self.attempts()}
         return [*before, Step("segment", given, name, (group,))]
 
     def _onesided(self) -> list[Step]:
@@ -128,7 +148,7 @@ class _Maker(Account):
             return []
         name = self.dice.choice(list(self.segments))
         group = self.segments[name].group
-        what = self.dice.choice(("put", "put", "get", "atomics"))
+        what = self.dice.choice(("put", "put", "count", "get", "atomics"))
         before = self.free(f"barrier {group}")
         given = {"segment": name, "group": group, "key": self.key(),
                  "shift": self.dice.randrange(len(self.groups[group])),
@@ -141,14 +161,14 @@ class _Maker(Account):
     def _place(self, group: str, nbytes: int) -> tuple[str, int]:
         """Maybe a place in a segment of the group, where arrays do not overlap."""
         mine = [name for name, each in self.segments.items() if each.group == group]
-        if not mine or nbytes > 1 << 15 or self.chance(0.5):
+        if not mine or nbytes > ARRAYS_BYTES or self.chance(0.5):
             return "", 0
         name = self.dice.choice(mine)
-        at = self.segments[name].count  # bytes in use; the first half is for one-sided transfers
-        if at + nbytes > 1 << 15:
+        at = self.segments[name].count  # bytes in use
+        if at + nbytes > ARRAYS_BYTES:
             return "", 0
         self.segments[name].count += -(-nbytes // 64) * 64
-        return name, (1 << 15) + at
+        return name, ARRAYS + at
 
     def _array(self, group: str) -> tuple[list[Step], str]:
         mine = [name for name, each in self.arrays.items() if each.group == group]
@@ -189,7 +209,7 @@ class _Maker(Account):
         more, name = self._array(group)
         once: list[str] = []
         turns = 20
-        if self.chance(0.02) and self.arrays[name].count <= 100:
+        if self.chance(0.02, "wrap") and self.arrays[name].count <= 100:
             others = [x for x, each in self.arrays.items() if each.group == group and x != name]
             once = [self.dice.choice(others)] if others else []
             turns = GENERATIONS - 1
@@ -366,13 +386,17 @@ class _Maker(Account):
         """A rank leaves, with or without a farewell; the survivors make a group and go on."""
         size = self.world.size
         gone = self.dice.randrange(size)
-        left = [rank for rank in range(size) if rank != gone]
         how = self.dice.choice(("close", "raise", "kill"))
         dropped = [self.chance(0.5) for _ in range(size)]
         steps = [
             *self.free("barrier world"),
             Step("leave", {"rank": gone, "how": how, "dropped": dropped}, "gone"),
         ]
+        return steps + self.go_on(gone)
+
+    def go_on(self, gone: int) -> list[Step]:
+        """All but rank ``gone`` make a group and go on."""
+        left = [rank for rank in range(self.world.size) if rank != gone]
         self.held.clear()
         self.ordered.clear()
         self.groups = {"left": tuple(left)}
@@ -380,7 +404,7 @@ class _Maker(Account):
             objects.clear()
         self.warm.clear()
         self.features = self.features - {"threads"}
-        steps.append(Step("survivors", {"rank": gone}, "left", ("gone",)))
+        steps = [Step("survivors", {"rank": gone}, "left", ("gone",))]
         steps += self._allreduce_left() + self._handle_left() + self._exchange_left()
         return steps + self.complete()
 

@@ -10,9 +10,10 @@ import numpy as np
 from oracle import reduced, require, value
 from rank import Pending, Rank, step
 
-# In every segment: a source, a target for each sender, a word, two places for reads; then arrays.
+# In every segment: a source, a target for each of up to eight senders, a word, two places for
+# reads; then arrays (``account.ARRAYS``).
 _PAGE = 4096
-_WORD, _THEIRS, _MINE = 5 * _PAGE, 6 * _PAGE, 7 * _PAGE
+_WORD, _THEIRS, _MINE = 9 * _PAGE, 10 * _PAGE, 11 * _PAGE
 
 
 @step
@@ -79,6 +80,29 @@ def put(
     assert r.ctx.notify_reset(here, sender) == key
     came = here.numpy()[_PAGE * (1 + sender) :][:nbytes]
     require(came, _bytes(sender, key, nbytes), "notified write")
+    r.ctx.wait()
+    r.objects[group].barrier()
+
+
+@step
+def count(
+    r: Rank, segment: str, group: str, key: int, shift: int, nbytes: int, lag: Sequence[float]
+) -> None:
+    """Every member writes to all of them; each waits until all of these writes have come."""
+    if not r.inside(group):
+        return
+    ranks, here = r.ranks_of[group], r.objects[segment]
+    size, mine = len(ranks), r.member(group)
+    time.sleep(lag[r.rank])
+    here.numpy()[:nbytes] = _bytes(mine, key, nbytes)
+    there = _PAGE * (1 + mine)
+    for other in range(size):
+        peer = ranks[(other + shift) % size]
+        r.ctx.write_notify_add(here[:nbytes], peer, here[there : there + nbytes], 0, 2)
+    assert r.ctx.notify_wait_count(here, 0, 2 * size) == 0
+    for sender in range(size):
+        came = here.numpy()[_PAGE * (1 + sender) :][:nbytes]
+        require(came, _bytes(sender, key, nbytes), "counted write")
     r.ctx.wait()
     r.objects[group].barrier()
 

@@ -30,8 +30,8 @@ _LINE = 16  # elements: blocks begin at multiples of it
 
 
 def value(rank: int, key: int, count: int, dtype: str) -> Array:
-    """A rank's contribution to the collective number ``key``: the sum of four is below 2**8."""
-    return ((np.arange(count) % 7) + (rank * 11 + key * 13) % 50).astype(DTYPES[dtype])
+    """A rank's contribution to the collective number ``key``: the sum of eight is below 2**8."""
+    return ((np.arange(count) % 7) + (rank * 11 + key * 13) % 25).astype(DTYPES[dtype])
 
 
 def blocks(count: int, size: int) -> list[tuple[int, int]]:

@@ -77,9 +77,13 @@ class Rank:
         self.threads = threads  # ranks are threads of one process
         self.at_end: list[Callable[[], None]] = []
         self.mail: dict[tuple[int, int], bytes] = {}
-        for _ in range(2):
-            ctx.pool(1 << 22)  # all that a program has at once
         self.clear()
+
+    def prepare(self) -> Rank:
+        """Make what all programs use. Collective."""
+        for _ in range(2):
+            self.ctx.pool(1 << 22)  # all that a program has at once
+        return self
 
     def clear(self) -> None:
         """Drop everything, even what is under way."""
@@ -88,6 +92,18 @@ class Rank:
         self.objects: dict[str, Any] = {"world": self.ctx.world}
         self.notes: dict[str, dict[str, Any]] = {}
         self.held: dict[str, Pending] = {}
+
+    def give_back(self) -> None:
+        """Close, on all ranks together, what the context would keep to its end."""
+        self.ctx.barrier()
+        for exchange in list(self.ctx.resources.servers):
+            exchange.close(finish=False)
+        for thing in self.objects.values():
+            if isinstance(thing, (pgasdl.Group, pgasdl.Segment)) and thing is not self.ctx.world:
+                thing.delete()
+            elif isinstance(thing, pgasdl.Collective):
+                thing.close()
+        self.clear()
 
     def run(self, program: Program) -> None:
         """Run a program; an error names the step."""
@@ -103,7 +119,6 @@ class Rank:
         finally:
             while self.at_end:
                 self.at_end.pop()()
-        self.clear()
 
     def do(self, each: Step) -> None:
         """Carry one step out."""

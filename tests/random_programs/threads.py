@@ -47,7 +47,9 @@ def together(r: Rank, group: str, call: str, key: int, count: int, plan: str, ra
 
     def collective(mine: np.ndarray) -> np.ndarray:
         if call == "segment":
-            assert r.ctx.segment(4096, group=of).nbytes == 4096
+            made = r.ctx.segment(4096, group=of)
+            assert made.nbytes == 4096
+            made.delete()
         elif call == "barrier":
             of.barrier()
         elif call == "reduce":
@@ -110,7 +112,8 @@ def apart(r: Rank, groups: Sequence[str], key: int, turns: int, plan: str) -> No
 @step
 def look(r: Rank, name: str, who: Sequence[bool]) -> None:
     """From now on a thread checks for notifications, and thereby receives whatever arrives."""
-    flags = r.ctx.segment(8, notifications=2)
+    flags = r.ctx.segment(8, notifications=2)  # in which nobody raises one
+    r.at_end.append(flags.close)
     if not who[r.rank]:
         return
     stop = threading.Event()

@@ -9,11 +9,13 @@ import pytest
 
 from pgasdl import _native, models
 from pgasdl import simulate as sim
+from pgasdl.config import Config
 from pgasdl.errors import ConfigError, PlanError
-from pgasdl.plans import PLANS, build_all
+from pgasdl.plans import PLANS, Put, build_all
 from pgasdl.plans.cost import Model, Pair, finish_times
+from pgasdl.tools.simulate import library
 from pgasdl.tools.simulate.machine import of_model
-from pgasdl.tools.simulate.program import OUTLINES, encoded, program
+from pgasdl.tools.simulate.program import OUTLINES, encoded, program, workspace_bytes
 
 MODEL = Model(
     Pair(1.5e-6, 1e-10, 2e-7), Pair(2e-6, 4e-10, 3e-7), per_node=3, gamma=5e-11, copy=3e-11,
@@ -155,3 +157,51 @@ def test_programs_are_shared() -> None:
     assert program(exchange, 4) is not None
     outcome = sim.simulate(sim.flat(4), [exchange] * 50)
     assert outcome.messages == 50 * 6
+
+
+@pytest.mark.parametrize(("name", "count"), [("gdraa", 40), ("gdraa", 1000), ("tree", 1000)])
+@pytest.mark.parametrize("size", [1, 2, 7, 200])
+def test_traffic_of_the_busiest_rank(name: str, count: int, size: int) -> None:
+    """Messages add up over exchanges, neighbours do not; an outline has the plan's."""
+    messages = [0] * size
+    neighbours: list[set[int]] = [set() for _ in range(size)]
+    spec = PLANS[name]
+    for rank in range(size):
+        plan = spec.build(rank, size, count, kind="average", wire=False)
+        for _, _, step in plan.steps():
+            if isinstance(step, Put):
+                messages[rank] += 1
+                neighbours[rank].add(step.peer)
+                neighbours[step.peer].add(rank)
+    outcome = sim.simulate(sim.flat(size), [sim.Exchange(name, count)] * 3)
+    assert outcome.messages_of_rank == 3 * max(messages)
+    assert outcome.neighbours == max(len(each) for each in neighbours)
+
+
+def test_workspaces_of_plans() -> None:
+    assert workspace_bytes(sim.Exchange("gdraa", 1 << 20), 1024) == 4 * 1023 * 1024
+    assert workspace_bytes(sim.Exchange("gdraa-direct", 1 << 20), 4) == 0
+
+
+def test_costs_of_the_library_are_shown() -> None:
+    """tests/unit/test_crowd.py and tests/contract/test_contract_footprint.py check the figures."""
+    config = Config.from_environment()
+    costs = library.costs([3, 5000], config)
+    shown = library.table(costs).splitlines()
+    assert [line.split()[-2:] for line in shown[:1]] == [["of", "5000"]]
+    memory = [sum(library.memory(n, config).values()) / 1e6 for n in (3, 5000)]
+    for column in (0, 1):
+        total = sum(float(line.split()[column - 2].replace(",", "")) for line in shown[1:6])
+        assert total == pytest.approx(memory[column], abs=0.003)
+    assert shown[-1].split()[-2:] == ["2", "28"]
+
+
+def test_slots_of_large_groups_are_small() -> None:
+    """A slot has 256 bytes at least, which the description of a segment needs."""
+    slots = {n: _native.group_memory(n, False, 0)["slots"] for n in (2, 128, 1024, 4096, 16384)}
+    header = 56
+    assert slots[2] == 2 * 2 * (1024 + 8192 + 2 * header)
+    assert slots[128] == 2 * 128 * (1024 + 8192 + 2 * header)
+    assert slots[1024] == 2 * 1024 * 2 * (1024 + header)
+    assert slots[4096] == 2 * 4096 * 2 * (256 + header)
+    assert slots[16384] == 4 * slots[4096] < 21e6

@@ -1,6 +1,8 @@
 # Sourced by init.sh: makes the network links and the verbs devices on them.
 #   dummy  rxe0 at 10.77.0.1; packets turn round inside the driver and cannot be lost
+#   rails  the same, and rxe1 at 10.77.3.1 on a link of its own, inner1
 #   veth   rxe0 at 10.77.1.1 and rxe1 at 10.77.1.2 at the ends of one cable
+#   cables the same, and rxe2 at 10.77.4.1 and rxe3 at 10.77.4.2 on another one
 #   link   rxe0 at 10.77.2.1 or 10.77.2.2: the cable between two guests
 # DRIVER siw in place of rxe names the devices siw0 and siw1.
 
@@ -23,29 +25,50 @@ by_cable() { # FROM ADDRESS TO PEER_ADDRESS TABLE
   must ip neigh replace "$4" lladdr "$(cat "/sys/class/net/$3/address")" dev "$1"
 }
 
+# A cable between devices FIRST and SECOND, at NET.1 and NET.2; TABLE and the next are its routes.
+cable() { # FIRST SECOND NET TABLE
+  must ip link add "veth$1" mtu 4200 type veth peer name "veth$2" mtu 4200
+  for setting in rp_filter=0 accept_local=1; do # else own addresses are refused as a source
+    for link in all "veth$1" "veth$2"; do
+      echo "${setting#*=}" > "/proc/sys/net/ipv4/conf/$link/${setting%=*}"
+    done
+  done
+  attach "veth$1" "$3.1" "$1"
+  attach "veth$2" "$3.2" "$2"
+  lose_on "veth$1"
+  lose_on "veth$2"
+  by_cable "veth$1" "$3.1" "veth$2" "$3.2" "$4"
+  by_cable "veth$2" "$3.2" "veth$1" "$3.1" $(($4 + 1))
+}
+
+by_cables_first() {
+  must ip rule add pref 200 lookup local
+  must ip rule del pref 0
+}
+
 case $MODE in
   dummy)
     ADDRESS=10.77.0.1
     must ip link add inner0 mtu 4200 type dummy
     attach inner0 $ADDRESS 0
     ;;
+  rails)
+    ADDRESS=10.77.0.1
+    must ip link add inner0 mtu 4200 type dummy
+    must ip link add inner1 mtu 4200 type dummy
+    attach inner0 $ADDRESS 0
+    attach inner1 10.77.3.1 1
+    ;;
   veth)
     ADDRESS=10.77.1.1
-    other=10.77.1.2
-    must ip link add veth0 mtu 4200 type veth peer name veth1 mtu 4200
-    for setting in rp_filter=0 accept_local=1; do # else own addresses are refused as a source
-      for link in all veth0 veth1; do
-        echo "${setting#*=}" > "/proc/sys/net/ipv4/conf/$link/${setting%=*}"
-      done
-    done
-    attach veth0 $ADDRESS 0
-    attach veth1 $other 1
-    lose_on veth0
-    lose_on veth1
-    by_cable veth0 $ADDRESS veth1 $other 101
-    by_cable veth1 $other veth0 $ADDRESS 102
-    must ip rule add pref 200 lookup local
-    must ip rule del pref 0
+    cable 0 1 10.77.1 101
+    by_cables_first
+    ;;
+  cables)
+    ADDRESS=10.77.1.1
+    cable 0 1 10.77.1 101
+    cable 2 3 10.77.4 103
+    by_cables_first
     ;;
   link)
     ADDRESS=10.77.2.$GUEST

@@ -28,7 +28,7 @@ __all__ = ["TIMED_OUT", "VANISHED", "Result", "missing", "require", "run", "run_
 Command = str | Sequence[str]
 OnOutput = Callable[[int, bytes], None]
 
-MODES = ("dummy", "veth")
+MODES = ("dummy", "rails", "veth", "cables")
 DRIVERS = ("rxe", "siw")
 PROGRAMS = {  # programs that guests need, and the Debian packages that have them
     "prlimit": "util-linux",
@@ -93,9 +93,11 @@ def run(
     directory : where the command runs; None: the current directory
     writable : folders of the host in which the guest's changes persist
     mode : "dummy": one device, rxe0, whose packets loop back inside the driver;
-        "veth": rxe0 and rxe1 at the ends of a cable, on which packets travel and can be lost
+        "rails": two of that kind, rxe0 and rxe1, each on a link of its own;
+        "veth": rxe0 and rxe1 at the ends of a cable, on which packets travel and can be lost;
+        "cables": the same, and rxe2 and rxe3 at the ends of another one
     driver : "rxe", or "siw" for iWARP: connections by rdma_cm only, no atomics
-    loss : percent of the packets lost on each end of the cable of "veth"
+    loss : percent of the packets lost on each end of the cables of "veth" and "cables"
     memory : bytes the guest sees; the host gives them as they are touched
     cpus : virtual processors, 1 to 8
     timeout : seconds, boot included, after which the guest is ended
@@ -108,8 +110,8 @@ def run(
     """
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: one of {', '.join(MODES)}")
-    if loss and mode == "dummy":
-        raise ValueError("nothing can be lost in mode dummy: no packet travels")
+    if loss and mode not in ("veth", "cables"):
+        raise ValueError(f"nothing can be lost in mode {mode}: no packet travels")
     machine = Machine(
         1,
         _job(command, env, directory),

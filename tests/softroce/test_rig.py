@@ -96,7 +96,9 @@ def test_writes_stay_inside_but_where_asked(tmp_path: Path) -> None:
     assert not Path("/root-file").exists()
 
 
-@pytest.mark.parametrize(("mode", "n_devices"), [("dummy", 1), ("veth", 2)])
+@pytest.mark.parametrize(
+    ("mode", "n_devices"), [("dummy", 1), ("rails", 2), ("veth", 2), ("cables", 4)]
+)
 def test_devices(mode: str, n_devices: int) -> None:
     result = rig.run("ibv_devinfo; echo $SOFTROCE_DEVICE $SOFTROCE_GID_INDEX", mode=mode).check()
     assert re.findall(r"hca_id:\s*(\w+)", result.output) == [f"rxe{i}" for i in range(n_devices)]
@@ -183,7 +185,7 @@ def test_out_of_time() -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing can be lost"):
         rig.run("true", loss=1)
-    with pytest.raises(ValueError, match="one of dummy, veth"):
+    with pytest.raises(ValueError, match="one of dummy, rails, veth, cables"):
         rig.run("true", mode="cable")
     with pytest.raises(ValueError, match="is not a folder"):
         rig.run("true", writable=[tmp_path / "none"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -48,3 +50,13 @@ def torchrun(
         timeout=timeout,
         cwd="/",
     )
+
+
+def agent_of_two(host: str, program: Sequence[str]) -> str:
+    """The command, for a script, of each of two agents of PyTorch's launcher; they meet at a host.
+
+    Each starts one rank.
+    """
+    options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    agent = ["python3", "-m", "torch.distributed.run", *options, f"--rdzv-endpoint={host}:29400"]
+    return shlex.join([*agent, *program])

@@ -9,11 +9,16 @@ from pathlib import Path
 
 def alive(pid: int) -> bool:
     """Whether the process runs: a zombie does not."""
+    return state_of(pid) not in "ZX"
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for what the process does; "X": there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
+        return "X"
+    return stat.rsplit(")", 1)[1].split()[0]
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -59,6 +59,26 @@ def test_what_cannot_run_here_is_chosen_automatically() -> None:
     assert loopback.run(2, program, policy=policy, mapped=False)[0] == ["one-shot"] * 2 + ["gdraa"]
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_a_policy_says_who_reduces_staged_arrays(ranks: int) -> None:
+    """They take turns on one inbox, whoever reduces."""
+
+    def program(ctx: Context) -> str:
+        arrays = [np.empty(n, np.float32) for n in (10, 1000, 5000, 300_000)]
+        for turn in range(20):
+            for array in arrays[turn % 3 :]:
+                array[:] = ctx.rank + turn
+                ctx.allreduce(array, op="sum")
+                assert np.all(array == sum(rank + turn for rank in range(ctx.size)))
+        return ctx.describe()
+
+    policy = (
+        "allreduce-array:0-1k:staged(owners=1)#1k-16k:staged(owners=0)#16k-inf:staged(owners=1)"
+    )
+    for described in loopback.run(ranks, program, policy=policy):
+        assert f"policy: {policy}" in described and "plans staged;" in described
+
+
 def test_what_cannot_share_an_inbox_is_not_chosen_for_arrays_in_turns() -> None:
     def program(ctx: Context) -> tuple[str, str]:
         array = np.ones(100, np.float32)

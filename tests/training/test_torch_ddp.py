@@ -60,3 +60,24 @@ def test_a_state_that_nobody_holds_ends_its_thread() -> None:
         assert not thread.is_alive()
 
     loopback.run(1, program)
+
+
+ENDS = """
+import time, torch, pgasdl
+from pgasdl.torch import DDPState
+
+with pgasdl.init() as ctx:
+    state = DDPState(ctx)
+    ctx.barrier()
+    time.sleep(ctx.rank)  # rank 0's callback is there before its bucket is averaged
+    future = state.average(torch.ones(5))
+    future.add_done_callback(lambda done: [time.sleep(1e-4) for _ in range(5000)])
+    future.wait()
+print(f"rank {ctx.rank} ends")
+"""
+
+
+def test_python_ends_while_the_thread_is_in_pytorch(tmp_path: Path) -> None:
+    program = tmp_path / "ends.py"
+    program.write_text(ENDS)
+    assert jobs.run(2, program).count("ends") == 2

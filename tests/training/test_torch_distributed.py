@@ -108,6 +108,28 @@ def test_programs_train_the_same_over_pgasdl_and_gloo(ways: str) -> None:
         assert values["FSDP2"] == values["FSDP2, resumed"]
 
 
+ENDS = """
+import time, torch, pgasdl.torch
+from torch import distributed
+distributed.init_process_group("pgasdl")
+rank = distributed.get_rank()
+time.sleep(rank)  # rank 0's callback is there before its tensor is reduced
+work = distributed.all_reduce(torch.ones(5), async_op=True)
+work.get_future().add_done_callback(lambda done: [time.sleep(1e-4) for _ in range(5000)])
+work.wait()
+print(f"rank {rank} ends")
+"""
+
+
+def test_python_ends_while_the_thread_is_in_pytorch(tmp_path: Path) -> None:
+    """Nobody destroyed the group."""
+    program = tmp_path / "ends.py"
+    program.write_text(ENDS)
+    done = torchrun("--nproc-per-node=2", str(program))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ends") == 2
+
+
 LOSS = """
 import os, sys, time, datetime, torch
 from torch import distributed as dist

@@ -24,6 +24,7 @@ class RawRank:
     def __init__(self, server: StoreServer, rank: int, secret: bytes = SECRET) -> None:
         self.sock = socket.create_connection(server.address, 5)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.received = 0  # bytes
         nonce = secrets.token_bytes(32)
         self.sent = HELLO.pack(MAGIC, rank, server.size, nonce)
         self.sock.sendall(self.sent)
@@ -45,6 +46,7 @@ class RawRank:
         data = b""
         while len(data) < n and (part := self.sock.recv(n - len(data))):
             data += part
+        self.received += len(data)
         return data
 
     def frame(self) -> channel.Frame:
@@ -52,6 +54,7 @@ class RawRank:
             data = self.sock.recv(65536)
             if not data:
                 raise ConnectionResetError
+            self.received += len(data)
             self.opener.feed(data)
         return frame
 

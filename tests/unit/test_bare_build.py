@@ -98,7 +98,9 @@ def test_whoever_asks_for_verbs_is_told(place: Path) -> None:
 
 
 def test_the_survey_raises_the_same(place: Path) -> None:
-    done = command(place, "-c", "from pgasdl import _native; _native.verbs_devices()")
+    done = command(
+        place, "-c", "from pgasdl import _native as n; n.verbs_devices(n.VerbsOptions())"
+    )
     assert done.returncode == 1
     assert f"UnavailableError: {WHY}" in done.stderr
 

@@ -140,7 +140,7 @@ def test_a_bar_fits_the_terminal(
         (BENCH, {"op", "bytes", "us", "floor_us"}),
         pytest.param(PLANS, {"plan", "us", "predicted_us"}, marks=pytest.mark.full),
         (TUNE, {"policy", "sizes", "calibration", "file"}),
-        (SIM, {"machine", "bytes", "plans"}),
+        (SIM, {"machine", "bytes", "plans", "library"}),
         pytest.param(PAPER, {"paper", "source", "tables"}, marks=pytest.mark.full),
     ],
 )

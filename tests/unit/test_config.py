@@ -8,6 +8,7 @@ import pytest
 
 from pgasdl.config import VARIABLES, Config, format_value, listing
 from pgasdl.errors import ConfigError
+from pgasdl.settings.parsers import Ports
 
 
 def test_defaults_are_accepted_values() -> None:
@@ -18,6 +19,15 @@ def test_defaults_are_accepted_values() -> None:
             assert variable.parse(format_value(variable.default)) == variable.default
         assert getattr(config, variable.field) == variable.default
         assert variable.doc and variable.parser.accepted
+
+
+def test_mailboxes_take_no_more_with_more_ranks() -> None:
+    """64 KiB each for up to 128 ranks, then 16 MiB for all."""
+    config = Config.from_environment({})
+    longest = {size: config.limits(size).passive_bytes for size in (1, 128, 129, 1024, 16384)}
+    assert longest == {1: 65536, 128: 65536, 129: 65024, 1024: 8192, 16384: 512}
+    given = Config.from_environment({"PGASDL_PASSIVE_BYTES": "70000"})
+    assert given.limits(1024).passive_bytes == 70000
 
 
 @pytest.mark.parametrize(
@@ -31,6 +41,16 @@ def test_defaults_are_accepted_values() -> None:
         ("PGASDL_STORE", "[::1]:65535", ("::1", 65535)),
         ("PGASDL_STORE", "node-7.cluster:4000", ("node-7.cluster", 4000)),
         ("PGASDL_TRANSPORT", "shm", "shm"),
+        ("PGASDL_VERBS_DEVICE", "mlx5_0", Ports((("mlx5_0", 0),))),
+        ("PGASDL_VERBS_DEVICE", "mlx5_0:1,mlx5_1", Ports((("mlx5_0", 1), ("mlx5_1", 0)))),
+        ("PGASDL_VERBS_DEVICE", "^mlx5_0:255", Ports((("mlx5_0", 255),), excluded=True)),
+        ("PGASDL_VERBS_PKEY", "0x8001", 0x8001),
+        ("PGASDL_VERBS_PKEY", "32769", 0x8001),
+        ("PGASDL_VERBS_PKEY", "0xfFfF", 0xFFFF),
+        ("PGASDL_VERBS_MTU", "1024", 1024),
+        ("PGASDL_VERBS_SL", "15", 15),
+        ("PGASDL_VERBS_RAILS", "8", 8),
+        ("PGASDL_VERBS_STRIPE", "4096", 4096),
         ("PGASDL_SECRET_FILE", "/home/a b/secret", "/home/a b/secret"),
     ],
 )
@@ -58,6 +78,40 @@ def test_accepted(name: str, text: str, value: object) -> None:
         ("PGASDL_JOB_ID", "a/b"),
         ("PGASDL_JOB_ID", "x" * 129),
         ("PGASDL_SECRET_FD", "2"),
+        *[
+            ("PGASDL_VERBS_DEVICE", t)
+            for t in (
+                "",
+                "^",
+                ",",
+                "a,",
+                "a:",
+                "a:0",
+                "a:256",
+                "a:1:2",
+                "a b",
+                "a,^b",
+                "a/b",
+                "^^a",
+            )
+        ],
+        ("PGASDL_VERBS_DEVICE", "a," * 300 + "a"),
+        *[
+            ("PGASDL_VERBS_PKEY", t)
+            for t in ("0", "0x0", "0x8000", "0x10000", "65536", "8001h", "x")
+        ],
+        *[("PGASDL_VERBS_MTU", t) for t in ("0", "1500", "8192", "-256", "1024 ", "0x400")],
+        ("PGASDL_VERBS_SL", "16"),
+        ("PGASDL_VERBS_TC", "256"),
+        ("PGASDL_VERBS_GRH", "never"),
+        ("PGASDL_VERBS_RETRY_COUNT", "8"),
+        ("PGASDL_VERBS_RNR_RETRY_COUNT", "-1"),
+        ("PGASDL_VERBS_ACK_TIMEOUT", "0"),
+        ("PGASDL_VERBS_ACK_TIMEOUT", "32"),
+        ("PGASDL_VERBS_INLINE", "15"),
+        ("PGASDL_VERBS_ORDER", "strict"),
+        *[("PGASDL_VERBS_RAILS", t) for t in ("0", "9", "all")],
+        ("PGASDL_VERBS_STRIPE", "4095"),
         ("PGASDL_TRACE", ""),
     ],
 )
@@ -106,6 +160,9 @@ def test_arguments_come_first_and_none_is_not_given() -> None:
         {"transport": "ethernet"},
         {"store": ("host", "80")},
         {"timeot": 1},
+        {"verbs_mtu": "1024"},
+        {"verbs_pkey": "0x8001"},
+        {"verbs_device": ("mlx5_0", 1)},
     ],
 )
 def test_refused_arguments(arguments: dict[str, object]) -> None:
@@ -150,6 +207,14 @@ def test_listing_shows_all_and_collects_every_problem() -> None:
     assert len(problems) == 2 and "PGASDL_RANK" in problems[0] and "PGASDL_NO" in problems[1]
 
 
+def test_listing_tells_of_values_that_exclude_each_other() -> None:
+    _, problems = listing({"PGASDL_HEARTBEAT_MS": "29500"})
+    assert len(problems) == 1 and "PGASDL_STOPPED_AFTER=3: " in problems[0]
+    _, problems = listing({"PGASDL_HEARTBEAT_MS": "29500", "PGASDL_STOPPED_AFTER": "x"})
+    assert len(problems) == 1 and "PGASDL_STOPPED_AFTER='x'" in problems[0]
+    assert listing({"PGASDL_HEARTBEAT_MS": "29500", "PGASDL_STOPPED_AFTER": "90"})[1] == []
+
+
 def test_env_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from pgasdl.tools.cli import main
 
@@ -162,3 +227,15 @@ def test_env_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert main(["env", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert len(report["variables"]) == len(VARIABLES) and len(report["problems"]) == 1
+
+
+def test_ports_are_those_named_or_all_others() -> None:
+    some = Config.from_environment({}, verbs_device="mlx5_0:1,mlx5_1").verbs_device
+    others = Config.from_environment({"PGASDL_VERBS_DEVICE": "^mlx5_0:1,mlx5_1"}).verbs_device
+    assert some is not None and others is not None
+    assert (str(some), str(others)) == ("mlx5_0:1,mlx5_1", "^mlx5_0:1,mlx5_1")
+    for device, port, named in (
+        ("mlx5_0", 1, True), ("mlx5_0", 2, False), ("mlx5_1", 2, True), ("mlx5_10", 1, False),
+    ):  # fmt: skip
+        assert (some.allows(device, port), others.allows(device, port)) == (named, not named)
+    assert Config.from_environment({}, verbs_device=others).verbs_device == others

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from foreign_launchers import ALLOWED, tool
@@ -18,9 +19,10 @@ from support.environment import environment
 from support.starting import succeeded
 
 from pgasdl.config import Config
-from pgasdl.errors import BootstrapError, Timeout
+from pgasdl.errors import BootstrapError, MismatchError, Timeout
 from pgasdl.runtime.bootstrap import LocalStore, Store, connect, rendezvous
 from pgasdl.runtime.bootstrap.detect import detect
+from pgasdl.runtime.init import start_joined
 from pgasdl.topology import Launch
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed, so root")
@@ -61,8 +63,32 @@ def secret_file(folder: Path, mode: int = 0o600, n: int = 32) -> str:
 
 def torchrun(rank: int, size: int, local: int | None = None, port: int = 29500) -> Launch:
     local = size if local is None else local
-    master = ("127.0.0.1", port)
-    return Launch("torchrun", rank, size, rank % local, local, f"torchrun:{port}", master)
+    job_id = f"torchrun:{port}"
+    return Launch("torchrun", rank, size, rank % local, local, job_id, "127.0.0.1")
+
+
+def test_ranks_that_cannot_begin_all_learn_why() -> None:
+    """Rank 0, which serves the store, fails before rank 1 has asked for what both have told."""
+    port = 29000 + os.getpid() % 1000
+
+    def work(rank: int) -> None:
+        config = Config.from_environment({}, timeout=20, transport=("shm", "verbs")[rank])
+        launch = torchrun(rank, 2, port=port)
+        store = connect(config, launch)
+        if rank == 1:
+            gather = store.gather
+
+            def late(*arguments: Any, **options: Any) -> list[bytes]:
+                time.sleep(0.5)
+                return gather(*arguments, **options)
+
+            store.gather = late  # type: ignore[method-assign]
+        with pytest.raises(MismatchError, match="give all ranks the same"):
+            start_joined(config, launch, store, None)
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(work, rank) for rank in range(2)]:
+            future.result(20)
 
 
 def test_single_rank_needs_no_socket() -> None:
@@ -136,7 +162,7 @@ def test_by_hand_without_a_secret_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("kind", ["torchrun", "openmpi", "mpich", "slurm"])
 def test_several_machines_without_a_secret_say_what_to_do(kind: str) -> None:
-    master = ("10.0.0.1", 29500) if kind == "torchrun" else None
+    master = "10.0.0.1" if kind == "torchrun" else None
     launch = Launch(kind, 0, 4, 0, 2, "job", master)
     with pytest.raises(BootstrapError, match=r"4 ranks on several machines.*chmod|umask 077") as e:
         connect(Config.from_environment({}), launch)
@@ -150,12 +176,10 @@ def test_several_machines_with_a_secret(tmp_path: Path) -> None:
         connect(config, Launch("mpich", 0, 4, 0, 2, "job"))
     with pytest.raises(BootstrapError, match=r"loopback.*PGASDL_STORE"):
         connect(config, torchrun(0, 2, local=1))
-    address = rendezvous.route_to(("192.0.2.1", 9))
+    address = rendezvous.route_to("192.0.2.1")
     if address.startswith("127."):
         pytest.skip("this machine has no route to anywhere")
-    results = together(
-        2, lambda r: connect(config, Launch("torchrun", r, 2, 0, 1, "job", (address, 29500)))
-    )
+    results = together(2, lambda r: connect(config, Launch("torchrun", r, 2, 0, 1, "job", address)))
     assert results == [[b"0", b"1"]] * 2
 
 

@@ -20,8 +20,11 @@ from pgasdl.runtime.bootstrap.channel import HELLO, MAGIC, FrameKind, pack_key
 from pgasdl.runtime.bootstrap.client import _values_in
 from pgasdl.runtime.bootstrap.store import bitmap
 from pgasdl.runtime.bootstrap.table import GATHER_OPTIONS
+from pgasdl.tools.simulate.library import Traffic, Value, startup
 
 N_PROCESSES = 4
+# What each rank says at start-up: in the first, all on a machine say the same.
+VALUES = [Value("rank", 200, same=True), Value("endpoint", 184), Value("world", 251)]
 
 
 @pytest.fixture(autouse=True)
@@ -54,17 +57,20 @@ def exchange_all(server: StoreServer, ranks: list[int], clients: list[RawRank]) 
         body = GATHER_OPTIONS.pack(1, n_known) + pack_key(key, everybody)
         return client.sealer.seal(FrameKind.GATHER, 2, body)
 
-    for key, n_bytes in (("rank", 0), ("endpoint", 92), ("world", 120)):
-        values = [b"same on all" + rank.to_bytes(2, "big") * n_bytes for rank in range(server.size)]
+    for value in VALUES:
+        key = value.key
+        values = [
+            (0 if value.same else rank).to_bytes(value.nbytes, "big") for rank in range(server.size)
+        ]
         for rank, client in zip(ranks, clients, strict=True):
             put = client.sealer.seal(FrameKind.PUT, 1, pack_key(f"{key}/{rank}", values[rank]))
-            client.sock.sendall(put + ask(client, key, 0))
+            client.send(put + ask(client, key, 0))
         for client in clients:
             assert client.frame().kind is FrameKind.DONE
             got: list[bytes] = []
             while len(got) < server.size:
                 if got:
-                    client.sock.sendall(ask(client, key, len(got)))
+                    client.send(ask(client, key, len(got)))
                 frame = client.frame()
                 assert frame.kind is FrameKind.VALUE
                 got += _values_in(frame.body)
@@ -81,6 +87,11 @@ def test_many_ranks_exchange(n: int) -> None:
             clients = [RawRank(server, rank) for rank in ranks]
             assert all(client.frame().kind is FrameKind.WELCOME for client in clients)
             exchange_all(server, ranks, clients)
+            for rank, client in zip(ranks, clients, strict=True):
+                # Two messages each way before the numbered ones, of which the server sends one.
+                sent, received = 2 + client.sealer._counter, 1 + client.opener._counter
+                told = Traffic(sent, len(client.sent), received, client.received)
+                assert told == startup(rank, n, VALUES), rank
 
         pids = [forked(lambda first=first: work(first)) for first in range(N_PROCESSES)]
         assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * N_PROCESSES

@@ -57,6 +57,9 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
             PGASDL | {"PGASDL_LOCAL_RANK": "0", "PGASDL_LOCAL_SIZE": "2"},
             ("pgasdl", 1, 4, 0, 2),
         ),
+        # Ranks that meet at an address of a machine are on several.
+        (PGASDL | {"PGASDL_STORE": "node1:29511"}, ("pgasdl", 1, 4, 0, 1)),
+        (PGASDL | {"PGASDL_STORE": "127.0.0.1:29511"}, ("pgasdl", 1, 4, 1, 4)),
         (TORCHRUN, ("torchrun", 3, 4, 1, 2)),
         (
             # Variables set by hand, as PyTorch's env:// start-up reads them.
@@ -107,7 +110,27 @@ def test_job_ids_tell_jobs_apart() -> None:
     assert place(OPENMPI).job_id == place(OPENMPI | {"OMPI_COMM_WORLD_RANK": "3"}).job_id
     assert place(SLURM).job_id != place(SLURM | {"SLURM_STEP_ID": "1"}).job_id
     assert place(PGASDL | {"PGASDL_JOB_ID": "mine"}).job_id == "mine"
-    assert place(TORCHRUN).master == ("10.0.0.1", 29500)
+    assert place(TORCHRUN).master == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("login,node2", "login"),
+        ("gpu[07-09,12],login1", "gpu07"),
+        ("gpu[3,5]", "gpu3"),
+        ("rack[2-3]n[01-16]-ib,a", "rack2n01-ib"),
+    ],
+)
+def test_rank_0_of_slurm_runs_on_the_first_node(nodes: str, first: str) -> None:
+    several = SLURM | {"SLURM_STEP_NODELIST": nodes}
+    assert place(several).master == first
+    assert place(several | {"PMI_RANK": "5", "PMI_SIZE": "7"}).master == first
+    rank_0 = several | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert place(rank_0 | {"SLURM_NODEID": "0"}).master == first
+    assert place(rank_0).master is None  # it knows better
+    assert place(SLURM).master is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -18,7 +19,9 @@ import pytest
 
 from pgasdl import Segment, _native, loopback
 from pgasdl.device.views import DeviceBytes
-from pgasdl.errors import AlignmentError, BufferRefused, SegmentError, UnavailableError
+from pgasdl.errors import AlignmentError, BufferRefused, PoolFull, SegmentError, UnavailableError
+from pgasdl.pool import Arena, Pool
+from pgasdl.segment import SegmentTable
 
 Patch = pytest.MonkeyPatch
 
@@ -136,6 +139,32 @@ def test_views_of_torch(segment: Segment, monkeypatch: Patch) -> None:
     assert view.data_ptr() == segment.address + 4
     monkeypatch.setattr(Segment, "_ordinal", None)
     assert segment.torch(torch.float32, 256).shape == (0,)  # as any view without elements
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_a_pool(segment: Segment, monkeypatch: Patch, library: str) -> None:
+    """Its arrays are views, and their memory is used again when they are gone."""
+    dtype: Any = "float32"
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        monkeypatch.setattr(
+            "torch.utils.dlpack.from_dlpack", lambda raw: torch.from_numpy(from_dlpack(raw))
+        )
+        dtype = torch.float32
+    pool = Pool(SegmentTable(segment.group.core), segment.group)
+    pool._parts[3] = [(segment, Arena(segment.nbytes))]
+    first, second = pool.empty((2, 3), dtype, 3), pool.empty(40, dtype, 3)
+    assert np.asarray(first).tobytes() == bytes(range(24))
+    assert np.asarray(second).ctypes.data == segment.address + 64
+    assert pool.describe().startswith("pool of 256 bytes on cuda:3 in 1 segments: 0 are free")
+    with pytest.raises(PoolFull, match=r"on cuda:3 .* ctx\.pool\(64, device=\"cuda:3\"\)"):
+        pool.empty(1, dtype, 3)
+    with pytest.raises(PoolFull, match=r"no pool: call ctx\.pool\(nbytes\)"):
+        pool.empty(1, dtype, None)
+    del first
+    gc.collect()
+    assert np.asarray(pool.empty(16, dtype, 3)).ctypes.data == segment.address
+    assert pool.empty((0, 2), "float32", 3).shape == (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ ROOMS = (
     ("errors", "_native"),
     ("transports", "kernel", "models", "device"),
     ("settings",),
-    ("config", "buffers"),
+    ("config", "buffers", "footprint"),
     ("topology",),
     ("plans.plan",),
     ("plans.algorithms",),

@@ -13,9 +13,9 @@ import pgasdl
 NAMES = {
     "pgasdl": (
         "AlignmentError Block BootstrapError BufferRefused ClosedError Collective ConfigError "
-        "Context DataError GradientExchange Group Limits MismatchError NotificationError PeerLost "
-        "PgasError PlanError PoolFull QueueError QueueFull RankError Segment SegmentError Timeout "
-        "UnavailableError __version__ init"
+        "Context DataError Footprint GradientExchange Group Limits MismatchError "
+        "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
+        "Segment SegmentError Timeout UnavailableError __version__ init"
     ),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
     "pgasdl.input": "Batches Iterations Prefetcher StripedFiles StripedWriter",

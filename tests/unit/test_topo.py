@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.places import INSTALLED, TESTS
 
+from pgasdl.config import VARIABLES, Config
 from pgasdl.errors import UnavailableError
 from pgasdl.tools import cli, doctor, probes, topo
 
@@ -25,7 +26,7 @@ class Native(types.ModuleType):
         super().__init__("pgasdl._native")
         self._answer = answer
         self._left_out = left_out
-        self.wishes: list[tuple[object, ...]] = []
+        self.wishes: list[dict[str, object]] = []
 
     def cuda_missing(self) -> str:
         return "no driver"
@@ -33,18 +34,23 @@ class Native(types.ModuleType):
     def transports(self) -> dict[str, str]:
         return {"shm": "", "verbs": self._left_out}
 
-    def verbs_devices(self, *wish: object) -> list[topo.RdmaAddress]:
-        self.wishes.append(wish)
+    def VerbsOptions(self, **settings: object) -> dict[str, object]:
+        return settings
+
+    def verbs_devices(self, options: dict[str, object]) -> list[topo.RdmaAddress]:
+        self.wishes.append(options)
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
 
 
 GOOD = topo.RdmaAddress("mlx5_0", 1, 3, "active", "Ethernet", "RoCE v2", 4096, "::ffff:10.0.0.1",
-                    "eth1", 0, chosen=True)  # fmt: skip
+                    "eth1", 0, chosen=True, path_mtu=1024, pkey=0x8001,
+                        ack_timeout=17, keeps_order=True)  # fmt: skip
 LOCAL = topo.RdmaAddress("mlx5_0", 1, 0, "active", "Ethernet", "RoCE v1", 4096, "fe80::1", "eth1",
                      0, refused="RoCE v1, which is not routed than mlx5_0")  # fmt: skip
 DOWN = topo.RdmaAddress("mlx5_1", 1, 0, "down", refused="the port is down")
+OTHER = topo.RdmaAddress("mlx5_1", 1, 0, refused="P_Key 0x8001 was asked for, and the port's")
 CLOSED = topo.RdmaAddress(
     "mlx5_1", refused="it cannot be opened: Permission denied; in a container"
 )
@@ -113,30 +119,47 @@ def test_chosen_and_refused_are_told_apart(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     native = answer(monkeypatch, [GOOD, LOCAL])
-    monkeypatch.setenv("PGASDL_VERBS_DEVICE", "mlx5_0")
+    monkeypatch.setenv("PGASDL_VERBS_DEVICE", "mlx5_0,mlx5_1:2")
     monkeypatch.setenv("PGASDL_VERBS_GID", "3")
+    monkeypatch.setenv("PGASDL_VERBS_SL", "5")
     assert cli.main(["topo"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("*  mlx5_0  1     3") and lines[1].endswith("chosen")
     assert lines[2].startswith("   mlx5_0  1     0") and lines[2].endswith(LOCAL.refused)
-    assert native.wishes == [("mlx5_0", None, 3)]
+    (wish,) = native.wishes
+    assert (wish["ports"], wish["gid"], wish["service_level"]) == (
+        (("mlx5_0", 0), ("mlx5_1", 2)), 3, 5,
+    )  # fmt: skip
+    in_use = dict(line.split(maxsplit=1) for line in lines if line.startswith("PGASDL_VERBS_"))
+    assert set(in_use) == {
+        variable.name for variable in VARIABLES if variable.name.startswith("PGASDL_VERBS_")
+    } - {"PGASDL_VERBS_DEVICE", "PGASDL_VERBS_GID"}
+    assert in_use["PGASDL_VERBS_PKEY"] == "0x8001"
+    assert in_use["PGASDL_VERBS_MTU"] == "1024"
+    assert in_use["PGASDL_VERBS_SL"] == "5"
+    assert in_use["PGASDL_VERBS_ORDER"] == "kept"
+    assert in_use["PGASDL_VERBS_RAILS"] == "1 (mlx5_0:1)"
+    assert in_use["PGASDL_VERBS_STRIPE"] == str(1 << 20)
+    assert in_use["PGASDL_VERBS_ACK_TIMEOUT"] == "17 (537 ms)"
     assert doctor._verbs("x").status == doctor._devices("x").status == "OK"
 
 
 @pytest.mark.parametrize(
     ("given", "wish", "fix"),
     [
-        ([DOWN], (None, None, None), "ip link set"),
-        ([DOWN], ("mlx5_1", 1, None), "ip link set"),
-        ([CLOSED], (None, None, None), "--device=/dev/infiniband --ulimit memlock=-1"),
-        ([DOWN], ("mlx5_7", None, None), "unset PGASDL_VERBS_DEVICE"),
+        ([DOWN], {}, "ip link set"),
+        ([DOWN], {"verbs_device": "mlx5_1:1"}, "ip link set"),
+        ([CLOSED], {}, "--device=/dev/infiniband --ulimit memlock=-1"),
+        ([DOWN], {"verbs_device": "mlx5_7"}, "unset PGASDL_VERBS_DEVICE"),
+        ([DOWN], {"verbs_device": "^mlx5_1"}, "unset PGASDL_VERBS_DEVICE"),
+        ([OTHER], {"verbs_pkey": 0x8001}, "PGASDL_VERBS_PKEY"),
     ],
 )
 def test_every_refusal_has_its_fix(
-    monkeypatch: pytest.MonkeyPatch, given: list[topo.RdmaAddress], wish: topo.Wish, fix: str
+    monkeypatch: pytest.MonkeyPatch, given: list[topo.RdmaAddress], wish: dict[str, Any], fix: str
 ) -> None:
     answer(monkeypatch, given)
-    found = topo.survey(*wish)
+    found = topo.survey(Config.from_environment({}, **wish))
     assert (found.source, found.stage, found.chosen) == ("libibverbs", "device", None)
     assert found.missing == f"mlx5_1: {given[0].refused}"
     assert fix in found.fix
@@ -146,12 +169,11 @@ def test_a_build_without_verbs_lists_what_the_kernel_has(
     sysfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, [], left_out="knows no verbs: a header was missing")
-    found = topo.survey("rxe0", 1)
+    found = topo.survey(Config.from_environment({}, verbs_device="rxe0:1"))
     assert (found.source, found.stage) == ("sysfs", "build")
     assert "libibverbs-dev" in found.fix
     assert [a.refused.partition(":")[0] for a in found.addresses] == [
-        "knows no verbs", "knows no verbs", "port 1 was asked for", "device rxe0 was asked for",
-        "device rxe0 was asked for",
+        "knows no verbs", "knows no verbs", "device rxe0", "device rxe0", "device rxe0",
     ]  # fmt: skip
     finding = doctor._verbs("x")
     assert finding.status == "WARN"
@@ -161,7 +183,7 @@ def test_a_build_without_verbs_lists_what_the_kernel_has(
 def test_no_libibverbs(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, UnavailableError("no RDMA here: libibverbs.so.1: cannot open"))
     monkeypatch.setattr(topo, "LIBRARY", "libibverbs-not-there.so.1")
-    found = topo.survey()
+    found = topo.survey(Config.from_environment({}))
     assert (found.source, found.stage) == ("sysfs", "library")
     assert found.fix == "apt-get install libibverbs1 ibverbs-providers rdma-core"
     assert doctor._verbs("x").detail.startswith("native module; built with it; no RDMA here")
@@ -171,12 +193,12 @@ def test_devices_that_are_not_passed_on_or_have_no_provider(
     sysfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, [])
-    found = topo.survey()
+    found = topo.survey(Config.from_environment({}))
     assert found.stage == "device"
     assert found.fix.startswith("in docker --device=/dev/infiniband --ulimit memlock=-1")
     topo.NODES.mkdir()
     (topo.NODES / "uverbs0").touch()
-    assert topo.survey().fix == "apt-get install ibverbs-providers"
+    assert topo.survey(Config.from_environment({})).fix == "apt-get install ibverbs-providers"
 
 
 def test_pyverbs_adds_what_sysfs_does_not_tell(
@@ -201,7 +223,7 @@ def test_pyverbs_adds_what_sysfs_does_not_tell(
     monkeypatch.setitem(sys.modules, "pyverbs", types.ModuleType("pyverbs"))
     monkeypatch.setitem(sys.modules, "pyverbs.device", module)
     monkeypatch.setitem(sys.modules, "pgasdl._native", None)
-    found = topo.survey()
+    found = topo.survey(Config.from_environment({}))
     assert (found.source, found.stage) == ("pyverbs", "native")
     assert [a.mtu for a in found.addresses] == [4096, 4096, 256, 0, 0]
     assert "cannot be opened: no such device" in found.addresses[3].refused
@@ -225,9 +247,9 @@ def test_none_at_all(
 def test_wrong_wishes_are_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PGASDL_VERBS_PORT", "first")
+    monkeypatch.setenv("PGASDL_VERBS_MTU", "1500")
     assert cli.main(["topo"]) == cli.USAGE_ERROR
-    assert "PGASDL_VERBS_PORT" in capsys.readouterr().err
+    assert "PGASDL_VERBS_MTU" in capsys.readouterr().err
 
 
 def test_memlock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,11 +293,14 @@ def test_in_a_guest_the_routable_address_is_chosen() -> None:
     assert (chosen["state"], chosen["type"], chosen["mtu"]) == ("active", "RoCE v2", 4096)
     assert chosen["gid"].startswith("::ffff:") and chosen["net_device"]
     assert others and all(not one["chosen"] and one["refused"] for one in others)
+    assert report["settings"]["PGASDL_VERBS_ORDER"] == "kept"
 
 
 @pytest.mark.full
 def test_in_a_guest_another_device_can_be_asked_for() -> None:
-    report = json.loads(guest("{topo}", "veth", PGASDL_VERBS_DEVICE="rxe1").check().output)
+    wishes = {"PGASDL_VERBS_DEVICE": "rxe1", "PGASDL_VERBS_ORDER": "completion"}
+    report = json.loads(guest("{topo}", "veth", **wishes).check().output)
+    assert report["settings"]["PGASDL_VERBS_ORDER"] == "completion"
     assert report["addresses"][0]["device"] == "rxe1" and report["addresses"][0]["chosen"]
     refused = {a["refused"] for a in report["addresses"] if a["device"] == "rxe0"}
     assert refused == {"device rxe1 was asked for"}

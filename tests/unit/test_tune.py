@@ -16,7 +16,15 @@ from pgasdl.tools.bench import plans
 from pgasdl.tools.bench.calibrate import SIZES, Calibration, Class
 from pgasdl.tools.bench.plans_cli import cases, charts, summary
 from pgasdl.tools.bench.request import Request
-from pgasdl.tools.bench.tuner import MOST, Size, choices_here, near, policy_of, predict_all
+from pgasdl.tools.bench.tuner import (
+    MOST,
+    Size,
+    choices_here,
+    choices_of_arrays,
+    near,
+    predict_all,
+    rules_of,
+)
 
 A, B, C = Choice("gdraa"), Choice("tree"), Choice("chain", (("chunks", 8),))
 FAST = ("--repeat", "1", "--seconds", "0.001", "--sizes", "64,4K,64K", "--transport", "loopback")
@@ -24,6 +32,10 @@ FAST = ("--repeat", "1", "--seconds", "0.001", "--sizes", "64,4K,64K", "--transp
 
 def size(nbytes: int, **us: float) -> Size:
     return Size(nbytes, {}, {{"a": A, "b": B, "c": C}[name]: value for name, value in us.items()})
+
+
+def policy_of(sizes: list[Size]) -> Policy:
+    return Policy((("allreduce", rules_of(sizes)),))
 
 
 def test_rules_meet_between_the_sizes() -> None:
@@ -35,7 +47,7 @@ def test_rules_meet_between_the_sizes() -> None:
 def test_a_neighbours_choice_is_kept_within_the_noise() -> None:
     found = policy_of([size(64, a=1.00, b=2), size(4096, a=1.02, b=1.00), size(1 << 20, b=1, a=2)])
     assert str(found) == "allreduce:0-64k:gdraa#64k-inf:tree"
-    assert str(policy_of([])) == ""
+    assert rules_of([]) == ()
 
 
 def test_oversubscribed_ranks_keep_the_usual_plan_unless_another_is_clearly_faster() -> None:
@@ -53,13 +65,13 @@ def test_candidates_are_those_near_the_best() -> None:
 
 def test_figures_depend_on_the_size() -> None:
     steps = (1e-10, 2e-10, 4e-10)
-    near_class = Class("one node", 4, 1e-6, 1e-7, steps, steps, steps)
+    near_class = Class("one node", 4, 1e-6, 1e-7, steps, steps, steps, steps)
     figures = Calibration(near_class, None, 4, blocking=True)
     assert figures.model(SIZES[0]).inside.beta == pytest.approx(1e-10)
     assert 1e-10 < figures.model(256 << 10).gamma < 2e-10
     assert figures.model(1 << 30).inside.beta == pytest.approx(4e-10)
     assert figures.model(8).blocking and "latency 1.00 us" in str(near_class)
-    far = Class("across nodes", 2, 5e-6, 0.0, steps, steps, steps)
+    far = Class("across nodes", 2, 5e-6, 0.0, steps, steps, steps, steps)
     model = Calibration(near_class, far, 2, blocking=False).model(64)
     assert model.pair(0, 1).latency == 1e-6 and model.pair(1, 2).latency == 5e-6
 
@@ -73,6 +85,15 @@ def test_every_plan_is_a_candidate_where_it_can_run() -> None:
     assert set(mapped) - set(unmapped) == {"gdraa-direct"}
 
 
+def test_candidates_for_arrays_outside_segments() -> None:
+    def program(ctx: Context) -> list[str]:
+        return sorted(str(choice) for choice in choices_of_arrays(ctx))
+
+    mapped, unmapped = loopback.run(2, program), loopback.run(2, program, mapped=False)
+    assert mapped == [["gdraa-read", "staged(owners=0)", "staged(owners=1)"]] * 2
+    assert unmapped == [["gdraa-private", "one-shot"]] * 2
+
+
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_policy_is_tuned_and_can_be_used(tmp_path: Path, mapped: bool) -> None:
     file = tmp_path / "policy"
@@ -83,7 +104,8 @@ def test_a_policy_is_tuned_and_can_be_used(tmp_path: Path, mapped: bool) -> None
     text = file.read_text()
     assert text.startswith("# pgasdl tune: ") and '"latency"' in text
     policy = Policy.parse(text)
-    assert policy.find("allreduce", 0) and policy.find("allreduce", 1 << 40)
+    for operation in ("allreduce", "allreduce-array"):
+        assert policy.find(operation, 0) and policy.find(operation, 1 << 40)
 
     def program(ctx: Context) -> str:
         return ctx.describe()
@@ -94,7 +116,9 @@ def test_a_policy_is_tuned_and_can_be_used(tmp_path: Path, mapped: bool) -> None
 
 def test_predictions_are_for_every_choice() -> None:
     steps = (1e-10,) * 3
-    figures = Calibration(Class("one node", 3, 1e-6, 0.0, steps, steps, steps), None, 3, False)
+    figures = Calibration(
+        Class("one node", 3, 1e-6, 0.0, steps, steps, steps, steps), None, 3, False
+    )
 
     def program(ctx: Context) -> dict[Choice, float]:
         return predict_all(ctx, figures, choices_here(ctx), 4096)
@@ -137,10 +161,22 @@ def test_tune_over_shm(
     monkeypatch.chdir(tmp_path)  # ranks find the installed package, not the source folder
     file = tmp_path / "policy"
     arguments = ["tune", "-n", "2", "--sizes", "64,16K", "--repeat", "1", "--seconds", "0.001"]
-    assert pgasdl.tools.cli.main([*arguments, "--transport", "shm", "--out", str(file)]) == 0
+    figures = ["--json", str(tmp_path / "json"), "--transport", "shm"]
+    assert pgasdl.tools.cli.main([*arguments, *figures, "--out", str(file)]) == 0
     said = capfd.readouterr().out
     assert "measured   one node (2 ranks)" in said and f"PGASDL_POLICY=@{file}" in said
-    assert Policy.parse(file.read_text()).find("allreduce", 64)
+    policy = Policy.parse(file.read_text())
+    assert policy.find("allreduce", 64) and policy.find("allreduce-array", 64)
+    rows = json.loads((tmp_path / "json").read_text())["sizes"]
+    measured = {(row["operation"], row["bytes"]): row["plans"] for row in rows}
+    assert set(measured) == {
+        (op, n) for op in ("allreduce", "allreduce-array") for n in (64, 16384)
+    }
+    for nbytes in (64, 16384):
+        found = {plan["plan"]: plan["us"] for plan in measured["allreduce-array", nbytes]}
+        assert {"staged(owners=0)", "staged(owners=1)"} <= set(found)
+        assert min(found.values()) > 0
+        assert re.search(rf"allreduce-array +{nbytes} bytes: .*staged\(owners=1\)", said)
     assert pgasdl.tools.cli.main([*arguments, "--print-request", "--out", str(file)]) == 0
     assert Request.load(capfd.readouterr().out).op == "tune"
 

@@ -22,6 +22,7 @@ from support.places import INSTALLED, TESTS
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
+FAR = PROGRAMS / "far.sh"
 ADDRESSES = ("10.77.2.1", "10.77.2.2")  # of a pair
 _BOOT_SECONDS = 60.0
 _FIRST_PORT = 21000
@@ -42,6 +43,7 @@ class Job:
     harm : ("kill" or "stop", rank); ("cut", a rank of the host whose link goes down), only in the
         last job; ("hole", any): from then on both hosts' packets vanish on their way; ("pause",
         rank): its host stands still for `PAUSE` seconds
+    replaced : arguments of a process that takes the place of the rank that was killed, or none
     torchrun : ranks get torchrun's variables in place of PGASDL_RANK and the like
     seconds : after which a rank that still runs is killed, and reported as "hung"
     """
@@ -53,6 +55,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     path: Sequence[str] = ()
     harm: tuple[str, int] | None = None
+    replaced: Sequence[str] = ()
     torchrun: bool = False
     seconds: float = 60.0
 
@@ -82,7 +85,10 @@ class Story:
         return found[0]
 
     def statuses(self) -> dict[int, int]:
-        """Exit statuses of the ranks, ended or killed; none may hang or leave a process."""
+        """Exit statuses of the ranks, ended or killed; none may hang or leave a process.
+
+        Of a rank that was replaced, that of the last process.
+        """
         assert not self.events("hung"), f"hung\n{self}"
         assert not any(event["pids"] for event in self.events("left")), f"left\n{self}"
         return {event["rank"]: event["status"] for event in self.events("ended")}
@@ -140,13 +146,16 @@ def _pause(guest: int) -> None:
         os.killpg(kernel, signal.SIGCONT)
 
 
-def run(folder: Path, jobs: Sequence[Job], *, loss: float = 0.0) -> dict[str, Story]:
+def run(
+    folder: Path, jobs: Sequence[Job], *, loss: float = 0.0, mode: str = "dummy"
+) -> dict[str, Story]:
     """Boot one guest, or two if the jobs have two hosts, and run the jobs one after the other.
 
     Parameters
     ----------
     folder : an empty one, through which the hosts wait for each other
     loss : percent of the packets lost between two hosts, each way
+    mode : devices of one host, as of rig.run
     """
     n_hosts = len(jobs[0].ranks)
     orders: dict[str, Any] = {"secret": secrets.token_hex(32), "folder": str(folder), "jobs": []}
@@ -174,7 +183,7 @@ def run(folder: Path, jobs: Sequence[Job], *, loss: float = 0.0) -> dict[str, St
     if n_hosts == 2:
         results = rig.run_pair((command, command), loss=loss, **settings)
     else:
-        results = (rig.run(command, **settings),)
+        results = (rig.run(command, mode=mode, **settings),)
     for result in results:
         result.check()
     return listener.stories

@@ -17,7 +17,6 @@ from pgasdl.runtime.launch import mpiexec
 
 pytestmark = pytest.mark.full
 
-FAR = hosts.PROGRAMS / "far.sh"
 JOINED = hosts.PROGRAMS / "joined.py"
 # The variables of a job of 4 ranks, and rank 0's routes.
 WAYS = {
@@ -71,10 +70,11 @@ def across(found: mpiexec.Mpiexec, names: list[str]) -> list[str]:
     """
     both = ",".join(f"{address}:2" for address in hosts.ADDRESSES)
     if found.kind == "mpich":
-        remote = ["-launcher", "ssh", "-launcher-exec", str(FAR), "-iface", "vec0"]
+        remote = ["-launcher", "ssh", "-launcher-exec", str(hosts.FAR), "-iface", "vec0"]
         return [found.program, *remote, "-hosts", both, "-n", "4"]
     prefix = str(Path(found.program).parents[1])
-    remote = ["--prtemca", "plm_ssh_agent", str(FAR), "--prtemca", "oob_tcp_if_include", "vec0"]
+    far = str(hosts.FAR)
+    remote = ["--prtemca", "plm_ssh_agent", far, "--prtemca", "oob_tcp_if_include", "vec0"]
     handed = [word for name in names for word in ("-x", name)]
     first, *options = found.command(4, [])
     return [first, "--prefix", prefix, *remote, "--host", both, *handed, *options]
@@ -100,7 +100,7 @@ def test_every_way(found: mpiexec.Mpiexec, tmp_path: Path) -> None:
     lines += [f"touch {tmp_path}/end", "exit ${status:-0}"]
     env = {"PYTHONPATH": str(INSTALLED), "MAILBOX": str(tmp_path), "OMP_NUM_THREADS": "1"}
     first, _ = rig.run_pair(
-        ("\n".join(lines), f"{FAR} serve"),
+        ("\n".join(lines), f"{hosts.FAR} serve"),
         env=env | found.environ(),
         writable=[tmp_path],
         timeout=400,

@@ -6,6 +6,7 @@
 
 #include "memory/device_stream.hpp"
 #include "transport/processor_atomic.hpp"
+#include "transport/raise_flag.hpp"
 
 namespace pgasdl {
 namespace {
@@ -48,7 +49,7 @@ void LoopbackWorld::deliver(RankState& state, Operation& operation) {
         operation.snapshot.empty() ? operation.source : operation.snapshot.data();
     copy_bytes(operation.device, operation.target, source, operation.bytes);
   } else {
-    operation.flag->store(operation.value, std::memory_order_release);
+    raise_flag(*operation.flag, operation.value, operation.add);
     WakeWord* wake_word = state.wake_words[static_cast<std::size_t>(operation.peer)];
     if (wake_word != nullptr) wake_word->wake();
   }
@@ -62,7 +63,9 @@ void LoopbackWorld::deliver_some(RankState& state) {
     const bool earlier = std::any_of(kept.begin(), kept.end(), [&](const Operation& other) {
       return other.queue == operation.queue && other.peer == operation.peer;
     });
-    const bool may_overtake = faults_.reorder && operation.source != nullptr;
+    const bool may_overtake = operation.source != nullptr
+                                  ? faults_.reorder || faults_.any_order
+                                  : faults_.any_order && !operation.own_flag;
     const bool go = state.random() % (faults_.delay + 1) == 0;
     if (go && (!earlier || may_overtake)) {
       deliver(state, operation);
@@ -71,6 +74,33 @@ void LoopbackWorld::deliver_some(RankState& state) {
     }
   }
   state.pending = std::move(kept);
+  release(state);
+}
+
+void LoopbackWorld::enqueue(RankState& state, Operation&& operation) const {
+  Connection& connection = state.connections[{operation.queue, operation.peer}];
+  if (faults_.completion_first && operation.source == nullptr && !operation.own_flag) {
+    connection.held.hold(std::move(operation), connection.posted);
+    return release(state);
+  }
+  operation.number = connection.posted++;
+  state.pending.push_back(std::move(operation));
+}
+
+// Sends the flags before which everything has been delivered.
+void LoopbackWorld::release(RankState& state) {
+  for (auto& [to, connection] : state.connections) {
+    std::uint32_t retired = connection.posted;
+    for (const Operation& operation : state.pending) {
+      if (to != std::pair{operation.queue, operation.peer}) continue;
+      retired = std::min(retired, operation.number);
+    }
+    Operation* const flag = connection.held.ready(retired);
+    if (flag == nullptr) continue;
+    flag->number = connection.posted++;
+    state.pending.push_back(std::move(*flag));
+    connection.held.sent(connection.posted);
+  }
 }
 
 LoopbackTransport::LoopbackTransport(std::shared_ptr<LoopbackWorld> world, Rank rank)
@@ -84,12 +114,15 @@ LoopbackTransport::~LoopbackTransport() {
   {
     const std::lock_guard lock(mine().mutex);
     mine().pending.clear();
+    mine().connections.clear();
   }
   for (auto& state : world_->ranks_) {
     const std::lock_guard lock(state.mutex);
     const auto first = state.connected.lower_bound({rank_, 0});
     const auto last = state.connected.lower_bound({rank_ + 1, 0});
-    for (auto at = first; at != last; ++at) state.broken.emplace(at->second, rank_);
+    if (world_->faults_.breaks) {
+      for (auto at = first; at != last; ++at) state.broken.emplace(at->second, rank_);
+    }
     state.connected.erase(first, last);
   }
 }
@@ -137,7 +170,7 @@ bool LoopbackTransport::room(QueueId queue, Rank peer) {
   auto& state = mine();
   const LoopbackFaults& faults = world_->faults_;
   if (faults.refuse != 0 && state.random() % (faults.refuse + 1) != 0) return false;
-  if (faults.breaks && peer != rank_) state.connected.emplace(peer, queue);
+  if ((faults.breaks || !faults.mapped) && peer != rank_) state.connected.emplace(peer, queue);
   ++state.posted;
   if (faults.fail_rank == rank_ && faults.fail_at == state.posted) {
     throw Error(ErrorKind::kSystem,
@@ -156,7 +189,7 @@ void LoopbackTransport::submit(LoopbackWorld::Operation&& operation) {
     operation.snapshot.resize(operation.bytes);
     copy_bytes(operation.device, operation.snapshot.data(), operation.source, operation.bytes);
   }
-  state.pending.push_back(std::move(operation));
+  world_->enqueue(state, std::move(operation));
 }
 
 bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
@@ -174,6 +207,7 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
             {},
             nullptr,
             0,
+            false,
             transfer.remote->keep,
             owner_of(*transfer.local)});
   }
@@ -187,6 +221,7 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
             {},
             &flag->remote->board[flag->notification],
             flag->value,
+            flag->add,
             flag->remote->keep,
             nullptr});
   }
@@ -208,22 +243,30 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
                                        {},
                                        nullptr,
                                        0,
+                                       false,
                                        transfer.remote->keep,
                                        owner_of(*transfer.local)};
     // A read looks at the peer when it is delivered, never at the time of posting.
     if (world_->faults_.immediate()) {
       LoopbackWorld::deliver(mine(), operation);
     } else {
-      mine().pending.push_back(std::move(operation));
+      world_->enqueue(mine(), std::move(operation));
     }
   }
   if (flag != nullptr) {
-    LoopbackWorld::Operation operation{queue,       peer,
-                                       nullptr,     nullptr,
-                                       0,           kHost,
-                                       {},          &flag->local->board[flag->notification],
-                                       flag->value, flag->local->region,
+    LoopbackWorld::Operation operation{queue,
+                                       peer,
+                                       nullptr,
+                                       nullptr,
+                                       0,
+                                       kHost,
+                                       {},
+                                       &flag->local->board[flag->notification],
+                                       flag->value,
+                                       false,
+                                       flag->local->region,
                                        nullptr};
+    operation.own_flag = true;
     submit(std::move(operation));
   }
   return true;
@@ -250,9 +293,22 @@ bool LoopbackTransport::complete(QueueId queue) {
                 text("rank ", peer, " is gone, and what was under way to it on queue ", queue),
                 peer);
   }
+  const auto& connections = mine().connections;
+  if (std::ranges::any_of(connections, [&](const auto& to) {
+        return to.first.first == queue && !to.second.held.empty();
+      })) {
+    return false;
+  }
   const auto& pending = mine().pending;
   return std::none_of(pending.begin(), pending.end(),
                       [&](const auto& operation) { return operation.queue == queue; });
+}
+
+std::size_t LoopbackTransport::connections(QueueId queue) const {
+  auto& state = world_->ranks_[static_cast<std::size_t>(rank_)];
+  const std::lock_guard lock(state.mutex);
+  return static_cast<std::size_t>(std::ranges::count_if(
+      state.connected, [&](const auto& connected) { return connected.second == queue; }));
 }
 
 // Moves everybody's operations on, as a network would while their owners compute.

@@ -1,7 +1,7 @@
 // Ranks as threads of one process over one mapping. It exists to find bugs: the thread sanitizer
 // sees every access, and an adversary, seeded, may delay transfers, deliver unordered writes out of
-// order, read a source only when it delivers, refuse posts as a full queue does, and fail a chosen
-// operation of a chosen rank.
+// order, and flags too, read a source only when it delivers, refuse posts as a full queue does, and
+// fail a chosen operation of a chosen rank.
 #pragma once
 
 #include <cstring>
@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/held_flags.hpp"
 #include "transport/transport.hpp"
 
 namespace pgasdl {
@@ -29,7 +30,11 @@ struct LoopbackFaults {
   // A rank's end breaks what connects others with it, each of their queues: complete() says so
   // once.
   bool breaks = false;
-  bool immediate() const { return delay == 0 && !reorder && !late_source; }
+  // A fabric of several paths: flags at peers may overtake what was posted before them, too. Unless
+  // they are sent only once that has completed.
+  bool any_order = false;
+  bool completion_first = false;
+  bool immediate() const { return delay == 0 && !reorder && !late_source && !any_order; }
 };
 
 // What the ranks share. Outlives every LoopbackTransport made from it.
@@ -52,8 +57,16 @@ class LoopbackWorld {
     std::vector<std::byte> snapshot;  // of the source, unless it is read late
     FlagWord* flag;
     std::uint32_t value;
+    bool add;
     std::shared_ptr<void> keep;       // the memory at the peer
     std::shared_ptr<void> keep_here;  // and here: a source that is read late may be dropped early
+    bool own_flag = false;            // of this rank's board, after a read
+    std::uint32_t number = 0;         // among those of this queue to this peer
+  };
+  // What one queue has sent to one peer.
+  struct Connection {
+    std::uint32_t posted = 0;
+    HeldFlags<Operation> held;
   };
   struct RankState {
     std::mutex mutex;
@@ -63,14 +76,17 @@ class LoopbackWorld {
     };
     std::map<SegmentId, Published> published;
     std::deque<Operation> pending;
+    std::map<std::pair<QueueId, Rank>, Connection> connections;
     std::mt19937_64 random;
     std::uint64_t posted = 0;
     std::vector<WakeWord*> wake_words;
-    std::set<std::pair<Rank, QueueId>> connected;
-    std::set<std::pair<QueueId, Rank>> broken;  // not told yet
+    std::set<std::pair<Rank, QueueId>> connected;  // unless all memory is mapped
+    std::set<std::pair<QueueId, Rank>> broken;     // not told yet
   };
   void deliver_some(RankState& state);
   static void deliver(RankState& state, Operation& operation);
+  void enqueue(RankState& state, Operation&& operation) const;
+  static void release(RankState& state);
 
   const LoopbackFaults faults_;
   std::vector<RankState> ranks_;
@@ -100,6 +116,7 @@ class LoopbackTransport final : public Transport {
                  const LocalFlag* flag) override;
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId queue) override;
+  std::size_t connections(QueueId queue) const override;
   // Nobody can wake a rank whose memory is not mapped: it looks from time to time, as with a
   // network card.
   bool needs_progress() const override {

@@ -41,7 +41,8 @@ struct MpiHeader {
   std::uint32_t notification = 0;
   std::uint32_t value = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t apart = 0;  // 1: they follow as a message of their own
+  std::uint32_t apart = 0;  // 1: they follow as a message of their own
+  std::uint32_t add = 0;    // 1: the value is added to the flag
 };
 
 // Where long data go, and what keeps that memory.

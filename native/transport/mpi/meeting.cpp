@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "transport/mpi/window_group.hpp"
+#include "transport/raise_flag.hpp"
 
 namespace pgasdl {
 namespace {
@@ -101,7 +102,7 @@ void MpiWorld::deliver(const MpiHeader& header) {
   const auto board = named_.find(header.board);
   if (board != named_.end() && header.notification < board->second->own_notifications) {
     FlagWord& flag = board->second->own_board[header.notification];
-    flag.store(header.value, std::memory_order_release);
+    raise_flag(flag, header.value, header.add == 1);
   }
 }
 

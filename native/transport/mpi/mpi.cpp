@@ -5,6 +5,7 @@
 
 #include "reduce/copy.hpp"
 #include "transport/processor_atomic.hpp"
+#include "transport/raise_flag.hpp"
 
 namespace pgasdl {
 namespace {
@@ -30,6 +31,7 @@ MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, const MpiOptions& op
       options_(options),
       rank_(world_->rank()),
       lost_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(world_->size()))) {
+  world_->begin();
   for (QueueId queue = 0; queue < options.queues; ++queue) {
     for (Rank peer = 0; peer < world_->size(); ++peer) {
       connections_.push_back(std::make_unique<Connection>());
@@ -78,7 +80,7 @@ void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteF
                  transfer.bytes);
   }
   if (flag != nullptr) {
-    flag->remote->board[flag->notification].store(flag->value, std::memory_order_release);
+    raise_flag(flag->remote->board[flag->notification], flag->value, flag->add);
   }
 }
 
@@ -119,7 +121,7 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
     }
     if (flag != nullptr) {
       FlagWord* board = mpi_remote(*flag->remote).member().board();
-      board[flag->notification].store(flag->value, std::memory_order_release);
+      raise_flag(board[flag->notification], flag->value, flag->add);
     }
     return true;
   }
@@ -244,6 +246,7 @@ void MpiTransport::enqueue_message(Connection& connection, const Transfer* data,
     operation.target = mpi_remote(*flag->remote).index;
     operation.notification = flag->notification;
     operation.value = flag->value;
+    operation.add = flag->add;
   }
 }
 

@@ -27,9 +27,9 @@
 namespace pgasdl {
 
 struct MpiOptions {
-  std::uint32_t queues = 18;  // how many QueueIds there are
-  bool created = false;       // windows over our own memory only
-  double patience_s = 3;      // in a call that a lost peer keeps us in, before the process ends
+  std::uint32_t queues = 1;  // how many QueueIds there are
+  bool created = false;      // windows over our own memory only
+  double patience_s = 3;     // in a call that a lost peer keeps us in, before the process ends
 };
 
 class MpiTransport final : public Transport {
@@ -70,6 +70,7 @@ class MpiTransport final : public Transport {
     int bytes = 0;
     std::uint32_t notification = 0;
     std::uint32_t value = 0;
+    bool add = false;
     std::shared_ptr<MpiWindow> data;  // kMessage: where the bytes go, if any
     std::uint64_t offset = 0;
     bool sent = false;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "transport/mpi/mpi.hpp"
+#include "transport/raise_flag.hpp"
 
 namespace pgasdl {
 namespace {
@@ -37,7 +38,7 @@ bool MpiTransport::send(Connection& connection, Operation& operation) {
   if (flagged && operation.window->member(operation.target).mapped()) {
     if (!messages_read(connection)) return false;
     FlagWord* board = operation.window->member(operation.target).board();
-    board[operation.notification].store(operation.value, std::memory_order_release);
+    raise_flag(board[operation.notification], operation.value, operation.add);
     return true;
   }
   const MpiHeader header{
@@ -50,7 +51,8 @@ bool MpiTransport::send(Connection& connection, Operation& operation) {
       .notification = operation.notification,
       .value = operation.value,
       .bytes = static_cast<std::uint64_t>(operation.bytes),
-      .apart = operation.bytes > static_cast<int>(world_->most_within(connection.peer))};
+      .apart = operation.bytes > static_cast<int>(world_->most_within(connection.peer)),
+      .add = operation.add};
   if (!world_->send(connection.peer, header, operation.here, &operation.request)) return false;
   operation.sent = true;
   ++connection.n_sent;

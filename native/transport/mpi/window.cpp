@@ -103,7 +103,7 @@ void MpiWorld::make(MpiWindow& window, LocalSegment& own, std::uint64_t number) 
                          static_cast<int>(group.key & 0x3fff), &group.communicator),
         "MPI_Comm_create_group", -1);
   }
-  reclaim(group, window.pending->dropped_by_all);
+  reclaim(window.pending->dropped_by_all);
   window.number = number;
   allocate(window, own);
   for (std::size_t index = 0; index < group.members.size(); ++index) {
@@ -197,15 +197,17 @@ void MpiWorld::allocate(MpiWindow& window, LocalSegment& segment) {
 }
 
 // Collective, and in the same order everywhere: of windows that every member has dropped.
-void MpiWorld::reclaim(MpiWindowGroup& group, const std::set<std::uint64_t>& numbers) {
-  for (const std::uint64_t number : numbers) {
+void MpiWorld::reclaim(const std::set<MpiWindowName>& names) {
+  for (const MpiWindowName& name : names) {
     MpiWindowGroup::Dropped dropped;
     {
       const std::lock_guard lock(mutex_);
-      const auto found = group.dropped.find(number);
-      if (found == group.dropped.end()) continue;
+      const auto group = std::ranges::find_if(
+          window_groups_, [&](const auto& known) { return known.second->key == name.group; });
+      const auto found = group->second->dropped.find(name.number);
+      if (found == group->second->dropped.end()) continue;
       dropped = found->second;
-      group.dropped.erase(found);
+      group->second->dropped.erase(found);
     }
     if (dropped.data != dropped.board) {
       library_->check(library_->close_and_free(&dropped.data), "MPI_Win_free", -1);

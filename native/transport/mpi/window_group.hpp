@@ -13,7 +13,7 @@
 namespace pgasdl {
 
 // A description has to fit into a slot of the group's exchange.
-constexpr std::size_t kMostDropped = 64;
+constexpr std::size_t kMostDropped = 48;
 constexpr MpiLibrary::Handle kNoHandle = 0;
 
 // For the answer of the first member, which gives it at its next heartbeat, seconds. Whoever gives
@@ -30,7 +30,7 @@ struct MpiDescription {
   std::uint32_t bound;
   std::uint32_t created;
   std::uint32_t padding;
-  std::uint64_t dropped[kMostDropped];  // windows of this group, by the sender
+  MpiWindowName dropped[kMostDropped];  // windows that the sender dropped: of groups among these
 };
 
 // Ranks that have segments together.
@@ -52,7 +52,7 @@ struct MpiWindowGroup {
 struct MpiPending {
   bool created = false;
   bool gathered = false;
-  std::set<std::uint64_t> dropped_by_all;  // as far as known
+  std::set<MpiWindowName> dropped_by_all;  // by all members of their groups
   std::vector<MpiDescription> members;     // their descriptions, this rank's too
   std::unique_ptr<Error> failure;          // of making it while this rank left
   MpiWindowName meeting(const MpiWindowGroup& group) const {

@@ -26,10 +26,10 @@ MpiDescription parsed(Rank peer, const std::string& bytes) {
   MpiDescription theirs{};
   if (bytes.size() >= kShortest) std::memcpy(&theirs, bytes.data(), kShortest);
   if (bytes.size() < kShortest || theirs.n_dropped > kMostDropped ||
-      bytes.size() != kShortest + 8 * theirs.n_dropped) {
+      bytes.size() != kShortest + sizeof(MpiWindowName) * theirs.n_dropped) {
     throw_malformed("segment description", peer);
   }
-  std::memcpy(theirs.dropped, bytes.data() + kShortest, 8 * theirs.n_dropped);
+  std::memcpy(theirs.dropped, bytes.data() + kShortest, sizeof(MpiWindowName) * theirs.n_dropped);
   return theirs;
 }
 
@@ -81,10 +81,11 @@ std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> membe
     window->members.resize(ranks.size());
     auto pending = std::make_unique<MpiPending>();
     pending->created = created;
-    for (const auto& [number, dropped] : group->dropped) {
-      if (mine.n_dropped == kMostDropped) break;
-      mine.dropped[mine.n_dropped++] = number;
-      pending->dropped_by_all.insert(number);
+    for (const MpiWindowGroup* within : groups_within(*group)) {
+      for (const auto& [number, dropped] : within->dropped) {
+        if (mine.n_dropped == kMostDropped) break;
+        mine.dropped[mine.n_dropped++] = {within->key, number};
+      }
     }
     const auto self = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     window->own_index = static_cast<int>(self);
@@ -94,7 +95,7 @@ std::string MpiWorld::publish(LocalSegment& segment, std::span<const Rank> membe
     segment.keep = std::move(window);
   }
   std::string description = packed(mine);
-  description.resize(kShortest + 8 * mine.n_dropped);
+  description.resize(kShortest + sizeof(MpiWindowName) * mine.n_dropped);
   return description;
 }
 
@@ -162,12 +163,33 @@ void MpiWorld::gather(MpiWindow& window, LocalSegment& own, std::span<const Rank
                   text("rank ", peer, " binds memory where this rank does not, or the reverse"));
     }
     pending.created |= theirs.created != 0;
-    const std::span dropped(theirs.dropped, theirs.n_dropped);
-    std::erase_if(pending.dropped_by_all,
-                  [&](std::uint64_t number) { return std::ranges::count(dropped, number) == 0; });
     pending.members[index] = theirs;
   }
+  const auto dropped_by = [&](Rank member, const MpiWindowName& name) {
+    const auto at = std::ranges::find(members, member) - members.begin();
+    const MpiDescription& theirs = pending.members[static_cast<std::size_t>(at)];
+    return std::ranges::count(std::span(theirs.dropped, theirs.n_dropped), name) != 0;
+  };
+  const std::lock_guard lock(mutex_);
+  for (const MpiWindowGroup* within : groups_within(*window.group)) {
+    for (const auto& [number, dropped] : within->dropped) {
+      const MpiWindowName name{within->key, number};
+      const auto by = [&](Rank member) { return dropped_by(member, name); };
+      if (std::ranges::all_of(within->members, by)) pending.dropped_by_all.insert(name);
+    }
+  }
   pending.gathered = true;
+}
+
+// Itself before the others. With mutex_ held.
+std::vector<MpiWindowGroup*> MpiWorld::groups_within(const MpiWindowGroup& group) const {
+  std::vector<MpiWindowGroup*> found;
+  for (const auto& [members, other] : window_groups_) {
+    if (std::ranges::includes(group.members, members)) found.push_back(other.get());
+  }
+  std::stable_partition(found.begin(), found.end(),
+                        [&](const auto* other) { return other == &group; });
+  return found;
 }
 
 void MpiWorld::retract(const LocalSegment& segment) {
@@ -206,9 +228,9 @@ void MpiWorld::finish(double seconds) {
       }
       group->dropped = all;
       group->live.clear();
-      std::set<std::uint64_t> numbers;
-      for (const auto& [number, dropped] : all) numbers.insert(number);
-      reclaim(*group, numbers);
+      std::set<MpiWindowName> names;
+      for (const auto& [number, dropped] : all) names.insert({group->key, number});
+      reclaim(names);
     }
   } catch (const Error&) {
     // Somebody ended another way: what there is goes with the process.

@@ -131,7 +131,11 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
                  Deadline deadline, const std::function<void()>& help);
   void leave(LocalSegment& own, const std::function<void()>& help);
   void retract(const LocalSegment& segment);
-  // No window is begun with `peer` any more.
+  // A context begins: whoever failed in one before may have come again.
+  void begin() {
+    for (Rank peer = 0; peer < size_; ++peer) gone_[static_cast<std::size_t>(peer)].store(false);
+  }
+  // No window is begun with `peer` any more, in this context.
   void lost(Rank peer) { gone_[static_cast<std::size_t>(peer)].store(true); }
   // The window of this rank's own copy; null while it is no other's.
   MpiWindow* own_window(const std::byte* data) const;
@@ -187,7 +191,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   void send_unsent();
   void allocate(MpiWindow& window, LocalSegment& segment);
   void give_name(MpiWindow& window, const LocalSegment& segment);
-  void reclaim(MpiWindowGroup& group, const std::set<std::uint64_t>& numbers);
+  std::vector<MpiWindowGroup*> groups_within(const MpiWindowGroup& group) const;
+  void reclaim(const std::set<MpiWindowName>& names);
   void drop(MpiWindow& window);
 
   const std::unique_ptr<MpiLibrary> library_;

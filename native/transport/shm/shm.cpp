@@ -19,6 +19,7 @@
 #include "reduce/copy.hpp"
 #include "sys/packed.hpp"
 #include "transport/processor_atomic.hpp"
+#include "transport/raise_flag.hpp"
 #include "transport/token.hpp"
 
 namespace pgasdl {
@@ -110,7 +111,10 @@ void copy_bytes(std::byte* to, const std::byte* from, const Transfer& transfer) 
 }  // namespace
 
 ShmTransport::ShmTransport(Rank rank, Rank size, const std::string& token)
-    : rank_(rank), token_(checked_token(token)), peers_(static_cast<std::size_t>(size)) {
+    : rank_(rank),
+      token_(checked_token(token)),
+      peers_(static_cast<std::size_t>(size)),
+      forgotten_(peers_.size(), false) {
   register_wake_words();
   socket_.reset(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket_) throw_system("an AF_UNIX socket", errno);
@@ -201,7 +205,9 @@ void ShmTransport::admit_peers(bool any_process) {
         0);
 }
 
-void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& offered, Rank peer) {
+// Sends a descriptor, or none. The kernel waits while the mailbox is full: the peer's service
+// thread empties it, whatever the peer does. False with errno: not sent.
+bool ShmTransport::send(SegmentId segment, Part part, int descriptor, Rank peer) {
   Offer offer{};
   std::memcpy(offer.token, token_.data(), kTokenBytes);
   offer.rank = rank_;
@@ -215,18 +221,21 @@ void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& offered, 
   message.msg_namelen = abstract_address(peers_[static_cast<std::size_t>(peer)].address, address);
   message.msg_iov = &content;
   message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  const int descriptor = offered.get();
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-  // The kernel waits while the mailbox is full. The peer's service thread empties it, whatever the
-  // peer does.
+  if (descriptor >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  }
+  return sendmsg(socket_.get(), &message, MSG_NOSIGNAL) >= 0;
+}
+
+void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& descriptor, Rank peer) {
   const Deadline deadline = Deadline::in(10);
-  while (sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) {
+  while (!send(segment, part, descriptor.get(), peer)) {
     if (errno == ECONNREFUSED || errno == ENOENT) return;  // gone: attach and liveness will say so
     if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) {
       throw_system(text("handing a segment to rank ", peer), errno);
@@ -238,7 +247,17 @@ void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& offered, 
   }
 }
 
-void ShmTransport::service() {
+// Where the members did not agree, peers hold what they were handed over and nobody will attach.
+void ShmTransport::retract(const LocalSegment& segment) {
+  if (!segment.descriptor) return;  // all had it
+  for (Rank peer = 0; static_cast<std::size_t>(peer) < peers_.size(); ++peer) {
+    const bool there = peer != rank_ && !peers_[static_cast<std::size_t>(peer)].address.empty();
+    // Whoever does not empty its mailbox for a second keeps it until its context ends.
+    if (there) (void)send(segment.id, Part::kNone, -1, peer);
+  }
+}
+
+bool ShmTransport::service() {
   // Not until it is empty: whoever floods the mailbox must not keep us from everything else.
   for (int taken = 0; taken < kMailPerService; ++taken) {
     Offer offer{};
@@ -250,7 +269,7 @@ void ShmTransport::service() {
     message.msg_control = control;
     message.msg_controllen = sizeof control;
     const ssize_t received = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (received < 0) return;  // nothing more
+    if (received < 0) break;  // nothing more
     UniqueFd descriptor;
     bool same_user = false;
     for (auto* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
@@ -271,13 +290,29 @@ void ShmTransport::service() {
       }
     }
     // Anything else is a stranger's: dropped, with its descriptor.
-    if (received != sizeof offer || !same_user || !descriptor ||
-        std::memcmp(offer.token, token_.data(), kTokenBytes) != 0) {
+    const auto sent = static_cast<Part>(offer.part);
+    if (received != sizeof offer || !same_user || bool{descriptor} == (sent == Part::kNone) ||
+        std::memcmp(offer.token, token_.data(), kTokenBytes) != 0 || offer.rank < 0 ||
+        static_cast<std::size_t>(offer.rank) >= forgotten_.size()) {
       continue;
     }
     const std::lock_guard lock(mailbox_mutex_);
-    mailbox_[{offer.rank, offer.segment, static_cast<Part>(offer.part)}] = std::move(descriptor);
+    if (forgotten_[static_cast<std::size_t>(offer.rank)]) continue;
+    if (sent == Part::kNone) {
+      for (const Part part : {Part::kHost, Part::kDevice}) {
+        mailbox_.erase({offer.rank, offer.segment, part});
+      }
+    } else {
+      mailbox_[{offer.rank, offer.segment, sent}] = std::move(descriptor);
+    }
   }
+  return false;  // of what is left the descriptor tells
+}
+
+void ShmTransport::forget(Rank peer) {
+  const std::lock_guard lock(mailbox_mutex_);
+  forgotten_[static_cast<std::size_t>(peer)] = true;
+  std::erase_if(mailbox_, [&](const auto& kept) { return std::get<Rank>(kept.first) == peer; });
 }
 
 UniqueFd ShmTransport::await_descriptor(Rank peer, SegmentId segment, Part part,
@@ -351,7 +386,7 @@ bool ShmTransport::post_write(QueueId, Rank peer, std::span<const Transfer> tran
     }
   }
   if (flag != nullptr) {
-    flag->remote->board[flag->notification].store(flag->value, std::memory_order_release);
+    raise_flag(flag->remote->board[flag->notification], flag->value, flag->add);
     if (WakeWord* wake_word = peers_[static_cast<std::size_t>(peer)].wake_word) wake_word->wake();
   }
   return true;

@@ -28,6 +28,7 @@ class ShmTransport final : public Transport {
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  void retract(const LocalSegment& segment) override;
   bool takes_devices() const override { return true; }
   void admit_readers() override { admit_peers(false); }
   std::string try_read(Rank peer, std::uint64_t address, std::span<std::byte> to) override;
@@ -35,7 +36,7 @@ class ShmTransport final : public Transport {
     return peers_[static_cast<std::size_t>(peer)].readable.load(std::memory_order_relaxed);
   }
   int service_descriptor() const override { return socket_.get(); }
-  void service() override;
+  bool service() override;
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                   const RemoteFlag* flag) override;
@@ -43,6 +44,7 @@ class ShmTransport final : public Transport {
                  const LocalFlag* flag) override;
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId) override { return true; }
+  void forget(Rank peer) override;
 
  private:
   struct Peer {
@@ -53,9 +55,10 @@ class ShmTransport final : public Transport {
   };
   void admit_peers(bool any_process);
   // A segment is handed over by a descriptor of its memory, or of its board; and one of its data,
-  // if that lies on a device.
-  enum class Part : std::uint32_t { kHost, kDevice };
+  // if that lies on a device. kNone: what was handed over is not to be kept.
+  enum class Part : std::uint32_t { kHost, kDevice, kNone };
   void offer(SegmentId segment, Part part, const UniqueFd& descriptor, Rank peer);
+  bool send(SegmentId segment, Part part, int descriptor, Rank peer);
   UniqueFd await_descriptor(Rank peer, SegmentId segment, Part part, Deadline deadline);
   void copy_across(Rank peer, const Transfer& transfer, bool write);
   void call_across(Rank peer, std::byte* mine, std::uint64_t theirs, std::uint64_t bytes,
@@ -66,9 +69,10 @@ class ShmTransport final : public Transport {
   std::string address_;
   UniqueFd socket_;
   std::vector<Peer> peers_;
-  std::mutex mailbox_mutex_;
-  // Arrived, not yet attached.
+  std::mutex mailbox_mutex_;  // of what follows
+  // Arrived, not yet attached; of ranks to be forgotten nothing is kept.
   std::map<std::tuple<Rank, SegmentId, Part>, UniqueFd> mailbox_;
+  std::vector<bool> forgotten_;
 };
 
 }  // namespace pgasdl

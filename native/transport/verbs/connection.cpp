@@ -13,14 +13,19 @@
 namespace pgasdl {
 namespace {
 
-// Up to so many bytes the processor copies into the request, which saves the adapter a read. At
-// least the 4 of a flag; more would make every request of a queue pair longer.
-constexpr std::uint32_t kInlineBytes = 64;
-constexpr std::uint8_t kRetries = kVerbsAttempts - 1;
+// Of what the processor copies into the request, which saves the adapter a read. More than is asked
+// for would make every request of a queue pair longer.
+constexpr std::uint32_t kLeastInlineBytes = sizeof(VerbsFlags::Slot);
 
 // Of one request where the kernel is the adapter: soft-RoCE sends a request again from the packet
 // that was lost, but counts its attempts by request, so that long ones run out of them.
 constexpr std::uint32_t kSoftwareBytes = 32 << 10;
+
+// What another connection would not do either.
+bool blames_request(ibv_wc_status status) {
+  return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR ||
+         status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR;
+}
 
 std::uint32_t random_packet_number() {
   std::uint32_t number = 0;
@@ -62,26 +67,33 @@ void VerbsConnection::open() {
   ibv_qp_init_attr wanted{};
   wanted.send_cq = completions_;
   wanted.recv_cq = completions_;
-  wanted.cap = {depth_, VerbsFlags::kReceives, 1, 1, kInlineBytes};
   wanted.qp_type = IBV_QPT_RC;
-  pair_.reset(verbs_library().create_qp(device_.domain(), &wanted));
+  inline_bytes_ = std::max(device_.options().inline_bytes, kLeastInlineBytes);
+  for (;;) {
+    wanted.cap = {depth_, VerbsFlags::kReceives, 1, 1, inline_bytes_};
+    pair_.reset(verbs_library().create_qp(device_.domain(), &wanted));
+    if (pair_ != nullptr || inline_bytes_ == kLeastInlineBytes) break;
+    // No attribute tells how much a device takes inline, and how errors tell of it differs.
+    inline_bytes_ = std::max(inline_bytes_ / 2, kLeastInlineBytes);
+  }
   if (pair_ == nullptr) {
     throw_system(text("a queue pair for rank ", peer_, " on ", device_.name()), errno);
   }
-  inline_bytes_ = std::min(wanted.cap.max_inline_data, kInlineBytes);
-  if (inline_bytes_ < sizeof(VerbsFlags::Slot)) {
-    throw Error(ErrorKind::kUnavailable, text(device_.name(), " takes ", inline_bytes_,
-                                              " bytes inline, not ", sizeof(VerbsFlags::Slot)));
+  if (wanted.cap.max_inline_data < kLeastInlineBytes) {
+    throw Error(ErrorKind::kUnavailable, text(device_.name(), " takes ", wanted.cap.max_inline_data,
+                                              " bytes inline, not ", kLeastInlineBytes));
   }
   if (!buffer_) {
     buffer_.emplace(device_, sizeof(VerbsFlags::Shared) + (mask_ + 1) * sizeof(std::uint64_t),
                     IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
   }
   shared().taken.store(0, std::memory_order_relaxed);
+  offered_ = flushed_ = 0;
   shared().answer.store(0, std::memory_order_relaxed);
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = device_.port();
+  attributes.pkey_index = device_.pkey().index;
   attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   if (device_.atomics()) attributes.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
   change(attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
@@ -90,6 +102,7 @@ void VerbsConnection::open() {
   offer();
   here_ = {pair_->qp_num, random_packet_number(), reinterpret_cast<std::uint64_t>(buffer_->data()),
            buffer_->registered->rkey};
+  holds_pair_.store(true, std::memory_order_relaxed);
 }
 
 void VerbsConnection::join(const VerbsPath& path, const VerbsEnd& there) {
@@ -108,8 +121,8 @@ void VerbsConnection::join(const VerbsPath& path, const VerbsEnd& there) {
   attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
   attributes.timeout = path.timeout;
-  attributes.retry_cnt = kRetries;
-  attributes.rnr_retry = kRetries;
+  attributes.retry_cnt = path.retry_count;
+  attributes.rnr_retry = path.rnr_retry_count;
   attributes.sq_psn = here_.first_packet;
   attributes.max_rd_atomic = path.reads;
   change(attributes,
@@ -117,6 +130,7 @@ void VerbsConnection::join(const VerbsPath& path, const VerbsEnd& there) {
              IBV_QP_MAX_QP_RD_ATOMIC,
          "making it ready to send");
   there_ = there;
+  completion_first_ = path.completion_first;
 }
 
 void VerbsConnection::admit() {
@@ -128,11 +142,18 @@ bool VerbsConnection::close() {
   const std::scoped_lock lock(mutex_, queue_.polling());
   if (pair_ != nullptr) queue_.poll_locked();
   pair_.reset();
+  holds_pair_.store(false, std::memory_order_relaxed);
+  const std::uint64_t failed = failed_.load(std::memory_order_relaxed);
+  ended_.store(std::uint64_t{generation_.load(std::memory_order_relaxed)} << kMarkShift |
+                   static_cast<std::uint32_t>(
+                       failed == kNone ? retired_.load(std::memory_order_relaxed) : failed),
+               std::memory_order_relaxed);
   // What it left in the completion queue has the old generation, and must not stay: room there is
   // counted.
-  generation_.fetch_add(1, std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_release);
   queue_.poll_locked();
   const std::uint64_t lost = signalled_ - settled_;
+  const std::size_t never_sent = drop_held();
   settled_ = signalled_;
   retired_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
   queue_.settled(lost);
@@ -141,8 +162,72 @@ bool VerbsConnection::close() {
   asked_ = posted_.load(std::memory_order_relaxed);
   const std::lock_guard fault_lock(fault_mutex_);
   fault_.reset();
+  by_request_ = false;
+  failed_.store(kNone, std::memory_order_release);
+  parting_.store(false, std::memory_order_relaxed);
   state_.store(State::kApart, std::memory_order_release);
-  return lost != 0;
+  return lost != 0 || never_sent != 0;
+}
+
+// Of `posted` requests those before the first that failed are done.
+VerbsFate VerbsConnection::fate(const VerbsMemory::Pending& pending) const {
+  // In this order: what failed is noted before it is retired, and forgotten after the generation.
+  const std::uint32_t retired = retired_.load(std::memory_order_acquire);
+  const std::uint64_t failed = failed_.load(std::memory_order_acquire);
+  if (pending.generation != generation_.load(std::memory_order_acquire)) {
+    const std::uint64_t ended = ended_.load(std::memory_order_relaxed);
+    const bool before =
+        static_cast<std::int32_t>(static_cast<std::uint32_t>(ended) - pending.posted) >= 0;
+    return before && ended >> kMarkShift == pending.generation ? VerbsFate::kDone
+                                                               : VerbsFate::kGone;
+  }
+  const bool over = static_cast<std::int32_t>(retired - pending.posted) >= 0;
+  if (!broken() && failed == kNone) return over ? VerbsFate::kDone : VerbsFate::kUnderWay;
+  const bool before =
+      failed == kNone ||
+      static_cast<std::int32_t>(static_cast<std::uint32_t>(failed) - pending.posted) >= 0;
+  return over && before ? VerbsFate::kDone : VerbsFate::kFailed;
+}
+
+std::optional<VerbsBreak> VerbsConnection::what_broke() {
+  const std::lock_guard lock(fault_mutex_);
+  if (!fault_) return std::nullopt;
+  return VerbsBreak{fault_->error(), by_request_};
+}
+
+std::size_t VerbsConnection::flags_held() {
+  const std::lock_guard lock(mutex_);
+  return held_.size();
+}
+
+void VerbsConnection::part() {
+  const std::lock_guard lock(mutex_);
+  if (parting_.exchange(true, std::memory_order_relaxed)) return;
+  if (pair_ != nullptr) {
+    ibv_qp_attr attributes{};
+    attributes.qp_state = IBV_QPS_ERR;
+    verbs_library().modify_qp(pair_.get(), &attributes, IBV_QP_STATE);
+  }
+  break_off(Error(ErrorKind::kPeerLost, text("this rail to rank ", peer_, " was dropped"), peer_),
+            false);
+}
+
+// A queue pair that is in error gives each request and each receive back; once all are here,
+// whatever had come before is, too.
+bool VerbsConnection::parted(bool at_once, std::uint32_t& taken) {
+  const std::scoped_lock lock(mutex_, queue_.polling());
+  queue_.poll_locked();
+  if (here_.number != 0) taken = shared().taken.load(std::memory_order_relaxed);
+  if (pair_ == nullptr) return true;
+  const bool all = offered_ == taken + flushed_ && retired_.load(std::memory_order_relaxed) ==
+                                                       posted_.load(std::memory_order_relaxed);
+  if (!all && at_once) {
+    pair_.reset();
+    holds_pair_.store(false, std::memory_order_relaxed);
+    if (failed_.load(std::memory_order_relaxed) == kNone) failed_ = retired_.load();
+    retired_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
+  }
+  return all || at_once;
 }
 
 void VerbsConnection::break_off(const Error& error, bool lost) {
@@ -181,13 +266,17 @@ void VerbsConnection::offer() {
   if (error != 0) [[unlikely]] {
     throw_system(text("receives from rank ", peer_, " on queue ", queue_.id()), error);
   }
+  offered_ += VerbsFlags::kOffer;
 }
 
 void VerbsConnection::arrived(const ibv_wc& completion) {
-  if (completion.status != IBV_WC_SUCCESS) return;  // the queue pair has ended
+  if (completion.status != IBV_WC_SUCCESS) {  // the queue pair has ended
+    ++flushed_;
+    return;
+  }
   VerbsFlags::raise(be32toh(completion.imm_data), shared(), boards_);
   const std::uint32_t taken = shared().taken.load(std::memory_order_relaxed) + 1;
-  if (taken % VerbsFlags::kOffer == 0) offer();
+  if (taken % VerbsFlags::kOffer == 0 && !parting_.load(std::memory_order_relaxed)) offer();
   shared().taken.store(taken, std::memory_order_release);
 }
 
@@ -205,8 +294,14 @@ void VerbsConnection::completed(const ibv_wc& completion) {
       note.flag->store(note.value, std::memory_order_release);
       if (note.wake_word != nullptr) note.wake_word->wake();
     }
-  } else if (!broken()) {  // those after the first are only flushed
-    break_off(fault_of(completion, note), true);
+  } else {  // those after the first are only flushed
+    if (failed_.load(std::memory_order_relaxed) == kNone) {
+      failed_.store(number, std::memory_order_relaxed);
+    }
+    if (!broken()) {
+      by_request_ = blames_request(completion.status);
+      break_off(fault_of(completion, note), true);
+    }
   }
   const bool signalled = note.signalled;
   retired_.store(number + 1, std::memory_order_release);

@@ -11,27 +11,17 @@
 #include <optional>
 #include <vector>
 
+#include "transport/held_flags.hpp"
 #include "transport/transport.hpp"
 #include "transport/verbs/device.hpp"
+#include "transport/verbs/faults.hpp"
 #include "transport/verbs/flags.hpp"
 #include "transport/verbs/memory.hpp"
+#include "transport/verbs/path.hpp"
 
 namespace pgasdl {
 
 class VerbsQueue;
-
-// How often a request is sent before its peer is lost; adapters may wait up to four times as long
-// as they were told in between, but report a link that is down at once. Not 8, which is the most
-// there are and which soft-RoCE takes for "without end".
-constexpr int kVerbsAttempts = 7;
-
-// How a peer is reached.
-struct VerbsPath {
-  ibv_ah_attr address{};
-  ibv_mtu mtu = IBV_MTU_256;
-  std::uint8_t reads = 1;     // outstanding at once, that both sides can do
-  std::uint8_t timeout = 16;  // of an acknowledgement: 4.096 us times 2 to this power
-};
 
 // What the other side has to know of a queue pair.
 struct VerbsEnd {
@@ -42,17 +32,6 @@ struct VerbsEnd {
   std::uint32_t padding = 0;
 };
 
-// An Error that is kept, to be thrown by several threads: exceptions share their words when copied,
-// with a count that no sanitizer sees.
-struct VerbsFault {
-  explicit VerbsFault(const Error& error)
-      : kind(error.kind()), words(error.what()), rank(error.rank()) {}
-  Error error() const { return Error(kind, words, rank); }
-  ErrorKind kind;
-  std::string words;
-  int rank;
-};
-
 class VerbsConnection {
  public:
   VerbsConnection(const VerbsDevice& device, VerbsBoards& boards, VerbsQueue& queue,
@@ -60,9 +39,13 @@ class VerbsConnection {
 
   Rank peer() const { return peer_; }
   VerbsQueue& queue() const { return queue_; }
+  ibv_qp* pair() const { return pair_.get(); }
+  std::uint32_t inline_bytes() const { return inline_bytes_; }
 
   // --- set-up, by one thread at a time (the manager's lock)
   void open();  // a queue pair that is not connected yet
+  // It has a queue pair, whether or not the peer is known to have joined it.
+  bool holds_pair() const { return holds_pair_.load(std::memory_order_relaxed); }
   const VerbsEnd& here() const { return here_; }
   const VerbsEnd& there() const { return there_; }
   void join(const VerbsPath& path, const VerbsEnd& there);  // both ends are known
@@ -79,6 +62,19 @@ class VerbsConnection {
   bool write(std::span<const Transfer> transfers, const RemoteFlag* flag);
   bool read(std::span<const Transfer> transfers, const LocalFlag* flag, WakeWord* wake_word);
   bool atomic(const Atomic& atomic, const VerbsRemoteKeys& remote);
+  // Sends the flags that waited for completions which are in by now, unless another thread posts.
+  void release();
+
+  // --- as one of several rails
+  VerbsFate fate(const VerbsMemory::Pending& pending) const;
+  std::optional<VerbsBreak> what_broke();
+  std::size_t flags_held();
+  // Reads a word of the peer, behind all that was posted. False: there is no room.
+  bool fence();
+  // Nothing leaves or comes any more. What had come is taken from then on, until parted(), which
+  // tells how many flags that were; `at_once`: not awaited any longer.
+  void part();
+  bool parted(bool at_once, std::uint32_t& taken);
 
   // --- by whoever polls (the queue's polling lock)
   static Rank peer_of(const ibv_wc& completion) {
@@ -104,6 +100,17 @@ class VerbsConnection {
     WakeWord* wake_word;
     std::uint64_t* old;  // to get an atomic's result
   };
+  // A flag at the peer. Its segment may be dropped here while it waits.
+  struct Flag {
+    VerbsRemoteKeys at;
+    std::uint32_t notification;
+    std::uint32_t value;
+    bool add;
+  };
+  struct HeldFlag {
+    Flag flag;
+    std::optional<std::uint32_t> immediate;  // it has been chosen, and its slot defined
+  };
   class Chain;
   // What a completion brings back: number of the request, of the queue pair, and the peer.
   static constexpr int kPeerShift = 40;
@@ -121,13 +128,20 @@ class VerbsConnection {
     return depth_ -
            (posted_.load(std::memory_order_relaxed) - retired_.load(std::memory_order_acquire));
   }
-  // Whether so many requests may be posted now; throws if the connection is broken.
+  // Whether so many requests may be posted now, which leaves room for held flags; throws if the
+  // connection is broken.
   bool admits(std::uint64_t requests);
   // How many it takes to carry them.
   std::uint64_t requests_for(std::span<const Transfer> transfers) const;
   void add(Chain& chain, Operation operation, const Transfer& transfer);
-  void add(Chain& chain, const RemoteFlag& flag, std::uint32_t bytes);
-  VerbsFlags::Choice choose(const RemoteFlag& flag, bool with_data);
+  void add(Chain& chain, const Flag& flag, std::uint32_t bytes);
+  void define(Chain& chain, const VerbsFlags::Choice& choice);
+  // As chosen; an immediate goes with the last write of the chain, if there is one.
+  void raise(Chain& chain, const Flag& flag, const VerbsFlags::Choice& choice);
+  VerbsFlags::Choice choose(const Flag& flag, bool with_data);
+  void hold(const HeldFlag& flag);
+  bool send(HeldFlag& held);  // false: later
+  std::size_t drop_held();
   void ask(Chain& chain);  // how many immediates the peer has taken
   void arrived(const ibv_wc& completion);
   // Holds more receives ready for the peer's immediates, half of all.
@@ -150,6 +164,7 @@ class VerbsConnection {
   std::uint32_t mask_;        // of the ring, at least as long as the queue pair is deep
   const std::uint64_t most_;  // bytes of one request
   VerbsPtr<ibv_qp> pair_;
+  std::atomic<bool> holds_pair_{false};
   std::uint32_t inline_bytes_ = 0;
   VerbsEnd here_;
   VerbsEnd there_;
@@ -163,7 +178,9 @@ class VerbsConnection {
   std::vector<ibv_sge> pieces_;
   std::vector<Note> notes_;
   std::optional<VerbsBuffer> buffer_;  // what is shared with the peer, and results()
-  VerbsFlags flags_;
+  VerbsFlags flags_{device_.options().count_flags};
+  bool completion_first_ = false;
+  HeldFlags<HeldFlag> held_;
   std::uint32_t asked_ = 0;  // the request that last did
 
   std::atomic<std::uint32_t> retired_{0};
@@ -171,6 +188,15 @@ class VerbsConnection {
 
   std::mutex fault_mutex_;
   std::optional<VerbsFault> fault_;
+  static constexpr std::uint64_t kNone = UINT64_MAX;
+  std::atomic<std::uint64_t> failed_{kNone};  // the first request that did
+  static constexpr int kMarkShift = 32;
+  // Of the queue pair before this one: its generation, and the first request that was not done.
+  std::atomic<std::uint64_t> ended_{0};
+  bool by_request_ = false;           // what broke it
+  std::atomic<bool> parting_{false};  // part() was called
+  std::uint32_t offered_ = 0;         // receives
+  std::uint32_t flushed_ = 0;         // of these, without a message
 };
 
 }  // namespace pgasdl

@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
+#include <type_traits>
 
 #include "sys/packed.hpp"
 
 namespace pgasdl {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x327672656c646770;  // of this version of the protocol
 constexpr auto kFirstRepetition = std::chrono::milliseconds(20);
 constexpr auto kLongestInterval = std::chrono::milliseconds(500);
 constexpr int kLeastRepetitions = 4;
-// Reads and atomics under way at once, at most: adapters have room for 16.
-constexpr int kMostReads = 16;
-constexpr std::size_t kMostGids = 8;
+// Making an end takes up to milliseconds, many ranks may ask at once, and the thread that answers
+// has heartbeats to send.
+constexpr auto kLongestService = std::chrono::milliseconds(10);
 
 // A queue pair of another job does not get so far as to read the token.
 std::uint32_t datagram_key(const std::string& token) {
@@ -24,45 +23,14 @@ std::uint32_t datagram_key(const std::string& token) {
   return hash & 0x7fffffff;  // with the highest bit it would mean something else
 }
 
-int common_bits(const ibv_gid& a, const ibv_gid& b) {
-  int bits = 0;
-  for (std::size_t i = 0; i < sizeof a.raw; ++i, bits += 8) {
-    const auto differ = static_cast<std::uint8_t>(a.raw[i] ^ b.raw[i]);
-    if (differ != 0) return bits + std::countl_zero(differ);
-  }
-  return bits;
-}
-
-std::uint32_t most_reads(const ibv_device_attr& limits) {
-  return static_cast<std::uint32_t>(
-      std::clamp(std::min(limits.max_qp_rd_atom, limits.max_qp_init_rd_atom), 1, kMostReads));
-}
-
-// A peer that stands still for less than `seconds`, or than a minute, is not lost: a request and
-// its repetitions last at least as long. What was lost on the way waits for a repetition, too: for
-// half a second by default.
-std::uint8_t acknowledgement_timeout(double seconds) {
-  constexpr double kUnit = 4.096e-6;
-  constexpr std::uint8_t kMostExponent = 21;  // 8.6 s
-  std::uint8_t exponent = 8;
-  while (exponent < kMostExponent && kVerbsAttempts * kUnit * (1u << exponent) < seconds) {
-    ++exponent;
-  }
-  return exponent;
+template <typename Datagram>
+Datagram from_bytes(const std::byte* bytes) {
+  Datagram datagram;
+  std::memcpy(&datagram, bytes, sizeof datagram);
+  return datagram;
 }
 
 }  // namespace
-
-struct VerbsConnectionManager::Endpoint {
-  std::uint64_t magic;
-  std::uint32_t datagrams;
-  std::uint32_t mtu;
-  std::uint32_t reads;
-  std::uint32_t lid;
-  VerbsLink link;
-  std::uint32_t n_gids;
-  std::array<ibv_gid, kMostGids> gids;
-};
 
 VerbsConnectionManager::VerbsConnectionManager(
     const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
@@ -76,82 +44,29 @@ VerbsConnectionManager::VerbsConnectionManager(
       peers_(static_cast<std::size_t>(size)) {}
 
 std::string VerbsConnectionManager::endpoint() const {
-  Endpoint endpoint{};
-  endpoint.magic = kMagic;
-  endpoint.datagrams = datagrams_.number();
-  endpoint.mtu = device_.link().active_mtu;
-  endpoint.reads = most_reads(device_.limits());
-  endpoint.lid = device_.link().lid;
-  endpoint.link = device_.gids()[0].link;
-  for (const VerbsGid& gid : device_.gids()) {
-    if (endpoint.n_gids < kMostGids) endpoint.gids[endpoint.n_gids++] = gid.gid;
-  }
-  return packed(endpoint);
+  return packed(endpoint_of(device_, datagrams_.number()));
 }
 
 void VerbsConnectionManager::connect(Rank peer, const std::string& bytes) {
-  const auto there = unpacked<Endpoint>(bytes, "endpoint", peer);
-  if (there.magic != kMagic || there.n_gids == 0 || there.n_gids > kMostGids || there.reads == 0 ||
-      there.mtu < IBV_MTU_256 || there.mtu > IBV_MTU_4096) {
-    throw Error(ErrorKind::kMismatch,
-                text("rank ", peer, " speaks another version of RDMA set-up"));
-  }
+  const auto there = unpacked<VerbsEndpoint>(bytes, "endpoint", peer);
   const std::lock_guard lock(mutex_);
   Peer& known = peer_at(peer);
-  known.path = path_to(peer, there);
+  const VerbsEndpoint here = endpoint_of(device_, datagrams_.number());
+  known.path = path_to(device_, agree(rank_, here, peer, there), there);
   known.datagrams = there.datagrams;
   known.known = true;
 }
 
-VerbsPath VerbsConnectionManager::path_to(Rank peer, const Endpoint& there) const {
-  if (there.link != device_.gids()[0].link) {
-    throw Error(ErrorKind::kUnavailable,
-                text("rank ", peer,
-                     "'s RDMA device speaks another protocol (RoCE v1, RoCE v2 or "
-                     "InfiniBand) than ",
-                     device_.name(), ": choose devices of one kind"));
-  }
-  // Both sides come to the same pair: the longest common prefix, and of equals the one that the
-  // lower rank, then the higher, ranks first.
-  const std::size_t mine = std::min(device_.gids().size(), kMostGids);
-  const bool lower = rank_ <= peer;
-  std::size_t here_best = 0;
-  std::size_t there_best = 0;
-  int most = -1;
-  for (std::size_t a = 0; a < (lower ? mine : there.n_gids); ++a) {
-    for (std::size_t b = 0; b < (lower ? there.n_gids : mine); ++b) {
-      const std::size_t here = lower ? a : b;
-      const std::size_t other = lower ? b : a;
-      const int bits = common_bits(device_.gids()[here].gid, there.gids[other]);
-      if (bits <= most) continue;
-      most = bits;
-      here_best = here;
-      there_best = other;
-    }
-  }
-  VerbsPath path;
-  path.mtu = static_cast<ibv_mtu>(std::min<std::uint32_t>(there.mtu, device_.link().active_mtu));
-  path.reads = static_cast<std::uint8_t>(std::min(most_reads(device_.limits()), there.reads));
-  path.timeout = acknowledgement_timeout(timeout_s_);
-  const bool infiniband = there.link == VerbsLink::kInfiniBand;
-  path.address.port_num = device_.port();
-  path.address.dlid = static_cast<std::uint16_t>(there.lid);
-  path.address.is_global = !infiniband || most < 64;  // 64 bits are the subnet
-  path.address.grh.dgid = there.gids[there_best];
-  path.address.grh.sgid_index = static_cast<std::uint8_t>(device_.gids()[here_best].index);
-  path.address.grh.hop_limit = 64;
-  return path;
-}
-
-void VerbsConnectionManager::send(Peer& peer, Message message) {
+template <typename Datagram>
+void VerbsConnectionManager::send(Peer& peer, Datagram message) {
   if (peer.address == nullptr) {
     peer.address.reset(verbs_library().create_ah(device_.domain(), &peer.path.address));
     if (peer.address == nullptr) throw_system(text("a route to rank ", message.to), errno);
   }
-  message.magic = kMagic;
+  message.magic = VerbsEndpoint::kMagic;
   std::memcpy(message.token, token_.data(), kTokenBytes);
   message.from = rank_;
-  message.count = peer.count;
+  if constexpr (std::is_same_v<Datagram, Message>) message.count = peer.count;
   datagrams_.send(peer.address.get(), peer.datagrams, message);
 }
 
@@ -198,11 +113,14 @@ void VerbsConnectionManager::progress() {
   repeat();
 }
 
-void VerbsConnectionManager::service() {
-  const std::lock_guard lock(mutex_);
+bool VerbsConnectionManager::service() {
+  // A thread that waits for connections does the same, again and again.
+  const std::unique_lock lock(mutex_, kLongestService);
+  if (!lock.owns_lock()) return true;
   datagrams_.rearm();
-  take_datagrams();
+  const bool all = take_datagrams();
   repeat();
+  return !all;
 }
 
 void VerbsConnectionManager::repeat() {
@@ -225,6 +143,11 @@ void VerbsConnectionManager::repeat() {
   n_wanted_.store(wanted_.size(), std::memory_order_relaxed);
 }
 
+bool VerbsConnectionManager::patience_over(const Wanted& wanted, Clock::time_point now) const {
+  const Peer& peer = peers_[static_cast<std::size_t>(wanted.connection->peer())];
+  return now - std::max(wanted.since, peer.heard) > std::chrono::duration<double>(timeout_s_);
+}
+
 void VerbsConnectionManager::repeat(Wanted& wanted, Clock::time_point now) {
   VerbsConnection& connection = *wanted.connection;
   // Counted too: a process that was stopped for a while has to ask again before it gives up.
@@ -243,23 +166,36 @@ void VerbsConnectionManager::repeat(Wanted& wanted, Clock::time_point now) {
   wanted.next = now + wanted.interval;
 }
 
-void VerbsConnectionManager::take_datagrams() {
-  Message message;
-  while (datagrams_.receive(message)) {
+bool VerbsConnectionManager::take_datagrams() {
+  const auto until = Clock::now() + kLongestService;
+  std::array<std::byte, VerbsDatagramChannel::kMostBytes> datagram;
+  while (const std::size_t bytes = datagrams_.receive(datagram)) {
     try {
-      handle(message);
+      if (bytes == sizeof(Message)) handle(from_bytes<Message>(datagram.data()));
+      if (bytes == sizeof(News)) handle(from_bytes<News>(datagram.data()));
+      if (bytes == sizeof(Farewell)) handle(from_bytes<Farewell>(datagram.data()));
     } catch (const Error&) {
       // Who asked repeats itself, and in the end learns that nobody answered.
     }
+    if (Clock::now() > until) return false;
   }
+  return true;
+}
+
+template <typename Datagram>
+bool VerbsConnectionManager::is_ours(const Datagram& datagram) {
+  if (datagram.magic != VerbsEndpoint::kMagic || datagram.to != rank_ || datagram.from == rank_ ||
+      datagram.from < 0 || static_cast<std::size_t>(datagram.from) >= peers_.size() ||
+      std::memcmp(datagram.token, token_.data(), kTokenBytes) != 0 ||
+      !peer_at(datagram.from).known) {
+    return false;
+  }
+  peer_at(datagram.from).heard = Clock::now();
+  return true;
 }
 
 void VerbsConnectionManager::handle(const Message& message) {
-  const bool ours = message.magic == kMagic && message.to == rank_ && message.from != rank_ &&
-                    std::memcmp(message.token, token_.data(), kTokenBytes) == 0 &&
-                    message.queue < queues_.size() && message.from >= 0 &&
-                    static_cast<std::size_t>(message.from) < peers_.size();
-  if (!ours || !peer_at(message.from).known) return;
+  if (!is_ours(message) || message.queue >= queues_.size()) return;
   Peer& peer = peer_at(message.from);
   if (message.count > peer.count) give_up_all(message.from, message.count);
   if (peer.count == kLeft) return;
@@ -271,7 +207,7 @@ void VerbsConnectionManager::handle(const Message& message) {
     if (message.answer != 0) send(peer, news);
     return;
   }
-  if (message.end.number == 0) return;
+  if (message.end.number == 0 || peer.parted) return;
   VerbsConnection& connection = queues_[message.queue]->make(message.from);
   if (connection.broken()) return;
   // Fails where memory is short: whoever asked asks again.
@@ -296,6 +232,7 @@ void VerbsConnectionManager::answer(const Message& message, VerbsConnection& con
 
 void VerbsConnectionManager::give_up_all(Rank peer, std::uint32_t count) {
   peer_at(peer).count = count;
+  peer_at(peer).parted = false;
   for (const auto& queue : queues_) {
     VerbsConnection* connection = queue->find(peer);
     if (connection == nullptr) continue;
@@ -308,6 +245,57 @@ void VerbsConnectionManager::give_up_all(Rank peer, std::uint32_t count) {
     if (lost) queue->add_fault(fault, peer);
     if (count == kLeft) connection->break_off(fault, false);
   }
+  n_renewals_.fetch_add(1, std::memory_order_release);
+}
+
+void VerbsConnectionManager::part(Rank peer) {
+  const std::lock_guard lock(mutex_);
+  peer_at(peer).parted = true;
+  for (const auto& queue : queues_) {
+    if (VerbsConnection* connection = queue->find(peer)) connection->part();
+  }
+}
+
+std::uint32_t VerbsConnectionManager::round(Rank peer) {
+  const std::lock_guard lock(mutex_);
+  return peer_at(peer).count;
+}
+
+void VerbsConnectionManager::tell(Rank peer, const VerbsRailNews& news) {
+  const std::lock_guard lock(mutex_);
+  if (!peer_at(peer).known) return;
+  News message{};
+  message.to = peer;
+  message.what = news;
+  send(peer_at(peer), message);
+}
+
+void VerbsConnectionManager::hear(VerbsTransport::HearNews hear) {
+  const std::lock_guard lock(mutex_);
+  hear_ = std::move(hear);
+}
+
+void VerbsConnectionManager::handle(const News& news) {
+  if (is_ours(news) && hear_) hear_(news.from, news.what);
+}
+
+void VerbsConnectionManager::send_farewell(Rank peer, std::uint64_t word) {
+  const std::lock_guard lock(mutex_);
+  if (!peer_at(peer).known) return;
+  Farewell message{};
+  message.to = peer;
+  message.word = word;
+  send(peer_at(peer), message);
+  datagrams_.drain();
+}
+
+void VerbsConnectionManager::handle(const Farewell& farewell) {
+  if (is_ours(farewell)) peer_at(farewell.from).farewell = farewell.word;
+}
+
+std::uint64_t VerbsConnectionManager::farewell(Rank peer) {
+  const std::lock_guard lock(mutex_);
+  return peer_at(peer).farewell;
 }
 
 void VerbsConnectionManager::reconnect(Rank peer) {

@@ -20,8 +20,8 @@ namespace pgasdl {
 
 class VerbsConnectionManager {
  public:
-  // `token`: 16 bytes that only ranks of this job know. `timeout_s`: after which one who does not
-  // answer is lost.
+  // `token`: 16 bytes that only ranks of this job know. `timeout_s`: after which one of whom
+  // nothing is heard is lost; where many connect at once, an answer may take longer.
   VerbsConnectionManager(const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
                          const std::vector<std::unique_ptr<VerbsQueue>>& queues, double timeout_s);
 
@@ -35,10 +35,21 @@ class VerbsConnectionManager {
   bool busy() const { return n_wanted_.load(std::memory_order_relaxed) != 0; }
   // Neither throws: what goes wrong with one connection is the fault of that one.
   void progress();
-  void service();  // the descriptor was readable
+  bool service();  // the descriptor was readable; true: call it again soon
   void reconnect(Rank peer);
+  // As of Transport.
+  void send_farewell(Rank peer, std::uint64_t word);
+  std::uint64_t farewell(Rank peer);
   // Takes leave of everybody; the last call.
   void leave();
+
+  // --- as one of several rails
+  // No connection with `peer` carries anything any more, and none is made, until reconnect().
+  void part(Rank peer);
+  std::uint32_t round(Rank peer);  // how often connections with it were given up
+  std::uint64_t renewals() const { return n_renewals_.load(std::memory_order_acquire); }
+  void tell(Rank peer, const VerbsRailNews& news);
+  void hear(VerbsTransport::HearNews hear);
 
  private:
   static constexpr std::uint32_t kLeft = UINT32_MAX;
@@ -53,12 +64,33 @@ class VerbsConnectionManager {
     std::uint32_t joined;  // number of the receiver's end if the sender's has joined it, else 0
     std::uint32_t answer;  // 1: please do
   };
+  struct News {
+    std::uint64_t magic;
+    char token[kTokenBytes];
+    Rank from;
+    Rank to;
+    VerbsRailNews what;
+    std::uint32_t padding;
+  };
+  struct Farewell {
+    std::uint64_t magic;
+    char token[kTokenBytes];
+    Rank from;
+    Rank to;
+    std::uint64_t word;
+  };
+  // Datagrams are told apart by their lengths.
+  static_assert(sizeof(Message) != sizeof(News) && sizeof(News) != sizeof(Farewell) &&
+                sizeof(Farewell) != sizeof(Message));
   struct Peer {
     bool known = false;
+    bool parted = false;
     VerbsPath path;
     std::uint32_t datagrams = 0;  // number of its UD queue pair
     VerbsPtr<ibv_ah> address;
     std::uint32_t count = 0;
+    std::uint64_t farewell = 0;
+    Clock::time_point heard;  // any datagram, last
   };
   struct Wanted {
     VerbsConnection* connection;
@@ -67,20 +99,22 @@ class VerbsConnectionManager {
     Nanoseconds interval;
     int repetitions = 0;
   };
-  struct Endpoint;
 
   Peer& peer_at(Rank peer) { return peers_[static_cast<std::size_t>(peer)]; }
-  VerbsPath path_to(Rank peer, const Endpoint& there) const;
-  void take_datagrams();
+  bool take_datagrams();  // false: some are left
   void handle(const Message& message);
+  void handle(const News& news);
+  void handle(const Farewell& farewell);
+  // Of a rank of this job; then it has been heard.
+  template <typename Datagram>
+  bool is_ours(const Datagram& datagram);
   void answer(const Message& message, VerbsConnection& connection);
-  void send(Peer& peer, Message message);
+  template <typename Datagram>
+  void send(Peer& peer, Datagram datagram);
   void tell(VerbsConnection& connection, bool answer);
   void repeat();
   void repeat(Wanted& wanted, Clock::time_point now);
-  bool patience_over(const Wanted& wanted, Clock::time_point now) const {
-    return now - wanted.since > std::chrono::duration<double>(timeout_s_);
-  }
+  bool patience_over(const Wanted& wanted, Clock::time_point now) const;
   void give_up_all(Rank peer, std::uint32_t count);
 
   const VerbsDevice& device_;
@@ -88,11 +122,13 @@ class VerbsConnectionManager {
   const Rank rank_;
   const std::vector<std::unique_ptr<VerbsQueue>>& queues_;
   const double timeout_s_;
-  std::mutex mutex_;  // of all that follows
+  std::timed_mutex mutex_;  // of all that follows
   VerbsDatagramChannel datagrams_;
   std::vector<Peer> peers_;
   std::vector<Wanted> wanted_;
   std::atomic<std::size_t> n_wanted_{0};
+  std::atomic<std::uint64_t> n_renewals_{0};
+  VerbsTransport::HearNews hear_;
 };
 
 }  // namespace pgasdl

@@ -48,6 +48,7 @@ VerbsDatagramChannel::VerbsDatagramChannel(const VerbsDevice& device, std::uint3
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = device.port();
+  attributes.pkey_index = device.pkey().index;
   attributes.qkey = key;
   change(attributes, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
   for (std::uint32_t slot = 0; slot < kReceives; ++slot) {
@@ -77,15 +78,17 @@ void VerbsDatagramChannel::rearm() {
   ibv_req_notify_cq(arrivals_.get(), 0);
 }
 
-bool VerbsDatagramChannel::receive(void* message, std::size_t bytes) {
+std::size_t VerbsDatagramChannel::receive(std::span<std::byte, kMostBytes> datagram) {
   for (;;) {
     ibv_wc arrived;
-    if (ibv_poll_cq(arrivals_.get(), 1, &arrived) != 1) return false;
+    if (ibv_poll_cq(arrivals_.get(), 1, &arrived) != 1) return 0;
     const auto slot = static_cast<std::uint32_t>(arrived.wr_id);
-    const bool fits = arrived.status == IBV_WC_SUCCESS && arrived.byte_len == kHeaderBytes + bytes;
-    if (fits) std::memcpy(message, buffer_.data() + slot * kSlotBytes + kHeaderBytes, bytes);
+    const bool fits = arrived.status == IBV_WC_SUCCESS && arrived.byte_len > kHeaderBytes &&
+                      arrived.byte_len <= kHeaderBytes + kMostBytes;
+    const std::size_t bytes = fits ? arrived.byte_len - kHeaderBytes : 0;
+    std::memcpy(datagram.data(), buffer_.data() + slot * kSlotBytes + kHeaderBytes, bytes);
     offer(slot);
-    if (fits) return true;
+    if (bytes != 0) return bytes;
   }
 }
 

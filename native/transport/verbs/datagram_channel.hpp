@@ -21,12 +21,8 @@ class VerbsDatagramChannel {
   int descriptor() const { return channel_->fd; }
   // Makes the descriptor unreadable until more arrives. Before receive().
   void rearm();
-  // The next datagram, if it has exactly the size asked for; others are dropped.
-  template <typename Message>
-  bool receive(Message& message) {
-    static_assert(sizeof message <= kMostBytes);
-    return receive(&message, sizeof message);
-  }
+  // The bytes of the next datagram, which are there from then on; 0: there is none.
+  std::size_t receive(std::span<std::byte, kMostBytes> datagram);
   // May be lost on the way, and is if too many are.
   template <typename Message>
   void send(ibv_ah* to, std::uint32_t number, const Message& message) {
@@ -37,7 +33,6 @@ class VerbsDatagramChannel {
   void drain();
 
  private:
-  bool receive(void* message, std::size_t bytes);
   void send(ibv_ah* to, std::uint32_t number, const void* message, std::size_t bytes);
   bool offer(std::uint32_t slot);
   void take_departures();

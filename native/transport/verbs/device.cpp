@@ -1,12 +1,14 @@
 #include "transport/verbs/device.hpp"
 
 #include <arpa/inet.h>
+#include <endian.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -26,6 +28,7 @@ struct Candidate {
   VerbsDeviceInfo info;
   Merit merit{};
   VerbsGid gid{};
+  VerbsPkey pkey{};
 };
 
 class DeviceList {
@@ -92,25 +95,43 @@ VerbsLink link_of(const ibv_device* device, int port, int index, const ibv_port_
   return type == "RoCE v2" ? VerbsLink::kRoceV2 : VerbsLink::kRoceV1;
 }
 
-std::string_view name(VerbsLink link) {
-  constexpr std::array<std::string_view, 3> kNames{"RoCE v1", "RoCE v2", "InfiniBand"};
-  return kNames[static_cast<std::size_t>(link)];
-}
-
 std::string words(const ibv_gid& gid) {
   char buffer[INET6_ADDRSTRLEN] = {};
   inet_ntop(AF_INET6, gid.raw, buffer, sizeof buffer);
   return buffer;
 }
 
+std::string hexadecimal(int number) {
+  char words[12];
+  std::snprintf(words, sizeof words, "0x%04x", static_cast<unsigned>(number));
+  return words;
+}
+
+// The ports that were asked for, the way they are written.
+std::string words(const VerbsOptions& options) {
+  std::string list = options.excluded ? "^" : "";
+  for (const VerbsPort& one : options.ports) {
+    if (&one != options.ports.data()) list += ",";
+    list += one.port == 0 ? one.device : text(one.device, ":", one.port);
+  }
+  return list;
+}
+
+std::vector<std::uint16_t> pkey_table(ibv_context* context, std::uint8_t port, int length) {
+  std::vector<std::uint16_t> table;
+  for (int index = 0; index < length; ++index) {
+    __be16 value = 0;
+    if (verbs_library().query_pkey(context, port, index, &value) != 0) break;
+    table.push_back(be16toh(value));
+  }
+  return table;
+}
+
 std::string refusal(const ibv_device* device, const Candidate& candidate, const ibv_port_attr& link,
                     const VerbsOptions& options) {
   const VerbsDeviceInfo& info = candidate.info;
-  if (!options.device.empty() && info.device != options.device) {
-    return text("device ", options.device, " was asked for");
-  }
-  if (options.port != 0 && info.port != options.port) {
-    return text("port ", options.port, " was asked for");
+  if (!allows(options, info.device, info.port)) {
+    return text("device ", words(options), " was asked for");
   }
   if (options.gid_index >= 0 && info.gid_index != options.gid_index) {
     return text("GID index ", options.gid_index, " was asked for");
@@ -122,7 +143,20 @@ std::string refusal(const ibv_device* device, const Candidate& candidate, const 
   if (candidate.gid.link == VerbsLink::kInfiniBand && link.lid == 0) {
     return "the port has no LID: no subnet manager runs";
   }
+  if (options.mtu > info.mtu) {
+    return text("packets of ", options.mtu, " bytes were asked for, and the port has an MTU of ",
+                info.mtu);
+  }
   return "";
+}
+
+std::string no_pkey(std::span<const std::uint16_t> table, int wanted) {
+  std::string all;
+  for (const std::uint16_t value : table) {
+    if (value != 0) all += text(all.empty() ? "" : ", ", hexadecimal(value));
+  }
+  return text("P_Key ", hexadecimal(wanted), " was asked for, and the port's table has ",
+              all.empty() ? "none" : all);
 }
 
 Merit merit_of(const Candidate& candidate, const ibv_port_attr& link, int own_node) {
@@ -146,6 +180,15 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
   candidate.info.mtu = bytes_of(link.active_mtu);
   candidate.info.gigabits = gigabits_of(link.active_width, link.active_speed);
   candidate.info.numa_node = numa_node(device);
+  candidate.info.path_mtu = options.mtu != 0 ? options.mtu : candidate.info.mtu;
+  candidate.info.ack_timeout = options.acknowledgement_timeout();
+  candidate.info.keeps_order = keeps_order(device->transport_type, options.order);
+  // A table is long on InfiniBand, and only its first entry of interest to most.
+  const std::vector<std::uint16_t> pkeys =
+      pkey_table(context, port, options.pkey == 0 ? 1 : link.pkey_tbl_len);
+  const std::optional<VerbsPkey> pkey = find_pkey(pkeys, options.pkey);
+  candidate.pkey = pkey.value_or(VerbsPkey{});
+  candidate.info.pkey = candidate.pkey.value;
   const int own_node = own_numa_node();
   for (int index = 0; index < link.gid_tbl_len; ++index) {
     ibv_gid gid{};
@@ -156,6 +199,9 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
     candidate.info.type = name(candidate.gid.link);
     candidate.info.net_device = sysfs(device, text("ports/", +port, "/gid_attrs/ndevs/", index));
     candidate.info.refused = refusal(device, candidate, link, options);
+    if (candidate.info.refused.empty() && !pkey) {
+      candidate.info.refused = no_pkey(pkeys, options.pkey);
+    }
     candidate.merit = merit_of(candidate, link, own_node);
     found.push_back(candidate);
   }
@@ -218,10 +264,17 @@ std::vector<Candidate> candidates(const VerbsOptions& options) {
     if (a.info.refused.empty() != b.info.refused.empty()) return a.info.refused.empty();
     return a.merit > b.merit;
   });
+  std::vector<VerbsPort> rails;
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (!found[i].info.refused.empty()) break;
-    if (i == 0) {
+    const VerbsPort port{found[i].info.device, found[i].info.port};
+    const bool one_kind = found[i].gid.link == found[0].gid.link;
+    const bool another = std::none_of(rails.begin(), rails.end(), [&](const VerbsPort& rail) {
+      return rail.device == port.device && rail.port == port.port;
+    });
+    if (one_kind && another && rails.size() < options.rails) {
       found[i].info.chosen = true;
+      rails.push_back(port);
     } else {
       found[i].info.refused = ranked_below(found[0], found[i]);
     }
@@ -231,7 +284,7 @@ std::vector<Candidate> candidates(const VerbsOptions& options) {
 
 [[noreturn]] void throw_none(const std::vector<Candidate>& found) {
   std::string reasons;
-  for (const auto& [info, merit, gid] : found) {
+  for (const auto& [info, merit, gid, pkey] : found) {
     reasons += text("; ", info.device);
     if (info.port != 0) reasons += text(" port ", info.port, " GID ", info.gid_index);
     reasons += text(": ", info.refused);
@@ -245,7 +298,57 @@ std::vector<Candidate> candidates(const VerbsOptions& options) {
 
 }  // namespace
 
+std::string_view name(VerbsLink link) {
+  constexpr std::array<std::string_view, 3> kNames{"RoCE v1", "RoCE v2", "InfiniBand"};
+  return kNames[static_cast<std::size_t>(link)];
+}
+
 int bytes_of(ibv_mtu mtu) { return mtu == 0 ? 0 : 128 << mtu; }
+
+bool allows(const VerbsOptions& options, std::string_view device, int port) {
+  if (options.ports.empty()) return true;
+  const bool named =
+      std::any_of(options.ports.begin(), options.ports.end(), [&](const VerbsPort& one) {
+        return one.device == device && (one.port == 0 || one.port == port);
+      });
+  return named != options.excluded;
+}
+
+bool keeps_order(ibv_transport_type transport, VerbsOrder order) {
+  if (order != VerbsOrder::kAuto) return order == VerbsOrder::kKept;
+  return transport == IBV_TRANSPORT_IB;
+}
+
+std::optional<VerbsPkey> find_pkey(std::span<const std::uint16_t> table, int wanted) {
+  constexpr std::uint16_t kFull = 0x8000;
+  constexpr int kPartition = 0x7fff;
+  constexpr std::uint16_t kDefault = 0xffff;
+  // A port without a table is in the default partition.
+  if (wanted == 0) return VerbsPkey{0, table.empty() ? kDefault : table[0]};
+  std::optional<VerbsPkey> found;
+  for (std::size_t index = 0; index < table.size(); ++index) {
+    const VerbsPkey entry{static_cast<std::uint16_t>(index), table[index]};
+    if ((entry.value & kPartition) != (wanted & kPartition)) continue;
+    if (!found || (found->value & kFull) < (entry.value & kFull)) found = entry;
+  }
+  return found;
+}
+
+// A peer that stands still for less than `timeout_s`, or than a minute, is not lost: a request and
+// its repetitions last at least as long. What was lost on the way waits for a repetition, too: for
+// half a second by default.
+int VerbsOptions::acknowledgement_timeout() const {
+  constexpr double kUnit = 4.096e-6;
+  constexpr int kMostExponent = 21;  // 8.6 s
+  if (ack_timeout != 0) return ack_timeout;
+  // One of several rails has to be found to have failed before its peer is taken for dead.
+  const double patience_s = rails > 1 ? timeout_s / 3 : timeout_s;
+  int exponent = 8;
+  while (exponent < kMostExponent && (retry_count + 1) * kUnit * (1u << exponent) < patience_s) {
+    ++exponent;
+  }
+  return exponent;
+}
 
 double gigabits_of(std::uint8_t width, std::uint8_t speed) {
   // Each code is one bit. Those of widths are not in their order: 2X came last.
@@ -263,12 +366,28 @@ std::vector<VerbsDeviceInfo> verbs_devices(const VerbsOptions& options) {
   return infos;
 }
 
-VerbsDevice::VerbsDevice(const VerbsOptions& options) {
+ibv_mtu VerbsDevice::mtu() const {
+  ibv_mtu mtu = link_.active_mtu;
+  while (options_.mtu != 0 && bytes_of(mtu) > options_.mtu) mtu = static_cast<ibv_mtu>(mtu - 1);
+  return mtu;
+}
+
+bool VerbsDevice::port_is_up() const {
+  try {
+    return query_port(context(), port_).state == IBV_PORT_ACTIVE;
+  } catch (const Error&) {
+    return false;  // the device is gone
+  }
+}
+
+VerbsDevice::VerbsDevice(const VerbsOptions& options) : options_(options) {
   const std::vector<Candidate> found = candidates(options);
   if (found.empty() || !found[0].info.chosen) throw_none(found);
   const Candidate& best = found[0];
   name_ = best.info.device;
   port_ = static_cast<std::uint8_t>(best.info.port);
+  pkey_ = best.pkey;
+  keeps_order_ = best.info.keeps_order;
   // Peers in other subnets may be reached better by another address of the same port.
   for (const Candidate& other : found) {
     const bool as_far = other.merit[kScope] > 0 || best.merit[kScope] == 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "transport/transport.hpp"
@@ -19,6 +20,12 @@ struct VerbsGid {
   std::int32_t index;
 };
 
+// One entry of a port's table of partitions.
+struct VerbsPkey {
+  std::uint16_t index;
+  std::uint16_t value;
+};
+
 class VerbsDevice {
  public:
   // Opens what is best of what `options` allow; throws kUnavailable with the reasons.
@@ -32,13 +39,22 @@ class VerbsDevice {
   const ibv_port_attr& link() const { return link_; }
   // Of the port and of one kind, the best first.
   const std::vector<VerbsGid>& gids() const { return gids_; }
+  const VerbsPkey& pkey() const { return pkey_; }
+  // Of a packet, the most that a connection may have.
+  ibv_mtu mtu() const;
+  const VerbsOptions& options() const { return options_; }
   // The kernel is the adapter.
   bool software() const { return limits_.vendor_id == kSoftRoce; }
+  // A flag may follow data that have not completed; PGASDL_VERBS_ORDER may say otherwise.
+  bool keeps_order() const { return keeps_order_; }
+  // It carries packets, as far as the adapter knows now.
+  bool port_is_up() const;
   bool atomics() const { return limits_.atomic_cap != IBV_ATOMIC_NONE; }
 
  private:
   static constexpr std::uint32_t kSoftRoce = 0xffffff;  // its vendor number
 
+  const VerbsOptions options_;
   VerbsPtr<ibv_context> context_;
   VerbsPtr<ibv_pd> domain_;
   std::string name_;
@@ -46,9 +62,21 @@ class VerbsDevice {
   ibv_device_attr limits_{};
   ibv_port_attr link_{};
   std::vector<VerbsGid> gids_;
+  VerbsPkey pkey_{};
+  bool keeps_order_ = false;
 };
 
+std::string_view name(VerbsLink link);
 int bytes_of(ibv_mtu mtu);
+// Whether `options` allow a port, or a device at all (port 0).
+bool allows(const VerbsOptions& options, std::string_view device, int port);
+// Whether a device promises the order of a connection's writes, unless `order` says it.
+// InfiniBand's rule for reliable connections does, and RoCE has taken it over. Devices with a
+// transport of their own (EFA's is "unspecified") promise nothing of the kind.
+bool keeps_order(ibv_transport_type transport, VerbsOrder order);
+// The table's entry of the partition `wanted` (0: its first), as a full member before a limited
+// one.
+std::optional<VerbsPkey> find_pkey(std::span<const std::uint16_t> table, int wanted);
 // Of a link in each direction, by the port's codes of width and speed; 0 for codes without meaning.
 double gigabits_of(std::uint8_t width, std::uint8_t speed);
 

@@ -10,6 +10,9 @@
 // still means another flag, a flag is a message of its own, which needs no processor. So are flags
 // without data.
 //
+// A flag that is added is always an immediate: an adapter's atomics are not atomic to the
+// processor. Where there is no receive or no slot for it, it waits.
+//
 // Flags of one notification stay in order: while an immediate of it may not have been taken, the
 // next one is an immediate too, or waits.
 #pragma once
@@ -28,7 +31,7 @@ class VerbsBoards {
   std::uint32_t add(FlagWord* board, std::uint32_t notifications);
   void remove(std::uint32_t number);
   // What a peer asks for; nothing if there is no such flag, or no longer.
-  void raise(std::uint32_t board, std::uint32_t notification, std::uint32_t value);
+  void raise(std::uint32_t board, std::uint32_t notification, std::uint32_t value, bool add);
   void set_wake_word(WakeWord* wake_word) {
     wake_word_.store(wake_word, std::memory_order_release);
   }
@@ -48,6 +51,9 @@ class VerbsBoards {
 // What a connection's sender chooses for each flag, and what its receiver makes of immediates.
 class VerbsFlags {
  public:
+  // `counted`: every flag is an immediate, which waits where there is no receive or no slot for it.
+  explicit VerbsFlags(bool counted = false) : counted_(counted) {}
+
   // Immediates under way at most. The receiver offers half of them anew when half were taken.
   static constexpr std::uint32_t kReceives = 128;
   static constexpr std::uint32_t kOffer = kReceives / 2;
@@ -56,8 +62,10 @@ class VerbsFlags {
   struct Slot {
     std::uint32_t board;
     std::uint32_t notification;
-    std::uint32_t middle;  // bits of the value
-    std::uint32_t defined;
+    std::uint32_t middle;   // bits of the value
+    std::uint32_t defined;  // 0: not yet; or which of these
+    static constexpr std::uint32_t kSets = 1;
+    static constexpr std::uint32_t kAdds = 2;
   };
   // Registered memory of a connection's end.
   struct Shared {
@@ -78,8 +86,8 @@ class VerbsFlags {
 
   // --- sender, under the connection's lock
   // `taken`: by the peer, as last read. `asking`: that is being read. The choice is final.
-  Choice choose(std::uint32_t board, std::uint32_t notification, std::uint32_t value,
-                bool with_data, std::uint32_t taken, bool asking);
+  Choice choose(std::uint32_t board, const RemoteFlag& flag, bool with_data, std::uint32_t taken,
+                bool asking);
   void reset();
 
   // --- receiver
@@ -91,6 +99,7 @@ class VerbsFlags {
   static constexpr std::uint32_t kLow = 0x00000fff;
   static constexpr int kMiddleBits = 8;
 
+  const bool counted_;
   std::array<Slot, kSlots> slots_{};
   std::array<std::uint64_t, kSlots> last_{};  // which immediate used it last, from 1
   std::uint64_t sent_ = 0;                    // immediates, ever

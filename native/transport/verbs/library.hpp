@@ -31,6 +31,7 @@ namespace pgasdl {
   X(port_state_str)               \
   X(query_device)                 \
   X(query_gid)                    \
+  X(query_pkey)                   \
   X(query_port)                   \
   X(reg_mr)                       \
   X(wc_status_str)

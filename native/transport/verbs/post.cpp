@@ -11,6 +11,9 @@
 namespace pgasdl {
 namespace {
 
+// Requests of a flag: itself, and what keeps the books.
+constexpr std::uint64_t kMostForFlag = 2;
+
 std::uint32_t data_key(const LocalSegment& segment) {
   if (segment.keep == nullptr) [[unlikely]] {
     throw Error(ErrorKind::kBuffer,
@@ -30,7 +33,8 @@ bool VerbsConnection::admits(std::uint64_t requests) {
   const State state = state_.load(std::memory_order_acquire);
   if (state == State::kBroken) [[unlikely]]
     throw_fault();
-  return state == State::kReady && room() >= std::min<std::uint64_t>(requests, depth_);
+  return state == State::kReady &&
+         room() >= std::min<std::uint64_t>(requests + held_.size(), depth_);
 }
 
 std::uint64_t VerbsConnection::requests_for(std::span<const Transfer> transfers) const {
@@ -65,6 +69,7 @@ class VerbsConnection::Chain {
     return request;
   }
 
+  bool empty() const { return length_ == 0; }
   ibv_send_wr& last() { return connection_.requests_[length_ - 1]; }
   Note& last_note() {
     const std::uint32_t posted = connection_.posted_.load(std::memory_order_relaxed);
@@ -145,19 +150,18 @@ void VerbsConnection::add(Chain& chain, Operation operation, const Transfer& tra
 }
 
 // Its value, or nothing at all, for an immediate.
-void VerbsConnection::add(Chain& chain, const RemoteFlag& flag, std::uint32_t bytes) {
-  const VerbsRemoteKeys& remote = keys_of(*flag.remote);
+void VerbsConnection::add(Chain& chain, const Flag& flag, std::uint32_t bytes) {
   const std::uint64_t offset = std::uint64_t{flag.notification} * sizeof(FlagWord);
   ibv_send_wr& request = chain.add(
       IBV_WR_RDMA_WRITE, &flag.value, bytes, 0,
       {flag.notification, bytes, Operation::kNotify, false, 0, nullptr, nullptr, nullptr});
-  request.wr.rdma = {remote.board_address + offset, remote.board_key};
+  request.wr.rdma = {flag.at.board_address + offset, flag.at.board_key};
   request.send_flags = IBV_SEND_INLINE;
 }
 
-VerbsFlags::Choice VerbsConnection::choose(const RemoteFlag& flag, bool with_data) {
+VerbsFlags::Choice VerbsConnection::choose(const Flag& flag, bool with_data) {
   const auto asked = static_cast<std::int32_t>(asked_ - retired_.load(std::memory_order_acquire));
-  return flags_.choose(keys_of(*flag.remote).board, flag.notification, flag.value, with_data,
+  return flags_.choose(flag.at.board, {nullptr, flag.notification, flag.value, flag.add}, with_data,
                        shared().answer.load(std::memory_order_relaxed), asked > 0);
 }
 
@@ -169,37 +173,106 @@ void VerbsConnection::ask(Chain& chain) {
   asked_ = static_cast<std::uint32_t>(request.wr_id) + 1;
 }
 
+void VerbsConnection::define(Chain& chain, const VerbsFlags::Choice& choice) {
+  if (choice.define == nullptr) return;
+  ibv_send_wr& request =
+      chain.add(IBV_WR_RDMA_WRITE, choice.define, sizeof *choice.define, 0,
+                {0, sizeof *choice.define, Operation::kBook, false, 0, nullptr, nullptr, nullptr});
+  request.wr.rdma = {there_.shared + choice.slot * sizeof *choice.define, there_.shared_key};
+  request.send_flags = IBV_SEND_INLINE;
+}
+
+void VerbsConnection::raise(Chain& chain, const Flag& flag, const VerbsFlags::Choice& choice) {
+  if (choice.way == VerbsFlags::Way::kMessage) return add(chain, flag, sizeof flag.value);
+  if (chain.empty()) add(chain, flag, 0);
+  ibv_send_wr& last = chain.last();
+  last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  last.imm_data = htobe32(choice.immediate);
+}
+
+// Where the fabric keeps the order of writes, a flag goes in one chain with its data. Elsewhere it
+// goes with them if they are one message and nothing is under way; else it is held.
 bool VerbsConnection::write(std::span<const Transfer> transfers, const RemoteFlag* flag) {
-  constexpr std::uint64_t kMostForFlag = 2;
+  using Way = VerbsFlags::Way;
   const std::uint64_t data = requests_for(transfers);
   const std::lock_guard lock(mutex_);
   if (!admits(data + (flag != nullptr ? kMostForFlag : 0))) return false;
   if (data == 0 && flag == nullptr) return true;
-  using Way = VerbsFlags::Way;
-  const VerbsFlags::Choice choice =
-      flag == nullptr ? VerbsFlags::Choice{} : choose(*flag, data != 0);
-  if (choice.way == Way::kWait && !choice.ask) return false;
-  Chain chain(*this);
-  if (choice.way != Way::kWait) {
-    if (choice.define != nullptr) {
-      ibv_send_wr& request = chain.add(
-          IBV_WR_RDMA_WRITE, choice.define, sizeof *choice.define, 0,
-          {0, sizeof *choice.define, Operation::kBook, false, 0, nullptr, nullptr, nullptr});
-      request.wr.rdma = {there_.shared + choice.slot * sizeof *choice.define, there_.shared_key};
-      request.send_flags = IBV_SEND_INLINE;
-    }
-    for (const Transfer& transfer : transfers) add(chain, Operation::kWrite, transfer);
-    if (flag != nullptr && choice.way == Way::kMessage) add(chain, *flag, sizeof flag->value);
-    if (choice.way == Way::kImmediate) {
-      if (data == 0) add(chain, *flag, 0);
-      ibv_send_wr& last = chain.last();
-      last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-      last.imm_data = htobe32(choice.immediate);
+  HeldFlag later{};
+  if (flag != nullptr)
+    later.flag = {keys_of(*flag->remote), flag->notification, flag->value, flag->add};
+  const bool under_way = !held_.empty() || room() != depth_;
+  bool held = flag != nullptr && completion_first_ && (under_way || data > 1);
+  VerbsFlags::Choice choice;
+  if (flag != nullptr && !held) {
+    choice = choose(later.flag, data != 0);
+    if (choice.way == Way::kWait && !choice.ask) return false;
+    if (completion_first_ && choice.way == Way::kMessage) held = data != 0;
+    if (completion_first_ && choice.define != nullptr) {
+      held = true;
+      later.immediate = choice.immediate;
     }
   }
+  Chain chain(*this);
+  if (choice.way != Way::kWait) {
+    define(chain, choice);
+    for (const Transfer& transfer : transfers) add(chain, Operation::kWrite, transfer);
+    if (flag != nullptr && !held) raise(chain, later.flag, choice);
+  }
   if (choice.ask) ask(chain);
-  chain.post();
+  if (!chain.empty()) chain.post();
+  if (held) hold(later);
   return choice.way != Way::kWait;
+}
+
+void VerbsConnection::hold(const HeldFlag& flag) {
+  held_.hold(flag, posted_.load(std::memory_order_relaxed));
+  queue_.held();
+}
+
+std::size_t VerbsConnection::drop_held() {
+  const std::size_t count = held_.drop();
+  queue_.released(count);
+  return count;
+}
+
+void VerbsConnection::release() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  try {
+    while (!broken()) {
+      HeldFlag* const next = held_.ready(retired_.load(std::memory_order_acquire));
+      if (next == nullptr || !send(*next)) return;
+      held_.sent(posted_.load(std::memory_order_relaxed));
+      queue_.released(1);
+    }
+  } catch (const Error&) {
+    // The connection is broken by now, of which its queue tells.
+  }
+  drop_held();
+}
+
+bool VerbsConnection::send(HeldFlag& held) {
+  using Way = VerbsFlags::Way;
+  if (!admits(kMostForFlag)) return false;
+  VerbsFlags::Choice choice;
+  if (held.immediate) {
+    choice.way = Way::kImmediate;
+    choice.immediate = *held.immediate;
+  } else {
+    choice = choose(held.flag, false);
+  }
+  Chain chain(*this);
+  const bool defines = choice.define != nullptr;
+  define(chain, choice);
+  if (choice.way != Way::kWait && !defines) raise(chain, held.flag, choice);
+  if (choice.ask) ask(chain);
+  if (!chain.empty()) chain.post();
+  if (defines) {
+    held.immediate = choice.immediate;
+    held_.wait(posted_.load(std::memory_order_relaxed));
+  }
+  return choice.way != Way::kWait && !defines;
 }
 
 bool VerbsConnection::read(std::span<const Transfer> transfers, const LocalFlag* flag,
@@ -221,6 +294,15 @@ bool VerbsConnection::read(std::span<const Transfer> transfers, const LocalFlag*
     note.value = flag->value;
     note.wake_word = wake_word;
   }
+  chain.post();
+  return true;
+}
+
+bool VerbsConnection::fence() {
+  const std::lock_guard lock(mutex_);
+  if (!admits(1)) return false;
+  Chain chain(*this);
+  ask(chain);
   chain.post();
   return true;
 }

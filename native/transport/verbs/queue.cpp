@@ -46,9 +46,27 @@ VerbsConnection& VerbsQueue::make(Rank peer) {
   return *owned_.back();
 }
 
+std::size_t VerbsQueue::connected() const {
+  std::size_t count = 0;
+  for (Rank peer = 0; used() && peer < size_; ++peer) {
+    const VerbsConnection* connection = find(peer);
+    count += connection != nullptr && connection->holds_pair() ? 1 : 0;
+  }
+  return count;
+}
+
 void VerbsQueue::poll() {
   const std::lock_guard lock(poll_mutex_);
   poll_locked();
+}
+
+void VerbsQueue::progress() {
+  poll();
+  if (n_held_.load(std::memory_order_relaxed) == 0) [[likely]]
+    return;
+  for (Rank peer = 0; peer < size_; ++peer) {
+    if (VerbsConnection* connection = find(peer)) connection->release();
+  }
 }
 
 void VerbsQueue::poll_locked() {
@@ -71,30 +89,8 @@ void VerbsQueue::poll_locked() {
 }
 
 bool VerbsQueue::complete() {
-  if (n_faults_.load(std::memory_order_acquire) != 0) [[unlikely]] {
-    const std::lock_guard lock(fault_mutex_);
-    if (!faults_.empty()) {
-      const Error fault = faults_.front().what.error();
-      faults_.pop_front();
-      n_faults_.store(faults_.size(), std::memory_order_release);
-      throw fault;
-    }
-  }
+  faults_.tell();
   return outstanding_.load(std::memory_order_acquire) == 0;
-}
-
-void VerbsQueue::add_fault(const Error& fault, Rank peer) {
-  const std::lock_guard lock(fault_mutex_);
-  const bool known = std::any_of(faults_.begin(), faults_.end(),
-                                 [&](const Fault& other) { return other.peer == peer; });
-  if (!known) faults_.push_back({peer, VerbsFault(fault)});
-  n_faults_.store(faults_.size(), std::memory_order_release);
-}
-
-void VerbsQueue::drop_faults(Rank peer) {
-  const std::lock_guard lock(fault_mutex_);
-  std::erase_if(faults_, [&](const Fault& fault) { return fault.peer == peer; });
-  n_faults_.store(faults_.size(), std::memory_order_release);
 }
 
 void VerbsQueue::list_under_way(std::vector<VerbsMemory::Pending>& all) const {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -24,29 +23,37 @@ class VerbsQueue {
   // The connection to `peer`, made if there is none yet. By one thread at a time.
   VerbsConnection& make(Rank peer);
 
+  std::size_t connected() const;
+
   // Takes what has completed and arrived; all of it, so another thread that is at it is waited for.
   void poll();
+  // Then sends what waited for it. Not for connections, under their locks.
+  void progress();
   bool used() const { return used_.load(std::memory_order_relaxed); }
   // All that was posted has completed; throws once for each connection that broke.
   bool complete();
-  void add_fault(const Error& fault, Rank peer);
-  void drop_faults(Rank peer);
+  void add_fault(const Error& fault, Rank peer) { faults_.add(fault, peer); }
+  void drop_faults(Rank peer) { faults_.drop(peer); }
   // Adds what every connection has under way.
   void list_under_way(std::vector<VerbsMemory::Pending>& all) const;
 
   // For connections: signalled requests about to be posted, and completed or given up.
   void posted() { outstanding_.fetch_add(1, std::memory_order_release); }
   void settled(std::uint64_t count) { outstanding_.fetch_sub(count, std::memory_order_release); }
+  // Likewise, flags that wait to be sent, and are sent or given up.
+  void held() {
+    posted();
+    n_held_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void released(std::size_t count) {
+    n_held_.fetch_sub(count, std::memory_order_relaxed);
+    settled(count);
+  }
   // While a connection is closed: the polling lock is held, everything that has arrived is taken.
   std::mutex& polling() { return poll_mutex_; }
   void poll_locked();
 
  private:
-  struct Fault {
-    Rank peer;
-    VerbsFault what;
-  };
-
   const VerbsDevice& device_;
   VerbsBoards& boards_;
   const QueueId id_;
@@ -59,9 +66,8 @@ class VerbsQueue {
   std::unique_ptr<std::atomic<VerbsConnection*>[]> connections_;
   std::atomic<bool> used_{false};  // there are connections
   alignas(64) std::atomic<std::uint64_t> outstanding_{0};
-  std::atomic<std::size_t> n_faults_{0};
-  std::mutex fault_mutex_;
-  std::deque<Fault> faults_;
+  std::atomic<std::size_t> n_held_{0};
+  VerbsFaults faults_;
 };
 
 }  // namespace pgasdl

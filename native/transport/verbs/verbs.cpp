@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reduce/copy.hpp"
+#include "transport/raise_flag.hpp"
 #include "transport/verbs/connection_manager.hpp"
 #include "transport/verbs/device.hpp"
 #include "transport/verbs/memory.hpp"
@@ -75,7 +76,7 @@ void VerbsTransport::retract(const LocalSegment& segment) {
 
 int VerbsTransport::service_descriptor() const { return manager_->descriptor(); }
 
-void VerbsTransport::service() { manager_->service(); }
+bool VerbsTransport::service() { return manager_->service(); }
 
 VerbsQueue& VerbsTransport::queue_at(QueueId queue) const {
   if (queue >= queues_.size()) [[unlikely]] {
@@ -93,7 +94,7 @@ bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transf
                    transfer.local->data + transfer.local_offset, transfer.bytes);
     }
     if (flag == nullptr) return true;
-    own_board(*flag->remote)[flag->notification].store(flag->value, std::memory_order_release);
+    raise_flag(own_board(*flag->remote)[flag->notification], flag->value, flag->add);
     if (WakeWord* wake_word = boards_->wake_word()) wake_word->wake();
     return true;
   }
@@ -144,6 +145,26 @@ bool VerbsTransport::connecting(QueueId queue, Rank peer) const {
   return connection == nullptr || connection->apart();
 }
 
+std::size_t VerbsTransport::connections(QueueId queue) const { return queue_at(queue).connected(); }
+
+std::optional<QueueId> VerbsTransport::connected(QueueId queue, Rank peer) const {
+  const auto carries = [&](const VerbsQueue& each) {
+    const VerbsConnection* connection = each.find(peer);
+    return connection != nullptr && !connection->apart() && !connection->broken();
+  };
+  if (carries(queue_at(queue))) return queue;
+  for (const auto& other : queues_) {
+    if (carries(*other)) return other->id();
+  }
+  return std::nullopt;
+}
+
+void VerbsTransport::send_farewell(Rank peer, std::uint64_t word) {
+  manager_->send_farewell(peer, word);
+}
+
+std::uint64_t VerbsTransport::farewell(Rank peer) const { return manager_->farewell(peer); }
+
 bool VerbsTransport::complete(QueueId queue) { return queue_at(queue).complete(); }
 
 std::uint64_t VerbsTransport::mark(QueueId queue, Rank peer) const {
@@ -161,7 +182,7 @@ bool VerbsTransport::reached(QueueId queue, Rank peer, std::uint64_t mark) const
 
 void VerbsTransport::progress() {
   for (const auto& queue : queues_) {
-    if (queue->used()) queue->poll();
+    if (queue->used()) queue->progress();
   }
   if (manager_->busy()) [[unlikely]]
     manager_->progress();
@@ -181,5 +202,47 @@ void VerbsTransport::collect_retired() {
 }
 
 void VerbsTransport::reconnect(Rank peer) { manager_->reconnect(peer); }
+
+bool VerbsTransport::port_is_up() const { return device_->port_is_up(); }
+
+VerbsFate VerbsTransport::fate(QueueId queue, Rank peer, std::uint64_t mark) const {
+  const VerbsConnection* connection = queue_at(queue).find(peer);
+  if (connection == nullptr) return VerbsFate::kGone;
+  return connection->fate(
+      {connection, static_cast<std::uint32_t>(mark), static_cast<std::uint32_t>(mark >> 32)});
+}
+
+std::optional<VerbsBreak> VerbsTransport::broken(QueueId queue, Rank peer) const {
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  return connection == nullptr ? std::nullopt : connection->what_broke();
+}
+
+std::size_t VerbsTransport::flags_held(QueueId queue, Rank peer) const {
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  return connection == nullptr ? 0 : connection->flags_held();
+}
+
+bool VerbsTransport::fence(QueueId queue, Rank peer) {
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  return connection != nullptr && connection->fence();
+}
+
+void VerbsTransport::part(Rank peer) { manager_->part(peer); }
+
+bool VerbsTransport::parted(QueueId queue, Rank peer, bool at_once, std::uint32_t& taken) {
+  taken = 0;
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  return connection == nullptr || connection->parted(at_once, taken);
+}
+
+std::uint32_t VerbsTransport::round(Rank peer) const { return manager_->round(peer); }
+
+std::uint64_t VerbsTransport::renewals() const { return manager_->renewals(); }
+
+void VerbsTransport::tell(Rank peer, const VerbsRailNews& news) { manager_->tell(peer, news); }
+
+void VerbsTransport::hear(HearNews hear) { manager_->hear(std::move(hear)); }
+
+void VerbsTransport::listen() { manager_->progress(); }
 
 }  // namespace pgasdl

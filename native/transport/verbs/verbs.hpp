@@ -2,18 +2,22 @@
 //
 // A write_notify is a chain of RDMA WRITEs of which the last carries an immediate, which becomes
 // the flag (flags.hpp), or is the flag itself, inline, into the peer's board: a memory region of
-// its own, and the same queue pair, so that the flag cannot overtake the data. Peers find each
-// other by datagrams between small UD queue pairs (connection_manager.hpp). libibverbs is loaded
-// when the first of these is made; without its headers at build time the table of transports
-// (table.hpp) lacks this one.
+// its own, and the same queue pair, so that the flag cannot overtake the data. Where the fabric
+// does not keep that order, the flag is held until the data have completed. Peers find each other
+// by datagrams between small UD queue pairs (connection_manager.hpp). libibverbs is loaded when the
+// first of these is made; without its headers at build time the table of transports (table.hpp)
+// lacks this one.
 //
 // Memory per connection at the default depth, bytes: work requests and what is noted of each 24 K,
 // the provider's send queue 16 K (mlx5) to 32 K (rxe), its receive queue 2 K to 16 K, completion
 // entries 16 K, flags and results of atomics 14 K; 104 K in all. A peer that is used on three
-// queues (a program's, the library's, the plans') costs about 300 K, one that is not used nothing.
+// queues (a program's, the library's, the atomics', the plans') costs about 300 K, one that is not
+// used nothing.
 #pragma once
 
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "transport/transport.hpp"
@@ -26,14 +30,41 @@ class VerbsQueue;
 class VerbsConnectionManager;
 class VerbsBoards;
 
+// A device's port, or all of its ports.
+struct VerbsPort {
+  std::string device;
+  int port = 0;  // 0: all
+};
+
+// Whether a flag may follow the data that come before it at once, because the fabric keeps the
+// order of a connection's writes, or only when their completions are in.
+enum class VerbsOrder : std::uint8_t { kAuto, kKept, kCompletion };  // kAuto: as the device says
+
 struct VerbsOptions {
-  std::string device;         // "": the best there is
-  int port = 0;               // 0: likewise
-  int gid_index = -1;         // -1: likewise
-  std::uint32_t queues = 18;  // how many QueueIds there are
+  std::vector<VerbsPort> ports;     // the best of these; empty: of all
+  bool excluded = false;            // of all but these
+  int gid_index = -1;               // -1: the best
+  int pkey = 0;                     // of which the lower 15 bits count; 0: the port's first
+  int mtu = 0;                      // bytes of a packet, at most; 0: as the port has it
+  int service_level = 0;            // on Ethernet the priority in a VLAN's tag
+  int traffic_class = 0;            // of global routes; of RoCE v2 the IP header's
+  bool global_routes = false;       // also to peers in the same InfiniBand subnet
+  int retry_count = 6;              // 7 is the most; to soft-RoCE it means "without end"
+  int rnr_retry_count = 6;          // 7: without end
+  int ack_timeout = 0;              // 4.096 us times 2 to this power; 0: by timeout_s
+  std::uint32_t inline_bytes = 64;  // at most, and what the device takes
+  VerbsOrder order = VerbsOrder::kAuto;
+  std::uint32_t rails = 1;         // ports that share the work, at most (rails.hpp)
+  std::uint64_t stripe = 1 << 20;  // bytes; what is longer goes over all rails
+  bool warns = true;               // on standard error, of rails that are dropped
+  bool count_flags = false;        // every flag is an immediate, so that the receiver counts them
+  std::uint32_t queues = 1;        // how many QueueIds there are
   // Send work requests of a queue pair. One less than a power of two, as providers round up.
   std::uint32_t depth = 127;
   double timeout_s = 3;  // a peer that does not answer for so long is lost
+
+  // Of an acknowledgement, as ack_timeout.
+  int acknowledgement_timeout() const;
 };
 
 // One address by which this machine can be reached, and why it is not used if it is not.
@@ -41,10 +72,14 @@ struct VerbsDeviceInfo {
   std::string device;
   int port = 0;
   int gid_index = -1;
-  std::string state;       // of the port
-  std::string link_layer;  // Ethernet or InfiniBand
-  int mtu = 0;             // active, bytes
-  double gigabits = 0;     // a second, of the link; 0: unknown
+  std::string state;         // of the port
+  std::string link_layer;    // Ethernet or InfiniBand
+  int mtu = 0;               // active, bytes
+  int path_mtu = 0;          // the largest that a connection from here may have, bytes
+  int pkey = 0;              // of connections from here; 0: unknown
+  int ack_timeout = 0;       // likewise, 4.096 us times 2 to this power
+  bool keeps_order = false;  // of writes, as far as this side is asked
+  double gigabits = 0;       // a second, of the link; 0: unknown
   std::string gid;
   std::string type;  // RoCE v2, RoCE v1, InfiniBand
   std::string net_device;
@@ -55,6 +90,29 @@ struct VerbsDeviceInfo {
 
 // Every address, best first. Throws kUnavailable where libibverbs cannot be loaded.
 std::vector<VerbsDeviceInfo> verbs_devices(const VerbsOptions& options = {});
+
+// What has become of a request, by its mark.
+enum class VerbsFate : std::uint8_t {
+  kUnderWay,
+  kDone,
+  kFailed,  // its connection broke before, and has not been made anew
+  kGone,    // its connection was given up
+};
+
+// Why a connection broke: by the way to its peer, or by a request that no other way would carry.
+struct VerbsBreak {
+  Error error;
+  bool by_request;
+};
+
+// One rank's word to another that a rail was given up, for one queue's connection.
+struct VerbsRailNews {
+  std::uint32_t rail;
+  std::uint32_t queue;
+  std::uint32_t round;  // of the rail's connections with the receiver
+  std::uint32_t taken;  // flags of the receiver that have come by it
+  std::uint32_t known;  // 1: the receiver's own word has come
+};
 
 class VerbsTransport final : public Transport {
  public:
@@ -70,7 +128,7 @@ class VerbsTransport final : public Transport {
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
   void retract(const LocalSegment& segment) override;
   int service_descriptor() const override;
-  void service() override;
+  bool service() override;
 
   // A post throws if the connection is broken, and goes on doing so until reconnect(); it answers
   // false while there is none yet. A list longer than a queue pair is deep is posted in pieces, and
@@ -82,12 +140,42 @@ class VerbsTransport final : public Transport {
                  const LocalFlag* flag) override;
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool connecting(QueueId queue, Rank peer) const override;
+  std::size_t connections(QueueId queue) const override;
+  std::optional<QueueId> connected(QueueId queue, Rank peer) const override;
+  void send_farewell(Rank peer, std::uint64_t word) override;
+  std::uint64_t farewell(Rank peer) const override;
   bool complete(QueueId queue) override;
+  // Of requests: a flag that is held is not among them.
   std::uint64_t mark(QueueId queue, Rank peer) const override;
   bool reached(QueueId queue, Rank peer, std::uint64_t mark) const override;
   bool needs_progress() const override { return true; }
   void progress() override;
   void reconnect(Rank peer) override;
+
+  // --- as one of several rails (rails.hpp)
+  using HearNews = std::function<void(Rank from, const VerbsRailNews& news)>;
+  const VerbsDevice& device() const { return *device_; }
+  // Its port carries packets, as far as the adapter knows.
+  bool port_is_up() const;
+  VerbsFate fate(QueueId queue, Rank peer, std::uint64_t mark) const;
+  std::optional<VerbsBreak> broken(QueueId queue, Rank peer) const;
+  // How many flags were posted and wait for completions.
+  std::size_t flags_held(QueueId queue, Rank peer) const;
+  // Posts a read that, once it is done, tells that all writes before it are in the peer's memory,
+  // where whatever comes by another adapter finds them: they pass the peer's bus before the answer.
+  // False: there is no room.
+  bool fence(QueueId queue, Rank peer);
+  // Gives up the connections with `peer` so that nothing comes by them any more, until reconnect()
+  // by either side. What had come is taken; parted() tells when, and how many flags that were.
+  void part(Rank peer);
+  bool parted(QueueId queue, Rank peer, bool at_once, std::uint32_t& taken);
+  // How often connections with `peer` were made anew; kRankLeft: it has taken leave.
+  static constexpr std::uint32_t kRankLeft = UINT32_MAX;
+  std::uint32_t round(Rank peer) const;
+  std::uint64_t renewals() const;  // of all peers
+  void tell(Rank peer, const VerbsRailNews& news);
+  void hear(HearNews hear);  // from now on, under a lock of this transport's
+  void listen();             // takes what has come; services do, too
 
  private:
   VerbsQueue& queue_at(QueueId queue) const;

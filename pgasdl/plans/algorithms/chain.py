@@ -71,4 +71,5 @@ SPEC = PlanSpec(
     kinds=TREE_KINDS,
     options=("root", "chunks"),
     shares=True,
+    by_element=True,
 )

@@ -30,12 +30,6 @@ Which message proves a buffer free
     my ``data[r]`` (source of the result)   nobody answers it: Flush
     reduce-scatter, all-gather (one way)    the receiver's credit, raised when it begins; Flush
 
-Private memory
-    As ``gdraa-private``, ``data`` may be memory that no peer reaches, if Puts leave from any:
-    results arrive in P - 1 more slots of the inbox, and a Reduce copies each into ``data``. Such a
-    slot is free when my next scatter reaches its owner, which I send after this execution. So that
-    counts may take turns on one inbox, slots are for ``piece`` elements, or ``count`` if more.
-
 Wire precision
     Step 1 casts block j into ``wire_out`` and puts it from there into ``wire_in``. The owner
     rounds its own block too, reduces from wire to wire (accumulating wider, rounding once), and
@@ -62,8 +56,6 @@ from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 # Below this many elements one cast of everything costs less than a step per block. Above, casts
 # block by block overlap with the sending.
 CAST_AT_ONCE = 16384
-# Of gdraa-private, 256 KiB of float32.
-PIECE = 65536
 
 
 def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool = False) -> Plan:
@@ -76,33 +68,15 @@ def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool
     return view.plan([exchange.steps()], 2 * size, inbox)
 
 
-def build_private(
-    rank: int,
-    size: int,
-    count: int,
-    *,
-    kind: str = "average",
-    wire: bool = False,
-    piece: int = PIECE,
-) -> Plan:
-    """Return the same for ``data`` that no peer reaches."""
-    view = RankView("gdraa-private", rank, size, count, kind, wire)
-    view.require("piece", piece, 1)
-    if view.idle:
-        return view.plan()
-    exchange = _Exchange(view, private=max(piece, count))
-    return view.plan([exchange.steps()], 2 * size, 2 * (size - 1) * exchange.slot)
-
-
 class _Exchange:
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
-    def __init__(self, view: RankView, *, private: int = 0) -> None:
-        self.view, self.private = view, private
+    def __init__(self, view: RankView) -> None:
+        self.view = view
         self.rank, self.size = view.rank, view.size
         self.peers = peers_after(view.rank, view.size)
         self.parts = blocks(view.count, view.size)
-        self.slot = padded(blocks(private, view.size)[0][1] if private else self.parts[0][1])
+        self.slot = padded(self.parts[0][1])
         self.piecewise = view.wire and view.count > CAST_AT_ONCE
 
     def steps(self) -> Iterator[Step]:
@@ -119,13 +93,6 @@ class _Exchange:
     def inbox(self, sender: int, owner: int) -> Span:
         """Slot of ``sender`` at ``owner``, which has none for itself."""
         return Span(self.view.receive, self.slot * (sender if sender < owner else sender - 1))
-
-    def arrival(self, owner: int, at: int) -> Span:
-        """Return where the result of ``owner`` arrives at rank ``at``."""
-        if not self.private:
-            return Span(self.view.result, self.parts[owner][0])
-        place = self.size - 1 + (owner if owner < at else owner - 1)
-        return Span(self.view.receive, self.slot * place)
 
     def scatter(self) -> Iterator[Step]:
         """Yield step 1, and the rounding of the own block."""
@@ -175,7 +142,7 @@ class _Exchange:
         for peer in self.peers if n else ():
             if credit:
                 yield Wait(peer, peer)
-            yield Put(result, n, peer, self.arrival(self.rank, peer), self.size + self.rank)
+            yield Put(result, n, peer, result, self.size + self.rank)
 
     def collect(self) -> Iterator[Step]:
         """Yield the Waits of step 3, and the casts of results in wire precision."""
@@ -185,8 +152,6 @@ class _Exchange:
             offset, n = self.parts[owner]
             if n:
                 yield Wait(self.size + owner, owner)
-                if self.private:
-                    yield Reduce((Span("data", offset),), (self.arrival(owner, self.rank),), n)
                 if self.piecewise:
                     yield from self.view.from_wire(offset, n)
         if not self.piecewise:
@@ -199,14 +164,5 @@ SPEC = PlanSpec(
     "scatter, average, broadcast: 2 latencies, 2(P-1)/P S per rank, inbox of P-1 blocks",
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
     shares=True,
-)
-
-PRIVATE = PlanSpec(
-    "gdraa-private",
-    build_private,
-    "gdraa for private memory: 2 latencies, 2(P-1)/P S per rank, inbox of 2(P-1) blocks",
-    kinds=("average", "sum"),
-    wire=False,
-    options=("piece",),
-    shares=True,
+    by_element=True,
 )

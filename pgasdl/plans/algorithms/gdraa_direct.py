@@ -93,4 +93,5 @@ SPEC = PlanSpec(
     wire=False,
     mapped=True,
     shares=True,
+    by_element=True,
 )

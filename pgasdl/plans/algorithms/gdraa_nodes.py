@@ -93,8 +93,9 @@ class _Node:
         self.blocks = blocks(view.count, group_size)
         # Each holder numbers the slots of its blocks from 0.
         self.held = -(-group_size // len(self.ranks(self.nodes - 1)))
+        self.parts = [blocks(n, self.nodes) for _, n in self.blocks]
         self.block_slot = padded(self.blocks[0][1])
-        self.sub_slot = padded(blocks(self.blocks[0][1], self.nodes)[0][1])
+        self.sub_slot = padded(self.parts[0][0][1])
         inside = 0 if direct else self.held * (group_size - 1)
         self.across = inside * self.block_slot
         self.inbox = self.across + self.held * (self.nodes - 1) * self.sub_slot
@@ -117,9 +118,8 @@ class _Node:
 
     def sub(self, block: int, node: int) -> tuple[int, int]:
         """Return offset and length of the part of a block that a node reduces."""
-        offset, n = self.blocks[block]
-        begin, length = blocks(n, self.nodes)[node]
-        return offset + begin, length
+        begin, length = self.parts[block][node]
+        return self.blocks[block][0] + begin, length
 
     def mine(self) -> list[int]:
         """Return the non-empty blocks that this rank holds."""

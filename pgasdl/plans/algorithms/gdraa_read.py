@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after
+from pgasdl.plans.algorithms.blocks import ALIGN, blocks, flag, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait
 
@@ -132,6 +132,15 @@ class _Exchange:
         return (2 + k) * self.size + owner
 
 
+def piece_of(piece: int, size: int) -> int:
+    """Return twice what is staged at once, or less: a slot for each peer fits in four of those.
+
+    A call of the system per piece costs more than a flag: two pieces of 512 KiB take 0.8 to 0.95 of
+    the time of eight of 128 KiB (two ranks on a Xeon, 4 and 16 MB).
+    """
+    return min(2 * piece, max(ALIGN, 4 * piece // max(1, size - 1) // ALIGN * ALIGN))
+
+
 SPEC = PlanSpec(
     "gdraa-read",
     build,
@@ -142,4 +151,5 @@ SPEC = PlanSpec(
     reads=True,
     options=("piece",),
     shares=True,
+    piece_of=piece_of,
 )

@@ -75,4 +75,5 @@ SPEC = PlanSpec(
     kinds=TREE_KINDS,
     options=("root", "arity", "chunks"),
     shares=True,
+    by_element=True,
 )

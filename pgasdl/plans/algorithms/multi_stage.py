@@ -93,4 +93,5 @@ SPEC = PlanSpec(
     kinds=("broadcast",),
     wire=False,
     options=("root", "stages", "ahead"),
+    by_element=True,
 )

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pgasdl.plans.algorithms.blocks import equal_pieces, padded, peers_after
+from pgasdl.plans.algorithms.blocks import ALIGN, equal_pieces, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
@@ -51,6 +51,8 @@ PHASES = 2
 SLOTS = 4
 # 256 KiB of float32: the slots stay in the cache.
 PIECE = 65536
+# The inbox for arrays anywhere, in pieces of staged arrays.
+INBOX_PIECES = 2
 
 
 def build(
@@ -125,6 +127,16 @@ class _Exchange:
         return (k * PHASES + self.phase) * self.size + rank
 
 
+def piece_of(piece: int, size: int) -> int:
+    """Return the longest piece of so many ranks whose slots fit in ``INBOX_PIECES`` of ``piece``.
+
+    >>> piece_of(32768, 2)
+    8192
+    """
+    slots = PHASES * SLOTS * max(1, size - 1)
+    return max(ALIGN, INBOX_PIECES * piece // slots // ALIGN * ALIGN)
+
+
 SPEC = PlanSpec(
     "one-shot",
     build,
@@ -134,4 +146,6 @@ SPEC = PlanSpec(
     options=("piece",),
     phases=PHASES,
     shares=True,
+    inbox_pieces=INBOX_PIECES,
+    piece_of=piece_of,
 )

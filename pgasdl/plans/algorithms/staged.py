@@ -4,21 +4,23 @@ Paper
     MiMatrix's GDRAA for large arrays; for small ones the exchange of all with all that every MPI
     has. New here is only the staging: ``data`` is private memory, which no peer ever touches.
 
-Steps, on rank r of P, for the pieces k = 0..n-1 of ``data``, with few ranks or elements
+Steps, on rank r of P, for the pieces k = 0..n-1 of ``data``; all reduce all (``owners=0``)
     1. Copy piece k + 1 into a slot of own ``inbox`` and flag it to all (piece 0 before all else).
     2. Wait for everybody's flag of piece k; one Reduce over piece k of all ranks, always in rank
        order 0..P-1, peers' from their slots and own from ``data``, into own ``data``.
-With more, each piece is cut in P blocks, and rank r owns block r
+With ``owners=1`` each piece is cut in P blocks, and rank r owns block r
     1. Copy piece k + 1, but for the own block, which nobody else needs, into a slot (piece 0 before
        all else, flagged to all).
     2. Wait for everybody's flag k; one Reduce over block r of piece k of all ranks, in rank order,
-       into own ``data`` and own slot.
+       into own ``data`` and into the slots that it was loaded from.
     3. Flag k + 1 to all: my block of piece k is reduced, and my piece k + 1 is staged.
-    4. Copy the others' blocks of piece k - 1 from their slots. At the end, wait for everybody's
-       flag n and copy those of piece n - 1.
+    4. Copy the others' blocks of piece k - 1 from the own slot, where they have stored them. At the
+       end, wait for everybody's flag n and copy those of piece n - 1.
 
 Cost
-    1 latency, P + 1 loads per element; with owners 2 latencies and less than 3 loads, whatever P.
+    1 latency, P + 1 loads per element; with owners 2 latencies and less than 3 loads, whatever P,
+    and a rank writes only what it has just read or written: with two ranks on two cores of a Xeon
+    0.65 to 0.8 of the time from 4 KB to 4 MB.
     One synchronization per piece, and a last one with owners; copies hide its latency.
 
 Phases
@@ -36,9 +38,9 @@ Which message proves a buffer free
     my slot of piece k + 1      peers' flags k - 1, raised when they were done with piece k - 3: 4
                                 slots, and 3 are too few
     with owners                 peers' flags k - 1: they reduced piece k - 2. 3 slots, and 2 are too
-                                few. Later they load my block only, which my copy leaves alone:
-                                it has the same place in every piece, also in a short last one
-    my block in slot of k       peers' flags k, raised when they had completed piece k - 3
+                                few. Since then they leave the slot alone, and its results were
+                                copied in the step before
+    peers' blocks r in slot k   their flags k: they have staged them, and wait for mine
     my slots of this phase      any flag of the last execution: raised when the one before was over
     my ``data``                 nobody else's; own steps are in order
 
@@ -71,10 +73,14 @@ SLOTS = 4
 SLOTS_WITH_OWNERS = 3
 # 256 KiB of float32: a piece hides a latency, and the slots stay in the cache.
 PIECE = 65536
-# From 4 ranks on, loads of all from all cost more memory traffic than the way through owners...
-OWNERS_FROM_RANKS = 4
-# ...except for few elements, where the second latency costs more than the loads. An estimate.
-OWNERS_ABOVE_COUNT = 2048
+# With P > 2 ranks owners save (P - 1)(P - 2) / P loads per element, and add a synchronization,
+# whose cost grows with P: they pay off above P * P / ((P - 1)(P - 2)) times this count. Measured
+# with 3, 4 and 8 ranks on two cores (EPYC): equal at 64 to 192, 48 to 64 and 32 KB of float32.
+OWNERS_COUNT = 5120
+# Two ranks have owners above so many elements. Measured on a Xeon: 0.7 of the time at 16 KB, 0.8 at
+# 4 KB, 1.1 at 1 KB. (Where they share a core, a turn of the scheduler makes it 5 us longer up to
+# 256 KB.)
+PAIR_COUNT = 512
 
 
 def build(
@@ -85,11 +91,13 @@ def build(
     kind: str = "average",
     wire: bool = False,
     piece: int = PIECE,
+    owners: int | None = None,
     phase: int = 0,
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes, in ``phase``.
 
-    ``piece`` is rounded up to whole cache lines.
+    ``piece`` is rounded up to whole cache lines. ``owners`` : 1: each rank reduces its block, 0:
+    all reduce all, None: by :func:`owners_of`.
     """
     if wire:
         raise PlanError("plan staged: loads peers' memory as it is, in no wire precision")
@@ -97,27 +105,47 @@ def build(
         raise PlanError("plan staged: no kind 'update', since it has no owners of weights")
     if piece < 1:
         raise PlanError(f"plan staged: piece is {piece}, at least one element is needed")
+    if owners not in (None, 0, 1):
+        raise PlanError(
+            f"plan staged: owners is {owners}; 1: each rank reduces its block, 0: all reduce all"
+        )
     if size == 1 or not count:
         return Plan("staged", rank, size, count, (), {"data": count}, 0, mapped=True)
-    exchange = _Exchange(rank, size, count, kind, padded(piece), phase=phase)
+    way = owners_of(size, count) if owners is None else owners
+    exchange = _Exchange(rank, size, count, kind, padded(piece), owners=way, phase=phase)
     buffers = {"data": count, "inbox": exchange.inbox_elements()}
     steps = exchange.by_owners() if exchange.owners else exchange.by_all()
     flags = exchange.notifications()
     return Plan("staged", rank, size, count, (tuple(steps),), buffers, flags, mapped=True)
 
 
+def owners_of(size: int, count: int) -> int:
+    """Return option ``owners`` by default, for ``count`` elements of ``size`` ranks."""
+    if size == 2:
+        return int(count > PAIR_COUNT)
+    return int(count * (size - 1) * (size - 2) > OWNERS_COUNT * size * size)
+
+
 class _Exchange:
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
     def __init__(
-        self, rank: int, size: int, count: int, kind: str, piece: int, *, phase: int
+        self,
+        rank: int,
+        size: int,
+        count: int,
+        kind: str,
+        piece: int,
+        *,
+        owners: int,
+        phase: int,
     ) -> None:
         self.rank, self.size, self.piece, self.phase = rank, size, piece, phase
         self.scale = scale_of(kind, size)
         self.peers = peers_after(rank, size)
         self.cut, self.pieces = equal_pieces(count, piece)
         self.last = len(self.pieces) - 1
-        self.owners = size >= OWNERS_FROM_RANKS and count > OWNERS_ABOVE_COUNT
+        self.owners = owners
         self.slots = min(SLOTS_WITH_OWNERS if self.owners else SLOTS, len(self.pieces))
 
     def inbox_elements(self) -> int:
@@ -149,8 +177,8 @@ class _Exchange:
             yield from self.wait_all(k)
             begin, n = self.block(k, self.rank)
             if n:
-                results = (self.data(k, begin), self.slot(k, begin))
-                yield Reduce(results, self.contributions(k, begin), n, self.scale)
+                everywhere = self.contributions(k, begin)
+                yield Reduce(everywhere, everywhere, n, self.scale)
             yield from self.raise_all(k + 1)
             if k:
                 yield from self.collect(k - 1)
@@ -169,11 +197,11 @@ class _Exchange:
                 yield Reduce((self.slot(k, begin),), (self.data(k, begin),), length)
 
     def collect(self, k: int) -> Iterator[Step]:
-        """Copy the other owners' blocks of piece ``k``."""
+        """Copy the other owners' blocks of piece ``k``, which they have stored here."""
         for owner in reversed(self.peers):
             begin, n = self.block(k, owner)
             if n:
-                yield Reduce((self.data(k, begin),), (self.slot(k, begin, owner),), n)
+                yield Reduce((self.data(k, begin),), (self.slot(k, begin),), n)
 
     def block(self, k: int, owner: int) -> tuple[int, int]:
         """Return offset and length of a rank's block of piece ``k``; a short piece cuts it off."""
@@ -216,7 +244,8 @@ SPEC = PlanSpec(
     kinds=("average", "sum"),
     wire=False,
     mapped=True,
-    options=("piece",),
+    options=("piece", "owners"),
     phases=PHASES,
     shares=True,
+    inbox_pieces=PHASES * SLOTS,
 )

@@ -82,4 +82,5 @@ SPEC = PlanSpec(
     kinds=TREE_KINDS,
     options=("root", "chunks"),
     shares=True,
+    by_element=True,
 )

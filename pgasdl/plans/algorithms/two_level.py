@@ -102,6 +102,7 @@ CHAIN_CHAIN = PlanSpec(
     kinds=TREE_KINDS,
     options=("root", "chain_size", "chunks"),
     shares=True,
+    by_element=True,
 )
 CHAIN_BINOMIAL = PlanSpec(
     "chain-binomial",
@@ -110,4 +111,5 @@ CHAIN_BINOMIAL = PlanSpec(
     kinds=TREE_KINDS,
     options=("root", "chain_size", "chunks"),
     shares=True,
+    by_element=True,
 )

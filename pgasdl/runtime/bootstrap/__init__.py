@@ -114,9 +114,9 @@ def _connect_with_secret(
         host = rendezvous.route_to(launch.master)
         if is_loopback(host):
             raise BootstrapError(
-                f"MASTER_ADDR={launch.master[0]} is this machine's loopback, which the other "
-                "machines cannot reach: set PGASDL_STORE=HOST:PORT with an address of rank 0's "
-                "machine, for every rank"
+                f"{launch.master}, where {launch.kind} runs rank 0, is a loopback address there, "
+                "which the other machines cannot reach: set PGASDL_STORE=HOST:PORT with an address "
+                "of rank 0's machine, for every rank"
             )
     problems: list[str] = []
     for _, port in addresses:
@@ -135,7 +135,7 @@ def _addresses(config: Config, launch: Launch, job_id: str, secret: bytes) -> li
     if launch.one_machine:
         host = "127.0.0.1"
     elif launch.master is not None:
-        host = launch.master[0]
+        host = launch.master
     else:
         raise BootstrapError(
             f"{launch.kind} does not tell where rank 0 runs: set PGASDL_STORE=HOST:PORT, an "

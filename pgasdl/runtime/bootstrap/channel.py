@@ -34,6 +34,7 @@ MAX_BODY = 65536
 HANDSHAKE_SECONDS = 2.0
 
 _HEADER = struct.Struct("!IQBI")
+FRAME_BYTES = _HEADER.size + MAC_BYTES  # beside the body
 _KEY_LENGTH = struct.Struct("!H")
 
 

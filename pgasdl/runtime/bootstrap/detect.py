@@ -71,15 +71,14 @@ def _explicit(config: Config) -> Launch | None:
             "together"
         )
     assert config.rank is not None and config.size is not None
-    local = given["local_rank"]
-    return Launch(
-        "pgasdl",
-        config.rank,
-        config.size,
-        config.local_rank if local and config.local_rank is not None else config.rank,
-        config.local_size if local and config.local_size is not None else config.size,
-        config.job_id or "pgasdl",
-    )
+    if config.local_rank is not None and config.local_size is not None:
+        local_rank, local_size = config.local_rank, config.local_size
+    elif config.store is None or is_loopback(config.store[0]):
+        local_rank, local_size = config.rank, config.size
+    else:  # several machines meet there; containers and clusters' actors are one to a machine
+        local_rank, local_size = 0, 1
+    job_id = config.job_id or "pgasdl"
+    return Launch("pgasdl", config.rank, config.size, local_rank, local_size, job_id)
 
 
 def _torchrun(environ: Mapping[str, str]) -> Launch | None:
@@ -88,11 +87,11 @@ def _torchrun(environ: Mapping[str, str]) -> Launch | None:
         return None
     _complete(environ, "torchrun", ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-    master = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT")
-    if not 1 <= master[1] <= 65535:
-        raise ConfigError(f"MASTER_PORT={master[1]} is not a port")
+    master, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT")
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"MASTER_PORT={port} is not a port")
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if any(name in environ for name in local) or not (size == 1 or is_loopback(master[0])):
+    if any(name in environ for name in local) or not (size == 1 or is_loopback(master)):
         _complete(environ, "torchrun", (*local, "RANK"))
         local_rank, local_size = (_number(environ, name) for name in local)
     else:
@@ -100,7 +99,7 @@ def _torchrun(environ: Mapping[str, str]) -> Launch | None:
     run = environ.get("TORCHELASTIC_RUN_ID", "none")
     # A restart of the same run is another job: its ranks must not meet those of an earlier attempt.
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    job_id = f"torchrun:{run}:{attempt}:{master[1]}"
+    job_id = f"torchrun:{run}:{attempt}:{port}"
     return Launch("torchrun", rank, size, local_rank, local_size, job_id, master)
 
 
@@ -132,6 +131,7 @@ def _mpich(environ: Mapping[str, str]) -> Launch | None:
         return None
     _complete(environ, "MPICH", ("PMI_RANK", "PMI_SIZE"))
     rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
+    slurm = None
     for names in (
         ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
@@ -152,10 +152,11 @@ def _mpich(environ: Mapping[str, str]) -> Launch | None:
                 "PMI_RANK and PMI_SIZE are set, but not MPI_LOCALRANKID and MPI_LOCALNRANKS: set "
                 "these, or start the ranks with `pgasdl run`, mpiexec.hydra or torchrun"
             )
+    master = None if slurm is None else slurm.master
     job = environ.get("PMI_JOBID") or environ.get("PMI_KVSNAME")
     job_id = f"mpich:{job or 'none'}"
     signature = () if job else ("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT")
-    return Launch("mpich", rank, size, local_rank, local_size, job_id, signature=signature)
+    return Launch("mpich", rank, size, local_rank, local_size, job_id, master, signature)
 
 
 def _slurm(environ: Mapping[str, str]) -> Launch | None:
@@ -172,7 +173,17 @@ def _slurm(environ: Mapping[str, str]) -> Launch | None:
         local_rank = _number(environ, "SLURM_LOCALID")
         local_size = _slurm_local_size(environ, size)
     job_id = f"slurm:{environ.get('SLURM_JOB_ID', 'none')}:{step}"
-    return Launch("slurm", rank, size, local_rank, local_size, job_id)
+    master = _slurm_master(environ, rank)
+    return Launch("slurm", rank, size, local_rank, local_size, job_id, master)
+
+
+def _slurm_master(environ: Mapping[str, str], rank: int) -> str | None:
+    # A distribution that the user made may place rank 0 on another node than the first.
+    if rank == 0 and environ.get("SLURM_NODEID") != "0":
+        return None
+    # The first name of "gpu[07-09,12],login1" is gpu07.
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", environ.get("SLURM_STEP_NODELIST", ""))
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else None
 
 
 def _slurm_local_size(environ: Mapping[str, str], size: int) -> int:

@@ -20,13 +20,13 @@ import struct
 import time
 from collections.abc import Mapping
 
-from pgasdl.config import Address
 from pgasdl.errors import BootstrapError, Timeout
 from pgasdl.runtime.bootstrap.channel import SECRET_BYTES, normalise_secret
 from pgasdl.topology import Launch
 
 _MAX_SECRET_FILE = 4096
 _N_PORTS = 8
+_DISCARD = 9  # a port, as sockets need one to find a route
 _FIRST_PORT, _LAST_PORT = 20000, 32767  # below Linux's ephemeral range
 
 
@@ -92,15 +92,15 @@ def derived_ports(secret: bytes, job_id: str) -> list[int]:
     return [_FIRST_PORT + number % (_LAST_PORT - _FIRST_PORT + 1) for number in numbers]
 
 
-def route_to(address: Address) -> str:
-    """Return our own address on the interface that leads to ``address``. Sends nothing."""
+def route_to(host: str) -> str:
+    """Return our own address on the interface that leads to ``host``. Sends nothing."""
     try:
-        family, _, _, _, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, target = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise BootstrapError(f"no route to {address[0]!r}: {error}; set PGASDL_STORE") from error
+        raise BootstrapError(f"no route to {host!r}: {error}; set PGASDL_STORE") from error
 
 
 def launcher_identity(signature: tuple[str, ...], environ: Mapping[str, str]) -> str:

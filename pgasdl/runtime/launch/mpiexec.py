@@ -197,9 +197,19 @@ def run(found: Mpiexec, n_ranks: int, program: Sequence[str], environ: Mapping[s
             "which pgasdl sets (set them yourself to hide this message)",
             file=sys.stderr,
         )
+    environ = found.environ() | dict(environ)
+    if os.path.basename(found.program) == "prterun":
+        _remove_old_session(environ)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, found.environ() | dict(environ))  # noqa: S606
+    os.execve(command[0], command, environ)  # noqa: S606
+
+
+def _remove_old_session(environ: Mapping[str, str]) -> None:
+    """Remove what a killed prterun with the number of this process left: with it, none starts."""
+    folders = (environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    base = next(filter(None, folders), "/tmp")  # noqa: S108 - where prterun puts it
+    shutil.rmtree(os.path.join(base, f"ompi.{os.getpid()}"), ignore_errors=True)
 
 
 def _not_loaded(found: Mpiexec) -> str:

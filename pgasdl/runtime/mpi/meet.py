@@ -126,4 +126,4 @@ def _address(config: Config, one_machine: bool) -> tuple[str, int]:
     if one_machine:
         return "127.0.0.1", 0
     # The address of the interface that the default route takes; nothing is sent.
-    return rendezvous.route_to(("192.0.2.1", 9)), 0
+    return rendezvous.route_to("192.0.2.1"), 0

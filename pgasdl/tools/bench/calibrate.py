@@ -2,8 +2,9 @@
 
 All ranks measure at once, through the executor, plans whose cost has few terms. A binomial tree of
 one cache line costs 2 log P latencies; GDRAA of P cache lines costs P - 1 startups more; an
-all-gather costs only bytes, and what GDRAA costs beyond them is additions. Bytes and additions
-depend on whether the array lies in caches, so they are measured at several sizes.
+all-gather costs only bytes, and what GDRAA costs beyond them is additions. Staged costs, beyond a
+latency and what it loads from peers, a copy. All these depend on whether the array lies in caches,
+so they are measured at several sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from pgasdl.group import Group
 from pgasdl.plans.cost import Model, Pair
-from pgasdl.tools.bench.ours import Ours
+from pgasdl.tools.bench.ours import Array, Ours
 from pgasdl.tools.bench.turns import Contender, Procedure
 
 SIZES = (64 << 10, 1 << 20, 8 << 20)
@@ -37,6 +38,7 @@ class Class:
     beta: tuple[float, ...]
     gamma: tuple[float, ...]
     remote: tuple[float, ...]
+    copy: tuple[float, ...]
 
     def at(self, figures: Sequence[float], nbytes: int) -> float:
         """Return a figure for an array of ``nbytes``."""
@@ -76,6 +78,7 @@ class Calibration:
             self.per_node,
             gamma=self.inside.at(self.inside.gamma, nbytes),
             remote=self.inside.at(self.inside.remote, nbytes),
+            copy=self.inside.at(self.inside.copy, nbytes),
             blocking=self.blocking,
         )
 
@@ -116,26 +119,32 @@ def _class(members: _Members, procedure: Procedure) -> Class:
     group, size, ranks = members.group, members.size, procedure.ranks
     if size == 1:
         zeros = (0.0,) * len(SIZES)
-        return Class(members.name, 1, 0.0, 0.0, (_LEAST_BETA,) * len(SIZES), zeros, zeros)
+        return Class(members.name, 1, 0.0, 0.0, (_LEAST_BETA,) * len(SIZES), zeros, zeros, zeros)
     context = ranks.context
     count = max(SIZES) // 4
     ours = Ours(ranks, procedure.sync, None)
     segment = context.segment(4 * count, notifications=1)
     memory = segment.numpy(np.float32)
 
-    def contender(kind: str, plan: str, n: int) -> Contender:
+    def contender(kind: str, plan: str, array: Array, **options: int) -> Contender:
         call: Callable[[], object] = lambda: None  # noqa: E731
         if group is not None:
-            call = context.collective_handle(kind, memory[:n], plan=plan, group=group).run
-        return Contender(f"{plan} {n}", "ours", ours.uncounted(memory[:n], call))
+            call = context.collective_handle(kind, array, plan=plan, group=group, **options).run
+        return Contender(f"{plan} {array.size}", "ours", ours.uncounted(array, call))
 
-    tree, scatter = contender("average", "tree", LINE), contender("average", "gdraa", LINE * size)
-    gather = [contender("all-gather", "gdraa", nbytes // 4) for nbytes in SIZES]
-    whole = [contender("average", "gdraa", nbytes // 4) for nbytes in SIZES]
-    direct = []
+    tree = contender("average", "tree", memory[:LINE])
+    scatter = contender("average", "gdraa", memory[: LINE * size])
+    arrays = [memory[: nbytes // 4] for nbytes in SIZES]
+    gather = [contender("all-gather", "gdraa", array) for array in arrays]
+    whole = [contender("average", "gdraa", array) for array in arrays]
+    direct, through = [], []
     if members.mapped:
-        direct = [contender("average", "gdraa-direct", nbytes // 4) for nbytes in SIZES]
-    everything = [tree, scatter, *gather, *whole, *direct]
+        outside = np.zeros(count, np.float32)
+        direct = [contender("average", "gdraa-direct", array) for array in arrays]
+        through = [
+            contender("average", "staged", outside[: array.size], owners=0) for array in arrays
+        ]
+    everything = [tree, scatter, *gather, *whole, *direct, *through]
     procedure.take_turns(everything)
     segment.delete()
 
@@ -149,7 +158,7 @@ def _class(members: _Members, procedure: Procedure) -> Class:
     if size > 2:
         startup = min(latency, max(0.0, (took(scatter) - 2 * latency) / (2 * (size - 2))))
     share = (size - 1) / size
-    beta, gamma, remote = [], [], []
+    beta, gamma, remote, copy = [], [], [], []
     for index, nbytes in enumerate(SIZES):
         per = share * nbytes
         b = max(_LEAST_BETA, (took(gather[index]) - 2 * latency) / per)
@@ -160,6 +169,10 @@ def _class(members: _Members, procedure: Procedure) -> Class:
         if direct:
             each = max(0.0, (took(direct[index]) - 2 * latency) / (2 * per))
         remote.append(each)
+        staging = 0.0
+        if through:
+            staging = max(0.0, (took(through[index]) - latency) / nbytes - (size - 1) * each)
+        copy.append(staging)
     return Class(
         members.name,
         size,
@@ -168,4 +181,5 @@ def _class(members: _Members, procedure: Procedure) -> Class:
         beta=tuple(beta),
         gamma=tuple(gamma),
         remote=tuple(remote),
+        copy=tuple(copy),
     )

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from pgasdl.tools.bench.peer import Reduction, messages, serve, socket_path
+from pgasdl.tools.bench.peer import Reduction, messages, run, serve, socket_path
 
 
 class Gloo:
@@ -62,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

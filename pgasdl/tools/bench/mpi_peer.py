@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pgasdl.tools.bench.peer import Reduction, messages, pin, serve, socket_path
+from pgasdl.tools.bench.peer import Reduction, messages, pin, run, serve, socket_path
 
 _POLLS_PER_PROGRESS = 64
 
@@ -133,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pgasdl.errors import UnavailableError
-from pgasdl.tools.bench.peer import Library, Reduction, pin, serve, socket_path
+from pgasdl.tools.bench.peer import Library, Reduction, pin, run, serve, socket_path
 
 # oneapi/ccl/v2/types.h
 _ID_BYTES = 4096
@@ -95,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

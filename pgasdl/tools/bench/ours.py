@@ -89,11 +89,13 @@ class Ours:
         return Contender("segment", "ours", measure), handle.plan, free
 
     def handles(
-        self, count: int, choices: Sequence[Choice]
+        self, count: int, choices: Sequence[Choice], *, in_segment: bool = True
     ) -> tuple[list[Contender], Callable[[], None]]:
-        """Return handles of several plans on one segment, and a function that frees it."""
-        segment = self._context.segment(4 * count, notifications=1)
-        gradient: Array = segment.numpy(np.float32)
+        """Return handles of several plans on one array, and a function that frees the memory."""
+        segment = self._context.segment(4 * count, notifications=1) if in_segment else None
+        gradient: Array = np.zeros(count, np.float32)
+        if segment is not None:
+            gradient = segment.numpy(np.float32)
         contenders, handles = [], []
         for choice in choices:
             options: dict[str, Any] = dict(choice.options)
@@ -105,7 +107,8 @@ class Ours:
         def free() -> None:
             for handle in handles:
                 handle.close()
-            segment.delete()
+            if segment is not None:
+                segment.delete()
 
         return contenders, free
 

@@ -100,6 +100,16 @@ def _send(lines: Any, message: dict[str, Any]) -> None:
     lines.flush()
 
 
+def run(main: Callable[[], None]) -> None:
+    """Run a peer's program; tell why it failed by one write, which no other rank's can part."""
+    try:
+        main()
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        os.write(sys.stderr.fileno(), f"{words}\n".encode())
+        sys.exit(1)
+
+
 def socket_path() -> str:
     """Return where our rank 0 listens: the first argument."""
     return sys.argv[1]

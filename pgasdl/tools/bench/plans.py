@@ -20,7 +20,15 @@ from pgasdl.tools.bench.floors import Floors
 from pgasdl.tools.bench.output import Output, output_of
 from pgasdl.tools.bench.peer import pin
 from pgasdl.tools.bench.request import Request
-from pgasdl.tools.bench.tuner import Figures, Size, choices_here, measure_all, predict_all, tune
+from pgasdl.tools.bench.tuner import (
+    IN_SEGMENTS,
+    Figures,
+    Size,
+    choices_here,
+    measure_all,
+    predict_all,
+    tune,
+)
 from pgasdl.tools.bench.turns import Procedure, Ranks
 
 
@@ -109,6 +117,7 @@ class PlanBench:
                 "calibration": asdict(calibration),
                 "sizes": [
                     {
+                        "operation": size.operation,
                         "bytes": size.nbytes,
                         "plans": [
                             {"plan": str(choice), "us": us, "predicted_us": size.predicted[choice]}
@@ -128,14 +137,15 @@ class PlanBench:
         request, context = self.request, self.context
         calibration = self.header()
         seen = request.sizes[::2]
-        policy, _ = tune(self.procedure, calibration, seen, lambda _: self.output.step())
+        report: Callable[[Size], None] = lambda _: self.output.step()  # noqa: E731
+        policy, _ = tune(self.procedure, calibration, seen, report, (IN_SEGMENTS,))
         self.say(f"policy     {policy}")
         choices = choices_here(context)
         rows: list[PlanRow] = []
         for nbytes in request.sizes:
             predicted = predict_all(context, calibration, choices, nbytes)
             measured = measure_all(self.procedure, choices, nbytes)
-            chosen = policy.find("allreduce", nbytes)
+            chosen = policy.find(IN_SEGMENTS, nbytes)
             transport = "+".join(sorted(set(context.topology.routes.names)))
             rows += [
                 PlanRow(
@@ -166,9 +176,8 @@ class PlanBench:
 
 def measure(context: Context, request: Request) -> Any:
     """Run ``request.op``, and return its result."""
-    steps = 1 + len(request.sizes)
-    if request.op == "plans":
-        steps += len(request.sizes[::2])
+    again = request.sizes[::2] if request.op == "plans" else request.sizes
+    steps = 1 + len(request.sizes) + len(again)
     with output_of(context, request, steps) as output:
         bench = PlanBench(context, request, output)
         run: Callable[[], Any] = bench.tune if request.op == "tune" else bench.plans

@@ -75,7 +75,8 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
     """
     if context.size != 2 or context.transport_of(1 - context.rank) != "verbs":
         raise UnavailableError("bench rdma needs two ranks with --transport verbs")
-    chosen = next(device for device in _native.verbs_devices() if device.chosen)
+    options = _native.VerbsOptions(**context.config.verbs_options())
+    chosen = next(device for device in _native.verbs_devices(options) if device.chosen)
     perftest = Perftest(context, chosen)
     mpi, missing = _mpich(chosen) if context.rank == 0 else (None, "")
     rows = []

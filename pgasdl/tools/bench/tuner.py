@@ -10,9 +10,10 @@ import numpy as np
 
 from pgasdl.collectives.binding import options_for
 from pgasdl.collectives.policy import Choice, Policy, Rule
-from pgasdl.collectives.selection import able, automatic
+from pgasdl.collectives.selection import able, automatic, works_on_any
 from pgasdl.context import Context
 from pgasdl.plans import PLANS, build_all
+from pgasdl.plans.algorithms import staged
 from pgasdl.plans.cost import predict
 from pgasdl.tools.bench.calibrate import Calibration
 from pgasdl.tools.bench.ours import Ours
@@ -35,6 +36,8 @@ TOLERANCE = 1.03
 # Where ranks share cores, times say more about the scheduler than about plans: there the automatic
 # choice is kept if it is slower by at most this factor.
 CROWDED_TOLERANCE = 1.25
+# The operations that are tuned: arrays in segments, and elsewhere.
+IN_SEGMENTS, ARRAYS = "allreduce", "allreduce-array"
 Figures = dict[Choice, float]
 
 
@@ -46,11 +49,12 @@ class Size:
     predicted: Figures = field(default_factory=dict)
     measured: Figures = field(default_factory=dict)
     usual: Choice | None = None  # kept unless another is clearly faster
+    operation: str = IN_SEGMENTS
 
     def __str__(self) -> str:
         ranked = sorted(self.measured.items(), key=lambda item: item[1])
         plans = [f"{choice} {us:.1f} ({self.predicted[choice]:.1f})" for choice, us in ranked]
-        return f"{self.nbytes:>10} bytes: {', '.join(plans)}"
+        return f"{self.operation:<15} {self.nbytes:>10} bytes: {', '.join(plans)}"
 
 
 def choices_here(context: Context) -> list[Choice]:
@@ -71,6 +75,23 @@ def choices_here(context: Context) -> list[Choice]:
     return found
 
 
+def choices_of_arrays(context: Context) -> list[Choice]:
+    """List every plan that exchanges gradients here where they lie, outside segments. Collective.
+
+    Empty where every array has to be copied into a segment: then the rules of segments apply.
+    """
+    context.allreduce(np.zeros(1, np.float32), "sum")  # tries whether peers can be read
+    found: list[Choice] = []
+    readable = context.world.unreadable == ""
+    for name, spec in PLANS.items():
+        if not works_on_any(context.world, name):
+            continue
+        if able(context.world, name, "average", in_place=False, readable=readable):
+            options = [(("owners", n),) for n in (0, 1)] if "owners" in spec.options else [()]
+            found += [Choice(name, each) for each in options]
+    return found
+
+
 def predict_all(
     context: Context, calibration: Calibration, choices: Sequence[Choice], nbytes: int
 ) -> Figures:
@@ -85,16 +106,19 @@ def predict_all(
     return found
 
 
-def measure_all(procedure: Procedure, choices: Sequence[Choice], nbytes: int) -> Figures:
-    """Measure the microseconds of each choice, in turns, on one segment; the same on every rank.
+def measure_all(
+    procedure: Procedure, choices: Sequence[Choice], nbytes: int, *, in_segment: bool = True
+) -> Figures:
+    """Measure the microseconds of each choice, in turns, on one array; the same on every rank.
 
     They are lower quartiles, which other work on the machine hardly moves. Choices that may be the
     fastest, but for noise, are measured once more, for longer.
     """
     ranks = procedure.ranks
+    ours = Ours(ranks, procedure.sync, None)
 
     def measure(some: Sequence[Choice], longer: int) -> Figures:
-        contenders, free = Ours(ranks, procedure.sync, None).handles(nbytes // 4, some)
+        contenders, free = ours.handles(nbytes // 4, some, in_segment=in_segment)
         procedure.take_turns(contenders, longer=longer)
         times = ranks.latest(np.array([one.samples("").quartile for one in contenders]))
         free()
@@ -119,30 +143,62 @@ def tune(
     calibration: Calibration,
     sizes: Sequence[int],
     report: Callable[[Size], None],
+    operations: Sequence[str] = (IN_SEGMENTS, ARRAYS),
 ) -> tuple[Policy, list[Size]]:
     """Measure candidates at each size; the policy is the same on every rank.
 
-    ``report`` is called with each size that was measured.
+    ``report`` is called with each size of each operation, as soon as it was measured.
     """
-    context = procedure.ranks.context
-    choices = choices_here(context)
     found = []
-    for nbytes in sizes:
-        size = Size(nbytes, predict_all(context, calibration, choices, nbytes))
-        usual = automatic(context.world, "average", nbytes, in_place=True, wire=False)
-        candidates = near(size.predicted)
+    rules = []
+    for operation in operations:
+        measured = _tune(procedure, calibration, sizes, report, operation)
+        if measured:
+            rules.append((operation, rules_of(measured)))
+        found += measured
+    return Policy(tuple(rules)), found
+
+
+def _tune(
+    procedure: Procedure,
+    calibration: Calibration,
+    sizes: Sequence[int],
+    report: Callable[[Size], None],
+    operation: str,
+) -> list[Size]:
+    """Measure the candidates of one operation at each size; there may be none."""
+    context = procedure.ranks.context
+    in_segment = operation == IN_SEGMENTS
+    choices = choices_here(context) if in_segment else choices_of_arrays(context)
+    found: list[Size] = []
+    for nbytes in sizes if choices else ():
+        predicted = predict_all(context, calibration, choices, nbytes)
+        size = Size(nbytes, predicted, operation=operation)
+        usual = usual_choice(context, nbytes, in_segment=in_segment)
+        candidates = near(size.predicted) if in_segment else list(choices)
         if usual not in candidates:
             candidates.append(usual)
-        size.measured = measure_all(procedure, candidates, nbytes)
+            size.predicted |= predict_all(context, calibration, [usual], nbytes)
+        size.measured = measure_all(procedure, candidates, nbytes, in_segment=in_segment)
         if context.topology.oversubscribed:
             size.usual = usual
         found.append(size)
         report(size)
-    return policy_of(found), found
+    return found
 
 
-def policy_of(sizes: Sequence[Size]) -> Policy:
-    """Make a policy: rules change at the geometric means of neighbouring sizes."""
+def usual_choice(context: Context, nbytes: int, *, in_segment: bool) -> Choice:
+    """Return what runs without a policy, with its option ``owners`` if it has one."""
+    world = context.world
+    readable = not in_segment and world.unreadable == ""
+    usual = automatic(world, "average", nbytes, in_place=in_segment, readable=readable, wire=False)
+    if "owners" in PLANS[usual.plan].options:
+        return Choice(usual.plan, (("owners", staged.owners_of(world.size, nbytes // 4)),))
+    return usual
+
+
+def rules_of(sizes: Sequence[Size]) -> tuple[Rule, ...]:
+    """Make an operation's rules: they change at the geometric means of neighbouring sizes."""
     picks: list[Choice] = []
     for size in sizes:
         best = min(size.measured, key=size.measured.__getitem__)
@@ -163,7 +219,7 @@ def policy_of(sizes: Sequence[Size]) -> Policy:
             high = float(_round(math.sqrt(sizes[at].nbytes * sizes[at + 1].nbytes)))
         rules.append(Rule(low, high, pick))
         low = 0 if last else int(high)
-    return Policy((("allreduce", tuple(rules)),)) if rules else Policy()
+    return tuple(rules)
 
 
 def _round(nbytes: float) -> int:

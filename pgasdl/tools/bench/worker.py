@@ -159,10 +159,10 @@ class _Bench:
         handle, plan, free = self.ours.handle(count)
         in_place = self.floors.in_place(count)
         array, fill_ns = self.ours.array(count)
-        private = self.floors.private_arrays(count, fill_ns)
         cases = [_Case(handle, in_place, plan)]
         try:
-            array.measure(1)
+            array.measure(1)  # also tries whether peers' arrays can be read
+            private = self.floors.private_arrays(count, fill_ns)
             cases.append(_Case(array, private, self.request.plan or "auto"))
         except PlanError as error:
             self.output.warn(f"no row     array of {nbytes} bytes: {error}")

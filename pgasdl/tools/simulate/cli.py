@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +16,15 @@ import click
 from pgasdl import models
 from pgasdl.collectives.policy import Choice, Policy
 from pgasdl.config import Config
-from pgasdl.errors import ConfigError
+from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, plugins
 from pgasdl.tools.command import Command, Names, PlanNames, json_option
 from pgasdl.tools.json_document import takes_stdout, write_json
 from pgasdl.tools.progress import Progress
+from pgasdl.tools.simulate import library
 from pgasdl.tools.simulate.machine import MACHINES, Machine
 from pgasdl.tools.simulate.papers import STUDIES
-from pgasdl.tools.simulate.program import Exchange
+from pgasdl.tools.simulate.program import Exchange, workspace_bytes
 from pgasdl.tools.simulate.run import simulate
 from pgasdl.tools.sizes import UnknownName, parse_size
 
@@ -33,10 +35,22 @@ ranks that are late. Nothing is measured; `pgasdl bench` measures.
 \b
   pgasdl sim -n 1024 --machine supernodes --plans 'gdraa,halving-doubling(group_size=256)'
   pgasdl sim --paper s-caffe,swcaffe --out DIR      the papers' runs, their figures beside ours
+
+\b
+a rank        messages of the rank that sends most
+neighbours    ranks that it sends to or gets from, the most: connections
+workspace     a plan's own memory on each rank, of 1024 and of 16384 ranks; -: it is not for so many
+
+\b
+Below: what the library itself costs a rank of 1024 and of 16384, each on a machine of its own,
+whatever the plan. An adapter pins all of the memory; shared memory has pages of what was used.
 """
 _LARGEST = 1 << 16
+# For how many ranks the memory of a plan, and what the library itself costs, are told.
+_LARGE = (1024, 16384)
 _HEAD = (
-    f"{'plan':<34} {'ms':>10} {'busiest port':>13} {'messages':>11} {'simulated in':>13}"
+    f"{'plan':<34} {'ms':>10} {'busiest port':>13} {'messages':>11} {'a rank':>7} "
+    f"{'neighbours':>10} {'workspace MB':>14} {'simulated in':>13}"
     "   busiest link and bytes met, by level"
 )
 
@@ -121,7 +135,11 @@ def command(
         counts = models.layers(model)
     config = Config.from_environment(plan_modules=plan_modules)
     plugins.load(config.plan_modules or "")
-    _simulate(MACHINES[machine](n_ranks), choices(plans), counts, skew, json_file)
+    found = _simulate(MACHINES[machine](n_ranks), choices(plans), counts, skew, json_file)
+    costs = library.costs(_LARGE, config)
+    if not takes_stdout(json_file):
+        print(f"\n{library.table(costs)}")
+    write_json(found | {"library": costs}, json_file)
 
 
 def _papers(names: tuple[str, ...], folder: Path, json_file: str | None) -> None:
@@ -145,7 +163,7 @@ def _simulate(
     counts: Sequence[int],
     skew: float,
     json_file: str | None,
-) -> None:
+) -> dict[str, Any]:
     generator = random.Random(0)  # noqa: S311
     begin = [generator.uniform(0, skew * 1e-6) for _ in range(machine.size)]
     rows: list[dict[str, Any]] = []
@@ -169,6 +187,7 @@ def _simulate(
                 begin=begin,
             )
             took = time.perf_counter() - began
+            workspaces = {n: _workspace(choice, counts, n) for n in _LARGE}
             links = ", ".join(
                 f"{name} {100 * busy / outcome.seconds:.0f} % {nbytes / 1e6:.0f} MB"
                 for name, (nbytes, busy) in outcome.levels.items()
@@ -176,6 +195,8 @@ def _simulate(
             say(
                 f"{choice!s:<34} {outcome.seconds * 1e3:>10.3f} "
                 f"{100 * outcome.busiest_port / outcome.seconds:>11.0f} % {outcome.messages:>11} "
+                f"{outcome.messages_of_rank:>7} {outcome.neighbours:>10} "
+                f"{' / '.join(_megabytes(n) for n in workspaces.values()):>14} "
                 f"{took:>11.1f} s   {links}"
             )
             rows.append(
@@ -184,6 +205,9 @@ def _simulate(
                     "seconds": outcome.seconds,
                     "busiest_port_s": outcome.busiest_port,
                     "messages": outcome.messages,
+                    "messages_of_rank": outcome.messages_of_rank,
+                    "neighbours": outcome.neighbours,
+                    "workspace_bytes": {str(n): nbytes for n, nbytes in workspaces.items()},
                     "levels": {
                         name: {"bytes": nbytes, "busiest_link_s": busy}
                         for name, (nbytes, busy) in outcome.levels.items()
@@ -192,9 +216,24 @@ def _simulate(
                 }
             )
             progress.step()
-    write_json(
-        {"machine": machine.name, "bytes": [4 * n for n in counts], "plans": rows}, json_file
-    )
+    return {"machine": machine.name, "bytes": [4 * n for n in counts], "plans": rows}
+
+
+def _workspace(choice: Choice, counts: Sequence[int], n_ranks: int) -> int | None:
+    """Return a plan's own bytes on each rank, over all layers; None: not for so many ranks."""
+    if PLANS[choice.plan].mapped:
+        return None  # ranks that map each other's memory are few
+    try:
+        return sum(
+            times * workspace_bytes(Exchange(choice.plan, n, options=choice.options), n_ranks)
+            for n, times in Counter(counts).items()
+        )
+    except PlanError:
+        return None
+
+
+def _megabytes(nbytes: int | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / 1e6:.1f}"
 
 
 def choices(text: str) -> list[Choice]:

@@ -18,6 +18,7 @@ from pgasdl import _native
 from pgasdl.errors import PlanError
 from pgasdl.plans import Call, Flush, Plan, Put, Reduce, Step, Wait, blocks, build, spec_of
 from pgasdl.plans.cost import additions, bytes_of, remote_spans
+from pgasdl.plans.plan import APPLICATION_BUFFERS
 
 Ops = npt.NDArray[np.int64]
 
@@ -69,6 +70,21 @@ def program(exchange: Exchange, size: int) -> _native.Program:
     if outline is not None and size >= _OUTLINED and plain and exchange.count:
         return outline(exchange, size)
     return encoded(_plans(exchange, size), size, exchange.item)
+
+
+def workspace_bytes(exchange: Exchange, size: int) -> int:
+    """Return the bytes of a plan's own buffers on each of ``size`` ranks.
+
+    Raises
+    ------
+    PlanError
+        No such plan, or it does not take these options or so many ranks.
+    """
+    plan = spec_of(exchange.plan).build(
+        0, size, exchange.count, kind=exchange.kind, wire=False, **dict(exchange.options)
+    )
+    own = (n for name, n in plan.buffers.items() if name not in APPLICATION_BUFFERS)
+    return exchange.item * sum(own)
 
 
 def _plans(exchange: Exchange, size: int) -> Iterable[Plan]:

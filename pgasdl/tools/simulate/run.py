@@ -59,6 +59,9 @@ class Outcome:
         How long the busiest port out was busy.
     messages : int
         Number of messages.
+    messages_of_rank, neighbours : int
+        Of the rank that has most: messages that it sends, and ranks to which it sends or from
+        which it gets any; each of these takes a connection.
     """
 
     finish: Floats
@@ -66,6 +69,8 @@ class Outcome:
     levels: dict[str, tuple[float, float]]
     busiest_port: float
     messages: int
+    messages_of_rank: int
+    neighbours: int
 
     @property
     def seconds(self) -> float:
@@ -141,6 +146,7 @@ def simulate(
         {name: (nbytes[at], busy[at + 1]) for at, name in enumerate(names)},
         busy[0],
         messages,
+        *_native.traffic(programs, jobs, size),
     )
 
 

@@ -4,6 +4,7 @@ No ``from __future__ import annotations`` here: DistributedDataParallel compares
 a hook with classes.
 """
 
+import atexit
 import queue
 import threading
 import weakref
@@ -18,6 +19,16 @@ from pgasdl.errors import ClosedError
 from pgasdl.group import Group
 
 _Work = tuple[Tensor, "Future[Tensor]"]
+
+
+_open: "weakref.WeakSet[DDPState]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End all threads: when Python ends while one is in PyTorch, it ends the process by abort()."""
+    for state in list(_open):
+        state.close()
 
 
 class DDPState:
@@ -55,6 +66,7 @@ class DDPState:
         )
         self._thread.start()
         self._finalizer = weakref.finalize(self, self._work.put, None)
+        _open.add(self)
 
     def average(self, bucket: Tensor) -> "Future[Tensor]":
         """Begin to average ``bucket`` in place; returns at once."""

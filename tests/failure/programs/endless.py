@@ -24,6 +24,25 @@ def waitsome(ctx: Context) -> Step:
     return lambda: ctx.notify_waitsome(segment, 3, 100)
 
 
+def wait_count(ctx: Context) -> Step:
+    """All others add; one comes no more."""
+    segment = ctx.segment(64)
+    for peer in peers(ctx):
+        ctx.notify_add(peer, segment, 3)
+    return lambda: ctx.notify_wait_count(segment, 3, ctx.size)
+
+
+def counts(ctx: Context) -> Step:
+    segment = ctx.segment(64)
+
+    def step() -> None:
+        for peer in peers(ctx):
+            ctx.write_notify_add(segment[0:8], peer, segment[8:16], 3)
+        ctx.notify_wait_count(segment, 3, ctx.size - 1)
+
+    return step
+
+
 def barrier(ctx: Context) -> Step:
     return ctx.barrier
 
@@ -149,6 +168,8 @@ def bound(ctx: Context) -> Step:
 
 POINTS: dict[str, Callable[[Context], Step]] = {
     "waitsome": waitsome,
+    "wait_count": wait_count,
+    "counts": counts,
     "barrier": barrier,
     "group-allreduce": group_allreduce,
     "atomic": atomic,
@@ -172,7 +193,7 @@ def main(point: str) -> None:
         try:
             # The victim may be through its first step, and harmed, before this rank is.
             step = POINTS[point](ctx)
-            if point != "waitsome":
+            if point not in ("waitsome", "wait_count"):
                 step()
             say("running")
             while True:

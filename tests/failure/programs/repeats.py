@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -32,6 +33,14 @@ def held() -> dict[str, int]:
     }
 
 
+def settled(descriptors: int) -> dict[str, int]:
+    """What is held once peers have taken back what they handed over, or after 5 s."""
+    end = time.monotonic() + 5
+    while (now := held())["descriptors"] > descriptors and time.monotonic() < end:
+        time.sleep(0.01)
+    return now
+
+
 def calls(ctx: Context) -> dict[str, Callable[[], object]]:
     arrays = {plan: np.ones(2000, np.float32) for plan in ("gdraa", "tree", "staged")}
     kept = ctx.segment(4096)
@@ -46,13 +55,23 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
         each.numpy()[:] = 1
         ctx.write_notify(each[0:100], (ctx.rank + 1) % ctx.size, each[100:200], 3)
         ctx.notify_waitsome(each)
+        ctx.allreduce(each.numpy(np.float32), plan="gdraa-direct")
         each.delete()
 
     def bind() -> None:
         ctx.bind(np.zeros(5000, np.uint8), notifications=16).delete()
 
+    def disagree() -> None:
+        with contextlib.suppress(pgasdl.MismatchError):
+            if ctx.rank == 0:
+                ctx.segment(1 << 20)
+            else:
+                ctx.bind(arrays["gdraa"])
+            raise AssertionError("a segment here and bound memory there was accepted")
+
     def group() -> None:
         each = ctx.group(range(ctx.size))
+        ctx.allreduce(arrays["gdraa"], group=each)
         each.barrier()
         each.delete()
 
@@ -74,6 +93,7 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
         "allreduce": reduce,
         "segment": segment,
         "bind": bind,
+        "disagree": disagree,
         "group": group,
         "errors": errors,
         "exchange": exchange,
@@ -92,7 +112,7 @@ def main(what: str, times: int) -> None:
         for _ in range(times):
             call()
         ctx.barrier()
-        after = held()
+        after = settled(before["descriptors"])
         say("held", before=before, after=after)
         ctx.barrier()
 

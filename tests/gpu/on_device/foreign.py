@@ -31,7 +31,7 @@ def run(tell: Tell, smoke: bool) -> None:
             with of.step("bind"):
                 env = {"PYTORCH_CUDA_ALLOC_CONF": setting} if setting else {}
                 ranks.run(2, "on_device.foreign:torch_bind", of, timeout=30, env=env, binds=binds)
-        for program in ("torch_views", "torch_allreduce", "torch_exchange"):
+        for program in ("torch_views", "torch_allreduce", "torch_pool", "torch_exchange"):
             with tell.step(program):
                 ranks.run(2, f"on_device.foreign:{program}", tell, timeout=30)
                 tell.check(program, True)
@@ -160,6 +160,25 @@ def torch_allreduce(ctx: Any, tell: Tell) -> None:
     ctx.barrier()
 
 
+def torch_pool(ctx: Any, tell: Tell) -> None:
+    """Tensors of the pool lie elsewhere on each rank, and are reduced in place."""
+    import torch
+
+    ctx.pool(1 << 20, device="cuda")
+    padding = ctx.zeros(100 * ctx.rank + 1, torch.float32, device="cuda")
+    tensor = ctx.empty((64, 50), torch.float32, device="cuda")
+    assert tensor.is_cuda and ctx.empty_like(tensor).shape == tensor.shape
+    handle = ctx.allreduce_handle(tensor)
+    for reduce in (lambda: ctx.allreduce(tensor), handle):
+        tensor.copy_(torch.randn(tensor.shape, device="cuda"))
+        mine = tensor.cpu()
+        reduce()
+        ctx.allreduce(mine)
+        assert tensor.cpu().equal(mine)
+    assert not padding.any().item()
+    ctx.barrier()
+
+
 def torch_exchange(ctx: Any, tell: Tell) -> None:
     """Gradients are views, as ``p.grad`` would be."""
     import torch
@@ -206,6 +225,11 @@ def cupy_arrays(ctx: Any, tell: Tell) -> None:
     ctx.barrier()
     assert (his == 2 - ctx.rank).all()
     ctx.barrier()
+    ctx.pool(1 << 16, device="cuda:0")
+    pooled = ctx.zeros((3, 1000), device="cuda:0")
+    pooled += ctx.rank
+    ctx.allreduce(pooled)
+    assert (pooled == sum(range(ctx.size))).all() and ctx.empty_like(pooled).shape == (3, 1000)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         for count in (5, 1_000_003):
             array = cupy.arange(count, dtype=cupy.float64) * (ctx.rank + 1)

@@ -1,10 +1,14 @@
 """Collectives on memory of a GPU have the bits of those on the host; streams order them.
 
+``collectives.py N [PART...]`` : ranks are N threads, of which ``unmapped N`` map nothing of each
+other's memory; 0: processes that a launcher started.
+
 Streams of the double are late: a step that does not wait for its stream works on old bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import Any
@@ -12,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from cuda_arrays import Array, Device, Stream
+from cuda_arrays import Array, Device, Stream, cut
 
 import pgasdl
 from pgasdl import GradientExchange, loopback
@@ -76,6 +80,9 @@ def handles(ctx: Any) -> None:
             array = Array(count, np.float32, segment.address)
             on_host = ctx.segment(4 * count)
             there = on_host.numpy(np.float32)
+            if not offered(ctx, kind, there, name):
+                assert not offered(ctx, kind, array, name), (kind, name)
+                continue
             handle = ctx.collective_handle(kind, array, plan=name)
             host = ctx.collective_handle(kind, there, plan=name)
             for turn in range(N_TURNS):
@@ -93,6 +100,15 @@ def handles(ctx: Any) -> None:
     ctx.barrier()
 
 
+def offered(ctx: Any, kind: str, array: Any, plan: str) -> bool:
+    """Not every plan goes without memory that peers map; so says every rank."""
+    try:
+        ctx.collective_handle(kind, array, plan=plan).close()
+    except pgasdl.PlanError:
+        return False
+    return True
+
+
 def compared(ctx: Any, kind: str, found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> bool:
     """Only what the kind defines."""
     if kind == "reduce-scatter":
@@ -101,12 +117,54 @@ def compared(ctx: Any, kind: str, found: npt.NDArray[Any], wanted: npt.NDArray[A
     return same(found, wanted)
 
 
+def pool(ctx: Any) -> None:
+    """Arrays of the pool lie elsewhere on each rank, and are used again when they are gone."""
+    stream = Stream()
+    with contextlib.suppress(pgasdl.PoolFull):
+        cut(ctx, 1, np.float32)
+        raise AssertionError("an array was cut from no pool")
+    for _ in range(2):
+        ctx.pool(1 << 17, device="cuda:0")
+    ctx.pool(1 << 17)
+    begin = None
+    for count in (10, 3000, 20_000):
+        padding = cut(ctx, 100 * ctx.rank + 1, np.float32)
+        array = cut(ctx, count, np.float32, like=Array(count, np.float32))
+        if ctx.rank == 0:
+            assert begin in (None, padding.address)  # what an earlier turn had
+            begin = padding.address
+        on_host = ctx.empty(count)
+        handle, host = ctx.allreduce_handle(array), ctx.allreduce_handle(on_host)
+        for turn in range(N_TURNS):
+            mine = numbers(ctx, count, np.float32, turn)
+            wanted = ctx.allreduce(mine.copy())
+            array.fill(mine, stream)
+            ctx.allreduce(array, stream=stream)
+            assert same(array.values(stream), wanted), (count, turn)
+            on_host[:] = mine
+            host()
+            array.fill(mine, stream)
+            handle.run(stream=stream)
+            assert same(array.values(stream), on_host), (count, turn)
+        handle.close()
+        host.close()
+        del handle, host, array, padding, on_host
+    with contextlib.suppress(pgasdl.PoolFull):
+        cut(ctx, 1 << 17, np.uint8).keep = cut(ctx, 1 << 17, np.uint8), cut(ctx, 1, np.uint8)
+        raise AssertionError("more was cut than there is")
+    assert "on cuda:0 in 2 segments" in ctx.describe()
+    ctx.barrier()
+
+
 def exchanges(ctx: Any) -> None:
     """A model's layers, ready on one stream and used on another, in several iterations."""
     backward, forward = Stream(), Stream()
     shapes = [(300,), (7, 11), (5000,), (1,)]
     layers = [(shape, "f4") for shape in shapes]
-    for plan in ("gdraa-direct", "gdraa", "tree"):
+    for plan in PLANS:
+        if not exchanged(ctx, layers, plan, "cpu"):
+            assert not exchanged(ctx, layers, plan, "cuda:0"), plan
+            continue
         for bucket_bytes in (0, 1 << 12):
             with (
                 GradientExchange(
@@ -139,6 +197,15 @@ def exchanges(ctx: Any) -> None:
     ctx.barrier()
 
 
+def exchanged(ctx: Any, layers: list[Any], plan: str, device: str) -> bool:
+    """Not every plan averages, or goes without memory that peers map; so says every rank."""
+    try:
+        GradientExchange(ctx, layers, plan=plan, device=device).close()
+    except pgasdl.PlanError:
+        return False
+    return True
+
+
 def staged(ctx: Any) -> None:
     """Where peers reach host memory only, it is copied there and back."""
     stream = Stream()
@@ -165,17 +232,12 @@ def staged(ctx: Any) -> None:
     stream.synchronize()
     assert same(array.values(stream), pinned.numpy(np.float32))
     assert ("by way of the host" in ctx.describe()) != ctx.takes_devices
-    if not ctx.takes_devices:
-        try:
-            ctx.segment(64, device="cuda:0")
-        except pgasdl.UnavailableError as error:
-            assert "need transport shm" in str(error) or "PGASDL_GPU" in str(error), error
-        else:
-            raise AssertionError("a segment that no peer can reach")
     ctx.barrier()
 
 
-PARTS = {part.__name__: part for part in (allreduces, long_arrays, handles, exchanges, staged)}
+PARTS = {
+    part.__name__: part for part in (allreduces, long_arrays, handles, pool, exchanges, staged)
+}
 
 
 def run(ctx: Any, parts: list[str]) -> list[str]:
@@ -186,9 +248,10 @@ def run(ctx: Any, parts: list[str]) -> list[str]:
 
 
 def main() -> None:
-    size, parts = int(sys.argv[1]), sys.argv[2:] or list(PARTS)
+    how, parts = sys.argv[1].split(), sys.argv[2:] or list(PARTS)
+    size = int(how[-1])
     if size:
-        done = loopback.run(size, lambda ctx: run(ctx, parts))
+        done = loopback.run(size, lambda ctx: run(ctx, parts), mapped="unmapped" not in how)
         print(json.dumps(done[0]))
         return
     with pgasdl.init(log="warning", timeout=30) as ctx:

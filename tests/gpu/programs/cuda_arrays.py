@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+import sys
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,6 +71,7 @@ class Array:
         self.dtype, self.count = np.dtype(dtype), count
         self.nbytes = count * self.dtype.itemsize
         self.address = address
+        self.keep: object = None
         self._source: Array | None = None
         if address is None:
             allocated = ctypes.c_uint64()
@@ -101,6 +106,41 @@ class Array:
         stream.copy(found.ctypes.data, self.address, self.nbytes)
         stream.synchronize()
         return found
+
+
+class _FromDlpack:
+    """Memory that CuPy would take by DLPack, whose library is not there: an array that keeps it."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._dtype = np.dtype(np.uint8)
+
+    def view(self, dtype: npt.DTypeLike) -> _FromDlpack:
+        self._dtype = np.dtype(dtype)
+        return self
+
+    def reshape(self, shape: tuple[int, ...]) -> Array:
+        assert math.prod(shape) * self._dtype.itemsize == self._raw.nbytes
+        array = Array(math.prod(shape), self._dtype, self._raw.__cuda_array_interface__["data"][0])
+        array.keep = self._raw
+        return array
+
+
+_standing_in = threading.Lock()  # ranks that are threads have one sys.modules
+
+
+def cut(ctx: Any, count: int, dtype: npt.DTypeLike, like: Array | None = None) -> Array:
+    """Cut an array from the context's pool on GPU 0; a stand-in for CuPy makes it."""
+    device = type("Device", (), {})
+    stand_in = SimpleNamespace(from_dlpack=_FromDlpack, cuda=SimpleNamespace(Device=device))
+    with _standing_in:
+        sys.modules["cupy"] = stand_in  # type: ignore[assignment]
+        try:
+            array = ctx.empty_like(like) if like else ctx.empty(count, dtype, device="cuda:0")
+        finally:
+            del sys.modules["cupy"]
+    assert isinstance(array, Array) and (array.count, array.dtype) == (count, dtype)
+    return array
 
 
 @contextlib.contextmanager

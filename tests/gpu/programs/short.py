@@ -105,7 +105,9 @@ def exchange(ctx: Any, place: Place) -> None:
         gradients.finish()
 
 
-PARTS = (one_sided, handle, allreduce, exchange)
+# Where peers do not reach a GPU, arrays are copied, and nothing is written from GPU to GPU.
+STAGED = os.environ.get("PGASDL_GPU") == "staged"
+PARTS = (handle, allreduce, exchange) if STAGED else (one_sided, handle, allreduce, exchange)
 
 
 def on_host(ctx: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import signal
 import sys
@@ -13,6 +15,7 @@ import numpy as np
 import pgasdl
 
 SEGMENTS = 15
+LARGE = 32 << 20
 
 
 def use(ctx: pgasdl.Context, group: pgasdl.Group, segment: pgasdl.Segment, mark: int) -> None:
@@ -113,6 +116,32 @@ def at_once(ctx: pgasdl.Context, teams: list[tuple[int, ...]]) -> None:
     ctx.barrier()
 
 
+def resident() -> int:
+    """Bytes of this process in memory."""
+    gc.collect()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def freed(ctx: pgasdl.Context) -> None:
+    """What groups have dropped that make no more windows goes with the next one of all ranks."""
+    teams = [team for team in itertools.combinations(range(ctx.size), 2) if ctx.rank in team]
+    before = resident()
+    for team in teams:
+        group = ctx.group(team)
+        segment = ctx.segment(LARGE, group=group)
+        segment.numpy(np.uint8)[:] = 1
+        group.barrier()
+        segment.delete()
+        group.delete()
+        del segment, group
+    gc.collect()
+    ctx.barrier()
+    ctx.segment(64)
+    grown = resident() - before
+    assert grown < LARGE / 2, f"rank {ctx.rank}: {grown} bytes more"
+
+
 def killed(ctx: pgasdl.Context) -> None:
     """Rank 1 is killed while segments are made; the others learn of it, or MPI ends them."""
     print(f"holds </proc/{os.getpid()}>", flush=True)
@@ -136,6 +165,8 @@ def main() -> None:
             never(ctx, described=way == "went")
         elif way == "same":
             at_once(ctx, [everybody, everybody])
+        elif way == "freed":
+            freed(ctx)
         elif way == "overlapping":
             at_once(ctx, [everybody[:-1], everybody[1:], everybody])
         else:

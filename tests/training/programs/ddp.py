@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+from ending import end_at_once
 from torch import distributed, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -59,6 +60,7 @@ def main() -> None:
                     state.close()
         distributed.destroy_process_group()
         print(f"rank {ctx.rank} is right")
+    end_at_once()
 
 
 main()

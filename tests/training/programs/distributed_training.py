@@ -1,7 +1,7 @@
 """DDP, FSDP2, a device mesh, DTensor and a distributed checkpoint, over the backend "pgasdl".
 
-An ordinary program for torchrun: nothing in it knows the backend. Rank 0 prints what each way has
-trained; the test compares that with the same program over gloo.
+An ordinary program for torchrun: nothing in it but its end knows the backend. Rank 0 prints what
+each way has trained; the test compares that with the same program over gloo.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tempfile
 from typing import Any
 
 import torch
+from ending import end_at_once
 from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -130,6 +131,8 @@ def main() -> None:
         WAYS[way]()
     distributed.barrier()
     distributed.destroy_process_group()
+    if sys.argv[1] == "gloo":
+        end_at_once()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Rank 1 of a job of two, written with pyverbs alone: it runs no line of the transport under test.
 
-It speaks the protocol of connection_manager.hpp, verbs/memory.cpp, verbs/flags.hpp and group.hpp,
-below native/: endpoints and the world's memory are described through the store, connections are
-agreed on by datagrams, and a barrier, the creation of a segment and heartbeats are writes into
-memory of rank 0. Flags that come with data arrive as immediates; its own it always writes.
+It speaks the protocol of verbs/ (path.hpp, connection_manager.hpp, memory.cpp, flags.hpp) and of
+group.hpp, below native/: endpoints and the world's memory are described through the store,
+connections are agreed on by datagrams, and a barrier, the creation of a segment and heartbeats are
+writes into memory of rank 0. Flags that come with data arrive as immediates; its own it always
+writes.
 Only the store's client is pgasdl's. The layouts are repeated here: whoever changes one there
 notices it here.
 """
@@ -29,10 +30,13 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 from pgasdl.runtime.bootstrap import Store
 
-MAGIC = 0x327672656C646770
+MAGIC = 0x347672656C646770
 ME, PEER, SIZE = 1, 0, 2
 INTRODUCTION = struct.Struct("<QiIQ")  # host, process, queue depth, bytes of a passive message
-ENDPOINT = struct.Struct("<QIIIIII128s")  # magic, datagrams, mtu, reads, lid, link, n_gids, GIDs
+# magic, datagrams, mtu, reads, lid, link, n_gids, P_Key, global routes, whether flags wait for
+# completions, padding, GIDs
+ENDPOINT = struct.Struct("<QIIIIIIIIII128s")
+PKEY = 0xFFFF
 # magic, token, from, to, queue, count; number, first packet, shared memory, its key and padding of
 # the end; joined, answer
 DATAGRAM = struct.Struct("<Q16siiIIIIQIIII")
@@ -41,7 +45,8 @@ SLOT = struct.Struct("<IIII")  # board, notification, middle bits of the value, 
 N_SLOTS = 256
 TAKEN = N_SLOTS * SLOT.size  # where the number of immediates that were taken is
 N_IMMEDIATES = 128  # receives that are held ready; half of them are offered anew at a time
-HEAD = struct.Struct("<III")  # before it: the segment's id, whether it is on a GPU, what is wrong
+# before it: bytes, the segment's id, what is wrong, whether it is on a GPU, whether peers reach it
+HEAD = struct.Struct("<QIIII")
 NO_FAULT = 2**32 - 1
 HEADER = struct.Struct("<QQII32s")  # of a slot: fingerprint, bytes of all, bytes, generation, what
 LEFT = 0xFFFFFFFF
@@ -51,8 +56,9 @@ GRH_BYTES = 40
 N_RECEIVES = 16
 EXCHANGE_SLOT = HEADER.size + 1024
 REDUCE_SLOT = HEADER.size + 8192
-RECORD_BYTES = 64
-EXCHANGE_ID = 32  # the first notification of the exchange: those of barriers are before it
+RECORD_BYTES = 16  # beat, own health
+RECORDS_BYTES = STATES_BYTES = 64
+EXCHANGE_ID = 32  # the notification of the exchange's only step: those of barriers are before it
 N_IDS = EXCHANGE_ID + 4 * SIZE
 HEALTHY, CLOSED = 0, 4
 ACCESS = (
@@ -174,16 +180,20 @@ class Foreign:
         gid = str(self.context.query_gid(1, self.gid_index))
         raw = bytes.fromhex(gid.replace(":", ""))
         mtu = self.context.query_port(1).active_mtu
-        endpoint = ENDPOINT.pack(MAGIC, self.datagrams.qp_num, mtu, 16, 0, ROCE_V2, 1, raw)
+        endpoint = ENDPOINT.pack(
+            MAGIC, self.datagrams.qp_num, mtu, 16, 0, ROCE_V2, 1, PKEY, 0, 0, 0, raw
+        )
         mine = INTRODUCTION.pack(0x5EED, os.getpid(), 1024, PASSIVE_BYTES) + endpoint
         there = store.exchange("endpoint", mine)[PEER][INTRODUCTION.size :]
-        magic, self.number_there, mtu_there, self.reads, _, _, n_gids, gids = ENDPOINT.unpack(there)
-        assert magic == MAGIC
+        magic, self.number_there, mtu_there, self.reads, _, _, n_gids, pkey, *_, gids = (
+            ENDPOINT.unpack(there)
+        )
+        assert (magic, pkey) == (MAGIC, PKEY)
         self.mtu = min(mtu, mtu_there)
         self.route = AHAttr(is_global=1, port_num=1, gr=self._route(gids[: 16 * n_gids]))
         self.address = AH(self.pd, attr=self.route)
         # All ranks' memory has one size, and only rank 0 knows the length of its first part.
-        n_gossip = (1 + SIZE) * RECORD_BYTES
+        n_gossip = RECORDS_BYTES + SIZE * STATES_BYTES
         n_slots = 2 * SIZE * (EXCHANGE_SLOT + REDUCE_SLOT + 8 + PASSIVE_BYTES)
         most = self._memory(n_gossip + n_slots + 4096, N_IDS)
         self.control = most
@@ -226,7 +236,7 @@ class Foreign:
                 self._offer(done.wr_id)
         # Rank 0's own record, as it wrote it here: after a farewell nothing can be sent to it.
         record = self.control.data.read(RECORD_BYTES, self.gossip + (1 + PEER) * RECORD_BYTES)
-        self.gone |= record[8 + PEER] == CLOSED
+        self.gone |= record[8] == CLOSED
         if self.admitted and not self.gone and time.monotonic() > self.next_beat:
             self.beat()
 
@@ -323,7 +333,7 @@ class Foreign:
         """Send a heartbeat: still alive, and no loss known."""
         self.n_beats += 1
         self.next_beat = time.monotonic() + BEAT
-        record = struct.pack("<QBB", self.n_beats, HEALTHY, HEALTHY).ljust(RECORD_BYTES, b"\0")
+        record = struct.pack("<QQ", self.n_beats, HEALTHY)
         at = self.there.data + self.gossip + (1 + ME) * RECORD_BYTES
         self.write(record, at, self.there.data_key)
 
@@ -340,17 +350,17 @@ class Foreign:
         """Collective: exchange descriptions as ``Group::allgather`` does."""
         own = self._memory(nbytes, notifications)
         self.generation += 1
-        slot = self.slots + (self.generation & 1) * SIZE * EXCHANGE_SLOT
-        body = HEAD.pack(self.generation, 0, NO_FAULT) + own.describe()
+        # Slots are by distance, and the other rank's is 1.
+        slot = self.slots + ((self.generation & 1) * SIZE + 1) * EXCHANGE_SLOT
+        body = HEAD.pack(nbytes, self.generation, NO_FAULT, 0, 1) + own.describe()
         header = HEADER.pack(1, len(body), len(body), self.generation, b"segment")
-        self.write(header + body, self.there.data + slot + ME * EXCHANGE_SLOT, self.there.data_key)
-        self.raise_flag(self.there, EXCHANGE_ID + ME, self.generation)
-        self.until(lambda: self.control.flag(EXCHANGE_ID + PEER) >= self.generation, "a segment")
-        at = slot + PEER * EXCHANGE_SLOT
-        header = self.control.data.read(HEADER.size, at)
+        self.write(header + body, self.there.data + slot, self.there.data_key)
+        self.raise_flag(self.there, EXCHANGE_ID, self.generation)
+        self.until(lambda: self.control.flag(EXCHANGE_ID) >= self.generation, "a segment")
+        header = self.control.data.read(HEADER.size, slot)
         fingerprint, _, n_body, generation, what = HEADER.unpack(header)
         assert (fingerprint, generation) == (1, self.generation), what
-        body = self.control.data.read(n_body, at + HEADER.size)
+        body = self.control.data.read(n_body, slot + HEADER.size)
         return own, Remote.parse(body[HEAD.size :])
 
     def leave(self) -> None:

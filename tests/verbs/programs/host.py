@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import subprocess
@@ -130,9 +131,10 @@ def swallow(share: str) -> None:
     subprocess.run([*command, "loss", share], check=True)
 
 
-def run_job(job: dict[str, Any]) -> dict[int, Rank]:
+def run_job(job: dict[str, Any]) -> list[Rank]:
     """Start this host's ranks and follow them to their ends, or to the deadline."""
     ranks = {rank: Rank(rank, job) for rank in job["ranks"][HOST - 1]}
+    more: list[Rank] = []  # in place of ranks that were killed
     how, victim = job["harm"] or ("", -1)
     harm_at: float | None = None
     done = victim not in ranks and how != "hole"
@@ -149,11 +151,15 @@ def run_job(job: dict[str, Any]) -> dict[int, Rank]:
             if not done and harm_at is not None and time.monotonic() >= harm_at:
                 harm(how, ranks, victim)
                 done = True
+                if job["replaced"]:
+                    more.append(Rank(victim, job | {"arguments": job["replaced"]}))
+                    selector.register(more[-1].output, selectors.EVENT_READ, more[-1])
             # A rank that was stopped never ends; but it may have ended before that.
-            waited = [rank for rank in ranks.values() if not (done and is_stopped(job, rank))]
+            everybody = [*ranks.values(), *more]
+            waited = [rank for rank in everybody if not (done and is_stopped(job, rank))]
             if all([rank.reap() for rank in waited]) and not open_outputs(selector, waited):
                 break
-    return ranks
+    return [*ranks.values(), *more]
 
 
 def runs(rank: Rank) -> bool:
@@ -181,11 +187,17 @@ def device_counters() -> dict[str, int]:
     return {name: count for name, count in sorted(found.items()) if count}
 
 
-def finish(job: dict[str, Any], ranks: dict[int, Rank]) -> None:
+def finish(job: dict[str, Any], ranks: list[Rank]) -> None:
     """Report how every rank ended and which processes it left, and kill those."""
-    for rank in ranks.values():
+    for rank in ranks:
         ended = rank.reap()
         if not ended:
+            if not is_stopped(job, rank):
+                os.kill(rank.pid, signal.SIGABRT)  # faulthandler writes the stacks
+                silent_at = time.monotonic() + 2
+                while time.monotonic() < silent_at:
+                    if select.select([rank.output], [], [], 0.1)[0] and not rank.read():
+                        break
             os.kill(rank.pid, signal.SIGKILL)
             _, status = os.waitpid(rank.pid, 0)
             rank.status = os.waitstatus_to_exitcode(status)

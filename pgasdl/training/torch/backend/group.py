@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -40,6 +42,20 @@ NAME = "pgasdl"
 # PyTorch's stubs do not agree with what it calls.
 c10d: Any = distributed.distributed_c10d
 _Base: Any = c10d.ProcessGroup
+# With a call at the end of Python, seconds. A thread that waits for a peer may be left there.
+_PATIENCE = 1.0
+
+_open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """End the threads of groups that nobody destroyed.
+
+    When Python ends while one is in PyTorch, it ends the process by abort().
+    """
+    for group in list(_open):
+        group.leave()
 
 
 class ProcessGroup(_Base):  # type: ignore[misc]
@@ -81,6 +97,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._closed = False
         self._server: threading.Thread | None = None  # of messages, from the first one on
         shared.take()
+        _open.add(self)
 
     # --- what torch.distributed asks
 
@@ -431,10 +448,18 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         if self._closed:
             return
         self._closed = True
+        _open.discard(self)
         self._calls.close()
         self._collectives.close()
         self._messages.close()
         self._shared.give_back()
+
+    def leave(self) -> None:
+        """End its threads, but for one that waits for a peer: Python ends."""
+        self._end(ClosedError("Python ended, and nobody had destroyed the process group"))
+        self._calls.close(_PATIENCE)
+        if self._server is not None:
+            self._server.join()
 
     def _end(self, error: ClosedError) -> None:
         self._calls.fail(error)

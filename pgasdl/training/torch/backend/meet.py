@@ -116,8 +116,7 @@ def _launch(store: Any, rank: int, size: int) -> Launch:
     except RuntimeError as error:
         raise Timeout(f"rank {rank}: not all {size} ranks came to the store: {error}") from error
     near = [other for other in range(size) if hosts[other] == hosts[rank]]
-    master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    known = (master[0], int(master[1])) if master[0] and master[1].isdigit() else None
-    if len(near) < size and known is None:
-        raise BootstrapError("ranks on several machines: set MASTER_ADDR and MASTER_PORT")
-    return Launch("torch", rank, size, near.index(rank), len(near), f"torch:{job}", known)
+    master = os.environ.get("MASTER_ADDR")
+    if len(near) < size and not master:
+        raise BootstrapError("ranks on several machines: set MASTER_ADDR to rank 0's host")
+    return Launch("torch", rank, size, near.index(rank), len(near), f"torch:{job}", master)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +20,7 @@ from pgasdl.training.torch.backend.message import Message
 from pgasdl.training.torch.backend.messages import Messages
 
 Result = list[Tensor]
+_LOOK = 0.05  # at a thread that is to end, seconds
 
 
 def as_torch(error: BaseException) -> BaseException:
@@ -203,6 +206,7 @@ class Calls:
         self._n_queued = 0
         self._running = threading.Lock()
         self._failed: BaseException | None = None
+        self._calling = False
 
     def run(self, work: Work, call: Callable[[], Any], *, later: bool) -> Work:
         """Make ``call``; ``work`` ends with it."""
@@ -234,26 +238,34 @@ class Calls:
         if self._failed is not None:  # half done, maybe, on a peer
             work.end(self._failed)
             return
+        error = self._outcome(call)
+        work.end(error)
+        if error is not None and not isinstance(error, Exception):
+            raise error
+
+    def _outcome(self, call: Callable[[], Any]) -> BaseException | None:
+        """Make a call; return how it failed."""
+        self._calling = True
         try:
             call()
-        except Exception as error:
+        except BaseException as error:
             if not isinstance(error, (ValueError, TypeError)) or isinstance(error, PgasError):
                 self._failed = error
-            work.end(error)
-        except BaseException as error:
-            self._failed = error
-            work.end(error)
-            raise
-        else:
-            work.end()
+            return error
+        finally:
+            self._calling = False
+        return None
 
     def fail(self, error: BaseException) -> None:
         """Refuse every later call with ``error``."""
         self._failed = self._failed or error
 
-    def close(self) -> None:
-        """End the thread, after what it has begun."""
+    def close(self, seconds: float = math.inf) -> None:
+        """End the thread, after what it has begun; leave it where a call takes ``seconds``."""
         self._queue.put(None)
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is None or thread is threading.current_thread():
+            return
+        deadline = time.monotonic() + seconds
+        while thread.is_alive() and not (self._calling and time.monotonic() > deadline):
+            thread.join(_LOOK)

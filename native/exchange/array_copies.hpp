@@ -1,0 +1,73 @@
+// Copies of an array between a GPU and the memory that a plan works on, there and back. They are
+// made in pieces, so that one piece is copied while another travels between ranks.
+//
+// A piece has lanes of its own. None of them makes a step before the piece is here, and the piece
+// goes back after the last step of them all. So a plan knows nothing of the copies, and what proves
+// it right holds for every piece.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "memory/device_stream.hpp"
+#include "pgas/waiter.hpp"
+
+namespace pgasdl {
+
+// Under the executor's lock.
+class ArrayCopies {
+ public:
+  struct Extent {
+    std::uint64_t bytes;
+    std::size_t lanes;    // those that follow the lanes of the piece before
+    std::size_t working;  // of them, that have steps
+  };
+
+  // `copy`: what the plan works on, which the pieces fill one after the other.
+  ArrayCopies(Waiter& waiter, cuda::Device device, std::byte* copy,
+              const std::vector<Extent>& pieces);
+
+  // Enqueues the copies of all pieces. The array may be used again once over().
+  void begin(const std::byte* source, std::byte* target);
+  // Looks how far the copies are; true if anything moved.
+  bool advance();
+  bool here(std::size_t lane) const { return pieces_[piece_of_[lane]].state != State::kComing; }
+  // The lane has made its last step.
+  void lane_ended(std::size_t lane);
+  // Pieces that are not back.
+  std::size_t left() const { return left_; }
+  bool over() const { return left_ == 0; }
+  // Until no copy is under way: the array is the caller's again.
+  void drain();
+
+ private:
+  enum class State : std::uint8_t { kComing, kHere, kLeaving, kBack };
+  struct Piece {
+    std::uint64_t offset;
+    std::uint64_t bytes;
+    std::size_t working;
+    std::size_t left;  // lanes that have steps to make
+    State state;
+    std::unique_ptr<DeviceMoment> moment;  // when its last copy has ended
+  };
+  void enqueue(Piece& piece, const DeviceStream& stream, std::byte* to, const std::byte* from);
+  void send_back(Piece& piece);
+  void let_go();
+
+  Waiter& waiter_;
+  const cuda::Device device_;
+  std::byte* const copy_;
+  std::vector<Piece> pieces_;
+  std::vector<std::size_t> piece_of_;  // by lane
+  std::size_t left_ = 0;               // pieces that are not back
+  std::byte* target_ = nullptr;
+  // While copies are under way.
+  std::optional<DeviceStream> in_;
+  std::optional<DeviceStream> out_;
+  std::optional<Waiter::Expectation> expected_;
+};
+
+}  // namespace pgasdl

@@ -1,0 +1,114 @@
+// The steps of a group's barriers and all-gathers, and what members tell each other when they
+// cannot go on.
+#include "pgas/dissemination.hpp"
+
+#include <optional>
+
+#include "pgas/context.hpp"
+#include "pgas/group.hpp"
+
+namespace pgasdl {
+
+Rank Group::ahead(std::size_t distance) const {
+  return ranks_[(static_cast<std::size_t>(index_) + distance) % ranks_.size()];
+}
+
+Rank Group::behind(std::size_t distance) const { return ahead(ranks_.size() - distance); }
+
+bool Group::arrived(const Course& course, std::size_t step) const {
+  return raised(course.first_flag + static_cast<std::uint32_t>(step), course.generation);
+}
+
+// 1 + the rank for which whoever owes this rank the step waits in vain, or 0.
+std::uint32_t Group::told(const Course& course, std::size_t step) const {
+  if (!course.relayed()) return 0;
+  const FlagWord& word = control_->local().board[course.first_word + step];
+  return word.load(std::memory_order_acquire);
+}
+
+Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)>& post,
+                           Deadline deadline, const char* what) {
+  const auto patience = std::chrono::milliseconds(2 * context_.options().heartbeat_ms);
+  while (course.arrived < course.steps.size()) {
+    const std::size_t end = course.end_of_base(course.arrived);
+    std::optional<Error> refused;
+    const auto ready = [&] {
+      for (; course.sent < end; ++course.sent) {
+        const Rank peer = ahead(course.steps[course.sent].distance);
+        refused.reset();
+        try {
+          // Who is gone needs nothing more; those who need what it would have passed on learn that
+          // from it being gone.
+          if (context_.liveness().health(peer) == Health::kHealthy && !post(course.sent)) {
+            return false;
+          }
+        } catch (const Error& error) {
+          if (error.kind() != ErrorKind::kPeerLost || error.rank() != peer) throw;
+          if (course.refused_since == Clock::time_point{}) course.refused_since = Clock::now();
+          refused = error;
+          return false;
+        }
+        course.refused_since = {};
+      }
+      for (; course.arrived < end; ++course.arrived) {
+        if (!arrived(course, course.arrived)) return false;
+      }
+      return true;
+    };
+    // Of a peer that has left, or died, this rank learns a moment after its transport; whoever
+    // is healthy then is only out of reach.
+    const auto give_up = [&] {
+      if (refused && Clock::now() - course.refused_since > patience) throw Error(*refused);
+    };
+    Rank hopeless = -1;  // the rank of which nothing will come
+    const auto slow = [&] {
+      give_up();
+      for (std::size_t step = course.arrived; step < end; ++step) {
+        const Rank peer = behind(course.steps[step].distance);
+        if (context_.liveness().health(peer) == Health::kHealthy && told(course, step) == 0) {
+          continue;
+        }
+        // What it sent is here: it told before it left, and raised its flag before both. Then only
+        // this rank's own steps are not posted yet, or others' have not arrived.
+        if (arrived(course, step)) continue;
+        hopeless = peer;
+        const std::uint32_t gone = told(course, step);
+        if (gone == 0) context_.liveness().require(peer, what);
+        throw Error(ErrorKind::kPeerLost,
+                    text(what, ": rank ", peer, " waits for rank ", gone - 1, ", which is gone"),
+                    static_cast<Rank>(gone - 1));
+      }
+    };
+    try {
+      if (context_.waiter().until(ready, slow, deadline, what) != Outcome::kDone) {
+        give_up();
+        return Outcome::kTimeout;
+      }
+    } catch (const Error& error) {
+      if (hopeless >= 0 && error.kind() == ErrorKind::kPeerLost) {
+        tell_lost(course, error.rank() >= 0 ? error.rank() : hopeless);
+      }
+      throw;
+    }
+  }
+  return Outcome::kDone;
+}
+
+// Whoever may wait for this rank, now or in a collective of this kind to come, would do so in vain.
+void Group::tell_lost(const Course& course, Rank gone) {
+  if (!course.relayed()) return;
+  for (std::size_t step = 0; step < course.steps.size(); ++step) {
+    const Rank peer = ahead(course.steps[step].distance);
+    const RemoteSegment* remote = control_->remote(peer);
+    // Who needs no more of this collective may have deleted the group: addresses are not to be
+    // written to then.
+    if (step < course.sent && !world_ && remote->board == nullptr) continue;
+    const auto id = course.first_word + static_cast<std::uint32_t>(step);
+    context_.liveness().tell({context_.internal_queue(),
+                              peer,
+                              {remote, id, static_cast<std::uint32_t>(gone + 1)},
+                              control_});
+  }
+}
+
+}  // namespace pgasdl

@@ -1,0 +1,46 @@
+// What broke connections of a queue, until complete() has told of it.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+
+#include "transport/transport.hpp"
+
+namespace pgasdl {
+
+// An Error that is kept, to be thrown by several threads: exceptions share their words when copied,
+// with a count that no sanitizer sees.
+struct VerbsFault {
+  explicit VerbsFault(const Error& error)
+      : kind(error.kind()), words(error.what()), rank(error.rank()) {}
+  Error error() const { return Error(kind, words, rank); }
+  ErrorKind kind;
+  std::string words;
+  int rank;
+};
+
+// At most one of each peer, the first.
+class VerbsFaults {
+ public:
+  void add(const Error& error, Rank peer);
+  void drop(Rank peer);
+  // Throws the oldest one, once.
+  void tell() {
+    if (n_faults_.load(std::memory_order_acquire) != 0) [[unlikely]]
+      throw_oldest();
+  }
+
+ private:
+  struct Fault {
+    Rank peer;
+    VerbsFault what;
+  };
+  void throw_oldest();
+
+  std::atomic<std::size_t> n_faults_{0};
+  std::mutex mutex_;
+  std::deque<Fault> faults_;
+};
+
+}  // namespace pgasdl

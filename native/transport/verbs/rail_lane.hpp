@@ -1,0 +1,170 @@
+// What one rail carries of one connection of VerbsRails: pieces that wait for room, and pieces that
+// were posted and are not known to be done. Those of a rail that fails are handed back, but for
+// what its peer has said to have come.
+//
+// A lane's flags are counted on both sides (VerbsOptions::count_flags), because a flag that was
+// raised must not be raised again. What a rail posted before a flag that has come, has come too.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "transport/verbs/verbs.hpp"
+
+namespace pgasdl {
+
+// A segment as each rail reaches it.
+struct RailLocal {
+  std::vector<LocalSegment> rails;
+};
+struct RailRemote {
+  std::vector<RemoteSegment> rails;
+};
+
+// The flag of a read: the last of its pieces raises it.
+struct RailReadFlag {
+  std::shared_ptr<RailLocal> local;  // its memory
+  FlagWord* word;
+  std::uint32_t value;
+  WakeWord* wake_word;
+  std::size_t n_left;
+
+  void raise() const {
+    word->store(value, std::memory_order_release);
+    if (wake_word != nullptr) wake_word->wake();
+  }
+};
+
+struct RailFlag {
+  std::shared_ptr<RailRemote> remote;
+  std::uint32_t notification;
+  std::uint32_t value;
+  bool add;
+};
+
+// What is posted on one rail at a time: bytes, a flag, or a few bytes and the flag behind them.
+struct RailPiece {
+  enum class Kind : std::uint8_t { kWrite, kRead, kAtomic, kFlag, kFence };
+  Kind kind;
+  // Of this piece; of a flag or a fence: of the first piece that does not come before.
+  std::uint64_t number;
+  bool is_numbered() const { return kind != Kind::kFlag && kind != Kind::kFence; }
+  std::shared_ptr<RailLocal> local{};
+  std::uint64_t local_offset = 0;
+  std::shared_ptr<RailRemote> remote{};
+  std::uint64_t remote_offset = 0;
+  std::uint64_t bytes = 0;
+  std::optional<RailFlag> flag{};
+  std::shared_ptr<RailReadFlag> read_flag{};
+  // Once it was posted.
+  std::uint64_t mark = 0;
+  std::uint64_t flag_number = 0;  // of the lane's flags, from 1
+  bool flag_is_held = false;      // by the rail
+};
+
+// Under its connection's lock.
+class RailLane {
+ public:
+  RailLane(VerbsTransport& rail, std::size_t index, QueueId queue, Rank peer)
+      : rail_(&rail), index_(index), queue_(queue), peer_(peer) {}
+
+  // Whether the rail carries this connection; else how far giving it up has come.
+  enum class Course : std::uint8_t { kCarries, kParting, kTelling, kDropped };
+  Course course = Course::kCarries;
+  std::uint32_t taken_here = 0;              // flags from the peer; from kTelling on
+  std::optional<std::uint32_t> taken_there;  // likewise, as the peer has said
+  Clock::time_point since;                   // it is being given up
+  Clock::time_point next_telling;
+
+  bool being_dropped() const { return course == Course::kParting || course == Course::kTelling; }
+
+  VerbsTransport& rail() const { return *rail_; }
+  std::size_t size() const { return waiting_.size() + posted_.size(); }
+  // Some write of before `number`, or its fence, is not known to be done.
+  bool has_before(std::uint64_t number) const;
+  // There are writes since the last fence: they may be done and not yet where flags of other
+  // adapters find them.
+  bool needs_fence() const { return needs_fence_; }
+
+  void add(RailPiece&& piece) {
+    needs_fence_ = piece.kind == RailPiece::Kind::kWrite ||
+                   (needs_fence_ && piece.kind != RailPiece::Kind::kFence);
+    waiting_.push_back(std::move(piece));
+  }
+  // Posts what has room; throws if the rail's connection is broken.
+  void push();
+  // Notes an atomic as posted.
+  void posted(RailPiece&& piece);
+  // Hands each piece that is done to `done`; the fate of the first that is not.
+  template <typename Done>
+  VerbsFate reap(Done&& done);
+  // Of a lane whose connection is parted, whose peer took so many flags: what came goes to `done`,
+  // and the rest to `again`, in order.
+  template <typename Done, typename Again>
+  void hand_back(std::uint32_t taken, Done&& done, Again&& again);
+  // All pieces, to `drop`.
+  template <typename Drop>
+  void clear(Drop&& drop);
+
+ private:
+  bool post(RailPiece& piece);
+  VerbsFate fate(RailPiece& piece) const;
+
+  VerbsTransport* rail_;
+  std::size_t index_;
+  QueueId queue_;
+  Rank peer_;
+  std::deque<RailPiece> waiting_;
+  std::deque<RailPiece> posted_;
+  bool needs_fence_ = false;
+  std::uint32_t generation_ = 0;  // of the rail's connection, at the last post
+  std::uint64_t n_flags_ = 0;     // posted in it
+};
+
+template <typename Done>
+VerbsFate RailLane::reap(Done&& done) {
+  while (!posted_.empty()) {
+    const VerbsFate now = fate(posted_.front());
+    if (now != VerbsFate::kDone) return now;
+    done(posted_.front());
+    posted_.pop_front();
+  }
+  return VerbsFate::kDone;
+}
+
+template <typename Done, typename Again>
+void RailLane::hand_back(std::uint32_t taken, Done&& done, Again&& again) {
+  std::size_t n_came = 0;
+  for (std::size_t i = 0; i < posted_.size(); ++i) {
+    const RailPiece& piece = posted_[i];
+    if (piece.flag &&
+        static_cast<std::int32_t>(taken - static_cast<std::uint32_t>(piece.flag_number)) >= 0) {
+      n_came = i + 1;
+    }
+  }
+  for (std::size_t i = 0; i < posted_.size(); ++i) {
+    const bool answers =
+        posted_[i].kind == RailPiece::Kind::kRead || posted_[i].kind == RailPiece::Kind::kAtomic;
+    const bool came = i < n_came && !answers;
+    if (came || fate(posted_[i]) == VerbsFate::kDone) {
+      done(posted_[i]);
+    } else {
+      again(std::move(posted_[i]));
+    }
+  }
+  for (RailPiece& piece : waiting_) again(std::move(piece));
+  posted_.clear();
+  waiting_.clear();
+}
+
+template <typename Drop>
+void RailLane::clear(Drop&& drop) {
+  for (RailPiece& piece : posted_) drop(piece);
+  for (RailPiece& piece : waiting_) drop(piece);
+  posted_.clear();
+  waiting_.clear();
+}
+
+}  // namespace pgasdl

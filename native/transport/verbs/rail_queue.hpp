@@ -1,0 +1,24 @@
+// A queue over several rails: how much of it is under way, and what its complete() has to throw.
+#pragma once
+
+#include "transport/verbs/faults.hpp"
+
+namespace pgasdl {
+
+class RailQueue {
+ public:
+  void began() { n_under_way_.fetch_add(1, std::memory_order_relaxed); }
+  void ended() { n_under_way_.fetch_sub(1, std::memory_order_release); }
+  bool complete() {
+    faults_.tell();
+    return n_under_way_.load(std::memory_order_acquire) == 0;
+  }
+  void add_fault(const Error& error, Rank peer) { faults_.add(error, peer); }
+  void drop_faults(Rank peer) { faults_.drop(peer); }
+
+ private:
+  std::atomic<std::uint64_t> n_under_way_{0};
+  VerbsFaults faults_;
+};
+
+}  // namespace pgasdl

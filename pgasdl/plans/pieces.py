@@ -1,0 +1,121 @@
+"""Plans of an array in pieces: each piece is exchanged by itself, and all in one execution.
+
+So a piece can be copied from a GPU, or back, while another travels. The plan of the whole has the
+lanes of all pieces, and its buffers lie one after the other; what proves each of them right proves
+the whole, because no step of one touches what is another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from pgasdl.errors import PlanError
+from pgasdl.plans.algorithms.blocks import equal_pieces
+from pgasdl.plans.plan import (
+    EXCHANGES,
+    ROOTED,
+    Call,
+    Plan,
+    PlanSpec,
+    Put,
+    Reduce,
+    Span,
+    Step,
+    Wait,
+)
+from pgasdl.plans.registry import build
+
+# Every piece takes notifications of its own.
+MOST_PIECES = 16
+# Kinds that do to each element the same, wherever it lies.
+_KINDS = (*EXCHANGES, *ROOTED)
+
+
+def pieces_of(spec: PlanSpec, kind: str, count: int, piece: int) -> tuple[int, ...]:
+    """Return the elements of each piece of an array: about ``piece``, and 16 pieces at most.
+
+    Where the order of additions depends on the place in the array, it stays whole: in pieces it
+    would have other bits.
+
+    >>> from pgasdl.plans import PLANS
+    >>> pieces_of(PLANS["gdraa"], "average", 100, 48)
+    (48, 48, 4)
+    >>> pieces_of(PLANS["ring"], "average", 100, 48)
+    (100,)
+    """
+    if kind not in _KINDS or not spec.by_element or count <= piece:
+        return (count,)
+    longest = max(piece, -(-count // MOST_PIECES))
+    return tuple(n for _, n in equal_pieces(count, longest)[1])
+
+
+def build_pieces(
+    name: str, rank: int, size: int, pieces: Sequence[int], **options: Any
+) -> tuple[Plan, list[int]]:
+    """Build one rank's plan of an array in pieces, and tell how many lanes each piece has.
+
+    Parameters
+    ----------
+    pieces : Sequence[int]
+        Elements of each piece.
+    **options
+        As of :func:`pgasdl.plans.build`, the same for every piece.
+    """
+    plans = [build(name, rank, size, count, **options) for count in pieces]
+    return join(plans), [len(plan.lanes) for plan in plans]
+
+
+def join(plans: Sequence[Plan]) -> Plan:
+    """Return the plan of one rank that runs the plans of all pieces at once.
+
+    Raises
+    ------
+    PlanError
+        They are of different ranks or algorithms.
+    """
+    first = plans[0]
+    if len({(plan.name, plan.rank, plan.size, tuple(plan.buffers)) for plan in plans}) > 1:
+        raise PlanError(f"plan {first.name}: pieces by different plans, or of different ranks")
+    if len(plans) == 1:
+        return first
+    shifts = {
+        name: [0, *accumulate(plan.buffers[name] for plan in plans)] for name in first.buffers
+    }
+    flags = [0, *accumulate(plan.notifications for plan in plans)]
+    lanes: list[tuple[Step, ...]] = []
+    for number, plan in enumerate(plans):
+        at = {name: places[number] for name, places in shifts.items()}
+        move = _mover(at, flags[number])
+        lanes.extend(tuple(map(move, lane)) for lane in plan.lanes)
+    return replace(
+        first,
+        count=sum(plan.count for plan in plans),
+        lanes=tuple(lanes),
+        buffers={name: places[-1] for name, places in shifts.items()},
+        notifications=flags[-1],
+    )
+
+
+def _mover(at: dict[str, int], flags: int) -> Callable[[Step], Step]:
+    """Return what moves a step: its spans by ``at``, its notification by ``flags``."""
+
+    def span(of: Span) -> Span:
+        return replace(of, offset=of.offset + at[of.buffer])
+
+    def moved(step: Step) -> Step:
+        match step:
+            case Put(src, n, peer, dst, notify):
+                flag = None if notify is None else notify + flags
+                return Put(span(src), n, peer, span(dst), flag)
+            case Wait(notification, peer):
+                return Wait(notification + flags, peer)
+            case Reduce(dsts, srcs, n, scale):
+                return Reduce(tuple(map(span, dsts)), tuple(map(span, srcs)), n, scale)
+            case Call(hook, where, n):
+                return Call(hook, span(where), n)
+        return step
+
+    return moved

@@ -1,0 +1,57 @@
+"""Two hosts, node1 and node2, on this machine: each has its name and its address.
+
+They are namespaces of one kernel. Names of hosts differ; the network namespace is one for both,
+because ranks in two need RDMA or MPI (tests/verbs has guests for that). So launchers see two
+hosts, and the ranks meet by addresses and a secret in a file, as between machines; their data go
+through shm. All processes end with the one that started them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.environment import ONE_THREAD, environment
+from support.requiring import lacking, require_programs
+from support.starting import finished
+
+PROGRAMS = Path(__file__).parent / "programs"
+WITHOUT_RANK_0 = [f"rank {rank} of 2 sums to 5" for rank in (1, 2)]  # of rank_0_is_killed.py
+_NAMESPACES = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def require() -> None:
+    """Skip the test where there can be no hosts."""
+    if os.geteuid() != 0:
+        lacking("two hosts are namespaces, which only root may make")
+    require_programs(ip="iproute2", unshare="util-linux")
+    tried = subprocess.run(["unshare", *_NAMESPACES, "true"], check=False, capture_output=True)
+    if tried.returncode != 0:
+        lacking(f"no namespaces here: {tried.stderr.decode().strip()}")
+
+
+def run(folder: Path, script: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """How a script of ``programs/hosts.sh`` ended, and what it wrote.
+
+    It finds pgasdl's Python first on its path, and the secret of its jobs in the environment.
+    """
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"], "/usr/sbin"])
+    secret = folder / "secret"
+    secret.touch(0o600)
+    secret.write_bytes(os.urandom(32))
+    (folder / "script.sh").write_text(script)
+    prelude = ["bash", str(PROGRAMS / "hosts.sh"), str(folder), str(folder / "script.sh")]
+    return finished(
+        ["unshare", *_NAMESPACES, *prelude],
+        env=environment(**ONE_THREAD, PATH=path, PGASDL_SECRET_FILE=str(secret)),
+        timeout=timeout,
+    )
+
+
+def succeeded(folder: Path, script: str, timeout: float = 200) -> str:
+    """Standard output of a script that has to end well."""
+    done = run(folder, script, timeout)
+    assert done.returncode == 0, f"{done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout

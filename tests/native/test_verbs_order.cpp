@@ -1,0 +1,200 @@
+// When a flag leaves, on a real device: where the fabric keeps the order of writes at once, else
+// once its sender has taken the completions of what came before it. One thread is both ranks, so
+// nothing moves but what it moves. Skipped where there is no device.
+
+#include <algorithm>
+#include <array>
+#include <thread>
+
+#include "verbs.hpp"
+
+namespace {
+
+using namespace pgasdl;
+using namespace pgasdl::testing;
+
+constexpr std::size_t kBytes = 100'000;  // several requests on soft-RoCE
+
+struct alignas(4096) Memory {
+  std::array<unsigned char, kBytes> data{};
+  std::array<FlagWord, 4> board{};
+};
+
+VerbsOptions with(VerbsOrder order) {
+  VerbsOptions options;
+  options.order = order;
+  return options;
+}
+
+class Pair {
+ public:
+  Pair(VerbsOrder here, VerbsOrder there)
+      : sender(0, 2, kToken, with(here)), receiver(1, 2, kToken, with(there)) {
+    sender.connect(1, receiver.endpoint());
+    receiver.connect(0, sender.endpoint());
+    const std::array<Rank, 2> both{0, 1};
+    for (auto [transport, segment, memory] :
+         {std::tuple{&sender, &local, &source}, std::tuple{&receiver, &far, &target}}) {
+      segment->data = reinterpret_cast<std::byte*>(memory->data.data());
+      segment->bytes = kBytes;
+      segment->board = memory->board.data();
+      segment->notifications = static_cast<std::uint32_t>(memory->board.size());
+      transport->publish(*segment, both);
+    }
+    remote = sender.attach(1, receiver.publish(far, both), Deadline::in(5));
+    const auto connected = [&] {
+      sender.service();
+      receiver.service();
+      return write(8);
+    };
+    until(connected);
+    settle();
+  }
+
+  bool write(std::size_t bytes) {
+    const Transfer transfer{&local, 0, &remote, 0, bytes};
+    return sender.post_write(0, 1, {&transfer, 1}, nullptr);
+  }
+  void write_notify(std::size_t bytes, std::uint32_t notification, std::uint32_t value) {
+    const Transfer transfer{&local, 0, &remote, 0, bytes};
+    const RemoteFlag flag{&remote, notification, value};
+    CHECK(sender.post_write(0, 1, {&transfer, bytes == 0 ? 0u : 1u}, &flag));
+  }
+
+  // The receiver polls.
+  template <typename Done>
+  void until(Done&& done) {
+    const auto deadline = Deadline::in(10);
+    while (!done()) {
+      CHECK(!deadline.passed());
+      receiver.progress();
+      std::this_thread::yield();
+    }
+  }
+  // So does the sender, until all is complete.
+  void settle() {
+    until([&] {
+      sender.progress();
+      return sender.complete(0);
+    });
+  }
+  bool arrived(std::uint32_t notification, std::uint32_t value) const {
+    return target.board[notification].load() == value;
+  }
+  // Long after the data are there; `before` is what the word had.
+  void absent(std::uint32_t notification, std::uint32_t before = 0) {
+    until([&] { return target.data == source.data; });
+    const auto moment = Deadline::in(0.1);
+    until([&] { return moment.passed(); });
+    CHECK(arrived(notification, before));
+    CHECK(!sender.complete(0));
+  }
+  void fill(unsigned char byte) { source.data.fill(byte); }
+
+  Memory source;
+  Memory target;
+  LocalSegment local;
+  LocalSegment far;
+  VerbsTransport sender;
+  VerbsTransport receiver;
+  RemoteSegment remote;
+};
+
+// Data, and a flag behind them: it leaves without another call of its sender.
+void kept(VerbsOrder here, VerbsOrder there) {
+  const auto pair = std::make_unique<Pair>(here, there);
+  pair->fill(1);
+  CHECK(pair->write(kBytes));
+  pair->write_notify(8, 0, 1);
+  pair->until([&] { return pair->arrived(0, 1); });
+  pair->settle();
+}
+
+void completion(VerbsOrder here, VerbsOrder there) {
+  const auto pair = std::make_unique<Pair>(here, there);
+  // Behind other data, behind its own, and behind another flag.
+  pair->fill(1);
+  CHECK(pair->write(kBytes));
+  pair->write_notify(8, 0, 1);
+  pair->absent(0);
+  pair->settle();
+  pair->until([&] { return pair->arrived(0, 1); });
+  pair->fill(2);
+  pair->write_notify(kBytes, 1, 7);
+  pair->absent(1);
+  pair->settle();
+  pair->until([&] { return pair->arrived(1, 7); });
+  pair->write_notify(0, 2, 1);
+  pair->until([&] { return pair->arrived(2, 1); });
+  pair->write_notify(0, 3, 5);
+  pair->absent(3);
+  pair->write_notify(0, 3, 6);
+  pair->write_notify(8, 3, 7);
+  pair->settle();
+  pair->until([&] { return pair->arrived(3, 7); });
+  // Data of one request and their flag are one message, if nothing is under way, and the receiver
+  // knows which flag it is.
+  for (std::uint32_t value = 1; value < 300; ++value) {
+    pair->write_notify(8, 0, 1000 + value);
+    if (value == 1) pair->settle();
+    pair->until([&] { return pair->arrived(0, 1000 + value); });
+    pair->settle();
+  }
+  // But not behind other data, or in the last of several.
+  pair->fill(3);
+  CHECK(pair->write(kBytes));
+  pair->write_notify(8, 0, 2000);
+  pair->absent(0, 1299);
+  pair->settle();
+  pair->until([&] { return pair->arrived(0, 2000); });
+  pair->fill(4);
+  pair->write_notify(kBytes, 0, 2001);
+  pair->absent(0, 2000);
+  pair->settle();
+  pair->until([&] { return pair->arrived(0, 2001); });
+}
+
+// What was never sent is lost with its connection, which the queue tells, and is over.
+void given_up() {
+  const auto pair = std::make_unique<Pair>(VerbsOrder::kCompletion, VerbsOrder::kAuto);
+  pair->write_notify(kBytes, 0, 1);
+  pair->sender.reconnect(1);
+  CHECK(pair->sender.complete(0));
+  CHECK(pair->arrived(0, 0));
+}
+
+// So is what waits for data that cannot arrive: an error once, and no wait for ever.
+void broken() {
+  const auto pair = std::make_unique<Pair>(VerbsOrder::kCompletion, VerbsOrder::kAuto);
+  pair->receiver.retract(pair->far);
+  pair->write_notify(kBytes, 0, 1);
+  std::string told;
+  pair->until([&] {
+    pair->sender.progress();
+    try {
+      CHECK(!pair->sender.complete(0));
+    } catch (const Error& error) {
+      told = error.what();
+    }
+    return !told.empty();
+  });
+  CHECK_NOTE(told.find("refused there") != std::string::npos, "%s", told.c_str());
+  pair->settle();
+  CHECK(pair->arrived(0, 0));
+}
+
+}  // namespace
+
+int main() {
+  if (!have_device()) return 0;
+  constexpr auto kAuto = VerbsOrder::kAuto, kKept = VerbsOrder::kKept,
+                 kCompletion = VerbsOrder::kCompletion;
+  step("kept", [] { kept(kKept, kKept); });
+  step("auto", [] { kept(kAuto, kAuto); });
+  step("completion", [] { completion(kCompletion, kCompletion); });
+  step("one asks", [] { completion(kCompletion, kAuto); });
+  step("the other", [] { completion(kKept, kCompletion); });
+  step("given up", given_up);
+  step("broken", broken);
+  std::puts("ok");
+}
