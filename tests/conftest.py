@@ -1,12 +1,20 @@
-"""Which tests run: ``pytest`` runs the quick ones, ``pytest --full`` those marked `full`, too.
+"""Which tests run: ``pytest`` runs the quick ones, ``pytest --full`` all.
 
-The quick ones together execute every module of the package (``.ci/run`` checks it). The tests
-marked `full` cover more cases: further rows, sizes and mutants, long runs, guests.
+Tests marked `full` cover more cases: further rows, sizes and mutants, long runs, guests. Tests
+marked `gate` need something to be built, or are a sample of further rows: ``pytest -m gate`` runs
+those that are not marked `full`, too, as ``.ci/run`` does. All but those marked `full` execute
+every module of the package (``.ci/full modules`` checks it).
 """
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# No test judges speed. Where what is tested must not depend on chance: --hypothesis-profile=gate
+settings.register_profile("pgasdl", deadline=None)
+settings.register_profile("gate", deadline=None, derandomize=True)
+settings.load_profile("pgasdl")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,6 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    left_out_by = ("full",) if config.option.markexpr == "gate" else ("full", "gate")
+    kept, left_out = [], []
+    for item in items:
+        marked = any(item.get_closest_marker(name) for name in left_out_by)
+        (left_out if marked else kept).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("full")]
+    items[:] = kept

@@ -26,7 +26,7 @@ from pgasdl.plans import PlanSpec
 Program = Callable[..., Any]
 
 # Settings of every job: no wait outlasts the deadline of its test.
-SETTINGS: dict[str, Any] = {"timeout": 15.0, "log": "warning"}
+SETTINGS: dict[str, Any] = {"timeout": 15.0, "log": "warning", "stopped_after": 60.0}
 DEADLINE = 40.0
 
 
@@ -145,17 +145,24 @@ def can_run(ctx: Any, spec: PlanSpec) -> bool:
     return not spec.mapped or (ctx.mapped and (reads or not spec.reads))
 
 
-# The rows that ``pytest`` runs without --full, with two ranks each where a test allows it.
+# The rows that ``pytest`` runs without --full, and those that ``pytest -m gate`` does, with two
+# ranks each where a test allows it. Of GATE_CORE's the gate runs what is in CORE.
 QUICK = ("shm", "loopback")
+GATE = ("adversary-1", "unmapped", "gpu")
+GATE_CORE = ("mpich", "mpich_created")
 
 
-def _tier(value: Any, name: str, quick: bool) -> Any:
-    return pytest.param(value, id=name, marks=() if quick else pytest.mark.full)
+def tier(row: Transport, module: str) -> Any:
+    """The mark of a row in a test module."""
+    if row.name in QUICK:
+        return ()
+    in_gate = row.name in GATE or (row.name in GATE_CORE and module in CORE)
+    return pytest.mark.gate if in_gate else pytest.mark.full
 
 
-def rows(on: Sequence[Transport]) -> list[Any]:
-    """The rows as values for ``parametrize``."""
-    return [_tier(row, row.name, row.name in QUICK) for row in on]
+def rows(on: Sequence[Transport], module: str = "") -> list[Any]:
+    """The rows as values for ``parametrize`` in a test module."""
+    return [pytest.param(row, id=row.name, marks=tier(row, module)) for row in on]
 
 
 def run(
@@ -222,8 +229,10 @@ def contract(
         test.bare, test.meet = bare, meet  # type: ignore[attr-defined]
         test.pytestmark = list(getattr(program, "pytestmark", []))  # type: ignore[attr-defined]
         usual = next((n for n in sizes if n > 1), sizes[0])
-        each_size = [_tier(n, f"{n}r", n == usual) for n in sizes]
+        each_size = [
+            pytest.param(n, id=f"{n}r", marks=() if n == usual else pytest.mark.full) for n in sizes
+        ]
         test = pytest.mark.parametrize("n_ranks", each_size)(test)
-        return pytest.mark.parametrize("transport", rows(able))(test)
+        return pytest.mark.parametrize("transport", rows(able, program.__module__))(test)
 
     return decorate

@@ -14,6 +14,8 @@ from support.environment import environment
 from support.places import ROOT
 from support.starting import finished
 
+pytestmark = pytest.mark.gate  # the double is built first
+
 Double = Callable[..., dict[str, str]]
 
 TABLE = ROOT / "native" / "sys" / "cuda.hpp"

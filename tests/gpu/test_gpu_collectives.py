@@ -12,6 +12,8 @@ from support import launcher, mpi_rows
 from support.starting import succeeded
 from tiers import full
 
+pytestmark = pytest.mark.gate  # the double is built first
+
 PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
 ONE_SIDED = PROGRAM.with_name("one_sided.py")
 PARTS = ["allreduces", "long_arrays", "handles", "pool", "exchanges"]

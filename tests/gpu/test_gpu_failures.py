@@ -13,6 +13,8 @@ from support import launcher, mpi_rows
 from support.starting import finished, succeeded
 from tiers import full
 
+pytestmark = pytest.mark.gate  # the double is built first
+
 PROGRAMS = Path(__file__).parent / "programs"
 Double = Callable[..., dict[str, str]]
 

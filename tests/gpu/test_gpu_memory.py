@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import cuda_double
 from support.environment import environment
 from support.launcher import PGASDL
 from support.starting import finished, succeeded
+
+pytestmark = pytest.mark.gate  # the double is built first
 
 PROGRAMS = Path(__file__).parent / "programs"
 

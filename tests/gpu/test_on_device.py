@@ -38,6 +38,8 @@ PINNED = """
 import sys
 sys.path[:0] = sys.argv[1:]
 from cuda_arrays import Device
+
+pytestmark = pytest.mark.gate  # the double is built first
 from on_device import driver
 with Device():
     where = {driver.Pinned(4096).address for _ in range(20)}

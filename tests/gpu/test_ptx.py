@@ -10,6 +10,8 @@ import pytest
 from support.environment import environment
 from support.starting import succeeded
 
+pytestmark = pytest.mark.gate  # the double is built first
+
 
 def test_ptx_is_that_of_the_kernels() -> None:
     try:

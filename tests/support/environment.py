@@ -10,6 +10,8 @@ from support.places import INSTALLED
 _LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
 # For ranks that share few cores: no thread pools in addition.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# A rank that gets no core for seconds is not lost; a test of such losses sets its own limit.
+_PATIENT = {"PGASDL_STOPPED_AFTER": "60"}
 
 
 def environment(*folders: Path, **variables: str) -> dict[str, str]:
@@ -23,4 +25,4 @@ def environment(*folders: Path, **variables: str) -> dict[str, str]:
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     kept.pop("OMP_NUM_THREADS", None)  # torchrun sets it
     paths = [str(INSTALLED), *map(str, folders), kept.get("PYTHONPATH", "")]
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
+    return kept | _PATIENT | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables

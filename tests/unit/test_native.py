@@ -1,7 +1,7 @@
 """The C++ tests under the thread sanitizer, and proof that they find seeded bugs.
 
 The first build on a machine takes a minute or two; it is kept in ``build/native-thread``. The
-lane of address and undefined behaviour runs the same programs in ``.ci/run``.
+lane ``native-address`` of ``.ci/full`` runs the same programs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,241 @@
+"""``.ci/full [LANE ...] [--minutes N] [--status]``: everything that the gate leaves out, in lanes.
+
+Each lane takes 15 minutes or less on two idle cores, and one runs at a time. A lane that has passed
+on the same content of its paths is left out, so that a run that was cut off goes on where it was;
+naming a lane runs it in any case. First come lanes that failed, then the others, the oldest first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ci
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = "pytest --full -m 'full or gate'"  # by the README's `pytest`
+LONGEST = 1500.0  # seconds until a lane is ended
+# What every lane depends on, beside its own paths.
+PRODUCT = ("pgasdl", "native", "pyproject.toml", ".ci/constraints.txt", "tests/support")
+
+MPI = ("mpich", "libmpich-dev", "openmpi-bin")
+GUESTS = ("ibverbs-utils", "ibverbs-providers", "python3-pyverbs", "busybox-static", "perftest")
+SLURM = ("munge", "slurm-client", "slurmctld", "slurmd")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane.
+
+    Attributes
+    ----------
+    line : of bash, in an environment of all tests; one that begins with pytest has a second look
+    paths : beside the product's; if these are as they were, the lane need not run again
+    packages : of Debian's
+    """
+
+    name: str
+    line: str
+    paths: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+
+    def hash(self) -> str:
+        """Of what it depends on, as it lies there now."""
+        return ci.hash_of(ROOT, [*PRODUCT, *self.paths])
+
+
+def contract(name: str, rows: str, *packages: str) -> Lane:
+    """Some transports' rows of the contract suite."""
+    line = f"{LEFT_OUT} tests/contract -k '{rows}'"
+    return Lane(f"contract-{name}", line, ("tests/contract",), packages)
+
+
+def folder(name: str, *packages: str, without: tuple[str, ...] = ()) -> Lane:
+    """A folder of tests, without some of its files."""
+    left_out = "".join(f" --ignore=tests/{name}/{file}" for file in without)
+    line = f"{LEFT_OUT} tests/{name}{left_out}"
+    return Lane(name.replace("_", "-"), line, (f"tests/{name}", "apps"), packages)
+
+
+LANES = (
+    contract("local", "not verbs and not adversary and not mpich and not openmpi"),
+    contract("adversary", "adversary"),
+    contract("mpich", "mpich and not debian"),
+    contract("openmpi", "openmpi and not debian"),
+    contract("debian", "debian", *MPI),
+    folder("plans", without=("test_plans_spin.py",)),
+    Lane("spin", f"{LEFT_OUT} tests/plans/test_plans_spin.py", ("tests/plans",), ("spin",)),
+    folder("mpi", *MPI),
+    folder("training", without=("test_torch_distributed.py",)),
+    Lane("torch", f"{LEFT_OUT} tests/training/test_torch_distributed.py", ("tests/training",)),
+    folder("failure"),
+    folder("gpu"),
+    folder("unit", "fish", "zsh", without=("test_native.py", "test_topo.py")),
+    folder("simulate", "libsimgrid-dev"),
+    folder("launchers", "iproute2", *SLURM),
+    Lane("native-thread", f"{LEFT_OUT} tests/unit/test_native.py", ("tests/native", "tests/gpu")),
+    Lane(
+        "native-address", "python tests/native/building.py address", ("tests/native", "tests/gpu")
+    ),
+    folder("random_programs", *MPI),
+    folder("fuzz", "clang", "libclang-rt-dev"),
+    Lane("kernel", "python tests/softroce/kernel.py", ("tests/softroce/kernel.py",)),
+    folder("softroce", *GUESTS),
+    Lane(
+        "guests",
+        f"{LEFT_OUT} tests/verbs tests/unit/test_topo.py",
+        ("tests/verbs", "tests/softroce", "apps"),
+        (*GUESTS, *SLURM),
+    ),
+    Lane(
+        "verbs-contract",
+        "python tests/softroce/guest.py --mode rails -e CI=true -t 1400 -- "
+        "'pytest --full tests/contract -k verbs -q -p no:cacheprovider -rs'",
+        ("tests/contract", "tests/softroce"),
+        GUESTS,
+    ),
+    Lane("bare-bookworm", ".ci/bare bookworm", ("tests", "apps", ".ci"), ("debootstrap",)),
+    Lane(
+        "bare-trixie", ".ci/bare trixie --without-torch", ("tests", "apps", ".ci"), ("debootstrap",)
+    ),
+    Lane(
+        "modules",
+        'export COVERAGE_FILE="$PWD"/build/coverage/data'
+        " && rm -rf build/coverage && mkdir -p build/coverage"
+        ' && coverage run "$(command -v pytest)" --full -m "not full" -q'
+        " && coverage combine --quiet"
+        " && coverage json --quiet -o - | python .ci/idle_modules.py",
+        ("tests", "apps"),
+    ),
+)
+
+
+def last(name: str) -> dict[str, Any]:
+    """The last line about a lane in the file of results; of one that was cut off, that."""
+    entries = [entry for entry in ci.results() if entry["lane"] == name]
+    if not entries:
+        return {"result": "never run", "at": ""}
+    return entries[-1] | ({"result": "interrupted"} if entries[-1]["result"] == "begun" else {})
+
+
+def has_passed(lane: Lane) -> bool:
+    """Whether it has passed on what lies in its paths now; flaky tests are told, and pass."""
+    entry = last(lane.name)
+    return entry["result"] in ("passed", "flaky") and entry["hash"] == lane.hash()
+
+
+def in_order(lanes: list[Lane]) -> list[Lane]:
+    """Those that failed or were cut off, then changed ones, the oldest first."""
+    again = ("failed", "interrupted")
+    return sorted(
+        lanes, key=lambda lane: (last(lane.name)["result"] not in again, last(lane.name)["at"])
+    )
+
+
+def status() -> str:
+    """A line for each lane: how it last ended, when, on which commit, and what is wrong."""
+    rows = []
+    for lane in LANES:
+        entry = last(lane.name)
+        changed = entry["at"] and entry["hash"] != lane.hash()
+        cells = f"{lane.name:<18} {entry['result']:<12} {entry.get('seconds', ''):>5}"
+        cells += f" {entry.get('commit', ''):<10} {entry['at']:<20}"
+        rows.append((cells + ("changed since" if changed else "")).rstrip())
+        rows += [f"  FAILED {line}" for line in entry.get("failed", ())]
+        rows += [f"  FLAKY {line}" for line in entry.get("flaky", ())]
+    return "\n".join(rows)
+
+
+def environment() -> Path:
+    """One with all extras and the package as it is now, kept until that changes."""
+
+    def fill(folder: Path) -> None:
+        ci.install_packages("ccache", "g++", "libibverbs-dev", "libmpich-dev", "python3-venv")
+        wanted = " ".join(ci.extras(ROOT, "launchers", "docs", "lint"))
+        lines = (
+            "pip install --quiet '.[test]'",
+            f"pip install --quiet atheris coverage {wanted}",
+            # For Debian's MPICH, whose library mpi4py's wheels do not load. Not where the headers
+            # of PyPI's MPICH would be found first, nor from pip's cache, which may hold such a one.
+            f"python -m venv {folder}/plain && CFLAGS=-O0 MPICC=mpicc.mpich {folder}/plain/bin/pip"
+            " install --quiet --no-cache-dir --no-binary mpi4py"
+            f" --target {folder}/mpi4py mpi4py",
+        )
+        for line in lines:
+            if ci.run(line, ROOT, ci.variables(ROOT, folder), 1200)[0]:
+                sys.exit("full: no environment of tests")
+
+    digest = ci.hash_of(ROOT, ["pgasdl", "native", "pyproject.toml", ".ci/constraints.txt"])
+    return ci.kept_environment("environment", digest, fill)
+
+
+def run(lane: Lane) -> bool:
+    """Run a lane, and add how it ended to the results; whether it passed."""
+    print(f"\n===== {lane.name}", flush=True)
+    folder = environment()
+    ci.install_packages(*lane.packages)
+    commit = ci.git(ROOT, "rev-parse", "--short", "HEAD").strip()
+    entry = {"lane": lane.name, "commit": commit, "hash": lane.hash()}
+    ci.add_result(**entry, result="begun")
+    began = time.monotonic()
+    env = ci.variables(ROOT, folder)
+    env |= {"CI": "true", "MPI4PY_OF_DEBIAN_MPICH": f"{folder}/mpi4py"}
+    seed = int(ci.tree(ROOT)[:7], 16)
+    if lane.line.startswith("pytest"):
+        with tempfile.TemporaryDirectory(prefix="pgasdl-full.") as work:
+            outcome = ci.tests(lane.line, ROOT, env, Path(work, "tests.xml"), seed, LONGEST)
+            ci.second_look(outcome, ROOT, env, Path(work, "again.xml"), seed)
+    else:
+        outcome = ci.command(lane.line, ROOT, env, LONGEST)
+    outcome.seconds = time.monotonic() - began
+    ci.add_result(
+        **entry,
+        result=outcome.result,
+        seconds=round(outcome.seconds),
+        tests=outcome.passed,
+        failed=outcome.failed,
+        flaky=outcome.flaky,
+        skipped=outcome.skipped,
+        seed=seed,
+    )
+    return not outcome.failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog=".ci/full", description=__doc__)
+    parser.add_argument(
+        "lanes", nargs="*", choices=[[], *(lane.name for lane in LANES)], metavar="LANE"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start nothing that takes longer"
+    )
+    parser.add_argument("--status", action="store_true", help="print how the lanes last ended")
+    arguments = parser.parse_args()
+    if arguments.status:
+        print(status())
+        return 0
+    end = time.monotonic() + 60 * arguments.minutes
+    chosen = [lane for lane in LANES if lane.name in arguments.lanes]
+    chosen = chosen or in_order([lane for lane in LANES if not has_passed(lane)])
+    passed = failed = 0
+    with ci.alone():
+        for lane in chosen:
+            if time.monotonic() + last(lane.name).get("seconds", 900) > end:
+                print(f"\n===== {lane.name}: no time left for it")
+                continue
+            if run(lane):
+                passed += 1
+            else:
+                failed += 1
+    print("\n" + status())
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
