@@ -14,6 +14,8 @@ from support.mpi_rows import missing
 
 import pgasdl
 
+pytestmark = pytest.mark.full
+
 # Rows for tests of the harness itself, on every machine.
 ROWS = [row for row in TRANSPORTS if row.name != "verbs" and not row.modules]
 each_row = pytest.mark.parametrize("row", rows(ROWS))

@@ -9,13 +9,14 @@ from collections.abc import Callable
 import pytest
 from failure_harness import Job, launched
 from support.leftovers import until
+from tiers import full
 
 BOUND = 2.0  # seconds; the goal is 0.2
 WHERE = ["notify_waitsome", "barrier", "world.allreduce", "allreduce", "handle", "passive_receive",
          "passive_send", "segment", "bind", "group", "survivors"]  # fmt: skip
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", full(WHERE, quick=4))
 def test_interrupt_ends_a_blocking_call(job: Callable[..., Job], where: str) -> None:
     ranks = job("interrupted.py", 2, where, PGASDL_TIMEOUT="30")
     ranks.event(0, "blocking")

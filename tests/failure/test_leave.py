@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from failure_harness import Job
+from tiers import full
 
 from pgasdl import ClosedError, Context, PeerLost, loopback
 
@@ -19,7 +20,7 @@ WHERE = ["barrier", "waitsome", "passive", "world.allreduce", "allreduce", "stag
          "group", "notify"]  # fmt: skip
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", full(WHERE, quick=3))
 @pytest.mark.parametrize("how", ["exception", "close"])
 def test_one_of_two_leaves(job: Callable[..., Job], how: str, where: str) -> None:
     ranks = job("leaves.py", 2, how, where, PGASDL_TIMEOUT="20")
@@ -39,8 +40,8 @@ def test_one_of_two_leaves(job: Callable[..., Job], how: str, where: str) -> Non
 
 @pytest.mark.parametrize(
     ("how", "state"),
-    [("exception", "failed"), ("sys.exit(3)", "failed"), ("sys.exit(0)", "closed"),
-     ("os._exit", "died"), ("close", "closed")],
+    full([("exception", "failed"), ("os._exit", "died"), ("sys.exit(3)", "failed"),
+          ("sys.exit(0)", "closed"), ("close", "closed")], quick=2),
 )  # fmt: skip
 def test_one_of_three_leaves_a_barrier(job: Callable[..., Job], how: str, state: str) -> None:
     ranks = job("leaves.py", 3, how, "barrier", PGASDL_TIMEOUT="20")
@@ -55,7 +56,7 @@ def test_one_of_three_leaves_a_barrier(job: Callable[..., Job], how: str, state:
             assert lost["rank"] == 1, ranks.transcript()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", full(range(20), quick=4))
 def test_whoever_has_done_its_part_may_leave(seed: int) -> None:
     """A rank that has the leaver's notification, but cannot post its own yet, ends its barrier."""
 
@@ -93,7 +94,9 @@ def test_one_of_three_leaves_a_plan(job: Callable[..., Job]) -> None:
         assert lost["kind"] == "PeerLost" and "rank 1" in lost["text"], ranks.transcript()
 
 
-@pytest.mark.parametrize("how", ["with", "close", "again", "atexit", "del", "threads"])
+@pytest.mark.parametrize(
+    "how", full(["with", "atexit", "close", "again", "del", "threads"], quick=2)
+)
 def test_init_followed_by_the_end(job: Callable[..., Job], how: str) -> None:
     ranks = job("hello_goodbye.py", 4, how, PGASDL_TIMEOUT="20")
     assert ranks.ended(seconds=15) == [0, 0, 0, 0], ranks.transcript()

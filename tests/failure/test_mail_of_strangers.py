@@ -72,6 +72,7 @@ def messages() -> list[tuple[bytes, int]]:
     ]
 
 
+@pytest.mark.full
 def test_what_strangers_send_is_dropped_with_its_descriptors(busy: tuple[Job, list[str]]) -> None:
     ranks, addresses = busy
     started = [open_descriptors(ranks[rank].pid) for rank in (0, 1)]
@@ -89,6 +90,7 @@ def test_what_strangers_send_is_dropped_with_its_descriptors(busy: tuple[Job, li
     finish(ranks)
 
 
+@pytest.mark.full
 def test_flood_does_not_silence_a_rank(busy: tuple[Job, list[str]]) -> None:
     """It lasts longer than the limit after which a rank without a heartbeat counts as stopped."""
     ranks, addresses = busy
@@ -102,6 +104,7 @@ def test_flood_does_not_silence_a_rank(busy: tuple[Job, list[str]]) -> None:
     finish(ranks)
 
 
+@pytest.mark.full
 def test_what_a_stranger_leaves_lingering_holds_nobody_up(busy: tuple[Job, list[str]]) -> None:
     """A rank never gets a stranger's descriptor, so it need not close one whose close blocks."""
     ranks, addresses = busy
@@ -135,6 +138,7 @@ def test_what_a_stranger_leaves_lingering_holds_nobody_up(busy: tuple[Job, list[
         assert not last.is_alive()
 
 
+@pytest.mark.full
 def test_segments_are_made_during_a_flood(busy: tuple[Job, list[str]]) -> None:
     ranks, addresses = busy
     made = len(ranks[0].said("made"))

@@ -7,15 +7,18 @@ from collections.abc import Callable
 
 import pytest
 from failure_harness import Job
+from tiers import full
 
 BOUND = 3.0  # seconds; the goal is 1
-CASES = ["group size", "group dtype", "group op", "size", "dtype", "op", "plan",
-         "size, up and down a tree", "size in segment", "place in segment", "segment or array",
+CASES = ["group size", "size", "size, up and down a tree", "segment or array", "handle", "layers",
+         "group dtype", "group op", "dtype", "op", "plan", "size in segment", "place in segment",
          "default, size", "default, small or large", "segment or bind", "segment or handle",
-         "handle", "layers", "number of layers"]  # fmt: skip
+         "number of layers"]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "n"), [(case, 2 + i % 2) for i, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("case", "n"), full([(case, 2 + i % 2) for i, case in enumerate(CASES)], quick=6)
+)
 def test_every_rank_is_told(job: Callable[..., Job], case: str, n: int) -> None:
     ranks = job("mismatched.py", n, case, PGASDL_TIMEOUT="10")
     ranks.said("calling")

@@ -15,7 +15,7 @@ SETTINGS = {"PGASDL_STOPPED_AFTER": "1.0", "PGASDL_HEARTBEAT_MS": "100", "PGASDL
 
 
 @pytest.mark.parametrize(
-    "point", full(["waitsome", "gdraa", "barrier", "atomic", "group", "segment"], quick=2)
+    "point", full(["waitsome", "gdraa", "barrier", "atomic", "group", "segment"], quick=1)
 )
 def test_stopped_rank_is_named_within_the_limit(job: Callable[..., Job], point: str) -> None:
     ranks = job("endless.py", 3, point, **SETTINGS)
@@ -33,6 +33,7 @@ def test_stopped_rank_is_named_within_the_limit(job: Callable[..., Job], point: 
         ranks.signal(1, signal.SIGCONT)
 
 
+@pytest.mark.full
 def test_short_stops_change_nothing(job: Callable[..., Job]) -> None:
     ranks = job("stopped.py", 3, 2.0, **SETTINGS)
     ranks.said("running")
@@ -49,6 +50,7 @@ def test_short_stops_change_nothing(job: Callable[..., Job]) -> None:
     assert all(set(end["health"]) <= {"healthy", "closed"} for end in ends)
 
 
+@pytest.mark.full
 def test_whole_job_stopped_for_longer_than_the_limit(job: Callable[..., Job]) -> None:
     """Ctrl-Z: all ranks were stopped, so none counts as lost."""
     ranks = job("stopped.py", 3, 2.5, **SETTINGS)
@@ -63,6 +65,7 @@ def test_whole_job_stopped_for_longer_than_the_limit(job: Callable[..., Job]) ->
     assert not any(ranks[rank].said("lost") for rank in range(3)), ranks.transcript()
 
 
+@pytest.mark.full
 def test_late_rank_finds_itself_fenced_and_corrupts_nothing(job: Callable[..., Job]) -> None:
     ranks = job("stopped.py", 3, 60.0, **SETTINGS)
     ranks.said("running")

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from support.starting import finished, succeeded
 
+pytestmark = pytest.mark.gate  # the double is built first
+
 SCRIPT = Path(__file__).with_name("on_device.py")
 # What lacks a driver with graphs, MPS, compute-sanitizer.
 ABSENT = {"graphs", "mps", "sanitizer"}
@@ -38,8 +40,6 @@ PINNED = """
 import sys
 sys.path[:0] = sys.argv[1:]
 from cuda_arrays import Device
-
-pytestmark = pytest.mark.gate  # the double is built first
 from on_device import driver
 with Device():
     where = {driver.Pinned(4096).address for _ in range(20)}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import pytest
 
 from pgasdl.plans import (
     EXCHANGES,
@@ -89,6 +91,15 @@ VARIANTS = list(variants())
 # Without kind sum, which differs from average only in a factor.
 TELLING = [variant for variant in VARIANTS if variant.kind != "sum"]
 assert {variant.kind for variant in VARIANTS} == set(KINDS)
+
+
+def averages_quick(variants: Iterable[Variant]) -> list[Any]:
+    """For ``parametrize``: all but averages are marked `full`."""
+    return [
+        pytest.param(each, marks=() if each.kind == "average" else pytest.mark.full)
+        for each in variants
+    ]
+
 
 # The outcomes of all mutants, by how these were made: killed, or equivalent. Reported at the end.
 SCORE: Counter[tuple[str, str]] = Counter()

@@ -37,7 +37,7 @@ LARGE = [(5000, 65536), (5000, 1248), (2100, 128), (10**9, 3 * 10**8)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", full(range(1, 18), quick=4))
+@pytest.mark.parametrize("size", full(range(1, 18), quick=3))
 def test_it_is_right(size: int, kind: str) -> None:
     # The steps of many ranks differ from those of 6 only in the number of messages.
     cases = SMALL + LARGE if size <= 6 else [(17, 65536), (1000, 480), (5000, 2064)]
@@ -48,7 +48,7 @@ def test_it_is_right(size: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "owners"), full([(2, 0), (3, 1), (4, 0), (2, 1), (6, 0)], quick=4)
+    ("size", "owners"), full([(2, 0), (3, 1), (4, 0), (2, 1), (6, 0)], quick=2)
 )
 def test_it_is_right_whoever_reduces(size: int, owners: int) -> None:
     """With owners where the default has none, and without where it has."""
@@ -204,7 +204,7 @@ def test_a_slot_less_is_too_few(
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", full([2, 3, 4], quick=2))
 def test_one_phase_is_too_few(size: int, n: int) -> None:
     findings = check(build_all("staged", size, n * 16, piece=16, owners=0))
     assert any(f.rule == "race" and "inbox" in f.text for f in findings)

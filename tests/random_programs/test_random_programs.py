@@ -31,11 +31,11 @@ def must_pass(*arguments: str, timeout: float = 280) -> None:
 
 
 def test_over_loopback() -> None:
-    must_pass("--seeds", "0:160")
+    must_pass("--seeds", "0:96")
 
 
 def test_over_shm() -> None:
-    must_pass("--seeds", "0:64", "--way", "shm")
+    must_pass("--seeds", "0:48", "--way", "shm")
 
 
 @pytest.mark.full

@@ -140,6 +140,7 @@ def check_trace(trace: dict[str, Any], variants: list[str], size: int) -> None:
         assert (f"attach: rank {rank}", "exchange") in tracks
 
 
+@pytest.mark.full
 def test_waits(tmp_path: Path) -> None:
     document = measure(
         tmp_path, 2, "--network tiny --compute-ms 2",

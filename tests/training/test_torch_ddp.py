@@ -77,6 +77,7 @@ print(f"rank {ctx.rank} ends")
 """
 
 
+@pytest.mark.full
 def test_python_ends_while_the_thread_is_in_pytorch(tmp_path: Path) -> None:
     program = tmp_path / "ends.py"
     program.write_text(ENDS)

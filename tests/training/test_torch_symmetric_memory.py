@@ -36,7 +36,7 @@ WORLDS: dict[str, dict[str, Any]] = {
     "unmapped": {"mapped": False},
     "adversary": ADVERSARY,
 }
-worlds = pytest.mark.parametrize("world", full(WORLDS, quick=2))
+worlds = pytest.mark.parametrize("world", full(WORLDS, quick=1))
 
 
 def run(size: int, program: Any, world: str = "mapped", timeout: float = 20) -> list[Any]:
@@ -78,7 +78,7 @@ def test_programs_between_processes(size: int, tmp_path: Path) -> None:
 
 
 @worlds
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", full([3, 1, 2], quick=1))
 def test_programs_between_threads(world: str, size: int) -> None:
     def program(ctx: Any) -> None:
         words = SimpleNamespace(**{name: getattr(symm_mem, name) for name in symm_mem.__all__})
@@ -326,7 +326,7 @@ def test_the_size_of_signal_pads() -> None:
 
 
 @worlds
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", full([3, 1, 2, 5], quick=1))
 def test_nobody_leaves_a_barrier_early(world: str, size: int) -> None:
     def program(ctx: Any) -> None:
         _, handle = made(ctx, 4)

@@ -66,7 +66,7 @@ def bits(net: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("optimizer_of", [sgd, adamw])
-@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("options", full(WAYS, quick=3), ids=str)
 @pytest.mark.parametrize("size", full([3, 2, 4], quick=1))
 def test_ranks_train_the_model_of_one_process(
     size: int, options: dict[str, Any], optimizer_of: Any
@@ -79,7 +79,7 @@ def test_ranks_train_the_model_of_one_process(
         assert bits(net) == bits(results[0][0])
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", full(OPTIMIZERS, quick=6))
 def test_the_bits_of_kind_average(name: str) -> None:
     """In single precision, with parameters cut anywhere; and the optimizer's state, too."""
 
@@ -178,7 +178,7 @@ def test_weights_lie_in_the_exchange_as_they_did() -> None:
     loopback.run(2, program)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", full([torch.float32, torch.bfloat16, torch.float16], quick=2))
 def test_other_dtypes_and_a_narrow_wire(dtype: Any) -> None:
     def program(ctx: Any) -> Any:
         net = nn.Linear(4, 2).to(dtype)

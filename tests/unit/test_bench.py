@@ -13,6 +13,7 @@ from support.launcher import PGASDL
 from support.mpi_rows import missing
 from support.places import TESTS
 from support.starting import finished
+from tiers import full
 
 import pgasdl.tools.cli
 from pgasdl import loopback, models
@@ -224,7 +225,7 @@ def test_allreduce(tmp_path: Path) -> None:
     assert {row["ranks"] for row in rows} == {2}
 
 
-@pytest.mark.parametrize("ranks", ["1", "3"])
+@pytest.mark.parametrize("ranks", full(["1", "3"], quick=1))
 def test_ranks(ranks: str) -> None:
     done = bench("allreduce", "-n", ranks, "--sizes", "64K", *FAST)
     assert done.returncode == 0, done.stderr
@@ -238,7 +239,7 @@ def test_a_plan_that_is_asked_for(tmp_path: Path) -> None:
     assert "no row" in done.stdout  # this plan cannot reduce an array outside segments
 
 
-@pytest.mark.parametrize("buckets", ["0", "4M"])
+@pytest.mark.parametrize("buckets", full(["4M", "0"], quick=1))
 def test_a_model(tmp_path: Path, buckets: str) -> None:
     file = tmp_path / "rows.json"
     done = bench("model", "googlenet", "--bucket-bytes", buckets, "--json", str(file), *FAST)
@@ -248,6 +249,7 @@ def test_a_model(tmp_path: Path, buckets: str) -> None:
     assert str(row["variant"]).startswith("googlenet")
 
 
+@pytest.mark.full
 def test_loopback(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     options = ("--transport", "loopback", "--sizes", "4K", "--json", str(file))
@@ -256,7 +258,8 @@ def test_loopback(tmp_path: Path) -> None:
     assert {row["transport"] for row in rows_of(file)} == {"loopback"}
 
 
-@pytest.mark.parametrize("op", ["allreduce", pytest.param("write_notify", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("op", ["allreduce", "write_notify"])
 def test_peers_take_turns(tmp_path: Path, op: str) -> None:
     """Peers that are installed are measured; the others are named with the reason."""
     file = tmp_path / "rows.json"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.environment import environment
 from support.starting import finished
+from tiers import full
 
 from pgasdl.tools.cli import main
 from pgasdl.tools.progress import Progress
@@ -66,8 +67,10 @@ def left(shown: str) -> list[str]:
     [
         (("doctor",), "doctor  [#", "\x1b[32mOK  \x1b[0m  python"),
         (BENCH, "pgasdl bench allreduce, 2 ranks  [#", "transport  shm"),
-        (TUNE, "pgasdl tune, 2 ranks  [#", "policy     allreduce:0-inf"),
-        (SIM, "sim  [#", "machine  flat(4)"),
+        pytest.param(
+            TUNE, "pgasdl tune, 2 ranks  [#", "policy     allreduce:0-inf", marks=pytest.mark.full
+        ),
+        pytest.param(SIM, "sim  [#", "machine  flat(4)", marks=pytest.mark.full),
     ],
 )
 def test_long_work_shows_a_bar_that_leaves_nothing_behind(
@@ -139,7 +142,7 @@ def test_a_bar_fits_the_terminal(
         (("version",), {"version"}),
         (BENCH, {"op", "bytes", "us", "floor_us"}),
         pytest.param(PLANS, {"plan", "us", "predicted_us"}, marks=pytest.mark.full),
-        (TUNE, {"policy", "sizes", "calibration", "file"}),
+        pytest.param(TUNE, {"policy", "sizes", "calibration", "file"}, marks=pytest.mark.full),
         (SIM, {"machine", "bytes", "plans", "library"}),
         pytest.param(PAPER, {"paper", "source", "tables"}, marks=pytest.mark.full),
     ],
@@ -215,7 +218,7 @@ def test_a_missing_module_is_no_traceback(
     assert main(["--help"]) == 0  # help loads no command's module
 
 
-@pytest.mark.parametrize("words", [TUNE, PLANS, BENCH])
+@pytest.mark.parametrize("words", [BENCH, *full([(TUNE,), (PLANS,)])])
 def test_an_error_of_the_ranks_is_no_traceback(tmp_path: Path, words: tuple[str, ...]) -> None:
     there_is_none = {"PGASDL_VERBS_DEVICE": "there_is_none"}
     done = piped(*words, "--transport", "verbs", cwd=tmp_path, **there_is_none)

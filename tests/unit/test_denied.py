@@ -13,6 +13,7 @@ from denied import CALLS, NUMBERS
 from support.environment import environment
 from support.launcher import command
 from support.starting import finished
+from tiers import full
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in NUMBERS, reason="the numbers of this machine's system calls"
@@ -70,7 +71,7 @@ def under(error: str, calls: list[str], *arguments: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", full(ERRORS, quick=1))
 @pytest.mark.parametrize("call", CALLS)
 def test_the_job_works_or_says_what_is_refused(call: str, error: str) -> None:
     result = under(error, [call], *command("-n", "2", "-c", PROGRAM))
@@ -94,7 +95,7 @@ def test_the_job_works_or_says_what_is_refused(call: str, error: str) -> None:
         assert f"{call} is refused here" in line and "seccomp" in line and "ctx.segment" in line
 
 
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", full(ERRORS, quick=1))
 def test_a_segment_that_is_refused_is_unavailable(error: str) -> None:
     program = (
         "import pgasdl\ntry: pgasdl.init()\nexcept pgasdl.UnavailableError as error: print(error)\n"
@@ -104,7 +105,7 @@ def test_a_segment_that_is_refused_is_unavailable(error: str) -> None:
     assert "memfd_create is refused here" in result.stdout and "seccomp" in result.stdout
 
 
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", full(ERRORS, quick=1))
 def test_a_dead_rank_is_noticed_without_pidfds(error: str) -> None:
     """Survivors notice it long before its heartbeat would be missed; so does the launcher."""
     arguments = command("-n", "2", "--keep-going", "-c", LOST)
@@ -114,7 +115,7 @@ def test_a_dead_rank_is_noticed_without_pidfds(error: str) -> None:
     assert "rank 1" in result.stderr and "SIGKILL" in result.stderr
 
 
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", full(ERRORS, quick=1))
 def test_doctor_tells_what_is_refused(error: str) -> None:
     result = under(error, list(CALLS), sys.executable, "-m", "pgasdl", "doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(result.stdout)}

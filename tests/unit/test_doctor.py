@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.environment import environment
 from support.launcher import PGASDL
 from support.places import INSTALLED
@@ -38,6 +39,7 @@ def test_report_as_json(tmp_path: Path) -> None:
     assert result.returncode == any(finding["status"] == "FAIL" for finding in findings)
 
 
+@pytest.mark.full
 def test_report_as_text_leaves_no_process(tmp_path: Path) -> None:
     mark = f"doctor{os.getpid()}"
     result = doctor(tmp_path, PGASDL_JOB_ID=mark)
@@ -48,6 +50,7 @@ def test_report_as_text_leaves_no_process(tmp_path: Path) -> None:
             assert mark.encode() not in entry.read_bytes()
 
 
+@pytest.mark.full
 def test_what_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
     broken = tmp_path / "numpy"
     broken.mkdir()
@@ -67,6 +70,7 @@ def test_what_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
     assert "numpy" not in findings["verbs transport"]["detail"]
 
 
+@pytest.mark.full
 def test_verbs_without_the_native_module(tmp_path: Path) -> None:
     source = tmp_path / "pgasdl"
     shutil.copytree(
