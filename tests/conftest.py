@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings
+from support import patience
 
 # No test judges speed. Where what is tested must not depend on chance: --hypothesis-profile=gate
 settings.register_profile("pgasdl", deadline=None)
@@ -23,6 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--ranks-of-a-host", type=int, default=2, help="in the long run over verbs, on two hosts"
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What had to be fast, and how fast it was."""
+    for line in patience.summary():
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

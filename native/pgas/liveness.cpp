@@ -11,14 +11,6 @@
 #include "sys/thread.hpp"
 
 namespace pgasdl {
-namespace {
-
-// So many heartbeats count of the time between two looks at the others, at most. If this thread
-// itself stood still (the whole job was stopped, a laptop slept) or comes but slowly to its turn,
-// the others did not necessarily stop: the busier a machine is, the longer they get.
-constexpr double kLongestLook = 1.5;
-
-}  // namespace
 
 std::string_view name(Health health) {
   constexpr std::array<std::string_view, 5> kNames{"healthy", "died", "stopped", "failed",
@@ -58,8 +50,8 @@ void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> p
   own_ = blocks_[static_cast<std::size_t>(rank_)];
   own_->heartbeat.store(1, std::memory_order_relaxed);
   processes_.resize(blocks_.size());
-  beats_.resize(blocks_.size());
-  last_look_ = Clock::now();
+  heartbeats_.emplace(blocks_.size(), std::chrono::milliseconds(options_.heartbeat_ms),
+                      options_.stopped_after, Clock::now());
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
     if (pids[peer] == 0 || static_cast<Rank>(peer) == rank_) continue;
     watch_process(peer, pids[peer]);
@@ -136,27 +128,18 @@ bool Liveness::take_note(std::size_t peer) {
 
 void Liveness::look_at_heartbeats() {
   own_->heartbeat.fetch_add(1, std::memory_order_relaxed);
-  const auto now = Clock::now();
-  const double seconds = std::min(std::chrono::duration<double>(now - last_look_).count(),
-                                  kLongestLook * options_.heartbeat_ms / 1e3);
-  last_look_ = now;
+  heartbeats_->look(Clock::now());
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
     if (blocks_[peer] == nullptr || static_cast<Rank>(peer) == rank_) continue;
-    judge(static_cast<Rank>(peer), blocks_[peer]->heartbeat.load(std::memory_order_relaxed),
-          seconds);
+    judge(static_cast<Rank>(peer), blocks_[peer]->heartbeat.load(std::memory_order_relaxed));
   }
   if (gossip_ == nullptr) return;
-  for (const Rank peer : gossip_->ranks()) judge(peer, gossip_->beat(peer), seconds);
+  for (const Rank peer : gossip_->ranks()) judge(peer, gossip_->beat(peer));
 }
 
-void Liveness::judge(Rank peer, std::uint64_t seen, double seconds) {
-  Beat& beat = beats_[static_cast<std::size_t>(peer)];
-  if (seen != beat.last || seen == 0) {
-    beat = {seen, 0};
-    return;
-  }
-  beat.silent_s += seconds;
-  if (beat.silent_s > options_.stopped_after && health(peer) == Health::kHealthy) {
+void Liveness::judge(Rank peer, std::uint64_t seen) {
+  if (heartbeats_->stopped(static_cast<std::size_t>(peer), seen) &&
+      health(peer) == Health::kHealthy) {
     report(peer, Health::kStopped);
   }
 }

@@ -10,12 +10,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "pgas/gossip.hpp"
 #include "pgas/health.hpp"
+#include "pgas/heartbeats.hpp"
 #include "pgas/options.hpp"
 #include "sys/process.hpp"
 #include "sys/wake_word.hpp"
@@ -111,7 +113,7 @@ class Liveness {
   void tell_gossip();
   bool post(const LastWord& word);
   bool post_last_words();  // true: all are posted
-  void judge(Rank peer, std::uint64_t seen, double seconds);
+  void judge(Rank peer, std::uint64_t seen);
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 
   const Rank rank_;
@@ -131,13 +133,8 @@ class Liveness {
   std::vector<ControlBlock*> blocks_;
   std::vector<ProcessWatch> processes_;
   std::vector<std::size_t> unpolled_;  // peers whose process has to be looked at
-  struct Beat {
-    std::uint64_t last = 0;
-    double silent_s = 0;  // since, as this thread counts it
-  };
-  std::vector<Beat> beats_;
+  std::optional<Heartbeats> heartbeats_;
   std::unique_ptr<Gossip> gossip_;
-  Clock::time_point last_look_;
 
   std::mutex words_mutex_;
   std::vector<LastWord> last_words_;  // not posted yet

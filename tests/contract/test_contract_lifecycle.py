@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_harness import PROCESSES, TRANSPORTS, contract
+from contract_harness import PROCESSES, SETTINGS, TRANSPORTS, contract
 
 import pgasdl
 
@@ -309,8 +309,8 @@ def test_fork(ctx: Any) -> None:
 
 
 @contextlib.contextmanager
-def interrupted(within: float = 2.0) -> Any:
-    """Ctrl-C a moment after the block began: the block must end with KeyboardInterrupt in time."""
+def interrupted() -> Any:
+    """Ctrl-C a moment after the block began must end it, long before the deadline of its call."""
     sent = []
 
     def press() -> None:
@@ -322,7 +322,7 @@ def interrupted(within: float = 2.0) -> Any:
     with pytest.raises(KeyboardInterrupt):
         yield
         time.sleep(1)  # for an interpreter that notices late
-    assert time.monotonic() - sent[0] < within
+    assert time.monotonic() - sent[0] < SETTINGS["timeout"] - 3
     timer.join()
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 
 import pytest
-from failure_harness import DETECTIONS, Job, Zygote
+from failure_harness import Job, Zygote
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +28,3 @@ def job(zygote: Zygote) -> Iterator[Callable[..., Job]]:
     yield start
     for each in started:
         each.close()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How fast kills were noticed."""
-    if DETECTIONS:
-        times = sorted(seconds for seconds, _ in DETECTIONS)
-        worst = max(DETECTIONS)
-        late = sum(seconds > 0.25 for seconds in times)
-        terminalreporter.write_line(
-            f"kill -9 to a survivor's error, {len(times)} times: median "
-            f"{statistics.median(times) * 1e3:.1f} ms, 99 % within "
-            f"{times[int(0.99 * (len(times) - 1))] * 1e3:.1f} ms, longest {worst[0] * 1e3:.0f} ms "
-            f"({worst[1]}); {late} over 250 ms"
-        )

@@ -26,14 +26,15 @@ from typing import Any
 from support import launcher
 from support.environment import ONE_THREAD, environment
 from support.output import Event, Lines, event_of
+from support.patience import PATIENCE
 from support.starting import kill_group
 
 from pgasdl.runtime.bootstrap import StoreServer
 
 PROGRAMS = Path(__file__).with_name("programs")
 _ZYGOTE = str(Path(__file__).with_name("failure_zygote.py"))
-# Seconds that only a hang exceeds, also on a machine with other load.
-PATIENCE = 30.0
+# Of jobs whose subject is not a time-out; longer than any that a test sees.
+TIMEOUT = "60"
 
 
 class HungError(AssertionError):
@@ -280,11 +281,3 @@ def launched(
 ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """Run the real launcher; afterwards end it and all it started. Output is on one pipe."""
     return launcher.running(*arguments, stderr=subprocess.STDOUT, **quiet(**variables))
-
-
-DETECTIONS: list[tuple[float, str]] = []
-
-
-def record_detection(seconds: float, what: str) -> None:
-    """Keep the seconds from a kill to a survivor's error, for the summary of the run."""
-    DETECTIONS.append((seconds, what))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from failure_harness import Job, launched
-from support.leftovers import until
+from support.patience import until
 
 OPERATIONS = ["write peer", "read peer", "write_notify peer", "notify peer", "notify_add peer",
               "write_notify_add peer", "wait_count", "wait ", "waitsome",

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from failure_harness import Job, record_detection
+from failure_harness import TIMEOUT, Job
+from support.patience import took
 from tiers import full
 
 POINTS = ["waitsome", "barrier", "atomic", "passive", "segment", "staged", "gdraa", "exchange",
@@ -21,7 +22,7 @@ POINTS = ["waitsome", "barrier", "atomic", "passive", "segment", "staged", "gdra
           "read", "bound"]  # fmt: skip
 PLACES = [(n, victim) for n in (2, 3, 4) for victim in range(n)]
 SOAK = int(os.environ.get("PGASDL_SOAK", "0"))
-BOUND = 5.0  # seconds; the goal is 0.25
+GOAL = "kill -9 to a survivor's error", 0.25
 
 
 def places() -> list[tuple[str, int, int]]:
@@ -34,21 +35,20 @@ def places() -> list[tuple[str, int, int]]:
 
 
 def kill_one(job: Callable[..., Job], point: str, n: int, victim: int, delay: float) -> None:
-    ranks = job("endless.py", n, point, PGASDL_TIMEOUT="20", PGASDL_STOPPED_AFTER="10")
+    ranks = job("endless.py", n, point, PGASDL_TIMEOUT=TIMEOUT)
     ranks.said("running")
     time.sleep(delay)
     killed_at = ranks.signal(victim, signal.SIGKILL)
     survivors = [rank for rank in range(n) if rank != victim]
-    statuses = ranks.ended(survivors, BOUND + 2)
+    statuses = ranks.ended(survivors)
     assert statuses == [0] * len(survivors), ranks.transcript()
     for rank in survivors:
         lost = ranks.event(rank, "lost")
         assert lost["kind"] == "PeerLost", ranks.transcript()
         assert lost["rank"] == victim, ranks.transcript()
         assert f"rank {victim}" in lost["text"], ranks.transcript()
-        assert lost["at"] - killed_at < BOUND, ranks.transcript()
         assert ranks.event(rank, "health")["health"][victim] == "died", ranks.transcript()
-        record_detection(lost["at"] - killed_at, f"{point}, rank {victim} of {n}")
+        took(GOAL[0], lost["at"] - killed_at, GOAL[1])
 
 
 @pytest.mark.parametrize(("point", "n", "victim"), full(places(), quick=8))
@@ -71,14 +71,14 @@ def test_soak(job: Callable[..., Job], trial: int) -> None:
     "step", ["place", "places", "endpoint", "connect", "open", "join", "barrier"]
 )
 def test_death_inside_init(job: Callable[..., Job], step: str, victim: int) -> None:
-    ranks = job("dies_early.py", 3, step, victim, PGASDL_TIMEOUT="20")
+    ranks = job("dies_early.py", 3, step, victim, PGASDL_TIMEOUT=TIMEOUT)
     died_at = ranks.event(victim, "dying")["at"]
     survivors = [rank for rank in range(3) if rank != victim]
-    assert ranks.ended(survivors, BOUND + 2) == [0, 0], ranks.transcript()
+    assert ranks.ended(survivors) == [0, 0], ranks.transcript()
     for rank in survivors:
         refused = ranks.event(rank, "refused")
         assert (refused["kind"], refused["rank"]) == ("PeerLost", victim), ranks.transcript()
-        assert refused["at"] - died_at < BOUND
+        took(GOAL[0], refused["at"] - died_at, GOAL[1])
 
 
 def test_death_before_init_is_a_timeout_that_names_the_rank(job: Callable[..., Job]) -> None:
@@ -94,15 +94,15 @@ def test_death_before_init_is_a_timeout_that_names_the_rank(job: Callable[..., J
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("step", ["before close", "after close"])
 def test_death_on_the_way_out(job: Callable[..., Job], step: str, victim: int) -> None:
-    ranks = job("dies_early.py", 3, step, victim, PGASDL_TIMEOUT="20")
+    ranks = job("dies_early.py", 3, step, victim, PGASDL_TIMEOUT=TIMEOUT)
     died_at = ranks.event(victim, "dying")["at"]
     survivors = [rank for rank in range(3) if rank != victim]
-    assert ranks.ended(survivors, BOUND + 2) == [0, 0], ranks.transcript()
+    assert ranks.ended(survivors) == [0, 0], ranks.transcript()
     how = "died" if step == "before close" else "closed"
     for rank in survivors:
         lost = ranks.event(rank, "lost")
         assert lost["kind"] == "PeerLost", ranks.transcript()
-        assert lost["at"] - died_at < BOUND
+        took(GOAL[0], lost["at"] - died_at, GOAL[1])
         assert ranks.event(rank, "health")["health"][victim] == how
     if how == "died":
         assert {ranks.event(rank, "lost")["rank"] for rank in survivors} == {victim}

@@ -1,17 +1,20 @@
-"""SIGSTOP: noticed by the heartbeat, harmless when it is short, and a late rank is fenced."""
+"""SIGSTOP: noticed by the heartbeat, and a late rank is fenced.
+
+When a silent rank counts as stopped: tests/native/test_liveness.cpp, on a clock of its own.
+"""
 
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
-from failure_harness import Job
+from failure_harness import TIMEOUT, Job
+from support.patience import took
 from tiers import full
 
 LIMIT = 1.0
-SETTINGS = {"PGASDL_STOPPED_AFTER": "1.0", "PGASDL_HEARTBEAT_MS": "100", "PGASDL_TIMEOUT": "25"}
+SETTINGS = {"PGASDL_STOPPED_AFTER": "1.0", "PGASDL_HEARTBEAT_MS": "100", "PGASDL_TIMEOUT": TIMEOUT}
 
 
 @pytest.mark.parametrize(
@@ -27,42 +30,11 @@ def test_stopped_rank_is_named_within_the_limit(job: Callable[..., Job], point: 
             lost = ranks.event(rank, "lost")
             assert (lost["kind"], lost["rank"]) == ("PeerLost", 1), ranks.transcript()
             assert "rank 1 stopped" in lost["text"], ranks.transcript()
-            assert LIMIT - 0.2 < lost["at"] - stopped_at < LIMIT + 2.0, ranks.transcript()
+            assert lost["at"] - stopped_at > LIMIT - 0.2, ranks.transcript()
+            took("SIGSTOP to a survivor's error", lost["at"] - stopped_at, LIMIT + 0.5)
             assert ranks.event(rank, "health")["health"][1] == "stopped"
     finally:
         ranks.signal(1, signal.SIGCONT)
-
-
-@pytest.mark.full
-def test_short_stops_change_nothing(job: Callable[..., Job]) -> None:
-    ranks = job("stopped.py", 3, 2.0, **SETTINGS)
-    ranks.said("running")
-    for victim in (0, 1, 2):
-        ranks.signal(victim, signal.SIGSTOP)
-        time.sleep(0.4)
-        ranks.signal(victim, signal.SIGCONT)
-        time.sleep(0.05)
-    assert ranks.ended() == [0, 0, 0], ranks.transcript()
-    ends = [ranks.event(rank, "complete") for rank in range(3)]
-    assert len({(end["steps"], end["total"]) for end in ends}) == 1
-    assert not any(ranks[rank].said("lost") for rank in range(3))
-    # A rank that has finished may close before another looks.
-    assert all(set(end["health"]) <= {"healthy", "closed"} for end in ends)
-
-
-@pytest.mark.full
-def test_whole_job_stopped_for_longer_than_the_limit(job: Callable[..., Job]) -> None:
-    """Ctrl-Z: all ranks were stopped, so none counts as lost."""
-    ranks = job("stopped.py", 3, 2.5, **SETTINGS)
-    ranks.said("running")
-    for rank in range(3):
-        ranks.signal(rank, signal.SIGSTOP)
-    time.sleep(0.9)
-    time.sleep(0.9)
-    for rank in range(3):
-        ranks.signal(rank, signal.SIGCONT)
-    assert ranks.ended() == [0, 0, 0], ranks.transcript()
-    assert not any(ranks[rank].said("lost") for rank in range(3)), ranks.transcript()
 
 
 @pytest.mark.full

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.environment import environment
 from support.launcher import command
-from support.leftovers import state_of, until
+from support.leftovers import state_of
 from support.mpi_rows import Row
+from support.patience import until
 from support.starting import finished, running
 
 from pgasdl.runtime.launch.mpiexec import LAUNCHERS

@@ -206,10 +206,10 @@ void late_notifications(const Settings& settings) {
       local.barrier();
       return;
     }
-    local.context.notify_wait_on(stream.order(), segment, 0, Deadline::in(0.3));
+    local.context.notify_wait_on(stream.order(), segment, 0, Deadline::in(2));
     local.context.notify_reset_on(stream.order(), segment, 0);
     stream.synchronize();
-    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2400));
     local.context.notify_wait_on(stream.order(), segment, 1, Deadline::in(0.1));
     stream.synchronize();
     std::string said;

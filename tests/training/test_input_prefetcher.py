@@ -7,7 +7,6 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import jobs
 import numpy as np
 import pytest
 from input_tools import RECORD, records, right, striped
+from support.patience import until
 
 import pgasdl.training.input.reader as reader_module
 from pgasdl import (
@@ -32,13 +32,6 @@ from pgasdl.input import Batches, Prefetcher, StripedFiles, StripedWriter
 
 def prefetchers() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "pgasdl-prefetcher"]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("depth", [2, 3, 9])
@@ -89,6 +82,8 @@ def test_tensors_keep_a_batch(data: StripedFiles) -> None:
     torch = pytest.importorskip("torch")
     iterations = Batches(43, 10).iterations(0, 4)
     with Prefetcher(data, iterations, depth=2, timeout=0.2) as prefetcher:
+        filled = prefetcher._shared.ready
+        assert until(lambda: filled.qsize() == 2)
         batch = next(prefetcher)
         tensor = torch.from_numpy(batch["image"])[2:4]
         batch = next(prefetcher)
@@ -96,6 +91,7 @@ def test_tensors_keep_a_batch(data: StripedFiles) -> None:
             next(prefetcher)
         assert np.array_equal(tensor.numpy(), records(43)["image"][iterations.batches.rows(0)][2:4])
         del tensor
+        assert until(lambda: filled.qsize() == 1)
         right(next(prefetcher), iterations.batches.rows(2))  # the call that was late goes on
         del batch
 
@@ -113,12 +109,12 @@ def test_it_reads_ahead_and_not_too_far(
 
     monkeypatch.setattr(StripedFiles, "read", counted)
     with Prefetcher(data, Batches(43, 10).iterations(0, 30), depth=4) as prefetcher:
-        until(lambda: n_read == 4)
+        assert until(lambda: n_read == 4)
         batch = next(prefetcher)
         time.sleep(0.05)
         assert n_read == 4
         del batch
-        until(lambda: n_read == 5)
+        assert until(lambda: n_read == 5)
         time.sleep(0.05)
         assert n_read == 5
 
@@ -160,7 +156,7 @@ def test_a_read_that_takes_long(data: StripedFiles, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Timeout, match="still in a read"):
         prefetcher.close()
     held.set()
-    until(lambda: not prefetchers())
+    assert until(lambda: not prefetchers())
     assert n_records == 10  # the batch that was begun
     prefetcher.close()
 
@@ -172,7 +168,7 @@ def test_the_thread_ends_with_the_prefetcher(data: StripedFiles) -> None:
     assert prefetchers()
     del prefetcher
     gc.collect()
-    until(lambda: not prefetchers())
+    assert until(lambda: not prefetchers())
     right(batch, iterations.batches.rows(0))
     with suppress(ZeroDivisionError), Prefetcher(data, iterations) as prefetcher:
         next(prefetcher)

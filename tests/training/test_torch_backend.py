@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from support.patience import PATIENCE
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -398,7 +399,8 @@ def test_ranks_in_different_collectives_are_told() -> None:
 
 
 def run_unequal(program: Callable[[Any], Any]) -> list[Any]:
-    """As ``run``; nobody waits for the others at the end."""
+    """As ``run``; ranks meet at the end without a collective."""
+    met = threading.Barrier(2)
 
     def rank(ctx: Any) -> Any:
         shared = SharedContext(ctx, range(2), ours=False)
@@ -406,7 +408,7 @@ def run_unequal(program: Callable[[Any], Any]) -> list[Any]:
         try:
             return program(group)
         finally:
-            time.sleep(0.2)  # who leaves first ends the other's wait in another way
+            met.wait(PATIENCE)  # who leaves first ends the other's wait in another way
             group.shutdown()
 
     return loopback.run(2, rank)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import time
-from collections.abc import Callable
 
 from pgasdl.runtime.bootstrap import StoreClient, StoreServer, channel
 from pgasdl.runtime.bootstrap.channel import CHALLENGE, HELLO, MAGIC, Opener, Sealer, Session
@@ -68,12 +66,3 @@ class RawRank:
         except TimeoutError:
             return False
         return True
-
-
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True

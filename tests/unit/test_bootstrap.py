@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from raw_rank import JOB, SECRET, RawRank, client, until
+from raw_rank import JOB, SECRET, RawRank, client
+from support.patience import until
 
 from pgasdl.errors import BootstrapError, ClosedError, PeerLost, RankError, Timeout
 from pgasdl.runtime.bootstrap import (

@@ -129,7 +129,7 @@ def test_kill_of_the_launcher_leaves_no_process(victim: str) -> None:
         pids += [process.pid, _launcher_of(process.pid)]
         assert len(pids) == 8 and all(alive(pid) for pid in pids)
         os.kill(pids[6] if victim == "guard" else pids[7], signal.SIGKILL)
-        assert gone(pids, 2.0)
+        assert gone(pids)
         assert process.wait(5) == (-9 if victim == "guard" else 137)
 
 
@@ -138,14 +138,14 @@ def test_kill_of_a_rank_takes_what_it_started() -> None:
         pids = _pids(process, 2)
         os.kill(pids[3], signal.SIGKILL)
         assert process.wait(15) == 137
-        assert gone(pids, 1.0)
+        assert gone(pids)
 
 
 def test_daemons_of_a_good_job_end_with_it() -> None:
     with running("-n", "2", "-c", _WITH_CHILDREN) as process:
         pids = _pids(process, 2)
         assert process.wait(15) == 0
-        assert gone(pids, 0.5)
+        assert gone(pids)
 
 
 def test_a_caller_that_ignores_the_end_of_children_waits_for_them() -> None:

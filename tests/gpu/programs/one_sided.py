@@ -80,12 +80,12 @@ def resets(ctx: Any) -> None:
     stream = Stream()
     segment = ctx.segment(64, device="cuda:0")
     ctx.barrier()
-    ctx.notify_wait_on(stream, segment, 1, timeout=0.3)
+    ctx.notify_wait_on(stream, segment, 1, timeout=2)
     ctx.notify_reset_on(stream, segment, 1)
     ctx.notify((ctx.rank + 1) % ctx.size, segment, 1)
     stream.synchronize()
     try:
-        raise AssertionError(f"flag {ctx.notify_waitsome(segment, 1, 1, timeout=1)} is nobody's")
+        raise AssertionError(f"flag {ctx.notify_waitsome(segment, 1, 1, timeout=2.5)} is nobody's")
     except pgasdl.Timeout:
         pass
     ctx.notify_reset_on(stream, segment, 1)

@@ -1,0 +1,37 @@
+"""Waits that only a hang exceeds; and what things took beside their goals: told, never asserted."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+# Seconds; of a test that has more time than that.
+PATIENCE = 100.0
+
+_TAKEN: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
+
+
+def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    """Wait for a condition; False if it did not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def took(what: str, seconds: float, goal: float) -> None:
+    """Keep what something took, for the summary of the run."""
+    _TAKEN[what, goal].append(seconds)
+
+
+def summary() -> list[str]:
+    """A line for each goal."""
+    return [
+        f"{what}: goal {goal:g} s, {len(all_of)} times, median {statistics.median(all_of):.2g} s, "
+        f"longest {max(all_of):.2g} s, {sum(seconds > goal for seconds in all_of)} over the goal"
+        for (what, goal), all_of in sorted(_TAKEN.items())
+    ]
