@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 import numpy as np
@@ -27,15 +27,11 @@ _START_SECONDS = 60.0
 _ANSWER_SECONDS = 300.0
 _FRAMES = re.compile(r"^Traceback .*\n(?:[ \t].*\n)*", re.MULTILINE)
 _INSTALL = "pip install 'pgasdl[peers]'"
-# Its files have the names of MPICH's, so it needs a folder of its own.
-_INSTALL_INTEL = "python3 -m venv FOLDER; FOLDER/bin/pip install {}; export {}"
 
 
 @dataclass(frozen=True, slots=True)
 class PeerKind:
     """One row of the table of peers: a library, or one variant of it.
-
-    Paths may begin with a variable, which names the folder of an installation.
 
     Attributes
     ----------
@@ -48,13 +44,7 @@ class PeerKind:
     environ : dict[str, str]
         Variables of its processes.
     ways : tuple[str, ...]
-        How it sends: with messages ("send"), and with "put"; empty: not at all.
-    library : str
-        Path of a library that they load besides MPI's, by its folder in ``LD_LIBRARY_PATH``.
-    says : str
-        Part of the name that an MPI gives itself whose launcher is a path.
-    install : str
-        How to install what ``mpi`` and ``library`` name.
+        How it sends: with messages ("send"), and with "put".
     """
 
     module: str
@@ -62,23 +52,10 @@ class PeerKind:
     mpi: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
     ways: tuple[str, ...] = ("send", "put")
-    library: str = ""
-    says: str = ""
-    install: str = ""
 
 
 _MPI = "pgasdl.tools.bench.mpi_peer"
-_ONECCL = "pgasdl.tools.bench.oneccl_peer"
 _GLOO = "pgasdl.tools.bench.gloo_peer"
-# We bind the processes ourselves.
-_INTEL_MPI = PeerKind(
-    _MPI,
-    ("mpi4py",),
-    "$I_MPI_ROOT/bin/mpiexec.hydra",
-    {"I_MPI_PIN": "off"},
-    says="Intel(R) MPI",
-    install=_INSTALL_INTEL.format("impi-rt", "I_MPI_ROOT=FOLDER"),
-)
 # A variant has the name of its library, "-", and its own. The keys are request.PEERS.
 PEER_KINDS = {
     "mpich": PeerKind(_MPI, ("mpi4py",), "mpich"),
@@ -90,17 +67,6 @@ PEER_KINDS = {
         ("mpi4py",),
         "openmpi",
         {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_smsc": "cma"},
-    ),
-    "impi": _INTEL_MPI,
-    "oneccl": replace(
-        _INTEL_MPI,
-        module=_ONECCL,
-        # The one for hosts without a GPU; and no threads besides the ranks', as with the others.
-        environ=_INTEL_MPI.environ
-        | {"CCL_PLUGIN": "ONECCL_LEGACY_CPU", "CCL_WORKER_OFFLOAD": "0", "CCL_LOG_LEVEL": "error"},
-        ways=(),  # onecclSend crashes with memory of the host (2022.1)
-        library="$CCL_ROOT/lib/libccl.so.2",
-        install=_INSTALL_INTEL.format("oneccl", "I_MPI_ROOT=FOLDER CCL_ROOT=FOLDER"),
     ),
     "gloo": PeerKind(_GLOO, ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}, ways=("send",)),
 }
@@ -205,8 +171,7 @@ class Peer:
         self._lines = [self._lines[place] for place in order]
         version = str(hellos[0]["version"])
         sizes = {int(hello["size"]) for hello in hellos}
-        row = mpiexec.LAUNCHERS.get(kind.mpi or "")
-        says = row.says if row else kind.says
+        says = mpiexec.LAUNCHERS[kind.mpi].says if kind.mpi else ""
         if sizes != {self._size} or says not in version:
             raise UnavailableError(
                 f"{self._size} processes of {says or 'it'} were started, but they are "
@@ -218,13 +183,8 @@ class Peer:
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PGASDL_", "PMI"))}
         environ |= {"OMP_NUM_THREADS": "1", **kind.environ}
         program = [sys.executable, "-P", "-m", kind.module, path]
-        if kind.library:
-            library = _placed(kind.library, kind.install)
-            folders = os.path.dirname(library), environ.get("LD_LIBRARY_PATH", "")
-            environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
-            program.append(library)
         if kind.mpi is not None:
-            found = mpiexec.find(_placed(kind.mpi, kind.install))
+            found = mpiexec.find(kind.mpi)
             self._spawn(found.command(self._size, program), environ | found.environ())
             return
         for rank in range(self._size):
@@ -269,25 +229,11 @@ class Peer:
         return " ".join(lines)[:400] or "without a word"
 
 
-def _placed(path: str, install: str) -> str:
-    """Return a path without variables; a plain name stays as it is."""
-    place = os.path.expandvars(path)
-    if os.sep in path and not os.path.exists(place):
-        raise UnavailableError(f"no {path}{'' if place == path else f': {place}'} ({install})")
-    return place
-
-
-def start(names: Sequence[str], size: int, *, sends: bool = False) -> tuple[list[Peer], list[str]]:
-    """Start the available peers; return them, and the reason for each other one.
-
-    ``sends`` : only those that send
-    """
+def start(names: Sequence[str], size: int) -> tuple[list[Peer], list[str]]:
+    """Start the available peers; return them, and the reason for each other one."""
     peers: list[Peer] = []
     missing: list[str] = []
     for name in names:
-        if sends and not PEER_KINDS[name].ways:
-            missing.append(f"{name}: it does not send from the memory of hosts")
-            continue
         try:
             peers.append(Peer(name, size))
         except UnavailableError as error:

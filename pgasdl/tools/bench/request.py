@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 OPS = ("write_notify", "allreduce", "model", "rdma", "mpi", "plans", "tune")
-PEERS = ("mpich", "mpich-generic", "openmpi", "openmpi-cma", "impi", "oneccl", "gloo")
+PEERS = ("mpich", "mpich-generic", "openmpi", "openmpi-cma", "gloo")
 DEFAULT_SIZES = {
     "write_notify": "8,1K,16K,256K,4M",
     "allreduce": "8,1K,16K,256K,1M,4M,16M,64M,256M",

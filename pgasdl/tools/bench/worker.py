@@ -34,7 +34,7 @@ def measure(context: Context, request: Request) -> list[Row]:
     cores = len(os.sched_getaffinity(0))
     described = machine.describe()
     asked = request.peers if context.rank == 0 else ()
-    started, missing = peers.start(asked, context.size, sends=request.op == "write_notify")
+    started, missing = peers.start(asked, context.size)
     if request.transport != "loopback":
         pin(context.rank, context.size)  # after the peers' start: they would inherit it
     with contextlib.ExitStack() as stack:
