@@ -243,7 +243,9 @@ def _devices(name: str) -> ProbeResult:
             where = address.device
         parts.append(f"{where}: {'chosen' if address.chosen else address.refused}")
     if not parts:
-        return ProbeResult(name, "WARN", "none (needed for transport verbs only)", topo.GET_ONE)
+        return ProbeResult(
+            name, "WARN", f"{found.missing} (needed for transport verbs only)", found.fix
+        )
     text = "; ".join(parts)
     return ProbeResult(name, "OK" if found.chosen else "WARN", text, found.fix)
 
@@ -302,16 +304,12 @@ PROBES: tuple[tuple[str, Callable[[str], ProbeResult]], ...] = (
     ("native module", _native),
     ("cores", _cores),
     ("memfd, sealed", probes.memfd),
-    ("AF_UNIX descriptors", probes.descriptor_passing),
     ("pidfd", probes.pidfd),
     ("process_vm_readv", probes.process_vm),
     ("membarrier", probes.membarrier),
-    ("futex", probes.futex),
     ("RLIMIT_MEMLOCK", probes.memlock),
     ("RLIMIT_NOFILE", probes.nofile),
-    ("vm.max_map_count", probes.map_count),
     ("memory", probes.memory),
-    ("huge pages, shared", probes.huge_pages),
     ("start-up store", _store),
     ("launcher", _launcher),
     ("numpy", _needed),

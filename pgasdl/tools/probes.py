@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import platform
 import resource
-import secrets
 import select
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,14 +23,10 @@ from pgasdl.tools.topo import kernel_devices
 _MIB = 1 << 20
 _RESNET50_BYTES = 102_228_128
 _CAP_IPC_LOCK = 14
-_SYSCALLS = {
-    "x86_64": {"membarrier": 324, "futex": 202},
-    "aarch64": {"membarrier": 283, "futex": 98},
-}
+_MEMBARRIER = {"x86_64": 324, "aarch64": 283}  # the system call's number
 _PR_SET_PTRACER = 0x59616D61
 _MEMBARRIER_GLOBAL_EXPEDITED = 1 << 1
 _MEMBARRIER_REGISTER_GLOBAL_EXPEDITED = 1 << 2
-_FUTEX_WAKE = 1
 _KERNEL_FIX = "Linux 5.4 or newer, and a container that does not filter this call"
 
 
@@ -70,29 +64,6 @@ def memfd(name: str) -> ProbeResult:
             if shared:
                 return ProbeResult(name, "OK", "created, mapped twice, sealed against resizing")
     return ProbeResult(name, "FAIL", "memory is not shared, or its seals do not hold", _KERNEL_FIX)
-
-
-def descriptor_passing(name: str) -> ProbeResult:
-    """Pass a descriptor over a socket, and ask for the peer's uid."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with listener, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        listener.bind("\0pgasdl-doctor-" + secrets.token_hex(8))
-        listener.listen(1)
-        client.connect(listener.getsockname())
-        server, _ = listener.accept()
-        reading, writing = os.pipe()
-        with server, contextlib.closing(_Descriptor(reading)):
-            with contextlib.closing(_Descriptor(writing)):
-                socket.send_fds(server, [b"m"], [writing])
-            _, received, _, _ = socket.recv_fds(client, 1, 1)
-            with contextlib.closing(_Descriptor(received[0])):
-                os.write(received[0], b"x")
-            same = os.read(reading, 2) == b"x"
-            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            uid = int.from_bytes(credentials[4:8], sys.byteorder)
-    if same and uid == os.geteuid():
-        return ProbeResult(name, "OK", "descriptor passed, peer's uid known")
-    return ProbeResult(name, "FAIL", f"descriptor lost, or a wrong uid ({uid})", _KERNEL_FIX)
 
 
 def pidfd(name: str) -> ProbeResult:
@@ -172,23 +143,12 @@ def _read_from(owner: int, source: ctypes.Array[ctypes.c_char]) -> int:
 
 def membarrier(name: str) -> ProbeResult:
     """Ask for the barrier that a sleeping rank needs."""
-    result = _syscall("membarrier", _MEMBARRIER_REGISTER_GLOBAL_EXPEDITED, 0, 0)
-    result = result or _syscall("membarrier", _MEMBARRIER_GLOBAL_EXPEDITED, 0, 0)
+    result = _membarrier(_MEMBARRIER_REGISTER_GLOBAL_EXPEDITED)
+    result = result or _membarrier(_MEMBARRIER_GLOBAL_EXPEDITED)
     if result == 0:
         return ProbeResult(name, "OK", "expedited")
     text = f"membarrier is refused: {os.strerror(-result)}; sleeping ranks wake more often"
     return ProbeResult(name, "WARN", text, way_out("membarrier"))
-
-
-def futex(name: str) -> ProbeResult:
-    """Sleep and wake on a word."""
-    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
-        word = ctypes.c_uint32.from_buffer(memory)
-        result = _syscall("futex", ctypes.addressof(word), _FUTEX_WAKE, 1)
-        del word
-    if result == 0:
-        return ProbeResult(name, "OK", "wakes across processes")
-    return ProbeResult(name, "FAIL", f"refused: {os.strerror(-result)}", _KERNEL_FIX)
 
 
 def memlock(name: str) -> ProbeResult:
@@ -233,14 +193,6 @@ def nofile(name: str) -> ProbeResult:
     )
 
 
-def map_count(name: str) -> ProbeResult:
-    """Look at the limit of mappings."""
-    count = int(read_line("/proc/sys/vm/max_map_count") or 0)
-    if count >= 65530:
-        return ProbeResult(name, "OK", str(count))
-    return ProbeResult(name, "WARN", str(count), "sysctl vm.max_map_count=262144")
-
-
 def memory(name: str) -> ProbeResult:
     """Look at the available memory."""
     fields = dict(
@@ -276,18 +228,6 @@ def _cgroup_limit() -> int | None:
     return min(limits, default=None)
 
 
-def huge_pages(name: str) -> ProbeResult:
-    """Look at the page size of memory files."""
-    text = read_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    if text is None:
-        return ProbeResult(name, "WARN", "not in this kernel", "a kernel with TRANSPARENT_HUGEPAGE")
-    chosen = text.partition("[")[2].partition("]")[0]
-    if chosen in ("always", "within_size", "advise", "force"):
-        return ProbeResult(name, "OK", chosen)
-    fix = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
-    return ProbeResult(name, "WARN", f"{chosen}: large segments use small pages", fix)
-
-
 class _Descriptor:
     """A descriptor that ``contextlib.closing`` can close."""
 
@@ -315,12 +255,12 @@ def _child(work: Callable[[], object]) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def _syscall(call: str, *arguments: int) -> int:
+def _membarrier(command: int) -> int:
     """Return the result, or minus errno."""
-    number = _SYSCALLS.get(platform.machine(), {}).get(call)
+    number = _MEMBARRIER.get(platform.machine())
     if number is None:
-        return -38
+        return -errno.ENOSYS
     libc = ctypes.CDLL(None, use_errno=True)
-    longs = [ctypes.c_long(argument) for argument in (*arguments, 0, 0, 0)]
-    result = int(libc.syscall(ctypes.c_long(number), *longs))
+    longs = [ctypes.c_long(argument) for argument in (number, command, 0, 0)]
+    result = int(libc.syscall(*longs))
     return -ctypes.get_errno() if result < 0 else result

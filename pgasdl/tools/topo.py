@@ -1,20 +1,16 @@
 """``pgasdl topo``: the GPUs, and every address at which RDMA peers can reach this machine.
 
 The native module chooses and says why. Where it cannot (it is not loaded, or built without verbs,
-or libibverbs is missing), the list comes from sysfs, and from pyverbs if it is installed, with that
-as the reason. Needs the standard library only.
+or libibverbs is missing), there is no list, but that reason and how to mend it. Needs the standard
+library only.
 """
 
 from __future__ import annotations
 
 import ctypes
-import re
-import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from importlib import import_module
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from pgasdl import _load_native
 from pgasdl.config import Config
@@ -25,7 +21,6 @@ from pgasdl.tools.json_document import takes_stdout, write_json
 LIBRARY = "libibverbs.so.1"
 SYSFS = Path("/sys/class/infiniband")
 NODES = Path("/dev/infiniband")
-_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 CONTAINER = "in docker --device=/dev/infiniband --ulimit memlock=-1"
 
 GET_ONE = (
@@ -98,8 +93,6 @@ class Survey:
 
     Attributes
     ----------
-    source : str
-        Source of the list: "libibverbs", "pyverbs" or "sysfs".
     stage : str
         What is missing first: "native", "build", "library", "device"; "" if nothing is.
     missing : str
@@ -108,7 +101,6 @@ class Survey:
         How to fix it.
     """
 
-    source: str
     addresses: tuple[RdmaAddress, ...]
     stage: str = ""
     missing: str = ""
@@ -166,22 +158,22 @@ def survey(config: Config) -> Survey:
     try:
         native = _load_native()
     except ImportError as error:
-        return _without_native(config, "native", f"the native module cannot be imported: {error}")
+        return _without("native", f"the native module cannot be imported: {error}")
     if left_out := native.transports()["verbs"]:
-        return _without_native(config, "build", left_out)
+        return _without("build", left_out)
     try:
         found = tuple(
             RdmaAddress(**{field.name: getattr(info, field.name) for field in fields(RdmaAddress)})
             for info in native.verbs_devices(native.VerbsOptions(**config.verbs_options()))
         )
     except (PgasError, OSError, RuntimeError) as error:
-        return _without_native(config, "library" if library_error() else "device", str(error))
+        return _without("library" if library_error() else "device", str(error))
     if not found:
-        return _unseen(config)
+        return _unseen()
     if any(address.chosen for address in found):
-        return Survey("libibverbs", found)
+        return Survey(found)
     reasons = dict.fromkeys(f"{address.device}: {address.refused}" for address in found)
-    return Survey("libibverbs", found, "device", "; ".join(reasons), FIXES[_trouble(found, config)])
+    return Survey(found, "device", "; ".join(reasons), FIXES[_trouble(found, config)])
 
 
 def library_error() -> str:
@@ -198,22 +190,20 @@ def kernel_devices() -> list[str]:
     return sorted(path.name for path in SYSFS.glob("*")) if SYSFS.is_dir() else []
 
 
-def _without_native(config: Config, stage: str, missing: str) -> Survey:
-    source, found = _second_best(config, missing)
-    fix = FIXES.get(stage) or FIXES["closed"]
-    return Survey(source, found, stage, missing, fix)
+def _without(stage: str, missing: str) -> Survey:
+    return Survey((), stage, missing, FIXES.get(stage) or FIXES["closed"])
 
 
-def _unseen(config: Config) -> Survey:
-    """Survey the kernel's devices where libibverbs lists none."""
-    if not kernel_devices():
-        return Survey("libibverbs", (), "device", "no RDMA device", FIXES["none"])
+def _unseen() -> Survey:
+    """Tell why libibverbs lists none of the kernel's devices."""
+    names = ", ".join(kernel_devices())
+    if not names:
+        return Survey((), "device", "no RDMA device", FIXES["none"])
     if NODES.is_dir() and any(NODES.glob("uverbs*")):
-        kind, missing = "provider", "libibverbs has no provider for the kernel's RDMA devices"
-    else:
-        kind, missing = "closed", f"the kernel has RDMA devices, but there is no {NODES}/uverbs*"
-    source, found = _second_best(config, missing)
-    return Survey(source, found, "device", missing, FIXES[kind])
+        missing = f"libibverbs has no provider for the kernel's RDMA devices ({names})"
+        return Survey((), "device", missing, FIXES["provider"])
+    missing = f"the kernel has RDMA devices ({names}), but there is no {NODES}/uverbs*"
+    return Survey((), "device", missing, FIXES["closed"])
 
 
 def _trouble(found: Sequence[RdmaAddress], config: Config) -> str:
@@ -225,17 +215,6 @@ def _trouble(found: Sequence[RdmaAddress], config: Config) -> str:
     return "down"
 
 
-def _second_best(config: Config, reason: str) -> tuple[str, tuple[RdmaAddress, ...]]:
-    """Return the kernel's list; each entry has its own reason, or else ``reason``."""
-    ask = _pyverbs()
-    found = []
-    for address in sysfs_addresses():
-        mtu, closed = (0, "") if ask is None else _opened(ask, address)
-        refused = _unwanted(address, config) or closed or address.refused or reason
-        found.append(replace(address, mtu=mtu, refused=refused))
-    return ("sysfs" if ask is None else "pyverbs"), tuple(found)
-
-
 def _unwanted(address: RdmaAddress, config: Config) -> str:
     ports, gid = config.verbs_device, config.verbs_gid
     if ports is not None and not ports.allows(address.device, address.port):
@@ -243,80 +222,6 @@ def _unwanted(address: RdmaAddress, config: Config) -> str:
     if gid is not None and gid != address.gid_index:
         return f"GID index {gid} was asked for"
     return ""
-
-
-def sysfs_addresses(root: Path = SYSFS) -> Iterator[RdmaAddress]:
-    """Yield every address below ``root``, in the kernel's order, with refusals by sysfs alone."""
-    for device in sorted(root.glob("*")):
-        node = _line(device / "device" / "numa_node")
-        numa_node = int(node) if _NUMBER.fullmatch(node) else -1
-        iwarp = _line(device / "node_type").endswith("RNIC")
-        bare = RdmaAddress(device.name, numa_node=numa_node)
-        n_found = 0
-        for port in _numbered(device / "ports"):
-            state = _line(port / "state").rpartition(" ")[2].lower()
-            refused = "" if state == "active" else f"the port is {state or 'in no known state'}"
-            if iwarp:
-                refused = "iWARP: it connects through rdma_cm only, and has no atomics"
-            link = replace(
-                bare,
-                port=int(port.name),
-                state=state,
-                link_layer=_line(port / "link_layer"),
-                refused=refused,
-            )
-            for address in _entries(port, link):
-                n_found += 1
-                yield address
-        if n_found == 0:
-            yield replace(bare, refused="no port of it has an address: is its network device up?")
-
-
-def _entries(port: Path, link: RdmaAddress) -> Iterator[RdmaAddress]:
-    for entry in _numbered(port / "gids"):
-        words = _line(entry).replace(":", "")
-        if not re.fullmatch(r"[0-9a-fA-F]{32}", words) or not int(words, 16):
-            continue
-        gid = bytes.fromhex(words)
-        kind = _line(port / "gid_attrs" / "types" / entry.name)
-        yield replace(
-            link,
-            gid_index=int(entry.name),
-            gid=socket.inet_ntop(socket.AF_INET6, gid),
-            type="RoCE v1" if kind == "IB/RoCE v1" else kind,
-            net_device=_line(port / "gid_attrs" / "ndevs" / entry.name),
-        )
-
-
-def _numbered(folder: Path) -> list[Path]:
-    """Return the entries whose names are numbers, in order."""
-    entries = (path for path in folder.glob("*") if _NUMBER.fullmatch(path.name))
-    return sorted(entries, key=lambda path: int(path.name))
-
-
-def _line(path: Path) -> str:
-    """Return the line of a file in sysfs; "" if it cannot be read, like an empty entry."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _pyverbs() -> Any | None:
-    try:
-        return import_module("pyverbs.device")
-    except ImportError:
-        return None
-
-
-def _opened(device_module: Any, address: RdmaAddress) -> tuple[int, str]:
-    """Return the port's MTU, which sysfs lacks, and why the device cannot be opened, or ""."""
-    try:
-        with device_module.Context(name=address.device) as context:
-            mtu = context.query_port(address.port).active_mtu if address.port else 0
-    except Exception as error:  # pyverbs has a family of its own
-        return 0, f"it cannot be opened: {error}; {CONTAINER}"
-    return (128 << mtu if mtu else 0), ""
 
 
 def _report(found: Survey, in_use: dict[str, str]) -> Iterator[str]:
@@ -330,8 +235,6 @@ def _report(found: Survey, in_use: dict[str, str]) -> Iterator[str]:
         width = max(map(len, in_use))
         yield from (f"{name:<{width}}  {value}" for name, value in in_use.items())
         return
-    if found.source != "libibverbs":
-        yield f"from {found.source}, since libibverbs could not be asked"
     yield f"no transport verbs: {found.missing}"
     yield f"fix: {found.fix}"
 

@@ -20,8 +20,8 @@ CORPUS = HERE / "corpus"
 LONGEST = 512
 IN_CI = os.environ.get("CI") == "true"
 # Executions without guidance by coverage, and with it: each number takes a few seconds.
-N_BLIND = {"store": 50, "sysfs": 50}
-N_GUIDED = {"store": 1_000, "sysfs": 2_000, "gossip": 200_000}
+N_BLIND = {"store": 50}
+N_GUIDED = {"store": 1_000, "gossip": 200_000}
 OPTIONS = (f"-max_len={LONGEST}", "-seed=1", "-timeout=20", "-rss_limit_mb=2048", "-verbosity=0")
 
 

@@ -138,7 +138,7 @@ def test_a_bar_fits_the_terminal(
     ("arguments", "keys"),
     [
         (("env",), {"variables", "problems"}),
-        (("topo",), {"source", "addresses", "fix"}),
+        (("topo",), {"addresses", "missing", "fix"}),
         (("version",), {"version"}),
         (BENCH, {"op", "bytes", "us", "floor_us"}),
         pytest.param(PLANS, {"plan", "us", "predicted_us"}, marks=pytest.mark.full),

@@ -129,5 +129,4 @@ def test_doctor_tells_what_is_refused(error: str) -> None:
         assert finding["status"] == status, finding
         assert "refused" in finding["detail"]
         assert call in finding["fix"] and "seccomp" in finding["fix"]
-    assert findings["AF_UNIX descriptors"]["status"] == "OK"
     assert result.returncode == 1
