@@ -31,8 +31,9 @@ SECOND_LOOKS = 5  # more failed tests are no chance
 
 # What must not pass the second time: wrong numbers, crashes, reports of sanitizers.
 DEFECT = re.compile(
-    r"Mismatched elements|rrays are not |Tensor-likes are not|array_equal|allclose|np\.False_"
-    r"|^assert \[[-\d].*==|\bwrong (sum|bits|value|number|result)"
+    r"Mismatched elements|rrays are not |Tensor-likes are not|array_equal|allclose|method equal"
+    r"|np\.False_|^assert (\[[-\d]|b['\"]|array|tensor).*==|\bwrong (sum|bits|value|number|result)"
+    r"|[1-9]\d* of \d+ differ"
     r"|Sanitizer|runtime error: "
     r"|Segmentation fault|Bus error|core dumped|Fatal Python error|terminate called"
     r"|signal (4|6|7|8|11)\b|SIG(ILL|ABRT|BUS|FPE|SEGV)|(status|with|code|assert) -(4|6|7|8|11)\b",
