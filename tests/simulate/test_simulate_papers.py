@@ -29,7 +29,7 @@ def test_mimatrix_follows_table_1_up_to_16_workers() -> None:
     assert any("32 workers do not" in note for note in table.notes)
 
 
-@pytest.mark.full
+@pytest.mark.gate
 def test_swcaffe_follows_alexnet_and_not_resnet50() -> None:
     table = swcaffe.study().tables[0]
     paper, ours = column(table, "share %, paper"), column(table, "ours")
@@ -43,7 +43,7 @@ def test_swcaffe_follows_alexnet_and_not_resnet50() -> None:
             assert printed["speedup"][model][batch] == pytest.approx(1024 * (1 - share / 100), 0.02)
 
 
-@pytest.mark.full
+@pytest.mark.gate
 def test_s_caffe_has_the_papers_order_at_4_mb() -> None:
     study = s_caffe.study()
     first, _, crossing = study.tables

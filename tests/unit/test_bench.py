@@ -259,8 +259,8 @@ def test_loopback(tmp_path: Path) -> None:
     assert {row["transport"] for row in rows_of(file)} == {"loopback"}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("op", ["allreduce", "write_notify"])
+@pytest.mark.gate
+@pytest.mark.parametrize("op", full(["allreduce", "write_notify"], quick=1))
 def test_peers_take_turns(tmp_path: Path, op: str) -> None:
     """Peers that are installed are measured; the others are named with the reason."""
     file = tmp_path / "rows.json"
