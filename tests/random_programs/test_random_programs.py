@@ -35,13 +35,13 @@ def test_over_loopback() -> None:
 
 
 def test_over_shm() -> None:
-    must_pass("--seeds", "0:48", "--way", "shm")
+    must_pass("--seeds", "0:64", "--way", "shm")
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_more_over_loopback() -> None:
-    must_pass("--seeds", "160:4256", timeout=1800)
+    must_pass("--seeds", "96:4256", timeout=1800)
 
 
 @pytest.mark.full
