@@ -78,7 +78,7 @@ LANES = (
     Lane("torch", f"{LEFT_OUT} tests/training/test_torch_distributed.py", ("tests/training",)),
     folder("failure"),
     folder("gpu"),
-    folder("unit", "fish", "zsh", without=("test_native.py", "test_topo.py")),
+    folder("unit", without=("test_native.py", "test_topo.py")),
     folder("simulate", "libsimgrid-dev"),
     folder("launchers", "iproute2", *SLURM),
     Lane("native-thread", f"{LEFT_OUT} tests/unit/test_native.py", ("tests/native", "tests/gpu")),

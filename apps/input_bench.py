@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -241,7 +240,7 @@ def options() -> argparse.Namespace:
     add("--rounds", type=int, default=5)
     add("--compute", type=float, default=0.0, metavar="MS", help="between two batches")
     add("--cold", action="store_true", help="read from the disk, not from the page cache")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON; without FILE, only that")
+    add("--json", action="store_true", help="only one JSON document")
     return parser.parse_args()
 
 
@@ -287,15 +286,15 @@ def main() -> None:
             "compute_ms": given.compute,
             "rows": rows,
         }
-        if given.json != "-":
+        if given.json:
+            write_json(what)
+        else:
             print(
                 f"{ctx.size} rank{'s' * (ctx.size > 1)} on {os.cpu_count()} cores, "
                 f"{'cold' if given.cold else 'warm'} files, {given.compute:g} ms of work; "
                 f"medians of {given.rounds} rounds"
             )
             print(table(rows))
-            sys.stdout.flush()
-        write_json(what, given.json)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,6 @@ class Bench:
                 for contender in self.contenders:
                     contender.measure(self.given.iterations)
                 self._probe()
-                self.output.step()
             self._report({each.name: each.trace(_TRACED) for each in self.contenders})
             for contender in self.contenders:
                 contender.close()
@@ -275,16 +274,6 @@ class Bench:
         }
 
 
-class Silent(Output):
-    """What ranks other than 0 print: nothing."""
-
-    def _print(self, line: str, out: Any) -> None:
-        pass
-
-    def write(self, document: Any) -> None:
-        pass
-
-
 def main() -> None:
     """Join the job and measure."""
     given = options()
@@ -295,13 +284,9 @@ def main() -> None:
                 print(f"{each.name:22} {each.what}{only}")
         return
     with pgasdl.init() as ctx:
-        output = (
-            Output(given.json, label=f"pipeline, {given.network}", steps=given.rounds)
-            if ctx.rank == 0
-            else Silent(None)
-        )
-        with output:
-            Bench(ctx, given, output).run()
+        only = given.json == "-"
+        output = Output(ctx.rank, as_json=only, file=None if only else given.json)
+        Bench(ctx, given, output).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ``pgasdl`` command: run, env, doctor, topo, bench, tune, sim, version, completion."""
+"""The ``pgasdl`` command: run, env, doctor, topo, bench, tune, sim, version."""
 
 from __future__ import annotations
 
@@ -8,36 +8,14 @@ import sys
 from collections.abc import Sequence
 
 import click
-from click.shell_completion import (
-    CompletionItem,
-    get_completion_class,
-    shell_complete,
-)
+from click.shell_completion import CompletionItem, shell_complete
 
-from pgasdl.tools.command import (
-    USAGE_ERROR,
-    Failed,
-    Group,
-    Names,
-    colour,
-    complete,
-    json_option,
-    report,
-)
-from pgasdl.tools.json_document import takes_stdout, write_json
+from pgasdl.tools.command import USAGE_ERROR, Group, colour, complete, json_option
+from pgasdl.tools.json_document import write_json
 
 __all__ = ["USAGE_ERROR", "main", "package_version"]
 
-SHELLS = ("bash", "zsh", "fish")
 _COMPLETE_VARIABLE = "_PGASDL_COMPLETE"
-_COMPLETION_HELP = """\
-Print a script with which a shell completes this command, its options and their values.
-
-\b
-  bash: eval "$(pgasdl completion bash)"      in ~/.bashrc
-  zsh:  eval "$(pgasdl completion zsh)"       in ~/.zshrc, after compinit
-  fish: pgasdl completion fish > ~/.config/fish/completions/pgasdl.fish
-"""
 # Each command and its place: here, or in a module that is loaded on demand, because some need numpy
 # and the native module.
 _COMMANDS = {
@@ -55,7 +33,6 @@ _COMMANDS = {
         "simulate plans on modelled machines, and the papers' runs",
     ),
     "version": ("", "print the version"),
-    "completion": ("", "print what makes a shell complete this command"),
 }
 
 
@@ -72,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as error:
-        return report(error, words)
+        error.show()
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -96,8 +74,8 @@ class _Commands(Group):
         except ImportError as error:
             if ctx.resilient_parsing:  # a shell completes
                 return None
-            raise Failed(
-                f"{cmd_name} is not available: {error}; see `pgasdl doctor`", ctx
+            raise click.ClickException(
+                f"{cmd_name} is not available: {error}; see `pgasdl doctor`"
             ) from error
         return found
 
@@ -113,18 +91,17 @@ class _Commands(Group):
 
 @click.group(
     cls=_Commands,
-    example="pgasdl run -n 2 train.py",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Every table is also a JSON document: --json. Tab completes, after what `pgasdl "
-    "completion --help` shows.",
+    epilog='Every table is also a JSON document: --json. Tab completes: eval "$(_PGASDL_COMPLETE='
+    'bash_source pgasdl)"; or zsh_source; or _PGASDL_COMPLETE=fish_source pgasdl | source.',
 )
 def cli() -> None:
     """One-sided communication for deep learning."""
 
 
-@cli.command("env", example="pgasdl env")
+@cli.command("env")
 @json_option
-def _env(json_file: str | None) -> int:
+def _env(as_json: bool) -> int:
     """List the PGASDL_* variables and their values."""
     from pgasdl.config import listing
 
@@ -133,8 +110,9 @@ def _env(json_file: str | None) -> int:
         {"name": name, "value": value, "set": name in os.environ, "doc": doc}
         for name, value, doc in rows
     ]
-    write_json({"variables": table, "problems": problems}, json_file)
-    if not takes_stdout(json_file):
+    if as_json:
+        write_json({"variables": table, "problems": problems})
+    else:
         width = max(len(name) for name, _, _ in rows)
         values = max(len(value) for _, value, _ in rows)
         for name, value, doc in rows:
@@ -146,40 +124,28 @@ def _env(json_file: str | None) -> int:
     return 1 if problems else 0
 
 
-@cli.command("doctor", example="pgasdl doctor")
+@cli.command("doctor")
 @json_option
-def _doctor(json_file: str | None) -> int:
+def _doctor(as_json: bool) -> int:
     """Report what this machine offers, by trying it, with fixes."""
     from pgasdl.tools.doctor import main as diagnose
 
-    return diagnose(json_file)
+    return diagnose(as_json)
 
 
-@cli.command("topo", example="pgasdl topo")
+@cli.command("topo")
 @json_option
-def _topo(json_file: str | None) -> int:
+def _topo(as_json: bool) -> int:
     """List GPUs and RDMA devices, the one used, and why not others."""
     from pgasdl.tools.topo import main as survey
 
-    return survey(json_file)
+    return survey(as_json)
 
 
-@cli.command("version", example="pgasdl version")
-@json_option
-def _version(json_file: str | None) -> None:
+@cli.command("version")
+def _version() -> None:
     """Print the version."""
-    write_json({"version": package_version()}, json_file)
-    if not takes_stdout(json_file):
-        print(package_version())
-
-
-@cli.command("completion", help=_COMPLETION_HELP, example="pgasdl completion bash")
-@click.argument("shell", type=Names(SHELLS, "shell"), metavar=f"({'|'.join(SHELLS)})")
-def _completion(shell: str) -> None:
-    """Print a shell's script."""
-    kind = get_completion_class(shell)
-    assert kind is not None
-    print(kind(cli, {}, "pgasdl", _COMPLETE_VARIABLE).source())
+    print(package_version())
 
 
 def package_version() -> str:

@@ -51,7 +51,7 @@ def _complete_mpi(_: click.Context, __: click.Parameter, incomplete: str) -> lis
     return complete((*mpiexec.LAUNCHERS, "any"), incomplete)
 
 
-@click.command("run", cls=_Run, help=_HELP, example="pgasdl run -n 2 train.py")
+@click.command("run", cls=_Run, help=_HELP)
 @click.option("-n", "n_ranks", type=int, required=True, metavar="N", help="Ranks.")
 @click.option(
     "--transport",

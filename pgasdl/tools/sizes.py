@@ -36,20 +36,9 @@ def parse_sizes(text: str, multiple: int) -> tuple[int, ...]:
     return sizes
 
 
-class UnknownName(ConfigError):
-    """An unknown name.
-
-    Attributes
-    ----------
-    given : str
-        The name.
-    known : tuple[str, ...]
-        The known names.
-    """
-
-    def __init__(self, given: str, known: Iterable[str], what: str) -> None:
-        self.given, self.known = given, tuple(known)
-        super().__init__(f"no {what} {given!r}; there are {', '.join(self.known)}")
+def unknown_name(given: str, known: Iterable[str], what: str) -> ConfigError:
+    """Return the error of an unknown name; it lists the known ones."""
+    return ConfigError(f"no {what} {given!r}; there are {', '.join(known)}")
 
 
 def parse_names(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -57,5 +46,5 @@ def parse_names(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]
     names = known if text == ALL else tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in known:
-            raise UnknownName(name, (*known, ALL), what)
+            raise unknown_name(name, (*known, ALL), what)
     return names

@@ -16,7 +16,7 @@ from pgasdl import _load_native
 from pgasdl.config import Config
 from pgasdl.errors import PgasError
 from pgasdl.tools import gpus
-from pgasdl.tools.json_document import takes_stdout, write_json
+from pgasdl.tools.json_document import write_json
 
 LIBRARY = "libibverbs.so.1"
 SYSFS = Path("/sys/class/infiniband")
@@ -112,14 +112,15 @@ class Survey:
         return next((address for address in self.addresses if address.chosen), None)
 
 
-def main(json_file: str | None = None) -> int:
+def main(as_json: bool = False) -> int:
     """Print the table; return 0 if transport verbs is available, else 1. Raises ConfigError."""
     config = Config.from_environment()
     found = survey(config)
     in_use = settings(config, found)
     gpus_found = gpus.survey()
-    write_json({**asdict(found), "settings": in_use, "gpus": asdict(gpus_found)}, json_file)
-    if not takes_stdout(json_file):
+    if as_json:
+        write_json({**asdict(found), "settings": in_use, "gpus": asdict(gpus_found)})
+    else:
         print("\n".join([*_report(found, in_use), "", *gpus.report(gpus_found)]))
     return 0 if found.chosen else 1
 

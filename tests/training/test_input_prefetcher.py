@@ -266,7 +266,7 @@ def test_the_measurement(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     options = "--records 48 --side 8 --batches 4 --batch 8 --workers 0,1 --rounds 2 --compute 0.1"
     out = jobs.run(
-        2, jobs.APPS / "input_bench.py", *options.split(), "--folder", str(tmp_path), "--json", "-"
+        2, jobs.APPS / "input_bench.py", *options.split(), "--folder", str(tmp_path), "--json"
     )
     document = json.loads("".join(line.removeprefix("[0] ") for line in out.splitlines(True)))
     readers = {row["reader"] for row in document["rows"]}

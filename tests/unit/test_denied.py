@@ -79,7 +79,7 @@ def test_the_job_works_or_says_what_is_refused(call: str, error: str) -> None:
         assert result.returncode == 1
         assert "Traceback" not in result.stderr
         (line,) = result.stderr.splitlines()
-        assert line.startswith("pgasdl run: error: memfd_create is refused here")
+        assert line.startswith("Error: memfd_create is refused here")
         assert "seccomp" in line
         return
     assert result.returncode == 0, result.stderr

@@ -143,7 +143,7 @@ ROOMS = (
     ("runtime",),
     ("training.torch.backend",),
     ("loopback", "__init__"),
-    ("tools.chart", "tools.gpus", "tools.sizes", "tools.json_document", "tools.progress"),
+    ("tools.chart", "tools.gpus", "tools.sizes", "tools.json_document"),
     ("tools.command", "tools.topo", "tools.probes"),
     ("tools.simulate",),
     ("tools.simulate.papers",),

@@ -95,12 +95,16 @@ def test_candidates_for_arrays_outside_segments() -> None:
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_a_policy_is_tuned_and_can_be_used(tmp_path: Path, mapped: bool) -> None:
+def test_a_policy_is_tuned_and_can_be_used(
+    tmp_path: Path, mapped: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "policy"
     request = Request(
         "tune", 3, "loopback", sizes=(64, 65536), rounds=1, seconds=0.001, policy_file=str(file)
     )
     loopback.run(3, lambda ctx: plans.measure(ctx, request), mapped=mapped)
+    said = capfd.readouterr().out
+    assert "measured   one node (3 ranks)" in said and f"PGASDL_POLICY=@{file}" in said
     text = file.read_text()
     assert text.startswith("# pgasdl tune: ") and '"latency"' in text
     policy = Policy.parse(text)
@@ -161,13 +165,11 @@ def test_tune_over_shm(
     monkeypatch.chdir(tmp_path)  # ranks find the installed package, not the source folder
     file = tmp_path / "policy"
     arguments = ["tune", "-n", "2", "--sizes", "64,16K", "--repeat", "1", "--seconds", "0.001"]
-    figures = ["--json", str(tmp_path / "json"), "--transport", "shm"]
-    assert pgasdl.tools.cli.main([*arguments, *figures, "--out", str(file)]) == 0
-    said = capfd.readouterr().out
-    assert "measured   one node (2 ranks)" in said and f"PGASDL_POLICY=@{file}" in said
+    arguments += ["--transport", "shm", "--out", str(file)]
+    assert pgasdl.tools.cli.main([*arguments, "--json"]) == 0
     policy = Policy.parse(file.read_text())
     assert policy.find("allreduce", 64) and policy.find("allreduce-array", 64)
-    rows = json.loads((tmp_path / "json").read_text())["sizes"]
+    rows = json.loads(capfd.readouterr().out)["sizes"]
     measured = {(row["operation"], row["bytes"]): row["plans"] for row in rows}
     assert set(measured) == {
         (op, n) for op in ("allreduce", "allreduce-array") for n in (64, 16384)
@@ -176,8 +178,7 @@ def test_tune_over_shm(
         found = {plan["plan"]: plan["us"] for plan in measured["allreduce-array", nbytes]}
         assert {"staged(owners=0)", "staged(owners=1)"} <= set(found)
         assert min(found.values()) > 0
-        assert re.search(rf"allreduce-array +{nbytes} bytes: .*staged\(owners=1\)", said)
-    assert pgasdl.tools.cli.main([*arguments, "--print-request", "--out", str(file)]) == 0
+    assert pgasdl.tools.cli.main([*arguments, "--print-request"]) == 0
     assert Request.load(capfd.readouterr().out).op == "tune"
 
 

@@ -34,7 +34,7 @@ _LARGEST = 16
 _MPIS = ("any", "mpich", "openmpi")
 
 
-@click.group("bench", cls=Group, help=_HELP, example="pgasdl bench allreduce -n 2 --sizes 8,1M")
+@click.group("bench", cls=Group, help=_HELP)
 def command() -> None:
     """Group the operations."""
 
@@ -122,7 +122,6 @@ def _add(op: str) -> None:
         op,
         help=about,
         short_help=_OPERATIONS[op],
-        example=f"pgasdl bench {op} {'resnet50' if op == 'model' else '--sizes 8,64K'}",
     )
     @_options(op)
     def _(mpi: str, **given: Any) -> int:
@@ -143,7 +142,7 @@ def _request(
     repeat: int,
     seconds: float,
     peers: tuple[str, ...] | None,
-    json_file: str | None,
+    as_json: bool,
     sizes: str = "",
     names: tuple[str, ...] = (),
     bucket_bytes: str = "0",
@@ -154,9 +153,6 @@ def _request(
     if op == "write_notify" and n_ranks < 2:
         raise ConfigError("write_notify is measured between two ranks: -n 2")
     check_rounds(repeat, seconds)
-    if op == "model" and json_file and os.path.basename(json_file) in models.NAMES:
-        name = os.path.basename(json_file)
-        raise ConfigError(f"--json {name}: a model comes first, as in {name} --json")
     return Request(
         op=op,
         ranks=n_ranks,
@@ -168,7 +164,7 @@ def _request(
         rounds=repeat,
         seconds=seconds,
         peers=peers or (),
-        json_file=json_file,
+        as_json=as_json,
     )
 
 

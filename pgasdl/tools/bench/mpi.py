@@ -19,7 +19,7 @@ from pgasdl.context import Context
 from pgasdl.errors import MismatchError, UnavailableError
 from pgasdl.tools.bench.mpi_peer import Mpi
 from pgasdl.tools.bench.ours import Ours
-from pgasdl.tools.bench.output import Output, output_of
+from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.timing import batches, rounds_of
 from pgasdl.tools.bench.turns import Ranks
@@ -41,23 +41,18 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
     created = context.config.mpi_windows == "created"
     peer = Mpi(created=created)
     windows = "created windows" if created else "allocated windows"
-    with output_of(context, request, len(request.sizes)) as output:
-        bench = _Bench(context, request, peer, output)
-        bench.say(f"pgasdl bench mpi over {peer.version}: {context.size} ranks, {windows}")
-        bench.say(
-            f"microseconds, medians of {request.rounds} rounds in turns; ratio: ours / theirs"
-        )
-        bench.say(
-            f"{'':>14} {'bytes':>9} {'ours':>10} {'best':>10} {'theirs':>10} {'best':>10} ratio"
-        )
-        for nbytes in request.sizes:
-            if context.size == 2:
-                bench.writes(nbytes)
-            if nbytes >= 4:
-                bench.reductions(nbytes)
-            output.step()
-        peer.close()
-        output.write(bench.rows)
+    output = Output(context.rank, as_json=request.as_json, file=request.rows_file)
+    bench = _Bench(context, request, peer, output)
+    bench.say(f"pgasdl bench mpi over {peer.version}: {context.size} ranks, {windows}")
+    bench.say(f"microseconds, medians of {request.rounds} rounds in turns; ratio: ours / theirs")
+    bench.say(f"{'':>14} {'bytes':>9} {'ours':>10} {'best':>10} {'theirs':>10} {'best':>10} ratio")
+    for nbytes in request.sizes:
+        if context.size == 2:
+            bench.writes(nbytes)
+        if nbytes >= 4:
+            bench.reductions(nbytes)
+    peer.close()
+    output.write(bench.rows)
     return bench.rows
 
 

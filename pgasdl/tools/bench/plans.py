@@ -7,7 +7,6 @@ choice on all sizes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pgasdl.context import Context
 from pgasdl.tools.bench import machine
 from pgasdl.tools.bench.calibrate import Calibration, calibrate
 from pgasdl.tools.bench.floors import Floors
-from pgasdl.tools.bench.output import Output, output_of
+from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.peer import pin
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.tuner import (
@@ -81,7 +80,6 @@ class PlanBench:
         for each in (figures.inside, figures.across):
             if each is not None:
                 self.say(f"measured   {each}")
-        self.output.step()
         return figures
 
     def tune(self) -> Policy:
@@ -91,7 +89,6 @@ class PlanBench:
 
         def report(size: Size) -> None:
             self.say(str(size))
-            self.output.step()
 
         policy, sizes = tune(self.procedure, calibration, self.request.sizes, report)
         self.say(f"policy     {policy}")
@@ -137,8 +134,7 @@ class PlanBench:
         request, context = self.request, self.context
         calibration = self.header()
         seen = request.sizes[::2]
-        report: Callable[[Size], None] = lambda _: self.output.step()  # noqa: E731
-        policy, _ = tune(self.procedure, calibration, seen, report, (IN_SEGMENTS,))
+        policy, _ = tune(self.procedure, calibration, seen, lambda _: None, (IN_SEGMENTS,))
         self.say(f"policy     {policy}")
         choices = choices_here(context)
         rows: list[PlanRow] = []
@@ -161,7 +157,6 @@ class PlanBench:
                 for choice, us in measured.items()
             ]
             self._say_size(nbytes, measured, predicted, chosen)
-            self.output.step()
         self.output.write([asdict(row) for row in rows])
         return rows
 
@@ -176,9 +171,7 @@ class PlanBench:
 
 def measure(context: Context, request: Request) -> Any:
     """Run ``request.op``, and return its result."""
-    again = request.sizes[::2] if request.op == "plans" else request.sizes
-    steps = 1 + len(request.sizes) + len(again)
-    with output_of(context, request, steps) as output:
-        bench = PlanBench(context, request, output)
-        run: Callable[[], Any] = bench.tune if request.op == "tune" else bench.plans
-        return run()
+    bench = PlanBench(
+        context, request, Output(context.rank, as_json=request.as_json, file=request.rows_file)
+    )
+    return bench.tune() if request.op == "tune" else bench.plans()

@@ -20,7 +20,7 @@ from pgasdl.tools.bench.options import check_rounds, seconds_option, transport_o
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.chart import Chart, Series, draw
 from pgasdl.tools.command import Command, Function, json_option
-from pgasdl.tools.json_document import takes_stdout, write_json
+from pgasdl.tools.json_document import write_json
 from pgasdl.tools.sizes import parse_sizes
 
 PLAN_SIZES = "64,256,1K,4K,16K,64K,256K,1M,4M"
@@ -64,7 +64,7 @@ def _common(sizes: str) -> Callable[[Function], Function]:
     return add
 
 
-@click.command("plans", cls=Command, short_help=PLANS_HELP, example="pgasdl bench plans -n 2,4")
+@click.command("plans", cls=Command, short_help=PLANS_HELP)
 @_common(PLAN_SIZES)
 @click.option(
     "-n", "jobs", default="2,4,8", show_default=True, metavar="LIST", help="Ranks, one job each."
@@ -77,37 +77,37 @@ def _common(sizes: str) -> Callable[[Function], Function]:
     metavar="DIR",
     help="Folder for rows and pictures.",
 )
-def plans_command(jobs: str, out: str, json_file: str | None, **given: Any) -> int:
+def plans_command(jobs: str, out: str, as_json: bool, **given: Any) -> int:
     """Measure every plan beside its predicted time, and the tuner's choice."""
     try:
         counts = [int(part) for part in jobs.split(",")]
     except ValueError:
         raise ConfigError(f"-n {jobs}: numbers of ranks, such as 2,4,8") from None
     folder = Path(out)
-    silent = takes_stdout(json_file)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for ranks in counts:
             file = os.path.join(scratch, f"{ranks}.json")
             request = _request("plans", ranks, **given)
-            status = _start(replace(request, json_file=file, table=not silent))
+            status = _start(replace(request, as_json=as_json, rows_file=file))
             if status:
                 return status
             rows += json.loads(Path(file).read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plans.json"
-    write_json(rows, str(path))
-    write_json(rows, json_file)
+    write_json(rows, path)
     told = [*summary(rows), f"wrote {path}"]
     for ranks in counts:
         mine = [row for row in rows if row["ranks"] == ranks]
         told += [draw(chart, folder) for chart in charts(mine, ranks)]
-    if not silent:
+    if as_json:
+        write_json(rows)
+    else:
         print("\n".join(told))
     return 0
 
 
-@click.command("tune", cls=Command, help=_TUNE_HELP, example="pgasdl tune -n 2")
+@click.command("tune", cls=Command, help=_TUNE_HELP)
 @_common(TUNE_SIZES)
 @click.option("-n", "n_ranks", type=int, default=2, show_default=True, metavar="N", help="Ranks.")
 @click.option(
@@ -121,14 +121,12 @@ def plans_command(jobs: str, out: str, json_file: str | None, **given: Any) -> i
 @click.option(
     "--print-request", is_flag=True, help="Only print the argument of pgasdl.tools.bench.worker."
 )
-def command(
-    n_ranks: int, out: str, print_request: bool, json_file: str | None, **given: Any
-) -> int:
+def command(n_ranks: int, out: str, print_request: bool, as_json: bool, **given: Any) -> int:
     """Tune one job."""
     if not os.path.isdir(os.path.dirname(out) or "."):
         raise ConfigError(f"--out {out}: no such directory")
     request = replace(
-        _request("tune", n_ranks, **given), json_file=json_file, policy_file=os.path.abspath(out)
+        _request("tune", n_ranks, **given), as_json=as_json, policy_file=os.path.abspath(out)
     )
     if print_request:
         print(request.dump())

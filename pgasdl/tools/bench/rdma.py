@@ -20,7 +20,7 @@ from typing import Any
 from pgasdl import _native
 from pgasdl.context import Context
 from pgasdl.errors import BootstrapError, UnavailableError
-from pgasdl.tools.bench.output import output_of
+from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.peers import PEER_KINDS, Peer
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.timing import rounds_of
@@ -80,37 +80,36 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
     perftest = Perftest(context, chosen)
     mpi, missing = _mpich(chosen) if context.rank == 0 else (None, "")
     rows = []
-    with output_of(context, request, len(request.sizes)) as output:
-        say = output.say
-        port = f"port {chosen.port}, {chosen.type}, {chosen.gid}"
-        say(f"pgasdl bench rdma over {chosen.device}, {port}")
-        say(f"medians of {request.rounds} rounds in turns; {IN_FLIGHT} requests in flight")
-        say(f"MPICH put: {missing if mpi is None else mpi.version}")
-        say(
-            f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'ratio':>6}"
-            f" {'MPICH put':>10}"
-            f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}"
+    output = Output(context.rank, as_json=request.as_json, file=request.rows_file)
+    say = output.say
+    port = f"port {chosen.port}, {chosen.type}, {chosen.gid}"
+    say(f"pgasdl bench rdma over {chosen.device}, {port}")
+    say(f"medians of {request.rounds} rounds in turns; {IN_FLIGHT} requests in flight")
+    say(f"MPICH put: {missing if mpi is None else mpi.version}")
+    say(
+        f"{'bytes':>9} {'one way us':>11} {'ib_write_lat':>13} {'ratio':>6}"
+        f" {'MPICH put':>10}"
+        f" {'MB/s':>9} {'ib_write_bw':>12} {'ratio':>6} {'messages/s':>11}"
+    )
+    for nbytes in request.sizes:
+        figures = _size(context, nbytes, request, perftest, mpi)
+        if context.rank != 0:
+            continue
+        row = figures.row(nbytes)
+        rows.append(row)
+        latency, message, put = (
+            row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "mpich")
         )
-        for nbytes in request.sizes:
-            figures = _size(context, nbytes, request, perftest, mpi)
-            output.step()
-            if context.rank != 0:
-                continue
-            row = figures.row(nbytes)
-            rows.append(row)
-            latency, message, put = (
-                row["peers"][name] for name in ("ib_write_lat", "ib_write_bw", "mpich")
-            )
-            say(
-                f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)}"
-                f" {_ratio(row['us'], latency)} {_cell(put, 10)}"
-                f" {row['mb_s']:9.1f} {_cell(message and nbytes / message, 12)}"
-                f" {_ratio(message, row['message_us'])}"
-                f" {1e6 / row['message_us']:11.0f}"
-            )
-        if mpi is not None:
-            mpi.close()
-        output.write(rows)
+        say(
+            f"{nbytes:9} {row['us']:11.2f} {_cell(latency, 13)}"
+            f" {_ratio(row['us'], latency)} {_cell(put, 10)}"
+            f" {row['mb_s']:9.1f} {_cell(message and nbytes / message, 12)}"
+            f" {_ratio(message, row['message_us'])}"
+            f" {1e6 / row['message_us']:11.0f}"
+        )
+    if mpi is not None:
+        mpi.close()
+    output.write(rows)
     return rows
 
 

@@ -41,12 +41,12 @@ class Request:
         Length of one turn, about.
     peers : tuple[str, ...]
         Names of :data:`PEERS`.
-    json_file : str or None
-        File for the rows as JSON; "-": standard output.
+    as_json : bool
+        Print one JSON document, no table.
+    rows_file : str or None
+        File for that document instead of standard output.
     policy_file : str or None
         File for the policy of ``tune``.
-    table : bool
-        Print the table, unless the JSON goes to standard output.
     plan_modules : str or None
         None: those of ``PGASDL_PLAN_MODULES``.
     """
@@ -61,9 +61,9 @@ class Request:
     rounds: int = 10
     seconds: float = 0.02
     peers: tuple[str, ...] = ()
-    json_file: str | None = None
+    as_json: bool = False
+    rows_file: str | None = None
     policy_file: str | None = None
-    table: bool = True
     plan_modules: str | None = None
 
     @property

@@ -101,11 +101,10 @@ def take_turns(
     rounds: int,
     seconds: float,
     probe: Callable[[], str],
-    step: Callable[[], None] = lambda: None,
 ) -> None:
     """Measure each contender ``rounds`` times, about ``seconds`` each time.
 
-    ``probe`` tells the placement before and after every turn. ``step`` is called after every round.
+    ``probe`` tells the placement before and after every turn.
     """
     ours = [contender for contender in contenders if contender.role != "peer"]
     peers = [contender for contender in contenders if contender.role == "peer"]
@@ -127,7 +126,6 @@ def take_turns(
             after = probe()
             contender.turns.append((before if before == after else MIXED, times))
             before = after
-        step()
 
 
 def usual(contenders: Sequence[Contender]) -> str:

@@ -18,7 +18,7 @@ from pgasdl.models import layers
 from pgasdl.tools.bench import machine, peers, plans, rdma
 from pgasdl.tools.bench.floors import Floors, floor_of, placement
 from pgasdl.tools.bench.ours import Ours
-from pgasdl.tools.bench.output import Output, output_of
+from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.peer import pin
 from pgasdl.tools.bench.peers import Peer
 from pgasdl.tools.bench.report import Report, Row, figures
@@ -44,8 +44,7 @@ def measure(context: Context, request: Request) -> list[Row]:
         gc.disable()
         stack.callback(gc.enable)
         context.barrier(timeout=600)
-        steps = request.rounds * len(request.sizes or request.models)
-        output = stack.enter_context(output_of(context, request, steps))
+        output = Output(context.rank, as_json=request.as_json, file=request.rows_file)
         bench = _Bench(context, request, cores, started, described, output)
         bench.header(missing)
         for step in bench.steps():
@@ -205,9 +204,7 @@ class _Bench:
         request = self.request
         self._probe()
         before = self.line
-        take_turns(
-            self.ranks, contenders, request.rounds, request.seconds, self._probe, self.output.step
-        )
+        take_turns(self.ranks, contenders, request.rounds, request.seconds, self._probe)
         self.lines = [before / 1e3, self.line / 1e3]
 
     def _row(self, case: _Case, nbytes: int, asked: Sequence[Contender]) -> None:

@@ -19,14 +19,13 @@ from pgasdl.config import Config
 from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, plugins
 from pgasdl.tools.command import Command, Names, PlanNames, json_option
-from pgasdl.tools.json_document import takes_stdout, write_json
-from pgasdl.tools.progress import Progress
+from pgasdl.tools.json_document import write_json
 from pgasdl.tools.simulate import library
 from pgasdl.tools.simulate.machine import MACHINES, Machine
 from pgasdl.tools.simulate.papers import STUDIES
 from pgasdl.tools.simulate.program import Exchange, workspace_bytes
 from pgasdl.tools.simulate.run import simulate
-from pgasdl.tools.sizes import UnknownName, parse_size
+from pgasdl.tools.sizes import parse_size, unknown_name
 
 _HELP = """\
 Simulates exchanges event by event on a modelled machine: ports, over-subscribed links, additions,
@@ -55,7 +54,7 @@ _HEAD = (
 )
 
 
-@click.command("sim", cls=Command, help=_HELP, example="pgasdl sim -n 64 --plans gdraa,ring")
+@click.command("sim", cls=Command, help=_HELP)
 @click.option("-n", "n_ranks", type=int, default=64, show_default=True, metavar="N", help="Ranks.")
 @click.option(
     "--machine",
@@ -118,11 +117,11 @@ def command(
     skew: float,
     paper: tuple[str, ...] | None,
     out: str,
-    json_file: str | None,
+    as_json: bool,
 ) -> None:
     """Simulate."""
     if paper is not None:
-        _papers(paper, Path(out), json_file)
+        _papers(paper, Path(out), as_json)
         return
     if not 1 <= n_ranks <= _LARGEST:
         raise ConfigError(f"-n {n_ranks}: 1 to {_LARGEST} ranks")
@@ -135,26 +134,25 @@ def command(
         counts = models.layers(model)
     config = Config.from_environment(plan_modules=plan_modules)
     plugins.load(config.plan_modules or "")
-    found = _simulate(MACHINES[machine](n_ranks), choices(plans), counts, skew, json_file)
+    found = _simulate(MACHINES[machine](n_ranks), choices(plans), counts, skew, as_json)
     costs = library.costs(_LARGE, config)
-    if not takes_stdout(json_file):
+    if as_json:
+        write_json(found | {"library": costs})
+    else:
         print(f"\n{library.table(costs)}")
-    write_json(found | {"library": costs}, json_file)
 
 
-def _papers(names: tuple[str, ...], folder: Path, json_file: str | None) -> None:
+def _papers(names: tuple[str, ...], folder: Path, as_json: bool) -> None:
     written = []
-    with Progress("sim", len(names)) as progress:
-        for name in names:
-            study = STUDIES[name]()
-            said = study.write(folder)
-            written.append(asdict(study))
-            if not takes_stdout(json_file):
-                with progress.aside():
-                    print(study)
-                    print("\n".join(said), end="\n\n", flush=True)
-            progress.step()
-    write_json(written, json_file)
+    for name in names:
+        study = STUDIES[name]()
+        said = study.write(folder)
+        written.append(asdict(study))
+        if not as_json:
+            print(study)
+            print("\n".join(said), end="\n\n", flush=True)
+    if as_json:
+        write_json(written)
 
 
 def _simulate(
@@ -162,60 +160,57 @@ def _simulate(
     plans: list[Choice],
     counts: Sequence[int],
     skew: float,
-    json_file: str | None,
+    as_json: bool,
 ) -> dict[str, Any]:
     generator = random.Random(0)  # noqa: S311
     begin = [generator.uniform(0, skew * 1e-6) for _ in range(machine.size)]
     rows: list[dict[str, Any]] = []
-    with Progress("sim", len(plans)) as progress:
 
-        def say(line: str) -> None:
-            if not takes_stdout(json_file):
-                with progress.aside():
-                    print(line, flush=True)
+    def say(line: str) -> None:
+        if not as_json:
+            print(line, flush=True)
 
-        say(f"machine  {machine.name}")
-        shown = ", ".join(str(4 * n) for n in counts[:4])
-        more = f" ... {len(counts)} layers, {4 * sum(counts)} in all" if len(counts) > 4 else ""
-        say(f"bytes    {shown}{more}")
-        say(_HEAD)
-        for choice in plans:
-            began = time.perf_counter()
-            outcome = simulate(
-                machine,
-                [Exchange(choice.plan, n, options=choice.options) for n in counts],
-                begin=begin,
-            )
-            took = time.perf_counter() - began
-            workspaces = {n: _workspace(choice, counts, n) for n in _LARGE}
-            links = ", ".join(
-                f"{name} {100 * busy / outcome.seconds:.0f} % {nbytes / 1e6:.0f} MB"
-                for name, (nbytes, busy) in outcome.levels.items()
-            )
-            say(
-                f"{choice!s:<34} {outcome.seconds * 1e3:>10.3f} "
-                f"{100 * outcome.busiest_port / outcome.seconds:>11.0f} % {outcome.messages:>11} "
-                f"{outcome.messages_of_rank:>7} {outcome.neighbours:>10} "
-                f"{' / '.join(_megabytes(n) for n in workspaces.values()):>14} "
-                f"{took:>11.1f} s   {links}"
-            )
-            rows.append(
-                {
-                    "plan": str(choice),
-                    "seconds": outcome.seconds,
-                    "busiest_port_s": outcome.busiest_port,
-                    "messages": outcome.messages,
-                    "messages_of_rank": outcome.messages_of_rank,
-                    "neighbours": outcome.neighbours,
-                    "workspace_bytes": {str(n): nbytes for n, nbytes in workspaces.items()},
-                    "levels": {
-                        name: {"bytes": nbytes, "busiest_link_s": busy}
-                        for name, (nbytes, busy) in outcome.levels.items()
-                    },
-                    "simulated_in_s": took,
-                }
-            )
-            progress.step()
+    say(f"machine  {machine.name}")
+    shown = ", ".join(str(4 * n) for n in counts[:4])
+    more = f" ... {len(counts)} layers, {4 * sum(counts)} in all" if len(counts) > 4 else ""
+    say(f"bytes    {shown}{more}")
+    say(_HEAD)
+    for choice in plans:
+        began = time.perf_counter()
+        outcome = simulate(
+            machine,
+            [Exchange(choice.plan, n, options=choice.options) for n in counts],
+            begin=begin,
+        )
+        took = time.perf_counter() - began
+        workspaces = {n: _workspace(choice, counts, n) for n in _LARGE}
+        links = ", ".join(
+            f"{name} {100 * busy / outcome.seconds:.0f} % {nbytes / 1e6:.0f} MB"
+            for name, (nbytes, busy) in outcome.levels.items()
+        )
+        say(
+            f"{choice!s:<34} {outcome.seconds * 1e3:>10.3f} "
+            f"{100 * outcome.busiest_port / outcome.seconds:>11.0f} % {outcome.messages:>11} "
+            f"{outcome.messages_of_rank:>7} {outcome.neighbours:>10} "
+            f"{' / '.join(_megabytes(n) for n in workspaces.values()):>14} "
+            f"{took:>11.1f} s   {links}"
+        )
+        rows.append(
+            {
+                "plan": str(choice),
+                "seconds": outcome.seconds,
+                "busiest_port_s": outcome.busiest_port,
+                "messages": outcome.messages,
+                "messages_of_rank": outcome.messages_of_rank,
+                "neighbours": outcome.neighbours,
+                "workspace_bytes": {str(n): nbytes for n, nbytes in workspaces.items()},
+                "levels": {
+                    name: {"bytes": nbytes, "busiest_link_s": busy}
+                    for name, (nbytes, busy) in outcome.levels.items()
+                },
+                "simulated_in_s": took,
+            }
+        )
     return {"machine": machine.name, "bytes": [4 * n for n in counts], "plans": rows}
 
 
@@ -252,7 +247,7 @@ def choices(text: str) -> list[Choice]:
             name = re.match(r"\s*([a-z0-9_-]*)", text[start:at])
             assert name is not None
             if name[1] and name[1] not in PLANS:
-                raise UnknownName(name[1], sorted(PLANS), "plan")
+                raise unknown_name(name[1], sorted(PLANS), "plan")
             policy = Policy.parse(f"allreduce:0-inf:{text[start:at]}")
             choice = policy.find("allreduce", 0)
             assert choice is not None and choice.plan in PLANS

@@ -56,10 +56,8 @@ def run(tell: Tell, smoke: bool) -> None:
         tell("nvcc", ranks.finished(["nvcc", "--version"], timeout=10).strip().splitlines()[-1])
     for command in ("doctor", "topo"):
         with tell.step(command):
-            file = tell.path.with_suffix(f".{command}")
-            words = [sys.executable, "-m", "pgasdl", command, "--json", str(file)]
-            ranks.finished(words, timeout=20, fails=True)
-            report = json.loads(file.read_text())
+            words = [sys.executable, "-m", "pgasdl", command, "--json"]
+            report = json.loads(ranks.finished(words, timeout=20, fails=True))
             if command == "topo":
                 tell("pgasdl topo", len(report["gpus"]["gpus"]), "GPUs", report=report)
             else:
