@@ -51,18 +51,20 @@ class Trace:
         self._forward: int | None = None  # the layer that computes
         self._exchanged: set[int] = set()  # layers that were not used since
         self._modules = list(network.children())
-        self._hook(self._used, self._ready)
+        self._hook_backward(self._ready)
 
     def follow(self, exchange: GradientExchange) -> None:
         """Record what comes behind attach's hooks, too; ``exchange`` knows its own times."""
         self._exchange = exchange
-        self._hook(self._taken, self._turned)
-
-    def _hook(self, forward: Callable[[int], None], backward: Callable[[int], None]) -> None:
+        self._hook_backward(self._turned)
         for number, module in enumerate(self._modules):
-            module.register_forward_pre_hook(lambda *_, at=number: forward(at))
+            module.register_forward_pre_hook(lambda *_, at=number: self._used(at), prepend=True)
+            module.register_forward_pre_hook(lambda *_, at=number: self._taken(at))
+
+    def _hook_backward(self, call: Callable[[int], None]) -> None:
+        for number, module in enumerate(self._modules):
             for each in module.parameters():
-                each.register_post_accumulate_grad_hook(lambda *_, at=number: backward(at))
+                each.register_post_accumulate_grad_hook(lambda *_, at=number: call(at))
 
     @property
     def exchanging(self) -> Iteration:

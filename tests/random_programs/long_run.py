@@ -126,7 +126,7 @@ class Ranks:
         assert process.stdin is not None
         process.stdin.close()
         if self.way != "shm":
-            self.require(gone(self.pids, 20), "processes of a job are left")
+            self.require(gone(self.pids), "processes of a job are left")
             self.number = max(event["generation"] for event in self.events)
 
     def end(self) -> None:
@@ -138,7 +138,7 @@ class Ranks:
         self._until(lambda: all(each.poll() is not None for each in ends), "end of the processes")
         statuses = [each.returncode for each in ends]
         self.require(not any(statuses), f"processes ended with {statuses}")
-        self.require(gone(self.pids, 5), "processes are left")
+        self.require(gone(self.pids), "processes are left")
 
     def close(self) -> None:
         """Kill what is left."""

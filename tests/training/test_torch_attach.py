@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,8 @@ def test_gradients_add_up_and_are_clipped(deferred: bool | None) -> None:
                 with attached.no_sync():
                     loss_of(net, step, ctx.rank, 0).backward()
                 loss_of(net, step, ctx.rank, 1).backward()
-                norm = attached.clip_grad_norm_(0.5)
+                attached.wait()  # as not every rank's backward reaches all
+                norm = nn.utils.clip_grad_norm_(net.parameters(), 0.5)
                 optimizer.step()
                 scheduler.step()
         return float(norm), net
@@ -84,7 +86,8 @@ def test_gradients_lie_in_the_exchange_as_the_parameters_do() -> None:
             for set_to_none in (True, False, True):
                 loss_of(net, 0, 0).backward()
                 optimizer.step()
-                trained = [each for each in net.parameters() if each.requires_grad]
+                unused = {*net.never.parameters(), *net.rare.parameters()}
+                trained = [p for p in net.parameters() if p.requires_grad and p not in unused]
                 assert all(first <= each.grad.data_ptr() < last for each in trained)
                 places.add(tuple(each.grad.data_ptr() for each in trained))
                 assert net.conv.weight.grad.stride() == net.conv.weight.stride() != (18, 9, 3, 1)
@@ -314,6 +317,42 @@ def test_a_copy_is_not_attached() -> None:
                 assert copied[0].bias.grad is None
                 assert net[0].bias.grad is not None and net[2].bias.grad.abs().sum() > 0
                 optimizer.zero_grad()
+
+    alone(program)
+
+
+def test_a_pickle_is_not_attached() -> None:
+    def program(ctx: Any) -> None:
+        net, optimizer = small(momentum=0.9)
+        x = torch.ones(1, 4, dtype=torch.float64)
+        with attach(net, optimizer, context=ctx):
+            net(x).sum().backward()
+            optimizer.step()
+            file = io.BytesIO()
+            torch.save((net, optimizer), file)
+            file.seek(0)
+            copied, its = torch.load(file, weights_only=False)
+            assert torch.equal(copied(x), net(x))
+            assert "zero_grad" not in vars(copied) and not copied[0]._forward_pre_hooks
+            assert len(its.state) == 4
+            with attach(copied, its, context=ctx):
+                pass
+
+    alone(program)
+
+
+def test_two_optimizers_of_one_model() -> None:
+    def program(ctx: Any) -> None:
+        net, _ = small()
+        first, second = (torch.optim.SGD(net[n].parameters(), 0.1) for n in (0, 2))
+        with attach(net, first, context=ctx), attach(net, second, context=ctx):
+            for _ in range(3):
+                net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+                first.step()
+                second.step()
+                net.zero_grad()
+                assert all(each.grad is None for each in net.parameters())
+        assert not {"zero_grad", "__getstate__"} & set(vars(net))
 
     alone(program)
 

@@ -62,7 +62,7 @@ def attach(
     Returns
     -------
     Attachment
-        For clipping, accumulation, and the end.
+        For accumulation, and the end.
 
     Raises
     ------
@@ -79,12 +79,17 @@ def attach(
 
     Notes
     -----
-    Behind backward gradients lie in a segment: ``p.grad`` is a view of it. Parameters that backward
-    did not reach on any rank are not updated. Buffers, such as BatchNorm's, stay each rank's own.
-    Until :meth:`Attachment.wait` returns, gradients belong to the exchange. With deferred steps,
-    read a parameter yourself only after :meth:`Attachment.synchronize`; a hook of the optimizer's
-    step runs once for each layer. ``torch.compile`` leaves its graph before each layer. CaffeGPI,
-    section 3.
+    After backward ``p.grad`` is the mean of all ranks'; a look at it waits for that, and what the
+    program makes of it has to be the same on all ranks. A step is of the gradients that are there
+    at ``optimizer.step()``; what is done to ``p.grad`` later changes nothing. A gradient that the
+    program sets itself is its rank's own until ``step()`` or :meth:`Attachment.wait`. A look at a
+    parameter makes the step that is due. What cannot be right is refused.
+
+    Gradients lie in a segment: ``p.grad`` is a view of it. Parameters of which no rank has a
+    gradient are not updated. Buffers, such as BatchNorm's, stay each rank's own. Code in C++ that
+    PyTorch does not know looks at gradients and parameters unnoticed: call ``wait()`` and
+    :meth:`Attachment.synchronize` before. With deferred steps a hook of the optimizer's step runs
+    once for each layer. ``torch.compile`` leaves its graph before each layer. CaffeGPI, section 3.
 
     In kind "update" the exchange keeps the weights, too, and an owner makes its step when it calls
     ``optimizer.step()``, with the hyperparameters of that moment. It works with PyTorch's SGD,

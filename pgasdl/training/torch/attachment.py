@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -14,7 +16,6 @@ from pgasdl.errors import ConfigError, PlanError
 from pgasdl.group import Group
 from pgasdl.training.exchange import GradientExchange
 from pgasdl.training.torch.average import Average
-from pgasdl.training.torch.forward import ForwardHooks
 from pgasdl.training.torch.hooks import Calls, LoopHooks
 from pgasdl.training.torch.kind import Kind
 from pgasdl.training.torch.layers import Layer, State, find_layers, require_in
@@ -66,15 +67,14 @@ class Attachment:
             raise
         self._kind.place()
         self._exchanging = True
-        self._eager: list[Layer] = []
-        self._forward = ForwardHooks(model, self._layers, self._use)
         calls = Calls(
             self._before_gradient,
             self._have_gradient,
+            self._use,
             self._optimizer_step,
             self.zero_grad,
             self._before_state,
-            self._after_state,
+            self._kind.scatter_state,
         )
         self._hooks = LoopHooks(model, optimizer, self._layers, calls)
 
@@ -87,16 +87,17 @@ class Attachment:
 
     def _before_gradient(self, layer: Layer, number: int, _: Tensor) -> None:
         """Refuse a gradient before it is added to memory that is not this rank's to change."""
-        if layer.state is State.SPENT and all(each.grad is None for each in layer.parameters):
-            layer.clear()  # the program removed them instead of calling zero_grad()
-        if layer.step is None and layer.state is State.LOCAL:
-            return
         name = layer.names[number]
         if layer.step is not None:
             raise PlanError(
-                f"parameter {name} was used before its last step was made, as no module that holds "
-                "it was called: call synchronize() before such a use"
+                f"parameter {name} was used before its last step was made, in a way that PyTorch "
+                "does not tell of: call synchronize() before such a use"
             )
+        if layer.state is State.LOCAL:
+            return
+        if layer.state is not State.EXCHANGING and not layer.has_spent():
+            self._renew()
+            return
         if layer.state is State.SPENT:
             raise PlanError(
                 f"parameter {name} gets another gradient, but its last one is used up: call "
@@ -104,18 +105,20 @@ class Attachment:
             )
         raise PlanError(
             f"parameter {name} gets another gradient while its last one is {layer.state.value}: "
-            "put every backward but the last before a step into no_sync()"
+            "put every backward but the last before a step into no_sync(), and call zero_grad() "
+            "after one that no step follows"
         )
 
-    def _have_gradient(self, layer: Layer, number: int, parameter: Tensor) -> None:
+    def _have_gradient(self, layer: Layer, number: int, _: Tensor) -> None:
         """Backward has a parameter's gradient; with its layer's last one the exchange starts."""
         layer.take(number)
-        layer.mark(number)
         if not self._exchanging:
             return
         layer.arrived.add(number)
         if len(layer.arrived) == len(layer.parameters):
-            self._kind.begin(layer)
+            self._begin(layer)
+        else:
+            layer.guard_gradients(partial(self._look, layer))
 
     def _optimizer_step(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
@@ -127,34 +130,55 @@ class Attachment:
                 "GradScaler leaves its part to this optimizer's step, which may be made later: "
                 'attach with kind="average", deferred=False'
             )
+        for layer in self._layers:
+            self._take(layer)  # if the last forward did not use it
         self._kind.before_step()
-        self._eager += self._forward.learn()
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedulers
+        for layer in self._layers:
+            layer.claim()
         self._begin_all()
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedulers
         if self._average is not None and not self.deferred:
             self._average.step_at_once()
             return
         settings = self._step.settings()
         for layer in self._layers:
             layer.step = settings
+            layer.guard_parameters(partial(self._use, layer))
         self._kind.stepped()
-        for layer in self._eager if self.deferred else self._layers:
-            self._take(layer)
+        for layer in self._layers:
+            if not self.deferred or layer.state is State.AVERAGED:
+                self._take(layer)
 
-    def _before_state(self, owner: object, saving: bool) -> None:
-        if owner is self.model or owner is self.optimizer:
-            self.synchronize()
-        if owner is self.optimizer and saving:
+    def _before_state(self, saving: bool) -> None:
+        self.synchronize()
+        if saving:
             self._kind.gather_state()
-
-    def _after_state(self, owner: object) -> None:
-        if owner is self.optimizer:
-            self._kind.scatter_state()
 
     def _use(self, layer: Layer) -> None:
         """Have the layer's parameters ready for the program."""
         self._take(layer)
         self._kind.before_use(layer)
+
+    def _look(self, layer: Layer) -> None:
+        """Have the layer's gradients ready for the program: the mean of all ranks."""
+        self._require_average("a look at a gradient")
+        if layer.step is not None:
+            self._take(layer)
+            return
+        if torch._C._current_graph_task_id() >= 0:
+            raise PlanError(
+                f"the gradient of one of {', '.join(layer.names)} is looked at while backward "
+                "runs, before it is the mean of all ranks"
+            )
+        before = {each: each.grad for each in self._layer_of}
+        self.wait()
+        for each, gradient in before.items():
+            if each.grad is not gradient:  # which the program may hold
+                raise PlanError(
+                    f"this rank's backward did not reach parameter {self._name_of(each)}, as "
+                    "another's did, or its gradient was set by hand: call wait() before gradients "
+                    "are looked at"
+                )
 
     # --- layers
 
@@ -162,7 +186,23 @@ class Attachment:
         for layer in self._layers:
             self._take(layer)  # if the last forward did not use it
             if layer.state in (State.LOCAL, State.SPENT):
-                self._kind.begin(layer)
+                self._begin(layer)
+
+    def _renew(self) -> None:
+        """Begin anew with the layers whose gradients the program has removed: all at once.
+
+        Ranks' backwards may reach different ones, and a bucket travels as a whole.
+        """
+        for layer in self._layers:
+            over = layer.state in (State.AVERAGED, State.SPENT)
+            if over and layer.step is None and not layer.has_spent():
+                layer.renew()
+
+    def _begin(self, layer: Layer) -> None:
+        self._kind.begin(layer)
+        layer.guard_gradients(partial(self._look, layer))
+        if self._average is None:  # peers may write to the weights from now on
+            layer.guard_parameters(partial(self._use, layer))
 
     def _leave_out(self) -> None:
         """End the exchanges of a backward that no step follows, as all ranks do."""
@@ -176,17 +216,14 @@ class Attachment:
             return
         self._kind.finish(layer)
         layer.step = None
-        if layer.zero is not None:
-            layer.clear(layer.zero)
 
     # --- what programs call
 
     def wait(self) -> None:
-        """Wait until every gradient is the mean of all ranks'; then ``p.grad`` may be used.
+        """Wait until every gradient is the mean of all ranks'.
 
-        Between backward and ``optimizer.step()``, on every rank: before anything else uses
-        gradients, such as ``GradScaler.unscale_`` and ``step``, or clipping by value. An earlier
-        change is noticed, but not that of ``unscale_``, which PyTorch does not count.
+        A look at a gradient does it, too, but is refused where this rank's backward did not reach
+        a parameter that another's did: then call this on every rank before.
 
         Raises
         ------
@@ -202,6 +239,9 @@ class Attachment:
             The context or the exchange was closed.
         """
         self._require_average("wait()")
+        for layer in self._layers:
+            if layer.state is State.EXCHANGING and layer.step is None:
+                layer.require_whole()
         self._begin_all()
         self._kind.complete()
 
@@ -235,36 +275,6 @@ class Attachment:
         finally:
             self._exchanging = before
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the mean gradients by the norm of all of them; waits for them.
-
-        Parameters
-        ----------
-        max_norm, norm_type : float
-            As for :func:`torch.nn.utils.clip_grad_norm_`.
-
-        Returns
-        -------
-        Tensor
-            The norm before, the same on every rank.
-
-        Raises
-        ------
-        ConfigError
-            The kind is "update", in which no rank has the whole mean.
-        Timeout
-            Names what is missing; the next call continues.
-        PeerLost
-            A rank died.
-        MismatchError
-            Ranks disagree on what they do.
-        ClosedError
-            The context or the exchange was closed.
-        """
-        self._require_average("clip_grad_norm_()")
-        self.wait()
-        return nn.utils.clip_grad_norm_(list(self._layer_of), max_norm, norm_type)
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, those of a step that is due after that step.
 
@@ -285,10 +295,9 @@ class Attachment:
         """
         self._leave_out()
         for layer in self._layers:
-            if layer.step is not None:
-                layer.zero = set_to_none
-            else:
-                layer.clear(set_to_none)
+            if not set_to_none:
+                self._take(layer)  # it needs the memory
+            layer.clear(set_to_none)
 
     def detach(self) -> None:
         """Make every step that is due, and give model and optimizer back as they were. Idempotent.
@@ -319,13 +328,20 @@ class Attachment:
         self._release(finish=True)
 
     def _release(self, *, finish: bool) -> None:
-        self._forward.remove()
         self._hooks.remove()
         self._step.restore()
+        for layer in self._layers:
+            layer.release_gradients()
+            layer.release_parameters()
         for parameter in self._layer_of:
             parameter.grad = None
         self._layer_of, self._layers = {}, []
         self._kind.close(finish=finish)
+
+    def _name_of(self, parameter: nn.Parameter) -> str:
+        layer = self._layer_of[parameter]
+        numbers = range(len(layer.parameters))
+        return next(layer.names[n] for n in numbers if layer.parameters[n] is parameter)
 
     def _require_average(self, what: str) -> None:
         if self._average is None:

@@ -47,10 +47,11 @@ class Average(Kind):
     def finish(self, layer: Layer) -> None:
         """Make the step of ``layer``."""
         self._average(layer)
-        used = layer.used()
-        if used:
-            assert layer.step is not None
-            self._step.of(used, layer.step)
+        layer.release_parameters()
+        assert layer.step is not None
+        with layer.lend_gradients() as parameters:
+            if parameters:
+                self._step.of(parameters, layer.step)
         layer.state = State.LOCAL
 
     def complete(self) -> None:
@@ -61,19 +62,12 @@ class Average(Kind):
     def step_at_once(self) -> None:
         """Make the optimizer's step as a whole, with the mean gradients."""
         self.complete()
-        parameters = [each for layer in self.layers for each in layer.parameters]
-        used = {each for layer in self.layers for each in layer.used()}
-        unused = {each: each.grad for each in parameters if each not in used}
-        for each in unused:
-            each.grad = None
         self._step.all()
-        for each, gradient in unused.items():
-            each.grad = gradient
         for layer in self.layers:
             layer.state = State.LOCAL
 
     def _average(self, layer: Layer) -> None:
         if layer.state is State.EXCHANGING:
-            layer.require_unchanged("call wait() after backward, before you clip or scale")
+            layer.require_unchanged()
             self.exchange.wait(layer.index)
-            layer.state = State.AVERAGED
+            layer.arrive()

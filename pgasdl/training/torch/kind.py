@@ -29,11 +29,13 @@ class Kind(ABC):
 
     def begin(self, layer: Layer) -> None:
         """Start the exchange of ``layer``."""
-        layer.take_all()
-        self.exchange.ready(layer.index)
+        layer.gather()
         layer.state = State.EXCHANGING
-        layer.version = layer.gradient._version
-        layer.arrived.clear()
+        self.ready(layer)
+
+    def ready(self, layer: Layer) -> None:
+        """Let the exchange have the gradients of ``layer``."""
+        self.exchange.ready(layer.index)
 
     def before_use(self, layer: Layer) -> None:  # noqa: B027
         """Refuse to let the program use parameters that peers may write to."""

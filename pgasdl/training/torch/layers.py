@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.errors import BufferRefused, ConfigError, PlanError
+from pgasdl.training.torch.guards import guard, release
 
 Settings = list[dict[str, Any]]
+ATTACHED = WeakIdKeyDictionary()  # the parameters that are
 
 
 class State(Enum):
@@ -43,8 +47,7 @@ class Layer:
     gradient : Tensor
         Every parameter's gradient, flat.
     marks : Tensor
-        One element for each parameter; what comes back is above 0 if any rank's backward reached
-        it.
+        One element for each parameter; what comes back is above 0 if any rank has a gradient of it.
     views : list[Tensor]
         Each parameter's part of ``gradient``.
     homes : list[int]
@@ -53,12 +56,12 @@ class Layer:
         Numbers of the parameters that the backward which exchanges has reached so far.
     state : State
         Whose ``gradient`` is.
+    has : list[bool]
+        Which gradients this rank had when their exchange began.
     version : int
         PyTorch's count of changes of ``gradient`` when its exchange began.
     step : Settings or None
         An optimizer step that the layer still has to make, with its hyperparameters.
-    zero : bool or None
-        What zero_grad() was told as ``set_to_none``, if the gradient is not needed after that step.
     """
 
     index: int
@@ -74,7 +77,7 @@ class Layer:
     state: State = State.LOCAL
     version: int = 0
     step: Settings | None = None
-    zero: bool | None = None
+    has: list[bool] = field(default_factory=list)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,54 +106,142 @@ class Layer:
         parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
         return [shaped(part, each) for part, each in zip(parts, self.parameters, strict=True)]
 
-    def mark(self, number: int) -> None:
-        """Mark a parameter as reached by a backward of this rank."""
-        self.marks[number] = 1
-
-    def used(self) -> list[nn.Parameter]:
-        """Return the parameters that any rank's backward reached."""
-        marks = self.marks.tolist()
-        return [each for each, mark in zip(self.parameters, marks, strict=True) if mark > 0]
+    def reached(self) -> list[bool]:
+        """Tell of which parameters any rank had a gradient; after the exchange."""
+        return [mark > 0 for mark in self.marks.tolist()]
 
     def take(self, number: int) -> None:
-        """Let a parameter's gradient be its view: with what the program has, or zeros."""
+        """Let the gradient that a parameter has lie in the exchange."""
         parameter, view = self.parameters[number], self.views[number]
-        if parameter.grad is view:
-            return
-        if parameter.grad is None:
-            view.zero_()
-        else:
-            view.copy_(parameter.grad)
-        parameter.grad = view
+        if parameter.grad is not view:
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                view.copy_(parameter.grad)  # type: ignore[arg-type]
+            parameter.grad = view
 
-    def take_all(self) -> None:
-        """Let every parameter's gradient be its view."""
-        for number in range(len(self.parameters)):
-            self.take(number)
+    def gather(self) -> None:
+        """Put the gradients that the program has into the exchange, or zeros, and mark them."""
+        self.release_gradients()
+        self.has = [each.grad is not None for each in self.parameters]
+        for number, has in enumerate(self.has):
+            if has:
+                self.take(number)
+            else:
+                self.views[number].zero_()
+        self.marks.copy_(torch.tensor(self.has))
+        self.arrived.clear()
+        self.version = self.gradient._version
 
     def clear(self, set_to_none: bool = True) -> None:
-        """Forget the gradient: autograd then brings its own, which is less than to add to zeros."""
-        for number, parameter in enumerate(self.parameters):
-            parameter.grad = None
-            if not set_to_none:
-                self.take(number)
-        self.marks.zero_()
+        """Forget the gradients: autograd then brings its own, and need not add to zeros."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter, view in zip(self.parameters, self.views, strict=True):
+                if set_to_none or parameter.grad is None:
+                    parameter.grad = None
+                else:
+                    parameter.grad = view.zero_()
+        if self.step is None:
+            self.renew()
+
+    def renew(self) -> None:
+        """Begin anew: the gradients are this rank's."""
+        self.release_gradients()
         self.arrived.clear()
         self.state = State.LOCAL
-        self.zero = None
 
-    def require_unchanged(self, advice: str) -> None:
-        """Refuse a gradient that the program changed while it was exchanged."""
+    def has_spent(self) -> bool:
+        """Whether the program keeps one of the last exchange's gradients."""
+        return any(each.grad is view for each, view in self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        return zip(self.parameters, self.views, strict=True)
+
+    def arrive(self) -> None:
+        """Give the program the mean gradients, of parameters that any rank had one of."""
+        self.state = State.AVERAGED
+        self.release_gradients()
+        self.release_parameters()
+        self.has = self.reached()
+        for (parameter, view), has in zip(self._pairs(), self.has, strict=True):
+            if self.step is None:
+                parameter.grad = view if has else None
+            elif not has and parameter.grad is view:
+                parameter.grad = None
+
+    @contextlib.contextmanager
+    def lend_gradients(self) -> Iterator[list[nn.Parameter]]:
+        """Yield the parameters that have a gradient in the exchange, with this one."""
+        kept = {each: each.grad for each, has in zip(self.parameters, self.has, strict=True) if has}
+        for (parameter, view), has in zip(self._pairs(), self.has, strict=True):
+            if has:
+                parameter.grad = view
+        try:
+            yield list(kept)
+        finally:
+            for parameter, gradient in kept.items():
+                parameter.grad = gradient
+
+    def claim(self) -> None:
+        """Take the gradients of a step as they are now; what is done to them later is not seen.
+
+        Raises
+        ------
+        PlanError
+            The program removed or replaced one while it was exchanged.
+        """
+        if self.state is State.EXCHANGING:
+            self.require_whole()
+            for parameter, view in self._pairs():
+                parameter.grad = view  # the others' gradient, perhaps
+        elif self.state is State.AVERAGED:
+            self.has = [each.grad is not None for each in self.parameters]
+            for number, has in enumerate(self.has):
+                if has:
+                    self.take(number)
+
+    def guard_gradients(self, ready: Callable[[], None]) -> None:
+        """Have ``ready`` called before the program uses a gradient."""
+        for view in self.views:
+            guard(view, ready)
+
+    def release_gradients(self) -> None:
+        """Give the gradients to the program."""
+        release(self.views)
+
+    def guard_parameters(self, ready: Callable[[], None]) -> None:
+        """Have ``ready`` called before the program uses a parameter."""
+        for parameter in self.parameters:
+            guard(parameter, ready)
+
+    def release_parameters(self) -> None:
+        """Give the parameters to the program."""
+        release(self.parameters)
+
+    def require_whole(self) -> None:
+        """Refuse gradients that the program removed or replaced while they were exchanged."""
+        for name, parameter, view, has in zip(
+            self.names, self.parameters, self.views, self.has, strict=True
+        ):
+            if parameter.grad is not (view if has else None):
+                raise PlanError(
+                    f"the gradient of {name} was removed or replaced while it was exchanged: call "
+                    "wait() before, then it is the mean of all ranks"
+                )
+
+    def require_unchanged(self) -> None:
+        """Refuse a gradient that the program changed, through a view of it, while it travelled."""
         if self.gradient._version != self.version:  # the exchange's own writes do not count
             names = ", ".join(self.names)
             raise PlanError(
-                f"the gradient of one of {names} was changed while it was exchanged: {advice}"
+                f"the gradient of one of {names} was changed while it was exchanged: call wait() "
+                "before"
             )
 
     def require_in_place(self) -> None:
         """Refuse parameters that the program has moved since :meth:`move`."""
-        for name, parameter, home in zip(self.names, self.parameters, self.homes, strict=True):
-            if parameter.data_ptr() != home:
+        with torch._C.DisableTorchFunctionSubclass():
+            places = [each.data_ptr() for each in self.parameters]
+        for name, place, home in zip(self.names, places, self.homes, strict=True):
+            if place != home:
                 raise PlanError(
                     f"parameter {name} has got other memory, but its owners write to the old one: "
                     "detach first, and attach again"
@@ -226,7 +317,7 @@ def _require_exchangeable(name: str, module: nn.Module, parameter: nn.Parameter)
         raise BufferRefused(f"parameter {name} is on {parameter.device}: only host memory works")
     if getattr(module, "sparse", False):
         raise BufferRefused(f"parameter {name} has sparse gradients: make it with sparse=False")
-    if getattr(parameter, "_pgasdl_attached", False):
+    if parameter in ATTACHED:
         raise ConfigError(f"parameter {name} is attached already: detach that first")
     try:
         native_dtype(as_numpy_dtype(parameter.dtype))

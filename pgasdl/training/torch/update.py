@@ -93,10 +93,10 @@ class Update(Kind):
             layer.move(weights.torch(layer.dtype, at, layer.count))
         self.scatter_state()
 
-    def begin(self, layer: Layer) -> None:
-        """Start the exchange of ``layer`` and of its marks."""
+    def ready(self, layer: Layer) -> None:
+        """Let the exchanges have the gradients of ``layer`` and its marks."""
         self._marks.ready(layer.index)
-        super().begin(layer)
+        super().ready(layer)
 
     def before_use(self, layer: Layer) -> None:
         """Refuse it between backward and step: a peer may have called its step."""
@@ -111,15 +111,13 @@ class Update(Kind):
         """Refuse what only a mean gradient on every rank makes possible."""
         for layer in self.layers:
             layer.require_in_place()
-            if layer.state is State.SPENT and any(
-                each.grad is not None for each in layer.parameters
-            ):
+            if layer.state is State.SPENT and layer.has_spent():
                 raise PlanError(
                     f"the gradient of {', '.join(layer.names)} was used for the last step: "
                     "call zero_grad() after each step"
                 )
             if layer.state is State.EXCHANGING:
-                layer.require_unchanged('only kind="average" lets you clip or scale')
+                layer.require_unchanged()
 
     def stepped(self) -> None:
         """Make the updates that peers wait for already."""
@@ -130,7 +128,7 @@ class Update(Kind):
         self._answer()
         self._marks.wait(layer.index)
         self.exchange.wait(layer.index)
-        layer.marks.zero_()
+        layer.release_parameters()
         layer.state = State.SPENT
 
     def complete(self) -> None:
@@ -141,6 +139,7 @@ class Update(Kind):
         self.exchange.finish()
         self._leaving_out = False
         for layer in self.layers:
+            layer.release_parameters()
             layer.state = State.SPENT
 
     # --- the owner's part
@@ -186,7 +185,12 @@ class Update(Kind):
         settings = members[0].step
         if settings is None:  # left out
             return
-        used = {each for layer in members for each in layer.used()}
+        used = {
+            each
+            for layer in members
+            for each, reached in zip(layer.parameters, layer.reached(), strict=True)
+            if reached
+        }
         self._shards.step(block, used, settings)
 
     # --- the optimizer's state

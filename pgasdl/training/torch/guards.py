@@ -1,0 +1,120 @@
+"""Tensors that a program may hold, but not use yet: their first use makes them ready.
+
+PyTorch asks the class of a tensor before it runs a function on it (``__torch_function__``). While
+ranks exchange a gradient, or while a parameter's step is due, the tensor is of a class that has it
+made ready before. Autograd, which adds to gradients, does not ask.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+# What tells about a tensor without a look at its elements, or sets its gradient.
+_ABOUT = {
+    getattr(Tensor, name).__get__
+    for name in (
+        "grad",
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "ndim",
+        "nbytes",
+        "requires_grad",
+        "is_leaf",
+        "is_sparse",
+        "is_quantized",
+        "is_nested",
+        "is_meta",
+        "is_cpu",
+        "is_cuda",
+        "grad_fn",
+        "_version",
+    )
+} | {
+    vars(torch._C.TensorBase)["grad"].__set__,
+    vars(torch._C.TensorBase)["grad"].__delete__,
+    Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+    Tensor.requires_grad_,
+    Tensor.register_hook,
+    Tensor.register_post_accumulate_grad_hook,
+    Tensor.size,
+    Tensor.stride,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.element_size,
+    Tensor.is_contiguous,
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    Tensor.__len__,
+}
+
+
+class _Guarded:
+    """What the guarded classes have in common; ``_pgasdl_ready`` releases the tensor, or raises."""
+
+    _base: type[Tensor]
+    _pgasdl_ready: Callable[[], None]
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        self._pgasdl_ready()
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._pgasdl_ready()
+        return self.__reduce_ex__(protocol)
+
+
+def guard(tensor: Tensor, ready: Callable[[], None]) -> None:
+    """Call ``ready``, which has to release the tensor or raise, before the tensor's next use."""
+    if not isinstance(tensor, _Guarded):
+        tensor.__class__ = _class_of(type(tensor))
+    cast(_Guarded, tensor)._pgasdl_ready = ready
+
+
+def release(tensors: Iterable[Tensor]) -> None:
+    """Give the tensors to the program."""
+    for tensor in tensors:
+        if isinstance(tensor, _Guarded):
+            tensor.__class__ = tensor._base
+            del tensor._pgasdl_ready
+
+
+@cache
+def _class_of(base: type[Tensor]) -> type[Tensor]:
+    # Not traced by torch.compile.
+    asked: Any = classmethod(torch.compiler.disable(_before))  # type: ignore[no-untyped-call]
+    members = {"_base": base, "__torch_function__": asked}
+    metaclass: Any = type(base)
+    return cast(type[Tensor], metaclass(f"Guarded{base.__name__}", (_Guarded, base), members))
+
+
+def _before(
+    _: type[Tensor], func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    """Run a function, after what it uses was made ready."""
+    given = kwargs or {}
+    if func in _ABOUT:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **given)
+    for tensor in _found((*args, *given.values())):
+        tensor._pgasdl_ready()
+    return func(*args, **given)
+
+
+def _found(values: Iterable[Any]) -> Iterator[_Guarded]:
+    """Yield the guarded tensors in arguments; one that was made ready meanwhile is none."""
+    for value in values:
+        if isinstance(value, _Guarded):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _found(value)
+        elif isinstance(value, dict):
+            yield from _found(value.values())

@@ -1,0 +1,17 @@
+"""Random training programs: attached ranks train the model of one process, or refuse to."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tiers import full
+from training_programs import Program
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seeds", full([range(n, n + 50) for n in range(0, 1000, 50)], quick=2))
+def test_random_programs(seeds: range) -> None:
+    ends = [Program(seed).check() for seed in seeds]
+    assert ends.count("same") >= len(ends) // 3
