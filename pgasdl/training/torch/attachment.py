@@ -16,6 +16,7 @@ from pgasdl.errors import ConfigError, PlanError
 from pgasdl.group import Group
 from pgasdl.training.exchange import GradientExchange
 from pgasdl.training.torch.average import Average
+from pgasdl.training.torch.guards import guard
 from pgasdl.training.torch.hooks import Calls, LoopHooks
 from pgasdl.training.torch.kind import Kind
 from pgasdl.training.torch.layers import Layer, State, find_layers, require_in
@@ -118,7 +119,7 @@ class Attachment:
         if len(layer.arrived) == len(layer.parameters):
             self._begin(layer)
         else:
-            layer.guard_gradients(partial(self._look, layer))
+            guard(layer.views[number], partial(self._look, layer))
 
     def _optimizer_step(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
