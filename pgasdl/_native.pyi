@@ -165,6 +165,9 @@ def cuda_version() -> str:
 def cuda_device_of(address: int) -> int:
     """The GPU whose memory lies at an address."""
 
+def refuse_capture(device: int, stream: int) -> None:
+    """UnavailableError if the stream is recording a graph."""
+
 def device_capsule(owner: object, address: int, nbytes: int, device: int) -> object:
     """Bytes of a GPU as a DLPack capsule, which keeps their owner."""
 
@@ -1134,13 +1137,15 @@ class Execution:
     def wait(self, *, timeout: float | None = None) -> None:
         """Until its result is there; returns at once if none is under way."""
 
-    def start_after(self, stream: int, address: int = 0, nbytes: int = 0) -> None:
+    def start_after(self, stream: int) -> None:
         """
-        start() as soon as a stream of the GPU has done what is enqueued on it; on other memory than the handle's, if it is given.
+        start() as soon as a stream of the GPU has done what is enqueued on it.
         """
 
-    def wait_on(self, stream: int, timeout: float | None = None) -> None:
-        """What is enqueued on the stream from now on comes after the result."""
+    def run_after(self, stream: int, owner: object | None, address: int = 0, nbytes: int = 0, *, timeout: float | None = None) -> bool:
+        """
+        run() after what is enqueued on a stream of the GPU, and before what will be; on other memory than the handle's, if it is given. True: the stream makes it, and nobody waits.
+        """
 
     def run(self, *, timeout: float | None = None) -> None:
         """start() and wait(); what a run() that did not end has begun goes on."""
@@ -1252,9 +1257,6 @@ class LayerSchedule:
         Begin its exchange as soon as a stream of a GPU has done what is enqueued on it.
         """
 
-    def wait_on(self, layer: int, stream: int, device: int, timeout: float | None = None) -> None:
-        """What is enqueued on the stream from now on comes after its exchange."""
-
     def progress(self) -> None: ...
 
     def wait(self, layer: int, *, timeout: float | None = None) -> None:
@@ -1279,7 +1281,7 @@ class LayerSchedule:
         """From now on ready and wait raise ClosedError."""
 
     def close(self) -> None:
-        """Nothing of it moves any more, once streams have what they wait for."""
+        """Nothing of it moves any more."""
 
     @property
     def idle(self) -> bool:

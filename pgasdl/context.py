@@ -353,8 +353,9 @@ class Context(_native.ContextCore):
             Seconds; None: the context's default.
         stream : object, optional
             Of an array on a GPU: what orders the call. It begins when the stream has done what was
-            enqueued before, and what is enqueued later comes after the result; the host waits for
-            nothing. None: PyTorch's or CuPy's current stream.
+            enqueued before, and what is enqueued later comes after the result. The stream makes it,
+            and the call does not wait, unless peers reach the array by way of the host only, or it
+            lies in the pool. None: PyTorch's or CuPy's current stream.
 
         Returns
         -------

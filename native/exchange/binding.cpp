@@ -1,5 +1,6 @@
 // Binds a plan to memory: resolves every address, checks every bound.
 #include <algorithm>
+#include <atomic>
 
 #include "exchange/bound_plan.hpp"
 #include "reduce/device_reduce.hpp"
@@ -12,9 +13,6 @@ constexpr std::uint64_t kBytesPerPass = 8u << 20;
 
 // What plans call memory in which data is put down for peers.
 constexpr std::string_view kInbox = "inbox";
-
-// Of a GPU, for all lanes of a plan.
-constexpr std::size_t kMostStreams = 4;
 
 // -1: it is not among them.
 std::int32_t number_of(const std::vector<std::string>& names, std::string_view name) {
@@ -64,9 +62,9 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   }
   if (device_ != kHost) {
     load_device_kernels(device_);  // now, and not in the first execution
-    for (std::size_t n = 0; n < std::min(plan.lanes.size(), kMostStreams); ++n) {
-      streams_.push_back(std::make_unique<DeviceStream>(device_));
-    }
+    static std::atomic<std::size_t> lanes_bound{0};
+    first_stream_ = lanes_bound.fetch_add(plan.lanes.size(), std::memory_order_relaxed);
+    (void)shared_stream(device_, first_stream_);
   }
   const auto world_rank = [&](Rank rank) {
     if (rank < 0 || rank >= plan.size) throw refuse(text("no rank ", rank));
@@ -265,6 +263,30 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     }
     ++lane_number;
   }
+  by_stream_ = device_ != kHost && is_by_stream() && streams_wait(device_);
+  if (by_stream_) stream_end_ = std::make_unique<DeviceMoment>(device_);
+}
+
+// One lane: a stream makes steps in an order, which lanes do not have.
+bool BoundPlan::is_by_stream() const {
+  const auto working =
+      std::ranges::count_if(lanes_, [](const Lane& lane) { return !lane.steps.empty(); });
+  if (working > 1) return false;
+  return std::ranges::all_of(lanes_, [](const Lane& lane) {
+    return std::ranges::all_of(lane.steps, [](const Step& step) {
+      switch (step.kind) {
+        case PlanStep::Kind::kPut:
+          return (step.on_device || step.transfer.bytes == 0) &&
+                 (!step.flagged || step.flag.remote->region != nullptr);
+        case PlanStep::Kind::kReduce:
+          return step.on_device && step.looked_up.empty();
+        case PlanStep::Kind::kWait:
+          return true;
+        default:
+          return false;
+      }
+    });
+  });
 }
 
 void BoundPlan::copy_array(int device, const std::vector<Piece>& pieces) {

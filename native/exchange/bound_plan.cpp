@@ -21,6 +21,7 @@ std::uint64_t spread(std::uint64_t bits) {
 std::uint64_t BoundPlan::salt(std::uint64_t notification) { return spread(notification) | 1; }
 
 void BoundPlan::require_peers(const Numbering& numbering) const {
+  if (enqueued_ && stream_end_->reached()) return;
   Transport& transport = context_.transport();
   for (const Lane& lane : lanes_) {
     if (lane.at >= lane.steps.size()) continue;
@@ -44,11 +45,17 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
     if (waits && arrived(step)) continue;
     const std::uint32_t told = told_gone();
     if (told == 0) context_.liveness().require(step.peer, name_.c_str());
-    throw Error(ErrorKind::kPeerLost,
-                text("plan ", name_, ", execution ", generation_, ": rank ", step.peer,
-                     " waits for rank ", told - 1, ", which is gone"),
-                static_cast<Rank>(told - 1));
+    throw given_up_by(peer, told);
   }
+}
+
+Error BoundPlan::given_up_by(std::size_t of, std::uint32_t told) const {
+  const auto reason = static_cast<Rank>(told - 1);
+  const std::string why = reason == ranks_[of]
+                              ? std::string(" has given it up, and says why")
+                              : text(" waits for rank ", reason, ", which is gone");
+  return {ErrorKind::kPeerLost,
+          text("plan ", name_, ", execution ", generation_, ": rank ", ranks_[of], why), reason};
 }
 
 void BoundPlan::tell_given_up(const Numbering& numbering, std::uint32_t why) const {
@@ -96,6 +103,7 @@ void BoundPlan::begin(std::uint32_t generation) {
   generation_ = generation;
   hash_ = spread(fingerprint_ ^ (std::uint64_t{generation} << 48));
   began_ = ticks();
+  enqueued_ = false;
   lanes_left_ = 0;
   for (Lane& lane : lanes_) {
     lane.at = 0;
@@ -188,27 +196,29 @@ bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
   return true;
 }
 
+void BoundPlan::enqueue_work(const Step& step, cuda::Stream stream) const {
+  if (step.kind == PlanStep::Kind::kPut) {
+    cuda::check(cuda::driver().memcpy_async(
+                    reinterpret_cast<cuda::DevicePtr>(step.device_copy.to),
+                    reinterpret_cast<cuda::DevicePtr>(step.device_copy.from), step.count, stream),
+                "a Put on a GPU");
+  } else {
+    device_reduce(device_, stream, step.destinations, step.sources, step.count, step.scale);
+  }
+}
+
 bool BoundPlan::device_done(std::size_t lane_number, const Step& step) {
   Lane& lane = lanes_[lane_number];
   if (lane.work == Lane::Work::kNone) {
-    const cuda::Stream stream = stream_of(lane_number).get();
+    const cuda::Stream stream = shared_stream(device_, first_stream_ + lane_number);
     const cuda::Current current(device_);
     lane.work = Lane::Work::kEnqueued;  // also if only a part is
-    context_.waiter().expect(1);
-    if (step.kind == PlanStep::Kind::kPut) {
-      cuda::check(cuda::driver().memcpy_async(
-                      reinterpret_cast<cuda::DevicePtr>(step.device_copy.to),
-                      reinterpret_cast<cuda::DevicePtr>(step.device_copy.from), step.count, stream),
-                  "a Put on a GPU");
-    } else {
-      device_reduce(device_, stream, step.destinations, step.sources, step.count, step.scale);
-    }
+    enqueue_work(step, stream);
     lane.work_end->mark(stream);
   }
   if (lane.work == Lane::Work::kEnqueued) {
     if (!lane.work_end->reached()) return false;
     lane.work = Lane::Work::kEnded;
-    context_.waiter().expect(-1);
   }
   return true;
 }
@@ -218,16 +228,15 @@ BoundPlan::~BoundPlan() { drain(); }
 void BoundPlan::drain() {
   if (context_.inherited()) return;  // what is under way is the parent's
   if (array_copies_ != nullptr) array_copies_->drain();
-  for (std::size_t number = 0; number < lanes_.size(); ++number) {
-    Lane& lane = lanes_[number];
+  if (enqueued_) drain_stream();
+  for (Lane& lane : lanes_) {
     if (lane.work != Lane::Work::kEnqueued) continue;
     lane.work = Lane::Work::kNone;
     if (device_ == kHost) {
       drain_reads();
       continue;
     }
-    context_.waiter().expect(-1);
-    stream_of(number).wait();
+    lane.work_end->wait();
   }
 }
 
@@ -299,6 +308,7 @@ bool BoundPlan::advance_lane(std::size_t number) {
 }
 
 bool BoundPlan::advance() {
+  if (enqueued_) return follow_stream();
   bool moved = array_copies_ != nullptr && array_copies_->advance();
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     if (lanes_[lane].at >= lanes_[lane].steps.size()) continue;

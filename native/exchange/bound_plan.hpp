@@ -52,6 +52,9 @@ class BoundPlan {
   // The directory in which peers look it up, or null.
   Directory* directory() const;
 
+  // Whether a stream of a GPU can make all steps, one after the other: no host has a part in them.
+  bool by_stream() const { return by_stream_; }
+
   // Elements of the array, and lanes, which come after those of the piece before.
   struct Piece {
     std::uint64_t count;
@@ -143,6 +146,7 @@ class BoundPlan {
   std::uint32_t told_by(const Numbering& numbering, std::size_t of) const {
     return board_->local().board[numbering.given_up_id(of)].load(std::memory_order_acquire);
   }
+  Error given_up_by(std::size_t of, std::uint32_t told) const;
   void begin(std::uint32_t generation);
   // As far as it goes without blocking; true if anything moved. After an exception, which says what
   // failed, nothing may move any more.
@@ -150,9 +154,20 @@ class BoundPlan {
   bool over() const {
     return lanes_left_ == 0 && (array_copies_ == nullptr || array_copies_->over());
   }
+  // What began is made by a stream, of by_stream(): all steps are enqueued, and peers' streams do
+  // the rest. `from`: what is copied to data() before, and `to`, what is copied from there; or
+  // null. advance() only looks how far it is.
+  void enqueue(const StreamOrder& order, const std::byte* from, std::byte* to, std::uint64_t bytes);
+  bool enqueued() const { return enqueued_; }
+  // The stream goes on, whatever comes of it: nobody will raise what it waits for.
+  void release();
+  // Throws if a peer told that it gave up: what it has raised since tells of nothing.
+  void require_nobody_gave_up(const Numbering& numbering) const;
   // Waits until nothing that was given to a GPU or the transport is under way: memory may go then.
   void drain();
   void drain_reads();
+  void drain_stream();
+  bool is_by_stream() const;
   bool advance_lane(std::size_t number);
   bool arrived(const Step& step) const;
   // False: a peer has given the execution up, and its array back.
@@ -162,9 +177,10 @@ class BoundPlan {
   bool reduce_some(Lane& lane, const Step& step);
   // Enqueues the step's work on the GPU, once; true when it has ended.
   bool device_done(std::size_t lane_number, const Step& step);
-  const DeviceStream& stream_of(std::size_t lane) const {
-    return *streams_[lane % streams_.size()];
-  }
+  void enqueue_work(const Step& step, cuda::Stream stream) const;
+  void enqueue_step(const Step& step, cuda::Stream stream) const;
+  // How far the stream is, as flags tell; true if it moved.
+  bool follow_stream();
   std::uint32_t value(std::uint64_t salt) const {
     return (generation_ << kTagBits) |
            static_cast<std::uint32_t>((hash_ * salt) >> (64 - kTagBits));
@@ -191,7 +207,10 @@ class BoundPlan {
   std::uint64_t ended_ = 0;
   bool call_pending_ = false;
   int device_ = kHost;
-  std::vector<std::unique_ptr<DeviceStream>> streams_;  // lanes share a few
+  std::size_t first_stream_ = 0;  // of those that all share, the first lane's
+  bool by_stream_ = false;
+  bool enqueued_ = false;                     // the execution at hand is a stream's
+  std::unique_ptr<DeviceMoment> stream_end_;  // of by_stream(): of the last that was
   std::unique_ptr<ArrayCopies> array_copies_;
 };
 

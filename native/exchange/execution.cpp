@@ -1,5 +1,6 @@
 #include "exchange/execution.hpp"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -83,8 +84,10 @@ void Execution::withdraw() {
   if (directory_ != nullptr && directory_->anywhere()) directory_->withdraw();
 }
 
-void Execution::let_streams_go() {
-  if (done_ != nullptr) done_->raise();
+bool Execution::by_stream(const Array& array) const {
+  if (array.access == BufferAccess::kCopied && array.device != phase().device()) return false;
+  return std::all_of(phases_.begin(), phases_.end(),
+                     [](const auto& phase) { return phase->by_stream(); });
 }
 
 bool Execution::collect() {
@@ -109,7 +112,6 @@ std::shared_ptr<const void> Execution::end(State state, std::exception_ptr fault
   }
   fault_ = std::move(fault);
   if (this->state() == State::kRunning) withdraw();
-  let_streams_go();
   interrupted_.store(false, std::memory_order_relaxed);
   keeps_.store(false, std::memory_order_relaxed);
   state_.store(state, std::memory_order_release);

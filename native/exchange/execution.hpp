@@ -21,7 +21,6 @@
 #include "exchange/bound_plan.hpp"
 #include "exchange/numbering.hpp"
 #include "memory/device_stream.hpp"
-#include "memory/pinned_word.hpp"
 #include "sys/clock.hpp"
 
 namespace pgasdl {
@@ -77,7 +76,7 @@ class Execution {
   bool interrupted() const { return interrupted_.load(std::memory_order_acquire); }
   // True for one caller of those that come after an interruption: it goes on with the call.
   bool resume() { return interrupted() && interrupted_.exchange(false); }
-  // A stream was told to wait for the result of the last one that began: nobody else will take it.
+  // A stream makes the last one that began, and has its result: nobody else will take it.
   bool streamed() const { return streamed_.load(std::memory_order_acquire); }
   // Until a stream that waits for it has the result, or it was given up.
   void await_streams() const;
@@ -103,8 +102,8 @@ class Execution {
   }
   // It is given up: the caller's array is the caller's again.
   void withdraw();
-  // Lets streams go that wait for it, whatever became of it.
-  void let_streams_go();
+  // Whether a stream can make it, and the copies of an array.
+  bool by_stream(const Array& array) const;
   // Takes the result of what is done; false if another thread did.
   bool collect();
   // Under the executor's lock; what comes back is to be let go outside.
@@ -125,9 +124,9 @@ class Execution {
   std::shared_ptr<const void> keep_;
   std::unique_ptr<DeviceMoment> gate_;  // it begins then
   bool gated_ = false;
-  std::unique_ptr<PinnedWord> done_;  // raised when one is over
+  bool expected_ = false;  // waits look for its end, which no wake word tells
   std::atomic<bool> streamed_{false};
-  Deadline streams_until_ = Deadline::once();
+  Deadline stream_until_ = Deadline::once();
 };
 
 }  // namespace pgasdl

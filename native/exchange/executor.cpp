@@ -13,15 +13,16 @@ Executor::~Executor() { stop_thread(); }
 
 void Executor::start(Execution& execution, const Array& array, const StreamOrder* after) {
   context_.require_usable();
-  if (after != nullptr) refuse_capture(*after, "a collective");
+  if (after != nullptr) {
+    refuse_capture(*after, "a collective");
+    start_thread();  // the program may be long at other things
+  }
   const auto launch = [&] {
     if (execution.state() != Execution::State::kRunning) return;  // closed while it was copied in
     execution.phase().begin(execution.numbering_->generation());
     record(Operation::kPlanStart, execution, execution.began());
-    if (after != nullptr) {
-      execution.gated_ = true;
-      context_.waiter().expect(1);
-    }
+    if (after != nullptr) execution.gated_ = true;
+    if (after != nullptr || execution.phase().device() != kHost) expect(execution);
     // Most often the first steps go through at once, and a small plan may even end here.
     (void)advance(execution);
     if (execution.state() != Execution::State::kRunning) return;
@@ -34,7 +35,12 @@ void Executor::start(Execution& execution, const Array& array, const StreamOrder
     if (live_.capacity() - live_.size() <= n_copied_) [[unlikely]]
       live_.reserve(live_.size() + n_copied_ + 1);
     execution.require_idle();
-    if (after != nullptr) gate(execution, *after);
+    if (after != nullptr) {
+      if (execution.gate_ == nullptr || execution.gate_->device() != after->device) {
+        execution.gate_ = std::make_unique<DeviceMoment>(after->device);
+      }
+      execution.gate_->mark(after->stream);
+    }
     execution.reserve(array);
     if (array.access == BufferAccess::kCopied && after == nullptr) {
       ++n_copied_;
@@ -63,17 +69,46 @@ void Executor::start(Execution& execution, const Array& array, const StreamOrder
   }
 }
 
-// Throws, too, what wait_on() would after it has begun.
-void Executor::gate(Execution& execution, const StreamOrder& after) {
-  if (execution.done_ == nullptr) {
-    auto done = std::make_unique<PinnedWord>();
-    done->require_waits(after.device, after.stream);
-    execution.done_ = std::move(done);
+bool Executor::enqueue(Execution& execution, const Array& array, const StreamOrder& order,
+                       Deadline deadline) {
+  context_.require_usable();
+  refuse_capture(order, "a collective");
+  if (!execution.by_stream(array)) return false;
+  start_thread();
+  {
+    const std::lock_guard lock(mutex_);
+    live_.reserve(live_.size() + n_copied_ + 1);
+    execution.require_idle();
+    execution.reserve(array);
+    BoundPlan& plan = execution.phase();
+    plan.begin(execution.numbering_->generation());
+    record(Operation::kPlanStart, execution, execution.began());
+    execution.stream_until_ = deadline;
+    execution.streamed_.store(true, std::memory_order_release);
+    expect(execution);
+    const bool copied = array.access == BufferAccess::kCopied;
+    try {
+      plan.enqueue(order, copied ? array.source : nullptr, copied ? array.target : nullptr,
+                   array.bytes);
+    } catch (const std::exception&) {
+      give_up(execution, std::current_exception());
+      throw;
+    }
+    live_.push_back(&execution);
+    n_live_.store(live_.size(), std::memory_order_relaxed);
   }
-  if (execution.gate_ == nullptr || execution.gate_->device() != after.device) {
-    execution.gate_ = std::make_unique<DeviceMoment>(after.device);
-  }
-  execution.gate_->mark(after.stream);
+  const std::lock_guard lock(idle_mutex_);
+  idle_.notify_one();
+  return true;
+}
+
+// Of its end no wake word tells: a GPU has a part in it.
+void Executor::expect(Execution& execution) {
+  if (!std::exchange(execution.expected_, true)) context_.waiter().expect(1);
+}
+
+void Executor::expect_no_more(Execution& execution) {
+  if (std::exchange(execution.expected_, false)) context_.waiter().expect(-1);
 }
 
 bool Executor::advance(Execution& execution) {
@@ -83,10 +118,12 @@ bool Executor::advance(Execution& execution) {
     if (execution.gated_) {
       if (!execution.gate_->reached()) return false;
       execution.gated_ = false;
-      context_.waiter().expect(-1);
+      if (plan.device() == kHost) expect_no_more(execution);
       if (execution.array_.access == BufferAccess::kCopied) execution.copy_in();
     }
+    const bool by_stream = plan.enqueued();
     moved = plan.advance();
+    if (by_stream && plan.over()) plan.require_nobody_gave_up(*execution.numbering_);
     gather_calls(execution);
   } catch (const std::exception&) {
     give_up(execution, std::current_exception());  // half a step was made
@@ -94,13 +131,13 @@ bool Executor::advance(Execution& execution) {
   }
   if (plan.over()) {
     record(Operation::kPlanDone, execution, execution.ended());
-    execution.let_streams_go();
+    expect_no_more(execution);
     execution.state_.store(Execution::State::kDone, std::memory_order_release);
   }
   return moved;
 }
 
-// Nothing more is made of it, which is told to whoever waits for it here, and to the peers if they
+// Nothing more is made of it, which is told to whoever waits for it here, and to the peers, which
 // cannot go on either.
 void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   execution.fault_ = std::move(fault);
@@ -109,22 +146,23 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   execution.withdraw();
   // What was begun ends by itself, soon: nothing of the caller's is used after that.
   if (ArrayCopies* const copies = execution.phase().array_copies()) copies->drain();
-  execution.let_streams_go();
-  execution.state_.store(Execution::State::kFailed, std::memory_order_release);
-  std::uint32_t why = 0;
+  auto why = static_cast<std::uint32_t>(context_.rank() + 1);
   try {
     std::rethrow_exception(execution.fault_);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kPeerLost) why = static_cast<std::uint32_t>(error.rank() + 1);
+    if (error.rank() >= 0) why = static_cast<std::uint32_t>(error.rank() + 1);
     if (error.kind() == ErrorKind::kMismatch) why = kMismatched | numbering.generation();
   } catch (const std::exception&) {
-    // is told here only
+    // Ours alone.
   }
   try {
-    if (why != 0) execution.phase().tell_given_up(numbering, why);
+    execution.phase().tell_given_up(numbering, why);
   } catch (const std::exception&) {
     // Without memory to tell them, their waits end by their deadlines.
   }
+  if (execution.phase().enqueued()) execution.phase().release();  // after that was told
+  expect_no_more(execution);
+  execution.state_.store(Execution::State::kFailed, std::memory_order_release);
 }
 
 // Gives up what cannot end any more. All of them: others may wait for one that nobody awaits here.
@@ -152,67 +190,41 @@ void Executor::look_around(const Execution* awaited) {
   if (news && wake_word != nullptr) wake_word->wake();
 }
 
-// Streams cannot be told: a wait of theirs ends with the execution, so it must end. kTimeout: those
-// that are late.
+// Streams cannot be told: what they make must end. kTimeout: those that are late.
 void Executor::give_up_streamed(ErrorKind kind, const char* why) {
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < live_.size();) {
     Execution& execution = *live_[i];
     if (!execution.streamed() ||
-        (kind == ErrorKind::kTimeout && !execution.streams_until_.passed())) {
+        (kind == ErrorKind::kTimeout && !execution.stream_until_.passed())) {
       ++i;
       continue;
     }
-    give_up(execution,
-            std::make_exception_ptr(
-                Error(kind, text(execution.phase().missing(), "; a stream waited for it: ", why))));
+    give_up(execution, std::make_exception_ptr(Error(
+                           kind, text(execution.phase().missing(), "; a stream makes it: ", why))));
     live_[i] = live_.back();
     live_.pop_back();
     n_live_.store(live_.size(), std::memory_order_relaxed);
   }
 }
 
-bool Executor::streams_wait(const Execution* execution) {
-  const auto waits = [](const Execution& one) {
+bool Executor::stream_makes(const Execution* execution) {
+  const auto makes = [](const Execution& one) {
     return one.streamed() && one.state() == Execution::State::kRunning;
   };
-  if (execution != nullptr) return waits(*execution);
+  if (execution != nullptr) return makes(*execution);
   const std::lock_guard lock(mutex_);
-  return std::any_of(live_.begin(), live_.end(), [&](const auto* one) { return waits(*one); });
+  return std::any_of(live_.begin(), live_.end(), [&](const auto* one) { return makes(*one); });
 }
 
 // The thread advances them, and gives up what is late.
 Outcome Executor::await_streamed(const Execution* execution, Deadline deadline) {
   if (context_.inherited()) return Outcome::kDone;
-  while (threaded_.load(std::memory_order_acquire) && streams_wait(execution)) {
+  while (threaded_.load(std::memory_order_acquire) && stream_makes(execution)) {
     if (deadline.passed()) return Outcome::kTimeout;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return Outcome::kDone;
-}
-
-void Executor::wait_on(Execution& execution, const StreamOrder& order, Deadline deadline) {
-  context_.require_usable();
-  refuse_capture(order, "a stream's wait for a collective");
-  start_thread();
-  const std::lock_guard lock(mutex_);
-  switch (execution.state()) {
-    case Execution::State::kFailed:
-      std::rethrow_exception(execution.fault_);
-    case Execution::State::kClosed:
-      throw Error(ErrorKind::kClosed, text("plan ", execution.name(), " was closed"));
-    case Execution::State::kRunning:
-      break;
-    case Execution::State::kDone:
-      execution.streamed_.store(true, std::memory_order_release);
-      return;
-    default:
-      return;  // nothing is under way
-  }
-  if (execution.done_ == nullptr) execution.done_ = std::make_unique<PinnedWord>();
-  execution.done_->await_on(order.device, order.stream);
-  execution.streams_until_ = deadline;
-  execution.streamed_.store(true, std::memory_order_release);
 }
 
 void Executor::record(Operation operation, const Execution& execution, std::uint64_t at) {
@@ -344,7 +356,8 @@ void Executor::remove(const Execution& execution) {
 // Nothing of it is under way on a GPU any more, nor will be.
 void Executor::quiet(Execution& execution) {
   for (const auto& phase : execution.phases_) phase->drain();
-  if (std::exchange(execution.gated_, false)) context_.waiter().expect(-1);
+  execution.gated_ = false;
+  expect_no_more(execution);
 }
 
 void Executor::fail(Execution& execution, const std::exception_ptr& fault) {

@@ -32,11 +32,13 @@ class Executor {
   // answer it and wait again. Throws what made it fail, and what ends every wait.
   Waited wait(Execution& execution, Deadline deadline);
 
-  // What is enqueued on the stream from now on comes after the result, which nobody else takes. It
-  // comes even if the execution fails, or is not over by the deadline and given up: the next call
-  // for it then throws the reason. Needs the progress thread, and starts it.
-  void wait_on(Execution& execution, const StreamOrder& order, Deadline deadline);
-  // Until an execution, or every one, has given streams what they wait for, or was given up.
+  // Lets a stream make the execution, and have its result, which nobody else takes. False: hosts
+  // have a part in it. The stream goes on even if the execution fails, or is not over by the
+  // deadline and given up: the next call for it then throws the reason. Needs the progress thread,
+  // which looks after that, and starts it.
+  bool enqueue(Execution& execution, const Array& array, const StreamOrder& order,
+               Deadline deadline);
+  // Until streams have made an execution, or every one, or it was given up.
   Outcome await_streamed(const Execution* execution, Deadline deadline);
 
   // Which notifications each stalled lane waits for, and who owes them.
@@ -66,11 +68,12 @@ class Executor {
 
  private:
   void run();
-  void gate(Execution& execution, const StreamOrder& after);
+  void expect(Execution& execution);
+  void expect_no_more(Execution& execution);
   bool advance(Execution& execution);  // true if it moved
   void look_around(const Execution* awaited);
   void give_up_streamed(ErrorKind kind, const char* why);
-  bool streams_wait(const Execution* execution);
+  bool stream_makes(const Execution* execution);
   void give_up(Execution& execution, std::exception_ptr fault);
   void gather_calls(Execution& execution);
   void remove(const Execution& execution);

@@ -85,25 +85,7 @@ std::shared_ptr<Execution> LayerSchedule::awaited(std::int64_t number) const {
 
 std::shared_ptr<Execution> LayerSchedule::awaited_bucket(std::size_t number) const {
   const Bucket& bucket = buckets_.at(number);
-  return bucket.under_way ? bucket.executions[bucket.current] : bucket.streamed;
-}
-
-std::shared_ptr<Execution> LayerSchedule::overtaken(std::int64_t number) const {
-  const Bucket& bucket = buckets_[layers_[require(number)].bucket];
-  if (bucket.missing != 1 || bucket.streamed == nullptr || bucket.under_way) return nullptr;
-  return bucket.streamed->under_way() ? bucket.streamed : nullptr;
-}
-
-void LayerSchedule::wait_on(std::int64_t number, const StreamOrder& order, Deadline deadline) {
-  const std::size_t index = layers_[require(number)].bucket;
-  Bucket& bucket = buckets_[index];
-  const auto execution = awaited(number);
-  // For another layer of the bucket, or on another stream, the same moment is awaited again.
-  if (execution == nullptr && bucket.streamed == nullptr) return;
-  executor_.wait_on(execution != nullptr ? *execution : *bucket.streamed, order, deadline);
-  if (execution == nullptr) return;
-  bucket.streamed = execution;
-  turn_over(bucket);
+  return bucket.under_way ? bucket.executions[bucket.current] : nullptr;
 }
 
 void LayerSchedule::taken(std::size_t number, const Execution& execution) {
@@ -154,21 +136,10 @@ std::int64_t LayerSchedule::bucket_of(const Executor::Call& call) const {
   return -1;
 }
 
-Outcome LayerSchedule::await_streams(Deadline deadline) const {
-  for (const Bucket& bucket : buckets_) {
-    for (const auto& execution : bucket.executions) {
-      const Outcome outcome = executor_.await_streamed(execution.get(), deadline);
-      if (outcome != Outcome::kDone) return outcome;
-    }
-  }
-  return Outcome::kDone;
-}
-
 void LayerSchedule::close() {
   for (Bucket& bucket : buckets_) {
     for (const auto& execution : bucket.executions) execution->close();
     bucket.under_way = false;
-    bucket.streamed.reset();
     bucket.executions.clear();
   }
 }

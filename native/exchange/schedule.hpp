@@ -40,12 +40,6 @@ class LayerSchedule {
   // The layer's gradient is there, or will be after what a stream has been given so far; the last
   // of a bucket begins its exchange.
   void ready(std::int64_t layer, const StreamOrder* order = nullptr);
-  // What ready() is going to start, if a stream has the last result of it, which may not be over;
-  // else null.
-  std::shared_ptr<Execution> overtaken(std::int64_t layer) const;
-  // What the stream is given from now on comes after the layer's exchange, which is over then as
-  // far as this schedule is concerned.
-  void wait_on(std::int64_t layer, const StreamOrder& order, Deadline deadline);
   // What a wait for the layer waits for; null if it was not ready since it was last waited for.
   std::shared_ptr<Execution> awaited(std::int64_t layer) const;
   std::shared_ptr<Execution> awaited_bucket(std::size_t bucket) const;
@@ -65,8 +59,6 @@ class LayerSchedule {
     if (!ended_) ended_ = why;
   }
   const std::optional<std::string>& ended() const { return ended_; }
-  // Until streams have the results that they wait for, or these were given up.
-  Outcome await_streams(Deadline deadline) const;
   // Out of the executor, for good.
   void close();
   // Nothing is under way, and nothing failed: nobody writes to this rank's memory.
@@ -82,7 +74,6 @@ class LayerSchedule {
     bool under_way = false;
     std::uint64_t taken = 0;                  // exchanges that are over
     std::unique_ptr<DeviceMoment> gradients;  // of the layers that are ready, on a GPU
-    std::shared_ptr<Execution> streamed;      // the last one whose result went to a stream
   };
   void turn_over(Bucket& bucket);
 

@@ -1,9 +1,12 @@
 #include "memory/device_stream.hpp"
 
+#include <array>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "memory/region.hpp"
 #include "sys/error.hpp"
 #include "sys/process.hpp"
 
@@ -18,6 +21,18 @@ cuda::Result synchronize(cuda::Stream stream) {
   const cuda::Result result = driver.stream_synchronize(stream);
   if (result != cuda::kSuccess) (void)driver.stream_synchronize(stream);
   return result;
+}
+
+cuda::Stream make_stream(cuda::Device device) {
+  const cuda::Current current(device);
+  const auto& driver = cuda::driver();
+  int least = 0;
+  int greatest = 0;
+  check(driver.ctx_get_stream_priority_range(&least, &greatest), "asking for priorities");
+  cuda::Stream stream = nullptr;
+  check(driver.stream_create(&stream, cuda::kStreamNonBlocking, greatest),
+        text("making a stream on GPU ", device));
+  return stream;
 }
 
 std::mutex streams_mutex;
@@ -44,6 +59,40 @@ void refuse_capture(const StreamOrder& order, const char* what) {
   }
 }
 
+cuda::Stream shared_stream(cuda::Device device, std::size_t number) {
+  static std::map<cuda::Device, std::array<cuda::Stream, kSharedStreams>> streams;
+  const std::lock_guard lock(streams_mutex);
+  auto& of_device = streams[device];
+  if (of_device[0] == nullptr) {
+    std::array<cuda::Stream, kSharedStreams> made{};
+    for (cuda::Stream& stream : made) stream = make_stream(device);
+    of_device = made;
+  }
+  return of_device[number % kSharedStreams];
+}
+
+bool streams_wait(cuda::Device device) {
+  static std::mutex mutex;
+  static std::map<cuda::Device, bool> known;
+  // Never unmapped.
+  static const auto* const page = [] {
+    auto* const made = new std::shared_ptr<Region>(Region::create_private(page_bytes()));
+    (*made)->pin();
+    return made;
+  }();
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(device);
+  if (found != known.end()) return found->second;
+  const auto& driver = cuda::driver();
+  const cuda::Stream stream = shared_stream(device, 0);
+  const cuda::Current current(device);
+  cuda::DevicePtr word = 0;
+  check(driver.mem_host_get_device_pointer(&word, (*page)->data(), 0), "a word for the GPU");
+  return known[device] =
+             driver.stream_wait_value(stream, word, 0, cuda::kWaitValueEq) == cuda::kSuccess &&
+             driver.stream_write_value(stream, word, 0, cuda::kWriteValueDefault) == cuda::kSuccess;
+}
+
 DeviceStream::DeviceStream(cuda::Device device) : device_(device), born_(fork_depth()) {
   {
     const std::lock_guard lock(streams_mutex);
@@ -55,9 +104,7 @@ DeviceStream::DeviceStream(cuda::Device device) : device_(device), born_(fork_de
     }
     idle.reserve(idle.capacity() + 1);  // so that giving it back needs no memory
   }
-  const cuda::Current current(device);
-  check(cuda::driver().stream_create(&stream_, cuda::kStreamNonBlocking, 0),
-        text("making a stream on GPU ", device));
+  stream_ = make_stream(device);
 }
 
 DeviceStream::~DeviceStream() {
@@ -117,6 +164,18 @@ bool DeviceMoment::over() const noexcept {
     }
   }
   return true;
+}
+
+void DeviceMoment::wait() const noexcept {
+  try {
+    const cuda::Current current(device_);
+    // A device whose work has failed says so again; another call's failure does not come twice.
+    if (cuda::driver().event_synchronize(event_) != cuda::kSuccess) {
+      (void)cuda::driver().event_synchronize(event_);
+    }
+  } catch (const Error&) {
+    // A forked child: nothing is under way here.
+  }
 }
 
 void device_copy(const StreamOrder& order, void* to, const void* from, std::size_t bytes) {

@@ -20,6 +20,14 @@ bool is_capturing(const StreamOrder& order);
 // Throws kUnavailable if the stream is recording a graph: `what` needs the host at every replay.
 void refuse_capture(const StreamOrder& order, const char* what);
 
+// Whether streams can wait for words of the host, and write them.
+bool streams_wait(cuda::Device device);
+
+// One of a few streams that all plans share, whose work waits for nothing: of greatest priority.
+// They are made at first use, and kept.
+inline constexpr std::size_t kSharedStreams = 4;
+cuda::Stream shared_stream(cuda::Device device, std::size_t number);
+
 // One of the library's streams, which follow no other stream. Borrowed: given back, all enqueued
 // on it must have ended. Streams are kept for the next borrower.
 class DeviceStream {
@@ -59,6 +67,8 @@ class DeviceMoment {
   bool reached() const;
   // Reached, or never to be: the work has failed.
   bool over() const noexcept;
+  // Until then.
+  void wait() const noexcept;
 
  private:
   const cuda::Device device_;

@@ -173,6 +173,12 @@ void bind_device(nb::module_& module) {
       [](std::uintptr_t address) { return device_of(reinterpret_cast<const std::byte*>(address)); },
       "address"_a, "The GPU whose memory lies at an address.");
   module.def(
+      "refuse_capture",
+      [](int device, std::uintptr_t stream) {
+        refuse_capture({device, reinterpret_cast<cuda::Stream>(stream)}, "a collective");
+      },
+      "device"_a, "stream"_a, "UnavailableError if the stream is recording a graph.");
+  module.def(
       "device_capsule",
       [](nb::handle owner, std::uintptr_t address, std::size_t bytes, int device) {
         return nb::cast(nb::ndarray<>(reinterpret_cast<void*>(address), {bytes}, owner, {},

@@ -169,17 +169,6 @@ void start_execution(Runtime& runtime, Execution& execution, const Array& array)
   runtime.executor.start(execution, array);
 }
 
-// One execution of a plan is under way at a time: the result of one that went to a stream is
-// awaited here, by a program that is that far ahead of its GPU.
-void start_after(Runtime& runtime, Execution& execution, const Array& array,
-                 const StreamOrder& order) {
-  if (execution.streamed() && execution.under_way()) {
-    wait_execution(runtime, execution, runtime.context.options().timeout);
-  }
-  const WithoutGil release;
-  runtime.executor.start(execution, array, &order);
-}
-
 void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
   using Waited = Executor::Waited;
   // Most often it is over, or nearly: then the clock need not be read, nor the GIL given up, which
@@ -227,6 +216,34 @@ namespace {
 void run(const ExecutionHandle& self, std::optional<double> timeout) {
   const double limit = seconds(self.runtime->context, timeout);
   run_execution(*self.runtime, *self.execution, self.array, limit, nb::handle());
+}
+
+// One execution of a plan is under way at a time: what a stream makes is awaited here, by a program
+// that is that far ahead of its GPU.
+void require_made(const ExecutionHandle& self) {
+  Execution& execution = *self.execution;
+  if (execution.streamed() && execution.under_way()) {
+    wait_execution(*self.runtime, execution, self.runtime->context.options().timeout);
+  }
+}
+
+bool run_after(const ExecutionHandle& self, const Array& array, const StreamOrder& order,
+               double timeout, nb::handle keep) {
+  Execution& execution = *self.execution;
+  if (!execution.resume()) {
+    require_made(self);
+    const WithoutGil release;
+    Executor& executor = self.runtime->executor;
+    if (executor.enqueue(execution, array, order, Deadline::in(timeout))) return true;
+    executor.start(execution, array, &order);
+  }
+  try {
+    wait_execution(*self.runtime, execution, timeout);
+  } catch (...) {
+    execution.interrupt(keep.is_none() ? nullptr : kept(keep));
+    throw;
+  }
+  return false;
 }
 
 PyObject* run_directly(PyObject* const* given, std::size_t n, bool& other) {
@@ -304,28 +321,29 @@ void bind_exchange(nb::module_& module) {
           "Until its result is there; returns at once if none is under way.")
       .def(
           "start_after",
-          [](const ExecutionHandle& self, std::uintptr_t stream, std::uintptr_t address,
-             std::uint64_t bytes) {
+          [](const ExecutionHandle& self, std::uintptr_t stream) {
+            const StreamOrder order = order_on(self, stream);
+            require_made(self);
+            const WithoutGil release;
+            self.runtime->executor.start(*self.execution, self.array, &order);
+          },
+          "stream"_a, "start() as soon as a stream of the GPU has done what is enqueued on it.")
+      .def(
+          "run_after",
+          [](const ExecutionHandle& self, std::uintptr_t stream, nb::handle owner,
+             std::uintptr_t address, std::uint64_t bytes, std::optional<double> timeout) {
             Array array = self.array;
             if (address != 0) {
               array.source = array.target = reinterpret_cast<std::byte*>(address);
               array.bytes = bytes;
             }
-            start_after(*self.runtime, *self.execution, array, order_on(self, stream));
+            return run_after(self, array, order_on(self, stream),
+                             seconds(self.runtime->context, timeout), owner);
           },
-          "stream"_a, "address"_a = 0, "nbytes"_a = 0,
-          "start() as soon as a stream of the GPU has done what is enqueued on it; on other memory "
-          "than the handle's, if it is given.")
-      .def(
-          "wait_on",
-          [](const ExecutionHandle& self, std::uintptr_t stream, std::optional<double> timeout) {
-            const Deadline deadline = Deadline::in(seconds(self.runtime->context, timeout));
-            const StreamOrder order = order_on(self, stream);
-            const WithoutGil release;
-            self.runtime->executor.wait_on(*self.execution, order, deadline);
-          },
-          "stream"_a, "timeout"_a.none() = nb::none(),
-          "What is enqueued on the stream from now on comes after the result.")
+          "stream"_a, "owner"_a.none(), "address"_a = 0, "nbytes"_a = 0, nb::kw_only(),
+          "timeout"_a.none() = nb::none(),
+          "run() after what is enqueued on a stream of the GPU, and before what will be; on other "
+          "memory than the handle's, if it is given. True: the stream makes it, and nobody waits.")
       .def("run", &run, nb::kw_only(), "timeout"_a.none() = nb::none(),
            "start() and wait(); what a run() that did not end has begun goes on.")
       .def(

@@ -94,7 +94,7 @@ Outcome blocking(double timeout, Attempt&& attempt) {
   }
 }
 
-// Until streams have what they wait for, or it was given up, which is a matter of their deadlines.
+// Until streams have made what they were given, or it was given up: a matter of their deadlines.
 template <typename Attempt>
 void await_streams(Attempt&& attempt) {
   constexpr double kForever = 1e9;
@@ -103,8 +103,6 @@ void await_streams(Attempt&& attempt) {
 
 // Begins, without the GIL where much is copied.
 void start_execution(Runtime& runtime, Execution& execution, const Array& array);
-void start_after(Runtime& runtime, Execution& execution, const Array& array,
-                 const StreamOrder& order);
 // Until it is over; answers Calls meanwhile. Raises Timeout, and what makes an execution fail.
 void wait_execution(Runtime& runtime, Execution& execution, double timeout);
 // Begins and waits; or waits, where a call did not end. If this one does not, `keep` is held.

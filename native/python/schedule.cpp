@@ -104,24 +104,11 @@ void bind_schedule(nb::module_& module) {
       .def(
           "ready_after",
           [](const ScheduleHandle& self, Integer layer, std::uintptr_t stream, int device) {
-            if (const auto before = self.schedule->overtaken(layer.value)) {
-              wait_execution(*self.runtime, *before, self.runtime->context.options().timeout);
-            }
             const StreamOrder order{device, reinterpret_cast<cuda::Stream>(stream)};
             self.schedule->ready(layer.value, &order);
           },
           "layer"_a, "stream"_a, "device"_a,
           "Begin its exchange as soon as a stream of a GPU has done what is enqueued on it.")
-      .def(
-          "wait_on",
-          [](const ScheduleHandle& self, Integer layer, std::uintptr_t stream, int device,
-             std::optional<double> timeout) {
-            const StreamOrder order{device, reinterpret_cast<cuda::Stream>(stream)};
-            self.schedule->wait_on(layer.value, order,
-                                   Deadline::in(seconds(self.runtime->context, timeout)));
-          },
-          "layer"_a, "stream"_a, "device"_a, "timeout"_a.none() = nb::none(),
-          "What is enqueued on the stream from now on comes after its exchange.")
       .def("progress", &progress)
       .def("wait", &wait_layer, "layer"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
            "Until its exchange is over.")
@@ -154,11 +141,10 @@ void bind_schedule(nb::module_& module) {
       .def(
           "close",
           [](const ScheduleHandle& self) {
-            await_streams(
-                [&](Deadline deadline) { return self.schedule->await_streams(deadline); });
+            const WithoutGil release;
             self.schedule->close();
           },
-          "Nothing of it moves any more, once streams have what they wait for.")
+          "Nothing of it moves any more.")
       .def_prop_ro(
           "idle", [](const ScheduleHandle& self) { return self.schedule->idle(); },
           "Nothing is under way, and nothing failed.")

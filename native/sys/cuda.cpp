@@ -145,10 +145,12 @@ void check(Result result, const std::string& what) {
 Current::Current(Device device) {
   check(driver().ctx_push(primary_context(device)),
         text("making CUDA device ", device, " the current one"));
+  (void)driver().thread_exchange_capture_mode(&capture_mode_);
 }
 
 Current::~Current() {
   Context context = nullptr;
+  (void)inherited().thread_exchange_capture_mode(&capture_mode_);
   // Fails where the process ends and in a child of it, which nobody needs to know.
   inherited().ctx_pop(&context);
 }

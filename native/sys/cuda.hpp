@@ -91,6 +91,7 @@ enum class PointerAttribute : int {
   kAllowedHandleTypes = 14,
 };
 
+inline constexpr int kCaptureModeRelaxed = 2;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kHostRegisterPortable = 1;
@@ -121,6 +122,8 @@ inline constexpr unsigned kIpcLazyEnablePeerAccess = 1;
   X(primary_ctx_release, "cuDevicePrimaryCtxRelease_v2", (Device device))                          \
   X(ctx_push, "cuCtxPushCurrent_v2", (Context context))                                            \
   X(ctx_pop, "cuCtxPopCurrent_v2", (Context * context))                                            \
+  X(ctx_get_stream_priority_range, "cuCtxGetStreamPriorityRange", (int* least, int* greatest))     \
+  X(thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                \
   X(mem_get_granularity, "cuMemGetAllocationGranularity",                                          \
     (std::size_t* granularity, const MemAllocationProp* properties, int option))                   \
   X(mem_create, "cuMemCreate",                                                                     \
@@ -216,13 +219,17 @@ int attribute(Device device, DeviceAttribute which);
 void check(Result result, const std::string& what);
 
 // Makes a device's primary context, the one that PyTorch and CuPy use, this thread's current one
-// for a scope. It is retained at first use and kept until the process ends.
+// for a scope. It is retained at first use and kept until the process ends. What is called in the
+// scope has no part in a graph that some thread captures meanwhile, and does not spoil it.
 class Current {
  public:
   explicit Current(Device device);
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
   ~Current();
+
+ private:
+  int capture_mode_ = kCaptureModeRelaxed;  // outside: this thread's before
 };
 
 }  // namespace pgasdl::cuda

@@ -10,9 +10,11 @@ Where the array lies decides:
   (two ranks, few bytes) and ``gdraa-private`` do;
 - any other plan: it is copied into the workspace and back.
 
-Arrays on a GPU have a workspace there; where peers do not reach a GPU they are copied into the
-workspace on the host. A stream orders them, and nobody waits. All calls of a group are numbered
-together: a rank that comes with an array on the host, and another with one on a GPU, notice it.
+Arrays on a GPU that lie elsewhere are copied into a workspace there, and back; where peers do not
+reach a GPU into the workspace on the host. Where no host has a part in it, a stream makes it, and
+nobody waits: see native/exchange/stream_steps.cpp. Else the call waits. All calls of a group are
+numbered together: a rank that comes with an array on the host, and another with one on a GPU,
+notice it.
 """
 
 from __future__ import annotations
@@ -77,6 +79,9 @@ class AllreduceCache:
             raise BufferRefused("a stream orders an allreduce on a GPU; this array is the host's")
         wanted = self._reduction(memory, op, group, plan)
         handle = None if memory.device is None else stream_handle(stream, memory.device)
+        has_room = sequence is not None and sequence.has_room(wanted)
+        if memory.device is not None and handle is not None and not has_room:
+            _native.refuse_capture(memory.device, handle)  # before anything is made
         if sequence is None:
             call = (
                 f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {op}, plan {plan}"
@@ -100,7 +105,7 @@ class AllreduceCache:
                 group,
                 kind_of(op),
                 memory.nbytes,
-                in_place=in_place,
+                in_place=in_place or (memory.device is not None and group.mapped),
                 readable=segment is None and memory.device is None and group.unreadable == "",
                 shares=True,
             )
@@ -115,8 +120,10 @@ class AllreduceCache:
                 f"plan {name} cannot share its inbox between arrays: use a handle, "
                 "ctx.allreduce_handle"
             )
-        if name == "gdraa-direct" and not in_place:
+        if name == "gdraa-direct" and not in_place and memory.device is None:
             raise PlanError("plan gdraa-direct needs an array in a segment that peers can map")
+        if spec.inbox_pieces and memory.device is not None:
+            raise PlanError(f"plan {name} is for arrays of the host: use gdraa-direct, or a handle")
         if spec.inbox_pieces and not works_on_any(group, name):
             raise PlanError(
                 f"plan {name} is for transports that map nothing and send from any memory: use "
@@ -126,7 +133,8 @@ class AllreduceCache:
             self._require_readable(name, group, memory)
         if spec.mapped and not group.mapped:
             raise PlanError(f"plan {name} loads and stores peers' memory, which is not mapped here")
-        return Reduction(memory, op, choice, segment, offset, memory.device)
+        home = segment if in_place else None
+        return Reduction(memory, op, choice, home, offset, memory.device)
 
     def _require_readable(self, name: str, group: Group, memory: Memory) -> None:
         """Refuse an array that peers cannot read where it lies."""

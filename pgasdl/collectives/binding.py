@@ -205,7 +205,7 @@ def piece_bytes(topology: Topology, device: int | None = None) -> int:
     GPU a piece costs a launch of a kernel, in which memory moves megabytes.
     """
     if device is not None:
-        return 8 << 20
+        return 16 << 20
     if topology.oversubscribed:
         return 512 << 10
     # Measured with two ranks on two cores (EPYC), from 1 to 64 MB: staging takes 0.4 to 1.0 of its

@@ -143,12 +143,14 @@ class Collective:
         signature = f"{works_on}{dtype} x {memory.count} {self.kind} {wanted}"
         homes = self._homes(steps, f"collective {signature}")
         in_place = bool(homes)
-        choice = self._choose(steps, plan, in_segments=in_place or staged_here)
+        # An array on a GPU is copied: the device does it in less time than a flag takes.
+        on_gpu = memory.device is not None
+        choice = self._choose(steps, plan, in_segments=in_place or on_gpu)
         self.plan = choice.plan
         chosen = {**dict(choice.options), **options}
         shape = self._shape(self.plan, chosen)
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
-        rebased = works_on_any(group, self.plan) and not in_place and not staged_here
+        rebased = works_on_any(group, self.plan) and not in_place and not on_gpu
         reads = rebased and spec_of(self.plan).reads
         copied = 0 if in_place or rebased else aligned(memory.nbytes)
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
@@ -171,8 +173,7 @@ class Collective:
             data = PlanBuffer(*homes[group.rank], dtype, homes)
             how = _native.BufferAccess.IN_PLACE
         elif rebased:
-            number = -1 if memory.device is None else memory.device
-            home = _native.local_memory(self.context, memory.address, memory.nbytes, number)
+            home = _native.local_memory(self.context, memory.address, memory.nbytes, -1)
             directory = _native.Directory(self._segment, entry, []) if reads else None
             data = PlanBuffer(home, 0, dtype, directory=directory)
             how = _native.BufferAccess.REBASED
@@ -260,10 +261,14 @@ class Collective:
     def run(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it: :meth:`start` and :meth:`wait` in one call.
 
-        After a Timeout, Ctrl-C or an exception in an update, the same call continues.
+        After a Timeout, Ctrl-C or an exception in an update, the same call continues. On a GPU a
+        stream makes it, and the call does not wait, as in :meth:`Context.allreduce`.
         """
-        self.start(stream=stream)
-        self.wait(timeout=timeout, stream=stream)
+        handle = self._stream(stream)
+        if handle is None:
+            self._execution.run(timeout=timeout)
+        else:
+            self._execution.run_after(handle, None, timeout=timeout)
 
     def __call__(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it; see :meth:`Context.allreduce` for what it raises."""
@@ -308,32 +313,22 @@ class Collective:
         else:
             self._execution.start_after(handle)
 
-    def wait(self, *, timeout: float | None = None, stream: object = None) -> None:
+    def wait(self, *, timeout: float | None = None) -> None:
         """Wait for the result. After a Timeout, the next call continues.
-
-        Of memory on a GPU the stream waits and this call does not. A result that does not come in
-        time, or because a rank is lost, lets the stream go on; the next call raises the reason.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds; None: the context's default, 0: one try.
-        stream : object, optional
-            Of memory on a GPU: what is enqueued on it from now on comes after the result; None:
-            PyTorch's or CuPy's current one.
         """
-        handle = self._stream(stream)
-        if handle is None:
-            self._execution.wait(timeout=timeout)
-        else:
-            self._execution.wait_on(handle, timeout)
+        self._execution.wait(timeout=timeout)
 
     def close(self) -> None:
         """Give up its notifications and memory. Idempotent, not collective.
 
         An execution under way is abandoned: this rank no longer advances it, and the other
-        ranks' waits for it end in a Timeout; but one whose result a stream waits for is finished
-        first. A ``with`` statement closes it, too.
+        ranks' waits for it end in a Timeout; but one that a stream makes is
+        finished first. A ``with`` statement closes it, too.
         """
         if self.closed:
             return

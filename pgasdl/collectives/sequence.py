@@ -40,8 +40,8 @@ class Reduction(NamedTuple):
     Attributes
     ----------
     segment, offset
-        Where the array lies, if it lies in a segment; of one of the pool, other ranks' may lie
-        elsewhere.
+        Where the array lies, if the plan works on it in a segment; of one of the pool, other ranks'
+        may lie elsewhere.
     device
         Where the plan works: a GPU, or None for the host.
     """
@@ -52,6 +52,11 @@ class Reduction(NamedTuple):
     segment: Segment | None
     offset: int
     device: int | None
+
+    @property
+    def in_place(self) -> bool:
+        """The plan works on all ranks' arrays where they lie."""
+        return self.choice.plan == "gdraa-direct" and self.segment is not None
 
     @property
     def copied(self) -> bool:
@@ -94,7 +99,7 @@ class Workspace:
         # read them when an execution is over.
         self.inboxes: dict[str, int] = {}
         self.copy = 0
-        for name, spec in PLANS.items() if not copied else ():
+        for name, spec in PLANS.items() if device is None and not copied else ():
             if spec.inbox_pieces and spec.mapped == group.mapped and works_on_any(group, name):
                 self.inboxes[name] = self.copy
                 self.copy += spec.inbox_pieces * self.piece_bytes
@@ -138,6 +143,10 @@ class Sequence:
         self._longests: dict[tuple[Any, ...], int] = {}
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
         self._streamed: _native.Execution | None = None  # the last one, if a stream has its result
+
+    def has_room(self, wanted: Reduction) -> bool:
+        """Whether the workspace that it needs is there."""
+        return wanted.room in self._workspaces
 
     def _make_room(self, wanted: Reduction, limit: float) -> None:
         """Make the workspace for arrays on GPUs, in the first call that needs it. Collective.
@@ -184,7 +193,7 @@ class Sequence:
         call = (memory.address, memory.nbytes, wanted.op, name, memory.count)
         self._numbers.enter("ctx.allreduce")
         try:
-            if wanted.room not in self._workspaces:
+            if not self.has_room(wanted):
                 self._make_room(wanted, limit)
             progress = 0
             if self.calls.take_interrupted():
@@ -200,7 +209,6 @@ class Sequence:
             here = options_for(self.group, name, memory.native_dtype, device=wanted.device)
             options = {**here, **dict(wanted.choice.options)}
             longest = self._longest(wanted, options)
-            began = self._numbers.under_way and self._streamed is None  # before an exception
             deadline = time.monotonic() + limit
             left = limit
             while progress < memory.count:
@@ -213,9 +221,8 @@ class Sequence:
                     self._end_streamed(execution, left)
                     if stream is None:
                         execution.run_on(array, where, count * item, timeout=left)
-                    else:
-                        self._run_after(execution, stream, where, count * item, left, began)
-                    began = False
+                    elif execution.run_after(stream, array, where, count * item, timeout=left):
+                        self._streamed = execution
                 except BaseException:
                     self._left(call, progress, count, begun)
                     raise
@@ -233,21 +240,6 @@ class Sequence:
         if self._streamed is not None and self._streamed is not following:
             self._streamed.wait(timeout=limit)
         self._streamed = None
-
-    def _run_after(
-        self,
-        execution: _native.Execution,
-        stream: int,
-        where: int,
-        nbytes: int,
-        limit: float,
-        began: bool,
-    ) -> None:
-        """Order an execution on a stream, which gets its result."""
-        if not began:
-            execution.start_after(stream, where, nbytes)
-        execution.wait_on(stream, limit)
-        self._streamed = execution
 
     def _left(self, call: tuple[Any, ...], progress: int, count: int, begun: int) -> None:
         """Note how far a call came before an exception: the same call continues from there."""
@@ -268,8 +260,10 @@ class Sequence:
         """Return the elements of one execution: all if in place, else what ids or memory admit."""
         memory, name = wanted.memory, wanted.choice.plan
         workspace = self._workspaces[wanted.room]
-        if name == "gdraa-direct":
+        if wanted.in_place:
             return max(1, memory.count)
+        if name == "gdraa-direct":  # it has no inbox
+            return 2 * workspace.copy_bytes // memory.dtype.itemsize
         if name == "gdraa-read":
             return (self.REGION // self.group.size - 2) * int(options["piece"]) * self.group.size
         if self._anywhere(wanted):
@@ -325,7 +319,7 @@ class Sequence:
         if memory.device is not None:
             key = *key, "GPU", self._resources.gpu_piece if wanted.copied else 0
         pool: list[Segment] = []
-        if name == "gdraa-direct":
+        if wanted.in_place:
             assert wanted.segment is not None
             pool = self._resources.segments.pooled() if wanted.segment.pooled else []
             place = ("pool", len(pool)) if pool else (wanted.segment.id, wanted.offset)
@@ -340,12 +334,12 @@ class Sequence:
         inbox = workspace.copy + workspace.copy_bytes
         device = -1 if memory.device is None else memory.device
         access = ArrayAccess(_native.BufferAccess.COPIED, device=device, pieces=pieces)
-        if name == "gdraa-direct" and not pool:
+        if wanted.in_place and not pool:
             assert wanted.segment is not None
             self._homes[memory.device, *key] = weakref.ref(wanted.segment)
             data = PlanBuffer(wanted.segment, wanted.offset, dtype)
             access = ArrayAccess(_native.BufferAccess.IN_PLACE, device=device)
-        elif name in ("gdraa-direct", "gdraa-read") or self._anywhere(wanted):
+        elif wanted.in_place or name == "gdraa-read" or self._anywhere(wanted):
             nbytes = count * memory.dtype.itemsize
             home = _native.local_memory(self.group.context, memory.address, nbytes, device)
             if name in workspace.inboxes:

@@ -298,21 +298,17 @@ class GradientExchange:
         """Advance every exchange as far as it goes without waiting (CaffeGPI's turn)."""
         self._schedule.progress()
 
-    def wait(self, layer: int, *, timeout: float | None = None, stream: object = None) -> None:
+    def wait(self, layer: int, *, timeout: float | None = None) -> None:
         """Wait until ``layer``'s mean gradient (or its new weights) is here.
 
         Call it just before the layer's weights are next used. It returns at once for a layer that
-        has not become ready since the last wait for it. On a GPU the stream waits, and this call
-        does not: what comes too late, or never as a rank is lost, lets the stream go on, and the
-        next call for the layer raises the reason.
+        has not become ready since the last wait for it. On a GPU, too, this call waits, and no
+        stream does: the driver lets nothing go on beside a stream that waits for the host.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds; None: the context's default, 0: one try.
-        stream : object, optional
-            On a GPU: what is enqueued on it from now on comes after the exchange; None: PyTorch's
-            or CuPy's current one.
 
         Raises
         ------
@@ -322,11 +318,6 @@ class GradientExchange:
             No such layer, or others of its bucket are not ready.
         PeerLost, MismatchError, ClosedError
         """
-        if self._device is not None:
-            handle = stream_handle(stream, self._device)
-            self._schedule.wait_on(layer, handle, self._device, timeout)
-            return
-        self._refuse(stream)
         self._schedule.wait(layer, timeout=timeout)
         if self._autotune is not None:
             self._autotune.after()

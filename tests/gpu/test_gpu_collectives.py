@@ -50,6 +50,13 @@ def test_staged_threads_that_map_nothing(double: Double, size: int) -> None:
     assert json.loads(shown) == ["staged", *PARTS]
 
 
+@pytest.mark.parametrize("path", [{}, STAGED], ids=["mapped", "staged"])
+def test_beside_calls_that_hold_up_others(double: Double, path: dict[str, str]) -> None:
+    command = launcher.command("-n", "2", str(PROGRAM.with_name("held.py")))
+    shown = succeeded(command, env=double(holds=1) | path, timeout=60)
+    assert shown == "[0] right\n[1] right\n" or shown == "[1] right\n[0] right\n"
+
+
 @pytest.mark.parametrize("windows", ["allocated", "created"])
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 @pytest.mark.full

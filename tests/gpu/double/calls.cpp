@@ -91,7 +91,8 @@ thread_local bool in_host_function = false;
 
 // How often they are called is chance: they are not among "any".
 bool is_polled(Entry entry) {
-  return entry == Entry::ctx_push || entry == Entry::ctx_pop || entry == Entry::event_query;
+  return entry == Entry::ctx_push || entry == Entry::ctx_pop || entry == Entry::event_query ||
+         entry == Entry::thread_exchange_capture_mode;
 }
 
 Result injected(Entry entry) {
@@ -128,6 +129,7 @@ Result enter(Entry entry, Needs needs) {
   if (needs == Needs::kNothing) return kSuccess;
   if (process == 0) return kNotInitialized;
   if (ended()) return kDeinitialized;
+  if (const Result spoils = held_up(entry)) return spoils;
   if (needs == Needs::kDriver) return kSuccess;
   const Context context = current_context();
   return context == nullptr ? kInvalidContext : context->error.load(std::memory_order_relaxed);

@@ -62,7 +62,7 @@ Result memcpy_async(DevicePtr to, DevicePtr from, std::size_t bytes, Stream hand
     std::memmove(touch(to, bytes, Use::kCopy), touch(from, bytes, Use::kCopy), bytes);
   });
   if (is_pageable(to) || is_pageable(from)) {
-    done->wait();
+    wait_for_pageable(*done, reinterpret_cast<std::uintptr_t>(handle) <= 2);
     return stream->context->error.load(std::memory_order_relaxed);
   }
   return kSuccess;

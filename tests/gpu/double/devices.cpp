@@ -235,6 +235,15 @@ Result primary_ctx_release(Device device) {
   return kSuccess;
 }
 
+Result ctx_get_stream_priority_range(int* least, int* greatest) {
+  if (const Result refused = enter(Entry::ctx_get_stream_priority_range, Needs::kContext)) {
+    return refused;
+  }
+  *least = 0;
+  *greatest = -5;
+  return kSuccess;
+}
+
 Result ctx_push(Context context) {
   if (const Result refused = enter(Entry::ctx_push, Needs::kDriver)) return refused;
   const std::scoped_lock lock(context_mutex);

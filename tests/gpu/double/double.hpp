@@ -13,7 +13,8 @@
 //   DOUBLE_FAIL=NAME:N[:CODE]  the N-th call of an entry, as in mem_create:1 or cuMemCreate:1:2,
 //                              fails once; any:N counts all that are not polled; several
 //                              with commas between
-// Tests ask doubleLive() for what is not given back yet, and set a stream to capturing.
+//   DOUBLE_HOLDS=1             calls hold up others as a driver's do (holds.cpp)
+// Tests ask doubleLive() for what is not given back yet, and let a stream capture, globally.
 #pragma once
 
 #include <atomic>
@@ -48,6 +49,7 @@ inline constexpr Result kIllegalAddress = 700;
 inline constexpr Result kNotRegistered = 713;
 inline constexpr Result kNotPermitted = 800;
 inline constexpr Result kCaptureUnsupported = 900;
+inline constexpr Result kCaptureInvalidated = 901;
 
 enum class Needs : std::uint8_t { kNothing, kDriver, kContext };
 
@@ -58,6 +60,12 @@ Result enter(Entry entry, Needs needs);
 // Set by cuInit, and when the process ends.
 void begin_driver();
 bool ended();
+
+// holds.cpp: at the beginning of a call.
+Result held_up(Entry entry);
+void begin_capture();
+// Success, or what the driver says of one that a call has spoilt.
+Result end_capture();
 
 // Marks this thread as one that runs a host function.
 void set_in_host_function(bool running);

@@ -84,6 +84,7 @@ Result module_load_data(Module* module, const void* image) {
   const std::size_t at = text.find(".version");
   if (at == text.npos) return kInvalidImage;
   if (text.find(".target", at) == text.npos && text.find(".entry") != text.npos) return kInvalidPtx;
+  wait_for_streams();
   auto made = std::make_shared<ModuleObject>();
   made->context = current_context();
   made->text = text;

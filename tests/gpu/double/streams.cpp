@@ -161,6 +161,15 @@ void Marker::wait() const {
   while (!raised()) sleep_while(done_, 0);
 }
 
+std::vector<const Marker*> last_operations() {
+  const Context context = current_context();
+  std::vector<const Marker*> all{last_of(*null_stream(context))};
+  for (const auto& stream : streams().all()) {
+    if (stream->context == context) all.push_back(last_of(*stream));
+  }
+  return all;
+}
+
 std::size_t n_streams() { return streams().size(); }
 std::size_t n_events() { return events().size(); }
 
@@ -283,11 +292,13 @@ Result event_destroy(Event event) {
 
 }  // namespace gpu_double
 
-// For tests: whether a stream is being captured into a graph.
+// For tests: whether a stream is being captured into a graph; at its end, what became of it.
 extern "C" __attribute__((visibility("default"))) int doubleSetCapturing(
     pgasdl::cuda::Stream handle, int capturing) {
   const auto stream = gpu_double::streams().find(handle);
   if (stream == nullptr) return gpu_double::kInvalidHandle;
   stream->capturing.store(capturing != 0, std::memory_order_relaxed);
+  if (capturing == 0) return gpu_double::end_capture();
+  gpu_double::begin_capture();
   return gpu_double::kSuccess;
 }

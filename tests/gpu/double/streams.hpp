@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "double.hpp"
 
@@ -40,6 +41,14 @@ Result find_stream(Stream handle, std::shared_ptr<StreamObject>* stream);
 // Puts an operation into a stream's queue.
 const Marker& submit(StreamObject& stream, std::function<void()> run);
 
+// Until all streams of the current context have done what they were given. Where calls hold up
+// others, nothing is enqueued meanwhile, by any thread.
+void wait_for_streams();
+// Until a copy between a device and pageable memory is made, of the null stream or another.
+void wait_for_pageable(const Marker& made, bool null_stream);
+
+// The last operation of each of the current context's streams.
+std::vector<const Marker*> last_operations();
 std::size_t n_streams();
 std::size_t n_events();
 

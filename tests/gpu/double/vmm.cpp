@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "memory.hpp"
+#include "streams.hpp"
 
 namespace gpu_double {
 namespace {
@@ -205,6 +206,7 @@ Result mem_alloc(DevicePtr* address, std::size_t bytes) {
 
 Result mem_free(DevicePtr address) {
   if (const Result refused = enter(Entry::mem_free, Needs::kContext)) return refused;
+  wait_for_streams();
   const std::scoped_lock lock(memory().mutex);
   DevicePtr first = 0;
   const Mapping* mapping = memory().find(address, &first);
@@ -305,6 +307,7 @@ Result mem_host_register(void* address, std::size_t bytes, unsigned flags) {
 
 Result mem_host_unregister(void* address) {
   if (const Result refused = enter(Entry::mem_host_unregister, Needs::kContext)) return refused;
+  wait_for_streams();
   const std::scoped_lock lock(memory().mutex);
   return memory().remove_host(reinterpret_cast<std::uintptr_t>(address)) ? kSuccess
                                                                          : kNotRegistered;

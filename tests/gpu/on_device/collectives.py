@@ -118,7 +118,7 @@ def exchange(ctx: Any, tell: Tell, *, turns: int) -> None:
                 backward.copy(gradient.address or 0, source.address or 0, gradient.nbytes)
                 on_device.ready(number, stream=backward)
             for number, gradient in enumerate(gradients):
-                on_device.wait(number, stream=forward)
+                on_device.wait(number)
                 work.turns(forward, pick.choice((0, 10, 5000)))
                 result = results[turn][number]
                 forward.copy(result.address or 0, gradient.address or 0, gradient.nbytes)

@@ -26,6 +26,10 @@ _SIX = [_U32] * 6
 # What a Python integer is to become: without it ctypes passes 32 bits.
 _PARAMETERS: dict[str, list[Any]] = {
     "cuInit": [_U32],
+    "cuCtxSynchronize": [],
+    "cuCtxGetStreamPriorityRange": [_POINTER, _POINTER],
+    "cuThreadExchangeStreamCaptureMode": [_POINTER],
+    "cuMemsetD8Async": [_U64, ctypes.c_uint8, _SIZE, _POINTER],
     "cuMemcpyAsync": [_U64, _U64, _SIZE, _POINTER],
     "cuMemHostRegister_v2": [_POINTER, _SIZE, _U32],
     "cuMemHostUnregister": [_POINTER],
@@ -127,6 +131,13 @@ def passed(stream: Stream) -> bool:
     return result == 0
 
 
+def greatest_priority() -> int:
+    """Of streams; the lower the number, the greater it is."""
+    least, greatest = ctypes.c_int(), ctypes.c_int()
+    call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+    return greatest.value
+
+
 def wait_value(stream: Stream, address: int, value: int) -> None:
     """Let a stream wait until a word has reached a value."""
     call("cuStreamWaitValue32_v2", stream.handle, address, value, 0)
@@ -155,6 +166,16 @@ class Event:
 # --- memory of the host that the device reaches
 
 
+def register(address: int, nbytes: int) -> None:
+    """Let the GPU reach pages of the host."""
+    call("cuMemHostRegister_v2", address, nbytes, 3)
+
+
+def unregister(address: int) -> None:
+    """End that."""
+    call("cuMemHostUnregister", address)
+
+
 class Pinned:
     """Pages that are registered: ``address`` is the host's, ``device`` the GPU's.
 
@@ -168,7 +189,7 @@ class Pinned:
         self.address = ctypes.addressof(self.words)
         ctypes.memset(self.address, 0, nbytes)
         began = time.perf_counter()
-        call("cuMemHostRegister_v2", self.address, nbytes, 3)
+        register(self.address, nbytes)
         self.registered = time.perf_counter() - began
         device = ctypes.c_uint64()
         call("cuMemHostGetDevicePointer_v2", ctypes.byref(device), self.address, 0)
@@ -177,7 +198,7 @@ class Pinned:
     def __del__(self) -> None:
         # Before the pages go: their addresses may come again. After the device there is nothing.
         with suppress(DriverError):
-            call("cuMemHostUnregister", self.address)
+            unregister(self.address)
 
 
 # --- kernels
@@ -229,6 +250,10 @@ class Work:
         if not self._per_second:
             self.calibrate(stream)
         self.turns(stream, int(seconds * self._per_second))
+
+    def fill(self, stream: Stream, seconds: float) -> None:
+        """Enqueue a kernel that takes so long, and leaves no place for another one."""
+        self.turns(stream, int(seconds * self._per_second / 4), 4 * self._all)
 
     def calibrate(self, stream: Stream) -> None:
         """Find how fast the loop is; the device should be idle."""

@@ -105,6 +105,7 @@ def torch_bind(ctx: Any, tell: Tell, *, binds: bool | None) -> None:
     kept = torch.empty(1000, device="cuda")
     for name, count in (("a tensor of 256 KiB", 1 << 16), ("a tensor of 100 MiB", 100 << 18)):
         tensor = torch.arange(count, dtype=torch.float32, device="cuda") + ctx.rank
+        torch.cuda.synchronize()  # before a peer writes
         told_bind(ctx, tell, name, tensor, from_torch, binds)
     del kept
 
@@ -210,6 +211,7 @@ def cupy_bind(ctx: Any, tell: Tell, *, pool: str, binds: bool) -> None:
     if pool:
         cupy.cuda.set_allocator(getattr(cupy.cuda, pool)().malloc)
     array = cupy.arange(1 << 16, dtype=cupy.float32) + ctx.rank
+    cupy.cuda.Device().synchronize()  # before a peer writes
     told_bind(ctx, tell, "an array of 256 KiB", array, from_cupy, binds)
 
 

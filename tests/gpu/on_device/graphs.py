@@ -95,7 +95,6 @@ def beside_progress(ctx: Any, tell: Tell) -> None:
         if ctx.rank == 0:
             work.seconds(waiting, 0.02)  # the handle's gate is an event behind it
             handle.start(stream=waiting)
-            handle.wait(stream=waiting)
         words = ""
         try:
             with driver.Capture(stream, mode):
@@ -106,7 +105,7 @@ def beside_progress(ctx: Any, tell: Tell) -> None:
         ctx.barrier()
         if ctx.rank == 1:
             handle.start(stream=waiting)
-            handle.wait(stream=waiting)
+        handle.wait()
         waiting.synchronize()
         tell.check(f"a capture that is {name}, beside a collective", not words, error=words)
         try:

@@ -1,7 +1,8 @@
-"""What a stream that waits for a word holds up in its own process.
+"""What the driver holds up: while a stream waits for a word, and while a stream records a graph.
 
 The word is stored by the host, after a while if nothing else releases the stream: a call that does
 not return before waits for the stream, and would never return if the word's storing came after it.
+Each question is a process of its own.
 """
 
 from __future__ import annotations
@@ -18,42 +19,55 @@ from typing import Any
 
 import numpy as np
 from cuda_arrays import Array, Device, Stream
+from held import held
 
 from on_device import driver, ranks
 from on_device.findings import Tell
 from on_device.kernels import PTX
 
+BYTES = 1 << 20
+# What another thread is at while the stream waits.
+BLOCKERS = (
+    "nothing",
+    "a pageable copy to the host behind the wait",
+    "a pageable copy to the host behind a wait on stream 0",
+    "a pageable copy to the host on stream 0",
+    "loading a module",
+    "cuMemFree",
+    "cuMemHostUnregister",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+)
+STREAMS = (8, 16, 32, 64, 128, 200)
+
 
 def run(tell: Tell, smoke: bool) -> None:
     """The part."""
-    patience = str(0.2 if smoke else 1.0)
-    for loading in ("", "EAGER", "LAZY"):
-        if smoke and loading:
-            continue
-        name = f"CUDA_MODULE_LOADING={loading or 'unset'}"
-        with tell.step(name):
-            env = {"CUDA_MODULE_LOADING": loading} if loading else {}
-            waits(tell.under(f"{name}: "), patience, "kernels", env=env)
-    with tell.step("other calls"):
-        waits(tell, patience, "calls")
-    with tell.step("other streams"):
-        waits(tell, patience, "streams")
-    with tell.step("a pageable copy behind a collective"):
-        ranks.run(2, "on_device.hazards:pageable", tell, timeout=25)
+    patience = str(0.1 if smoke else 0.3)
+    with tell.step("queues"):
+        asked(tell, patience, "queues")
+    for blocker in BLOCKERS[:2] if smoke else BLOCKERS:
+        with tell.step(blocker):
+            asked(tell.under(f"{blocker}: "), patience, "calls", blocker)
+    if not smoke:
+        with tell.step("captures"):
+            asked(tell, patience, "captures")
+    with tell.step("calls that hold up others, beside collectives"):
+        ranks.run(2, "on_device.hazards:beside", tell, timeout=25)
 
 
-def waits(tell: Tell, *arguments: str, env: dict[str, str] | None = None) -> None:
+def asked(tell: Tell, *arguments: str) -> None:
     """Run a process of this module's."""
     program = [sys.executable, "-m", "on_device.hazards", str(tell.path), tell.prefix]
-    ranks.finished([*program, *arguments], timeout=30, env=env)
+    ranks.finished([*program, *arguments], timeout=20)
 
 
 class Waiting:
     """A stream that waits for a word."""
 
-    def __init__(self, patience: float) -> None:
-        self.patience = patience
-        self.stream, self._pinned, self._turn = Stream(), driver.Pinned(4096), 0
+    def __init__(self, patience: float, stream: Stream) -> None:
+        self.patience, self.stream = patience, stream
+        self._pinned, self._turn = driver.Pinned(4096), 0
         self.released = False
 
     def _release(self) -> None:
@@ -76,136 +90,180 @@ class Waiting:
             self._release()
             self.stream.synchronize()
 
-    def held_up(self, tell: Tell, name: str, call: Callable[[], Any]) -> None:
-        """Tell whether a call returns while the stream waits."""
-        with tell.step(name), self():
-            taken = driver.timed(call)
-            tell(name, "waits for the stream" if self.released else "at once", "", seconds=taken)
+
+# --- streams and the queues of the hardware
 
 
-def kernels(tell: Tell, waiting: Waiting) -> None:
-    """Modules and first launches."""
-    other, work = Stream(), driver.Work()
-    name = "pgasdl_sum_f32_2"
-    kernel = driver.Kernel(PTX, name)
-
-    def first_launch() -> None:
-        parameters = (ctypes.c_uint8 * 1200)()  # of no items
-        kernel.launch(name, other, 1, 512, parameters)
-        other.synchronize()
-
-    waiting.held_up(tell, "the first launch of a loaded kernel", first_launch)
-    waiting.held_up(tell, "loading a module", lambda: driver.Kernel(PTX, "pgasdl_copy"))
-
-    def load_and_launch() -> None:
-        work.turns(other, 0)
-        other.synchronize()
-
-    waiting.held_up(tell, "a first launch of another module", load_and_launch)
-    waiting.held_up(tell, "a later launch", load_and_launch)
-
-
-def calls(tell: Tell, waiting: Waiting) -> None:
-    """Of memory, events, streams, and of copies that are not pinned."""
-    other = Stream()
-    array, unused = Array(1 << 20, "u1"), Array(1 << 20, "u1")
-    pageable = np.zeros(1 << 20, np.uint8)
-    pages = mmap.mmap(-1, 1 << 20)
-    pages_at = ctypes.addressof(ctypes.c_uint8.from_buffer(pages))
-    there, here = array.address or 0, pageable.ctypes.data
-
-    def copied(to: int, source: int) -> None:
-        other.copy(to, source, 1 << 20)
-        other.synchronize()
-
-    for name, call in (
-        ("cuMemAlloc", lambda: Array(1 << 20, "u1")),
-        ("cuMemFree", lambda: driver.free(unused.address)),
-        ("cuMemHostRegister", lambda: driver.call("cuMemHostRegister_v2", pages_at, 1 << 20, 3)),
-        ("cuMemHostUnregister", lambda: driver.call("cuMemHostUnregister", pages_at)),
-        ("cuEventCreate", driver.Event),
-        ("cuStreamCreate", Stream),
-        ("a pageable copy to the device by another stream", lambda: copied(there, here)),
-        ("a pageable copy to the host by another stream", lambda: copied(here, there)),
+def queues(tell: Tell, patience: float) -> None:
+    """Which of n streams do nothing while one waits, of streams that have work at the same time."""
+    work, busy, smoke = driver.Work(), Stream(), patience < 0.2
+    work.calibrate(busy)
+    for kind, waits, priority in (
+        ("", Stream(), 0),
+        ("of greatest priority, ", Stream(), driver.greatest_priority()),
+        ("beside stream 0, ", Stream(handle=0), 0),
     ):
-        waiting.held_up(tell, name, call)
-    for name, to, source in (
-        ("a pageable copy to the host", here, there),
-        ("a pageable copy to the device", there, here),
-    ):
-        behind(tell, waiting, name, to, source)
+        waiting, others, held = Waiting(patience, waits), list[Stream](), dict[int, list[int]]()
+        for n in STREAMS:
+            while len(others) < n:
+                others.append(Stream(priority))
+            for stream in [*others, waits]:
+                work.turns(stream, 0, 1)
+                stream.synchronize()
+            with waiting():
+                if not smoke:
+                    work.fill(busy, patience / 4)  # so that none ends before all have begun
+                for stream in others:
+                    work.turns(stream, 0, 1)
+                time.sleep(patience * 0.75)
+                held[n] = [i for i, each in enumerate(others) if not driver.passed(each)]
+        tell(f"{kind}streams held up by one that waits", len(held[n]), f"of {n}", held=held)
 
 
-def behind(tell: Tell, waiting: Waiting, name: str, to: int, source: int) -> None:
-    """Whether a copy behind the wait returns, and holds up the driver for other threads."""
-    other, event = Stream(), driver.Event()
-    times: list[float] = []
+# --- calls
 
-    def query() -> None:
+
+def actions(other: Stream, array: Array) -> dict[str, Callable[[], object]]:
+    """What a progress thread, or a program, does meanwhile; each may be called once."""
+    work, fresh, event = driver.Work(), driver.Kernel(PTX, "pgasdl_sum_f32_2"), driver.Event()
+    pages = (ctypes.c_uint8 * BYTES).from_buffer(mmap.mmap(-1, BYTES))
+    pinned, unused, pageable = driver.Pinned(4096), driver.Pinned(4096), np.zeros(BYTES, np.uint8)
+    at = array.address or 0
+    work.turns(other, 0, 1)
+    event.record(other)
+    other.synchronize()
+    no_items = (ctypes.c_uint8 * 1200)()
+    return {
+        "cuEventQuery": event.reached,
+        "cuEventRecord": lambda: event.record(other),
+        "a launch": lambda: work.turns(other, 0, 1),
+        "a first launch": lambda: fresh.launch("pgasdl_sum_f32_2", other, 1, 512, no_items),
+        "a copy on the device": lambda: other.copy(at, at + BYTES // 2, BYTES // 2),
+        "a copy from pinned memory": lambda: other.copy(at, pinned.address, 4096),
+        "a pageable copy": lambda: other.copy(at, pageable.ctypes.data, BYTES),
+        "cuMemsetD8Async": lambda: driver.call("cuMemsetD8Async", at, 0, BYTES, other.handle),
+        "cuStreamWaitValue32": lambda: driver.wait_value(other, pinned.device, 0),
+        "cuStreamWriteValue32": lambda: driver.write_value(other, pinned.device + 64, 1),
+        "cuEventCreate": driver.Event,
+        "cuStreamCreate": Stream,
+        "cuMemAlloc": lambda: Array(BYTES, "u1"),
+        "cuMemHostRegister": lambda: driver.register(ctypes.addressof(pages), BYTES),
+        "cuMemHostUnregister": lambda: driver.unregister(unused.address),
+        "loading a module": lambda: driver.Kernel(PTX, "pgasdl_copy"),
+    }
+
+
+def calls(tell: Tell, patience: float, blocker: str) -> None:
+    """Which calls return while a stream waits and another thread is at something."""
+    zero = Stream(handle=0)
+    waiting = Waiting(patience, zero if blocker.endswith("a wait on stream 0") else Stream())
+    array, there, other = Array(BYTES, "u1"), Array(BYTES, "u1"), Stream()
+    here = np.zeros(BYTES, np.uint8)
+
+    def blocking() -> Callable[[], object]:
+        unused, pinned = Array(BYTES, "u1"), driver.Pinned(4096)
+        copy = (here.ctypes.data, there.address or 0, BYTES)
+        return {
+            BLOCKERS[0]: lambda: None,
+            BLOCKERS[1]: lambda: waiting.stream.copy(*copy),
+            BLOCKERS[2]: lambda: zero.copy(*copy),
+            BLOCKERS[3]: lambda: zero.copy(*copy),
+            BLOCKERS[4]: lambda: driver.Kernel(PTX, "pgasdl_copy"),
+            BLOCKERS[5]: lambda: driver.free(unused.address),
+            BLOCKERS[6]: lambda: driver.unregister(pinned.address),
+            BLOCKERS[7]: waiting.stream.synchronize,
+            BLOCKERS[8]: lambda: driver.call("cuCtxSynchronize"),
+        }[blocker]
+
+    def in_thread(block: Callable[[], object], returned: list[bool]) -> None:
         with Device():
-            time.sleep(waiting.patience / 10)
+            block()
+            returned.append(not waiting.released)
 
-            def asked() -> None:
-                event.record(other)
-                event.reached()
-
-            times.append(driver.timed(asked))
-
-    with tell.step(name), waiting():
-        thread = threading.Thread(target=query)
-        thread.start()
-        taken = driver.timed(lambda: waiting.stream.copy(to, source, 1 << 20))
-        returned = "waits for the stream" if waiting.released else "at once"
+    held, at_once = [], list[bool]()
+    asked = actions(other, array)
+    for name, action in asked.items():
+        block = blocking()
+        thread = threading.Thread(target=in_thread, args=(block, at_once))
+        with waiting():
+            thread.start()
+            time.sleep(0.02)
+            action()
+            if waiting.released:
+                held.append(name)
         thread.join()
-    held = "is held up" if times[0] > waiting.patience / 2 else "is not held up"
-    tell(
-        f"{name} behind the wait: returns", f"{returned}; another thread {held}", "",
-        seconds=taken, other_thread=times[0],
-    )  # fmt: skip
+        other.synchronize()
+    if blocker != BLOCKERS[0]:
+        tell("returns", "at once" if all(at_once) else "when the stream goes on")
+    tell(f"held up of {len(asked)} calls", ", ".join(held) or "none")
 
 
-def streams(tell: Tell, waiting: Waiting) -> None:
-    """Whether streams share a queue of the hardware with one that waits."""
-    others, work = [Stream() for _ in range(40)], driver.Work()
-    for stream in others:
-        work.turns(stream, 0, 1)
-        stream.synchronize()
-    with waiting():
-        for stream in others:
-            work.turns(stream, 0, 1)
-        time.sleep(waiting.patience / 2)
-        held = [number for number, stream in enumerate(others) if not driver.passed(stream)]
-    tell("streams held up by one that waits", len(held), f"of {len(others)}", which=held)
+# --- captures
 
 
-def pageable(ctx: Any, tell: Tell) -> None:
-    """A copy to pageable memory behind a collective, whose steps another thread launches."""
-    stream, count = Stream(), 1 << 20
-    segment = ctx.segment(4 * count, device="cuda:0")
-    array = Array(count, np.float32, segment.address)
-    handle = ctx.allreduce_handle(array)
-    handle(stream=stream)
+def captures(tell: Tell, patience: float) -> None:
+    """Which calls spoil a capture, and whether a thread's RELAXED mode saves it."""
+    stream, other, array, work = Stream(), Stream(), Array(BYTES, "u1"), driver.Work()
+    work.turns(stream, 0, 1)
     stream.synchronize()
-    found = np.empty(count, np.float32)
-    for late in (0, 1):
-        ctx.barrier()
-        if ctx.rank == late:
-            time.sleep(0.2)
-        began = time.perf_counter()
-        handle(stream=stream, timeout=5)
-        stream.copy(found.ctypes.data, segment.address, array.nbytes)
-        stream.synchronize()
-        taken = time.perf_counter() - began
-        tell.check("a pageable copy behind a collective", taken < 3, seconds=taken)
-    ctx.barrier()
+    for mode, of in ((driver.GLOBAL, "global"), (driver.THREAD_LOCAL, "of a thread")):
+        for where in ("another thread", "its own thread"):
+            for relaxed in (False, True):
+                spoilt = []
+                for name in actions(other, array):
+                    action = actions(other, array)[name]
+                    if refused := in_capture(mode, where, relaxed, action, stream, work):
+                        spoilt.append(f"{name} {refused}")
+                    other.synchronize()
+                kind = ", relaxed" if relaxed else ""
+                tell(f"a capture, {of}: spoilt by {where}{kind}", ", ".join(spoilt) or "nothing")
+
+
+def in_capture(
+    mode: int, where: str, relaxed: bool, action: Callable[[], object], stream: Stream,
+    work: driver.Work,
+) -> str:  # fmt: skip
+    """Call one during a capture; what failed."""
+    failed = list[str]()
+
+    def acts() -> None:
+        with Device():
+            mine = ctypes.c_int(driver.RELAXED)
+            if relaxed:
+                driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mine))
+            try:
+                action()
+            except (driver.DriverError, AssertionError) as error:
+                failed.append(str(error).rpartition(" ")[2])
+            if relaxed:
+                driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mine))
+
+    try:
+        with driver.Capture(stream, mode):
+            work.turns(stream, 0, 1)
+            if where == "its own thread":
+                acts()
+            else:
+                thread = threading.Thread(target=acts)
+                thread.start()
+                thread.join()
+    except driver.DriverError as error:
+        failed.append(f"ends with {error.result}")
+    return " ".join(failed)
+
+
+def beside(ctx: Any, tell: Tell) -> None:
+    """Calls that hold up others, beside collectives."""
+    held(ctx)
+    tell.check("calls that hold up others, beside collectives", True)
 
 
 def main() -> None:
-    """Be the process whose stream waits."""
-    path, prefix, patience, name = sys.argv[1:]
-    program = {"kernels": kernels, "calls": calls, "streams": streams}[name]
+    """Be the process that asks."""
+    path, prefix, patience, name, *arguments = sys.argv[1:]
+    program: Callable[..., None] = {"queues": queues, "calls": calls, "captures": captures}[name]
     with Device():
-        program(Tell(Path(path), 0, prefix), Waiting(float(patience)))
+        program(Tell(Path(path), 0, prefix), float(patience), *arguments)
 
 
 if __name__ == "__main__":

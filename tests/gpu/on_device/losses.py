@@ -14,7 +14,7 @@ import pgasdl
 from on_device import driver, findings, ranks
 from on_device.findings import Tell
 
-WAITS = ("a handle", "an allreduce", "an exchange", "a notification")
+WAITS = ("a handle", "an allreduce", "a notification")
 
 
 def run(tell: Tell, smoke: bool) -> None:
@@ -36,17 +36,12 @@ def rank(ctx: Any, tell: Tell, *, what: str, name: str) -> None:
     segment = ctx.segment(4 * count, device="cuda:0")
     array = Array(count, np.float32, segment.address)
     handle = ctx.allreduce_handle(array)
-    exchange = pgasdl.GradientExchange(ctx, [((count,), "f4")], device="cuda:0")
 
     def begin() -> None:
         if what == "a handle":
-            handle.start(stream=stream)
-            handle.wait(stream=stream, timeout=8)
+            handle.run(stream=stream, timeout=8)
         elif what == "an allreduce":
             ctx.allreduce(array, stream=stream, timeout=8)
-        elif what == "an exchange":
-            exchange.ready(0, stream=stream)
-            exchange.wait(0, stream=stream, timeout=8)
         else:
             ctx.notify_wait_on(stream, segment, 0, timeout=8)
 

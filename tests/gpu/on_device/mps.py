@@ -1,4 +1,4 @@
-"""The same under MPS, which lets processes share the GPU at one time: sharing, all-reduce."""
+"""The same under MPS, which lets processes share the GPU at one time: all-reduce, training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from on_device import allreduce, sharing
+from on_device import allreduce, training
 from on_device.findings import NotAvailable, Tell
 
 DAEMON = "nvidia-cuda-mps-control"
@@ -20,9 +20,8 @@ DAEMON = "nvidia-cuda-mps-control"
 def run(tell: Tell, smoke: bool) -> None:
     """The part."""
     with daemon() as env:
-        with tell.step("sharing"):
-            sharing.measure(tell.under("MPS: "), smoke, env)
         allreduce.measure(tell.under("MPS: "), smoke, env=env, sizes=(1 << 16, 64 << 20))
+        training.measure(tell.under("MPS: "), smoke, env)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ is what a stream costs that waits for a word: nothing, a slice, or all.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import statistics
 import time
 from multiprocessing.connection import Connection
@@ -30,19 +29,14 @@ OTHERS = {
 
 
 def run(tell: Tell, smoke: bool) -> None:
-    """The part."""
-    measure(tell, smoke, {})
-
-
-def measure(tell: Tell, smoke: bool, env: dict[str, str]) -> None:
-    """Time one process's kernels beside the other's doings; ``env`` is for both."""
+    """Time one process's kernels beside the other's doings."""
     seconds, times = (2e-4, 5) if smoke else (1e-3, 200)
     alone = 0.0
-    with Child(_compute, env) as computing:
+    with Child(_compute) as computing:
         for name, doing in OTHERS.items():
             if smoke and doing == "waits 8":
                 continue
-            with tell.step(name), Child(_other, env, doing=doing) as other:
+            with tell.step(name), Child(_other, doing=doing) as other:
                 if doing:
                     other.ask("begin")
                 kernels = computing.ask(("kernels", seconds, times))
@@ -57,8 +51,8 @@ def measure(tell: Tell, smoke: bool, env: dict[str, str]) -> None:
     for doing in ("idle", "computes"):
         with (
             tell.step(f"a waiting stream is released ({doing})"),
-            Child(_answers, env) as answering,
-            Child(_other, env, doing=doing) as other,
+            Child(_answers) as answering,
+            Child(_other, doing=doing) as other,
         ):
             other.ask("begin")
             kept = answering.ask(("answer", 10 if smoke else 200))
@@ -72,11 +66,11 @@ def measure(tell: Tell, smoke: bool, env: dict[str, str]) -> None:
 class Child:
     """A process that answers requests; it is killed at the end."""
 
-    def __init__(self, program: Any, env: dict[str, str], **settings: Any) -> None:
+    def __init__(self, program: Any, **settings: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_child, args=(program, theirs, env, settings), daemon=True
+            target=_child, args=(program, theirs, settings), daemon=True
         )
 
     def __enter__(self) -> Child:
@@ -97,8 +91,7 @@ class Child:
         return answer
 
 
-def _child(program: Any, pipe: Connection, env: dict[str, str], settings: dict[str, Any]) -> None:
-    os.environ |= env  # before the driver is loaded
+def _child(program: Any, pipe: Connection, settings: dict[str, Any]) -> None:
     try:
         program(pipe, **settings)
     except EOFError:

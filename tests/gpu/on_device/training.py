@@ -21,13 +21,19 @@ from pgasdl import GradientExchange, models
 
 def run(tell: Tell, smoke: bool) -> None:
     """The part."""
+    measure(tell, smoke, {})
+
+
+def measure(tell: Tell, smoke: bool, env: dict[str, str]) -> None:
+    """With 2 and 4 processes; ``env`` is theirs."""
     layers = [1000, 2048, 30, 7] if smoke else list(models.layers("resnet50"))
     for n in (2,) if smoke else (2, 4):
         for bucket_bytes in (0,) if smoke else (0, 8 << 20):
             name = f"{n} ranks, buckets of {bucket_bytes >> 20} MiB, "
             with tell.step(name):
                 ranks.run(
-                    n, "on_device.training:rank", tell.under(name), timeout=30, layers=layers,
+                    n, "on_device.training:rank", tell.under(name), timeout=30, env=env,
+                    layers=layers,
                     bucket_bytes=bucket_bytes, seconds=1e-3 if smoke else 20e-3,
                     times=2 if smoke else 12,
                 )  # fmt: skip
@@ -45,6 +51,7 @@ def rank(
     # All ranks' kernels together take `seconds`, if the device is shared fairly.
     each = seconds / ctx.size / len(layers)
     shapes = [((count,), "f4") for count in layers]
+    calling: list[float] = []  # seconds of each ready()
     with GradientExchange(ctx, shapes, device="cuda:0", bucket_bytes=bucket_bytes) as exchange:
 
         def step(computes: bool, exchanges: bool) -> None:
@@ -52,10 +59,12 @@ def rank(
                 if computes:
                     work.seconds(stream, 2 / 3 * each)
                 if exchanges:
+                    began = time.perf_counter()
                     exchange.ready(layer, stream=stream)
+                    calling.append(time.perf_counter() - began)
             for layer in reversed(range(len(layers))):
                 if exchanges:
-                    exchange.wait(layer, stream=stream)
+                    exchange.wait(layer)
                 if computes:
                     work.seconds(stream, 1 / 3 * each)
             stream.synchronize()
@@ -85,5 +94,6 @@ def rank(
         tell(f"a step, {name}", 1e3 * value, "ms", all=taken[name])
     hidden = (medians["computing"] + medians["exchange"] - medians["both"]) / medians["exchange"]
     tell("hidden of the exchange", 100 * hidden, "%", trace=trace, layers=layers)
+    tell("the call of ready()", 1e6 * statistics.median(calling), "us")
     gradient_bytes = 4 * sum(layers)
     tell("gradients exchanged", gradient_bytes / medians["exchange"] / 1e9, "GB/s")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 _driver = ctypes.CDLL("libcuda.so.1")
 
 
-def _call(name: str, *arguments: Any) -> None:
+def call(name: str, *arguments: Any) -> None:
     result = getattr(_driver, name)(*arguments)
     assert result == 0, f"{name} returned {result}"
 
@@ -27,31 +27,35 @@ class Device:
 
     def __init__(self, ordinal: int = 0) -> None:
         self._context = ctypes.c_void_p()
-        _call("cuInit", 0)
-        _call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), ordinal)
+        call("cuInit", 0)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), ordinal)
 
     def __enter__(self) -> Device:
-        _call("cuCtxPushCurrent_v2", self._context)
+        call("cuCtxPushCurrent_v2", self._context)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
 class Stream:
-    """A stream; pgasdl takes it by the protocol that PyTorch and CuPy follow, too."""
+    """A stream; pgasdl takes it by the protocol that PyTorch and CuPy follow, too.
 
-    def __init__(self) -> None:
-        handle = ctypes.c_void_p()
-        _call("cuStreamCreateWithPriority", ctypes.byref(handle), 1, 0)
-        self.handle = handle.value or 0
+    ``handle`` : of one that is there; 0: the default stream
+    """
+
+    def __init__(self, priority: int = 0, *, handle: int | None = None) -> None:
+        made = ctypes.c_void_p(handle)
+        if handle is None:
+            call("cuStreamCreateWithPriority", ctypes.byref(made), 1, priority)
+        self.handle = made.value or 0
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.handle
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Enqueue a copy; it is made later."""
-        _call(
+        call(
             "cuMemcpyAsync",
             ctypes.c_uint64(to),
             ctypes.c_uint64(source),
@@ -61,7 +65,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until all that was enqueued has ended."""
-        _call("cuStreamSynchronize", ctypes.c_void_p(self.handle))
+        call("cuStreamSynchronize", ctypes.c_void_p(self.handle))
 
 
 class Array:
@@ -75,7 +79,7 @@ class Array:
         self._source: Array | None = None
         if address is None:
             allocated = ctypes.c_uint64()
-            _call("cuMemAlloc_v2", ctypes.byref(allocated), ctypes.c_size_t(max(1, self.nbytes)))
+            call("cuMemAlloc_v2", ctypes.byref(allocated), ctypes.c_size_t(max(1, self.nbytes)))
             self.address = allocated.value
 
     @property
@@ -146,6 +150,6 @@ def cut(ctx: Any, count: int, dtype: npt.DTypeLike, like: Array | None = None) -
 @contextlib.contextmanager
 def capturing(stream: Stream) -> Iterator[None]:
     """Let the double say that a stream records a graph."""
-    _call("doubleSetCapturing", ctypes.c_void_p(stream.handle), 1)
+    call("doubleSetCapturing", ctypes.c_void_p(stream.handle), 1)
     yield
-    _call("doubleSetCapturing", ctypes.c_void_p(stream.handle), 0)
+    call("doubleSetCapturing", ctypes.c_void_p(stream.handle), 0)

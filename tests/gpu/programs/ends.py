@@ -15,14 +15,12 @@ SIZE = 2
 
 def handle(ctx: Any, array: Array, stream: Stream) -> None:
     with ctx.allreduce_handle(array) as collective:
-        collective.start(stream=stream)
-        collective.wait(stream=stream)
+        collective.run(stream=stream)
 
 
 def dropped_handle(ctx: Any, array: Array, stream: Stream) -> None:
     collective = ctx.allreduce_handle(array)
-    collective.start(stream=stream)
-    collective.wait(stream=stream)
+    collective.run(stream=stream)
 
 
 def context(ctx: Any, array: Array, stream: Stream) -> None:

@@ -34,7 +34,7 @@ def main() -> None:
             handle(stream=stream)
             ctx.allreduce(array, stream=stream)
             exchange.ready(0, stream=stream)
-            exchange.wait(0, stream=stream)
+            exchange.wait(0)
             ctx.write_notify_on(stream, segment[0:64], 1 - ctx.rank, segment[64:128], 0)
             ctx.notify_wait_on(stream, segment, 0)
             ctx.notify_reset_on(stream, segment, 0)
@@ -52,10 +52,9 @@ def main() -> None:
             "notify_wait_on": lambda: ctx.notify_wait_on(stream, segment, 0),
             "notify_reset_on": lambda: ctx.notify_reset_on(stream, segment, 0),
             "handle": lambda: handle.start(stream=stream),
-            "wait": lambda: handle.wait(stream=stream),
+            "wait": handle.wait,
             "allreduce": lambda: ctx.allreduce(array, stream=stream),
             "ready": lambda: exchange.ready(0, stream=stream),
-            "exchange wait": lambda: exchange.wait(0, stream=stream),
             "exchange": lambda: GradientExchange(ctx, [((8,), "f4")], device="cuda:0"),
         }
         sys.stdout.flush()

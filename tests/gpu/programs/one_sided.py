@@ -97,12 +97,13 @@ def captures(ctx: Any) -> None:
     """What the host has a part in is refused while a stream records a graph."""
     stream = Stream()
     segment = ctx.segment(64, device="cuda:0")
+    array = Array(16, np.float32)
     handle = ctx.allreduce_handle(Array(16, np.float32, segment.address))
     with capturing(stream):
         for call in (
             lambda: ctx.notify_wait_on(stream, segment, 1),
             lambda: handle.start(stream=stream),
-            lambda: ctx.allreduce(Array(16, np.float32), stream=stream),
+            lambda: ctx.allreduce(array, stream=stream),
         ):
             try:
                 call()

@@ -85,8 +85,9 @@ def one_sided(ctx: Any, place: Place) -> None:
 def handle(ctx: Any, place: Place) -> None:
     with ctx.allreduce_handle(place.outside) as collective:
         for _ in range(2):
-            collective.start(stream=place.stream)
-            collective.wait(stream=place.stream)
+            collective.run(stream=place.stream)
+        collective.start(stream=place.stream)
+        collective.wait()
 
 
 def allreduce(ctx: Any, place: Place) -> None:
@@ -101,7 +102,7 @@ def exchange(ctx: Any, place: Place) -> None:
             for layer in (1, 0):
                 gradients.ready(layer, stream=place.stream)
             for layer in (0, 1):
-                gradients.wait(layer, stream=place.stream)
+                gradients.wait(layer)
         gradients.finish()
 
 

@@ -1,0 +1,114 @@
+// Executions that a stream of a GPU makes: all steps are enqueued at once, and from then on devices
+// do the rest. A flag is written by one rank's stream and awaited by another's, so that no call of
+// either program, nor of the driver, comes between: what waits for a stream, as the freeing of
+// memory does, waits for peers' streams and for no thread of this process.
+//
+// The host looks how far it is, by the flags, which are the same that hosts raise. It ends what
+// will not end by itself: it raises what the stream waits for, after it has told peers that it
+// gives up.
+#include <chrono>
+#include <thread>
+
+#include "exchange/bound_plan.hpp"
+
+namespace pgasdl {
+namespace {
+
+cuda::DevicePtr pointer(const void* address) { return reinterpret_cast<cuda::DevicePtr>(address); }
+
+cuda::DevicePtr device_address(const FlagWord* word) {
+  cuda::DevicePtr address = 0;
+  cuda::check(cuda::driver().mem_host_get_device_pointer(&address, const_cast<FlagWord*>(word), 0),
+              "a board for the GPU");
+  return address;
+}
+
+void copy(std::byte* to, const std::byte* from, std::uint64_t bytes, cuda::Stream stream) {
+  if (bytes == 0) return;
+  cuda::check(cuda::driver().memcpy_async(pointer(to), pointer(from), bytes, stream),
+              text("copying ", bytes, " bytes of an array"));
+}
+
+}  // namespace
+
+void BoundPlan::enqueue(const StreamOrder& order, const std::byte* from, std::byte* to,
+                        std::uint64_t bytes) {
+  const cuda::Current current(device_);
+  enqueued_ = true;
+  try {
+    if (from != nullptr) copy(data(), from, bytes, order.stream);
+    for (const Lane& lane : lanes_) {
+      for (const Step& step : lane.steps) enqueue_step(step, order.stream);
+    }
+    if (to != nullptr) copy(to, data(), bytes, order.stream);
+  } catch (const Error&) {
+    stream_end_->mark(order.stream);  // some of it is under way
+    throw;
+  }
+  stream_end_->mark(order.stream);
+}
+
+void BoundPlan::enqueue_step(const Step& step, cuda::Stream stream) const {
+  const auto& driver = cuda::driver();
+  if (step.kind == PlanStep::Kind::kWait) {
+    board_->local().region->pin();
+    cuda::check(driver.stream_wait_value(stream, device_address(step.word), value(step.salt),
+                                         cuda::kWaitValueEq),
+                "letting a stream wait for a peer");
+    return;
+  }
+  if (step.on_device) enqueue_work(step, stream);
+  if (step.kind != PlanStep::Kind::kPut || !step.flagged) return;
+  const RemoteSegment& remote = *step.flag.remote;
+  remote.region->pin();
+  cuda::check(
+      driver.stream_write_value(stream, device_address(&remote.board[step.flag.notification]),
+                                value(step.salt), cuda::kWriteValueDefault),
+      "a stream's flag");
+}
+
+bool BoundPlan::follow_stream() {
+  bool moved = false;
+  for (Lane& lane : lanes_) {
+    const auto passed = [&](const Step& step) {
+      return step.kind != PlanStep::Kind::kWait || arrived(step);
+    };
+    while (lane.at < lane.steps.size() && passed(lane.steps[lane.at])) {
+      ++lane.at;
+      moved = true;
+    }
+  }
+  if (!stream_end_->reached()) return moved;
+  for (Lane& lane : lanes_) lane.at = lane.steps.size();
+  lanes_left_ = 0;
+  enqueued_ = false;
+  ended_ = ticks();
+  return true;
+}
+
+void BoundPlan::release() {
+  for (const Lane& lane : lanes_) {
+    for (const Step& step : lane.steps) {
+      if (step.kind != PlanStep::Kind::kWait) continue;
+      const_cast<FlagWord*>(step.word)->store(value(step.salt), std::memory_order_release);
+    }
+  }
+}
+
+// A peer that runs another collective may raise another value once more.
+void BoundPlan::drain_stream() {
+  while (!stream_end_->over()) {
+    release();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  enqueued_ = false;
+}
+
+void BoundPlan::require_nobody_gave_up(const Numbering& numbering) const {
+  for (std::size_t of = 0; of < ranks_.size(); ++of) {
+    const std::uint32_t told = told_by(numbering, of);
+    if (told != 0 && (told & kMismatched) == 0) throw given_up_by(of, told);
+  }
+}
+
+}  // namespace pgasdl
