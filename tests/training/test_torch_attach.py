@@ -12,7 +12,18 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch_tools import STEPS, adamw, alone, loss_of, made, reference, same, sgd, small  # noqa: E402
+from torch_tools import (  # noqa: E402
+    STEPS,
+    adamw,
+    alone,
+    loss_of,
+    made,
+    made_small,
+    reference,
+    same,
+    sgd,
+    small,
+)
 
 from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
@@ -28,6 +39,10 @@ def train(ctx: Any, optimizer_of: Callable[..., Any], **options: Any) -> Any:
             optimizer.zero_grad()
             scheduler.step()
         return copy.deepcopy(net.state_dict()), net
+
+
+def _drawn(seed: int) -> dict[str, Any]:
+    return {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
 
 
 @pytest.mark.parametrize("optimizer_of", [sgd, adamw])
@@ -355,6 +370,85 @@ def test_two_optimizers_of_one_model() -> None:
         assert not {"zero_grad", "__getstate__"} & set(vars(net))
 
     alone(program)
+
+
+def test_two_models_that_teach_each_other() -> None:
+    """A GAN: the generator's loss goes through the discriminator, whose gradient is dropped."""
+
+    def iterations(discriminator: Any, generator: Any, both: Any, part: Any) -> None:
+        for step in range(STEPS):
+            real, noise = (each[part] for each in torch.rand(2, 4, 4, **_drawn(step)))
+            both[0].zero_grad()
+            loss = discriminator(generator(noise).detach()).mean() - discriminator(real).mean()
+            loss.backward()
+            both[0].step()
+            both[1].zero_grad()
+            discriminator(generator(noise)).square().mean().backward()
+            both[1].step()
+
+    def pair() -> tuple[Any, ...]:
+        models = made_small(1), made_small(2)
+        return *models, [torch.optim.Adam(each.parameters(), 0.01) for each in models]
+
+    def program(ctx: Any) -> Any:
+        first, second, both = pair()
+        with attach(first, both[0], context=ctx), attach(second, both[1], context=ctx):
+            iterations(first, second, both, slice(2 * ctx.rank, 2 * ctx.rank + 2))
+        return nn.ModuleList([first, second])
+
+    first, second, both = pair()
+    iterations(first, second, both, slice(4))
+    for models in loopback.run(2, program):
+        same(models, nn.ModuleList([first, second]))
+
+
+class Sharpness(torch.optim.Optimizer):
+    """SAM: steps with the gradient of weights that the first gradient has moved."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, 0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+        self._kept: list[Any] = []
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        parameters = self.param_groups[0]["params"]
+        norm = torch.stack([each.grad.norm() for each in parameters]).norm()
+        self._kept = [each.data.clone() for each in parameters]
+        for each in parameters:
+            each.add_(each.grad * 0.05 / norm)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for each, kept in zip(self.param_groups[0]["params"], self._kept, strict=True):
+            each.data = kept
+        self.base.step()
+        self.zero_grad()
+
+
+@pytest.mark.parametrize("attached", ["base", "itself"])
+def test_an_optimizer_of_two_steps(attached: str) -> None:
+    def iterations(net: Any, optimizer: Any, part: Any) -> None:
+        for step in range(STEPS):
+            x = torch.rand(4, 4, **_drawn(step))[part]
+            net(x).square().mean().backward()
+            optimizer.first_step()
+            net(x).square().mean().backward()
+            optimizer.second_step()
+
+    def program(ctx: Any) -> Any:
+        net = made_small(1)
+        optimizer = Sharpness(net.parameters())
+        with attach(net, optimizer.base if attached == "base" else optimizer, context=ctx):
+            iterations(net, optimizer, slice(2 * ctx.rank, 2 * ctx.rank + 2))
+        return net
+
+    expected = made_small(1)
+    iterations(expected, Sharpness(expected.parameters()), slice(4))
+    for net in loopback.run(2, program):
+        same(net, expected)
 
 
 def test_an_error_ends_it_at_once() -> None:

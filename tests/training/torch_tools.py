@@ -50,6 +50,12 @@ def made(seed: int = 0) -> Net:
         return Net().double()
 
 
+def made_small(seed: int) -> Any:
+    with _DRAWING:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
 def batch(step: int, rank: int, part: int) -> Any:
     generator = torch.Generator().manual_seed(1000 * step + 10 * rank + part)
     x = torch.randn(5, 2, 4, 4, generator=generator, dtype=torch.float64)

@@ -269,7 +269,8 @@ def clip_norm(run: Run) -> None:
 
 
 def clip_value(run: Run) -> None:
-    nn.utils.clip_grad_value_(run.model.parameters(), 0.01)
+    if _gradients(run):  # of none, PyTorch's fails
+        nn.utils.clip_grad_value_(run.model.parameters(), 0.01)
 
 
 def replace(run: Run) -> None:
