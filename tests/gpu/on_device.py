@@ -63,7 +63,7 @@ PARTS = (
     Part("training", 45),
     Part("losses", 30),
     Part("graphs", 40),
-    Part("foreign", 70),
+    Part("foreign", 110),
     Part("mps", 60),
     Part("kernels", 90, confirms=True),
     Part("peers", 70),

@@ -41,7 +41,7 @@ def attach(
     Parameters
     ----------
     model : nn.Module
-        On the host. All ranks get rank 0's parameters and buffers.
+        On the host, or (kind "average") on one GPU. All ranks get rank 0's parameters and buffers.
     optimizer : Optimizer
         Of parameters of the model.
     context : Context
@@ -70,7 +70,7 @@ def attach(
         The optimizer has parameters that are not the model's, one is attached already, or
         the optimizer needs kind "average".
     BufferRefused
-        A parameter that is not in host memory, has sparse gradients, or a dtype that cannot be
+        A parameter that is on another device, has sparse gradients, or a dtype that cannot be
         reduced; names it.
     MismatchError
         Ranks disagree on the model.

@@ -34,6 +34,7 @@ class Average(Kind):
         self.exchange = GradientExchange(
             context,
             [((layer.count + len(layer.parameters),), layer.dtype) for layer in layers],
+            device=layers[0].device,
             **options,
         )
 

@@ -32,7 +32,9 @@ def _close_all() -> None:
 
 
 class DDPState:
-    """What :func:`ddp_hook` needs: a thread that averages buckets, one after the other. Collective.
+    """What :func:`ddp_hook` needs: it averages buckets, one after the other. Collective.
+
+    A thread does it for buckets on the host, a stream for those on a GPU.
 
     Every model has its own. Buckets may lie anywhere, and elsewhere on every rank and in every
     iteration: DistributedDataParallel makes new ones after the first, and in ``join``.
@@ -61,6 +63,8 @@ class DDPState:
         def average(bucket: Tensor) -> None:
             context.allreduce(bucket, op="mean", group=own, timeout=timeout)
 
+        self._average = average
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._thread = threading.Thread(
             target=_run, args=(average, self._work), name="pgasdl-ddp", daemon=True
         )
@@ -72,8 +76,24 @@ class DDPState:
         """Begin to average ``bucket`` in place; returns at once."""
         if not self._finalizer.alive:
             raise ClosedError("this DDPState was closed")
+        if bucket.is_cuda:
+            return self._average_on_gpu(bucket)
         future: Future[Tensor] = Future()
         self._work.put((bucket, future))
+        return future
+
+    def _average_on_gpu(self, bucket: Tensor) -> "Future[Tensor]":
+        """Let a stream of ours do it: those of the program go on."""
+        stream = self._streams.get(bucket.device)
+        if stream is None:
+            stream = torch.cuda.Stream(bucket.device, priority=-1)  # type: ignore[no-untyped-call]
+            self._streams[bucket.device] = stream
+        stream.wait_stream(torch.cuda.current_stream(bucket.device))
+        bucket.record_stream(stream)
+        future: Future[Tensor] = Future(devices=[bucket.device])
+        with torch.cuda.stream(stream):
+            self._average(bucket)
+            future.set_result(bucket)  # whoever waits for it waits for the stream
         return future
 
     def close(self) -> None:
@@ -109,7 +129,7 @@ def ddp_hook(
     state : DDPState
         Of this model.
     bucket : GradBucket
-        On the host, of a dtype that can be averaged.
+        On the host or a GPU, of a dtype that can be averaged.
 
     Returns
     -------

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -106,8 +107,17 @@ class Layer:
         parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
         return [shaped(part, each) for part, each in zip(parts, self.parameters, strict=True)]
 
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.parameters[0].device
+
     def reached(self) -> list[bool]:
         """Tell of which parameters any rank had a gradient; after the exchange."""
+        if self.marks.is_cuda:
+            # They are there: nothing has to wait for what the program has enqueued.
+            with torch.cuda.stream(_looking(self.marks.device)):
+                return [mark > 0 for mark in self.marks.tolist()]
         return [mark > 0 for mark in self.marks.tolist()]
 
     def take(self, number: int) -> None:
@@ -248,6 +258,11 @@ class Layer:
                 )
 
 
+@cache
+def _looking(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def shaped(flat: Tensor, parameter: Tensor) -> Tensor:
     """View ``flat`` with the parameter's shape, in the order of the parameter's memory."""
     if _dense(parameter):
@@ -287,6 +302,10 @@ def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
             layer_of[parameter] = layer
         if module not in layer.modules:
             layer.modules.append(module)
+    for layer in layers.values():
+        for name, each in zip(layer.names, layer.parameters, strict=True):
+            if each.device != next(iter(layer_of)).device:
+                raise BufferRefused(f"parameter {name} is on {each.device}, others are elsewhere")
     require_in(layer_of.keys(), optimizer)
     if not layers:
         raise ConfigError("the optimizer trains nothing: no parameter of it requires a gradient")
@@ -313,8 +332,8 @@ def require_in(known: Any, optimizer: Optimizer) -> None:
 
 
 def _require_exchangeable(name: str, module: nn.Module, parameter: nn.Parameter) -> None:
-    if parameter.device.type != "cpu":
-        raise BufferRefused(f"parameter {name} is on {parameter.device}: only host memory works")
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise BufferRefused(f"parameter {name} is on {parameter.device}: host or CUDA memory works")
     if getattr(module, "sparse", False):
         raise BufferRefused(f"parameter {name} has sparse gradients: make it with sparse=False")
     if parameter in ATTACHED:
