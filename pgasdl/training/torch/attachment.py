@@ -136,9 +136,9 @@ class Attachment:
         for layer in self._layers:
             self._take(layer)  # if the last forward did not use it
         self._kind.before_step()
+        self._begin_all()
         for layer in self._layers:
             layer.claim()
-        self._begin_all()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedulers
         if self._average is not None and not self.deferred:
             self._average.step_at_once()
