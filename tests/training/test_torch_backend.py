@@ -275,8 +275,44 @@ def test_several_at_once_and_their_futures() -> None:
         for each in tensors[:2]:
             group.allreduce([each], reduced(ReduceOp.SUM))
         group.allgather([[torch.empty(1)] * 2], [torch.ones(1)], options(c10d.AllgatherOptions))
-        group._end_coalescing(torch.device("cpu")).wait()
-        assert tensors[0].item() == 6
+        together = group._end_coalescing(torch.device("cpu"))
+        assert together.wait() and together.is_success() and together.exception() is None
+        assert tensors[0].item() == together.get_future().wait()[0].item() == 6
+
+    run(2, program)
+
+
+def test_callbacks_may_wait_for_other_calls() -> None:
+    """As those of PyTorch's PowerSGD do; they never hold up what makes calls."""
+
+    def program(group: Any) -> None:
+        rank = group.rank()
+
+        def total(number: float) -> Any:
+            work = group.allreduce([torch.tensor([number])], c10d.AllreduceOptions())
+            return work.get_future().then(lambda done: done.value()[0].item())
+
+        def wait_for_two(done: Any) -> float:
+            first = total(done.value())
+            return first.then(lambda one: total(one.value() + 1).wait()).wait()
+
+        def message(done: Any) -> float:
+            got = torch.zeros(1)
+            work = group.recv([got], 1 - rank, 7)
+            group.send([done.value()[0] + 1], 1 - rank, 7).wait()
+            work.wait()
+            return got.item()
+
+        assert total(1.0).then(wait_for_two).wait() == 10
+        received = group.recv([torch.zeros(1)], 1 - rank).get_future().then(message)
+        failed = group.recv([torch.zeros(1)], 1 - rank).get_future().then(lambda done: 1 / 0)
+        group.barrier(options(c10d.BarrierOptions)).wait()  # no callback runs here, in this thread
+        for _ in range(2):
+            group.send([torch.ones(1)], 1 - rank).wait()
+        assert received.wait() == 2
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            failed.wait()
+        assert total(1.0).wait() == 2
 
     run(2, program)
 
@@ -467,8 +503,9 @@ def test_an_end_ends_what_is_under_way(how: str) -> None:
             for work in works:
                 with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
                     work.wait(timedelta(seconds=5))
-            with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
-                group.barrier(options(c10d.BarrierOptions)).wait()
+            for again in (options(c10d.BarrierOptions), c10d.BarrierOptions()):
+                with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
+                    group.barrier(again).wait(timedelta(seconds=5))
             with pytest.raises(dist.DistBackendError, match=r"was aborted|was destroyed"):
                 group.send([torch.ones(3)], 1).wait()
 
@@ -477,7 +514,12 @@ def test_an_end_ends_what_is_under_way(how: str) -> None:
 
 def test_no_thread_is_left() -> None:
     before = set(threading.enumerate())
-    run(2, lambda group: group.allreduce([torch.ones(2)], c10d.AllreduceOptions()).wait())
+
+    def program(group: Any) -> None:
+        for _ in range(5):
+            group.allreduce([torch.ones(2)], c10d.AllreduceOptions()).get_future().wait()
+
+    run(2, program)
     deadline = time.monotonic() + 10
     while left := set(threading.enumerate()) - before:
         assert time.monotonic() < deadline, left

@@ -108,6 +108,13 @@ def test_programs_train_the_same_over_pgasdl_and_gloo(ways: str) -> None:
         assert values["FSDP2"] == values["FSDP2, resumed"]
 
 
+def test_pytorchs_helpers_train_the_same_over_pgasdl_and_gloo() -> None:
+    """Hooks of DistributedDataParallel, join, ZeroRedundancyOptimizer, averaged models."""
+    done = torchrun("--nproc-per-node=2", str(jobs.PROGRAMS / "torch_helpers.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("is right") == 8
+
+
 ENDS = """
 import time, torch, pgasdl.torch
 from torch import distributed
@@ -116,6 +123,8 @@ rank = distributed.get_rank()
 time.sleep(rank)  # rank 0's callback is there before its tensor is reduced
 work = distributed.all_reduce(torch.ones(5), async_op=True)
 work.get_future().add_done_callback(lambda done: [time.sleep(1e-4) for _ in range(5000)])
+if rank == 0:  # and another one waits for a call that the other rank does not make
+    work.get_future().add_done_callback(lambda done: distributed.all_reduce(torch.ones(1)))
 work.wait()
 print(f"rank {rank} ends")
 """

@@ -25,11 +25,12 @@ from pgasdl.training.torch.backend.arguments import (
     require_alike,
     require_host,
 )
+from pgasdl.training.torch.backend.calls import Calls
 from pgasdl.training.torch.backend.collectives import Collectives, bytes_of
 from pgasdl.training.torch.backend.meet import SharedContext, find, meet
+from pgasdl.training.torch.backend.message import Message
 from pgasdl.training.torch.backend.messages import Messages
 from pgasdl.training.torch.backend.work import (
-    Calls,
     MessageWork,
     Result,
     Together,
@@ -54,7 +55,10 @@ def _leave_all() -> None:
 
     When Python ends while one is in PyTorch, it ends the process by abort().
     """
-    for group in list(_open):
+    groups = list(_open)
+    for group in groups:  # all of them: a callback may wait for another group's call
+        group.refuse(ClosedError("Python ended, and nobody had destroyed the process group"))
+    for group in groups:
         group.leave()
 
 
@@ -384,8 +388,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         tensor, to = message_of(tensors), self._require_member(peer)
         with torch_errors():
             message = self._messages.send(to, tag, bytes_of(tensor))
-        self._serve()
-        return self._begun(MessageWork([tensor], self._messages, message, self._timeout))
+        return self._passes(tensor, message)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
         """Receive a tensor from another rank."""
@@ -399,16 +402,18 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         tensor = message_of(tensors)
         with torch_errors():
             message = self._messages.receive(peer, tag, bytes_of(tensor))
-        self._serve()
-        return self._begun(MessageWork([tensor], self._messages, message, self._timeout))
+        return self._passes(tensor, message)
 
-    def _serve(self) -> None:
-        """Have a thread that moves messages for which nobody waits."""
+    def _passes(self, tensor: Tensor, message: Message) -> Work:
+        """Return the work of a message; have a thread that moves those for which nobody waits."""
         if self._server is None:
             self._server = threading.Thread(
                 target=self._messages.serve, name="pgasdl-messages", daemon=True
             )
             self._server.start()
+        completes = self._calls.complete
+        work = MessageWork([tensor], self._messages, message, self._timeout, completes)
+        return self._begun(work)
 
     # --- order, and the end
 
@@ -440,28 +445,28 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def abort(self) -> None:
         """End what is under way on this rank, with an error, and refuse more."""
-        self._end(ClosedError("the process group was aborted"))
+        self.refuse(ClosedError("the process group was aborted"))
 
     def shutdown(self) -> None:
         """Give up everything that it holds. Idempotent."""
-        self._end(ClosedError("the process group was destroyed"))
+        self.refuse(ClosedError("the process group was destroyed"))
         if self._closed:
             return
         self._closed = True
         _open.discard(self)
-        self._calls.close()
+        self._calls.close(self._timeout, self._timeout)
         self._collectives.close()
         self._messages.close()
         self._shared.give_back()
 
     def leave(self) -> None:
-        """End its threads, but for one that waits for a peer: Python ends."""
-        self._end(ClosedError("Python ended, and nobody had destroyed the process group"))
-        self._calls.close(_PATIENCE)
+        """End its threads, after :meth:`refuse`: Python ends."""
+        self._calls.close(_PATIENCE, self._timeout)
         if self._server is not None:
             self._server.join()
 
-    def _end(self, error: ClosedError) -> None:
+    def refuse(self, error: ClosedError) -> None:
+        """End what is under way, and refuse more, with ``error``."""
         self._calls.fail(error)
         self._collectives.stop(error)
         self._messages.fail(error)

@@ -1,16 +1,14 @@
-"""What calls of torch.distributed return, and the thread that makes collectives in order."""
+"""What calls of torch.distributed return."""
 
 from __future__ import annotations
 
-import math
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
+import torch
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Work as BaseWork
 from torch.futures import Future
@@ -20,7 +18,6 @@ from pgasdl.training.torch.backend.message import Message
 from pgasdl.training.torch.backend.messages import Messages
 
 Result = list[Tensor]
-_LOOK = 0.05  # at a thread that is to end, seconds
 
 
 def as_torch(error: BaseException) -> BaseException:
@@ -68,19 +65,23 @@ class Work(BaseWork):
 
     # --- who makes it
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Note that it is over; with an error, that it failed."""
+    def end(self, error: BaseException | None = None) -> bool:
+        """Note that it is over; with an error, that it failed.
+
+        Whether it has a future, which has to be completed by :meth:`complete`.
+        """
         with self._changed:
             if self._done:
-                return
+                return False
             self._error = None if error is None else as_torch(error)
             self._done = True
             self._changed.notify_all()
-            future = self._future
-        if future is not None:
-            self._resolve(future)
+            return self._future is not None
 
-    def _resolve(self, future: Future[Result]) -> None:
+    def complete(self) -> None:
+        """Complete the future of what is over: that runs its callbacks, the program's code."""
+        future = self._future
+        assert future is not None
         if self._error is None:
             future.set_result(self._result)
         else:
@@ -129,7 +130,7 @@ class Work(BaseWork):
             future = self._future = Future()
             done = self._done
         if done:
-            self._resolve(future)
+            self.complete()
         return future
 
 
@@ -146,14 +147,26 @@ class MessageWork(Work):
         What was begun.
     seconds : float
         How long a wait takes at most, by default.
+    completes : Callable[[Work], None]
+        Completes its future, in a thread where callbacks hold up nothing.
     """
 
     def __init__(
-        self, result: Result, messages: Messages, message: Message, seconds: float
+        self,
+        result: Result,
+        messages: Messages,
+        message: Message,
+        seconds: float,
+        completes: Callable[[Work], None],
     ) -> None:
         super().__init__(result)
         self._messages, self._message, self._seconds = messages, message, seconds
-        messages.when_over(message, lambda: self.end(message.error))
+        self._completes = completes
+        messages.when_over(message, self._over)
+
+    def _over(self) -> None:
+        if self.end(self._message.error):
+            self._completes(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait; raise what made it fail."""
@@ -180,92 +193,29 @@ class Together(Work):
     def __init__(self, works: list[Work]) -> None:
         super().__init__([tensor for work in works for tensor in work._result])
         self._works = works
-        self._n_left = len(works)
-        for work in works:
-            work.get_future().add_done_callback(self._one_ended)
-        if not works:
-            self.end()
 
-    def _one_ended(self, future: Future[Result]) -> None:
-        with self._changed:
-            self._n_left -= 1
-            last = self._n_left == 0
-        if last:
-            errors = [work._error for work in self._works if work._error is not None]
-            self.end(errors[0] if errors else None)
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all; raise what made the first one fail."""
+        limit = seconds_of(timeout, 0.0)
+        deadline = time.monotonic() + limit
+        for work in self._works:
+            left = max(1e-6, deadline - time.monotonic())  # none is no limit
+            work.wait(timedelta(seconds=left) if limit else None)
+        return True
 
+    def is_completed(self) -> bool:
+        """Whether all are over."""
+        return all(work.is_completed() for work in self._works)
 
-class Calls:
-    """Makes calls one after the other: at once if the caller waits anyway, else in a thread."""
+    def is_success(self) -> bool:
+        """Whether all are over and did not fail."""
+        return all(work.is_success() for work in self._works)
 
-    def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._name = name
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._n_queued = 0
-        self._running = threading.Lock()
-        self._failed: BaseException | None = None
-        self._calling = False
+    def exception(self) -> BaseException | None:
+        """Return what made the first one fail."""
+        return next((work._error for work in self._works if work._error is not None), None)
 
-    def run(self, work: Work, call: Callable[[], Any], *, later: bool) -> Work:
-        """Make ``call``; ``work`` ends with it."""
-        with self._lock:
-            at_once = not later and self._n_queued == 0 and self._running.acquire(blocking=False)
-            if not at_once:
-                self._n_queued += 1
-                self._queue.put((work, call))
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._serve, name=self._name, daemon=True
-                    )
-                    self._thread.start()
-        if at_once:
-            try:
-                self._make(work, call)
-            finally:
-                self._running.release()
-        return work
-
-    def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
-            with self._running:
-                self._make(*item)
-            with self._lock:
-                self._n_queued -= 1
-
-    def _make(self, work: Work, call: Callable[[], Any]) -> None:
-        if self._failed is not None:  # half done, maybe, on a peer
-            work.end(self._failed)
-            return
-        error = self._outcome(call)
-        work.end(error)
-        if error is not None and not isinstance(error, Exception):
-            raise error
-
-    def _outcome(self, call: Callable[[], Any]) -> BaseException | None:
-        """Make a call; return how it failed."""
-        self._calling = True
-        try:
-            call()
-        except BaseException as error:
-            if not isinstance(error, (ValueError, TypeError)) or isinstance(error, PgasError):
-                self._failed = error
-            return error
-        finally:
-            self._calling = False
-        return None
-
-    def fail(self, error: BaseException) -> None:
-        """Refuse every later call with ``error``."""
-        self._failed = self._failed or error
-
-    def close(self, seconds: float = math.inf) -> None:
-        """End the thread, after what it has begun; leave it where a call takes ``seconds``."""
-        self._queue.put(None)
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return
-        deadline = time.monotonic() + seconds
-        while thread.is_alive() and not (self._calling and time.monotonic() > deadline):
-            thread.join(_LOOK)
+    def get_future(self) -> Future[Result]:
+        """Return a future of the results' tensors."""
+        futures = torch.futures.collect_all([work.get_future() for work in self._works])
+        return futures.then(lambda all_of: [t for each in all_of.value() for t in each.value()])
