@@ -473,6 +473,85 @@ def test_sizes_that_do_not_fit_are_told() -> None:
     run(2, program)
 
 
+def conjugated() -> Any:
+    return torch.tensor([1 + 2j, 3 + 4j]).conj()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_taken_is_refused_and_all_goes_on() -> None:
+    """Before anything starts, and on every rank."""
+    one = torch.ones(2)
+    gather, scatter = options(c10d.AllgatherOptions), options(c10d.ReduceScatterOptions)
+    refused: dict[str, Callable[[Any], Any]] = {
+        "expanded": lambda g: g.allreduce([one[:1].expand(2)], reduced(ReduceOp.SUM)),
+        "expanded tensor": lambda g: g.allgather([[one, one[:1].expand(2)]], [one], gather),
+        "SUM of torch.uint16": lambda g: g.allreduce([one.to(torch.uint16)]),
+        "MAX of torch.float8_e4m3fn": lambda g: g.reduce_scatter(
+            [one[:1].to(torch.float8_e4m3fn)],
+            [list(one.to(torch.float8_e4m3fn).split(1))],
+            options(c10d.ReduceScatterOptions, reduceOp=ReduceOp.MAX),
+        ),
+        "torch.int32 with factor": lambda g: g.allreduce(
+            [one.int()], reduced(dist._make_nccl_premul_sum(0.5))
+        ),
+        "torch.sparse_csr": lambda g: g.allreduce([torch.eye(2).to_sparse_csr()]),
+        "torch.sparse_coo": lambda g: g.all_gather_single(one, torch.eye(1).to_sparse(), gather),
+        "MAX of sparse": lambda g: g.allreduce([one.to_sparse()], reduced(ReduceOp.MAX)),
+        "quint8": lambda g: g.broadcast(
+            [torch.quantize_per_tensor(one, 1.0, 0, torch.quint8)], options(c10d.BroadcastOptions)
+        ),
+        "nested": lambda g: g.send([torch.nested.nested_tensor([one])], 0),
+        "on meta": lambda g: g.reduce_scatter_single(one, one.repeat(2).to("meta"), scatter),
+        "without memory": lambda g: g.alltoall([one, one], [one, torch._efficientzerotensor(2)]),
+        "resolve_conj": lambda g: g.send([conjugated()], 0),
+        "tensor 1 is torch.int32": lambda g: g.reduce_scatter([one], [[one, one.int()]], scatter),
+        "2 elements for this rank": lambda g: g.all_to_all_single(
+            torch.empty(4), torch.empty(4), [3, 1] if g.rank() else [1, 3], [2, 2]
+        ),
+    }
+
+    def program(group: Any) -> None:
+        for why, call in refused.items():
+            with pytest.raises(ValueError, match=why):
+                call(group)
+        t = torch.ones(2)
+        group.allreduce([t], reduced(ReduceOp.SUM)).wait()
+        assert t.sum() == 4
+
+    run(2, program)
+
+
+def test_views_and_tensors_of_inference_mode_are_taken() -> None:
+    def program(group: Any) -> None:
+        how = options(c10d.ReduceScatterOptions)
+        part = torch.zeros(1, dtype=torch.complex64)
+        group.reduce_scatter_single(part, conjugated(), how).wait()
+        assert part.item() == (6 - 8j if group.rank() else 2 - 4j)
+        mine = conjugated()
+        group.reduce([mine], options(c10d.ReduceOptions, rootRank=0)).wait()
+        assert mine[0].item() == (1 - 2j if group.rank() else 2 - 4j)
+        negative = conjugated().imag
+        parts = [torch.zeros(2) for _ in range(2)]
+        group.allgather([parts], [negative], options(c10d.AllgatherOptions)).wait()
+        assert parts[1].tolist() == [-2, -4]
+        group.allreduce([negative], reduced(ReduceOp.SUM)).wait()
+        assert negative.tolist() == [-4, -8]
+        parts[0].requires_grad_()
+        group.allgather([parts], [torch.ones(1).expand(2)], options(c10d.AllgatherOptions)).wait()
+        assert parts[0].tolist() == [1, 1]
+        with torch.inference_mode():
+            frozen = [torch.ones(3, 2, dtype=dtype).t() for dtype in (torch.float32, torch.int8)]
+        for each in frozen:
+            group.allreduce([each], reduced(ReduceOp.SUM)).wait()
+            group.allreduce([each], c10d.AllreduceOptions()).wait()
+            assert each.is_inference() and (each == 4).all()
+        rows = torch.zeros(2, 2, dtype=torch.int8)
+        group.reduce_scatter_single(rows, torch.ones(4, 2, dtype=torch.int8), how).wait()
+        assert (rows == 2).all()
+
+    run(2, program)
+
+
 def test_every_wait_has_a_deadline() -> None:
     def program(group: Any) -> None:
         if group.rank() == 0:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pgasdl.errors import BufferRefused
-from pgasdl.training.torch.backend.reductions import Reduction
 
 
 def options_of(
@@ -42,27 +41,48 @@ def nested(lists: Any) -> list[list[Tensor]]:
 
 def message_of(tensors: list[Tensor]) -> Tensor:
     """Return the one tensor of a message."""
-    (tensor,) = tensors
-    require_host(tensor)
+    (tensor,) = readable(tensors)
     if not tensor.is_contiguous():
         raise ValueError("a message has to be contiguous: send tensor.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise BufferRefused("a message has to be as in memory: send tensor.resolve_conj()")
     return tensor
 
 
-def reduced(tensor: Tensor, op: Any) -> tuple[Tensor, Reduction]:
-    """Return a tensor as numbers that have an order, and how to reduce it."""
-    require_host(tensor)
-    reduction = Reduction(op, tensor.dtype)
-    if tensor.is_complex() and reduction.by_parts:
-        tensor = torch.view_as_real(tensor)
-        reduction = Reduction(op, tensor.dtype)
-    return tensor, reduction
+def readable(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return what tensors hold, without their history; refuse what is not in host memory."""
+    return [_alias(each) for each in tensors]
 
 
-def require_host(tensor: Tensor) -> None:
-    """Refuse a tensor on a device."""
-    if tensor.device.type != "cpu":
+def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """As :func:`readable`; refuse elements that share their memory, too."""
+    aliases = readable(tensors)
+    for each in aliases:
+        strides = each.stride()
+        if 0 in strides and any(n > 1 for n, s in zip(each.shape, strides, strict=True) if s == 0):
+            raise BufferRefused(
+                f"a result in an expanded tensor, of shape {list(each.shape)}, whose elements "
+                "share memory: give tensor.contiguous()"
+            )
+    return aliases
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    if not tensor.is_cpu:
         raise BufferRefused(f"a tensor on {tensor.device}: backend pgasdl takes host memory only")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else f"{tensor.layout}, {tensor.dtype}"
+        raise BufferRefused(f"a tensor ({kind}) that is no dense array of numbers")
+    alias = tensor.detach()
+    try:
+        in_memory = alias.numel() == 0 or alias.data_ptr() != 0
+    except RuntimeError:
+        in_memory = False
+    if in_memory:
+        return alias
+    if hasattr(tensor, "trigger_wait"):  # the result of a functional collective
+        return _alias(tensor.trigger_wait())
+    raise BufferRefused(f"a tensor without memory ({type(tensor).__name__})")
 
 
 def require_alike(tensor: Tensor, others: Sequence[Tensor], count: int | None = None) -> None:
@@ -77,22 +97,16 @@ def require_alike(tensor: Tensor, others: Sequence[Tensor], count: int | None = 
             )
 
 
-@contextmanager
-def dense(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensor in contiguous memory; what is written there, it gets."""
-    dense = tensor.detach().contiguous()
-    yield dense
-    if dense.data_ptr() != tensor.data_ptr():
-        with torch.no_grad():
-            tensor.copy_(dense)
+def contiguous(tensor: Tensor) -> Tensor:
+    """Return the tensor if its memory is as it shows, else a copy."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 @contextmanager
-def all_dense(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """As :func:`dense`, for several."""
-    dense = [each.detach().contiguous() for each in tensors]
+def dense(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors in contiguous memory; what is written there, they get."""
+    dense = [contiguous(each) for each in tensors]
     yield dense
-    with torch.no_grad():
-        for copy, tensor in zip(dense, tensors, strict=True):
-            if copy.data_ptr() != tensor.data_ptr():
-                tensor.copy_(copy)
+    for copy, tensor in zip(dense, tensors, strict=True):
+        if copy is not tensor:
+            tensor.copy_(copy)

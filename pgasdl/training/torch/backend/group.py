@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,21 +16,22 @@ from torch import Tensor, distributed
 from pgasdl.errors import ClosedError, RankError
 from pgasdl.training.torch.backend import sparse
 from pgasdl.training.torch.backend.arguments import (
-    all_dense,
+    contiguous,
     dense,
     listed,
     message_of,
     nested,
     options_of,
-    reduced,
+    readable,
     require_alike,
-    require_host,
+    writable,
 )
 from pgasdl.training.torch.backend.calls import Calls
 from pgasdl.training.torch.backend.collectives import Collectives, bytes_of
 from pgasdl.training.torch.backend.meet import SharedContext, find, meet
 from pgasdl.training.torch.backend.message import Message
 from pgasdl.training.torch.backend.messages import Messages
+from pgasdl.training.torch.backend.reductions import reduction_of
 from pgasdl.training.torch.backend.work import (
     MessageWork,
     Result,
@@ -155,29 +157,40 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         options = options_of(c10d.AllreduceCoalescedOptions, opts, "reduceOp")
-        seconds = self._seconds(options)
-        views = [reduced(each, options.reduceOp) for each in tensors]
+        steps = [self._reduced(each, options) for each in tensors]
 
         def call() -> None:
-            for view, reduction in views:
-                if view.is_sparse:
-                    sparse.add_up(self._collectives, view, self._size, seconds)
-                    continue
-                with dense(view) as memory:
-                    self._collectives.all_reduce(memory, reduction, seconds)
+            for step in steps:
+                step()
 
         return self._begin(tensors, options, call)
+
+    def _reduced(self, tensor: Tensor, options: Any) -> Callable[[], None]:
+        """Return what reduces one tensor over all ranks."""
+        op, seconds = options.reduceOp, self._seconds(options)
+        if tensor.is_sparse:
+            sparse.require_summable(tensor, op)
+            return lambda: sparse.add_up(self._collectives, tensor, self._size, seconds)
+        reduction = reduction_of(op, tensor.dtype)
+        result = writable([tensor])
+
+        def call() -> None:
+            with dense(result) as (memory,):
+                self._collectives.all_reduce(reduction.numbers(memory), reduction, seconds)
+
+        return call
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Give every rank the tensor of one."""
         options = options_of(c10d.BroadcastOptions, opts, "rootRank", timeout)
         tensors, seconds = listed(tensors), self._seconds(options)
         root = self._require_member(options.rootRank)
+        results = writable(tensors)
 
         def call() -> None:
-            for tensor in tensors:
-                with dense(tensor) as memory:
-                    self._collectives.broadcast(memory, root, seconds)
+            with dense(results) as memory:
+                for each in memory:
+                    self._collectives.broadcast(each, root, seconds)
 
         return self._begin(tensors, options, call)
 
@@ -209,16 +222,17 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """Give every rank all ranks' tensors, one behind the other, for several tensors."""
         options = options_of(c10d.AllgatherOptions, opts)
         seconds = self._seconds(options)
-        for output, tensor in zip(outputs, tensors, strict=True):
+        results, given = writable(outputs), readable(tensors)
+        for output, tensor in zip(results, given, strict=True):
             require_alike(tensor, [output], tensor.numel() * self._size)
 
         def call() -> None:
-            for output, tensor in zip(outputs, tensors, strict=True):
-                if not tensor.numel():
-                    continue
-                with dense(output) as memory:
-                    parts = memory.view(self._size, -1).unbind()
-                    self._collectives.all_gather(parts, tensor.contiguous(), seconds)
+            with dense(results) as memory:
+                for whole, tensor in zip(memory, given, strict=True):
+                    if not tensor.numel():
+                        continue
+                    parts = whole.view(self._size, -1).unbind()
+                    self._collectives.all_gather(parts, contiguous(tensor), seconds)
 
         return self._begin(outputs, options, call)
 
@@ -226,14 +240,15 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def _gather_all(self, outputs: list[list[Tensor]], tensors: list[Tensor], options: Any) -> Work:
         seconds = self._seconds(options)
-        for parts, tensor in zip(outputs, tensors, strict=True):
+        results, given = [writable(parts) for parts in outputs], readable(tensors)
+        for parts, tensor in zip(results, given, strict=True):
             self._require_one_each(parts)
             require_alike(tensor, parts, tensor.numel())
 
         def call() -> None:
-            for parts, tensor in zip(outputs, tensors, strict=True):
-                with all_dense(parts) as memory:
-                    self._collectives.all_gather(memory, tensor.contiguous(), seconds)
+            for parts, tensor in zip(results, given, strict=True):
+                with dense(parts) as memory:
+                    self._collectives.all_gather(memory, contiguous(tensor), seconds)
 
         return self._begin([each for parts in outputs for each in parts], options, call)
 
@@ -248,12 +263,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             options.reduceOp = op
         tensors, seconds = listed(tensors), self._seconds(options)
         root = self._require_member(options.rootRank)
-        views = [reduced(each, options.reduceOp) for each in tensors]
+        reductions = [reduction_of(options.reduceOp, each.dtype) for each in tensors]
+        results = writable(tensors)
 
         def call() -> None:
-            for view, reduction in views:
-                with dense(view) as memory:
-                    self._collectives.reduce(memory, root, reduction, seconds)
+            with dense(results) as memory:
+                for each, reduction in zip(memory, reductions, strict=True):
+                    self._collectives.reduce(reduction.numbers(each), root, reduction, seconds)
 
         return self._begin(tensors, options, call)
 
@@ -262,17 +278,19 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     ) -> Work:
         """Give one rank all ranks' tensors."""
         options = options_of(c10d.GatherOptions, opts, "rootRank", timeout)
-        (tensor,), seconds = listed(tensors), self._seconds(options)
+        (tensor,), seconds = readable(listed(tensors)), self._seconds(options)
         root = self._require_member(options.rootRank)
         parts: list[Tensor] = []
         if self._rank == root:
             (parts,) = nested(outputs)
+        results = writable(parts)
+        if self._rank == root:
             self._require_one_each(parts)
-            require_alike(tensor, parts, tensor.numel())
+            require_alike(tensor, results, tensor.numel())
 
         def call() -> None:
-            with all_dense(parts) as memory:
-                self._collectives.gather(memory, tensor.contiguous(), root, seconds)
+            with dense(results) as memory:
+                self._collectives.gather(memory, contiguous(tensor), root, seconds)
 
         return self._begin(parts, options, call)
 
@@ -281,20 +299,21 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     ) -> Work:
         """Give every rank its tensor of those that one rank has."""
         options = options_of(c10d.ScatterOptions, opts, "rootRank", timeout)
-        (output,), seconds = listed(outputs), self._seconds(options)
+        outputs, seconds = listed(outputs), self._seconds(options)
         root = self._require_member(options.rootRank)
-        parts: list[Tensor] = []
+        (result,) = results = writable(outputs)
+        given: list[Tensor] = []
         if self._rank == root:
             (parts,) = nested(tensors)
-            self._require_one_each(parts)
-            require_alike(output, parts, output.numel())
+            given = readable(parts)
+            self._require_one_each(given)
+            require_alike(result, given, result.numel())
 
         def call() -> None:
-            with dense(output) as memory:
-                given = [each.contiguous() for each in parts]
-                self._collectives.scatter(memory, given, root, seconds)
+            with dense(results) as (memory,):
+                self._collectives.scatter(memory, list(map(contiguous, given)), root, seconds)
 
-        return self._begin([output], options, call)
+        return self._begin(outputs, options, call)
 
     # --- every rank gets something else
 
@@ -303,9 +322,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     ) -> Work:
         """Give every rank the reduction of all tensors that are meant for it."""
         options = options_of(c10d.ReduceScatterOptions, opts, "reduceOp", timeout)
-        outputs, lists = listed(outputs), nested(tensors)
+        outputs, lists = listed(outputs), [readable(parts) for parts in nested(tensors)]
         for output, parts in zip(outputs, lists, strict=True):
             self._require_one_each(parts)
+            require_alike(output, parts)
             require_alike(output, [parts[self._rank]], output.numel())
         return self._reduce_scattered(outputs, lists, options)
 
@@ -320,24 +340,29 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     ) -> Work:
         """Give every rank the reduction of its part of all tensors, for several tensors."""
         options = options_of(c10d.ReduceScatterOptions, opts, "reduceOp")
-        for output, tensor in zip(outputs, tensors, strict=True):
+        lists = [readable([each]) for each in tensors]
+        for output, (tensor,) in zip(outputs, lists, strict=True):
             require_alike(output, [tensor], output.numel() * self._size)
-        lists = [list(each.contiguous().view(self._size, -1)) for each in tensors if each.numel()]
-        return self._reduce_scattered([each for each in outputs if each.numel()], lists, options)
+        return self._reduce_scattered(outputs, lists, options)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scattered(
         self, outputs: list[Tensor], lists: list[list[Tensor]], options: Any
     ) -> Work:
+        """Reduce lists of one tensor for each rank, or of one for all."""
         seconds = self._seconds(options)
-        views = [reduced(each, options.reduceOp) for each in outputs]
+        reductions = [reduction_of(options.reduceOp, each.dtype) for each in outputs]
+        results = writable(outputs)
 
         def call() -> None:
-            for (view, reduction), parts in zip(views, lists, strict=True):
-                given = [reduced(each, options.reduceOp)[0].contiguous() for each in parts]
-                with dense(view) as memory:
-                    self._collectives.reduce_scatter(memory, given, reduction, seconds)
+            with dense(results) as memory:
+                for each, parts, reduction in zip(memory, lists, reductions, strict=True):
+                    numbers = [reduction.numbers(contiguous(part)) for part in parts]
+                    rows = [torch.tensor_split(row, self._size // len(parts)) for row in numbers]
+                    given = list(chain.from_iterable(rows))
+                    into = reduction.numbers(each)
+                    self._collectives.reduce_scatter(into, given, reduction, seconds)
 
         return self._begin(outputs, options, call)
 
@@ -345,14 +370,16 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """Give every rank the tensors of all ranks that are meant for it."""
         options = options_of(c10d.AllToAllOptions, opts)
         seconds = self._seconds(options)
-        for parts in (outputs, tensors):
+        results, given = writable(outputs), readable(tensors)
+        for parts in (results, given):
             self._require_one_each(parts)
-            require_alike(outputs[0], parts)
+            require_alike(results[0], parts)
+        mine = given[self._rank]
+        require_alike(mine, [results[self._rank]], mine.numel())
 
         def call() -> None:
-            with all_dense(outputs) as memory:
-                given = [each.contiguous() for each in tensors]
-                self._collectives.all_to_all(memory, given, seconds)
+            with dense(results) as memory:
+                self._collectives.all_to_all(memory, list(map(contiguous, given)), seconds)
 
         return self._begin(outputs, options, call)
 
@@ -368,14 +395,19 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """Give every rank the rows of all ranks' tensors that are meant for it."""
         options = options_of(c10d.AllToAllOptions, opts, None, timeout)
         seconds = self._seconds(options)
-        require_alike(output, [tensor])
-        outgoing = self._rows(tensor, input_sizes)
-        incoming = self._rows(output, output_sizes)
+        (result,), (given,) = writable([output]), readable([tensor])
+        outgoing = self._rows(given, input_sizes)
+        incoming = self._rows(result, output_sizes)
+        require_alike(given, [result])
+        sent = outgoing[self._rank] * given.shape[1:].numel()
+        received = incoming[self._rank] * result.shape[1:].numel()
+        if sent != received:
+            raise ValueError(f"{sent} elements for this rank itself, which expects {received}")
 
         def call() -> None:
-            with dense(output) as memory:
-                given = torch.split(tensor.contiguous(), outgoing)
-                self._collectives.all_to_all(torch.split(memory, incoming), given, seconds)
+            with dense([result]) as (memory,):
+                parts = torch.split(contiguous(given), outgoing)
+                self._collectives.all_to_all(torch.split(memory, incoming), parts, seconds)
 
         return self._begin([output], options, call)
 
@@ -474,8 +506,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     # --- what they have in common
 
     def _begin(self, result: Result, options: Any, call: Callable[[], None]) -> Work:
-        for tensor in result:
-            require_host(tensor)
+        if any(tensor.is_inference() for tensor in result):
+            call = torch.inference_mode()(call)  # elsewhere they are read-only
         later = options.asyncOp or self._coalesced is not None
         return self._begun(self._calls.run(Work(result), call, later=later))
 
@@ -498,7 +530,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def _rows(self, tensor: Tensor, sizes: list[int] | None) -> list[int]:
         """Return how many rows of a tensor belong to each rank."""
-        rows = tensor.size(0)
+        rows = len(tensor)
         if not sizes:
             if rows % self._size:
                 raise ValueError(f"{rows} rows cannot be split equally between {self._size} ranks")

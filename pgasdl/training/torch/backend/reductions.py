@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,8 +37,23 @@ _BY_TORCH: dict[Any, Callable[..., Tensor]] = {
     Kind.BXOR: torch.bitwise_xor,
 }
 
+_PREMUL_SUM = int(Kind.PREMUL_SUM)
 # What the core adds up by itself.
 _CORES = {getattr(torch, name) for name in DTYPES}
+
+
+def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
+    """Return an operator of torch.distributed, for tensors of one dtype."""
+    op = op if isinstance(op, ReduceOp) else ReduceOp(op)
+    number = int(op.op)
+    if number == _PREMUL_SUM:
+        return Reduction(Kind.SUM, dtype, op.factor)
+    return _without_factor(number, dtype)
+
+
+@functools.cache
+def _without_factor(number: int, dtype: torch.dtype) -> Reduction:
+    return Reduction(Kind(number), dtype)
 
 
 class Reduction:
@@ -45,17 +61,17 @@ class Reduction:
 
     Parameters
     ----------
-    op : ReduceOp
+    kind : ReduceOp.RedOpType
         Of torch.distributed.
     dtype : torch.dtype
         Of the tensors.
+    factor : float or Tensor, optional
+        Each rank multiplies by its own before.
 
     Attributes
     ----------
     native : str or None
-        The core's name of the operator, if the core reduces this dtype by it.
-    by_parts : bool
-        Complex numbers may be reduced as pairs of real ones.
+        The core's name of the operator, if the core reduces these numbers by it.
 
     Raises
     ------
@@ -63,23 +79,30 @@ class Reduction:
         There is no such reduction.
     """
 
-    def __init__(self, op: Any, dtype: torch.dtype) -> None:
-        op = op if isinstance(op, ReduceOp) else ReduceOp(op)
-        self._factor: float | Tensor | None = None
-        kind = op.op
-        if kind == Kind.PREMUL_SUM:
-            self._factor, kind = op.factor, Kind.SUM
+    def __init__(self, kind: Any, dtype: torch.dtype, factor: float | Tensor | None = None) -> None:
+        self._factor, name = factor, kind.name
         if dtype == torch.bool:
             kind = _OF_BOOL.get(kind, kind)
         floats = dtype.is_floating_point or dtype.is_complex
         bits = kind in (Kind.BAND, Kind.BOR, Kind.BXOR)
         if (floats and bits) or (not floats and kind == Kind.AVG):
-            raise BufferRefused(f"{op.op.name} of {dtype} is not defined")
+            raise BufferRefused(f"{name} of {dtype} is not defined")
         if dtype.is_complex and kind in (Kind.MIN, Kind.MAX):
-            raise BufferRefused(f"{op.op.name} of {dtype} is not defined: it has no order")
-        self._kind = kind
-        self.by_parts = kind in (Kind.SUM, Kind.AVG)
+            raise BufferRefused(f"{name} of {dtype} is not defined: it has no order")
+        self._by_parts = dtype.is_complex and kind in (Kind.SUM, Kind.AVG)
+        if self._by_parts:  # complex numbers as pairs of real ones
+            dtype = dtype.to_real()
+        self._kind = Kind.SUM if kind == Kind.AVG else kind
+        self._mean = kind == Kind.AVG
         self.native = NATIVE.get(kind) if dtype in _CORES else None
+        if factor is not None and not _scales(factor, dtype):
+            raise BufferRefused(f"{name} of {dtype} with factor {factor} is not possible")
+        if self.native is None and not _combines(self._kind, dtype):
+            raise BufferRefused(f"{name} of {dtype} is not possible")
+
+    def numbers(self, tensor: Tensor) -> Tensor:
+        """Return the numbers of a contiguous tensor, in one row, as they are reduced."""
+        return (torch.view_as_real(tensor) if self._by_parts else tensor).view(-1)
 
     def prepare(self, tensor: Tensor) -> Tensor:
         """Return what a rank contributes: ``tensor``, or its product with the operator's factor."""
@@ -100,8 +123,27 @@ class Reduction:
                 "sum" if mean else self.native,
             )
             return
-        combine = _BY_TORCH[Kind.SUM if self._kind == Kind.AVG else self._kind]
+        combine = _BY_TORCH[self._kind]
         total = parts[0].clone()
         for part in parts[1:]:
             combine(total, part, out=total)
-        out.copy_(total / len(parts) if self._kind == Kind.AVG else total)
+        out.copy_(total / len(parts) if self._mean else total)
+
+
+@functools.cache
+def _combines(kind: Any, dtype: torch.dtype) -> bool:
+    """Whether PyTorch has this operator for this dtype."""
+    number = torch.empty(1, dtype=dtype)
+    try:
+        return kind in _BY_TORCH and _BY_TORCH[kind](number, number).dtype == dtype
+    except RuntimeError:
+        return False
+
+
+def _scales(factor: float | Tensor, dtype: torch.dtype) -> bool:
+    """Whether the product with a factor is one number of this dtype."""
+    if isinstance(factor, Tensor) and (factor.numel() != 1 or factor.device.type != "cpu"):
+        return False
+    return _combines(Kind.PRODUCT, dtype) and (
+        torch.result_type(torch.empty(1, dtype=dtype), factor) == dtype
+    )

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pgasdl.errors import BufferRefused
+from pgasdl.training.torch.backend.arguments import contiguous
 from pgasdl.training.torch.backend.collectives import Collectives
+from pgasdl.training.torch.backend.reductions import Kind, ReduceOp
+
+
+def require_summable(tensor: Tensor, op: Any) -> None:
+    """Refuse what :func:`add_up` cannot add up."""
+    kind = op.op if isinstance(op, ReduceOp) else op
+    if kind != Kind.SUM:
+        raise BufferRefused(f"{kind.name} of sparse tensors is not defined: they can be summed")
+    if tensor.device.type != "cpu":
+        raise BufferRefused(f"a tensor on {tensor.device}: backend pgasdl takes host memory only")
+    place, number = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=tensor.dtype)
+    try:
+        torch.sparse_coo_tensor(place, number, (1,)).coalesce()
+    except RuntimeError as error:
+        raise BufferRefused(f"a sparse tensor of {tensor.dtype}: {error}") from error
 
 
 def add_up(collectives: Collectives, tensor: Tensor, size: int, seconds: float) -> None:
     """Replace a sparse COO tensor by the sum of all ranks'."""
-    if tensor.layout != torch.sparse_coo:
-        raise BufferRefused(f"a tensor of layout {tensor.layout}: sparse_coo can be summed")
     deadline = time.monotonic() + seconds
-    mine = tensor.coalesce()
+    mine = tensor.detach().coalesce()
     numbers = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
     collectives.all_gather(numbers, torch.tensor([mine._nnz()]), seconds)
     most = max(int(each) for each in numbers)
@@ -29,7 +44,8 @@ def add_up(collectives: Collectives, tensor: Tensor, size: int, seconds: float) 
         collectives.all_gather(parts, padded, max(0.0, deadline - time.monotonic()))
         return [each[: int(n)] for each, n in zip(parts, numbers, strict=True)]
 
-    indices = torch.cat(gathered(mine.indices().t().contiguous()))
-    values = torch.cat(gathered(mine.values().contiguous()))
+    indices = torch.cat(gathered(contiguous(mine.indices().t())))
+    values = torch.cat(gathered(contiguous(mine.values())))
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
-    tensor.copy_(total)
+    with torch.no_grad():
+        tensor.copy_(total)
