@@ -196,6 +196,14 @@ with pgasdl.init() as ctx:
     if ctx.rank == 0:
         dist.all_reduce(t, group=other)
     assert dist.group.WORLD.context is ctx
+    for turn in range(4):  # what was made for a group goes with it
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(1000), group=group)
+        dist.broadcast(torch.ones(1000), 0, group=group)
+        dist.destroy_process_group(group)
+        held = ctx.footprint(), len(open("/proc/self/maps").readlines())
+        assert turn < 2 or held == before, (held, before)
+        before = held
     dist.destroy_process_group()
     assert not ctx.closed
     ctx.barrier()

@@ -93,7 +93,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._name, self._description = "", ""
         self._shared = shared
         self.context = context = shared.context
-        group = context.group([shared.ranks.index(each) for each in ranks], timeout=self._timeout)
+        places = [shared.ranks.index(each) for each in ranks]
+        self._group = group = context.group(places, timeout=self._timeout)
         if group.rank != rank:  # torch.distributed sorts them, too
             raise RankError(f"ranks {list(ranks)}: give the members of a group in rising order")
         self._collectives = Collectives(context, group, self._timeout)
@@ -489,6 +490,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._calls.close(self._timeout, self._timeout)
         self._collectives.close()
         self._messages.close()
+        if not self.context.closed:
+            self._group.delete()
         self._shared.give_back()
 
     def leave(self) -> None:
