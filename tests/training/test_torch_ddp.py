@@ -28,12 +28,14 @@ def test_it_trains_what_ddp_trains(size: int, tmp_path: Path) -> None:
 
 def test_buckets_are_averaged_in_their_order() -> None:
     def program(ctx: Any) -> list[float]:
+        held = ctx.footprint()
         state = DDPState(ctx, timeout=20)
         buckets = [torch.full((size,), float(ctx.rank + size)) for size in (1, 5, 100_000, 3)]
         futures = [state.average(bucket) for bucket in buckets]
         for future, bucket in zip(futures, buckets, strict=True):
             assert future.wait() is not None and (bucket == bucket[0]).all()
         state.close()
+        assert ctx.footprint() == held
         with pytest.raises(pgasdl.ClosedError, match="DDPState was closed"):
             state.average(buckets[0])
         return [float(bucket[0]) for bucket in buckets]

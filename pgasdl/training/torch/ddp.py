@@ -58,6 +58,7 @@ class DDPState:
     ) -> None:
         # Its own sequence of allreduces, in which no other thread makes one.
         own = context.group((group or context.world).ranks, timeout=timeout)
+        self._group: Group | None = own
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
 
         def average(bucket: Tensor) -> None:
@@ -97,9 +98,12 @@ class DDPState:
         return future
 
     def close(self) -> None:
-        """End the thread, after what it has begun. Idempotent."""
+        """End the thread, after what it has begun, and give up its group's memory. Idempotent."""
         self._finalizer()
         self._thread.join()
+        own, self._group = self._group, None
+        if own is not None and not own.context.closed:
+            own.delete()
 
 
 def _run(average: Callable[[Tensor], None], queued: "queue.SimpleQueue[_Work | None]") -> None:
