@@ -64,7 +64,7 @@ class DDPState:
         def average(bucket: Tensor) -> None:
             context.allreduce(bucket, op="mean", group=own, timeout=timeout)
 
-        self._average = average
+        self._average: Callable[[Tensor], None] | None = average
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._thread = threading.Thread(
             target=_run, args=(average, self._work), name="pgasdl-ddp", daemon=True
@@ -92,6 +92,7 @@ class DDPState:
         stream.wait_stream(torch.cuda.current_stream(bucket.device))
         bucket.record_stream(stream)
         future: Future[Tensor] = Future(devices=[bucket.device])
+        assert self._average is not None  # not closed
         with torch.cuda.stream(stream):
             self._average(bucket)
             future.set_result(bucket)  # whoever waits for it waits for the stream
@@ -101,7 +102,7 @@ class DDPState:
         """End the thread, after what it has begun, and give up its group's memory. Idempotent."""
         self._finalizer()
         self._thread.join()
-        own, self._group = self._group, None
+        own, self._group, self._average = self._group, None, None
         if own is not None and not own.context.closed:
             own.delete()
 
