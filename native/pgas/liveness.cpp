@@ -120,9 +120,7 @@ bool Liveness::take_note(std::size_t peer) {
   const int descriptor = processes_[peer].descriptor();
   if (descriptor >= 0) epoll_ctl(endings_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
   processes_[peer] = {};
-  if (health(static_cast<Rank>(peer)) == Health::kHealthy) {
-    report(static_cast<Rank>(peer), Health::kDied);
-  }
+  note_end(static_cast<Rank>(peer));
   return true;
 }
 
@@ -145,14 +143,7 @@ void Liveness::judge(Rank peer, std::uint64_t seen) {
 }
 
 void Liveness::exchange_gossip() {
-  const auto learn = [&](Rank of, Health told) {
-    if (told != Health::kHealthy && health(of) == Health::kHealthy) report(of, told);
-  };
-  for (const Rank peer : gossip_->ranks()) {
-    const Gossip::Words words = gossip_->words(peer);
-    if (words.cause.rank >= 0) learn(words.cause.rank, words.cause.how);  // before those after it
-    learn(peer, words.own);
-  }
+  for (const Rank peer : gossip_->ranks()) hear(peer);
   // Those who failed or left may have done so because of others.
   for (const bool later : {false, true}) {
     for (std::size_t number = 0; number < gossip_->neighbours().size(); ++number) {
@@ -166,14 +157,26 @@ void Liveness::exchange_gossip() {
   tell_gossip();
 }
 
+void Liveness::learn(Rank of, Health told) {
+  if (told != Health::kHealthy && health(of) == Health::kHealthy) report(of, told);
+}
+
+void Liveness::hear(Rank peer) {
+  if (gossip_ == nullptr) return;
+  const Gossip::Words words = gossip_->words(peer);
+  if (words.cause.rank >= 0) learn(words.cause.rank, words.cause.how);  // before those after it
+  learn(peer, words.own);
+}
+
+void Liveness::note_end(Rank peer) {
+  hear(peer);
+  learn(peer, Health::kDied);
+}
+
 void Liveness::tell_gossip() {
   Gossip::Cause cause{static_cast<Rank>(own_->first.load(std::memory_order_relaxed)) - 1};
   if (cause.rank >= 0) cause.how = health(cause.rank);
-  gossip_->tell(own_->states(), cause, [&](Rank peer) {
-    // Its connections end when it leaves in peace, too; then it has said so.
-    const Health last_words = gossip_->words(peer).own;
-    report(peer, last_words == Health::kHealthy ? Health::kDied : last_words);
-  });
+  gossip_->tell(own_->states(), cause, [&](Rank peer) { note_end(peer); });
 }
 
 void Liveness::tell(LastWord word) {

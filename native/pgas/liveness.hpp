@@ -92,6 +92,10 @@ class Liveness {
   void acknowledge();
   // Tells every rank (this one too) that `lost` is no more.
   void report(Rank lost, Health how);
+  // Takes note of what `peer` has said of its own end, which may have come just now.
+  void hear(Rank peer);
+  // Its process, or what connects us with it, has ended: it died, unless it has said otherwise.
+  void note_end(Rank peer);
   // Tells every rank of the losses this one knows, before it leaves because of them: whoever
   // reported them may not have come to all yet, and must not find us gone without the reason.
   void pass_on();
@@ -109,6 +113,7 @@ class Liveness {
   void look_at_processes();
   bool take_note(std::size_t peer);
   void look_at_heartbeats();
+  void learn(Rank of, Health told);
   void exchange_gossip();
   void tell_gossip();
   bool post(const LastWord& word);

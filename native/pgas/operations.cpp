@@ -202,6 +202,7 @@ Outcome Context::post(QueueId id, Rank peer, Deadline deadline, Post&& try_post)
     if (post_later(in_turn, deadline) == Outcome::kDone) return Outcome::kDone;
   } catch (...) {
     give_back(queue, 1);
+    liveness_.hear(peer);  // the transport may notice first that it has left
     throw;
   }
   give_back(queue, 1);
@@ -298,10 +299,10 @@ bool Context::complete(QueueId id) {
     return transport_->complete(id);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPeerLost || error.rank() < 0) throw;
+    liveness_.note_end(error.rank());
     // Of a rank that left in peace, or whose loss was accepted, nobody waits for anything.
     const Health health = liveness_.health(error.rank());
     if (health == Health::kClosed || liveness_.accepted(error.rank())) return false;
-    if (health == Health::kHealthy) liveness_.report(error.rank(), Health::kDied);
     throw;
   }
 }

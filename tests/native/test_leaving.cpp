@@ -159,6 +159,29 @@ void alone_with_a_call() {
   });
 }
 
+// The transport finds a connection broken before anybody has looked at what the rank said that
+// left: it left in peace all the same.
+void broken_by_its_leave() {
+  Settings settings;
+  settings.faults.mapped = false;
+  settings.faults.breaks = true;
+  settings.options.heartbeat_ms = 60'000;
+  settings.options.stopped_after = 600;
+  run(2, settings, [](Local& local) {
+    const auto segment = local.segment(64);
+    if (local.rank() == 1) {
+      local.await(*segment, 0);
+      return;
+    }
+    local.notify(1, *segment, 0);
+    await([&] {
+      (void)local.context.complete(0);
+      return local.context.liveness().health(1) != Health::kHealthy;
+    });
+    CHECK(local.context.liveness().health(1) == Health::kClosed);
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -178,5 +201,6 @@ int main() {
   awaited_elsewhere(false);
   awaited_elsewhere(true);
   alone_with_a_call();
+  broken_by_its_leave();
   std::puts("ok");
 }
