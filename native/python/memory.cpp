@@ -62,8 +62,14 @@ SliceHandle slice_of(const SegmentHandle& handle, nb::slice slice) {
 }
 
 const RemoteSegment& remote_of(const SegmentHandle& self, Integer peer, const char* what) {
-  self.runtime->context.require_peer(peer.rank(), what);
-  const RemoteSegment* remote = self.segment->remote(peer.rank());
+  Context& context = self.runtime->context;
+  context.require_usable();
+  const Rank rank = peer.rank();
+  // A rank that left in peace leaves its copy as it is.
+  const bool left =
+      rank >= 0 && rank < context.size() && context.liveness().health(rank) == Health::kClosed;
+  if (!left) context.require_peer(rank, what);
+  const RemoteSegment* remote = self.segment->remote(rank);
   if (remote == nullptr) {
     throw Error(ErrorKind::kRank,
                 text("rank ", peer.value, " has no copy of segment ", self.segment->id()));

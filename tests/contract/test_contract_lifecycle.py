@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract_harness import PROCESSES, SETTINGS, TRANSPORTS, contract
+from support.patience import until
 
 import pgasdl
 
@@ -165,6 +166,28 @@ def test_created_and_left_at_once(ctx: Any) -> None:
         segment.delete()
     else:
         assert segment.nbytes == 64
+
+
+@contract(ranks=2, meet=False)
+def test_who_has_left_disturbs_nobody(ctx: Any) -> None:
+    """What it sent is here, its memory as it left it; only what it owes is an error."""
+    segment = ctx.segment(64)
+    handle = ctx.collective_handle("broadcast", np.full(9, ctx.rank, np.float32), root=0)
+    if ctx.rank == 0:
+        segment.numpy()[:] = 7
+        ctx.passive_send(b"last words", 1)
+        ctx.write_notify(segment[0:8], 1, segment[0:8], 3)
+        return
+    assert until(lambda: ctx.health()[0] == "closed")
+    assert ctx.passive_receive() == (0, b"last words")
+    assert ctx.notify_waitsome(segment, 3, 1) == 3
+    assert (segment.numpy()[:8] == 7).all()
+    assert segment.nbytes_of(0) == 64
+    if segment.address_of(0):
+        assert (segment.numpy(peer=0) == 7).all()
+    ctx.wait()
+    with pytest.raises(pgasdl.PeerLost, match="rank 0"):
+        handle()
 
 
 @contract(ranks=2, on=PROCESSES, bare=True)
