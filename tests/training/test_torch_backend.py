@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.patience import PATIENCE
+from support.patience import PATIENCE, until
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -411,6 +411,98 @@ def test_an_adversary_changes_nothing() -> None:
             assert (into == (rank - 1) % 3).all()
 
     run(3, program, seed=5, delay=20, reorder=True, late_source=True)
+
+
+# --- who has left
+
+
+def run_leaving(size: int, program: Callable[[Any], Any], **settings: Any) -> list[Any]:
+    """As ``run``, but rank 1 leaves at its end, and only then rank 0 begins."""
+
+    def rank(ctx: Any) -> Any:
+        shared = SharedContext(ctx, range(size), ours=True)
+        group = ProcessGroup(shared, range(size), ctx.rank, timedelta(seconds=30))
+        if ctx.rank == 0:
+            assert until(lambda: ctx.health()[1] == "closed")
+        try:
+            return program(group)
+        finally:
+            group.shutdown()
+
+    return loopback.run(size, rank, **settings)
+
+
+def last_of(kind: str, group: Any, count: int) -> Any:
+    """Make a call in which rank 0 needs something of rank 1, and not the other way round."""
+    rank = group.rank()
+    mine = torch.full((count,), float(rank + 1))
+    parts = [torch.empty(count) for _ in range(2)]
+    if kind == "broadcast":
+        group.broadcast([mine], options(c10d.BroadcastOptions, rootRank=1)).wait()
+    elif kind == "gather":
+        how = options(c10d.GatherOptions, rootRank=0)
+        group.gather([] if rank else [parts], [mine], how).wait()
+        mine = parts[1]
+    elif kind == "scatter":
+        given = [[mine, mine]] if rank else []
+        group.scatter([parts[0]], given, options(c10d.ScatterOptions, rootRank=1)).wait()
+        mine = parts[0]
+    elif kind == "reduce":
+        how = options(c10d.ReduceOptions, reduceOp=ReduceOp.MAX, rootRank=0)
+        group.reduce([mine], how).wait()
+    elif rank:
+        group.send([mine], 0).wait()
+    else:
+        group.recv([mine], 1).wait()
+    return mine
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("kind", ["broadcast", "gather", "scatter", "reduce", "send"])
+def test_what_a_rank_sent_last_is_received_though_it_has_left(kind: str, mapped: bool) -> None:
+    def program(group: Any) -> Any:
+        return last_of(kind, group, 100_000)
+
+    assert (run_leaving(2, program, mapped=mapped)[0] == 2).all()
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_only_what_a_rank_that_has_left_owes_fails(mapped: bool) -> None:
+    told = threading.Event()
+
+    def program(group: Any) -> None:
+        rank = group.rank()
+        t = torch.full((3,), float(rank))
+        if rank == 1:
+            group.send([t], 0).wait()
+        elif rank == 2:
+            assert told.wait(PATIENCE)
+            group.send([t], 0).wait()
+        else:
+            try:
+                not_of_one(group, t)
+            finally:
+                told.set()
+            group.recv([t], 2).wait()
+            assert t.tolist() == [2] * 3
+            for work in (group.recv([t], 1), group.recv_anysource([t], 4)):
+                with pytest.raises(dist.DistBackendError, match="has left"):
+                    work.wait()
+            own = group.recv([t], 0, 5)
+            group.send([torch.zeros(3)], 0, 5).wait()
+            own.wait()
+            assert t.tolist() == [0] * 3
+
+    def not_of_one(group: Any, t: Any) -> None:
+        lost = group.recv([torch.empty(3)], 1, 9)
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 has left: .* 0 of 12 bytes"):
+            lost.wait()
+        with pytest.raises(dist.DistBackendError, match="rank 1, which has closed"):
+            group.send([t], 1).wait()
+        group.recv([t], 1).wait()
+        assert t.tolist() == [1] * 3
+
+    run_leaving(3, program, mapped=mapped)
 
 
 # --- what goes wrong

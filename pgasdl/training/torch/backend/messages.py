@@ -5,6 +5,9 @@ is cut into pieces of at most a slot. The sender writes a piece into the next sl
 slot's notification; the receiver copies it out, and gives the slot back by a notification, the
 credit. Where the receiver's memory is not mapped, pieces are sent from a ring of the same size in
 the sender's copy, whose places the same credits prove free. Messages of a pair arrive in order.
+
+A member may leave once its last pieces are in the slots. They are received all the same, and no
+credit goes back; only messages from and to it that can no longer be complete end with an error.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pgasdl.context import Context
-from pgasdl.errors import ClosedError, MismatchError, PgasError, QueueFull, Timeout
+from pgasdl.errors import ClosedError, MismatchError, PeerLost, PgasError, QueueFull, Timeout
 from pgasdl.group import Group
 from pgasdl.training.torch.backend.message import SLOTS, Arrival, Bytes, Message, Peer
 
@@ -180,9 +183,13 @@ class Messages:
         self._looks = True
         try:
             raised = self._next(seconds)
+            left = [] if raised is not None else self._left()
+            if left:  # what they sent was here before they left
+                raised = self._next(0.0)
             while raised is not None and self._error is None:
                 self._heed(raised)
                 raised = self._next(0.0)
+            self._give_up(left)
         except Exception as error:
             self._fail(error)
         finally:
@@ -196,6 +203,11 @@ class Messages:
         try:
             return self._context.notify_waitsome(self._segment, timeout=seconds)
         except Timeout:
+            return None
+        except PeerLost:
+            if len(self._left()) < len(self._peers) - 1:
+                raise
+            time.sleep(seconds)  # only this rank itself can still send something
             return None
         finally:
             if seconds:
@@ -236,7 +248,14 @@ class Messages:
             length = min(self._slot_bytes, message.memory.nbytes - message.moved)
             numbers = message.tag, message.memory.nbytes, message.moved, length
             piece = message.memory[message.moved : message.moved + length]
-            self._post(peer, slot, _HEADER.pack(*numbers), piece)
+            try:
+                self._post(peer, slot, _HEADER.pack(*numbers), piece)
+            except PeerLost as error:
+                if peer not in self._left():
+                    raise
+                while to.sending:
+                    to.sending.popleft().end(error)
+                return
             to.free.discard(slot)
             to.n_sent += 1
             message.moved += length
@@ -257,11 +276,16 @@ class Messages:
         n_sent = 0 if mapped is not None else _HEADER_BYTES + len(piece)
         source = self._segment[begin : begin + n_sent]
         target = self._segment[there : there + n_sent]
+        self._when_there_is_room(
+            lambda: self._context.write_notify(source, rank, target, me * SLOTS + slot)
+        )
+
+    def _when_there_is_room(self, post: Callable[[], None]) -> None:
         try:
-            self._context.write_notify(source, rank, target, me * SLOTS + slot)
+            post()
         except QueueFull:
             self._context.wait()
-            self._context.write_notify(source, rank, target, me * SLOTS + slot)
+            post()
 
     def _drain(self, peer: int) -> None:
         """Take the pieces that have come, in their order."""
@@ -343,10 +367,37 @@ class Messages:
         credit = (len(self._peers) + self._group.rank) * SLOTS + slot
         rank = self._group.ranks[peer]
         try:
-            self._context.notify(rank, self._segment, credit)
-        except QueueFull:
-            self._context.wait()
-            self._context.notify(rank, self._segment, credit)
+            self._when_there_is_room(lambda: self._context.notify(rank, self._segment, credit))
+        except PeerLost:
+            if peer not in self._left():
+                raise
+
+    def _left(self) -> list[int]:
+        """Return the places of the members that have left in peace."""
+        health = self._context.health()
+        return [place for place, rank in enumerate(self._group.ranks) if health[rank] == "closed"]
+
+    def _give_up(self, left: list[int]) -> None:
+        """End the messages from and to members that have left; all that they sent was taken."""
+        if not left:
+            return
+        nobody = len(left) == len(self._peers) - 1
+        for message in list(self._unfinished()):
+            if message.peer in left or (message.peer is None and nobody):
+                peer = left[0] if message.peer is None else message.peer
+                message.end(
+                    PeerLost(
+                        f"{self._name(peer)} has left: the message with tag {message.tag} from or "
+                        f"to it will not be complete, {message.moved} of {message.memory.nbytes} "
+                        "bytes were moved",
+                        self._group.ranks[peer],
+                    )
+                )
+        self._receiving = [each for each in self._receiving if not each.over]
+        for peer in left:
+            of = self._peers[peer]
+            of.sending.clear()
+            of.arrivals = [each for each in of.arrivals if each.moved == each.memory.nbytes]
 
     def _place(self, ring: int, slot: int) -> int:
         """Return where a slot begins; rings of arriving pieces first, by sender."""
