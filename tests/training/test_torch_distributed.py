@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from support import starting
 from support.environment import environment
 from support.launcher import torchrun
+from support.patience import PATIENCE
 from tiers import full
 
 pytest.importorskip("torch")
@@ -181,6 +184,22 @@ def test_a_rank_that_is_killed_ends_the_others_waits(tmp_path: Path) -> None:
         for each in ranks:
             each.kill()
             each.communicate()
+
+
+def test_groups_are_made_one_after_the_other_in_one_store(tmp_path: Path) -> None:
+    """Of PyTorch's own, a file's, and the program's, by ranks that leave at different times."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    program = [sys.executable, str(jobs.PROGRAMS / "init_again.py"), str(tmp_path)]
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(starting.running(program, env=environment(**place, RANK=str(rank))))
+            for rank in range(2)
+        ]
+        for rank in reversed(ranks):  # rank 0 waits for rank 1
+            shown, errors = rank.communicate(timeout=PATIENCE)
+            assert (rank.returncode, shown) == (0, "right\n"), errors[-3000:]
 
 
 OWN = """

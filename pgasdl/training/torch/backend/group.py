@@ -28,7 +28,7 @@ from pgasdl.training.torch.backend.arguments import (
 )
 from pgasdl.training.torch.backend.calls import Calls
 from pgasdl.training.torch.backend.collectives import Collectives, bytes_of
-from pgasdl.training.torch.backend.meet import SharedContext, find, meet
+from pgasdl.training.torch.backend.meet import SharedContext, find, keep, meet
 from pgasdl.training.torch.backend.message import Message
 from pgasdl.training.torch.backend.messages import Messages
 from pgasdl.training.torch.backend.reductions import reduction_of
@@ -554,6 +554,7 @@ def create(given: Any, _: object = None) -> ProcessGroup:
         Ranks, store and timeout.
     """
     ranks = list(given.global_ranks_in_group) or list(range(given.group_size))
+    keep(given.store)
     with torch_errors():
         shared = find(ranks) or meet(given.store, given.group_rank, ranks, given.timeout)
         return ProcessGroup(shared, ranks, given.group_rank, given.timeout)

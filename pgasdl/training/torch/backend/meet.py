@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from pgasdl import _native
 from pgasdl.config import Config
@@ -51,6 +54,7 @@ class SharedContext:
 
 
 _shared: list[SharedContext] = []
+_kept: Store | None = None
 
 
 def find(ranks: Sequence[int]) -> SharedContext | None:
@@ -59,6 +63,20 @@ def find(ranks: Sequence[int]) -> SharedContext | None:
         if not shared.context.closed and set(ranks) <= set(shared.ranks):
             return shared
     return None
+
+
+def keep(store: Store) -> None:
+    """Keep what serves the ranks' TCPStore until they meet in another one, or Python ends.
+
+    PyTorch lets it go with the default process group. Ranks that left that sooner, and are about to
+    make the next one, are connected with it then: rank 0 finds them there, since PyTorch's TCPStore
+    of a process and a port is one.
+    """
+    global _kept  # noqa: PLW0603
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        _kept = store
 
 
 def meet(store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> SharedContext:
@@ -82,13 +100,12 @@ def meet(store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> Sha
     else:
         seconds = min(timeout.total_seconds(), MOST_SECONDS)
         config = Config.from_environment(rank=rank, size=size, timeout=seconds)
-        context = start_joined(*_joined(store, rank, size, config))
-        shared = SharedContext(context, ranks, ours=True)
+        shared = SharedContext(_started(store, rank, size, config), ranks, ours=True)
     _shared.append(shared)
     return shared
 
 
-def _joined(store: Any, rank: int, size: int, config: Config) -> Any:
+def _started(store: Any, rank: int, size: int, config: Config) -> Context:
     if config.transport == "mpi":
         from pgasdl.runtime.mpi.meet import join
 
@@ -98,25 +115,39 @@ def _joined(store: Any, rank: int, size: int, config: Config) -> Any:
                 f"rank {rank} of {size} of the process group is rank {joined.launch.rank} of "
                 f"{joined.launch.size} of MPI: give init_process_group MPI's numbers"
             )
-        return config, joined.launch, joined.store, joined.world
+        return start_joined(config, joined.launch, joined.store, joined.world)
     # What a launcher of ours prepared belongs to the program's own context.
     config = dataclasses.replace(config, secret_fd=None, store=None)
-    launch = _launch(store, rank, size)
-    return config, launch, bootstrap.connect(config, launch), None
+    with _introduced(store, rank, size) as launch:
+        return start_joined(config, launch, bootstrap.connect(config, launch), None)
 
 
-def _launch(store: Any, rank: int, size: int) -> Launch:
-    """Find this rank's place on its machine; agree on a name that no other job has."""
-    store.set(f"pgasdl/host/{rank}", _native.host_identity())
+@contextmanager
+def _introduced(store: Any, rank: int, size: int) -> Iterator[Launch]:
+    """Find this rank's place on its machine; agree on a name that no other job has.
+
+    Once all ranks have started, or this one has failed, its keys go: the next job in the same store
+    must not take them for its own.
+    """
+    mine = {f"pgasdl/host/{rank}": _native.host_identity()}
     if rank == 0:
-        store.set("pgasdl/job", secrets.token_hex(16))
+        mine["pgasdl/job"] = secrets.token_hex(16)
+    for key, value in mine.items():
+        store.set(key, value)
     try:
-        hosts = [store.get(f"pgasdl/host/{other}") for other in range(size)]
-        job = store.get("pgasdl/job").decode()
-    except RuntimeError as error:
-        raise Timeout(f"rank {rank}: not all {size} ranks came to the store: {error}") from error
-    near = [other for other in range(size) if hosts[other] == hosts[rank]]
-    master = os.environ.get("MASTER_ADDR")
-    if len(near) < size and not master:
-        raise BootstrapError("ranks on several machines: set MASTER_ADDR to rank 0's host")
-    return Launch("torch", rank, size, near.index(rank), len(near), f"torch:{job}", master)
+        try:
+            hosts = [store.get(f"pgasdl/host/{other}") for other in range(size)]
+            job = store.get("pgasdl/job").decode()
+        except RuntimeError as error:
+            raise Timeout(
+                f"rank {rank}: not all {size} ranks came to the store: {error}"
+            ) from error
+        near = [other for other in range(size) if hosts[other] == hosts[rank]]
+        master = os.environ.get("MASTER_ADDR")
+        if len(near) < size and not master:
+            raise BootstrapError("ranks on several machines: set MASTER_ADDR to rank 0's host")
+        yield Launch("torch", rank, size, near.index(rank), len(near), f"torch:{job}", master)
+    finally:
+        for key in mine:
+            with suppress(RuntimeError):  # the store may be gone
+                store.delete_key(key)
