@@ -37,7 +37,7 @@ _NATIVE = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``nbytes`` at ``address``; ``owner`` keeps them alive.
+    """``nbytes`` at ``address``; ``owner`` keeps them alive and where they are.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ def memory_of(buffer: object, *, writable: bool = True, device: bool = False) ->
                 "anything with the buffer protocol"
             ) from None
         array = np.asarray(buffer)
-    return _of_array(array, writable, owner=buffer)
+    return _of_array(array, writable)  # an export of the buffer, which is not resized meanwhile
 
 
 def require_host(buffer: object) -> None:
@@ -169,7 +169,7 @@ def require_host(buffer: object) -> None:
         raise BufferRefused(f"{type(buffer).__name__} on a GPU: only host memory works here")
 
 
-def _of_array(array: npt.NDArray[Any], writable: bool, owner: object | None = None) -> Memory:
+def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
     if not array.flags.c_contiguous:
         raise BufferRefused(
             f"an array of shape {array.shape} with strides {array.strides} is not contiguous: "
@@ -178,9 +178,7 @@ def _of_array(array: npt.NDArray[Any], writable: bool, owner: object | None = No
     if writable and not array.flags.writeable:
         raise BufferRefused("the array is read-only, and peers or the result would write into it")
     address = array.__array_interface__["data"][0]
-    return Memory(
-        address, array.nbytes, array.dtype, array.shape, array if owner is None else owner
-    )
+    return Memory(address, array.nbytes, array.dtype, array.shape, array)
 
 
 def _of_device(buffer: object, writable: bool) -> Memory:

@@ -167,8 +167,9 @@ class Context(_native.ContextCore):
         ----------
         buffer : object
             Contiguous and writable: array, tensor, anything with the buffer protocol; on a GPU a
-            tensor, a CuPy array, anything with ``__cuda_array_interface__`` or DLPack. It is kept
-            alive, and must not be resized, until the segment is deleted.
+            tensor, a CuPy array, anything with ``__cuda_array_interface__`` or DLPack. The segment
+            and its views keep it alive, and a ``bytearray`` or the like cannot be resized meanwhile
+            (BufferError).
         notifications, group, timeout
             As for :meth:`segment`.
 

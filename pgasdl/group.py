@@ -192,8 +192,11 @@ class Group:
         return self.core.allgather(False, what, zlib.crc32(what.encode()), blob, timeout)
 
     def hold_half_bound(self, owner: object, address: int) -> None:
-        """Keep memory whose binding was interrupted: members that finished may write there."""
-        if self.core.half_bound == address:
+        """Keep memory whose binding is half done: members that finished may write there."""
+        half_bound = self.core.half_bound
+        if not half_bound:
+            self._half_bound = None
+        elif half_bound == address:
             self._half_bound = owner
 
     def delete(self) -> None:

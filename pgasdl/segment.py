@@ -61,10 +61,8 @@ class Segment(_native.SegmentCore):
         number = _HOST if device is None else device
         try:
             super().__init__(group.core, nbytes, notifications, address, timeout, number)
-        except BaseException:
-            if address:
-                group.hold_half_bound(owner, address)
-            raise
+        finally:
+            group.hold_half_bound(owner, address)
         self.group = group
         self.attached: dict[Hashable, object] = {}
         self.pooled = False

@@ -52,18 +52,13 @@ inline bool key_of_ndarray(nb::handle array, CallKey& key) {
   return true;
 }
 
-inline bool key_of_buffer(nb::handle array, CallKey& key) {
-  Py_buffer view;
-  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT;
-  if (PyObject_GetBuffer(array.ptr(), &view, flags) != 0) {
-    PyErr_Clear();
-    return false;
-  }
+inline bool key_of_buffer(nb::handle array, CallKey& key, Export& held) {
+  if (!held.take(array, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) return false;
+  const Py_buffer& view = held.view;
   const std::size_t length = view.format == nullptr ? 0 : std::strlen(view.format);
   key.address = reinterpret_cast<std::uintptr_t>(view.buf);
   key.extent = static_cast<std::uint64_t>(view.len);
   if (length <= sizeof key.format) std::memcpy(&key.format, view.format, length);
-  PyBuffer_Release(&view);
   return length != 0 && length <= sizeof key.format;
 }
 
@@ -102,7 +97,8 @@ class AllreduceCalls {
   void remember(nb::handle array, std::uint64_t bytes, nb::handle op, nb::handle plan,
                 nb::object execution, Description description) {
     CallKey key;
-    if (!key_of(array, op, plan, key)) return;
+    Export held;
+    if (!key_of(array, op, plan, key, held)) return;
     if (calls_.size() >= kMostCalls) calls_.clear();
     const auto& handle = nb::cast<const ExecutionHandle&>(execution);
     calls_.insert_or_assign(key, Call{&handle, bytes, std::move(execution), nb::borrow(key.dtype),
@@ -114,7 +110,8 @@ class AllreduceCalls {
   // tells which call it was.
   bool run(nb::handle array, nb::handle op, nb::handle plan, std::optional<double> timeout) {
     CallKey key;
-    if (!key_of(array, op, plan, key)) return false;
+    Export held;
+    if (!key_of(array, op, plan, key, held)) return false;
     const auto found = calls_.find(key);
     if (found == calls_.end()) return false;
     const nb::object keep = found->second.keep;  // while it runs the table may be emptied
@@ -149,12 +146,12 @@ class AllreduceCalls {
     nb::object dtype;  // of the key: its address belongs to no other
     Description description;
   };
-  bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key) const {
+  bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key, Export& held) const {
     key.op = interned(op);
     key.plan = interned(plan);
     // Not of what derives from it: that may be more than its memory.
     if (array.type().is(ndarray_)) return key_of_ndarray(array, key);
-    return PyObject_CheckBuffer(array.ptr()) ? key_of_buffer(array, key)
+    return PyObject_CheckBuffer(array.ptr()) ? key_of_buffer(array, key, held)
                                              : key_of_tensor(array, key);
   }
 

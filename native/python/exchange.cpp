@@ -124,20 +124,16 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
        bytes, device}};
 }
 
-// The caller's array, until an execution that was interrupted has ended: a reference, and where
-// there is a buffer, an export of it, so that it is not resized.
+// The caller's array, until an execution that was interrupted has ended.
 std::shared_ptr<const void> kept(nb::handle array) {
   struct Kept {
     nb::object object;
-    Py_buffer view{};
-    bool exported = false;
+    Export buffer;  // if it has one
   };
-  auto* const kept = new Kept{nb::borrow(array)};
-  kept->exported = PyObject_GetBuffer(array.ptr(), &kept->view, PyBUF_SIMPLE) == 0;
-  PyErr_Clear();
+  auto* const kept = new Kept{nb::borrow(array), {}};
+  (void)kept->buffer.take(array, PyBUF_SIMPLE);
   return {kept, [](Kept* released) {
             const nb::gil_scoped_acquire python;
-            if (released->exported) PyBuffer_Release(&released->view);
             delete released;
           }};
 }

@@ -54,6 +54,20 @@ struct ExecutionHandle {
   Array array;  // of a handle: the caller's, every time the same
 };
 
+// Keeps a buffer where it is: whoever would resize it gets a BufferError. Needs the GIL.
+struct Export {
+  Export() { view.obj = nullptr; }
+  ~Export() { PyBuffer_Release(&view); }
+  Export(const Export&) = delete;
+  Export& operator=(const Export&) = delete;
+  bool take(nb::handle buffer, int flags) {
+    if (PyObject_GetBuffer(buffer.ptr(), &view, flags) == 0) return true;
+    PyErr_Clear();
+    return false;
+  }
+  Py_buffer view;
+};
+
 // Any Python integer; those beyond 64 bits become the nearest, which the range checks then refuse.
 struct Integer {
   std::int64_t value = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 from pgasdl import _native
@@ -68,6 +69,7 @@ class Collective:
     Made by :meth:`Context.collective_handle` and :meth:`Context.allreduce_handle`.
     ``handle()`` runs it. ``handle.start()`` and ``handle.wait()`` overlap it with computation;
     several handles may be under way at once, in any order, which may differ between ranks.
+    Until it is closed, what it works on (a ``bytearray``, say) cannot be resized: BufferError.
     Close it, or use it in a ``with`` statement, to give up its memory and notifications.
 
     Attributes
@@ -336,6 +338,8 @@ class Collective:
         idle = self._execution.idle
         self._keep_array()
         self._execution.close()
+        self._memory = replace(self._memory, owner=None)
+        self._given = replace(self._given, owner=None)
         # Peers that write by address may still write here: the memory then stays until the end.
         if not self.context.closed and (idle or self.group.mapped):
             self._segment.delete()

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import re
 import time
+from array import array as growing
 from typing import Any
 
 import ml_dtypes
@@ -397,6 +398,23 @@ def times_out(handle: Any, words: str) -> None:
         if words in str(caught.value):
             return
         assert time.monotonic() < end, caught.value
+
+
+@contract(ranks=2)
+def test_a_handle_holds_its_buffer(ctx: Any) -> None:
+    """What could move elsewhere may not, until the handle is closed; a call holds it no longer."""
+    given, result = growing("f", [1.0] * 1000), growing("f", [0.0] * 1000)
+    handle = ctx.allreduce_handle(given, out=result)
+    for buffer in (given, result):
+        with pytest.raises(BufferError):
+            buffer.append(0.0)
+    handle()
+    assert result.tolist() == [2.0] * 1000
+    handle.close()
+    for _ in range(2):
+        ctx.allreduce(result)
+    given.append(0.0)
+    result.append(0.0)
 
 
 @contract(ranks=2)

@@ -301,6 +301,30 @@ def test_bind_anything_that_has_memory(ctx: Any) -> None:
 
 
 @contract(ranks=2)
+def test_bound_memory_is_not_resized(ctx: Any) -> None:
+    """Also where its binding ended half way, until the segment and its views are gone."""
+    flag, buffer = ctx.segment(0), bytearray(64)
+    if ctx.rank == 0:
+        with pytest.raises(pgasdl.Timeout):
+            ctx.bind(buffer, timeout=0)
+        with pytest.raises(BufferError):
+            buffer.append(0)
+        ctx.notify(1, flag, 0)
+    else:
+        ctx.notify_waitsome(flag)
+    segment = ctx.bind(buffer)
+    view = segment.numpy()
+    ctx.barrier()
+    segment.delete()
+    del segment
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    del view
+    gc.collect()
+    buffer.append(0)
+
+
+@contract(ranks=2)
 def test_bind_refuses(ctx: Any) -> None:
     frozen = np.zeros(8)
     frozen.flags.writeable = False

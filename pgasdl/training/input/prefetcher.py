@@ -238,9 +238,7 @@ def _fill(
 
 def _bytes_of(memory: Any, nbytes: int) -> Bytes:
     """Return the first bytes of an array, tensor or segment."""
-    memory_of(memory)
-    array = memory if isinstance(memory, np.ndarray) else memory.numpy()
-    found: Bytes = array.reshape(-1).view(np.uint8)
+    found = memory_of(memory).on_host()
     if found.nbytes < nbytes:
         raise BufferRefused(f"{found.nbytes} bytes of memory: the buffers take {nbytes}")
     return found[:nbytes]
