@@ -107,6 +107,31 @@ def test_writing_that_is_refused_or_fails_leaves_nothing(tmp_path: Path) -> None
         StripedWriter(index, RECORD, files=["other"], stripe=1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "right", "wrong"),
+    [
+        ("i1", ([-128, 127], np.array([7], np.uint64)), ([300], [1.0], np.array([2**63]))),
+        ("u1", ([0, 255], [True]), ([-1], [256], ["1"])),
+        ("u8", ([2**63],), ([-1], [np.nan])),
+        ("?", ([True],), ([1],)),
+        ("f2", ([0.1, np.nan, np.inf, 7], [65504]), ([1e10], [65505], [1j])),
+        ("f4", ([1e-60, -0.0], [2**24]), ([1e300], [2**24 + 1])),
+        ("S2", ([b"ab", b""], [7]), ([b"abc"], [777], ["ab"])),
+        ("M8[s]", (np.array(["NaT", "2026-01-01"], "M8[ms]"),), (np.array([1], "M8[ms]"),)),
+    ],
+)
+def test_values_are_written_as_they_are(tmp_path: Path, dtype: str, right: Any, wrong: Any) -> None:
+    wanted = np.concatenate([np.array(values).astype(dtype) for values in right])
+    with StripedWriter(tmp_path / "set", [("a", dtype)], files=1, stripe=1) as writer:
+        for values in right:
+            writer.append({"a": values})
+        for values in wrong:
+            with pytest.raises(ValueError, match=r"a: .* (kind of|do not fit)"):
+                writer.append({"a": values})
+    with StripedFiles(tmp_path / "set") as files:
+        assert files[range(len(wanted))]["a"].tobytes() == wanted.tobytes()
+
+
 def test_reading_that_is_refused(tmp_path: Path) -> None:
     files = StripedFiles(striped(tmp_path, 5))
     for row in (5, -1):

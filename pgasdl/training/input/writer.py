@@ -83,12 +83,14 @@ class StripedWriter:
         Parameters
         ----------
         records : array or dict[str, array]
-            Of the writer's dtype; or an array for each field, with the record as first axis.
+            Of the writer's dtype; or an array for each field, with the record as first axis. A
+            field takes other dtypes of its kind (``numpy.can_cast``, "same_kind") and any integers,
+            as far as the values fit: floats may be rounded, all else stays as it is.
 
         Raises
         ------
         ValueError
-            Fields are missing, or of other shapes.
+            Fields are missing, or of other shapes or kinds; or a value does not fit.
         """
         array = self._packed(records)
         done = 0
@@ -173,5 +175,26 @@ class StripedWriter:
         for name in names:
             if arrays[name].shape != packed[name].shape:
                 raise ValueError(f"{name}: shape {arrays[name].shape}, wanted {packed[name].shape}")
-            packed[name] = arrays[name]
+            packed[name] = _cast(arrays[name], packed[name].dtype, name)
         return packed
+
+
+def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
+    """Return an array of this dtype, with the values of ``array``."""
+    if array.size == 0 or np.can_cast(array.dtype, dtype, "equiv"):
+        return array.astype(dtype, copy=False)
+    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
+    if not integers and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(f"{name}: {array.dtype} is not of the kind of {dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(dtype)
+        if integers:
+            limits = np.iinfo(dtype)
+            fits = limits.min <= int(array.min()) and int(array.max()) <= limits.max
+        elif array.dtype.kind in "fc":
+            fits = not (np.isfinite(array) & ~np.isfinite(cast)).any()
+        else:
+            fits = cast.astype(array.dtype).tobytes() == array.tobytes()
+    if not fits:
+        raise ValueError(f"{name}: values of {array.dtype} do not fit into {dtype}")
+    return cast
