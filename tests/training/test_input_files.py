@@ -132,6 +132,23 @@ def test_values_are_written_as_they_are(tmp_path: Path, dtype: str, right: Any, 
         assert files[range(len(wanted))]["a"].tobytes() == wanted.tobytes()
 
 
+def test_a_mask_selects_records(tmp_path: Path) -> None:
+    given = records(5)
+    out = {"image": np.empty((2, 3, 5, 5), np.uint8), "label": np.empty(2, np.int64)}
+    with StripedFiles(striped(tmp_path, 5)) as files:
+        for mask in ([False, True, False, True, False], np.arange(5) % 2 == 1):
+            assert files[mask]["label"].tolist() == given["label"][[1, 3]].tolist()
+            files.read(mask, out)
+            assert np.array_equal(out["image"], given["image"][[1, 3]])
+        assert len(files[np.zeros(5, bool)]["label"]) == 0
+        for wrong in ([True], [True] * 6, np.ones((5, 1), bool)):
+            with pytest.raises(IndexError, match="a mask of shape"):
+                files[wrong]
+        for wrong in (True, np.True_):
+            with pytest.raises(TypeError):
+                files[wrong]
+
+
 def test_reading_that_is_refused(tmp_path: Path) -> None:
     files = StripedFiles(striped(tmp_path, 5))
     for row in (5, -1):

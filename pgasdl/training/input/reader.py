@@ -23,8 +23,8 @@ class StripedFiles:
     """Records of equal size, of one or more fields, in several files; threads may share it.
 
     ``files[i]`` is record i, a dict with an array for each field. ``files[rows]`` is a batch: a
-    dict of arrays with the record as first axis. So it is a data set of a DataLoader; each of its
-    workers reads for itself.
+    dict of arrays with the record as first axis; ``rows`` are numbers, or a mask of ``len(files)``
+    booleans. So it is a data set of a DataLoader; each of its workers reads for itself.
 
     Parameters
     ----------
@@ -73,9 +73,10 @@ class StripedFiles:
         return self._index.n_records
 
     def __getitem__(self, rows: Any) -> dict[str, npt.NDArray[Any]]:
-        """Return a record, or the batch of a sequence of them, in new memory."""
+        """Return a record, or the batch of several, in new memory."""
         if np.ndim(rows) == 0:
-            return {name: array[0] for name, array in self[[rows]].items()}
+            return {name: array[0] for name, array in self[[self._checked(rows)]].items()}
+        rows = self._numbers(rows)
         out = {
             name: np.empty((len(rows), *field.shape), field.base)
             for name, field in fields(self.dtype).items()
@@ -88,21 +89,22 @@ class StripedFiles:
 
         Parameters
         ----------
-        rows : sequence of int
-            The records, 0 <= each < ``len(files)``; repeated ones are fine.
+        rows : sequence of int, or mask
+            The records, 0 <= each < ``len(files)``; repeated ones are fine. Or ``len(files)``
+            booleans: those where it is True.
         out : dict[str, array]
-            A contiguous array for each field, with ``len(rows)`` as first axis.
+            A contiguous array for each field, with the record as first axis.
 
         Raises
         ------
         IndexError
-            No such record.
+            No such record, or a mask of another length.
         ValueError
             An array does not fit.
         DataError
             A file ended early.
         """
-        rows = [self._checked(row) for row in rows]
+        rows = self._numbers(rows)
         targets = self._targets(out, len(rows))
         places = [self._index.place(row) for row in rows]
         nbytes = self.dtype.itemsize
@@ -187,7 +189,18 @@ class StripedFiles:
             raise DataError(f"{path} has {nbytes} bytes; {count} records end at {end}")
         return dtype
 
+    def _numbers(self, rows: Any) -> list[int]:
+        """Return the numbers of records that are named by numbers or by a mask."""
+        mask = np.asarray(rows)
+        if mask.dtype == bool:
+            if mask.shape != (len(self),):
+                raise IndexError(f"a mask of shape {mask.shape}: there are {len(self)} records")
+            rows = np.flatnonzero(mask)
+        return [self._checked(row) for row in rows]
+
     def _checked(self, row: Any) -> int:
+        if isinstance(row, bool):  # Python's are integers
+            raise TypeError(f"record {row}: wanted a number, or a mask of all records")
         number = operator.index(row)
         if not 0 <= number < len(self):
             raise IndexError(f"record {number}: there are {len(self)}, from 0")
