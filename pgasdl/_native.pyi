@@ -1162,6 +1162,12 @@ class Execution:
     def name(self) -> str: ...
 
     @property
+    def declined(self) -> bool:
+        """
+        The last one did nothing: some rank's array lies in no segment of the directory.
+        """
+
+    @property
     def under_way(self) -> bool:
         """It has begun, and its result was not taken."""
 
@@ -1233,8 +1239,13 @@ class AllreduceCalls:
     def take_interrupted(self) -> bool:
         """Whether run() left the call `last` under way; tells it once."""
 
+    def take_declined(self) -> bool:
+        """Whether run() has ended an execution that did nothing; tells it once."""
+
     def run(self, array: object | None, op: object | None, plan: object | None, timeout: float | None) -> bool:
-        """False: not made before, or the last one did not end."""
+        """
+        False: not made before, the last one did not end, or this one was declined.
+        """
 
 def repeated(function: object) -> object:
     """Context.allreduce, by way of AllreduceCalls or else of this function."""

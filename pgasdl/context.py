@@ -374,8 +374,10 @@ class Context(_native.ContextCore):
         Notes
         -----
         Plans and handles are kept, so the first call with a size costs more. Arrays inside segments
-        or the pool are reduced in place; others pass through a workspace. What is in a segment, or
-        has 4 KB or more in the pool, must be so on every rank. A handle is fastest:
+        or the pool are reduced in place; others pass through a workspace. What is in a segment must
+        be so on every rank; and, on a GPU, what has 4 KB or more in the pool. On the host an array
+        outside the pool on one rank, where others have theirs in it, lets all of its size pass
+        through the workspace until :meth:`pool` is called again. A handle is fastest:
         :meth:`allreduce_handle`.
         """
         self._allreduces.run(array, op, group or self.world, plan, timeout, stream)

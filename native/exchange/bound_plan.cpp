@@ -126,11 +126,15 @@ bool BoundPlan::arrived(const Step& step) const {
   return false;
 }
 
-bool BoundPlan::look_up(Step& step) const {
+bool BoundPlan::look_up(Step& step) {
   for (const Step::LookedUp& each : step.looked_up) {
     const Directory& directory = *buffers_[each.buffer].directory;
     const std::uint64_t place = directory.look_up(each.peer, each.needed, generation_);
-    if (place == 0) return false;
+    if (place == 0) {
+      if (directory.anywhere()) return false;
+      declined_ = true;
+      return true;
+    }
     auto* const address = reinterpret_cast<std::byte*>(place + each.offset);
     const std::size_t n_sources = step.sources.size();
     if (step.read != nullptr) {
@@ -279,6 +283,7 @@ bool BoundPlan::advance_lane(std::size_t number) {
           break;
         }
         if (lane.progress == 0 && !look_up(step)) return moved;
+        if (declined_) break;
         if (step.on_device) {
           if (!device_done(number, step)) return moved;
         } else if (!reduce_some(lane, step)) {

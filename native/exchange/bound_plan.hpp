@@ -51,6 +51,10 @@ class BoundPlan {
   void rebase(std::byte* address);
   // The directory in which peers look it up, or null.
   Directory* directory() const;
+  // The last execution reduced nothing: some rank's array lies in no segment of the directory.
+  // Every rank that reduces knows it.
+  bool declined() const { return declined_; }
+  void set_declined(bool declined) { declined_ = declined; }
 
   // Whether a stream of a GPU can make all steps, one after the other: no host has a part in them.
   bool by_stream() const { return by_stream_; }
@@ -171,7 +175,7 @@ class BoundPlan {
   bool advance_lane(std::size_t number);
   bool arrived(const Step& step) const;
   // False: a peer has given the execution up, and its array back.
-  bool look_up(Step& step) const;
+  bool look_up(Step& step);
   // Posts the step's read, once; true when it is here.
   bool read_done(Lane& lane, Step& step);
   bool reduce_some(Lane& lane, const Step& step);
@@ -201,6 +205,7 @@ class BoundPlan {
   std::uint64_t bytes_moved_ = 0;
   StagingCopy stage_;
   std::size_t lanes_left_ = 0;
+  bool declined_ = false;
   std::uint32_t generation_ = 0;
   std::uint64_t hash_ = 0;  // of fingerprint and generation
   std::uint64_t began_ = 0;

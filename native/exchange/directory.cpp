@@ -13,6 +13,7 @@ constexpr int kOffsetBits = 40;
 constexpr int kHomeBits = 12;
 constexpr int kPlaceBits = kHomeBits + kOffsetBits;
 static_assert(kGenerations < 1u << (64 - kPlaceBits));
+static_assert(Directory::kElsewhere == (std::uint64_t{1} << kPlaceBits) - 1);
 
 constexpr std::uint64_t low_bits(int n) { return (std::uint64_t{1} << n) - 1; }
 
@@ -50,8 +51,7 @@ std::uint64_t Directory::entry_of(const std::byte* array, std::uint64_t bytes) c
     }
     return number << kOffsetBits | offset;
   }
-  throw Error(ErrorKind::kPlan, text("an array of ", bytes, " bytes lies in none of the ",
-                                     homes_.size(), " segments that peers look for it in"));
+  return kElsewhere;  // there are fewer homes
 }
 
 void Directory::tell(std::uint64_t entry, std::uint32_t generation) {
@@ -80,6 +80,7 @@ std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t g
   if (told >> kPlaceBits != generation) throw refuse();
   const std::uint64_t place = told & low_bits(kPlaceBits);
   if (anywhere()) return place;
+  if (place == kElsewhere) return 0;
   const std::uint64_t number = place >> kOffsetBits;
   const std::uint64_t offset = place & low_bits(kOffsetBits);
   const RemoteSegment* home = number < homes_.size() ? homes_[number]->remote(peer) : nullptr;

@@ -5,7 +5,7 @@
 // it has waited for a flag of that rank, and no later than it raises the flag by which it is done
 // with the array: so the next place may be told when an execution is over. Of an array that lies
 // anywhere, a rank that gives the execution up withdraws the place: what is read then may be
-// anything.
+// anything. Of segments of all, an array may lie in none: ranks that see that reduce nothing.
 #pragma once
 
 #include <atomic>
@@ -26,14 +26,16 @@ class Directory {
             std::vector<std::shared_ptr<Segment>> homes);
 
   bool anywhere() const { return homes_.empty(); }
-  // The entry for an array of this rank. Throws if it lies in none of the homes.
+  // Of an array in none of the homes.
+  static constexpr std::uint64_t kElsewhere = (std::uint64_t{1} << 52) - 1;
+  // The entry for an array of this rank.
   std::uint64_t entry_of(const std::byte* array, std::uint64_t bytes) const;
   void tell(std::uint64_t entry, std::uint32_t generation);
   // Nothing that this thread does to the array from now on is taken for the execution's.
   void withdraw();
   // Where the array of `peer` begins in this execution: here, or, if arrays lie anywhere, in its
-  // process, or 0: it was withdrawn. Throws if the peer has not told, or told of one that is
-  // shorter than `bytes`.
+  // process. 0: it was withdrawn; of segments of all, it lies in none of them. Throws if the peer
+  // has not told, or told of one that is shorter than `bytes`.
   std::uint64_t look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const;
   // What was read of it before this call is the execution's.
   bool told(Rank peer, std::uint32_t generation) const;

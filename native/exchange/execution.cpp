@@ -67,6 +67,8 @@ void Execution::reserve(const Array& array) {
   streamed_.store(false, std::memory_order_relaxed);
   if (array.access == BufferAccess::kRebased) phase().rebase(array.target);
   if (directory_ != nullptr) directory_->tell(entry, numbering_->generation());
+  phase().set_declined(directory_ != nullptr && !directory_->anywhere() &&
+                       entry == Directory::kElsewhere);
   state_.store(State::kRunning, std::memory_order_release);
 }
 

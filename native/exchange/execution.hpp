@@ -62,6 +62,8 @@ class Execution {
     return state == State::kRunning || state == State::kDone || state == State::kCollecting;
   }
   bool done() const { return state() == State::kDone; }
+  // Of the last one; see BoundPlan.
+  bool declined() const { return phase().declined(); }
   // All that this rank moves in one takes microseconds.
   bool brief() const { return brief_; }
   std::uint64_t number() const { return number_; }

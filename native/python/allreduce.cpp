@@ -167,8 +167,11 @@ void bind_allreduce(nb::module_& module) {
       .def("forget", &AllreduceCalls::forget)
       .def("take_interrupted", &AllreduceCalls::take_interrupted,
            "Whether run() left the call `last` under way; tells it once.")
+      .def("take_declined", &AllreduceCalls::take_declined,
+           "Whether run() has ended an execution that did nothing; tells it once.")
       .def("run", &AllreduceCalls::run, "array"_a.none(), "op"_a.none(), "plan"_a.none(),
-           "timeout"_a.none(), "False: not made before, or the last one did not end.");
+           "timeout"_a.none(),
+           "False: not made before, the last one did not end, or this one was declined.");
   module.def("repeated", &repeated, "function"_a,
              "Context.allreduce, by way of AllreduceCalls or else of this function.");
 }

@@ -106,8 +106,8 @@ class AllreduceCalls {
   }
   void forget() { calls_.clear(); }
 
-  // False: this call was not made before, or the last one did not end. When it throws, `last`
-  // tells which call it was.
+  // False: this call was not made before, the last one did not end, or this one was declined. When
+  // it throws, `last` tells which call it was.
   bool run(nb::handle array, nb::handle op, nb::handle plan, std::optional<double> timeout) {
     CallKey key;
     Export held;
@@ -129,10 +129,16 @@ class AllreduceCalls {
       interrupted_ = numbering_->under_way();
       throw;
     }
-    return true;
+    if (handle.execution->declined()) {
+      declined_ = true;
+      forget();
+    }
+    return !declined_;
   }
   // Whether run() left an execution under way, which was not asked for yet: of the call `last`.
   bool take_interrupted() { return std::exchange(interrupted_, false); }
+  // Whether run() has ended an execution that reduced nothing: of the call `last`, told once.
+  bool take_declined() { return std::exchange(declined_, false); }
   const Description& last() const { return last_; }
   Numbering& numbering() const { return *numbering_; }
 
@@ -161,6 +167,7 @@ class AllreduceCalls {
   std::unordered_map<CallKey, Call, CallHash> calls_;
   Description last_ = nb::make_tuple();
   bool interrupted_ = false;
+  bool declined_ = false;
 };
 
 }  // namespace pgasdl

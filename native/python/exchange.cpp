@@ -364,6 +364,9 @@ void bind_exchange(nb::module_& module) {
           "Nothing of it moves any more, once streams have what they wait for; idempotent.")
       .def_prop_ro("name", [](const ExecutionHandle& self) { return self.execution->name(); })
       .def_prop_ro(
+          "declined", [](const ExecutionHandle& self) { return self.execution->declined(); },
+          "The last one did nothing: some rank's array lies in no segment of the directory.")
+      .def_prop_ro(
           "under_way", [](const ExecutionHandle& self) { return self.execution->under_way(); },
           "It has begun, and its result was not taken.")
       .def_prop_ro(

@@ -3,7 +3,8 @@
 Where the array lies decides:
 
 - in a segment that every rank maps: ``gdraa-direct`` reduces it in place; one of the pool may lie
-  at another place on each rank, which tells it in each call;
+  at another place on each rank, which tells it in each call, or that it lies elsewhere: then none
+  is reduced in place;
 - elsewhere: ``gdraa-read`` copies from the arrays as they are, where ranks can read each other's
   memory and it is faster; else ``staged`` passes pieces through a mapped workspace and writes the
   result straight into the array; where nothing is mapped but any memory is sent from, ``one-shot``
@@ -20,6 +21,7 @@ notice it.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -37,9 +39,6 @@ from pgasdl.group import Group
 from pgasdl.plans import spec_of
 
 _Allreduce = TypeVar("_Allreduce", bound=Callable[..., Any])
-
-# From so many bytes on, an array of the pool is faster in place, where its place has to be told.
-_LEAST_IN_POOL = 4096
 
 
 def repeated(allreduce: _Allreduce) -> _Allreduce:
@@ -75,6 +74,9 @@ class AllreduceCache:
         core._require_peer(core.rank, "allreduce")
         limit = core._seconds(timeout)
         memory = checked(array, kind_of(op))
+        deadline = time.monotonic() + limit
+        if sequence is not None and sequence.calls.take_declined():
+            sequence.decline(sequence.calls.last)
         if memory.device is None and stream is not None:
             raise BufferRefused("a stream orders an allreduce on a GPU; this array is the host's")
         wanted = self._reduction(memory, op, group, plan)
@@ -89,14 +91,17 @@ class AllreduceCache:
             sequence = self._begin(group, call, limit)
             # Whether peers can read the array is known now.
             wanted = self._reduction(memory, op, group, plan)
-        sequence.run(array, wanted, plan, limit, handle)
+        if not sequence.run(array, wanted, plan, limit, handle):
+            left = max(0.0, deadline - time.monotonic())
+            sequence.run(array, self._reduction(memory, op, group, plan), plan, left, handle)
 
     def _reduction(self, memory: Memory, op: str, group: Group, plan: str | None) -> Reduction:
         """Choose the plan, and refuse one that cannot run here."""
         segment, offset = self._resources.segments.at(memory)
+        shared = segment is not None and not segment.pooled  # it lies there on all ranks
         in_place = segment is not None and group.mapped
-        if segment is not None and segment.pooled and plan is None:
-            in_place = in_place and memory.nbytes >= _LEAST_IN_POOL
+        if plan is None and not shared and group in self._sequences:
+            in_place = group.mapped and self._sequences[group].in_pool(memory, segment)
         if memory.device is not None and not self._resources.maps_gpus:
             return self._from_host(memory, op, plan)
         if plan is None:
@@ -106,7 +111,7 @@ class AllreduceCache:
                 kind_of(op),
                 memory.nbytes,
                 in_place=in_place or (memory.device is not None and group.mapped),
-                readable=segment is None and memory.device is None and group.unreadable == "",
+                readable=not shared and memory.device is None and group.unreadable == "",
                 shares=True,
             )
         else:

@@ -25,11 +25,14 @@ from pgasdl.collectives.selection import works_on_any
 from pgasdl.errors import MismatchError, PlanError
 from pgasdl.group import Group
 from pgasdl.plans import PLANS, Plan, spec_of
+from pgasdl.plans.algorithms.blocks import ALIGN
 from pgasdl.plans.pieces import build_pieces, pieces_of
 from pgasdl.segment import Segment, SegmentTable
 
 # Pieces of an array on a GPU in one execution.
 _COPIED_AT_ONCE = 8
+# From so many bytes on, an array of the pool is faster in place, where its place has to be told.
+_LEAST_IN_POOL = 4096
 # The workspace on the host of arrays that are copied from GPUs; others are named by the GPU.
 _COPIES = -1
 
@@ -56,7 +59,8 @@ class Reduction(NamedTuple):
     @property
     def in_place(self) -> bool:
         """The plan works on all ranks' arrays where they lie."""
-        return self.choice.plan == "gdraa-direct" and self.segment is not None
+        elsewhere = self.segment is None and self.memory.device is not None
+        return self.choice.plan == "gdraa-direct" and not elsewhere
 
     @property
     def copied(self) -> bool:
@@ -142,6 +146,8 @@ class Sequence:
         self._homes: dict[tuple[Any, ...], weakref.ref[Segment]] = {}
         self._longests: dict[tuple[Any, ...], int] = {}
         self._unfinished: tuple[tuple[Any, ...], int] | None = None  # the call, elements done
+        # What some rank had outside the pool, the same on all ranks.
+        self._outside: set[tuple[int, int, int]] = set()
         self._streamed: _native.Execution | None = None  # the last one, if a stream has its result
 
     def has_room(self, wanted: Reduction) -> bool:
@@ -184,8 +190,11 @@ class Sequence:
         plan: str | None,
         limit: float,
         stream: int | None,
-    ) -> None:
+    ) -> bool:
         """Run a new call, or the rest of one that a Timeout or Ctrl-C interrupted.
+
+        False: some rank has its array outside the pool, so nothing was done; it is then to be
+        reduced as one outside by all ranks, and so are those like it (:meth:`in_pool`).
 
         ``stream`` : handle of the stream that orders it, of an array on a GPU
         """
@@ -223,8 +232,11 @@ class Sequence:
                         execution.run_on(array, where, count * item, timeout=left)
                     elif execution.run_after(stream, array, where, count * item, timeout=left):
                         self._streamed = execution
+                    if execution.declined:
+                        self.decline(call)
+                        return False
                 except BaseException:
-                    self._left(call, progress, count, begun)
+                    self._left(execution, call, progress, count, begun)
                     raise
                 progress += count
                 left = max(0.0, deadline - time.monotonic())
@@ -232,8 +244,34 @@ class Sequence:
             if 0 < memory.count <= longest and stream is None:  # of nothing, none is counted
                 execution = self._execution(wanted, memory.count, options)
                 self.calls.remember(array, memory.nbytes, wanted.op, plan, execution, call)
+            return True
         finally:
             self._numbers.leave()
+
+    def in_pool(self, memory: Memory, segment: Segment | None) -> bool:
+        """Whether such an array is reduced in the pool, though a rank may have it elsewhere.
+
+        On the host all ranks decide alike: there is a pool, and what was like it lay there on all.
+        Each reduces a block, so that each sees where all lie. On a GPU nobody waits to see it.
+        """
+        if memory.nbytes < _LEAST_IN_POOL:
+            return False
+        if memory.device is not None:
+            return segment is not None
+        pool = self._resources.segments.pooled()
+        return (
+            any(part.device == "cpu" for part in pool)
+            and memory.count >= ALIGN * self.group.size
+            and (len(pool), memory.nbytes, memory.count) not in self._outside
+        )
+
+    def decline(self, call: tuple[Any, ...]) -> None:
+        """Look in the pool no more for arrays like that of a call, until the pool grows."""
+        self._unfinished = None
+        self.calls.forget()
+        if len(self._outside) >= self.MOST_BOUND:
+            self._outside.clear()
+        self._outside.add((len(self._resources.segments.pooled()), call[1], call[-1]))
 
     def _end_streamed(self, following: _native.Execution | None, limit: float) -> None:
         """Wait for what a stream was given: one at a time. Only its own execution may follow."""
@@ -241,7 +279,14 @@ class Sequence:
             self._streamed.wait(timeout=limit)
         self._streamed = None
 
-    def _left(self, call: tuple[Any, ...], progress: int, count: int, begun: int) -> None:
+    def _left(
+        self,
+        execution: _native.Execution,
+        call: tuple[Any, ...],
+        progress: int,
+        count: int,
+        begun: int,
+    ) -> None:
         """Note how far a call came before an exception: the same call continues from there."""
         if self._numbers.under_way:
             # It may be another's, which this call was refused for.
@@ -250,7 +295,10 @@ class Sequence:
         elif self._numbers.failed:
             self._unfinished = None
         elif self.calls.number > begun:  # it came after the part had ended
-            self._unfinished = call, progress + count
+            if execution.declined:
+                self.decline(call)
+            else:
+                self._unfinished = call, progress + count
         elif progress:
             self._unfinished = call, progress
         if self._unfinished is not None:
@@ -320,10 +368,11 @@ class Sequence:
             key = *key, "GPU", self._resources.gpu_piece if wanted.copied else 0
         pool: list[Segment] = []
         if wanted.in_place:
-            assert wanted.segment is not None
-            pool = self._resources.segments.pooled() if wanted.segment.pooled else []
-            place = ("pool", len(pool)) if pool else (wanted.segment.id, wanted.offset)
-            key = *key, *place
+            if wanted.segment is None or wanted.segment.pooled:
+                pool = self._resources.segments.pooled()
+                key = *key, "pool", len(pool)
+            else:
+                key = *key, wanted.segment.id, wanted.offset
         found = self._bound.get((memory.device, *key))
         if found is not None:
             return found

@@ -216,20 +216,50 @@ def test_allreduce_finds_arrays_that_move(ctx: Any) -> None:
     assert ("gdraa-direct" in ctx.describe().split("allreduce in")[1]) == ctx.mapped
 
 
+@contract(ranks=(2, 3))
+def test_allreduce_after_a_pool_that_was_full_for_some(ctx: Any) -> None:
+    """A plain array in place of one of the pool, of any size, known before or not."""
+    ctx.pool(1 << 16)
+    total = sum(range(1, ctx.size + 1))
+    for n in (100, 2000, 1 << 14):
+        plain = np.empty(n, np.float32)
+        pooled = ctx.empty(n)
+        for turn, mine in enumerate(
+            [pooled, plain if ctx.rank == 0 else pooled, pooled, plain] * 2
+        ):
+            mine[:] = (ctx.rank + 1) * (turn + 1)
+            assert (ctx.allreduce(mine) == total * (turn + 1)).all()
+        del pooled, mine
+        gc.collect()
+    if ctx.mapped:
+        ctx.pool(1 << 16)
+        array = np.empty(2000, np.float32) if ctx.rank == 0 else ctx.empty(2000)
+        array[:] = 1
+        flag = ctx.segment(0)
+        if ctx.rank == 0:  # a call that is continued
+            with pytest.raises(pgasdl.Timeout):
+                ctx.allreduce(array, timeout=0)
+            ctx.notify(1, flag, 0)
+        if ctx.rank == 1:
+            ctx.notify_waitsome(flag)
+        assert (ctx.allreduce(array) == ctx.size).all()
+
+
 @contract(ranks=2, meet=False)
-def test_allreduce_of_the_pool_and_of_a_plain_array(ctx: Any) -> None:
+def test_an_array_whose_allreduce_fails_is_kept(ctx: Any) -> None:
+    """The peer may still write there."""
     if not ctx.mapped:
         return
-    ctx.pool(1 << 16)
+    ctx.pool(1 << 17)
     ctx.allreduce(ctx.zeros(4096))
-    array = np.zeros(4096, np.float32) if ctx.rank else ctx.zeros(4096)
+    array = ctx.zeros(4096 + ctx.rank)
     where = array.ctypes.data
     with pytest.raises((pgasdl.MismatchError, pgasdl.PeerLost)) as told:
         ctx.allreduce(array)
     if ctx.rank == 0 and told.type is pgasdl.MismatchError:
         del array, told  # and the frames that it holds
         gc.collect()
-        assert ctx.empty(4096).ctypes.data != where  # the peer may still write there
+        assert ctx.empty(4096).ctypes.data != where
 
 
 @contract(ranks=2)
