@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch")
 from torch import distributed as dist  # noqa: E402
 from torch.distributed import ReduceOp  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
@@ -203,6 +205,50 @@ def test_reductions_of_parts() -> None:
                 assert torch.equal(mine, right)
 
     run(size, program)
+
+
+def test_what_is_long_is_reduced_in_pieces() -> None:
+    """Of several pieces and an uneven rest; in no memory that is longer than one."""
+    size, counts = 3, (900_000, 1, 2_500_001)
+
+    def program(group: Any) -> None:
+        rank, count = group.rank(), counts[-1]
+        parts = [drawn(r, count, torch.int8) for r in range(size)]
+        given = [
+            [drawn(r + 5 * t, counts[t], torch.int8) for t in range(size)] for r in range(size)
+        ]
+        mine, at_root = parts[rank].clone(), parts[rank].clone()
+        out = torch.empty(counts[rank], dtype=torch.int8)
+        half = torch.full((count,), 2.0 * rank)
+        with Allocations() as made:
+            group.allreduce([mine], reduced(ReduceOp.SUM)).wait()
+            how = options(c10d.ReduceOptions, reduceOp=ReduceOp.MAX, rootRank=1)
+            group.reduce([at_root], how).wait()
+            how = options(c10d.ReduceScatterOptions, reduceOp=ReduceOp.SUM)
+            group.reduce_scatter([out], [given[rank]], how).wait()
+            group.allreduce([half], reduced(dist._make_nccl_premul_sum(0.5))).wait()
+        assert made.longest < 3 << 19
+        assert torch.equal(mine, expected("SUM", parts))
+        assert torch.equal(at_root, expected("MAX", parts) if rank == 1 else parts[rank])
+        assert torch.equal(out, expected("SUM", [each[rank] for each in given]))
+        assert (half == 3).all()
+
+    run(size, program)
+
+
+class Allocations(TorchDispatchMode):
+    """The longest memory that PyTorch makes in this thread."""
+
+    longest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        known = {each.untyped_storage().data_ptr() for each in given}
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in known:
+                self.longest = max(self.longest, each.untyped_storage().nbytes())
+        return out
 
 
 def test_rows_of_unequal_numbers_go_to_all() -> None:
@@ -524,6 +570,21 @@ def test_ranks_in_different_collectives_are_told() -> None:
 
     told = run_unequal(program)
     assert "rank 0 is in collective 0 of the group, broadcast, rank 1 in" in told[0]
+
+
+@pytest.mark.parametrize("count", [4, 1 << 20, 3 << 20])
+def test_ranks_that_reduce_different_lengths_are_told(count: int) -> None:
+    """Also where the first pieces are alike."""
+
+    def program(group: Any) -> str:
+        mine = torch.ones(count << group.rank(), dtype=torch.uint8)
+        with pytest.raises(dist.DistBackendError, match="is in collective 0") as caught:
+            group.allreduce([mine], reduced(ReduceOp.SUM)).wait()
+        return str(caught.value)
+
+    for told in run_unequal(program):
+        assert f"all_reduce of {count} bytes" in told
+        assert f"all_reduce of {2 * count} bytes" in told
 
 
 def run_unequal(program: Callable[[Any], Any]) -> list[Any]:

@@ -8,8 +8,10 @@ of the ranks, so that all of them and all runs get the same bits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from itertools import islice, zip_longest
 
 import torch
 from torch import Tensor
@@ -17,12 +19,18 @@ from torch import Tensor
 from pgasdl.context import Context
 from pgasdl.errors import Timeout
 from pgasdl.group import Group
-from pgasdl.training.torch.backend.message import Bytes
+from pgasdl.training.torch.backend.message import Bytes, Message
 from pgasdl.training.torch.backend.messages import LOOK_SECONDS, Messages
 from pgasdl.training.torch.backend.reductions import Reduction
 
 # Up to this many bytes everybody reduces everything: one latency instead of two.
 SMALL_BYTES = 64 << 10
+# What is reduced from messages comes in pieces of this many bytes, from all ranks together: they
+# stay in the caches. Measured with two ranks on two cores: one piece ahead takes 0.6 of the time.
+PIECE_BYTES = 1 << 20
+
+# Of a piece: it goes on when the messages are over that it has begun.
+Steps = Iterator[list[Message]]
 
 
 class Operation(IntEnum):
@@ -39,12 +47,20 @@ class Operation(IntEnum):
     MONITORED_BARRIER = 8
 
 
-_BITS = 4
+# A tag has 19 bits of a collective's number, 40 of the bytes that all its pieces have, and 4 of
+# what it does.
+_NUMBER_BITS, _BYTES_BITS, _BITS = 19, 40, 4
+
+
+def _low(number: int, bits: int) -> int:
+    return number & ((1 << bits) - 1)
 
 
 def _name_of(tag: int) -> str:
-    what = Operation(tag & ((1 << _BITS) - 1)).name.lower()
-    return f"collective {tag >> _BITS} of the group, {what}"
+    what = Operation(_low(tag, _BITS)).name.lower()
+    nbytes = _low(tag >> _BITS, _BYTES_BITS)
+    of = f" of {nbytes} bytes" if nbytes else ""
+    return f"collective {tag >> (_BITS + _BYTES_BITS)} of the group, {what}{of}"
 
 
 def bytes_of(tensor: Tensor) -> Bytes:
@@ -74,28 +90,35 @@ class Collectives:
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction, seconds: float) -> None:
         """Replace ``tensor`` by the reduction of all ranks'."""
-        mine = reduction.prepare(tensor)
-        if tensor.numel() == 0:
-            return
-        if reduction.native in ("sum", "mean"):
-            self._by_plan(mine, reduction.native, seconds)
-            if mine is not tensor:
-                tensor.copy_(mine)
-            return
         deadline = time.monotonic() + seconds
-        if tensor.nbytes <= SMALL_BYTES:
-            parts = [torch.empty_like(mine) for _ in range(self._group.size)]
-            self._gather_all(Operation.ALL_REDUCE, parts, mine, deadline)
-            reduction(parts, tensor)
+        if reduction.native in ("sum", "mean") and not reduction.prepares:
+            self._by_plan(tensor, reduction.native, deadline)
             return
-        blocks = list(torch.tensor_split(mine, self._group.size))
-        own = blocks[self._group.rank]
-        parts = [torch.empty_like(own) for _ in blocks]
-        self._exchange(Operation.ALL_REDUCE, _places(blocks), _places(parts), deadline)
-        result = torch.empty_like(own)
-        reduction(parts, result)
-        results = list(torch.tensor_split(tensor, self._group.size))
-        self._gather_all(Operation.ALL_REDUCE, results, result, deadline)
+        pieces = _pieces(tensor, PIECE_BYTES)
+        if reduction.native in ("sum", "mean"):
+            for piece in pieces:
+                mine = reduction.prepare(piece)
+                self._by_plan(mine, reduction.native, deadline)
+                piece.copy_(mine)
+            return
+        nbytes = tensor.nbytes
+
+        def by_each(piece: Tensor) -> Steps:
+            mine = reduction.prepare(piece)
+            parts = self._parts(mine)
+            yield self._begin_to_all(Operation.ALL_REDUCE, parts, mine, nbytes)
+            reduction(parts, piece)
+
+        def in_blocks(piece: Tensor) -> Steps:
+            blocks = torch.tensor_split(reduction.prepare(piece), self._group.size)
+            results = torch.tensor_split(piece, self._group.size)
+            parts = self._parts(blocks[self._group.rank])
+            yield self._begin(Operation.ALL_REDUCE, _places(blocks), _places(parts), nbytes)
+            own = results[self._group.rank]
+            reduction(parts, own)
+            yield self._begin_to_all(Operation.ALL_REDUCE, results, own, nbytes)
+
+        self._in_turns(map(by_each if nbytes <= SMALL_BYTES else in_blocks, pieces), deadline)
 
     def broadcast(self, tensor: Tensor, root: int, seconds: float) -> None:
         """Give every rank the tensor of ``root``."""
@@ -103,29 +126,26 @@ class Collectives:
 
     def reduce(self, tensor: Tensor, root: int, reduction: Reduction, seconds: float) -> None:
         """Replace the tensor of ``root`` by the reduction of all ranks'."""
-        mine = reduction.prepare(tensor)
-        parts = []
-        if self._group.rank == root:
-            parts = [torch.empty_like(mine) for _ in range(self._group.size)]
-        self.gather(parts, mine, root, seconds, Operation.REDUCE)
-        if parts:
-            reduction(parts, tensor)
+
+        def reduced(piece: Tensor) -> Steps:
+            mine = reduction.prepare(piece)
+            parts = self._parts(mine) if self._group.rank == root else []
+            to = {root: bytes_of(mine)}
+            yield self._begin(Operation.REDUCE, to, _places(parts), tensor.nbytes)
+            if parts:
+                reduction(parts, piece)
+
+        pieces = _pieces(tensor, PIECE_BYTES // self._group.size)
+        self._in_turns(map(reduced, pieces), time.monotonic() + seconds)
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, seconds: float) -> None:
         """Give every rank all ranks' tensors."""
         self._gather_all(Operation.ALL_GATHER, outputs, tensor, time.monotonic() + seconds)
 
-    def gather(
-        self,
-        outputs: Sequence[Tensor],
-        tensor: Tensor,
-        root: int,
-        seconds: float,
-        operation: Operation = Operation.GATHER,
-    ) -> None:
+    def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int, seconds: float) -> None:
         """Give ``root`` all ranks' tensors."""
         to = {root: bytes_of(tensor)}
-        self._exchange(operation, to, _places(outputs), time.monotonic() + seconds)
+        self._exchange(Operation.GATHER, to, _places(outputs), time.monotonic() + seconds)
 
     def scatter(
         self,
@@ -143,11 +163,22 @@ class Collectives:
         self, output: Tensor, tensors: Sequence[Tensor], reduction: Reduction, seconds: float
     ) -> None:
         """Give every rank the reduction of all tensors that are meant for it."""
-        prepared = [reduction.prepare(each) for each in tensors]
-        parts = [torch.empty_like(output) for _ in tensors]
-        deadline = time.monotonic() + seconds
-        self._exchange(Operation.REDUCE_SCATTER, _places(prepared), _places(parts), deadline)
-        reduction(parts, output)
+        nbytes = PIECE_BYTES // self._group.size
+        results = _pieces(output, nbytes)
+        total = sum(each.nbytes for each in tensors)
+
+        def reduced(pieces: tuple[Tensor | None, ...]) -> Steps:
+            given = [None if piece is None else reduction.prepare(piece) for piece in pieces]
+            to = {place: bytes_of(piece) for place, piece in enumerate(given) if piece is not None}
+            mine = given[self._group.rank]
+            parts = [] if mine is None else self._parts(mine)
+            yield self._begin(Operation.REDUCE_SCATTER, to, _places(parts), total)
+            if parts:
+                reduction(parts, next(results))
+
+        # Of tensors that differ in length some have no more pieces.
+        pieces = zip_longest(*(_pieces(each, nbytes) for each in tensors))
+        self._in_turns(map(reduced, pieces), time.monotonic() + seconds)
 
     def all_to_all(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], seconds: float
@@ -218,17 +249,44 @@ class Collectives:
 
     # --- what they are made of
 
-    def _tag(self, operation: Operation) -> int:
-        tag = self._number << _BITS | operation
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
+        """Return memory for what other ranks have like ``tensor``, with that in its place."""
+        parts = list(torch.empty((self._group.size, *tensor.shape), dtype=tensor.dtype).unbind())
+        parts[self._group.rank] = tensor
+        return parts
+
+    def _in_turns(self, pieces: Iterable[Steps], deadline: float) -> None:
+        """Go through the steps of pieces, of which two are under way at a time."""
+        turns: deque[tuple[Steps, list[Message]]] = deque()
+
+        def turn() -> None:
+            steps, messages = turns.popleft()
+            self._finish(messages, deadline)
+            turns.extend((steps, following) for following in islice(steps, 1))
+
+        for steps in pieces:
+            turns.append((steps, next(steps)))
+            while len(turns) > 1:
+                turn()
+        while turns:
+            turn()
+
+    def _tag(self, operation: Operation, nbytes: int = 0) -> int:
+        """Return the next tag; ``nbytes`` of what comes in pieces, which tell it nowhere else."""
+        number = _low(self._number, _NUMBER_BITS)
         self._number += 1
-        return tag
+        return (number << _BYTES_BITS | _low(nbytes, _BYTES_BITS)) << _BITS | operation
 
     def _gather_all(
         self, operation: Operation, outputs: Sequence[Tensor], tensor: Tensor, deadline: float
     ) -> None:
-        memory = bytes_of(tensor)
-        everywhere = dict.fromkeys(range(self._group.size), memory)
-        self._exchange(operation, everywhere, _places(outputs), deadline)
+        self._finish(self._begin_to_all(operation, outputs, tensor), deadline)
+
+    def _begin_to_all(
+        self, operation: Operation, outputs: Sequence[Tensor], tensor: Tensor, nbytes: int = 0
+    ) -> list[Message]:
+        everywhere = dict.fromkeys(range(self._group.size), bytes_of(tensor))
+        return self._begin(operation, everywhere, _places(outputs), nbytes)
 
     def _exchange(
         self,
@@ -237,9 +295,19 @@ class Collectives:
         incoming: Mapping[int, Bytes],
         deadline: float,
     ) -> None:
-        """Send to some members, by their places, and receive from some."""
-        tag, me = self._tag(operation), self._group.rank
-        if me in outgoing and me in incoming:
+        self._finish(self._begin(operation, outgoing, incoming), deadline)
+
+    def _begin(
+        self,
+        operation: Operation,
+        outgoing: Mapping[int, Bytes],
+        incoming: Mapping[int, Bytes],
+        nbytes: int = 0,
+    ) -> list[Message]:
+        """Begin to send to some members, by their places, and to receive from some."""
+        tag, me = self._tag(operation, nbytes), self._group.rank
+        both = me in outgoing and me in incoming
+        if both and incoming[me].ctypes.data != outgoing[me].ctypes.data:
             incoming[me][:] = outgoing[me]
         received = [
             self._messages.receive(peer, tag, memory)
@@ -249,12 +317,13 @@ class Collectives:
         # Not everybody begins with the same member.
         order = sorted(outgoing.keys() - {me}, key=lambda peer: (peer - me) % self._group.size)
         sent = [self._messages.send(peer, tag, outgoing[peer]) for peer in order]
-        for message in (*received, *sent):
+        return [*received, *sent]
+
+    def _finish(self, messages: list[Message], deadline: float) -> None:
+        for message in messages:
             self._messages.wait(message, max(0.0, deadline - time.monotonic()))
 
-    def _by_plan(self, tensor: Tensor, op: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-
+    def _by_plan(self, tensor: Tensor, op: str, deadline: float) -> None:
         def reduce(left: float) -> None:
             self._context.allreduce(tensor, op, group=self._group, timeout=left)
 
@@ -273,6 +342,12 @@ class Collectives:
                 raise
             return False
         return True
+
+
+def _pieces(tensor: Tensor, nbytes: int) -> Iterator[Tensor]:
+    """Cut a contiguous tensor into flat pieces of so many bytes; an empty one into none."""
+    if tensor.numel():
+        yield from torch.split(tensor.view(-1), max(1, nbytes // tensor.element_size()))
 
 
 def _places(tensors: Sequence[Tensor]) -> dict[int, Bytes]:

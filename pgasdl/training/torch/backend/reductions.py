@@ -72,6 +72,8 @@ class Reduction:
     ----------
     native : str or None
         The core's name of the operator, if the core reduces these numbers by it.
+    prepares : bool
+        What ranks contribute is not the tensor itself.
 
     Raises
     ------
@@ -89,6 +91,7 @@ class Reduction:
             raise BufferRefused(f"{name} of {dtype} is not defined")
         if dtype.is_complex and kind in (Kind.MIN, Kind.MAX):
             raise BufferRefused(f"{name} of {dtype} is not defined: it has no order")
+        self.prepares = factor is not None
         self._by_parts = dtype.is_complex and kind in (Kind.SUM, Kind.AVG)
         if self._by_parts:  # complex numbers as pairs of real ones
             dtype = dtype.to_real()
@@ -106,10 +109,13 @@ class Reduction:
 
     def prepare(self, tensor: Tensor) -> Tensor:
         """Return what a rank contributes: ``tensor``, or its product with the operator's factor."""
-        return tensor if self._factor is None else tensor * self._factor
+        return tensor if self._factor is None else (tensor * self._factor).to(tensor.dtype)
 
     def __call__(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Reduce contiguous tensors of one shape, in their order, into ``out``."""
+        """Reduce contiguous tensors of one shape, in their order, into ``out``.
+
+        That may be one of them.
+        """
         if out.numel() == 0:
             return
         if self.native is not None:
@@ -124,10 +130,17 @@ class Reduction:
             )
             return
         combine = _BY_TORCH[self._kind]
-        total = parts[0].clone()
-        for part in parts[1:]:
-            combine(total, part, out=total)
-        out.copy_(total / len(parts) if self._mean else total)
+        total = parts[0]
+        if len(parts) > 2:
+            total = total.clone()
+            for part in parts[1:-1]:
+                combine(total, part, out=total)
+        if len(parts) > 1:
+            combine(total, parts[-1], out=out)
+        else:
+            out.copy_(total)
+        if self._mean:
+            out /= len(parts)
 
 
 @functools.cache
