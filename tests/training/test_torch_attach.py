@@ -67,6 +67,28 @@ def test_an_unused_parameter_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("deferred", [None, False])
+def test_a_closure_is_called_before_the_step(deferred: bool | None) -> None:
+    def program(ctx: Any) -> Any:
+        net = made()
+        optimizer, scheduler = adamw(net)
+        with attach(net, optimizer, context=ctx, deferred=deferred), torch.no_grad():
+            for step in range(STEPS):
+
+                def closure(step: int = step) -> Any:
+                    optimizer.zero_grad()
+                    loss = loss_of(net, step, ctx.rank)
+                    loss.backward()
+                    return loss
+
+                assert optimizer.step(closure) > 0
+                scheduler.step()
+        return net
+
+    for net in loopback.run(2, program):
+        same(net, reference(2, adamw))
+
+
+@pytest.mark.parametrize("deferred", [None, False])
 def test_gradients_add_up_and_are_clipped(deferred: bool | None) -> None:
     def program(ctx: Any) -> Any:
         net = made()

@@ -41,11 +41,19 @@ def test_what_cannot_be_attached_is_refused() -> None:
         with attach(net, optimizer, context=ctx):
             with pytest.raises(pgasdl.errors.ConfigError, match=r"0\.weight is attached already"):
                 attach(net, optimizer, context=ctx)
-            with pytest.raises(pgasdl.errors.ConfigError, match="closure"):
-                optimizer.step(lambda: 0.0)
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(7))]})
             with pytest.raises(pgasdl.errors.ConfigError, match=r"group 1 .* shape \[7\]"):
                 optimizer.step()
+
+        lbfgs = torch.optim.LBFGS(other.parameters())
+        refused = pytest.raises(pgasdl.errors.ConfigError, match="closure")
+        with attach(other, lbfgs, context=ctx), refused:
+            lbfgs.step(lambda: 0.0)
+        wrapper = torch.optim.SGD(other.parameters())
+        wrapper.optimizer = lbfgs  # as Accelerate's and Lightning's have it
+        with pytest.raises(pgasdl.errors.ConfigError, match="SGD wraps the LBFGS that makes"):
+            attach(other, wrapper, context=ctx)
+        attach(other, lbfgs, context=ctx).detach()  # nothing was begun
 
     alone(program)
 

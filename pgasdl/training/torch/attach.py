@@ -35,8 +35,8 @@ def attach(
 ) -> Attachment:
     """Train a model on all ranks: exchange its gradients while backward runs. Collective.
 
-    The loop stays as it is: ``loss.backward()``, ``optimizer.step()``, ``optimizer.zero_grad()``.
-    Every rank makes the same number of steps.
+    The loop stays as it is: ``loss.backward()``, ``optimizer.step()``, ``optimizer.zero_grad()``;
+    or ``optimizer.step(closure)``, as Lightning has it. Every rank makes the same number of steps.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def attach(
     ------
     ConfigError
         The optimizer has parameters that are not the model's, one is attached already, or
-        the optimizer needs kind "average".
+        the optimizer needs kind "average", or wraps another one (Accelerate's, Lightning's).
     BufferRefused
         A parameter that is on another device, has sparse gradients, or a dtype that cannot be
         reduced; names it.
@@ -102,6 +102,11 @@ def attach(
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ConfigError("DistributedDataParallel averages already: attach to model.module")
+    if isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        raise ConfigError(
+            f"{type(optimizer).__name__} wraps the {type(inner).__name__} that makes the steps: "
+            "attach to that one, which is its attribute optimizer"
+        )
     if kind not in ("average", "update"):
         raise ConfigError(f'no kind {kind!r}: there are "average" and "update"')
     return Attachment(

@@ -21,7 +21,7 @@ from pgasdl.training.torch.hooks import Calls, LoopHooks
 from pgasdl.training.torch.kind import Kind
 from pgasdl.training.torch.layers import Layer, State, find_layers, require_in
 from pgasdl.training.torch.replicate import broadcast
-from pgasdl.training.torch.steps import PartialStep
+from pgasdl.training.torch.steps import PartialStep, steps_by_parameter
 from pgasdl.training.torch.update import Update
 
 
@@ -123,9 +123,20 @@ class Attachment:
         else:
             guard(layer.views[number], partial(self._look, layer))
 
-    def _optimizer_step(self, closure: Callable[[], Any] | None) -> None:
+    def _optimizer_step(self, closure: Callable[[], Any] | None) -> Any:
+        loss = None
         if closure is not None:
-            raise ConfigError("step(closure) is not possible: call backward, then step()")
+            if not steps_by_parameter(self.optimizer):
+                raise ConfigError(
+                    "step(closure) is for PyTorch's own optimizers but LBFGS, which call it once, "
+                    "before they step: call backward, then step()"
+                )
+            with torch.enable_grad():
+                loss = closure()
+        self._make_step()
+        return loss
+
+    def _make_step(self) -> None:
         require_in(self._layer_of, self.optimizer)
         scaled = getattr(self.optimizer, "found_inf", None) is not None
         if scaled and (self._average is None or self.deferred):

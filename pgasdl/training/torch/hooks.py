@@ -43,7 +43,7 @@ class Calls:
     before_gradient: Callable[[Layer, int, Tensor], None]
     have_gradient: Callable[[Layer, int, Tensor], None]
     use: Callable[[Layer], None]
-    step: Callable[[Callable[[], Any] | None], None]
+    step: Callable[[Callable[[], Any] | None], Any]
     zero_grad: Callable[[bool], None]
     before_state: Callable[[bool], None]
     after_state: Callable[[], None]
@@ -132,8 +132,8 @@ class LoopHooks:
             calls.zero_grad(set_to_none)
             type(owner).zero_grad(owner, set_to_none)  # of parameters that are not attached
 
-        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> None:
-            calls.step(closure)
+        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return calls.step(closure)
 
         # A scheduler wraps a step that it has not wrapped yet, by the method's function.
         if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
