@@ -74,8 +74,14 @@ LANES = (
     folder("plans", without=("test_plans_spin.py",)),
     Lane("spin", f"{LEFT_OUT} tests/plans/test_plans_spin.py", ("tests/plans",), ("spin",)),
     folder("mpi", *MPI),
-    folder("training", without=("test_torch_distributed.py",)),
+    folder("training", without=("test_torch_distributed.py", "test_torch_frameworks.py")),
     Lane("torch", f"{LEFT_OUT} tests/training/test_torch_distributed.py", ("tests/training",)),
+    Lane(
+        "frameworks",
+        "pip install --quiet accelerate lightning"
+        f" && {LEFT_OUT} -q tests/training/test_torch_frameworks.py",
+        ("tests/training",),
+    ),
     folder("failure"),
     folder("gpu"),
     folder("unit", without=("test_native.py", "test_topo.py")),
