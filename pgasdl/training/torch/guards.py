@@ -55,13 +55,19 @@ _ABOUT = {
     Tensor.is_complex,
     Tensor.__len__,
 }
+_GRAD = vars(torch._C.TensorBase)["grad"].__get__
 
 
 class _Guarded:
-    """What the guarded classes have in common; ``_pgasdl_ready`` releases the tensor, or raises."""
+    """What the guarded classes have in common.
+
+    ``_pgasdl_ready`` releases the tensor, or raises. ``_pgasdl_unknown`` : whether it has a
+    gradient is not known before.
+    """
 
     _base: type[Tensor]
     _pgasdl_ready: Callable[[], None]
+    _pgasdl_unknown: bool
 
     def __deepcopy__(self, memo: Any) -> Any:
         self._pgasdl_ready()
@@ -72,11 +78,21 @@ class _Guarded:
         return self.__reduce_ex__(protocol)
 
 
-def guard(tensor: Tensor, ready: Callable[[], None]) -> None:
-    """Call ``ready``, which has to release the tensor or raise, before the tensor's next use."""
+def guard(tensor: Tensor, ready: Callable[[], None], *, unknown: bool = False) -> None:
+    """Call ``ready``, which has to release the tensor or raise, before the tensor's next use.
+
+    ``unknown`` : whether it has a gradient is not known before
+    """
     if not isinstance(tensor, _Guarded):
         tensor.__class__ = _class_of(type(tensor))
-    cast(_Guarded, tensor)._pgasdl_ready = ready
+    guarded = cast(_Guarded, tensor)
+    guarded._pgasdl_ready, guarded._pgasdl_unknown = ready, unknown
+
+
+def tell_gradient(tensor: Tensor) -> None:
+    """Whether a guarded tensor has a gradient is known now."""
+    if isinstance(tensor, _Guarded):
+        tensor._pgasdl_unknown = False
 
 
 def release(tensors: Iterable[Tensor]) -> None:
@@ -84,7 +100,7 @@ def release(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if isinstance(tensor, _Guarded):
             tensor.__class__ = tensor._base
-            del tensor._pgasdl_ready
+            del tensor._pgasdl_ready, tensor._pgasdl_unknown
 
 
 @cache
@@ -101,7 +117,7 @@ def _before(
 ) -> Any:
     """Run a function, after what it uses was made ready."""
     given = kwargs or {}
-    if func in _ABOUT:
+    if func in _ABOUT and not (func == _GRAD and args[0]._pgasdl_unknown):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **given)
     for tensor in _found((*args, *given.values())):

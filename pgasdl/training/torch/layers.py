@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.errors import BufferRefused, ConfigError, PlanError
-from pgasdl.training.torch.guards import guard, release
+from pgasdl.training.torch.guards import guard, release, tell_gradient
 
 Settings = list[dict[str, Any]]
 ATTACHED = WeakIdKeyDictionary()  # the parameters that are
@@ -145,6 +145,7 @@ class Layer:
         """Forget the gradients: autograd then brings its own, and need not add to zeros."""
         with torch._C.DisableTorchFunctionSubclass():
             for parameter, view in zip(self.parameters, self.views, strict=True):
+                tell_gradient(parameter)
                 if set_to_none or parameter.grad is None:
                     parameter.grad = None
                 else:
@@ -218,9 +219,13 @@ class Layer:
         release(self.views)
 
     def guard_parameters(self, ready: Callable[[], None]) -> None:
-        """Have ``ready`` called before the program uses a parameter."""
-        for parameter in self.parameters:
-            guard(parameter, ready)
+        """Have ``ready`` called before the program uses a parameter.
+
+        Or before it looks for a gradient that only other ranks may have had in their backward.
+        """
+        exchanging = self.state is State.EXCHANGING
+        for parameter, had in zip(self.parameters, self.has, strict=True):
+            guard(parameter, ready, unknown=exchanging and not had)
 
     def release_parameters(self) -> None:
         """Give the parameters to the program."""

@@ -16,7 +16,7 @@ import pgasdl
 from pgasdl import Block, Context, Group, PlanError
 from pgasdl.collectives.binding import options_for
 from pgasdl.plans import EXCHANGES, PLANS
-from pgasdl.tools.bench.output import output_of
+from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.plans import PlanBench
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.tuner import choices_here
@@ -143,7 +143,7 @@ def tune(ctx: Context, file: str) -> None:
     request = Request(
         "tune", ctx.size, sizes=(64, 65536), rounds=1, seconds=0.001, policy_file=file
     )
-    print(f"tuned {PlanBench(ctx, request, output_of(ctx, request, 0)).tune()}")
+    print(f"tuned {PlanBench(ctx, request, Output(ctx.rank)).tune()}")
 
 
 def use(ctx: Context) -> None:
