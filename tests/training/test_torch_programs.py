@@ -18,7 +18,7 @@ def test_random_programs(seeds: range) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", [2000, 3897, 3951, 7442, 7685])
+@pytest.mark.parametrize("seed", [2000, 3115, 3897, 5283, 7442, 7685])
 def test_programs_that_were_wrong(seed: int) -> None:
     """A gradient that only other ranks had at a step, or nobody, and that the program keeps."""
     assert Program(seed).check() == "same"

@@ -157,7 +157,7 @@ class Attachment:
         settings = self._step.settings()
         for layer in self._layers:
             layer.step = settings
-            layer.guard_parameters(partial(self._use, layer))
+            layer.guard_parameters(partial(self._use, layer), averages=self._average is not None)
         self._kind.stepped()
         for layer in self._layers:
             if not self.deferred or layer.state is State.AVERAGED:
@@ -216,7 +216,7 @@ class Attachment:
         self._kind.begin(layer)
         layer.guard_gradients(partial(self._look, layer))
         if self._average is None:  # peers may write to the weights from now on
-            layer.guard_parameters(partial(self._use, layer))
+            layer.guard_parameters(partial(self._use, layer), averages=False)
 
     def _leave_out(self) -> None:
         """End the exchanges of a backward that no step follows, as all ranks do."""

@@ -218,14 +218,14 @@ class Layer:
         """Give the gradients to the program."""
         release(self.views)
 
-    def guard_parameters(self, ready: Callable[[], None]) -> None:
+    def guard_parameters(self, ready: Callable[[], None], *, averages: bool) -> None:
         """Have ``ready`` called before the program uses a parameter.
 
-        Or before it looks for a gradient that only other ranks may have had in their backward.
+        ``averages`` : or before it looks for a gradient that only other ranks may have had
         """
-        exchanging = self.state is State.EXCHANGING
+        unknown = averages and self.state is State.EXCHANGING
         for parameter, had in zip(self.parameters, self.has, strict=True):
-            guard(parameter, ready, unknown=exchanging and not had)
+            guard(parameter, ready, unknown=unknown and not had)
 
     def release_parameters(self) -> None:
         """Give the parameters to the program."""
