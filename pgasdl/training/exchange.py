@@ -103,8 +103,8 @@ class GradientExchange:
     timeout : float, optional
         Seconds for making it; None: the context's default.
     device : str or torch.device, default "cpu"
-        Where gradients and weights lie; "cuda:0": streams then order the exchange, and the host
-        waits for nothing. Not for kind "update", whose owner's update is the host's.
+        Where gradients and weights lie; "cuda:0": a stream then says when a gradient is complete.
+        Not for kind "update", whose owner's update is the host's.
     candidates : Sequence[str], default ()
         Names of plans that the first iterations try in turn, if ``plan`` is not given. The fastest
         is kept, the same on all ranks (swCaffe). Until then each has its inbox.
