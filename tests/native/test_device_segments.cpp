@@ -152,6 +152,7 @@ void plans(const Settings& settings, Kind kind, bool thread) {
         }
       }
       exchange.verify(stream.order(), turn);
+      CHECK(local.executor.wait(exchange.plan(), soon()) == Executor::Waited::kDone);
     }
     local.barrier();
   });

@@ -129,15 +129,19 @@ void arrays_that_move(const Settings& settings, Rank size, std::uint64_t count,
       }
     }
     local.executor.stop_thread();
-    // What cannot be found is refused, and has changed nothing.
-    float elsewhere = 0;
-    auto* const address = reinterpret_cast<std::byte*>(&elsewhere);
-    const auto start = [&](std::byte* array, std::uint64_t length) {
-      local.executor.start(*plan, {BufferAccess::kRebased, array, array, length});
-    };
-    require_error(ErrorKind::kPlan, [&] { start(address, sizeof elsewhere); });
-    require_error(ErrorKind::kPlan, [&] { start(homes[0]->local().data, 2 * bytes + 1); });
-    CHECK(plan->number() == 60);
+    // Where one rank's array lies in no home nothing is reduced, and who would reduce knows it.
+    std::vector<float> elsewhere(count);
+    for (const bool found : {false, true}) {
+      float* const array = found || local.rank() != 0 ? items<float>(homes[0]) : elsewhere.data();
+      std::fill_n(array, count, 1.0F);
+      auto* const address = reinterpret_cast<std::byte*>(array);
+      local.executor.start(*plan, {BufferAccess::kRebased, address, address, bytes});
+      CHECK(local.executor.wait(*plan, soon()) == Waited::kDone);
+      const float sum = found ? static_cast<float>(size) : 1.0F;
+      CHECK(std::all_of(array, array + count, [&](float item) { return item == sum; }));
+      CHECK(local.rank() != 0 || plan->declined() != found);
+    }
+    CHECK(plan->number() == 62);
     require_error(ErrorKind::kMismatch, [&] {
       (void)directory->look_up(local.peer(1), bytes, plan->numbering()->generation() + 1);
     });
