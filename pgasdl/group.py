@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pgasdl import _native
 from pgasdl.buffers import memory_of, native_dtype, require_host
 from pgasdl.errors import BufferRefused, RankError
+from pgasdl.plans import Members
 from pgasdl.topology import Topology
 
 Array = npt.NDArray[Any]
@@ -71,6 +72,19 @@ class Group:
     def node_size(self) -> int:
         """Ranks of a node, for plans that know nodes: neighbours that share a machine."""
         return self.topology.node_size(self.ranks)
+
+    @cached_property
+    def members(self) -> Members:
+        """What plans may know of them."""
+        topology, ranks = self.topology, self.ranks
+        return Members(
+            self.size,
+            self.node_size,
+            self.mapped,
+            self.mapped or topology.mapped_on_host,
+            topology.registers(ranks),
+            topology.oversubscribed,
+        )
 
     @cached_property
     def mapped(self) -> bool:

@@ -31,7 +31,7 @@ from pgasdl.collectives.handle import checked, kind_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.reading import agree_on_reading
 from pgasdl.collectives.resources import Resources, Steps
-from pgasdl.collectives.selection import select, works_on_any
+from pgasdl.collectives.selection import select, works_anywhere
 from pgasdl.collectives.sequence import Reduction, Sequence
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, MismatchError, PlanError
@@ -125,16 +125,17 @@ class AllreduceCache:
                 f"plan {name} cannot share its inbox between arrays: use a handle, "
                 "ctx.allreduce_handle"
             )
-        if name == "gdraa-direct" and not in_place and memory.device is None:
-            raise PlanError("plan gdraa-direct needs an array in a segment that peers can map")
-        if spec.inbox_pieces and memory.device is not None:
+        private = spec.works_on == "private"
+        if spec.works_on == "mapped" and not in_place and memory.device is None:
+            raise PlanError(f"plan {name} needs an array in a segment that peers can map")
+        if private and memory.device is not None:
             raise PlanError(f"plan {name} is for arrays of the host: use gdraa-direct, or a handle")
-        if spec.inbox_pieces and not works_on_any(group, name):
+        if private and not works_anywhere(name, group.members):
             raise PlanError(
                 f"plan {name} is for transports that map nothing and send from any memory: use "
                 "gdraa, or a handle"
             )
-        if spec.reads:
+        if spec.works_on == "readable":
             self._require_readable(name, group, memory)
         if spec.mapped and not group.mapped:
             raise PlanError(f"plan {name} loads and stores peers' memory, which is not mapped here")

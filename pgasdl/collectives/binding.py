@@ -10,8 +10,8 @@ from pgasdl import _native
 from pgasdl.buffers import DTYPES
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
-from pgasdl.plans import PLANS, Call, Flush, Plan, Put, Reduce, Span, Step, Wait, spec_of
-from pgasdl.plans.pieces import build_pieces
+from pgasdl.plans import Call, Flush, Plan, Put, Reduce, Span, Step, Wait, spec_of
+from pgasdl.plans.pieces import ArrayPlan
 from pgasdl.topology import Topology
 
 _Span = tuple[int, int, int]
@@ -54,8 +54,6 @@ class ArrayAccess:
         Length of the array.
     device : int
         The GPU that it lies on; -1: the host.
-    pieces : tuple[int, ...]
-        Elements of each piece in which it is copied from a GPU and back; of the plan's, too.
     """
 
     access: _native.BufferAccess
@@ -63,7 +61,6 @@ class ArrayAccess:
     target: int = 0
     nbytes: int = 0
     device: int = -1
-    pieces: tuple[int, ...] = ()
 
 
 IN_PLACE = ArrayAccess(_native.BufferAccess.IN_PLACE)
@@ -125,36 +122,22 @@ def _lowered(plan: Plan) -> _Lowered:
 
 def bind(
     group: Group,
-    name: str,
-    count: int,
-    kind: str,
+    plan: ArrayPlan,
     buffers: dict[str, PlanBuffer],
     tags: Tags,
     array: ArrayAccess,
-    options: dict[str, Any],
 ) -> _native.Execution:
-    """Build every phase of a plan and resolve its addresses.
+    """Resolve a plan's addresses: ``buffers`` tells where its buffers are.
 
-    PlanError if anything would leave its memory.
-
-    Parameters
-    ----------
-    buffers : dict[str, PlanBuffer]
-        Where the plan's buffers are.
-    options : dict[str, Any]
-        Of the plan.
+    Raises
+    ------
+    PlanError
+        Something would leave its memory.
     """
-    phases = PLANS[name].phases
-    extra: list[dict[str, Any]] = [{"phase": phase} for phase in range(phases)]
-    pieces = array.pieces or (count,)
-    built = [
-        build_pieces(name, group.rank, group.size, pieces, kind=kind, **options, **each)
-        for each in (extra if phases > 1 else [{}])
-    ]
-    places = [buffers[of] for of in built[0][0].buffers]
+    places = [buffers[name] for name in plan.first.buffers]
     return _native.Execution(
         group.context,
-        [_lowered(plan) for plan, _ in built],
+        [_lowered(phase) for phase in plan.phases],
         [
             (place.segment, place.offset, place.dtype, list(place.homes), place.directory)
             for place in places
@@ -168,7 +151,7 @@ def bind(
         array.target,
         array.nbytes,
         array.device,
-        [list(zip(pieces, lanes, strict=True)) for _, lanes in built],
+        [list(zip(plan.pieces, lanes, strict=True)) for lanes in plan.lanes],
     )
 
 
@@ -178,7 +161,6 @@ def options_for(
     dtype: str,
     count: int | None = None,
     *,
-    wire: bool = False,
     device: int | None = None,
 ) -> dict[str, Any]:
     """Return the options that depend on this job: piece length, node size, mapped memory.
@@ -186,16 +168,11 @@ def options_for(
     ``count`` : elements of an array with an inbox of its own; a piece is never longer
     ``device`` : the GPU that the plan works on; None: the host
     """
-    spec = spec_of(name)
-    if "direct" in spec.options:
-        direct = (group.mapped or group.topology.mapped_on_host) and not wire
-        return {"group_size": group.node_size, "direct": int(direct)}
-    if "piece" not in spec.options:
-        return {}
     piece = piece_bytes(group.topology, device) // DTYPES[dtype].itemsize
-    if spec.piece_of is not None:
-        piece = spec.piece_of(piece, group.size)
-    return {"piece": piece if count is None else max(1, min(piece, count))}
+    options: dict[str, Any] = spec_of(name).options_of(group.members, piece)
+    if count is not None and "piece" in options:
+        options["piece"] = max(1, min(options["piece"], count))
+    return options
 
 
 def piece_bytes(topology: Topology, device: int | None = None) -> int:

@@ -11,13 +11,13 @@ from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, opti
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.reading import agree_on_reading
 from pgasdl.collectives.resources import Resources, Steps
-from pgasdl.collectives.selection import select, works_on_any
+from pgasdl.collectives.selection import select, works_anywhere
 from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
 from pgasdl.group import Group
-from pgasdl.plans import KINDS, Plan, spec_of
-from pgasdl.plans.pieces import build_pieces, pieces_of
+from pgasdl.plans import KINDS, spec_of
+from pgasdl.plans.pieces import ArrayPlan, build_array, pieces_of
 from pgasdl.plans.plan import ROOTED
 from pgasdl.segment import Segment
 
@@ -107,9 +107,9 @@ class Collective:
         limit = self.context._seconds(timeout)
         # Errors are raised before the first collective step.
         if plan is not None:
-            self._shape(plan, options)
+            self._build(plan, options)
         elif kind in ROOTED:
-            self._shape(select(resources.policy, group, kind, 0, in_place=False).plan, options)
+            self._build(select(resources.policy, group, kind, 0, in_place=False).plan, options)
         with Steps(resources.unfinished, group, self._call(plan, options), limit) as steps:
             self._make(steps, plan, options)
 
@@ -119,20 +119,15 @@ class Collective:
             f"{self._memory.nbytes} bytes at {self._memory.address:#x}"
         )
 
-    def _shape(self, plan: str, options: dict[str, int]) -> Plan:
+    def _build(self, plan: str, options: dict[str, int]) -> ArrayPlan:
         group, memory = self.group, self._memory
         here = options_for(group, plan, memory.native_dtype, memory.count, device=self._device)
+        pieces: tuple[int, ...] = (memory.count,)
+        if self._staged:  # it is copied from a GPU in pieces, and back
+            piece = self._resources.gpu_piece // memory.dtype.itemsize
+            pieces = pieces_of(spec_of(plan), self.kind, memory.count, piece)
         chosen = {**here, **options}
-        pieces = self._pieces(plan)
-        return build_pieces(plan, group.rank, group.size, pieces, kind=self.kind, **chosen)[0]
-
-    def _pieces(self, plan: str) -> tuple[int, ...]:
-        """Return the elements of each piece in which the array is copied from a GPU and back."""
-        memory = self._memory
-        if not self._staged:
-            return (memory.count,)
-        piece = self._resources.gpu_piece // memory.dtype.itemsize
-        return pieces_of(spec_of(plan), self.kind, memory.count, piece)
+        return build_array(plan, group.rank, group.size, pieces, kind=self.kind, **chosen)
 
     def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
         resources, group, memory = self._resources, self.group, self._memory
@@ -149,11 +144,11 @@ class Collective:
         on_gpu = memory.device is not None
         choice = self._choose(steps, plan, in_segments=in_place or on_gpu)
         self.plan = choice.plan
-        chosen = {**dict(choice.options), **options}
-        shape = self._shape(self.plan, chosen)
+        built = self._build(self.plan, {**dict(choice.options), **options})
+        shape = built.first
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
-        rebased = works_on_any(group, self.plan) and not in_place and not on_gpu
-        reads = rebased and spec_of(self.plan).reads
+        rebased = works_anywhere(self.plan, group.members) and not in_place and not on_gpu
+        reads = rebased and spec_of(self.plan).works_on == "readable"
         copied = 0 if in_place or rebased else aligned(memory.nbytes)
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize
@@ -186,9 +181,7 @@ class Collective:
             how = _native.BufferAccess.COPIED
         self._execution = bind(
             group,
-            self.plan,
-            memory.count,
-            self.kind,
+            built,
             {"data": data, "inbox": PlanBuffer(self._segment, copied, dtype)},
             Tags(
                 _native.Numbering(self._segment, 0, shape.notifications),
@@ -201,12 +194,7 @@ class Collective:
                 memory.address,
                 memory.nbytes,
                 -1 if memory.device is None else memory.device,
-                self._pieces(self.plan),
             ),
-            {
-                **options_for(group, self.plan, dtype, memory.count, device=self._device),
-                **chosen,
-            },
         )
         if memory.device is None:
             self.run = self._execution.run  # type: ignore[assignment]  # the shortest way
@@ -215,7 +203,8 @@ class Collective:
         """Return the named or the selected plan; refuse one that cannot reach the arrays."""
         group, memory = self.group, self._memory
         readable = False
-        if memory.device is None and not in_segments and (plan is None or spec_of(plan).reads):
+        may_read = plan is None or spec_of(plan).works_on == "readable"
+        if memory.device is None and not in_segments and may_read:
             agree_on_reading(group, steps)
             readable = group.unreadable == ""
         if plan:
@@ -229,12 +218,13 @@ class Collective:
                 in_place=in_segments,
                 readable=readable,
             )
-        if choice.plan == "gdraa-direct" and not (in_segments and group.mapped):
+        works_on = spec_of(choice.plan).works_on
+        if works_on == "mapped" and not (in_segments and group.mapped):
             raise PlanError(
-                "plan gdraa-direct needs the array in a segment on every rank, known to all of "
+                f"plan {choice.plan} needs the array in a segment on every rank, known to all of "
                 "them, and a transport that maps it"
             )
-        if spec_of(choice.plan).reads and not (in_segments or readable):
+        if works_on == "readable" and not (in_segments or readable):
             why = group.unreadable or "they are on a GPU"
             raise PlanError(f"plan {choice.plan} reads peers' arrays where they lie: {why}")
         return choice

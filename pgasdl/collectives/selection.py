@@ -10,24 +10,7 @@ from collections.abc import Sequence
 from pgasdl.collectives.policy import Choice, Policy, operation_of
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
-from pgasdl.plans import PLANS, spec_of
-from pgasdl.plans.algorithms.blocks import ALIGN
-from pgasdl.plans.plan import ROOTED
-
-# Estimates for RDMA adapters, for the rules where memory is not mapped: seconds that a message
-# takes, and seconds that it occupies its sender. `pgasdl tune` measures them.
-_LATENCY, _STARTUP = 1.5e-6, 0.3e-6
-# S-Caffe section 5: chains are best above this many bytes, and up to this many ranks.
-_CHAIN_BYTES, _CHAIN_RANKS = 8 << 20, 8
-# Two ranks send as much by one-shot as by gdraa, in half as many messages; with more bytes the
-# Reduce, which is twice as long, costs more than a latency. Measured over MPI.
-_ONE_SHOT_BYTES = 16 << 10
-# Where ranks share cores, and from so many bytes on, one copy by the kernel is about as fast as two
-# through a mapped workspace: 0.8 to 1.3 of its time with 64 MB, but 1.3 to 1.8 with 16 MB (4 and 8
-# ranks on 2 cores of an EPYC; on another 0.76 and 0.9).
-# With a core each the kernel's copy took 2 to 4 times as long on an EPYC; on a Xeon 0.9 (4 MB in
-# large pages) to 2 times.
-_READ_BYTES = 64 << 20
+from pgasdl.plans import PLANS, Case, Members, spec_of
 
 
 def select(
@@ -59,6 +42,7 @@ def select(
     phases : bool, default True
         Its executions may alternate between phases; a policy may name such a plan all the same.
     """
+    case = Case(group.members, kind, nbytes, in_place, readable, wire)
     operation = operation_of(kind)
     names = (operation,) if in_place else (f"{operation}-array", operation)
     for name in names:
@@ -67,11 +51,9 @@ def select(
         # memory.
         if choice is None or (shares and not PLANS[choice.plan].shares):
             continue
-        if able(group, choice.plan, kind, in_place=in_place, readable=readable, wire=wire):
+        if able(choice.plan, case):
             return choice
-    return automatic(
-        group, kind, nbytes, in_place=in_place, readable=readable, wire=wire, phases=phases
-    )
+    return automatic(case, shares=shares, phases=phases)
 
 
 def select_candidates(
@@ -92,72 +74,44 @@ def select_candidates(
                 f"plan {plan} loads and stores peers' memory, which is not mapped here: use "
                 "gdraa or tree"
             )
-        if len(plans) > 1 and not able(group, plan, kind, in_place=True, wire=wire):
+        case = Case(group.members, kind, nbytes, in_segments=True, wire=wire)
+        if len(plans) > 1 and not able(plan, case):
             raise PlanError(f"plan {plan} is no candidate for kind {kind!r} here")
     return [Choice(plan) for plan in plans]
 
 
-def able(
-    group: Group,
-    plan: str,
-    kind: str,
-    *,
-    in_place: bool,
-    readable: bool = False,
-    wire: bool = False,
-) -> bool:
+def able(plan: str, case: Case) -> bool:
     """Whether a plan can serve such an array here."""
     spec = PLANS[plan]
-    if kind not in spec.kinds or (wire and not spec.wire):
+    if case.kind not in spec.kinds or (case.wire and not spec.wire):
         return False
-    if spec.mapped and not group.mapped:
+    if spec.mapped and not case.members.mapped:
         return False
-    if spec.reads:
-        return readable
-    if spec.inbox_pieces and (spec.mapped or not in_place):
-        return not in_place and works_on_any(group, plan)
-    return in_place or not spec.mapped
+    if spec.works_on == "private":
+        return not spec.mapped if case.in_segments else works_anywhere(plan, case.members)
+    where = {"segment": True, "mapped": case.in_segments, "readable": case.readable}
+    return where[spec.works_on]
 
 
-def works_on_any(group: Group, plan: str) -> bool:
+def works_anywhere(plan: str, members: Members) -> bool:
     """Whether a plan works on arrays wherever they lie, without a copy in a segment."""
     spec = PLANS[plan]
-    if spec.inbox_pieces and not spec.mapped:
-        return not group.mapped and not group.topology.registers(group.ranks)
-    return spec.inbox_pieces > 0 or spec.reads
+    if spec.works_on == "private" and not spec.mapped:
+        return not members.mapped and not members.registers
+    return spec.works_on in ("private", "readable")
 
 
-def automatic(
-    group: Group,
-    kind: str,
-    nbytes: int,
-    *,
-    in_place: bool,
-    readable: bool = False,
-    wire: bool,
-    phases: bool = True,
-) -> Choice:
-    """Return the plan where no policy names one."""
-    if kind == "all-to-all":
-        return Choice("all-to-all")
-    if kind in ROOTED:
-        short = nbytes < _CHAIN_BYTES or group.size <= 2
-        chain = "chain" if group.size <= _CHAIN_RANKS else "chain-binomial"
-        return Choice("tree" if short else chain)
-    for plan in ("gdraa-direct", "gdraa-read", "staged"):
-        if PLANS[plan].reads and not (group.topology.oversubscribed and nbytes >= _READ_BYTES):
+def automatic(case: Case, *, shares: bool = False, phases: bool = True) -> Choice:
+    """Return the plan where no policy names one: the first of the table that can serve and suits.
+
+    Raises
+    ------
+    PlanError
+        None does.
+    """
+    for name, spec in PLANS.items():
+        if (shares and not spec.shares) or (not phases and spec.phases > 1):
             continue
-        if able(group, plan, kind, in_place=in_place, readable=readable, wire=wire):
-            return Choice(plan)
-    few = group.size == 2 and nbytes <= _ONE_SHOT_BYTES and works_on_any(group, "one-shot")
-    if few and phases and able(group, "one-shot", kind, in_place=in_place, wire=wire):
-        return Choice("one-shot")
-    # Blocks are whole cache lines: few elements have few owners.
-    owners = min(group.size, -(-nbytes // (4 * ALIGN)))
-    rounds = (group.size - 1).bit_length()
-    to_all = 2 * _LATENCY + (owners + group.size) * _STARTUP
-    in_halves = 2 * rounds * (_LATENCY + _STARTUP)
-    if to_all > in_halves and group.size > 4:
-        return Choice("halving-doubling")
-    private = not in_place and able(group, "gdraa-private", kind, in_place=False, wire=wire)
-    return Choice("gdraa-private" if private else "gdraa")
+        if able(name, case) and spec.suits(case):
+            return Choice(name)
+    raise PlanError(f"no plan of the table suits kind {case.kind!r} here: name one")

@@ -21,12 +21,12 @@ from pgasdl.collectives.binding import (
 from pgasdl.collectives.handle import kind_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
-from pgasdl.collectives.selection import works_on_any
+from pgasdl.collectives.selection import works_anywhere
 from pgasdl.errors import MismatchError, PlanError
 from pgasdl.group import Group
-from pgasdl.plans import PLANS, Plan, spec_of
+from pgasdl.plans import PLANS, spec_of
 from pgasdl.plans.algorithms.blocks import ALIGN
-from pgasdl.plans.pieces import build_pieces, pieces_of
+from pgasdl.plans.pieces import ArrayPlan, build_array, pieces_of
 from pgasdl.segment import Segment, SegmentTable
 
 # Pieces of an array on a GPU in one execution.
@@ -60,7 +60,12 @@ class Reduction(NamedTuple):
     def in_place(self) -> bool:
         """The plan works on all ranks' arrays where they lie."""
         elsewhere = self.segment is None and self.memory.device is not None
-        return self.choice.plan == "gdraa-direct" and not elsewhere
+        return PLANS[self.choice.plan].works_on == "mapped" and not elsewhere
+
+    @property
+    def anywhere(self) -> bool:
+        """The plan works on the array wherever it lies."""
+        return PLANS[self.choice.plan].works_on in ("private", "readable") and not self.copied
 
     @property
     def copied(self) -> bool:
@@ -104,11 +109,15 @@ class Workspace:
         self.inboxes: dict[str, int] = {}
         self.copy = 0
         for name, spec in PLANS.items() if device is None and not copied else ():
-            if spec.inbox_pieces and spec.mapped == group.mapped and works_on_any(group, name):
+            private = spec.works_on == "private" and spec.mapped == group.mapped
+            if private and works_anywhere(name, group.members):
                 self.inboxes[name] = self.copy
                 self.copy += spec.inbox_pieces * self.piece_bytes
-        self.copy_bytes = 4 * self.piece_bytes
-        self.entry = self.copy + 2 * self.copy_bytes  # of a directory
+        # A plan without an inbox, as in a GPU's memory, has no other limit than that of the copy.
+        self.inbox_bytes = 4 * self.piece_bytes
+        self.copy_bytes = 4 * self.piece_bytes if device is None else 8 * self.piece_bytes
+        self.inbox = self.copy + self.copy_bytes
+        self.entry = self.inbox + self.inbox_bytes  # of a directory
         nbytes = self.entry + ALIGNMENT
         self.segment = segments.make(group, nbytes, notifications, timeout, device)
         self.segment.prefault()
@@ -306,38 +315,28 @@ class Sequence:
 
     def _longest(self, wanted: Reduction, options: dict[str, Any]) -> int:
         """Return the elements of one execution: all if in place, else what ids or memory admit."""
-        memory, name = wanted.memory, wanted.choice.plan
+        memory, spec = wanted.memory, PLANS[wanted.choice.plan]
         workspace = self._workspaces[wanted.room]
         if wanted.in_place:
             return max(1, memory.count)
-        if name == "gdraa-direct":  # it has no inbox
-            return 2 * workspace.copy_bytes // memory.dtype.itemsize
-        if name == "gdraa-read":
-            return (self.REGION // self.group.size - 2) * int(options["piece"]) * self.group.size
-        if self._anywhere(wanted):
-            return self.REGION // (4 * self.group.size) * int(options["piece"])
-        key = wanted.room, name, memory.dtype.itemsize, *options.items()
+        if spec.longest is not None and wanted.anywhere:
+            return spec.longest(int(options["piece"]), self.group.size, self.REGION)
+        key = wanted.room, spec.name, memory.dtype.itemsize, *options.items()
         if key not in self._longests:
             # Reduce the count until the plan's inbox fits into its part of the workspace.
-            limit = count = workspace.copy_bytes // memory.dtype.itemsize // 64 * 64
+            count = workspace.copy_bytes // memory.dtype.itemsize // 64 * 64
+            limit = workspace.inbox_bytes // memory.dtype.itemsize // 64 * 64
             while (needed := self._inbox(wanted, count, options)) > limit and count > 64:
                 count = max(64, count * limit // needed // 64 * 64)
             self._longests[key] = count
         return self._longests[key]
 
-    def _anywhere(self, wanted: Reduction) -> bool:
-        """Whether the plan works on the array where it lies, in a segment or not."""
-        inboxes = self._workspaces[wanted.room].inboxes
-        return wanted.choice.plan in inboxes and wanted.device == wanted.memory.device
-
     def _inbox(self, wanted: Reduction, count: int, options: dict[str, Any]) -> int:
         """Return the elements of a plan's inbox, for ``count`` elements of an array."""
-        return self._shape(wanted, count, options)[0].buffers.get("inbox", 0)
+        return self._build(wanted, count, options).first.buffers.get("inbox", 0)
 
-    def _shape(
-        self, wanted: Reduction, count: int, options: dict[str, Any]
-    ) -> tuple[Plan, tuple[int, ...]]:
-        """Return the plan for ``count`` elements, and the pieces in which they are copied.
+    def _build(self, wanted: Reduction, count: int, options: dict[str, Any]) -> ArrayPlan:
+        """Build the plan for ``count`` elements, in the pieces in which they are copied.
 
         They stay whole where pieces would take more notifications than a plan has here.
         """
@@ -347,12 +346,11 @@ class Sequence:
             piece = self._resources.gpu_piece // wanted.memory.dtype.itemsize
             pieces = pieces_of(spec_of(name), kind, count, piece)
         for each in (pieces, (count,)):
-            shape, _ = build_pieces(
-                name, self.group.rank, self.group.size, each, kind=kind, **options
-            )
-            if shape.notifications <= self.REGION:
-                return shape, each
-        raise PlanError(f"plan {name} needs {shape.notifications} notifications; use a handle")
+            plan = build_array(name, self.group.rank, self.group.size, each, kind=kind, **options)
+            needed = plan.first.notifications
+            if needed <= self.REGION:
+                return plan
+        raise PlanError(f"plan {name} needs {needed} notifications; use a handle")
 
     def _execution(
         self, wanted: Reduction, count: int, options: dict[str, Any], what: str = ""
@@ -379,16 +377,16 @@ class Sequence:
         region = self._regions.get(name, len(self._regions))
         if region >= self.REGIONS:
             raise PlanError(f"ctx.allreduce takes {self.REGIONS} different plans; use a handle")
-        _, pieces = self._shape(wanted, count, options)
-        inbox = workspace.copy + workspace.copy_bytes
+        plan = self._build(wanted, count, options)
+        inbox = workspace.inbox
         device = -1 if memory.device is None else memory.device
-        access = ArrayAccess(_native.BufferAccess.COPIED, device=device, pieces=pieces)
+        access = ArrayAccess(_native.BufferAccess.COPIED, device=device)
         if wanted.in_place and not pool:
             assert wanted.segment is not None
             self._homes[memory.device, *key] = weakref.ref(wanted.segment)
             data = PlanBuffer(wanted.segment, wanted.offset, dtype)
             access = ArrayAccess(_native.BufferAccess.IN_PLACE, device=device)
-        elif wanted.in_place or name == "gdraa-read" or self._anywhere(wanted):
+        elif wanted.in_place or wanted.anywhere:
             nbytes = count * memory.dtype.itemsize
             home = _native.local_memory(self.group.context, memory.address, nbytes, device)
             if name in workspace.inboxes:
@@ -401,9 +399,7 @@ class Sequence:
             data = PlanBuffer(workspace.segment, workspace.copy, dtype)
         buffers = {"data": data, "inbox": PlanBuffer(workspace.segment, inbox, dtype)}
         tags = Tags(self._numbers, region * self.REGION, str(key))
-        execution = bind(
-            self.group, name, count, kind_of(wanted.op), buffers, tags, access, options
-        )
+        execution = bind(self.group, plan, buffers, tags, access)
         self._regions[name] = region
         self._make_place()
         self._bound[memory.device, *key] = execution

@@ -8,7 +8,7 @@ the whole, because no step of one touches what is another's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -26,7 +26,7 @@ from pgasdl.plans.plan import (
     Step,
     Wait,
 )
-from pgasdl.plans.registry import build
+from pgasdl.plans.registry import build, spec_of
 
 # Every piece takes notifications of its own.
 MOST_PIECES = 16
@@ -52,20 +52,50 @@ def pieces_of(spec: PlanSpec, kind: str, count: int, piece: int) -> tuple[int, .
     return tuple(n for _, n in equal_pieces(count, longest)[1])
 
 
-def build_pieces(
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """One rank's plan of an array: what is bound to memory.
+
+    Attributes
+    ----------
+    phases : tuple[Plan, ...]
+        The plan of each phase; executions take them in turn.
+    pieces : tuple[int, ...]
+        Elements of each piece of the array.
+    lanes : tuple[tuple[int, ...], ...]
+        For each phase how many lanes each piece has.
+    """
+
+    phases: tuple[Plan, ...]
+    pieces: tuple[int, ...]
+    lanes: tuple[tuple[int, ...], ...]
+
+    @property
+    def first(self) -> Plan:
+        """The plan of the first phase. All have the same buffers and notifications."""
+        return self.phases[0]
+
+
+def build_array(
     name: str, rank: int, size: int, pieces: Sequence[int], **options: Any
-) -> tuple[Plan, list[int]]:
-    """Build one rank's plan of an array in pieces, and tell how many lanes each piece has.
+) -> ArrayPlan:
+    """Build one rank's plan of an array, in every phase.
 
     Parameters
     ----------
     pieces : Sequence[int]
-        Elements of each piece.
+        Elements of each piece; of one, if the array stays whole.
     **options
         As of :func:`pgasdl.plans.build`, the same for every piece.
     """
-    plans = [build(name, rank, size, count, **options) for count in pieces]
-    return join(plans), [len(plan.lanes) for plan in plans]
+    number = spec_of(name).phases
+    each: list[dict[str, Any]] = [{"phase": phase} for phase in range(number)]
+    phases = each if number > 1 else [{}]
+    built = [
+        [build(name, rank, size, count, **options, **phase) for count in pieces] for phase in phases
+    ]
+    lanes = tuple(tuple(len(plan.lanes) for plan in plans) for plans in built)
+    return ArrayPlan(tuple(map(join, built)), tuple(pieces), lanes)
 
 
 def join(plans: Sequence[Plan]) -> Plan:

@@ -37,6 +37,8 @@ EXCHANGES = ("average", "sum", "update")
 ROOTED = ("reduce", "broadcast")
 KINDS = (*EXCHANGES, *ROOTED, "reduce-scatter", "all-gather", "all-to-all")
 HOOKS = frozenset({"update"})
+# Where the application's ``data`` may lie, for a plan to work on it: see PlanSpec.
+PLACES = ("segment", "mapped", "readable", "private")
 APPLICATION_BUFFERS = ("data", "weights")
 
 
@@ -179,6 +181,80 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Members:
+    """What a plan may know of the ranks that run it; the same on all of them.
+
+    Attributes
+    ----------
+    size : int
+        Number of ranks.
+    node_size : int, default 1
+        Ranks of each node, neighbours in the order of ranks; 1: nodes differ, or are not known.
+    mapped : bool, default False
+        Each rank maps the segments of all others.
+    mapped_on_node : bool, default False
+        Each maps those of its node.
+    registers : bool, default False
+        Some are sent to only from memory of segments.
+    oversubscribed : bool, default False
+        Some node has more ranks than cores.
+    """
+
+    size: int
+    node_size: int = 1
+    mapped: bool = False
+    mapped_on_node: bool = False
+    registers: bool = False
+    oversubscribed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An array for which a plan is chosen.
+
+    Attributes
+    ----------
+    members : Members
+        The ranks.
+    kind : str
+        One of :data:`KINDS`.
+    nbytes : int
+        Its length on each rank.
+    in_segments : bool
+        It lies in a segment on every rank.
+    readable : bool, default False
+        It lies elsewhere, and every rank can read every other's.
+    wire : bool, default False
+        It travels in another dtype.
+    """
+
+    members: Members
+    kind: str
+    nbytes: int
+    in_segments: bool
+    readable: bool = False
+    wire: bool = False
+
+
+def never(case: Case) -> bool:
+    """Return False: the plan is used only where it is named."""
+    del case
+    return False
+
+
+def always(case: Case) -> bool:
+    """Return True: wherever the plan can be used, and no row before it is."""
+    del case
+    return True
+
+
+def no_options(members: Members, piece: int) -> dict[str, int]:
+    """Return no options: the plan's defaults serve all ranks."""
+    del members, piece
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
 class PlanSpec:
     """One row of the table of plans.
 
@@ -196,8 +272,13 @@ class PlanSpec:
         It can send in another dtype, in the kinds :data:`EXCHANGES`.
     mapped : bool
         It needs mapped memory of the peers.
-    reads : bool
-        Of their memory it only makes copies into its own: it can be read instead of mapped.
+    works_on : str
+        Where ``data`` lies: "segment": in a segment, or copied into one; "mapped": in segments that
+        all ranks map, where it loads and stores the peers'; "readable": anywhere that peers can
+        read, since it only copies from them; "private": anywhere, no peer touches it.
+    suits : Callable[[Case], bool], default never
+        Whether it is the one to take where nobody names a plan: of the rows that can be used, the
+        first that suits.
     options : tuple[str, ...]
         Names of the integer options of ``build``.
     phases : int
@@ -210,12 +291,16 @@ class PlanSpec:
     by_element : bool
         The order of an element's additions does not depend on its place in the array: an array
         that is exchanged in pieces has the bits of the whole.
+    options_of : Callable[[Members, int], dict[str, int]], default no_options
+        ``options_of(members, piece)``: the options that depend on the ranks, and on the elements of
+        a piece that hides a latency and fits in a cache.
+    node_option : str
+        Which option takes the number of ranks of a node; "": none does.
     inbox_pieces : int
-        It works on arrays wherever they lie, in ``ctx.allreduce`` with an inbox of so many pieces;
-        0: it has no such inbox.
-    piece_of : Callable[[int, int], int], optional
-        ``piece_of(piece, size)``: elements of the option ``piece`` with so many ranks, so that the
-        inbox fits, where a piece of a staged array has ``piece`` elements; None: as many.
+        In ``ctx.allreduce`` all arrays share an inbox of so many pieces; of "private" plans alone.
+    longest : Callable[[int, int, int], int], optional
+        ``longest(piece, size, notifications)``: elements of one execution with so many
+        notifications, where ``piece`` is its option; None: it does not work in pieces.
     """
 
     name: str
@@ -224,13 +309,16 @@ class PlanSpec:
     kinds: tuple[str, ...] = EXCHANGES
     wire: bool = True
     mapped: bool = False
-    reads: bool = False
+    works_on: str = "segment"
+    suits: Callable[[Case], bool] = never
     options: tuple[str, ...] = ()
     phases: int = 1
     shares: bool = False
     by_element: bool = False
+    options_of: Callable[[Members, int], dict[str, int]] = no_options
+    node_option: str = ""
     inbox_pieces: int = 0
-    piece_of: Callable[[int, int], int] | None = None
+    longest: Callable[[int, int, int], int] | None = None
 
 
 def is_wire(buffer: str) -> bool:

@@ -20,26 +20,27 @@ from pgasdl.plans.algorithms import (
     tree,
     two_level,
 )
-from pgasdl.plans.plan import EXCHANGES, KINDS, Plan, PlanSpec
+from pgasdl.plans.plan import EXCHANGES, KINDS, PLACES, Plan, PlanSpec
 
+# In this order they are asked whether they suit, where nobody names a plan.
 PLANS: dict[str, PlanSpec] = {
     spec.name: spec
     for spec in (
-        gdraa.SPEC,
         gdraa_direct.SPEC,
-        gdraa_nodes.SPEC,
-        gdraa_private.SPEC,
         gdraa_read.SPEC,
         staged.SPEC,
+        one_shot.SPEC,
+        halving_doubling.SPEC,
+        gdraa_private.SPEC,
+        gdraa.SPEC,
+        gdraa_nodes.SPEC,
+        ring.SPEC,
+        chain.SPEC,
+        two_level.CHAIN_BINOMIAL,
+        two_level.CHAIN_CHAIN,
         tree.SPEC,
         kary.SPEC,
-        chain.SPEC,
-        two_level.CHAIN_CHAIN,
-        two_level.CHAIN_BINOMIAL,
-        ring.SPEC,
-        halving_doubling.SPEC,
         multi_stage.SPEC,
-        one_shot.SPEC,
         all_to_all.SPEC,
     )
 }
@@ -52,13 +53,19 @@ def register(spec: PlanSpec) -> None:
     Raises
     ------
     PlanError
-        The name is taken, or the row has an unknown kind or no phase.
+        The name is taken, or the row has an unknown kind, no phase, or nowhere to work.
     """
     if spec.name in PLANS:
         raise PlanError(f"a plan named {spec.name!r} is registered already")
     unknown = [kind for kind in spec.kinds if kind not in KINDS]
     if not spec.name or not spec.kinds or unknown:
         raise PlanError(f"plan {spec.name!r}: kinds {spec.kinds!r} are not among {KINDS}")
+    if spec.works_on not in PLACES:
+        raise PlanError(f"plan {spec.name!r}: works_on {spec.works_on!r} is not among {PLACES}")
+    if (spec.works_on == "private") != (spec.inbox_pieces > 0):
+        raise PlanError(f"plan {spec.name!r}: inbox_pieces goes with works_on 'private' alone")
+    if spec.works_on in ("readable", "private") and spec.longest is None:
+        raise PlanError(f"plan {spec.name!r}: works_on {spec.works_on!r} needs longest")
     if spec.phases < 1:
         raise PlanError(f"plan {spec.name!r}: {spec.phases} phases")
     PLANS[spec.name] = spec

@@ -22,7 +22,7 @@ from pgasdl.device.names import name_of
 from pgasdl.errors import BufferRefused
 from pgasdl.group import Group
 from pgasdl.plans import Plan, spec_of
-from pgasdl.plans.pieces import build_pieces, pieces_of
+from pgasdl.plans.pieces import ArrayPlan, build_array, pieces_of
 from pgasdl.plans.plan import APPLICATION_BUFFERS, Call, is_wire
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket, Layer
@@ -30,12 +30,15 @@ from pgasdl.training.layout import Bucket, Layer
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One plan of a bucket, with the options it is built with and this rank's steps."""
+    """One plan of a bucket."""
 
     bucket: Bucket
-    plan: str
-    options: dict[str, Any]
-    shape: Plan
+    plan: ArrayPlan
+
+    @property
+    def shape(self) -> Plan:
+        """Its first phase: all have the same buffers, notifications and updates."""
+        return self.plan.first
 
     def owned(self) -> Iterator[tuple[int, int, int]]:
         """Yield (bucket, offset, count) of what this rank updates."""
@@ -108,18 +111,16 @@ class Setup:
         found = []
         for bucket in buckets:
             for choice in bucket.choices:
-                here = options_for(
-                    group, choice.plan, bucket.dtype, wire=wire, device=self.works_on
-                )
+                here = options_for(group, choice.plan, bucket.dtype, device=self.works_on)
                 chosen: dict[str, Any] = {**here, **dict(choice.options), **options}
                 if rotate_root:
                     chosen["root"] = (options.get("root", 0) + bucket.index) % group.size
                 chosen["wire"] = wire
                 pieces = self.pieces(choice.plan, bucket)
-                shape, _ = build_pieces(
+                plan = build_array(
                     choice.plan, group.rank, group.size, pieces, kind=self.kind, **chosen
                 )
-                found.append(Part(bucket, choice.plan, chosen, shape))
+                found.append(Part(bucket, plan))
         return found
 
     def allocate(
@@ -177,31 +178,18 @@ class Setup:
                 else:
                     places[name] = PlanBuffer(home, bucket.at, self._dtype(part, name))
             numbers = _native.Numbering(memory.gradients, first, shape.notifications)
-            tags = Tags(numbers, first, f"bucket {bucket.index}, plan {part.plan}")
-            bucket.executions.append(
-                bind(
-                    self.group,
-                    part.plan,
-                    bucket.count,
-                    self.kind,
-                    places,
-                    tags,
-                    self._access(part, memory),
-                    part.options,
-                )
-            )
+            tags = Tags(numbers, first, f"bucket {bucket.index}, plan {shape.name}")
+            access = self._access(bucket, memory)
+            bucket.executions.append(bind(self.group, part.plan, places, tags, access))
             first += self._notifications(part)
 
-    def _access(self, part: Part, memory: ExchangeMemory) -> ArrayAccess:
-        """Tell how a plan gets at its bucket's gradients."""
+    def _access(self, bucket: Bucket, memory: ExchangeMemory) -> ArrayAccess:
+        """Tell how a plan gets at a bucket's gradients."""
         if memory.copies is None:
             return IN_PLACE
-        bucket = part.bucket
         where = memory.gradients.address + bucket.at
         how = _native.BufferAccess.COPIED
-        number = memory.gradients.device_number
-        pieces = self.pieces(part.plan, bucket)
-        return ArrayAccess(how, where, where, bucket.nbytes, number, pieces)
+        return ArrayAccess(how, where, where, bucket.nbytes, memory.gradients.device_number)
 
     def _notifications(self, part: Part) -> int:
         """Return the plan's own, and one for each rank."""

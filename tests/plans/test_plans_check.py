@@ -184,7 +184,6 @@ def test_memory_named_by_the_plans() -> None:
         (("halving-doubling", 0, 2, 8), {"group_size": 0}, "group_size is 0"),
         (("halving-doubling", 0, 4, 8), {"group_size": 2, "kind": "all-gather"}, "block r"),
         (("gdraa-nodes", 0, 4, 8), {"direct": 2}, "direct is 2"),
-        (("gdraa-nodes", 0, 4, 8), {"direct": 1, "wire": True}, "wire"),
         (("multi-stage", 0, 4, 8), {"kind": "broadcast", "stages": 0}, "stages is 0"),
     ],
 )
@@ -204,8 +203,19 @@ def test_a_plan_from_outside_is_registered_once() -> None:
         assert check("mine", 3, 100, root=2) == []
     finally:
         del PLANS["mine"]
-    with pytest.raises(PlanError, match="kinds"):
-        register(replace(spec, kinds=("max",)))
+    for wrong in (
+        {"kinds": ("max",)},
+        {"works_on": "paper"},
+        {"inbox_pieces": 4},
+        {"works_on": "readable"},
+    ):
+        with pytest.raises(PlanError, match=next(iter(wrong))):
+            register(replace(spec, **wrong))  # type: ignore[arg-type]
+
+
+def test_nodes_do_not_load_what_is_in_wire_precision() -> None:
+    plans = [build("gdraa-nodes", 1, 4, 100, wire=True, direct=direct) for direct in (0, 1)]
+    assert plans[0] == plans[1] and not plans[1].mapped
 
 
 def test_plans_are_immutable_and_repeatable() -> None:

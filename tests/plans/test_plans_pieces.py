@@ -11,7 +11,7 @@ from tiers import full
 from pgasdl.errors import PlanError
 from pgasdl.plans import PLANS, Plan, Reduce, Span, build
 from pgasdl.plans.check import check
-from pgasdl.plans.pieces import MOST_PIECES, build_pieces, join, pieces_of
+from pgasdl.plans.pieces import MOST_PIECES, build_array, join, pieces_of
 
 COUNT, PIECE = 300, 128
 IN_PIECES = [
@@ -25,7 +25,7 @@ def plans_of(variant: Variant, size: int) -> list[Plan]:
     """The plans of all ranks, in pieces."""
     pieces = pieces_of(PLANS[variant.name], variant.kind, COUNT, PIECE)
     return [
-        build_pieces(
+        build_array(
             variant.name,
             rank,
             size,
@@ -33,7 +33,7 @@ def plans_of(variant: Variant, size: int) -> list[Plan]:
             kind=variant.kind,
             wire=variant.wire,
             **variant.chosen(size),
-        )[0]
+        ).first
         for rank in range(size)
     ]
 
@@ -76,9 +76,10 @@ def test_pieces_are_the_array_and_few() -> None:
 
 
 def test_lanes_of_each_piece() -> None:
-    plan, lanes = build_pieces("tree", 1, 3, (200, 100), kind="sum", chunks=2)
+    built = build_array("tree", 1, 3, (200, 100), kind="sum", chunks=2)
+    plan, (lanes,) = built.first, built.lanes
     whole = [build("tree", 1, 3, count, kind="sum", chunks=2) for count in (200, 100)]
-    assert lanes == [len(each.lanes) for each in whole]
+    assert lanes == tuple(len(each.lanes) for each in whole)
     assert len(plan.lanes) == sum(lanes)
     assert plan.notifications == sum(each.notifications for each in whole)
 

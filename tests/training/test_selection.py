@@ -96,6 +96,31 @@ def test_what_cannot_share_an_inbox_is_not_chosen_for_arrays_in_turns() -> None:
     assert chosen == [("one-shot", "alone")] * 2
 
 
+@pytest.mark.parametrize("name", ["gdraa-direct", "gdraa-read", "staged", "gdraa-private"])
+def test_a_plan_works_where_its_row_says(name: str) -> None:
+    """No name counts: the same row with another name runs on the same arrays."""
+
+    def program(ctx: Context) -> None:
+        spec = PLANS["mine"]
+        for count in (10, 300_000):
+            array = np.full(count, ctx.rank, np.float32)
+            if spec.works_on == "mapped":
+                array = ctx.segment(array.nbytes).numpy(np.float32)
+                array[:] = ctx.rank
+            ctx.allreduce(array, "sum", plan="mine")
+            assert np.all(array == 3)
+            array[:] = ctx.rank
+            with ctx.allreduce_handle(array, "mean", plan="mine") as handle:
+                handle()
+                assert np.all(array == 1)
+
+    register(replace(PLANS[name], name="mine"))
+    try:
+        loopback.run(3, program, mapped=PLANS[name].mapped)
+    finally:
+        del PLANS["mine"]
+
+
 def test_without_a_policy_the_size_chooses() -> None:
     def program(ctx: Context) -> list[str]:
         sizes = (1 << 10, 64 << 20)

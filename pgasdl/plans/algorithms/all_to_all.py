@@ -36,7 +36,7 @@ from collections.abc import Iterator
 
 from pgasdl.plans.algorithms.blocks import flag, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait, always
 
 
 def build(
@@ -70,4 +70,5 @@ SPEC = PlanSpec(
     "a block from everyone to everyone, directly: 2 latencies, (P-1)/P S, inbox of S",
     kinds=("all-to-all",),
     wire=False,
+    suits=always,
 )

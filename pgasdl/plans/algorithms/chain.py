@@ -30,8 +30,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.algorithms.trees import TREE_KINDS, tree_plan
-from pgasdl.plans.plan import Plan, PlanSpec
+from pgasdl.plans.algorithms.trees import CHAIN_BYTES, CHAIN_RANKS, TREE_KINDS, tree_plan
+from pgasdl.plans.plan import ROOTED, Case, Plan, PlanSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,17 @@ def build(
     return tree_plan(RankView("chain", rank, size, count, kind, wire), Chain(size), root, chunks)
 
 
+def _suits(case: Case) -> bool:
+    few = 2 < case.members.size <= CHAIN_RANKS
+    return case.kind in ROOTED and few and case.nbytes >= CHAIN_BYTES
+
+
 SPEC = PlanSpec(
     "chain",
     build,
     "chunked chain and back: S per link and direction at full overlap, latency of P hops",
     kinds=TREE_KINDS,
+    suits=_suits,
     options=("root", "chunks"),
     shares=True,
     by_element=True,

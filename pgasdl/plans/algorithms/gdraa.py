@@ -51,7 +51,7 @@ from collections.abc import Iterator
 
 from pgasdl.plans.algorithms.blocks import blocks, flag, flushed, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait, always
 
 # Below this many elements one cast of everything costs less than a step per block. Above, casts
 # block by block overlap with the sending.
@@ -163,6 +163,7 @@ SPEC = PlanSpec(
     build,
     "scatter, average, broadcast: 2 latencies, 2(P-1)/P S per rank, inbox of P-1 blocks",
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
+    suits=always,
     shares=True,
     by_element=True,
 )

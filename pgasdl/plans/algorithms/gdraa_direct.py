@@ -39,7 +39,7 @@ from collections.abc import Iterator
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import blocks, flag, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait, always
 
 
 def build(rank: int, size: int, count: int, *, kind: str = "average", wire: bool = False) -> Plan:
@@ -92,6 +92,8 @@ SPEC = PlanSpec(
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
     wire=False,
     mapped=True,
+    works_on="mapped",
+    suits=always,
     shares=True,
     by_element=True,
 )

@@ -52,7 +52,7 @@ from collections.abc import Iterator
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Flush, Members, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 
 def build(
@@ -67,14 +67,14 @@ def build(
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes.
 
-    ``direct`` : 1 if the ranks of a node map each other's memory
+    ``direct`` : 1 if the ranks of a node map each other's memory; no use with ``wire``, since it
+    loads memory as it is
     """
     view = RankView("gdraa-nodes", rank, size, count, kind, wire)
     view.require("group_size", group_size, 1)
     if direct not in (0, 1):
         raise PlanError(f"plan gdraa-nodes: direct is {direct}, 0 or 1 is needed")
-    if direct and wire:
-        raise PlanError("plan gdraa-nodes: direct loads memory as it is, in no wire precision")
+    direct = int(direct and not wire)
     if view.idle:
         return view.plan(mapped=bool(direct))
     node = _Node(view, min(group_size, size), bool(direct))
@@ -267,10 +267,17 @@ class _Node:
             yield Put(result, n, self.holder(node, block), result, notify)
 
 
+def _options_of(members: Members, piece: int) -> dict[str, int]:
+    del piece
+    return {"group_size": members.node_size, "direct": int(members.mapped_on_node)}
+
+
 SPEC = PlanSpec(
     "gdraa-nodes",
     build,
     "sums inside nodes of group_size ranks, gdraa between them: 2(N-1)/N S per node on the network",
     options=("group_size", "direct"),
+    options_of=_options_of,
+    node_option="group_size",
     shares=True,
 )

@@ -44,7 +44,7 @@ from collections.abc import Iterator
 
 from pgasdl.plans.algorithms.blocks import ALIGN, blocks, equal_pieces, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Case, Flush, Members, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 # Of blocks, and of results, per sender.
 SLOTS = 2
@@ -143,14 +143,22 @@ class _Exchange:
         return Span("inbox", self.slot * (number % (2 * SLOTS) * (self.size - 1) + place))
 
 
-def piece_of(piece: int, size: int) -> int:
-    """Return the longest piece of so many ranks whose slots fit in ``INBOX_PIECES`` of ``piece``.
+def _options_of(members: Members, piece: int) -> dict[str, int]:
+    """Return the longest piece whose slots fit in ``INBOX_PIECES`` of ``piece``.
 
-    >>> piece_of(4096, 2)
-    32768
+    >>> _options_of(Members(2), 4096)
+    {'piece': 32768}
     """
-    slots = 2 * SLOTS * max(1, size - 1)
-    return size * max(ALIGN, INBOX_PIECES * piece // slots // ALIGN * ALIGN)
+    slots = 2 * SLOTS * max(1, members.size - 1)
+    return {"piece": members.size * max(ALIGN, INBOX_PIECES * piece // slots // ALIGN * ALIGN)}
+
+
+def _suits(case: Case) -> bool:
+    return not case.in_segments
+
+
+def _longest(piece: int, size: int, notifications: int) -> int:
+    return notifications // (2 * size) * piece
 
 
 SPEC = PlanSpec(
@@ -159,8 +167,11 @@ SPEC = PlanSpec(
     "gdraa for private memory, in pieces: 2(P-1)/P S per rank, inbox of 4(P-1) blocks",
     kinds=("average", "sum"),
     wire=False,
+    works_on="private",
+    suits=_suits,
     options=("piece",),
+    options_of=_options_of,
     shares=True,
     inbox_pieces=INBOX_PIECES,
-    piece_of=piece_of,
+    longest=_longest,
 )

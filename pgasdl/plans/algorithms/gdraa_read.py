@@ -43,10 +43,16 @@ from collections.abc import Iterator
 
 from pgasdl.plans.algorithms.blocks import ALIGN, blocks, flag, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import Plan, PlanSpec, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Case, Members, Plan, PlanSpec, Reduce, Span, Step, Wait
 
 # 128 KiB of float32: long enough to hide a system call, and in a cache when it is reduced.
 PIECE = 32768
+# Where ranks share cores, and from so many bytes on, one copy by the kernel is about as fast as two
+# through a mapped workspace: 0.8 to 1.3 of its time with 64 MB, but 1.3 to 1.8 with 16 MB (4 and 8
+# ranks on 2 cores of an EPYC; on another 0.76 and 0.9; beside other programs 0.4 to 0.8).
+# With a core each the kernel's copy took 2 to 4 times as long on an EPYC; on a Xeon 0.9 (4 MB in
+# large pages) to 2 times.
+_CROWDED_BYTES = 64 << 20
 
 
 def build(
@@ -132,13 +138,22 @@ class _Exchange:
         return (2 + k) * self.size + owner
 
 
-def piece_of(piece: int, size: int) -> int:
+def _options_of(members: Members, piece: int) -> dict[str, int]:
     """Return twice what is staged at once, or less: a slot for each peer fits in four of those.
 
     A call of the system per piece costs more than a flag: two pieces of 512 KiB take 0.8 to 0.95 of
     the time of eight of 128 KiB (two ranks on a Xeon, 4 and 16 MB).
     """
-    return min(2 * piece, max(ALIGN, 4 * piece // max(1, size - 1) // ALIGN * ALIGN))
+    slot = 4 * piece // max(1, members.size - 1) // ALIGN * ALIGN
+    return {"piece": min(2 * piece, max(ALIGN, slot))}
+
+
+def _longest(piece: int, size: int, notifications: int) -> int:
+    return (notifications // size - 2) * piece * size
+
+
+def _suits(case: Case) -> bool:
+    return case.members.oversubscribed and case.nbytes >= _CROWDED_BYTES
 
 
 SPEC = PlanSpec(
@@ -148,8 +163,10 @@ SPEC = PlanSpec(
     kinds=("average", "sum"),
     wire=False,
     mapped=True,
-    reads=True,
+    works_on="readable",
+    suits=_suits,
     options=("piece",),
+    options_of=_options_of,
     shares=True,
-    piece_of=piece_of,
+    longest=_longest,
 )

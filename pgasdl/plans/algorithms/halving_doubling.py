@@ -55,11 +55,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pgasdl.errors import PlanError
-from pgasdl.plans.algorithms.blocks import edge, flag, flushed, padded
+from pgasdl.plans.algorithms.blocks import ALIGN, edge, flag, flushed, padded
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import EXCHANGES, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import EXCHANGES, Case, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 PER_LEVEL = 5
+# Estimates for RDMA adapters: seconds that a message takes, and seconds that it occupies its
+# sender. `pgasdl tune` measures them.
+_LATENCY, _STARTUP = 1.5e-6, 0.3e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +269,23 @@ class _Halves:
             yield self.wait(first + 2, level.taker if level.partner < 0 else level.partner)
 
 
+def _suits(case: Case) -> bool:
+    """Return whether its rounds cost less than the messages of gdraa, which go to all ranks."""
+    size = case.members.size
+    # Blocks are whole cache lines: few elements have few owners.
+    owners = min(size, -(-case.nbytes // (4 * ALIGN)))
+    rounds = (size - 1).bit_length()
+    to_all = 2 * _LATENCY + (owners + size) * _STARTUP
+    return size > 4 and to_all > 2 * rounds * (_LATENCY + _STARTUP)
+
+
 SPEC = PlanSpec(
     "halving-doubling",
     build,
     "halves, then doubles: 2 ceil(log2 P) latencies, 2(P-1)/P S; round-robin over group_size",
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
+    suits=_suits,
     options=("group_size",),
+    node_option="group_size",
     shares=True,
 )

@@ -45,7 +45,7 @@ from collections.abc import Iterator
 
 from pgasdl.plans.algorithms.blocks import ALIGN, equal_pieces, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Case, Flush, Members, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 PHASES = 2
 SLOTS = 4
@@ -53,6 +53,9 @@ SLOTS = 4
 PIECE = 65536
 # The inbox for arrays anywhere, in pieces of staged arrays.
 INBOX_PIECES = 2
+# Two ranks send as much as by gdraa, in half as many messages; with more bytes the Reduce, which is
+# twice as long, costs more than a latency. Measured over MPI.
+_PAIR_BYTES = 16 << 10
 
 
 def build(
@@ -127,14 +130,24 @@ class _Exchange:
         return (k * PHASES + self.phase) * self.size + rank
 
 
-def piece_of(piece: int, size: int) -> int:
-    """Return the longest piece of so many ranks whose slots fit in ``INBOX_PIECES`` of ``piece``.
+def _options_of(members: Members, piece: int) -> dict[str, int]:
+    """Return the longest piece whose slots fit in ``INBOX_PIECES`` of ``piece``.
 
-    >>> piece_of(32768, 2)
-    8192
+    >>> _options_of(Members(2), 32768)
+    {'piece': 8192}
     """
-    slots = PHASES * SLOTS * max(1, size - 1)
-    return max(ALIGN, INBOX_PIECES * piece // slots // ALIGN * ALIGN)
+    slots = PHASES * SLOTS * max(1, members.size - 1)
+    return {"piece": max(ALIGN, INBOX_PIECES * piece // slots // ALIGN * ALIGN)}
+
+
+def _longest(piece: int, size: int, notifications: int) -> int:
+    return notifications // (PHASES * size) * piece
+
+
+def _suits(case: Case) -> bool:
+    members = case.members
+    few = members.size == 2 and case.nbytes <= _PAIR_BYTES
+    return few and not members.mapped and not members.registers
 
 
 SPEC = PlanSpec(
@@ -143,9 +156,12 @@ SPEC = PlanSpec(
     "all elements to all ranks: 1 latency per piece, (P-1) S per rank, inbox of 8 (P-1) pieces",
     kinds=("average", "sum"),
     wire=False,
+    works_on="private",
+    suits=_suits,
     options=("piece",),
     phases=PHASES,
+    options_of=_options_of,
     shares=True,
     inbox_pieces=INBOX_PIECES,
-    piece_of=piece_of,
+    longest=_longest,
 )

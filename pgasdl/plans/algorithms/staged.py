@@ -66,7 +66,7 @@ from pgasdl.plans.algorithms.blocks import (
     peers_after,
     scale_of,
 )
-from pgasdl.plans.plan import Plan, PlanSpec, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Members, Plan, PlanSpec, Put, Reduce, Span, Step, Wait, always
 
 PHASES = 2
 SLOTS = 4
@@ -237,6 +237,15 @@ class _Exchange:
         return (number * PHASES + self.phase) * self.size + rank
 
 
+def _options_of(members: Members, piece: int) -> dict[str, int]:
+    del members
+    return {"piece": piece}
+
+
+def _longest(piece: int, size: int, notifications: int) -> int:
+    return (notifications // (PHASES * size) - 1) * piece
+
+
 SPEC = PlanSpec(
     "staged",
     build,
@@ -244,8 +253,12 @@ SPEC = PlanSpec(
     kinds=("average", "sum"),
     wire=False,
     mapped=True,
+    works_on="private",
+    suits=always,
     options=("piece", "owners"),
     phases=PHASES,
+    options_of=_options_of,
     shares=True,
     inbox_pieces=PHASES * SLOTS,
+    longest=_longest,
 )

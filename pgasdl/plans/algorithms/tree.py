@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.algorithms.trees import TREE_KINDS, tree_plan
-from pgasdl.plans.plan import Plan, PlanSpec
+from pgasdl.plans.plan import ROOTED, Case, Plan, PlanSpec
 
 
 def children(node: int, size: int) -> list[int]:
@@ -75,11 +75,16 @@ def build(
     return tree_plan(RankView("tree", rank, size, count, kind, wire), Binomial(size), root, chunks)
 
 
+def _suits(case: Case) -> bool:
+    return case.kind in ROOTED
+
+
 SPEC = PlanSpec(
     "tree",
     build,
     "binomial tree up and down: 2 ceil(log2 P) latencies, S per link, inbox of ceil(log2 P) S",
     kinds=TREE_KINDS,
+    suits=_suits,
     options=("root", "chunks"),
     shares=True,
     by_element=True,

@@ -48,6 +48,8 @@ from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Plan, Put, Reduce, Span, Step, Wait
 
 TREE_KINDS = ("average", "sum", "update", "reduce", "broadcast")
+# S-Caffe section 5: chains are best from so many bytes on, and up to so many ranks.
+CHAIN_BYTES, CHAIN_RANKS = 8 << 20, 8
 
 
 class Shape(Protocol):

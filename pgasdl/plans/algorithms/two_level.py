@@ -36,8 +36,8 @@ from functools import partial
 from pgasdl.plans.algorithms.chain import Chain
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.algorithms.tree import Binomial
-from pgasdl.plans.algorithms.trees import TREE_KINDS, Shape, tree_plan
-from pgasdl.plans.plan import Plan, PlanSpec
+from pgasdl.plans.algorithms.trees import CHAIN_BYTES, CHAIN_RANKS, TREE_KINDS, Shape, tree_plan
+from pgasdl.plans.plan import ROOTED, Case, Plan, PlanSpec
 
 # S-Caffe: the benefit of longer chains decreases beyond this.
 CHAIN_SIZE = 8
@@ -95,12 +95,18 @@ def build(
     return tree_plan(view, TwoLevel(size, chain_size, over), root, chunks)
 
 
+def _suits(case: Case) -> bool:
+    many = case.members.size > CHAIN_RANKS
+    return case.kind in ROOTED and many and case.nbytes >= CHAIN_BYTES
+
+
 CHAIN_CHAIN = PlanSpec(
     "chain-chain",
     partial(build, upper="chain"),
     "chunked chains of chain_size ranks, their heads in a chain: S per link, to some 64 ranks",
     kinds=TREE_KINDS,
     options=("root", "chain_size", "chunks"),
+    node_option="chain_size",
     shares=True,
     by_element=True,
 )
@@ -109,7 +115,9 @@ CHAIN_BINOMIAL = PlanSpec(
     partial(build, upper="binomial"),
     "chunked chains of chain_size ranks, their heads in a binomial tree: for many ranks",
     kinds=TREE_KINDS,
+    suits=_suits,
     options=("root", "chain_size", "chunks"),
+    node_option="chain_size",
     shares=True,
     by_element=True,
 )

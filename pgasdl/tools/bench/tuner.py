@@ -10,9 +10,9 @@ import numpy as np
 
 from pgasdl.collectives.binding import options_for
 from pgasdl.collectives.policy import Choice, Policy, Rule
-from pgasdl.collectives.selection import able, automatic, works_on_any
+from pgasdl.collectives.selection import able, automatic, works_anywhere
 from pgasdl.context import Context
-from pgasdl.plans import PLANS, build_all
+from pgasdl.plans import PLANS, Case, build_all
 from pgasdl.plans.algorithms import staged
 from pgasdl.plans.cost import predict
 from pgasdl.tools.bench.calibrate import Calibration
@@ -21,12 +21,6 @@ from pgasdl.tools.bench.turns import Procedure
 
 # Values of the option chunks to try besides a plan's default.
 CHUNKS = (1, 8)
-# The option that some plans call a node's size; gdraa-nodes knows nodes by itself.
-NODE_OPTIONS = {
-    "chain-chain": "chain_size",
-    "chain-binomial": "chain_size",
-    "halving-doubling": "group_size",
-}
 # Candidates are predicted within this factor of the best; at least and at most so many.
 NEAR, FEWEST, MOST = 2.5, 3, 12
 # Plans within this factor of the fastest are measured again, so many times as long.
@@ -60,18 +54,19 @@ class Size:
 def choices_here(context: Context) -> list[Choice]:
     """List every plan that exchanges gradients here, in segments."""
     found = []
-    for name in PLANS:
-        if not able(context.world, name, "average", in_place=True):
+    members = context.world.members
+    nodes = 1 < members.node_size < members.size
+    for name, spec in PLANS.items():
+        if not able(name, Case(members, "average", 0, in_segments=True)):
             continue
-        node = context.world.node_size
-        nodes = 1 < node < context.size
-        if name == "gdraa-nodes" and not nodes:
+        by_node = spec.node_option in spec.options_of(members, 1)  # it has the nodes anyhow
+        if by_node and not nodes:
             continue
         found.append(Choice(name))
-        if "chunks" in PLANS[name].options:
+        if "chunks" in spec.options:
             found += [Choice(name, (("chunks", chunks),)) for chunks in CHUNKS]
-        if nodes and name in NODE_OPTIONS:
-            found.append(Choice(name, ((NODE_OPTIONS[name], node),)))
+        if nodes and spec.node_option and not by_node:
+            found.append(Choice(name, ((spec.node_option, members.node_size),)))
     return found
 
 
@@ -82,11 +77,10 @@ def choices_of_arrays(context: Context) -> list[Choice]:
     """
     context.allreduce(np.zeros(1, np.float32), "sum")  # tries whether peers can be read
     found: list[Choice] = []
-    readable = context.world.unreadable == ""
+    members = context.world.members
+    case = Case(members, "average", 0, in_segments=False, readable=context.world.unreadable == "")
     for name, spec in PLANS.items():
-        if not works_on_any(context.world, name):
-            continue
-        if able(context.world, name, "average", in_place=False, readable=readable):
+        if works_anywhere(name, members) and able(name, case):
             options = [(("owners", n),) for n in (0, 1)] if "owners" in spec.options else [()]
             found += [Choice(name, each) for each in options]
     return found
@@ -191,7 +185,7 @@ def usual_choice(context: Context, nbytes: int, *, in_segment: bool) -> Choice:
     """Return what runs without a policy, with its option ``owners`` if it has one."""
     world = context.world
     readable = not in_segment and world.unreadable == ""
-    usual = automatic(world, "average", nbytes, in_place=in_segment, readable=readable, wire=False)
+    usual = automatic(Case(world.members, "average", nbytes, in_segment, readable))
     if "owners" in PLANS[usual.plan].options:
         return Choice(usual.plan, (("owners", staged.owners_of(world.size, nbytes // 4)),))
     return usual
