@@ -1,5 +1,5 @@
-// reduce() as kernels. Compiled to PTX by tests/gpu/ptx.py, and by g++ for a test double of the
-// driver, whose grid.hpp stands for what a CUDA compiler has built in.
+// Sums of reduce() as kernels. Compiled to PTX by tests/gpu/ptx.py, and by g++ for a test double of
+// the driver, whose grid.hpp stands for what a CUDA compiler has built in.
 //
 // Every item is computed by itself, in the order of the sources, by the arithmetic of the CPU's
 // kernels (simd.hpp), so that it has their bits. That needs a compilation without contraction and
@@ -194,46 +194,9 @@ __device__ __forceinline__ Stored<kDType> encode(Acc acc) {
   }
 }
 
-template <ReduceOp kOp, class Acc>
-__device__ __forceinline__ Acc combine(Acc a, Acc b) {
-  if constexpr (kOp == ReduceOp::kSum) {
-    return a + b;
-  } else if constexpr (kOp == ReduceOp::kProd) {
-    return a * b;
-  } else if constexpr (kFloat<Acc>) {
-    if constexpr (kOp == ReduceOp::kMin) return a < b || a != a ? a : b;
-    if constexpr (kOp == ReduceOp::kMax) return a > b || a != a ? a : b;
-  } else {
-    const bool less = kSame<Acc, uint32_t> ? static_cast<int32_t>(a) < static_cast<int32_t>(b)
-                                           : static_cast<int64_t>(a) < static_cast<int64_t>(b);
-    return less == (kOp == ReduceOp::kMin) ? a : b;
-  }
-}
-
-/// combine(identity, x) has the bits of x: a sum starts from -0, as 0 + -0 is 0.
+/// What a sum starts from: -0 for floats, as 0 + -0 is 0.
 template <class Acc>
-__device__ __forceinline__ Acc identity(ReduceOp op) {
-  if constexpr (kFloat<Acc>) {
-    switch (op) {
-      case ReduceOp::kSum:
-        return -Acc{0};
-      case ReduceOp::kProd:
-        return Acc{1};
-      default:
-        return static_cast<Acc>(bits_as<float>(op == ReduceOp::kMin ? 0x7f800000u : 0xff800000u));
-    }
-  } else {
-    constexpr Acc kLowest = Acc{1} << (8 * sizeof(Acc) - 1);
-    switch (op) {
-      case ReduceOp::kSum:
-        return 0;
-      case ReduceOp::kProd:
-        return 1;
-      default:
-        return op == ReduceOp::kMin ? kLowest - 1 : kLowest;
-    }
-  }
-}
+constexpr Acc kNothing = kFloat<Acc> ? -Acc{0} : Acc{0};
 
 template <class Acc>
 __device__ __forceinline__ Acc scaled(Acc acc, const DeviceReduction& p) {
@@ -336,7 +299,7 @@ __device__ constexpr int vectors_ahead(int n_sources, int item_size) {
   return n_sources == 2 && item_size == 2 ? 2 : 4;
 }
 
-template <DType kDType, ReduceOp kOp, int kSources>
+template <DType kDType, int kSources>
 __device__ __forceinline__ void reduce_same(const DeviceReduction& p) {
   using Item = Stored<kDType>;
   using Acc = typename Format<kDType>::Acc;
@@ -348,7 +311,7 @@ __device__ __forceinline__ void reduce_same(const DeviceReduction& p) {
     const Turn<kVectors> turn(first, p.vectors, p.head * sizeof(Item));
     Acc acc[kVectors][kLanes<Item>];
     for (auto& vector : acc) {
-      for (Acc& lane : vector) lane = identity<Acc>(kOp);
+      for (Acc& lane : vector) lane = kNothing<Acc>;
     }
 #pragma unroll 1
     for (unsigned begin = 0; begin < n_sources; begin += kAhead) {
@@ -363,7 +326,7 @@ __device__ __forceinline__ void reduce_same(const DeviceReduction& p) {
         for (int v = 0; v < kVectors; ++v) {
           for (int lane = 0; lane < kLanes<Item>; ++lane) {
             const Item item = get<Item>(loaded[s][v], lane);
-            acc[v][lane] = combine<kOp>(acc[v][lane], decode<kDType, Acc>(item));
+            acc[v][lane] += decode<kDType, Acc>(item);
           }
         }
       }
@@ -380,10 +343,10 @@ __device__ __forceinline__ void reduce_same(const DeviceReduction& p) {
   }
 
   outside_vectors<Item>(p, [&](uint64_t i) {
-    Acc acc = identity<Acc>(kOp);
+    Acc acc = kNothing<Acc>;
 #pragma unroll 4
     for (unsigned s = 0; s < n_sources; ++s) {
-      acc = combine<kOp>(acc, decode<kDType, Acc>(load<Item>(p.sources[s] + i * sizeof(Item))));
+      acc += decode<kDType, Acc>(load<Item>(p.sources[s] + i * sizeof(Item)));
     }
     const Item item = encode<kDType>(scaled(acc, p));
 #pragma unroll 1
@@ -494,36 +457,18 @@ struct Items {
   }
 };
 
-template <ReduceOp kOp, int kItems, class Acc>
-__device__ __forceinline__ void combine_all(Acc* acc, const Acc* values) {
-  for (int k = 0; k < kItems; ++k) acc[k] = combine<kOp>(acc[k], values[k]);
-}
-
 template <class Acc, bool kAligned>
 __device__ __forceinline__ void reduce_mixed(const DeviceReduction& p) {
   constexpr int kItems = kAligned ? 8 : 1;
   for (uint64_t first = this_thread(); first < p.n; first += kItems * n_threads()) {
     const Items<kItems, kAligned> items{first, p.n};
     Acc acc[kItems];
-    for (Acc& value : acc) value = identity<Acc>(p.op);
+    for (Acc& value : acc) value = kNothing<Acc>;
 #pragma unroll 1
     for (unsigned s = 0; s < p.n_sources; ++s) {
       Acc values[kItems] = {};
       items.take_any(values, p.source_dtypes[s], p.sources[s]);
-      switch (p.op) {
-        case ReduceOp::kSum:
-          combine_all<ReduceOp::kSum, kItems>(acc, values);
-          break;
-        case ReduceOp::kMin:
-          combine_all<ReduceOp::kMin, kItems>(acc, values);
-          break;
-        case ReduceOp::kMax:
-          combine_all<ReduceOp::kMax, kItems>(acc, values);
-          break;
-        case ReduceOp::kProd:
-          combine_all<ReduceOp::kProd, kItems>(acc, values);
-          break;
-      }
+      for (int k = 0; k < kItems; ++k) acc[k] += values[k];
     }
     for (Acc& value : acc) value = scaled(value, p);
 #pragma unroll 1
@@ -542,9 +487,8 @@ __device__ __forceinline__ void reduce_mixed(const DeviceReduction& p) {
       name(const __grid_constant__ DeviceReduction p) {                     \
     body(p);                                                                \
   }
-#define PGASDL_SAME_KERNEL(op, OP, dtype, DTYPE, sources) \
-  PGASDL_KERNEL(pgasdl_##op##_##dtype##_##sources,        \
-                (reduce_same<DType::DTYPE, ReduceOp::OP, sources>))
+#define PGASDL_SAME_KERNEL(dtype, DTYPE, sources) \
+  PGASDL_KERNEL(pgasdl_sum_##dtype##_##sources, (reduce_same<DType::DTYPE, sources>))
 #define PGASDL_MIXED_KERNEL(name, Acc) PGASDL_KERNEL(pgasdl_mixed_##name, (reduce_mixed<Acc, true>))
 #define PGASDL_UNALIGNED_KERNEL(name, Acc) \
   PGASDL_KERNEL(pgasdl_unaligned_##name, (reduce_mixed<Acc, false>))

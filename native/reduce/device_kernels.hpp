@@ -32,21 +32,17 @@ struct DeviceReduction {
   std::uint64_t vectors;
   double scale;
   float scale_f32;
-  ReduceOp op;
   unsigned n_sources;
   unsigned n_destinations;
 };
 
-// X(op's name, op, dtype's name, dtype, sources with 0 for any): the kernel
-// pgasdl_OP_DTYPE_SOURCES. One source of an integer is a copy.
+// X(dtype's name, dtype, sources with 0 for any): the kernel pgasdl_sum_DTYPE_SOURCES. One source
+// of an integer is a copy.
 #define PGASDL_DEVICE_INTEGERS(X, dtype, DTYPE) \
-  X(sum, kSum, dtype, DTYPE, 2)                 \
-  X(sum, kSum, dtype, DTYPE, 0)                 \
-  X(min, kMin, dtype, DTYPE, 0)                 \
-  X(max, kMax, dtype, DTYPE, 0)                 \
-  X(prod, kProd, dtype, DTYPE, 0)
+  X(dtype, DTYPE, 2)                            \
+  X(dtype, DTYPE, 0)
 #define PGASDL_DEVICE_FLOATS(X, dtype, DTYPE) \
-  X(sum, kSum, dtype, DTYPE, 1)               \
+  X(dtype, DTYPE, 1)                          \
   PGASDL_DEVICE_INTEGERS(X, dtype, DTYPE)
 #define PGASDL_DEVICE_SAME(X)          \
   PGASDL_DEVICE_FLOATS(X, f32, kF32)   \

@@ -11,13 +11,12 @@ namespace pgasdl {
 namespace {
 
 struct SameKernel {
-  ReduceOp op;
   DType dtype;
   std::size_t n_sources;  // 0: any
 };
 
 // In the order of kDeviceKernelNames, where they come first.
-#define PGASDL_ENTRY(op, OP, dtype, DTYPE, sources) {ReduceOp::OP, DType::DTYPE, sources},
+#define PGASDL_ENTRY(dtype, DTYPE, sources) {DType::DTYPE, sources},
 constexpr SameKernel kSame[] = {PGASDL_DEVICE_SAME(PGASDL_ENTRY)};
 #undef PGASDL_ENTRY
 
@@ -26,11 +25,10 @@ constexpr std::size_t kUnaligned = kMixed + kAccumulators;
 constexpr std::size_t kCopy = kUnaligned + kAccumulators;
 static_assert(kCopy + 1 == kDeviceKernelNames.size());
 
-std::size_t same_kernel(ReduceOp op, DType dtype, std::size_t n_sources) {
+std::size_t same_kernel(DType dtype, std::size_t n_sources) {
   // The kernel for any number comes after those for one.
   const auto* found = std::ranges::find_if(kSame, [&](const SameKernel& kernel) {
-    return kernel.op == op && kernel.dtype == dtype &&
-           (kernel.n_sources == n_sources || kernel.n_sources == 0);
+    return kernel.dtype == dtype && (kernel.n_sources == n_sources || kernel.n_sources == 0);
   });
   return static_cast<std::size_t>(found - std::begin(kSame));
 }
@@ -72,8 +70,7 @@ bool fits_vectors(std::span<const Destination> destinations, std::span<const Sou
 }
 
 DeviceLaunch device_launch(std::span<const Destination> destinations,
-                           std::span<const Source> sources, std::size_t n, double scale,
-                           ReduceOp op) {
+                           std::span<const Source> sources, std::size_t n, double scale) {
   assert(!sources.empty() && !destinations.empty());
   check_number(sources.size(), kDeviceSources, "sources");
   check_number(destinations.size(), kDeviceDestinations, "destinations");
@@ -92,7 +89,6 @@ DeviceLaunch device_launch(std::span<const Destination> destinations,
   p.n = n;
   p.scale = scale;
   p.scale_f32 = static_cast<float>(scale);
-  p.op = op;
   p.n_sources = static_cast<unsigned>(sources.size());
 
   const DType dtype = sources[0].dtype;
@@ -102,7 +98,7 @@ DeviceLaunch device_launch(std::span<const Destination> destinations,
     p.head = std::min<std::uint64_t>(-number(p.sources[0]) % kDeviceVector / item, p.n);
     p.vectors = (p.n - p.head) * item / kDeviceVector;
     launch.work = p.vectors;
-    launch.kernel = copies ? kCopy : same_kernel(op, dtype, sources.size());
+    launch.kernel = copies ? kCopy : same_kernel(dtype, sources.size());
     return launch;
   }
   assert(!copies);

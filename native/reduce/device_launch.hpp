@@ -11,7 +11,7 @@
 
 namespace pgasdl {
 
-#define PGASDL_SAME_NAME(op, OP, dtype, DTYPE, sources) "pgasdl_" #op "_" #dtype "_" #sources,
+#define PGASDL_SAME_NAME(dtype, DTYPE, sources) "pgasdl_sum_" #dtype "_" #sources,
 #define PGASDL_MIXED_NAME(name, Acc) "pgasdl_mixed_" #name,
 #define PGASDL_UNALIGNED_NAME(name, Acc) "pgasdl_unaligned_" #name,
 inline constexpr auto kDeviceKernelNames = std::to_array<const char*>({
@@ -42,7 +42,6 @@ bool fits_vectors(std::span<const Destination> destinations, std::span<const Sou
 
 /// A call that is_copy() must fit vectors of bytes. Throws kUnavailable for too many addresses.
 DeviceLaunch device_launch(std::span<const Destination> destinations,
-                           std::span<const Source> sources, std::size_t n, double scale,
-                           ReduceOp op);
+                           std::span<const Source> sources, std::size_t n, double scale);
 
 }  // namespace pgasdl

@@ -67,7 +67,7 @@ void copy_to_each(cuda::Stream stream, std::span<const Destination> destinations
 
 void device_reduce(cuda::Device device, cuda::Stream stream,
                    std::span<const Destination> destinations, std::span<const Source> sources,
-                   std::size_t n, double scale, ReduceOp op) {
+                   std::size_t n, double scale) {
   if (n == 0) return;
   const cuda::Current current(device);
   if (is_copy(destinations, sources, scale)) {
@@ -79,7 +79,7 @@ void device_reduce(cuda::Device device, cuda::Stream stream,
       return copy_to_each(stream, destinations, sources[0], n * item_size(sources[0].dtype));
     }
   }
-  DeviceLaunch launch = device_launch(destinations, sources, n, scale, op);
+  DeviceLaunch launch = device_launch(destinations, sources, n, scale);
   const Loaded& loaded = loaded_on(device);
   const std::uint64_t blocks = (launch.work + kDeviceBlock - 1) / kDeviceBlock;
   const auto grid = std::clamp<std::uint64_t>(blocks, 1, loaded.most_blocks);

@@ -8,7 +8,7 @@
 
 namespace pgasdl {
 
-/// reduce() on a device, with its contract and its bits, enqueued on a stream.
+/// The sums of reduce() on a device, with its contract and its bits, enqueued on a stream.
 ///
 /// Addresses are those of the device: its own memory, peers' memory that is mapped, or host memory
 /// that is registered and mapped. At most kDeviceSources sources and kDeviceDestinations
@@ -16,7 +16,7 @@ namespace pgasdl {
 /// stream belongs, is made the current one for the call.
 void device_reduce(cuda::Device device, cuda::Stream stream,
                    std::span<const Destination> destinations, std::span<const Source> sources,
-                   std::size_t n, double scale, ReduceOp op = ReduceOp::kSum);
+                   std::size_t n, double scale);
 
 /// Loads the kernels, which the first call for a device otherwise does: the driver compiles them,
 /// which takes seconds where it has not kept the result. They stay until the process ends.

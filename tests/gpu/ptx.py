@@ -1,4 +1,4 @@
-"""Compiles the kernels of ``native/reduce/device_kernels.cu`` to the PTX that lies beside them.
+"""Compiles the kernels of ``native/reduce/device_kernels.cu`` to PTX, in the folder ``generated``.
 
 ``python tests/gpu/ptx.py`` writes it anew, ``python tests/gpu/ptx.py show`` prints it. The compiler
 is NVRTC, from PyPI in the version that the extra ``test`` names: another one may write the same
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SOURCE = NATIVE / "reduce" / "device_kernels.cu"
-PTX = SOURCE.with_suffix(".ptx")
+PTX = SOURCE.parent / "generated" / "device_kernels.ptx"
 HEADERS = ("reduce/device_kernels.hpp", "reduce/types.hpp")
 
 PACKAGE = "nvidia-cuda-nvrtc-cu12"

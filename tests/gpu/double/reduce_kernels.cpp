@@ -36,9 +36,9 @@ void run(void** parameters, Dim grid, Dim block) {
   run_grid(kKernel, p, grid.x, block.x);
 }
 
-#define DOUBLE_SAME(op, OP, dtype, DTYPE, sources) \
-  {"pgasdl_" #op "_" #dtype "_" #sources,          \
-   run<pgasdl_##op##_##dtype##_##sources>,         \
+#define DOUBLE_SAME(dtype, DTYPE, sources) \
+  {"pgasdl_sum_" #dtype "_" #sources,      \
+   run<pgasdl_sum_##dtype##_##sources>,    \
    {sizeof(DeviceReduction)}},
 #define DOUBLE_MIXED(name, Acc) \
   {"pgasdl_mixed_" #name, run<pgasdl_mixed_##name>, {sizeof(DeviceReduction)}},

@@ -13,7 +13,7 @@ from on_device import driver, ranks
 from on_device.findings import NotAvailable, Tell
 
 ROOT = Path(__file__).parents[3]
-PTX = ROOT / "native" / "reduce" / "device_kernels.ptx"
+PTX = ROOT / "native" / "reduce" / "generated" / "device_kernels.ptx"
 NATIVE_TEST = ROOT / "build" / "native-plain" / "tests" / "test_device_reduce"
 BLOCK = 512
 # Their numbers in native/reduce/types.hpp, and bytes.
@@ -33,7 +33,6 @@ class Reduction(ctypes.Structure):
         ("vectors", ctypes.c_uint64),
         ("scale", ctypes.c_double),
         ("scale_f32", ctypes.c_float),
-        ("op", ctypes.c_uint8),
         ("n_sources", ctypes.c_uint32),
         ("n_destinations", ctypes.c_uint32),
     )

@@ -21,7 +21,7 @@ import pgasdl
 from pgasdl import GradientExchange
 
 COUNT = 50_000
-PTX = Path(__file__).parents[3] / "native" / "reduce" / "device_kernels.ptx"
+PTX = Path(__file__).parents[3] / "native" / "reduce" / "generated" / "device_kernels.ptx"
 
 
 def load_a_module() -> None:
