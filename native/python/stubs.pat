@@ -1,5 +1,5 @@
 # Where the generated stub says less, or more, than it should. Each entry is a name as a pattern and
-# what stands in the stub instead; `python -m nanobind.stubgen -P -p` reads it.
+# what stands in the stub instead.
 
 # Its value is this machine's.
 pgasdl._native.isa:

@@ -66,8 +66,3 @@ def test_the_example_of_the_package_is_a_program(tmp_path: Path) -> None:
     program.write_text("".join(example.source for example in examples))
     done = run("-n", "2", str(program))
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_native_core_has_no_examples() -> None:
-    # Whoever writes an example there has to add a test that runs it.
-    assert ">>> " not in (PACKAGE / "_native.pyi").read_text()
