@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import formulas
 import pytest
 
 from pgasdl.errors import PlanError
-from pgasdl.plans import Plan, Span, Wait, build, build_all, formulas
+from pgasdl.plans import Plan, Span, Wait, build, build_all
 from pgasdl.plans.cost import Model, Pair, finish_times, predict
 
 # Two expressions that are linear in these four figures and agree at all of these points agree

@@ -127,7 +127,7 @@ ROOMS = (
     ("topology",),
     ("plans.plan",),
     ("plans.algorithms",),
-    ("plans.registry", "plans.cost", "plans.formulas"),
+    ("plans.registry", "plans.cost"),
     ("plans",),
     ("plans.checker", "plans.plugins"),
     ("plans.check",),

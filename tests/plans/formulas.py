@@ -1,4 +1,4 @@
-"""The closed forms as the papers print them. Tests compare them with the plans' own steps."""
+"""The closed forms as the papers print them, which tests compare with the plans' own steps."""
 
 from __future__ import annotations
 
