@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TRACKS = ("forward", "backward", "host", "exchange")
-
 
 class Span(NamedTuple):
     """Something that took time.

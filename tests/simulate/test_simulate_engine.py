@@ -14,7 +14,7 @@ from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, Put, build_all
 from pgasdl.plans.cost import Model, Pair, finish_times
 from pgasdl.tools.simulate import library
-from pgasdl.tools.simulate.machine import of_model
+from pgasdl.tools.simulate.machine import Level, Machine
 from pgasdl.tools.simulate.program import OUTLINES, encoded, program, workspace_bytes
 
 MODEL = Model(
@@ -24,6 +24,19 @@ MODEL = Model(
 VARIANTS = [
     (name, kind) for name, spec in PLANS.items() for kind in spec.kinds if kind not in ("sum",)
 ]
+
+
+def machine_of(model: Model, size: int) -> Machine:
+    """The model's machine: without shared links."""
+    assert model.across is not None
+
+    def level(name: str, group: list[int], pair: Pair) -> Level:
+        return Level(name, group, float(pair.latency), float(pair.beta), float(pair.startup))
+
+    node = level("node", [rank // model.per_node for rank in range(size)], model.inside)
+    levels = (node, level("machine", [0] * size, model.across))
+    costs = [float(cost) for cost in (model.gamma, model.copy, model.remote, model.update)]
+    return Machine("model", levels, *costs, model.blocking)
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -38,7 +51,7 @@ def test_the_engine_agrees_with_the_exact_model(name: str, kind: str, blocking: 
             plans = build_all(name, size, count, kind=kind, **phase)
             exact = finish_times(plans, model, begin=begin)
             engine = sim.simulate(
-                of_model(size, model), [sim.Exchange(name, count, kind=kind)], begin=begin
+                machine_of(model, size), [sim.Exchange(name, count, kind=kind)], begin=begin
             )
             assert engine.finish[0] == pytest.approx(exact, rel=1e-9)
 

@@ -87,18 +87,6 @@ class Tied(nn.Module):
         return x + self.two(self.one(x).tanh())
 
 
-class Partly(nn.Module):
-    """Only the first rows of a batch reach one of its two parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.always = nn.Parameter(torch.ones(WIDTH))
-        self.some = nn.Parameter(torch.full((WIDTH,), 0.5))
-
-    def forward(self, x: Any) -> Any:
-        return x * self.always
-
-
 def linear() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 

@@ -41,7 +41,7 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
     created = context.config.mpi_windows == "created"
     peer = Mpi(created=created)
     windows = "created windows" if created else "allocated windows"
-    output = Output(context.rank, as_json=request.as_json, file=request.rows_file)
+    output = Output(context.rank, as_json=request.as_json)
     bench = _Bench(context, request, peer, output)
     bench.say(f"pgasdl bench mpi over {peer.version}: {context.size} ranks, {windows}")
     bench.say(f"microseconds, medians of {request.rounds} rounds in turns; ratio: ours / theirs")

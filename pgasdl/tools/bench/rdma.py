@@ -80,7 +80,7 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
     perftest = Perftest(context, chosen)
     mpi, missing = _mpich(chosen) if context.rank == 0 else (None, "")
     rows = []
-    output = Output(context.rank, as_json=request.as_json, file=request.rows_file)
+    output = Output(context.rank, as_json=request.as_json)
     say = output.say
     port = f"port {chosen.port}, {chosen.type}, {chosen.gid}"
     say(f"pgasdl bench rdma over {chosen.device}, {port}")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-OPS = ("write_notify", "allreduce", "model", "rdma", "mpi", "plans", "tune")
 PEERS = ("mpich", "mpich-generic", "openmpi", "openmpi-cma", "gloo")
 DEFAULT_SIZES = {
     "write_notify": "8,1K,16K,256K,4M",
@@ -24,7 +23,7 @@ class Request:
     Attributes
     ----------
     op : str
-        One of :data:`OPS`.
+        What ``pgasdl bench`` is told to measure, or "tune".
     ranks : int
         Processes, or threads with transport "loopback".
     plan : str or None
@@ -44,7 +43,7 @@ class Request:
     as_json : bool
         Print one JSON document, no table.
     rows_file : str or None
-        File for that document instead of standard output.
+        File for the document of ``plans`` instead of standard output.
     policy_file : str or None
         File for the policy of ``tune``.
     plan_modules : str or None

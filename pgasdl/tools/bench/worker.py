@@ -44,7 +44,7 @@ def measure(context: Context, request: Request) -> list[Row]:
         gc.disable()
         stack.callback(gc.enable)
         context.barrier(timeout=600)
-        output = Output(context.rank, as_json=request.as_json, file=request.rows_file)
+        output = Output(context.rank, as_json=request.as_json)
         bench = _Bench(context, request, cores, started, described, output)
         bench.header(missing)
         for step in bench.steps():

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgasdl.errors import ConfigError
-from pgasdl.plans.cost import Model, Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,26 +193,6 @@ def numa_nodes(
         Level("network", [0] * size, latency, 1 / rail),
     )
     return Machine(f"{name}({size}, {rails} rails)", levels, **costs)
-
-
-def of_model(size: int, model: Model, name: str = "model") -> Machine:
-    """Return the machine of ``plans.cost``, without shared links."""
-    across = model.across or model.inside
-
-    def level(what: str, group: list[int], pair: Pair) -> Level:
-        return Level(what, group, float(pair.latency), float(pair.beta), float(pair.startup))
-
-    inside = [0 if model.across is None else rank // model.per_node for rank in range(size)]
-    levels = (level("node", inside, model.inside), level("machine", [0] * size, across))
-    return Machine(
-        name,
-        levels,
-        float(model.gamma),
-        float(model.copy),
-        float(model.remote),
-        float(model.update),
-        model.blocking,
-    )
 
 
 # The machines of `pgasdl sim --machine`, with today's usual figures; papers/ has the papers'.
