@@ -232,6 +232,10 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
           };
           for (const Source& source : step.sources) {
             for (const Destination& target : step.destinations) {
+              if ((source.dtype == DType::kBytes || target.dtype == DType::kBytes) &&
+                  (source.dtype != target.dtype || step.sources.size() > 1 || from.scale != 1)) {
+                throw refuse("bytes are copied, neither summed nor converted");
+              }
               if ((integral(source.dtype) || integral(target.dtype)) &&
                   (source.dtype != target.dtype || from.scale != 1)) {
                 throw refuse("integers are summed, neither averaged nor converted");
@@ -313,22 +317,33 @@ Directory* BoundPlan::directory() const {
 }
 
 void BoundPlan::rebase(std::byte* address) {
-  if (data_ < 0) return;
-  std::byte*& own = own_[static_cast<std::size_t>(data_)];
+  if (data_ >= 0) rebase_buffer(data_, address);
+}
+
+void BoundPlan::rebase(std::span<const std::uintptr_t> addresses) {
+  for (std::size_t number = 0; number < addresses.size(); ++number) {
+    if (addresses[number] == 0) continue;
+    rebase_buffer(static_cast<std::int32_t>(number),
+                  reinterpret_cast<std::byte*>(addresses[number]));
+  }
+}
+
+void BoundPlan::rebase_buffer(std::int32_t number, std::byte* address) {
+  std::byte*& own = own_[static_cast<std::size_t>(number)];
   const std::ptrdiff_t shift = address - own;
   // From here Puts send; all phases share it.
-  const BufferBinding& binding = buffers_[static_cast<std::size_t>(data_)];
+  const BufferBinding& binding = buffers_[static_cast<std::size_t>(number)];
   binding.segment->local().data = address - binding.offset;
   if (shift == 0) return;
   own = address;
   for (Lane& lane : lanes_) {
     for (Step& step : lane.steps) {
-      if (step.kind == PlanStep::Kind::kPut && step.on_device && step.own[0] == data_) {
+      if (step.kind == PlanStep::Kind::kPut && step.on_device && step.own[0] == number) {
         step.device_copy.from += shift;
         continue;
       }
       for (std::size_t i = 0; i < step.own.size(); ++i) {
-        if (step.own[i] != data_) continue;
+        if (step.own[i] != number) continue;
         const std::size_t n_sources = step.sources.size();
         if (i < n_sources) {
           step.sources[i].address = static_cast<const std::byte*>(step.sources[i].address) + shift;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,10 +46,13 @@ class BoundPlan {
 
   // Where the plan's own copy of its array, the buffer "data", lies; null if it has none.
   std::byte* data() const { return data_ < 0 ? nullptr : own_[static_cast<std::size_t>(data_)]; }
+  std::size_t n_buffers() const { return buffers_.size(); }
   // The GPU that the plan's buffers lie on, or kHost.
   int device() const { return device_; }
   // Lets that, if it is of this rank alone, lie elsewhere from now on; not while it runs.
   void rebase(std::byte* address);
+  // The same of every buffer, by its number; 0: it stays.
+  void rebase(std::span<const std::uintptr_t> addresses);
   // The directory in which peers look it up, or null.
   Directory* directory() const;
   // The last execution reduced nothing: some rank's array lies in no segment of the directory.
@@ -172,6 +176,7 @@ class BoundPlan {
   void drain_reads();
   void drain_stream();
   bool is_by_stream() const;
+  void rebase_buffer(std::int32_t number, std::byte* address);
   bool advance_lane(std::size_t number);
   bool arrived(const Step& step) const;
   // False: a peer has given the execution up, and its array back.

@@ -56,6 +56,10 @@ void Execution::require_idle() const {
 }
 
 void Execution::reserve(const Array& array) {
+  if (!array.places.empty() && array.places.size() != phases_[0]->n_buffers()) {
+    throw Error(ErrorKind::kPlan, text("plan ", name(), " has ", phases_[0]->n_buffers(),
+                                       " buffers, ", array.places.size(), " addresses were given"));
+  }
   const std::uint64_t entry =
       directory_ == nullptr ? 0 : directory_->entry_of(array.target, array.bytes);
   if (numbering_->exclusive()) numbering_->current_.store(this, std::memory_order_release);
@@ -65,7 +69,12 @@ void Execution::reserve(const Array& array) {
   numbering_->raises(phase().end_notification());
   array_ = array;
   streamed_.store(false, std::memory_order_relaxed);
-  if (array.access == BufferAccess::kRebased) phase().rebase(array.target);
+  array_.places = {};
+  if (!array.places.empty()) {
+    phase().rebase(array.places);
+  } else if (array.access == BufferAccess::kRebased) {
+    phase().rebase(array.target);
+  }
   if (directory_ != nullptr) directory_->tell(entry, numbering_->generation());
   phase().set_declined(directory_ != nullptr && !directory_->anywhere() &&
                        entry == Directory::kElsewhere);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,8 @@ struct Array {
   std::byte* target = nullptr;
   std::uint64_t bytes = 0;
   int device = kHost;  // where it lies
+  // Of a plan with several arrays: where each of its buffers lies, 0: where it did. Until it began.
+  std::span<const std::uintptr_t> places{};
 };
 
 class Execution {

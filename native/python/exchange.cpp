@@ -25,7 +25,7 @@ using BindingTuple = std::tuple<const SegmentHandle*, std::uint64_t, std::string
                                 std::vector<HomeTuple>, std::optional<DirectoryHandle>>;
 
 DType dtype_of(const std::string& wanted) {
-  for (int i = 0; i <= static_cast<int>(DType::kI64); ++i) {
+  for (int i = 0; i <= static_cast<int>(DType::kBytes); ++i) {
     const auto dtype = static_cast<DType>(i);
     if (name(dtype) == wanted) return dtype;
   }
@@ -353,6 +353,17 @@ void bind_exchange(nb::module_& module) {
           },
           "owner"_a, "address"_a, "nbytes"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
           "run() on memory of `owner`; the caller has entered the numbering.")
+      .def(
+          "run_at",
+          [](const ExecutionHandle& self, nb::handle owner,
+             const std::vector<std::uintptr_t>& addresses, std::optional<double> timeout) {
+            Array array = self.array;
+            array.places = addresses;
+            run_execution(*self.runtime, *self.execution, array,
+                          seconds(self.runtime->context, timeout), owner);
+          },
+          "owner"_a, "addresses"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
+          "run() with each buffer at an address, 0: where it was; `owner` keeps them.")
       .def(
           "close",
           [](const ExecutionHandle& self) {

@@ -9,9 +9,9 @@
 namespace pgasdl {
 namespace {
 
-constexpr std::size_t kItemSizes[kDTypes] = {4, 8, 2, 2, 4, 8};
-constexpr std::string_view kNames[kDTypes] = {"float32",  "float64", "float16",
-                                              "bfloat16", "int32",   "int64"};
+constexpr std::size_t kItemSizes[kDTypes + 1] = {4, 8, 2, 2, 4, 8, 1};
+constexpr std::string_view kNames[kDTypes + 1] = {"float32", "float64", "float16", "bfloat16",
+                                                  "int32",   "int64",   "bytes"};
 
 std::size_t index(DType dtype) { return static_cast<std::size_t>(dtype); }
 
@@ -54,6 +54,7 @@ inline void run(const Kernels& kernels, std::span<const Destination> destination
     copy_to_all(destinations, sources[0], n * kItemSizes[index(dtype)]);
     return;
   }
+  assert(dtype != DType::kBytes);
   const auto column = static_cast<std::size_t>(op);
   Kernel kernel;
   if (same) {

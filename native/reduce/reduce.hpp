@@ -19,8 +19,8 @@ std::string_view name(DType dtype);
 ///
 /// Accumulates in f32 for f32, f16 and bf16 sources, in f64 if any source is f64, in i32 (wraps)
 /// for i32, in i64 (wraps) if any source is i64. Integers and floats do not mix, and integers
-/// take scale 1 only. f32 accumulation rounds `scale` to f32. Narrowing rounds once, to nearest
-/// even, and overflows to infinity. min and max propagate NaN.
+/// take scale 1 only; bytes are copied, from one source. f32 accumulation rounds `scale` to f32.
+/// Narrowing rounds once, to nearest even, and overflows to infinity. min and max propagate NaN.
 ///
 /// The bits of a result depend on the inputs alone: not on the processor, n, alignment or how a
 /// range is cut. To that end every NaN result is the positive quiet NaN without payload; one

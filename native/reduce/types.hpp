@@ -5,8 +5,9 @@
 
 namespace pgasdl {
 
-enum class DType : std::uint8_t { kF32, kF64, kF16, kBF16, kI32, kI64 };
-inline constexpr std::size_t kDTypes = 6;
+// The last is no number: bytes are copied, and nothing else.
+enum class DType : std::uint8_t { kF32, kF64, kF16, kBF16, kI32, kI64, kBytes };
+inline constexpr std::size_t kDTypes = 6;  // of numbers
 
 enum class ReduceOp : std::uint8_t { kSum, kMin, kMax, kProd };
 inline constexpr std::size_t kReduceOps = 4;

@@ -1,0 +1,120 @@
+"""Pairwise collectives: blocks of any length for each other, in arrays that lie anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from contract_harness import contract
+
+import pgasdl
+from pgasdl.collectives.pairwise import MOST, Pairs, PairwiseCalls
+from pgasdl.plans.algorithms.pairwise import Blocks
+
+# Bytes: of less than a piece, of some, and of more than one execution has.
+LENGTHS = (1, 1001, 300_000, 9_000_001)
+
+
+def made(ctx: Any) -> PairwiseCalls:
+    return PairwiseCalls(ctx.world, ctx.segments, 30.0)
+
+
+def make(calls: PairwiseCalls, pairs: Pairs, owner: object, seconds: float = 30.0) -> None:
+    for execution, addresses in calls.parts(pairs):
+        execution.run_at(owner, addresses, timeout=seconds)
+
+
+def drawn(sender: int, receiver: int, n: int) -> Any:
+    return np.random.default_rng([sender, receiver, n]).integers(0, 256, n, np.uint8)
+
+
+@contract(ranks=(1, 2, 3))
+def test_blocks_for_each_other(ctx: Any) -> None:
+    """Each of another length, some empty."""
+    calls, ranks = made(ctx), range(ctx.size)
+    for n in LENGTHS:
+        lengths = [[(n * (1 + s + 2 * r)) // 7 for r in ranks] for s in ranks]
+        gives = [drawn(ctx.rank, r, lengths[ctx.rank][r]) for r in ranks]
+        takes = [np.zeros(lengths[s][ctx.rank], np.uint8) for s in ranks]
+        sends, receives = (tuple(map(len, each)) for each in (gives, takes))
+        blocks = Blocks(sends, receives, max(map(max, lengths)))
+        places = [[each.ctypes.data for each in arrays] for arrays in (gives, takes)]
+        make(calls, Pairs(f"any {n}", "bytes", blocks, *places), (gives, takes))
+        for sender, each in enumerate(takes):
+            assert np.array_equal(each, drawn(sender, ctx.rank, len(each)))
+    calls.close()
+
+
+@contract(ranks=(2, 3))
+def test_one_block_for_all_and_in_turns(ctx: Any) -> None:
+    calls = made(ctx)
+    for turn in range(30):
+        n, root = LENGTHS[turn % 3], turn % ctx.size
+        array = drawn(turn, 0, n) if ctx.rank == root else np.zeros(n, np.uint8)
+        sends = tuple(n * (ctx.rank == root != rank) for rank in range(ctx.size))
+        receives = tuple(n * (ctx.rank != root == rank) for rank in range(ctx.size))
+        takes = [array.ctypes.data * (rank == root) for rank in range(ctx.size)]
+        blocks = Blocks(sends, receives, n, same=True)
+        make(calls, Pairs(f"{n} of {root}", "bytes", blocks, [array.ctypes.data], takes), array)
+        assert np.array_equal(array, drawn(turn, 0, n))
+    calls.close()
+
+
+@contract(ranks=(1, 2, 3))
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_sums_have_the_order_of_the_ranks(ctx: Any, dtype: str) -> None:
+    def given(rank: int, n: int) -> Any:
+        numbers = np.random.default_rng([rank, n]).standard_normal((ctx.size, n))
+        return (1000 * numbers).astype(dtype)
+
+    calls = made(ctx)
+    for n in (1, 1001, 1_500_001):
+        mine, out = given(ctx.rank, n), np.zeros(n, dtype)
+        lengths = (n,) * ctx.size
+        places = [row.ctypes.data for row in mine], [out.ctypes.data]
+        blocks = Blocks(lengths, lengths, n, reduces=True)
+        make(calls, Pairs(f"sum {n}", dtype, blocks, *places), (mine, out))
+        total = given(0, n)[ctx.rank]
+        for rank in range(1, ctx.size):
+            total = total + given(rank, n)[ctx.rank]
+        assert np.array_equal(out, total)
+        assert np.array_equal(mine, given(ctx.rank, n))
+    calls.close()
+
+
+@contract(ranks=(2, 3))
+def test_after_a_timeout_the_same_call_continues(ctx: Any) -> None:
+    calls, n = made(ctx), 5_000_000
+    out, mine = np.zeros((ctx.size, n), np.uint8), drawn(ctx.rank, 0, n)
+    blocks = Blocks((n,) * ctx.size, (n,) * ctx.size, n, same=True)
+    pairs = Pairs("all", "bytes", blocks, [mine.ctypes.data], [row.ctypes.data for row in out])
+    begun = ctx.segment(8, notifications=1)
+    if ctx.rank == 0:
+        ctx.notify_waitsome(begun)
+    timeouts = 0
+    for execution, addresses in calls.parts(pairs):
+        while True:
+            try:
+                execution.run_at((out, mine), addresses, timeout=0.01 if ctx.rank == 1 else None)
+                break
+            except pgasdl.Timeout:
+                timeouts += 1
+                if timeouts == 1:
+                    ctx.notify(0, begun, 0)
+    assert (timeouts > 0) == (ctx.rank == 1)
+    assert all(np.array_equal(row, drawn(rank, 0, n)) for rank, row in enumerate(out))
+    assert n > MOST * (128 << 10)  # in two executions
+    calls.close()
+
+
+@contract(ranks=(2, 3))
+def test_ranks_that_do_not_agree_are_told(ctx: Any) -> None:
+    calls, n = made(ctx), 10 + (ctx.rank == 1)
+    out, mine = np.zeros((ctx.size, n), np.uint8), np.zeros(n, np.uint8)
+    blocks = Blocks((n,) * ctx.size, (n,) * ctx.size, n, same=True)
+    pairs = Pairs(f"all {n}", "bytes", blocks, [mine.ctypes.data], [row.ctypes.data for row in out])
+    with pytest.raises(pgasdl.MismatchError, match="different"):
+        make(calls, pairs, (out, mine))
+    ctx.barrier()
+    calls.close()
