@@ -1,66 +1,41 @@
 """The collectives of torch.distributed on flat, contiguous tensors, one after the other.
 
-Sums and means of what the core reduces are plans (``ctx.allreduce``). The others are messages:
-every rank sends its part straight to whoever needs it, and what is reduced is reduced in the order
-of the ranks, so that all of them and all runs get the same bits.
+All are executions of plans. Sums and means that all ranks get are ``ctx.allreduce``; other sums,
+and all that only moves, are pairwise (:mod:`pgasdl.collectives.pairwise`). PyTorch reduces what the
+core does not, piece by piece and in the order of the ranks, so that all of them and all runs get
+the same bits. A call ends when this rank's part was taken.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import IntEnum
-from itertools import islice, zip_longest
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, zip_longest
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pgasdl import _native
+from pgasdl.buffers import as_numpy_dtype, native_dtype
+from pgasdl.collectives.pairwise import Pairs, PairwiseCalls
 from pgasdl.context import Context
-from pgasdl.errors import Timeout
+from pgasdl.errors import MismatchError, Timeout
 from pgasdl.group import Group
-from pgasdl.training.torch.backend.message import Bytes, Message
+from pgasdl.plans.algorithms.pairwise import Blocks
+from pgasdl.training.torch.backend.message import Bytes
 from pgasdl.training.torch.backend.messages import LOOK_SECONDS, Messages
 from pgasdl.training.torch.backend.reductions import Reduction
 
-# Up to this many bytes everybody reduces everything: one latency instead of two.
+# Up to this many bytes everybody reduces everything: one exchange instead of two.
 SMALL_BYTES = 64 << 10
-# What is reduced from messages comes in pieces of this many bytes, from all ranks together: they
-# stay in the caches. Measured with two ranks on two cores: one piece ahead takes 0.6 of the time.
+# What PyTorch reduces comes in pieces of this many bytes, from all ranks together: they stay in the
+# caches.
 PIECE_BYTES = 1 << 20
-
-# Of a piece: it goes on when the messages are over that it has begun.
-Steps = Iterator[list[Message]]
-
-
-class Operation(IntEnum):
-    """What a collective does, for the errors of ranks that do not agree."""
-
-    ALL_REDUCE = 0
-    BROADCAST = 1
-    REDUCE = 2
-    ALL_GATHER = 3
-    GATHER = 4
-    SCATTER = 5
-    REDUCE_SCATTER = 6
-    ALL_TO_ALL = 7
-    MONITORED_BARRIER = 8
-
-
-# A tag has 19 bits of a collective's number, 40 of the bytes that all its pieces have, and 4 of
-# what it does.
-_NUMBER_BITS, _BYTES_BITS, _BITS = 19, 40, 4
-
-
-def _low(number: int, bits: int) -> int:
-    return number & ((1 << bits) - 1)
-
-
-def _name_of(tag: int) -> str:
-    what = Operation(_low(tag, _BITS)).name.lower()
-    nbytes = _low(tag >> _BITS, _BYTES_BITS)
-    of = f" of {nbytes} bytes" if nbytes else ""
-    return f"collective {tag >> (_BITS + _BYTES_BITS)} of the group, {what}{of}"
+Block = tuple[int, int]  # address and bytes
+# Tags of monitored barriers are below those of programs.
+_MONITORED = -(1 << 62)
 
 
 def bytes_of(tensor: Tensor) -> Bytes:
@@ -70,7 +45,7 @@ def bytes_of(tensor: Tensor) -> Bytes:
 
 
 class Collectives:
-    """Collectives of a group; every rank makes the same ones in the same order. Collective.
+    """Collectives of a group; every rank makes the same ones in the same order.
 
     Parameters
     ----------
@@ -78,114 +53,158 @@ class Collectives:
         The context of this rank.
     group : Group
         Its own: no other calls of the program use it.
-    timeout : float
-        Seconds for making it.
+    messages : Messages
+        Of its members.
     """
 
-    def __init__(self, context: Context, group: Group, timeout: float) -> None:
-        self._context, self._group = context, group
-        self._messages = Messages(context, group, timeout, _name_of)
-        self._number = 0
+    def __init__(self, context: Context, group: Group, messages: Messages) -> None:
+        self._context, self._group, self._messages = context, group, messages
+        self._rank, self._size = group.rank, group.size
+        self._pairwise: PairwiseCalls | None = None  # from the first call on that needs it
+        self._monitored = 0
         self._stopped: Exception | None = None
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction, seconds: float) -> None:
         """Replace ``tensor`` by the reduction of all ranks'."""
-        deadline = time.monotonic() + seconds
-        if reduction.native in ("sum", "mean") and not reduction.prepares:
-            self._by_plan(tensor, reduction.native, deadline)
+        deadline, what = time.monotonic() + seconds, f"all_reduce of {tensor.nbytes} bytes"
+        if reduction.sums and not reduction.prepares:
+            self._by_plan(tensor, reduction, deadline)
             return
-        pieces = _pieces(tensor, PIECE_BYTES)
-        if reduction.native in ("sum", "mean"):
-            for piece in pieces:
-                mine = reduction.prepare(piece)
-                self._by_plan(mine, reduction.native, deadline)
-                piece.copy_(mine)
-            return
-        nbytes = tensor.nbytes
-
-        def by_each(piece: Tensor) -> Steps:
+        for piece in _pieces(tensor, PIECE_BYTES):
             mine = reduction.prepare(piece)
-            parts = self._parts(mine)
-            yield self._begin_to_all(Operation.ALL_REDUCE, parts, mine, nbytes)
-            reduction(parts, piece)
-
-        def in_blocks(piece: Tensor) -> Steps:
-            blocks = torch.tensor_split(reduction.prepare(piece), self._group.size)
-            results = torch.tensor_split(piece, self._group.size)
-            parts = self._parts(blocks[self._group.rank])
-            yield self._begin(Operation.ALL_REDUCE, _places(blocks), _places(parts), nbytes)
-            own = results[self._group.rank]
-            reduction(parts, own)
-            yield self._begin_to_all(Operation.ALL_REDUCE, results, own, nbytes)
-
-        self._in_turns(map(by_each if nbytes <= SMALL_BYTES else in_blocks, pieces), deadline)
+            if reduction.sums:
+                self._by_plan(mine, reduction, deadline)
+                piece.copy_(mine)
+            elif tensor.nbytes <= SMALL_BYTES:
+                parts = self._parts(mine)
+                self._gather_all(what, blocks_of(parts), block_of(mine), parts, deadline)
+                reduction(parts, piece)
+            else:
+                blocks = torch.tensor_split(mine, self._size)
+                results = torch.tensor_split(piece, self._size)
+                own = results[self._rank]
+                parts = self._parts(blocks[self._rank])
+                self._pass_on(what, blocks_of(parts), blocks_of(blocks), (parts, mine), deadline)
+                reduction(parts, own)
+                self._gather_all(what, blocks_of(results), block_of(own), piece, deadline)
 
     def broadcast(self, tensor: Tensor, root: int, seconds: float) -> None:
         """Give every rank the tensor of ``root``."""
-        self.scatter(tensor, [tensor] * self._group.size, root, seconds, Operation.BROADCAST)
+        at, n = block_of(tensor)
+        here = self._rank == root
+        blocks = Blocks(
+            self._others(n if here else 0), self._only(root, 0 if here else n), n, same=True
+        )
+        what = f"broadcast of {n} bytes from rank {root}"
+        pairs = Pairs(what, "bytes", blocks, (at,), self._only(root, at))
+        self._run(pairs, tensor, time.monotonic() + seconds)
 
     def reduce(self, tensor: Tensor, root: int, reduction: Reduction, seconds: float) -> None:
         """Replace the tensor of ``root`` by the reduction of all ranks'."""
-
-        def reduced(piece: Tensor) -> Steps:
+        deadline, here = time.monotonic() + seconds, self._rank == root
+        what = f"reduce of {tensor.nbytes} bytes to rank {root}"
+        if reduction.sums and not reduction.prepares:
+            n, at = tensor.numel(), tensor.data_ptr()
+            receives = self._all(n if here else 0)
+            scale = reduction.scale(self._size)
+            blocks = Blocks(self._only(root, n), receives, n, reduces=True, scale=scale)
+            pairs = Pairs(what, _dtype_of(tensor), blocks, self._only(root, at), (at,))
+            self._run(pairs, tensor, deadline)
+            return
+        for piece in _pieces(tensor, PIECE_BYTES // self._size):
             mine = reduction.prepare(piece)
-            parts = self._parts(mine) if self._group.rank == root else []
-            to = {root: bytes_of(mine)}
-            yield self._begin(Operation.REDUCE, to, _places(parts), tensor.nbytes)
-            if parts:
+            parts = self._parts(mine) if here else []
+            self._gather(what, blocks_of(parts), block_of(mine), root, (parts, mine), deadline)
+            if here:
                 reduction(parts, piece)
 
-        pieces = _pieces(tensor, PIECE_BYTES // self._group.size)
-        self._in_turns(map(reduced, pieces), time.monotonic() + seconds)
+    def all_gather(
+        self, outputs: Sequence[Block], given: Block, owner: object, seconds: float
+    ) -> None:
+        """Give every rank all ranks' blocks, whose lengths all know."""
+        what = f"all_gather of {sum(n for _, n in outputs)} bytes in all"
+        self._gather_all(what, outputs, given, owner, time.monotonic() + seconds)
 
-    def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, seconds: float) -> None:
-        """Give every rank all ranks' tensors."""
-        self._gather_all(Operation.ALL_GATHER, outputs, tensor, time.monotonic() + seconds)
-
-    def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int, seconds: float) -> None:
-        """Give ``root`` all ranks' tensors."""
-        to = {root: bytes_of(tensor)}
-        self._exchange(Operation.GATHER, to, _places(outputs), time.monotonic() + seconds)
+    def gather(
+        self, outputs: Sequence[Block], given: Block, root: int, owner: object, seconds: float
+    ) -> None:
+        """Give ``root`` all ranks' blocks."""
+        what = f"gather of {given[1]} bytes to rank {root}"
+        self._gather(what, outputs, given, root, owner, time.monotonic() + seconds)
 
     def scatter(
-        self,
-        output: Tensor,
-        tensors: Sequence[Tensor],
-        root: int,
-        seconds: float,
-        operation: Operation = Operation.SCATTER,
+        self, output: Block, given: Sequence[Block], root: int, owner: object, seconds: float
     ) -> None:
-        """Give every rank its tensor of those that ``root`` has."""
-        to = _places(tensors) if self._group.rank == root else {}
-        self._exchange(operation, to, {root: bytes_of(output)}, time.monotonic() + seconds)
+        """Give every rank its block of those that ``root`` has."""
+        at, n = output
+        blocks = Blocks(self._all(n if self._rank == root else 0), self._only(root, n), n)
+        what = f"scatter of {n} bytes from rank {root}"
+        gives = _places(given) if given else self._all(0)
+        pairs = Pairs(what, "bytes", blocks, gives, self._only(root, at))
+        self._run(pairs, owner, time.monotonic() + seconds)
 
     def reduce_scatter(
         self, output: Tensor, tensors: Sequence[Tensor], reduction: Reduction, seconds: float
     ) -> None:
-        """Give every rank the reduction of all tensors that are meant for it."""
-        nbytes = PIECE_BYTES // self._group.size
+        """Give every rank the reduction of what is meant for it: a tensor each, or one for all."""
+        deadline = time.monotonic() + seconds
+        total, per_tensor = sum(each.nbytes for each in tensors), self._size // len(tensors)
+        what = f"reduce_scatter of {total} bytes"
+        if reduction.sums and not reduction.prepares:
+            item = output.element_size()
+            given = [row for each in tensors for row in rows(each, per_tensor)]
+            counts = tuple(n // item for _, n in given)
+            receives, scale = self._all(output.numel()), reduction.scale(self._size)
+            blocks = Blocks(counts, receives, max(counts), reduces=True, scale=scale)
+            places = _places(given), (output.data_ptr(),)
+            pairs = Pairs(what, _dtype_of(output), blocks, *places)
+            self._run(pairs, (output, tensors), deadline)
+            return
+        nbytes = PIECE_BYTES // self._size
         results = _pieces(output, nbytes)
-        total = sum(each.nbytes for each in tensors)
-
-        def reduced(pieces: tuple[Tensor | None, ...]) -> Steps:
-            given = [None if piece is None else reduction.prepare(piece) for piece in pieces]
-            to = {place: bytes_of(piece) for place, piece in enumerate(given) if piece is not None}
-            mine = given[self._group.rank]
-            parts = [] if mine is None else self._parts(mine)
-            yield self._begin(Operation.REDUCE_SCATTER, to, _places(parts), total)
-            if parts:
+        whole = [row for each in tensors for row in torch.tensor_split(each, per_tensor)]
+        # Of tensors that differ in length some have no more pieces.
+        for pieces in zip_longest(*(_pieces(each, nbytes) for each in whole)):
+            mine = [output[:0] if piece is None else reduction.prepare(piece) for piece in pieces]
+            parts = self._parts(mine[self._rank])
+            self._pass_on(what, blocks_of(parts), blocks_of(mine), (parts, mine), deadline)
+            if parts[0].numel():
                 reduction(parts, next(results))
 
-        # Of tensors that differ in length some have no more pieces.
-        pieces = zip_longest(*(_pieces(each, nbytes) for each in tensors))
-        self._in_turns(map(reduced, pieces), time.monotonic() + seconds)
-
     def all_to_all(
-        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], seconds: float
+        self,
+        outputs: Sequence[Block],
+        given: Sequence[Block],
+        owner: object,
+        seconds: float,
+        *,
+        alike: bool,
     ) -> None:
-        """Give every rank the tensors of all ranks that are meant for it."""
-        deadline = time.monotonic() + seconds
-        self._exchange(Operation.ALL_TO_ALL, _places(tensors), _places(outputs), deadline)
+        """Give every rank the blocks of all ranks that are meant for it.
+
+        ``alike`` : all blocks of all ranks have one length; else each rank knows its own only
+        """
+        deadline, longest = time.monotonic() + seconds, given[0][1]
+        what = f"all_to_all of blocks of {longest} bytes" if alike else "all_to_all of any blocks"
+        if not alike:
+            longest = self._agree(outputs, given, deadline)
+        self._pass_on(what, outputs, given, owner, deadline, longest)
+
+    def _agree(self, outputs: Sequence[Block], given: Sequence[Block], deadline: float) -> int:
+        """Compare the lengths of all blocks for each other; return the longest."""
+        size = self._size
+        mine = np.array([n for _, n in (*given, *outputs)])
+        lengths = np.empty((size, 2 * size), mine.dtype)
+        into = [(row.ctypes.data, row.nbytes) for row in lengths]
+        block = mine.ctypes.data, mine.nbytes
+        self._gather_all("lengths of all_to_all", into, block, (lengths, mine), deadline)
+        sent, expected = lengths[:, :size], lengths[:, size:].T
+        for sender, receiver in np.argwhere(sent != expected):
+            raise MismatchError(
+                f"all_to_all: rank {sender} has {sent[sender, receiver]} bytes for rank "
+                f"{receiver}, which expects {expected[sender, receiver]}"
+            )
+        return int(sent.max())
 
     def barrier(self, seconds: float) -> None:
         """Wait until every rank is here."""
@@ -196,7 +215,8 @@ class Collectives:
     def monitored_barrier(self, seconds: float, *, wait_all_ranks: bool) -> None:
         """Wait until every rank is here; rank 0 names those that are not in time."""
         deadline = time.monotonic() + seconds
-        tag = self._tag(Operation.MONITORED_BARRIER)
+        self._monitored += 1
+        tag = _MONITORED - self._monitored
         peers = range(1, self._group.size)
         passed = bytes_of(torch.ones(1, dtype=torch.uint8))
         if self._group.rank != 0:
@@ -241,89 +261,74 @@ class Collectives:
     def stop(self, error: Exception) -> None:
         """End what is under way, and refuse more, with ``error``."""
         self._stopped = error
-        self._messages.fail(error)
 
     def close(self) -> None:
         """Give up the memory. Idempotent."""
-        self._messages.close()
+        if self._pairwise is not None:
+            self._pairwise.close()
+            self._pairwise = None
 
     # --- what they are made of
 
-    def _parts(self, tensor: Tensor) -> list[Tensor]:
-        """Return memory for what other ranks have like ``tensor``, with that in its place."""
-        parts = list(torch.empty((self._group.size, *tensor.shape), dtype=tensor.dtype).unbind())
-        parts[self._group.rank] = tensor
-        return parts
-
-    def _in_turns(self, pieces: Iterable[Steps], deadline: float) -> None:
-        """Go through the steps of pieces, of which two are under way at a time."""
-        turns: deque[tuple[Steps, list[Message]]] = deque()
-
-        def turn() -> None:
-            steps, messages = turns.popleft()
-            self._finish(messages, deadline)
-            turns.extend((steps, following) for following in islice(steps, 1))
-
-        for steps in pieces:
-            turns.append((steps, next(steps)))
-            while len(turns) > 1:
-                turn()
-        while turns:
-            turn()
-
-    def _tag(self, operation: Operation, nbytes: int = 0) -> int:
-        """Return the next tag; ``nbytes`` of what comes in pieces, which tell it nowhere else."""
-        number = _low(self._number, _NUMBER_BITS)
-        self._number += 1
-        return (number << _BYTES_BITS | _low(nbytes, _BYTES_BITS)) << _BITS | operation
-
     def _gather_all(
-        self, operation: Operation, outputs: Sequence[Tensor], tensor: Tensor, deadline: float
+        self, what: str, outputs: Sequence[Block], given: Block, owner: object, deadline: float
     ) -> None:
-        self._finish(self._begin_to_all(operation, outputs, tensor), deadline)
+        """Give every rank all ranks' blocks."""
+        at, n = given
+        lengths = tuple(length for _, length in outputs)
+        blocks = Blocks(self._all(n), lengths, max(lengths), same=True)
+        self._run(Pairs(what, "bytes", blocks, (at,), _places(outputs)), owner, deadline)
 
-    def _begin_to_all(
-        self, operation: Operation, outputs: Sequence[Tensor], tensor: Tensor, nbytes: int = 0
-    ) -> list[Message]:
-        everywhere = dict.fromkeys(range(self._group.size), bytes_of(tensor))
-        return self._begin(operation, everywhere, _places(outputs), nbytes)
-
-    def _exchange(
+    def _gather(
         self,
-        operation: Operation,
-        outgoing: Mapping[int, Bytes],
-        incoming: Mapping[int, Bytes],
+        what: str,
+        outputs: Sequence[Block],
+        given: Block,
+        root: int,
+        owner: object,
         deadline: float,
     ) -> None:
-        self._finish(self._begin(operation, outgoing, incoming), deadline)
+        """Give ``root`` all ranks' blocks."""
+        at, n = given
+        blocks = Blocks(self._only(root, n), self._all(n if self._rank == root else 0), n)
+        takes = _places(outputs) if outputs else self._all(0)
+        self._run(Pairs(what, "bytes", blocks, self._only(root, at), takes), owner, deadline)
 
-    def _begin(
+    def _pass_on(
         self,
-        operation: Operation,
-        outgoing: Mapping[int, Bytes],
-        incoming: Mapping[int, Bytes],
-        nbytes: int = 0,
-    ) -> list[Message]:
-        """Begin to send to some members, by their places, and to receive from some."""
-        tag, me = self._tag(operation, nbytes), self._group.rank
-        both = me in outgoing and me in incoming
-        if both and incoming[me].ctypes.data != outgoing[me].ctypes.data:
-            incoming[me][:] = outgoing[me]
-        received = [
-            self._messages.receive(peer, tag, memory)
-            for peer, memory in incoming.items()
-            if peer != me
-        ]
-        # Not everybody begins with the same member.
-        order = sorted(outgoing.keys() - {me}, key=lambda peer: (peer - me) % self._group.size)
-        sent = [self._messages.send(peer, tag, outgoing[peer]) for peer in order]
-        return [*received, *sent]
+        what: str,
+        outputs: Sequence[Block],
+        given: Sequence[Block],
+        owner: object,
+        deadline: float,
+        longest: int = 0,
+    ) -> None:
+        """Give every rank the blocks that are meant for it.
 
-    def _finish(self, messages: list[Message], deadline: float) -> None:
-        for message in messages:
-            self._messages.wait(message, max(0.0, deadline - time.monotonic()))
+        ``longest`` : bytes of any rank's longest; 0: this rank knows all
+        """
+        sends, receives = (tuple(n for _, n in some) for some in (given, outputs))
+        blocks = Blocks(sends, receives, longest or max(sends))
+        pairs = Pairs(what, "bytes", blocks, _places(given), _places(outputs))
+        self._run(pairs, owner, deadline)
 
-    def _by_plan(self, tensor: Tensor, op: str, deadline: float) -> None:
+    def _run(self, pairs: Pairs, owner: object, deadline: float) -> None:
+        """Make a pairwise collective; ``owner`` keeps its arrays."""
+        while self._pairwise is None:
+            self._tried(self._begin_pairwise, deadline)
+        try:
+            for execution, addresses in self._pairwise.parts(pairs):
+                while not self._tried(partial(_go_on, execution, owner, addresses), deadline):
+                    pass
+        except MismatchError as error:
+            raise MismatchError(f"{pairs.what}: {error}") from error
+
+    def _begin_pairwise(self, left: float) -> None:
+        self._pairwise = PairwiseCalls(self._group, self._context.segments, left)
+
+    def _by_plan(self, tensor: Tensor, reduction: Reduction, deadline: float) -> None:
+        op = str(reduction.native)
+
         def reduce(left: float) -> None:
             self._context.allreduce(tensor, op, group=self._group, timeout=left)
 
@@ -343,12 +348,61 @@ class Collectives:
             return False
         return True
 
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
+        """Return memory for what other ranks have like ``tensor``, with that in its place."""
+        parts = list(torch.empty((self._size, *tensor.shape), dtype=tensor.dtype).unbind())
+        parts[self._rank] = tensor
+        return parts
+
+    def _all(self, n: int) -> tuple[int, ...]:
+        return (n,) * self._size
+
+    def _others(self, n: int) -> tuple[int, ...]:
+        return tuple(n if place != self._rank else 0 for place in range(self._size))
+
+    def _only(self, place: int, n: int) -> tuple[int, ...]:
+        return tuple(n if each == place else 0 for each in range(self._size))
+
+
+def rows(tensor: Tensor, number: int) -> list[Block]:
+    """Cut a contiguous tensor into so many blocks, which it has to have room for."""
+    at, n = tensor.data_ptr(), tensor.nbytes // number
+    return [(at + n * place, n) for place in range(number)]
+
+
+def cut(tensor: Tensor, counts: Sequence[int], row: int) -> list[Block]:
+    """Cut a contiguous tensor into blocks of so many rows, of ``row`` bytes each."""
+    at = accumulate(counts, initial=0)
+    return [
+        (tensor.data_ptr() + row * begin, row * n) for begin, n in zip(at, counts, strict=False)
+    ]
+
+
+def _go_on(
+    execution: _native.Execution, owner: object, addresses: list[int], seconds: float
+) -> None:
+    execution.run_at(owner, addresses, timeout=seconds)
+
+
+def block_of(tensor: Tensor) -> Block:
+    """Return where the elements of a contiguous tensor lie."""
+    return tensor.data_ptr(), tensor.nbytes
+
+
+def blocks_of(tensors: Sequence[Tensor]) -> list[Block]:
+    """Return where those of several tensors lie."""
+    return [(each.data_ptr(), each.nbytes) for each in tensors]
+
+
+def _places(blocks: Sequence[Block]) -> tuple[int, ...]:
+    return tuple(at for at, _ in blocks)
+
+
+def _dtype_of(tensor: Tensor) -> str:
+    return native_dtype(as_numpy_dtype(tensor.dtype))
+
 
 def _pieces(tensor: Tensor, nbytes: int) -> Iterator[Tensor]:
     """Cut a contiguous tensor into flat pieces of so many bytes; an empty one into none."""
     if tensor.numel():
         yield from torch.split(tensor.view(-1), max(1, nbytes // tensor.element_size()))
-
-
-def _places(tensors: Sequence[Tensor]) -> dict[int, Bytes]:
-    return {place: bytes_of(tensor) for place, tensor in enumerate(tensors)}

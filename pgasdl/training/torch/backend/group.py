@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import chain
 from typing import Any
 
 import torch
@@ -27,7 +26,14 @@ from pgasdl.training.torch.backend.arguments import (
     writable,
 )
 from pgasdl.training.torch.backend.calls import Calls
-from pgasdl.training.torch.backend.collectives import Collectives, bytes_of
+from pgasdl.training.torch.backend.collectives import (
+    Collectives,
+    block_of,
+    blocks_of,
+    bytes_of,
+    cut,
+    rows,
+)
 from pgasdl.training.torch.backend.meet import SharedContext, find, keep, meet
 from pgasdl.training.torch.backend.message import Message
 from pgasdl.training.torch.backend.messages import Messages
@@ -97,8 +103,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._group = group = context.group(places, timeout=self._timeout)
         if group.rank != rank:  # torch.distributed sorts them, too
             raise RankError(f"ranks {list(ranks)}: give the members of a group in rising order")
-        self._collectives = Collectives(context, group, self._timeout)
         self._messages = Messages(context, group, self._timeout)
+        self._collectives = Collectives(context, group, self._messages)
         self._calls = Calls("pgasdl-collectives")
         self._coalesced: list[Work] | None = None
         self._closed = False
@@ -229,11 +235,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         def call() -> None:
             with dense(results) as memory:
-                for whole, tensor in zip(memory, given, strict=True):
-                    if not tensor.numel():
-                        continue
-                    parts = whole.view(self._size, -1).unbind()
-                    self._collectives.all_gather(parts, contiguous(tensor), seconds)
+                for whole, tensor in zip(memory, map(contiguous, given), strict=True):
+                    into, owner = rows(whole, self._size), (whole, tensor)
+                    self._collectives.all_gather(into, block_of(tensor), owner, seconds)
 
         return self._begin(outputs, options, call)
 
@@ -249,7 +253,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         def call() -> None:
             for parts, tensor in zip(results, given, strict=True):
                 with dense(parts) as memory:
-                    self._collectives.all_gather(memory, contiguous(tensor), seconds)
+                    mine = contiguous(tensor)
+                    into, owner = blocks_of(memory), (memory, mine)
+                    self._collectives.all_gather(into, block_of(mine), owner, seconds)
 
         return self._begin([each for parts in outputs for each in parts], options, call)
 
@@ -291,7 +297,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         def call() -> None:
             with dense(results) as memory:
-                self._collectives.gather(memory, contiguous(tensor), root, seconds)
+                mine = contiguous(tensor)
+                into, owner = blocks_of(memory), (memory, mine)
+                self._collectives.gather(into, block_of(mine), root, owner, seconds)
 
         return self._begin(parts, options, call)
 
@@ -312,7 +320,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         def call() -> None:
             with dense(results) as (memory,):
-                self._collectives.scatter(memory, list(map(contiguous, given)), root, seconds)
+                parts = list(map(contiguous, given))
+                into, owner = block_of(memory), (memory, parts)
+                self._collectives.scatter(into, blocks_of(parts), root, owner, seconds)
 
         return self._begin(outputs, options, call)
 
@@ -360,10 +370,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             with dense(results) as memory:
                 for each, parts, reduction in zip(memory, lists, reductions, strict=True):
                     numbers = [reduction.numbers(contiguous(part)) for part in parts]
-                    rows = [torch.tensor_split(row, self._size // len(parts)) for row in numbers]
-                    given = list(chain.from_iterable(rows))
                     into = reduction.numbers(each)
-                    self._collectives.reduce_scatter(into, given, reduction, seconds)
+                    self._collectives.reduce_scatter(into, numbers, reduction, seconds)
 
         return self._begin(outputs, options, call)
 
@@ -380,7 +388,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         def call() -> None:
             with dense(results) as memory:
-                self._collectives.all_to_all(memory, list(map(contiguous, given)), seconds)
+                parts = list(map(contiguous, given))
+                blocks, owner = (blocks_of(memory), blocks_of(parts)), (memory, parts)
+                self._collectives.all_to_all(*blocks, owner, seconds, alike=False)
 
         return self._begin(outputs, options, call)
 
@@ -407,8 +417,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         def call() -> None:
             with dense([result]) as (memory,):
-                parts = torch.split(contiguous(given), outgoing)
-                self._collectives.all_to_all(torch.split(memory, incoming), parts, seconds)
+                mine, row = contiguous(given), given.shape[1:].numel() * given.element_size()
+                blocks = cut(memory, incoming, row), cut(mine, outgoing, row)
+                owner, alike = (memory, mine), not (output_sizes or input_sizes)
+                self._collectives.all_to_all(*blocks, owner, seconds, alike=alike)
 
         return self._begin([output], options, call)
 

@@ -43,10 +43,6 @@ class Messages:
         Its members; no other collective of theirs may be under way.
     timeout : float, optional
         Seconds for making it; None: the context's default.
-    name_of : Callable[[int], str], optional
-        Says what a tag means. Then messages have to be received in the order in which they were
-        sent: another tag than the one that is asked for is an error. None: they may be received in
-        any order of tags.
     """
 
     def __init__(
@@ -54,9 +50,8 @@ class Messages:
         context: Context,
         group: Group,
         timeout: float | None = None,
-        name_of: Callable[[int], str] | None = None,
     ) -> None:
-        self._context, self._group, self._name_of = context, group, name_of
+        self._context, self._group = context, group
         room = MEMORY_BYTES // (2 * SLOTS * group.size)
         self._slot_bytes = max(LEAST_SLOT_BYTES, min(SLOT_BYTES, room))
         self._slot_bytes = self._slot_bytes // _HEADER_BYTES * _HEADER_BYTES
@@ -312,11 +307,6 @@ class Messages:
         if not fitting:
             return False
         receiver = next((each for each in fitting if each.tag == tag), None)
-        if receiver is None and self._name_of is not None:
-            raise MismatchError(
-                f"rank {self._context.rank} is in {self._name_of(fitting[0].tag)}, "
-                f"{self._name(peer)} in {self._name_of(tag)}"
-            )
         if receiver is None:
             self._peers[peer].arrivals.append(Arrival(tag, np.empty(nbytes, np.uint8)))
             return True

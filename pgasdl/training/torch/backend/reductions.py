@@ -72,6 +72,8 @@ class Reduction:
     ----------
     native : str or None
         The core's name of the operator, if the core reduces these numbers by it.
+    sums : bool
+        Plans reduce them so.
     prepares : bool
         What ranks contribute is not the tensor itself.
 
@@ -98,6 +100,7 @@ class Reduction:
         self._kind = Kind.SUM if kind == Kind.AVG else kind
         self._mean = kind == Kind.AVG
         self.native = NATIVE.get(kind) if dtype in _CORES else None
+        self.sums = self.native in ("sum", "mean")
         if factor is not None and not _scales(factor, dtype):
             raise BufferRefused(f"{name} of {dtype} with factor {factor} is not possible")
         if self.native is None and not _combines(self._kind, dtype):
@@ -106,6 +109,10 @@ class Reduction:
     def numbers(self, tensor: Tensor) -> Tensor:
         """Return the numbers of a contiguous tensor, in one row, as they are reduced."""
         return (torch.view_as_real(tensor) if self._by_parts else tensor).view(-1)
+
+    def scale(self, size: int) -> float:
+        """Return the factor of the sum of so many ranks."""
+        return 1 / size if self._mean else 1.0
 
     def prepare(self, tensor: Tensor) -> Tensor:
         """Return what a rank contributes: ``tensor``, or its product with the operator's factor."""

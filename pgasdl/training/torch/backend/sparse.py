@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pgasdl.errors import BufferRefused
 from pgasdl.training.torch.backend.arguments import contiguous
-from pgasdl.training.torch.backend.collectives import Collectives
+from pgasdl.training.torch.backend.collectives import Collectives, block_of, cut, rows
 from pgasdl.training.torch.backend.reductions import Kind, ReduceOp
 
 
@@ -32,20 +32,20 @@ def add_up(collectives: Collectives, tensor: Tensor, size: int, seconds: float) 
     """Replace a sparse COO tensor by the sum of all ranks'."""
     deadline = time.monotonic() + seconds
     mine = tensor.detach().coalesce()
-    numbers = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
-    collectives.all_gather(numbers, torch.tensor([mine._nnz()]), seconds)
-    most = max(int(each) for each in numbers)
+    number, numbers = torch.tensor([mine._nnz()]), torch.empty(size, dtype=torch.int64)
+    collectives.all_gather(rows(numbers, size), block_of(number), (number, numbers), seconds)
+    counts = numbers.tolist()
 
-    def gathered(part: Tensor) -> list[Tensor]:
-        """Return every rank's part: rows, padded to the longest."""
-        padded = part.new_zeros((most, *part.shape[1:]))
-        padded[: len(part)] = part
-        parts = [torch.empty_like(padded) for _ in range(size)]
-        collectives.all_gather(parts, padded, max(0.0, deadline - time.monotonic()))
-        return [each[: int(n)] for each, n in zip(parts, numbers, strict=True)]
+    def gathered(part: Tensor) -> Tensor:
+        """Return the rows of all ranks."""
+        whole = part.new_empty((sum(counts), *part.shape[1:]))
+        into = cut(whole, counts, part.shape[1:].numel() * part.element_size())
+        left = max(0.0, deadline - time.monotonic())
+        collectives.all_gather(into, block_of(part), (whole, part), left)
+        return whole
 
-    indices = torch.cat(gathered(contiguous(mine.indices().t())))
-    values = torch.cat(gathered(contiguous(mine.values())))
+    indices = gathered(contiguous(mine.indices().t()))
+    values = gathered(contiguous(mine.values()))
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
     with torch.no_grad():
         tensor.copy_(total)
