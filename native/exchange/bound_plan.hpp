@@ -167,8 +167,10 @@ class BoundPlan {
   // null. advance() only looks how far it is.
   void enqueue(const StreamOrder& order, const std::byte* from, std::byte* to, std::uint64_t bytes);
   bool enqueued() const { return enqueued_; }
-  // The stream goes on, whatever comes of it: nobody will raise what it waits for.
-  void release();
+  // The stream goes on, whatever comes of it: nobody will raise what it waits for. Until it is
+  // through, which the answer tells, this is to be repeated: a peer that runs another collective
+  // may raise another value once more.
+  bool release();
   // Throws if a peer told that it gave up: what it has raised since tells of nothing.
   void require_nobody_gave_up(const Numbering& numbering) const;
   // Waits until nothing that was given to a GPU or the transport is under way: memory may go then.

@@ -78,6 +78,7 @@ bool Executor::enqueue(Execution& execution, const Array& array, const StreamOrd
   {
     const std::lock_guard lock(mutex_);
     live_.reserve(live_.size() + n_copied_ + 1);
+    released_.reserve(released_.size() + live_.size() + 1);
     execution.require_idle();
     execution.reserve(array);
     BoundPlan& plan = execution.phase();
@@ -160,9 +161,18 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   } catch (const std::exception&) {
     // Without memory to tell them, their waits end by their deadlines.
   }
-  if (execution.phase().enqueued()) execution.phase().release();  // after that was told
+  // After that was told.
+  if (execution.phase().enqueued() && !execution.phase().release()) {
+    released_.push_back(&execution);
+  }
   expect_no_more(execution);
   execution.state_.store(Execution::State::kFailed, std::memory_order_release);
+}
+
+// Streams that make what was given up come to their waits late: by then peers may have raised
+// other values there.
+void Executor::release_again() {
+  std::erase_if(released_, [](Execution* execution) { return execution->phase().release(); });
 }
 
 // Gives up what cannot end any more. All of them: others may wait for one that nobody awaits here.
@@ -348,9 +358,25 @@ void Executor::answer(const Call& call) {
 
 void Executor::remove(const Execution& execution) {
   std::erase(live_, &execution);
+  std::erase(released_, &execution);
   std::erase_if(calls_, [&](const Call& call) { return call.execution == &execution; });
   n_live_.store(live_.size(), std::memory_order_relaxed);
   n_calls_.store(calls_.size(), std::memory_order_release);
+}
+
+// Until no stream makes any of it. The lock is free in between: what a stream comes to before may
+// have to be given up meanwhile.
+void Executor::let_through(Execution& execution) {
+  const auto through = [](const auto& phase) { return !phase->enqueued() || phase->release(); };
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      remove(execution);
+      if (std::all_of(execution.phases_.begin(), execution.phases_.end(), through)) return;
+      release_again();
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 
 // Nothing of it is under way on a GPU any more, nor will be.
@@ -361,6 +387,7 @@ void Executor::quiet(Execution& execution) {
 }
 
 void Executor::fail(Execution& execution, const std::exception_ptr& fault) {
+  let_through(execution);
   std::shared_ptr<const void> let_go;  // below the lock: it may need the program's own
   const std::lock_guard lock(mutex_);
   remove(execution);
@@ -390,6 +417,7 @@ std::shared_ptr<const void> Executor::let_go(Execution& execution) {
 
 void Executor::close(Execution& execution) {
   if (context_.inherited()) return;  // the lock may be held by a thread that only the parent has
+  let_through(execution);
   std::shared_ptr<const void> let_go;
   const std::lock_guard lock(mutex_);
   remove(execution);
@@ -422,6 +450,10 @@ void Executor::run() {
   pthread_setname_np(pthread_self(), "pgasdl-progress");
   const auto bounded = std::chrono::milliseconds(50);
   while (!stopping_.load()) {
+    {
+      const std::lock_guard lock(mutex_);
+      release_again();
+    }
     if (n_live_.load(std::memory_order_relaxed) == 0) {
       std::unique_lock lock(idle_mutex_);
       idle_.wait_for(lock, bounded, [&] {

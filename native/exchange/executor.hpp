@@ -75,6 +75,8 @@ class Executor {
   void give_up_streamed(ErrorKind kind, const char* why);
   bool stream_makes(const Execution* execution);
   void give_up(Execution& execution, std::exception_ptr fault);
+  void release_again();
+  void let_through(Execution& execution);
   void gather_calls(Execution& execution);
   void remove(const Execution& execution);
   void quiet(Execution& execution);
@@ -86,6 +88,8 @@ class Executor {
   std::mutex mutex_;
   std::vector<Execution*> live_;
   std::size_t n_copied_ = 0;  // that will be live once their arrays are here
+  // Given up, while a stream still makes them. There is a place for each live one, too.
+  std::vector<Execution*> released_;
   std::vector<Call> calls_;
   std::atomic<std::size_t> n_calls_{0};
   std::atomic<std::size_t> n_live_{0};

@@ -5,7 +5,7 @@
 //
 // The host looks how far it is, by the flags, which are the same that hosts raise. It ends what
 // will not end by itself: it raises what the stream waits for, after it has told peers that it
-// gives up.
+// gives up. It raises it again until the stream is through.
 #include <chrono>
 #include <thread>
 
@@ -86,21 +86,19 @@ bool BoundPlan::follow_stream() {
   return true;
 }
 
-void BoundPlan::release() {
+bool BoundPlan::release() {
+  if (stream_end_->over()) return true;
   for (const Lane& lane : lanes_) {
     for (const Step& step : lane.steps) {
       if (step.kind != PlanStep::Kind::kWait) continue;
       const_cast<FlagWord*>(step.word)->store(value(step.salt), std::memory_order_release);
     }
   }
+  return false;
 }
 
-// A peer that runs another collective may raise another value once more.
 void BoundPlan::drain_stream() {
-  while (!stream_end_->over()) {
-    release();
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+  while (!release()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   enqueued_ = false;
 }
 

@@ -47,6 +47,12 @@ class ProgramStream {
     const cuda::Current current(kDevice);
     cuda::check(cuda::driver().stream_synchronize(stream_), "a stream's work");
   }
+  bool idle() const {
+    const cuda::Current current(kDevice);
+    const cuda::Result result = cuda::driver().stream_query(stream_);
+    if (result != cuda::kNotReady) cuda::check(result, "a stream's work");
+    return result == cuda::kSuccess;
+  }
   // Late, as a kernel's.
   void fill(std::byte* data, unsigned char value, std::size_t bytes) const {
     const cuda::Current current(kDevice);
@@ -102,7 +108,7 @@ void one_sided(const Settings& settings) {
 // [data | weights | inbox] on a GPU.
 class DeviceExchange {
  public:
-  DeviceExchange(Local& local, Kind kind) {
+  DeviceExchange(Local& local, Kind kind, std::uint64_t fingerprint = 1) {
     segment_ = on_device(local, (2 + std::uint64_t{kSize}) * kCount * sizeof(float));
     const Plan plan = kind == Kind::kGdraa  ? gdraa(local.rank(), kSize, kCount, false)
                       : kind == Kind::kTree ? tree(local.rank(), kSize, kCount, false)
@@ -110,8 +116,8 @@ class DeviceExchange {
     const auto place = [&](std::uint64_t elements) {
       return BufferBinding{segment_, elements * sizeof(float), DType::kF32};
     };
-    execution_ =
-        bound(local, plan, {place(0), place(kCount), place(2 * kCount)}, {0, 1}, segment_, 7);
+    execution_ = bound(local, plan, {place(0), place(kCount), place(2 * kCount)}, {0, 1}, segment_,
+                       7, fingerprint);
   }
 
   Execution& plan() { return *execution_; }
@@ -180,6 +186,43 @@ void ends_under_way(const Settings& settings, bool failing) {
     CHECK_NOTE((mine != nullptr) == failing, "%s", mine == nullptr ? "" : words(mine).c_str());
     for (const ProgramStream& stream : streams) stream.synchronize();
   }
+}
+
+void until(const std::function<bool()>& reached) {
+  for (const Deadline deadline = Deadline::in(10); !reached();) {
+    CHECK(!deadline.passed());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// A stream that the program holds comes to its waits when a peer, which runs another collective,
+// has written over what this rank had raised there. Whoever closes what comes after waits for that.
+void let_go_late(const Settings& settings, bool closes) {
+  run(kSize, settings, [&](Local& local) {
+    const ProgramStream stream;
+    const auto gate = on_device(local, 64);
+    DeviceExchange exchange(local, Kind::kDirect, 1 + static_cast<std::uint64_t>(local.rank()));
+    DeviceExchange after(local, Kind::kDirect);
+    if (local.rank() == 0) {
+      local.context.notify_wait_on(stream.order(), gate, 0, soon());
+      for (Execution* const each : {&exchange.plan(), &after.plan()}) {
+        CHECK(local.executor.enqueue(*each, {}, stream.order(), Deadline::in(0.1)));
+      }
+      for (Execution* const each : {&exchange.plan(), &after.plan()}) {
+        until([&] { return each->state() == Execution::State::kFailed; });
+      }
+    }
+    local.barrier();
+    if (local.rank() == 1) {
+      local.executor.start(exchange.plan());
+      local.flush();
+      local.notify(0, *gate, 0);
+    } else {
+      if (closes) after.plan().close();
+      until([&] { return stream.idle(); });
+    }
+    local.barrier();
+  });
 }
 
 // One rank cannot make its copy: all are told, and the next is made.
@@ -311,6 +354,10 @@ int main() {
     for (const bool failing : {false, true}) {
       ends_under_way({}, failing);
       ends_under_way(shm, failing);
+    }
+    for (const bool closes : {false, true}) {
+      let_go_late({}, closes);
+      let_go_late(shm, closes);
     }
     a_copy_that_cannot_be({});
     a_copy_that_cannot_be(shm);
