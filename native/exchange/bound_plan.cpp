@@ -90,13 +90,15 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
   }
   // It may have noticed before it had sent anything by which this rank would.
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
-    if (told_by(numbering, of) != (kMismatched | generation_)) continue;
-    throw Error(ErrorKind::kMismatch,
-                text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(),
-                     ": rank ", ranks_[of], " says that ranks run different collectives as ",
-                     "execution ", generation_, ": order, size, dtype, plan and device must be ",
-                     "the same on all ranks"));
+    if (told_mismatch(numbering, of)) throw mismatch_told_by(of);
   }
+}
+
+Error BoundPlan::mismatch_told_by(std::size_t of) const {
+  return {ErrorKind::kMismatch,
+          text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(), ": rank ",
+               ranks_[of], " says that ranks run different collectives as execution ", generation_,
+               ": order, size, dtype, plan and device must be the same on all ranks")};
 }
 
 void BoundPlan::begin(std::uint32_t generation) {

@@ -155,6 +155,11 @@ class BoundPlan {
     return board_->local().board[numbering.given_up_id(of)].load(std::memory_order_acquire);
   }
   Error given_up_by(std::size_t of, std::uint32_t told) const;
+  // It told that ranks run different plans as this execution.
+  bool told_mismatch(const Numbering& numbering, std::size_t of) const {
+    return told_by(numbering, of) == (kMismatched | generation_);
+  }
+  Error mismatch_told_by(std::size_t of) const;
   void begin(std::uint32_t generation);
   // As far as it goes without blocking; true if anything moved. After an exception, which says what
   // failed, nothing may move any more.

@@ -108,16 +108,22 @@ void one_sided(const Settings& settings) {
 // [data | weights | inbox] on a GPU.
 class DeviceExchange {
  public:
-  DeviceExchange(Local& local, Kind kind, std::uint64_t fingerprint = 1) {
-    segment_ = on_device(local, (2 + std::uint64_t{kSize}) * kCount * sizeof(float));
-    const Plan plan = kind == Kind::kGdraa  ? gdraa(local.rank(), kSize, kCount, false)
-                      : kind == Kind::kTree ? tree(local.rank(), kSize, kCount, false)
-                                            : gdraa_direct(local.rank(), kSize, kCount);
+  DeviceExchange(Local& local, Kind kind, std::uint64_t fingerprint = 1)
+      : DeviceExchange(local,
+                       kind == Kind::kGdraa  ? gdraa(local.rank(), kSize, kCount, false)
+                       : kind == Kind::kTree ? tree(local.rank(), kSize, kCount, false)
+                                             : gdraa_direct(local.rank(), kSize, kCount),
+                       fingerprint) {}
+  DeviceExchange(Local& local, const Plan& plan, std::uint64_t fingerprint) {
+    const auto size = static_cast<std::uint64_t>(local.size());
+    segment_ = on_device(local, (2 + size) * kCount * sizeof(float));
+    std::vector<Rank> ranks(size);
+    std::iota(ranks.begin(), ranks.end(), 0);
     const auto place = [&](std::uint64_t elements) {
       return BufferBinding{segment_, elements * sizeof(float), DType::kF32};
     };
-    execution_ = bound(local, plan, {place(0), place(kCount), place(2 * kCount)}, {0, 1}, segment_,
-                       7, fingerprint);
+    execution_ = bound(local, plan, {place(0), place(kCount), place(2 * kCount)}, std::move(ranks),
+                       segment_, 7, fingerprint);
   }
 
   Execution& plan() { return *execution_; }
@@ -221,6 +227,25 @@ void let_go_late(const Settings& settings, bool closes) {
       if (closes) after.plan().close();
       until([&] { return stream.idle(); });
     }
+    local.barrier();
+  });
+}
+
+// Rank 2 runs another collective, which only rank 0 sees, as its parent in a tree. Rank 1 gets from
+// rank 0's stream all that it waits for; nothing makes its host look before that.
+void told_of_another_collective(Settings settings) {
+  settings.options.spin_us = 1e7;
+  run(3, settings, [](Local& local) {
+    const ProgramStream stream;
+    Plan plan = tree(local.rank(), local.size(), kCount, false);
+    std::erase_if(plan.lanes[0], [](const PlanStep& step) {
+      return step.kind == PlanStep::Kind::kFlush;  // which no stream makes
+    });
+    DeviceExchange exchange(local, plan, local.rank() == 2 ? 2 : 1);
+    CHECK(local.executor.enqueue(exchange.plan(), {}, stream.order(), soon()));
+    until([&] { return exchange.plan().state() != Execution::State::kRunning; });
+    require_error(ErrorKind::kMismatch,
+                  [&] { (void)local.executor.wait(exchange.plan(), soon()); });
     local.barrier();
   });
 }
@@ -359,11 +384,18 @@ int main() {
       let_go_late({}, closes);
       let_go_late(shm, closes);
     }
+    told_of_another_collective({});
+    told_of_another_collective(shm);
     a_copy_that_cannot_be({});
     a_copy_that_cannot_be(shm);
     late_notifications({});
     pieces_of_an_array();
   };
+  {
+    // Streams are kept for the next borrower: as many as ranks ever borrow at once.
+    const DeviceStream borrowed[] = {DeviceStream(kDevice), DeviceStream(kDevice),
+                                     DeviceStream(kDevice), DeviceStream(kDevice)};
+  }
   all();
   const std::string after_once = live();
   all();
