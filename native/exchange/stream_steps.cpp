@@ -14,18 +14,9 @@
 namespace pgasdl {
 namespace {
 
-cuda::DevicePtr pointer(const void* address) { return reinterpret_cast<cuda::DevicePtr>(address); }
-
-cuda::DevicePtr device_address(const FlagWord* word) {
-  cuda::DevicePtr address = 0;
-  cuda::check(cuda::driver().mem_host_get_device_pointer(&address, const_cast<FlagWord*>(word), 0),
-              "a board for the GPU");
-  return address;
-}
-
 void copy(std::byte* to, const std::byte* from, std::uint64_t bytes, cuda::Stream stream) {
   if (bytes == 0) return;
-  cuda::check(cuda::driver().memcpy_async(pointer(to), pointer(from), bytes, stream),
+  cuda::check(cuda::driver().memcpy_async(cuda::pointer(to), cuda::pointer(from), bytes, stream),
               text("copying ", bytes, " bytes of an array"));
 }
 
@@ -41,11 +32,15 @@ void BoundPlan::enqueue(const StreamOrder& order, const std::byte* from, std::by
       for (const Step& step : lane.steps) enqueue_step(step, order.stream);
     }
     if (to != nullptr) copy(to, data(), bytes, order.stream);
-  } catch (const Error&) {
-    stream_end_->mark(order.stream);  // some of it is under way
+    stream_end_->mark(order.stream);
+  } catch (...) {
+    try {
+      stream_end_->mark(order.stream);  // some of it is under way
+    } catch (const Error&) {
+      // Refused twice: the device has failed, and nothing of it is under way.
+    }
     throw;
   }
-  stream_end_->mark(order.stream);
 }
 
 void BoundPlan::enqueue_step(const Step& step, cuda::Stream stream) const {

@@ -11,10 +11,8 @@ namespace pgasdl {
 namespace {
 
 using cuda::check;
+using cuda::pointer;
 
-cuda::DevicePtr pointer(const std::byte* address) {
-  return reinterpret_cast<cuda::DevicePtr>(address);
-}
 std::byte* address_of(cuda::DevicePtr pointer) { return reinterpret_cast<std::byte*>(pointer); }
 
 cuda::Uuid uuid_of(cuda::Device device) {

@@ -71,6 +71,13 @@ cuda::Stream shared_stream(cuda::Device device, std::size_t number) {
   return of_device[number % kSharedStreams];
 }
 
+cuda::DevicePtr device_address(const void* word) {
+  cuda::DevicePtr address = 0;
+  check(cuda::driver().mem_host_get_device_pointer(&address, const_cast<void*>(word), 0),
+        "a word of the host for the GPU");
+  return address;
+}
+
 bool streams_wait(cuda::Device device) {
   static std::mutex mutex;
   static std::map<cuda::Device, bool> known;
@@ -86,8 +93,7 @@ bool streams_wait(cuda::Device device) {
   const auto& driver = cuda::driver();
   const cuda::Stream stream = shared_stream(device, 0);
   const cuda::Current current(device);
-  cuda::DevicePtr word = 0;
-  check(driver.mem_host_get_device_pointer(&word, (*page)->data(), 0), "a word for the GPU");
+  const cuda::DevicePtr word = device_address((*page)->data());
   return known[device] =
              driver.stream_wait_value(stream, word, 0, cuda::kWaitValueEq) == cuda::kSuccess &&
              driver.stream_write_value(stream, word, 0, cuda::kWriteValueDefault) == cuda::kSuccess;

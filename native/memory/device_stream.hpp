@@ -23,6 +23,9 @@ void refuse_capture(const StreamOrder& order, const char* what);
 // Whether streams can wait for words of the host, and write them.
 bool streams_wait(cuda::Device device);
 
+// The address by which the current device's streams reach a word of pinned memory of the host.
+cuda::DevicePtr device_address(const void* word);
+
 // One of a few streams that all plans share, whose work waits for nothing: of greatest priority.
 // They are made at first use, and kept.
 inline constexpr std::size_t kSharedStreams = 4;

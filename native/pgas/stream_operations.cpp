@@ -9,17 +9,6 @@
 namespace pgasdl {
 namespace {
 
-cuda::DevicePtr device_address(const FlagWord* word) {
-  cuda::DevicePtr address = 0;
-  cuda::check(cuda::driver().mem_host_get_device_pointer(&address, const_cast<FlagWord*>(word), 0),
-              "a board for the GPU");
-  return address;
-}
-
-cuda::DevicePtr pointer(const std::byte* address) {
-  return reinterpret_cast<cuda::DevicePtr>(address);
-}
-
 void require_reached(const Segment& segment) {
   if (segment.reached()) return;
   throw Error(ErrorKind::kUnavailable,
@@ -50,8 +39,8 @@ std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
   const auto enqueue = [&] {
     for (const Transfer& transfer : transfers) {
       if (transfer.bytes == 0) continue;
-      cuda::check(driver.memcpy_async(pointer(transfer.remote->data + transfer.remote_offset),
-                                      pointer(transfer.local->data + transfer.local_offset),
+      cuda::check(driver.memcpy_async(cuda::pointer(transfer.remote->data + transfer.remote_offset),
+                                      cuda::pointer(transfer.local->data + transfer.local_offset),
                                       transfer.bytes, order.stream),
                   "write_notify on a stream");
     }

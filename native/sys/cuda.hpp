@@ -20,6 +20,9 @@ using Module = struct ModuleObject*;
 using Function = struct FunctionObject*;
 using HostFunction = void (*)(void* argument);
 
+// An address as the driver's calls take it.
+inline DevicePtr pointer(const void* address) { return reinterpret_cast<DevicePtr>(address); }
+
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kInvalidValue = 1;
 inline constexpr Result kOutOfMemory = 2;

@@ -20,12 +20,19 @@ constexpr cuda::Device kDevice = 0;
 constexpr Rank kSize = 2;
 constexpr std::uint64_t kCount = 600;
 
-std::string live() {
+template <typename Function>
+Function* of_the_double(const char* name) {
   void* handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   CHECK(handle != nullptr);
-  const auto ask = reinterpret_cast<const char* (*)()>(dlsym(handle, "doubleLive"));
-  CHECK(ask != nullptr);
-  return ask();
+  const auto found = reinterpret_cast<Function*>(dlsym(handle, name));
+  CHECK(found != nullptr);
+  return found;
+}
+
+std::string live() { return of_the_double<const char*()>("doubleLive")(); }
+
+void fail(const char* entry, std::uint64_t n) {
+  (void)of_the_double<std::uint64_t(const char*, std::uint64_t)>("doubleFail")(entry, n);
 }
 
 // A program's own.
@@ -231,6 +238,44 @@ void let_go_late(const Settings& settings, bool closes) {
   });
 }
 
+// The driver refuses a part of what a stream is to make: all the same, nothing of it is under way
+// once it is closed, and the first refusal is told.
+void refused_in_between(const Settings& settings) {
+  run(kSize, settings, [](Local& local) {
+    const ProgramStream stream;
+    const auto gate = on_device(local, 64);
+    DeviceExchange first(local, Kind::kDirect);
+    DeviceExchange second(local, Kind::kDirect);
+    const auto refused = [&](DeviceExchange& exchange) {
+      std::string said;
+      require_error(
+          ErrorKind::kSystem,
+          [&] { (void)local.executor.enqueue(exchange.plan(), {}, stream.order(), soon()); },
+          &said);
+      return said;
+    };
+    local.barrier();
+    if (local.rank() == 0) {
+      local.context.notify_wait_on(stream.order(), gate, 0, soon());
+      fail("event_record", 1);
+      std::string said = refused(first);
+      CHECK_NOTE(said.find("recording an event") != said.npos, "%s", said.c_str());
+      first.plan().close();
+      CHECK(stream.idle());
+      fail("stream_wait_value", 1);
+      fail("event_record", 1);
+      said = refused(second);
+      CHECK_NOTE(said.find("letting a stream wait") != said.npos, "%s", said.c_str());
+      fail("any", 0);
+      stream.synchronize();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      local.notify(0, *gate, 0);
+    }
+    local.barrier();
+  });
+}
+
 // Rank 2 runs another collective, which only rank 0 sees, as its parent in a tree. Rank 1 gets from
 // rank 0's stream all that it waits for; nothing makes its host look before that.
 void told_of_another_collective(Settings settings) {
@@ -384,6 +429,8 @@ int main() {
       let_go_late({}, closes);
       let_go_late(shm, closes);
     }
+    refused_in_between({});
+    refused_in_between(shm);
     told_of_another_collective({});
     told_of_another_collective(shm);
     a_copy_that_cannot_be({});

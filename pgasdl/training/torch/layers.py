@@ -114,11 +114,10 @@ class Layer:
 
     def reached(self) -> list[bool]:
         """Tell of which parameters any rank had a gradient; after the exchange."""
-        if self.marks.is_cuda:
-            # They are there: nothing has to wait for what the program has enqueued.
-            with torch.cuda.stream(_looking(self.marks.device)):
-                return [mark > 0 for mark in self.marks.tolist()]
-        return [mark > 0 for mark in self.marks.tolist()]
+        # They are there: nothing has to wait for what the program has enqueued on a GPU.
+        on_gpu = self.marks.is_cuda
+        with torch.cuda.stream(_looking(self.marks.device)) if on_gpu else contextlib.nullcontext():
+            return [mark > 0 for mark in self.marks.tolist()]
 
     def take(self, number: int) -> None:
         """Let the gradient that a parameter has lie in the exchange."""

@@ -43,9 +43,8 @@ struct State {
   std::vector<Failure> failures;
   std::array<std::atomic<std::uint64_t>, kEntries> n_calls{};
   std::atomic<std::uint64_t> n_all_calls{0};
-  // Which call fails, by doubleFail: of all, or of one entry.
-  std::atomic<std::uint64_t> armed{0};
-  std::atomic<std::size_t> armed_entry{kEntries};
+  // Which call of each entry fails, by doubleFail, and at the end which of all.
+  std::array<std::atomic<std::uint64_t>, kEntries + 1> armed{};
   std::atomic<const char*> failed{nullptr};
 };
 
@@ -102,9 +101,8 @@ Result injected(Entry entry) {
   const std::uint64_t n = here.n_calls[index].fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t n_all =
       is_polled(entry) ? 0 : here.n_all_calls.fetch_add(1, std::memory_order_relaxed) + 1;
-  const std::size_t armed_entry = here.armed_entry.load(std::memory_order_relaxed);
-  const std::uint64_t counted = armed_entry == kEntries ? n_all : armed_entry == index ? n : 0;
-  if (counted != 0 && counted == here.armed.load(std::memory_order_relaxed)) {
+  if (here.armed[index].load(std::memory_order_relaxed) == n ||
+      (n_all != 0 && here.armed[kEntries].load(std::memory_order_relaxed) == n_all)) {
     here.failed.store(kNames[index].exported.data(), std::memory_order_relaxed);
     return kUnknown;
   }
@@ -162,8 +160,8 @@ bool lacks(const char* feature) {
 
 }  // namespace gpu_double
 
-// For tests: the n-th call of an entry ("any": of all that are not polled) from now on fails once;
-// 0: none does. Returns the calls so far.
+// For tests: the n-th call of an entry ("any": of all that are not polled) from now on fails once,
+// and what was made to fail before; 0: none does. Returns the calls so far.
 extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const char* name,
                                                                            std::uint64_t n) {
   using namespace gpu_double;
@@ -175,10 +173,12 @@ extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const
   const auto index = static_cast<std::size_t>(entry - std::begin(kNames));
   const std::uint64_t now =
       (index == kEntries ? here.n_all_calls : here.n_calls[index]).load(std::memory_order_relaxed);
-  here.armed.store(0, std::memory_order_relaxed);
   here.failed.store(nullptr, std::memory_order_relaxed);
-  here.armed_entry.store(index, std::memory_order_relaxed);
-  here.armed.store(n == 0 ? 0 : now + n, std::memory_order_relaxed);
+  if (n == 0) {
+    for (auto& each : here.armed) each.store(0, std::memory_order_relaxed);
+  } else {
+    here.armed[index].store(now + n, std::memory_order_relaxed);
+  }
   return now;
 }
 
