@@ -450,10 +450,7 @@ void Executor::run() {
   pthread_setname_np(pthread_self(), "pgasdl-progress");
   const auto bounded = std::chrono::milliseconds(50);
   while (!stopping_.load()) {
-    {
-      const std::lock_guard lock(mutex_);
-      release_again();
-    }
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) release_again();
     if (n_live_.load(std::memory_order_relaxed) == 0) {
       std::unique_lock lock(idle_mutex_);
       idle_.wait_for(lock, bounded, [&] {
