@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -73,7 +72,8 @@ def _alias(tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "nested" if tensor.is_nested else f"{tensor.layout}, {tensor.dtype}"
         raise BufferRefused(f"a tensor ({kind}) that is no dense array of numbers")
-    alias = tensor.detach()
+    plain = type(tensor) is Tensor and not tensor.requires_grad
+    alias = tensor if plain else tensor.detach()
     try:
         in_memory = alias.numel() == 0 or alias.data_ptr() != 0
     except RuntimeError:
@@ -99,14 +99,22 @@ def require_alike(tensor: Tensor, others: Sequence[Tensor], count: int | None = 
 
 def contiguous(tensor: Tensor) -> Tensor:
     """Return the tensor if its memory is as it shows, else a copy."""
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
-@contextmanager
-def dense(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors in contiguous memory; what is written there, they get."""
-    dense = [contiguous(each) for each in tensors]
-    yield dense
-    for copy, tensor in zip(dense, tensors, strict=True):
-        if copy is not tensor:
-            tensor.copy_(copy)
+class dense:  # noqa: N801 (a context manager)
+    """Tensors in contiguous memory; what is written there, they get at the end."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._dense = [contiguous(each) for each in tensors]
+
+    def __enter__(self) -> list[Tensor]:
+        return self._dense
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for copy, tensor in zip(self._dense, self._tensors, strict=True):
+            if kind is None and copy is not tensor:
+                tensor.copy_(copy)

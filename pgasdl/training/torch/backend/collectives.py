@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from pgasdl import _native
-from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.collectives.pairwise import Pairs, PairwiseCalls
 from pgasdl.context import Context
 from pgasdl.errors import MismatchError, Timeout
@@ -108,7 +107,7 @@ class Collectives:
             receives = self._all(n if here else 0)
             scale = reduction.scale(self._size)
             blocks = Blocks(self._only(root, n), receives, n, reduces=True, scale=scale)
-            pairs = Pairs(what, _dtype_of(tensor), blocks, self._only(root, at), (at,))
+            pairs = Pairs(what, reduction.dtype, blocks, self._only(root, at), (at,))
             self._run(pairs, tensor, deadline)
             return
         for piece in _pieces(tensor, PIECE_BYTES // self._size):
@@ -157,7 +156,7 @@ class Collectives:
             receives, scale = self._all(output.numel()), reduction.scale(self._size)
             blocks = Blocks(counts, receives, max(counts), reduces=True, scale=scale)
             places = _places(given), (output.data_ptr(),)
-            pairs = Pairs(what, _dtype_of(output), blocks, *places)
+            pairs = Pairs(what, reduction.dtype, blocks, *places)
             self._run(pairs, (output, tensors), deadline)
             return
         nbytes = PIECE_BYTES // self._size
@@ -396,10 +395,6 @@ def blocks_of(tensors: Sequence[Tensor]) -> list[Block]:
 
 def _places(blocks: Sequence[Block]) -> tuple[int, ...]:
     return tuple(at for at, _ in blocks)
-
-
-def _dtype_of(tensor: Tensor) -> str:
-    return native_dtype(as_numpy_dtype(tensor.dtype))
 
 
 def _pieces(tensor: Tensor, nbytes: int) -> Iterator[Tensor]:

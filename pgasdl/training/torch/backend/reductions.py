@@ -74,6 +74,8 @@ class Reduction:
         The core's name of the operator, if the core reduces these numbers by it.
     sums : bool
         Plans reduce them so.
+    dtype : str
+        The core's name of the numbers' dtype, if it reduces them.
     prepares : bool
         What ranks contribute is not the tensor itself.
 
@@ -101,6 +103,7 @@ class Reduction:
         self._mean = kind == Kind.AVG
         self.native = NATIVE.get(kind) if dtype in _CORES else None
         self.sums = self.native in ("sum", "mean")
+        self.dtype = "" if self.native is None else native_dtype(as_numpy_dtype(dtype))
         if factor is not None and not _scales(factor, dtype):
             raise BufferRefused(f"{name} of {dtype} with factor {factor} is not possible")
         if self.native is None and not _combines(self._kind, dtype):
@@ -126,11 +129,10 @@ class Reduction:
         if out.numel() == 0:
             return
         if self.native is not None:
-            name = native_dtype(as_numpy_dtype(out.dtype))
             mean = self.native == "mean"
             _native.reduce(
-                [(out.data_ptr(), name)],
-                [(part.data_ptr(), name) for part in parts],
+                [(out.data_ptr(), self.dtype)],
+                [(part.data_ptr(), self.dtype) for part in parts],
                 out.numel(),
                 1 / len(parts) if mean else 1.0,
                 "sum" if mean else self.native,
