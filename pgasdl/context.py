@@ -19,7 +19,7 @@ import numpy as np
 from pgasdl import _native
 from pgasdl.buffers import memory_of
 from pgasdl.collectives.allreduce import AllreduceCache, repeated
-from pgasdl.collectives.handle import Collective, kind_of
+from pgasdl.collectives.handle import Collective, kind_of, reduction_of
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.resources import AnswerCalls, Resources
 from pgasdl.config import Config, Limits
@@ -337,7 +337,7 @@ class Context(_native.ContextCore):
         timeout: float | None = None,
         stream: object = None,
     ) -> Any:
-        """Replace every rank's array by the sum (or mean) of all. Collective.
+        """Replace every rank's array by the sum of all, or another reduction. Collective.
 
         Parameters
         ----------
@@ -345,7 +345,8 @@ class Context(_native.ContextCore):
             Contiguous and writable, same size and dtype on all ranks: array, tensor, or a segment
             slice (float32). float32, float64, float16, bfloat16, int32, int64.
         op : str, default "sum"
-            "sum" or "mean"; integers can be summed only.
+            "sum", "mean" (of floating point numbers), "min", "max" or "prod"; the last three on the
+            host alone. min and max are NaN where some rank has NaN.
         group : Group, optional
             None: all ranks.
         plan : str, optional
@@ -414,9 +415,10 @@ class Context(_native.ContextCore):
         Collective
             ``handle()`` runs it; ``handle.start()`` and ``handle.wait()`` overlap it.
         """
-        kind = kind_of(op)
+        kind, group = kind_of(op), group or self.world
+        reduction = reduction_of(op)
         return Collective(
-            self.resources, kind, array, out, group or self.world, plan, timeout, options
+            self.resources, kind, array, out, group, plan, timeout, options, reduction
         )
 
     def collective_handle(

@@ -26,7 +26,7 @@ std::string device_name(int device) { return device == kHost ? "the host" : text
 
 BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
                      std::vector<Rank> ranks, std::shared_ptr<Segment> board,
-                     std::uint64_t first_notification, std::uint64_t fingerprint)
+                     std::uint64_t first_notification, std::uint64_t fingerprint, ReduceOp op)
     : context_(context),
       name_(plan.name),
       data_(number_of(plan.buffers, "data")),
@@ -35,7 +35,8 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
       first_notification_(first_notification),
       notifications_(plan.notifications),
       fingerprint_(fingerprint),
-      ranks_(std::move(ranks)) {
+      ranks_(std::move(ranks)),
+      op_(op) {
   std::size_t lane_number = 0;
   std::size_t step_number = 0;
   const auto refuse = [&](const std::string& why) -> Error {
@@ -61,6 +62,8 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     device_ = device;
   }
   if (device_ != kHost) {
+    if (op != ReduceOp::kSum)
+      throw refuse("a GPU adds up, and does nothing else to several arrays");
     load_device_kernels(device_);  // now, and not in the first execution
     static std::atomic<std::size_t> lanes_bound{0};
     first_stream_ = lanes_bound.fetch_add(plan.lanes.size(), std::memory_order_relaxed);

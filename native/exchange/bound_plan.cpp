@@ -181,7 +181,7 @@ bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
     return true;
   }
   if (step.count <= step.pass) [[likely]] {
-    reduce(step.destinations, step.sources, step.count, step.scale);
+    reduce(step.destinations, step.sources, step.count, step.scale, op_);
     return true;
   }
   const std::uint64_t n = std::min(step.pass, step.count - lane.progress);
@@ -195,7 +195,7 @@ bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
     source.address =
         static_cast<const std::byte*>(source.address) + lane.progress * item_size(source.dtype);
   }
-  reduce(lane.part_destinations, lane.part_sources, n, step.scale);
+  reduce(lane.part_destinations, lane.part_sources, n, step.scale, op_);
   lane.progress += n;
   if (lane.progress < step.count) return false;
   lane.progress = 0;

@@ -39,10 +39,12 @@ class BoundPlan {
   // [first_notification, + plan.notifications) are this plan's on every rank. `fingerprint`: of
   // what all ranks must agree on (plan, count, dtype); a flag with another tag is an error, not a
   // hang. Each flag has 20 bits of a hash of its own, which changes with the generation: what one
-  // flag of one execution does not tell, one time in a million, the next one does.
+  // flag of one execution does not tell, one time in a million, the next one does. `op`: what the
+  // plan's reductions do to several sources; a device only adds them up.
   BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
             std::vector<Rank> ranks, std::shared_ptr<Segment> board,
-            std::uint64_t first_notification, std::uint64_t fingerprint);
+            std::uint64_t first_notification, std::uint64_t fingerprint,
+            ReduceOp op = ReduceOp::kSum);
 
   // Where the plan's own copy of its array, the buffer "data", lies; null if it has none.
   std::byte* data() const { return data_ < 0 ? nullptr : own_[static_cast<std::size_t>(data_)]; }
@@ -213,6 +215,7 @@ class BoundPlan {
   const std::uint32_t notifications_;
   const std::uint64_t fingerprint_;
   const std::vector<Rank> ranks_;  // of the world, that take part
+  const ReduceOp op_;
   std::vector<Lane> lanes_;
   std::uint64_t bytes_moved_ = 0;
   StagingCopy stage_;

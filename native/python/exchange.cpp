@@ -73,6 +73,14 @@ Plan plan_of(const PlanTuple& tuple) {
   return plan;
 }
 
+ReduceOp op_of(const std::string& wanted) {
+  if (wanted == "sum") return ReduceOp::kSum;
+  if (wanted == "min") return ReduceOp::kMin;
+  if (wanted == "max") return ReduceOp::kMax;
+  if (wanted == "prod") return ReduceOp::kProd;
+  throw Error(ErrorKind::kPlan, text("no reduction ", wanted));
+}
+
 // (elements, lanes)
 using PieceTuple = std::tuple<std::uint64_t, std::uint32_t>;
 
@@ -93,7 +101,7 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
                     std::uint64_t first_notification, std::uint64_t fingerprint,
                     BufferAccess access, std::uintptr_t source, std::uintptr_t target,
                     std::uint64_t bytes, int device,
-                    const std::vector<std::vector<PieceTuple>>& pieces) {
+                    const std::vector<std::vector<PieceTuple>>& pieces, const std::string& op) {
   context.context().require_usable();
   std::vector<BufferBinding> bound;
   for (const auto& [segment, offset, dtype, homes, directory] : bindings) {
@@ -105,7 +113,7 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
   for (const PlanTuple& phase : phases) {
     plans.push_back(std::make_unique<BoundPlan>(context.context(), plan_of(phase), bound, ranks,
                                                 numbering.numbering->board(), first_notification,
-                                                fingerprint));
+                                                fingerprint, op_of(op)));
   }
   if (access == BufferAccess::kCopied && device != kHost) {
     if (pieces.size() != plans.size()) {
@@ -300,7 +308,7 @@ void bind_exchange(nb::module_& module) {
       .def("__init__", &make_execution, "context"_a, "phases"_a, "bindings"_a, "ranks"_a,
            "numbering"_a, "first_notification"_a, "fingerprint"_a,
            "access"_a = BufferAccess::kInPlace, "source"_a = 0, "target"_a = 0, "nbytes"_a = 0,
-           "device"_a = kHost, "pieces"_a = std::vector<std::vector<PieceTuple>>(),
+           "device"_a = kHost, "pieces"_a = std::vector<std::vector<PieceTuple>>(), "op"_a = "sum",
            "`pieces`, of each phase: (elements, lanes) of an array on a GPU that is copied.")
       .def(
           "start",
@@ -454,10 +462,7 @@ void bind_exchange(nb::module_& module) {
         for (const auto& [address, dtype] : sources) {
           from.push_back({reinterpret_cast<const void*>(address), dtype_of(dtype)});
         }
-        const ReduceOp operation = op == "min"    ? ReduceOp::kMin
-                                   : op == "max"  ? ReduceOp::kMax
-                                   : op == "prod" ? ReduceOp::kProd
-                                                  : ReduceOp::kSum;
+        const ReduceOp operation = op_of(op);
         const WithoutGil release;
         reduce(to, from, count, scale, operation);
       },

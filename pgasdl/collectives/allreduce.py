@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 
 from pgasdl import _native
 from pgasdl.buffers import Memory
-from pgasdl.collectives.handle import checked, kind_of
+from pgasdl.collectives.handle import checked, kind_of, reduction_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.reading import agree_on_reading
 from pgasdl.collectives.resources import Resources, Steps
@@ -73,7 +73,7 @@ class AllreduceCache:
         core = self._resources.core
         core._require_peer(core.rank, "allreduce")
         limit = core._seconds(timeout)
-        memory = checked(array, kind_of(op))
+        memory = checked(array, kind_of(op), reduction_of(op))
         deadline = time.monotonic() + limit
         if sequence is not None and sequence.calls.take_declined():
             sequence.decline(sequence.calls.last)

@@ -126,8 +126,16 @@ def bind(
     buffers: dict[str, PlanBuffer],
     tags: Tags,
     array: ArrayAccess,
+    op: str = "sum",
 ) -> _native.Execution:
-    """Resolve a plan's addresses: ``buffers`` tells where its buffers are.
+    """Resolve a plan's addresses.
+
+    Parameters
+    ----------
+    buffers : dict[str, PlanBuffer]
+        Where the plan's buffers are.
+    op : str, default "sum"
+        What its reductions do instead, on the host: "min", "max" or "prod".
 
     Raises
     ------
@@ -152,6 +160,7 @@ def bind(
         array.nbytes,
         array.device,
         [list(zip(plan.pieces, lanes, strict=True)) for lanes in plan.lanes],
+        op,
     )
 
 

@@ -21,34 +21,42 @@ from pgasdl.plans.pieces import ArrayPlan, build_array, pieces_of
 from pgasdl.plans.plan import ROOTED
 from pgasdl.segment import Segment
 
-# The kind of plan for each operator of an allreduce.
-KIND_OF_OPERATOR = {"mean": "average", "sum": "sum"}
+# The kind of plan for each operator of an allreduce; the last three change what reductions do.
+KIND_OF_OPERATOR = {"mean": "average", "sum": "sum", "min": "sum", "max": "sum", "prod": "sum"}
 
 
 def kind_of(op: str) -> str:
     """Return the kind of plan for an operator of an allreduce."""
     if op not in KIND_OF_OPERATOR:
-        raise BufferRefused(f'operator {op!r}: an allreduce takes "mean" or "sum"')
+        known = ", ".join(KIND_OF_OPERATOR)
+        raise BufferRefused(f"operator {op!r}: an allreduce takes {known}")
     return KIND_OF_OPERATOR[op]
 
 
-def checked(array: Any, kind: str) -> Memory:
+def reduction_of(op: str) -> str:
+    """Return what the reductions of its plan do to several arrays."""
+    return "sum" if op == "mean" else op
+
+
+def checked(array: Any, kind: str, reduction: str = "sum") -> Memory:
     """Describe an array; refuse it if collectives of this kind cannot work on it."""
     memory = memory_of(array, device=True)
     integers = memory.native_dtype.startswith("int")  # raises if the core cannot reduce the dtype
     if kind == "average" and integers:
         raise BufferRefused("the mean of integers is not an integer: sum, then divide")
+    if reduction != "sum" and memory.device is not None:
+        raise BufferRefused(f"{reduction} on {name_of(memory.device)}: a GPU does sums and means")
     return memory
 
 
-def _memories(kind: str, array: Any, out: Any) -> tuple[Memory, Memory]:
+def _memories(kind: str, array: Any, out: Any, reduction: str) -> tuple[Memory, Memory]:
     """Return the memory of the result and that of the contribution."""
     if kind not in KINDS or kind == "update":
         known = ", ".join(each for each in KINDS if each != "update")
         raise PlanError(
             f"no collective {kind!r}; there are {known}, and a GradientExchange for updates"
         )
-    memory = checked(array if out is None else out, kind)
+    memory = checked(array if out is None else out, kind, reduction)
     if out is None:
         return memory, memory
     given = memory_of(array, writable=False, device=True)
@@ -94,12 +102,14 @@ class Collective:
         plan: str | None,
         timeout: float | None,
         options: dict[str, int],
+        reduction: str = "sum",
     ) -> None:
         self.context = resources.core
         self._resources = resources
         self.group = group
         self.kind = kind
-        self._memory, self._given = _memories(kind, array, out)
+        self._reduction = reduction
+        self._memory, self._given = _memories(kind, array, out, reduction)
         # Where the plan works: beside the array, or on the host where no peer reaches a GPU.
         self._device = self._memory.device if resources.maps_gpus else None
         self._staged = self._memory.device is not None and self._device is None
@@ -137,7 +147,8 @@ class Collective:
         works_on = "" if memory.device is None else "on a GPU: "
         if staged_here:
             works_on = f"copied from a GPU in pieces of {resources.gpu_piece} bytes: "
-        signature = f"{works_on}{dtype} x {memory.count} {self.kind} {wanted}"
+        what = self.kind if self._reduction == "sum" else self._reduction
+        signature = f"{works_on}{dtype} x {memory.count} {what} {wanted}"
         homes = self._homes(steps, f"collective {signature}")
         in_place = bool(homes)
         # An array on a GPU is copied: the device does it in less time than a flag takes.
@@ -195,6 +206,7 @@ class Collective:
                 memory.nbytes,
                 -1 if memory.device is None else memory.device,
             ),
+            self._reduction,
         )
         if memory.device is None:
             self.run = self._execution.run  # type: ignore[assignment]  # the shortest way

@@ -41,6 +41,8 @@ class Pairs:
         In elements of it.
     gives, takes : Sequence[int]
         Where the blocks of the buffers ``give`` and ``take`` lie, 0 where there is none.
+    reduction : str, default "sum"
+        Of what is reduced; or "min", "max" or "prod".
     """
 
     what: str
@@ -48,6 +50,7 @@ class Pairs:
     blocks: Blocks
     gives: Sequence[int]
     takes: Sequence[int]
+    reduction: str = "sum"
 
 
 class PairwiseCalls:
@@ -88,7 +91,8 @@ class PairwiseCalls:
             receives = tuple(max(0, min(part, n - begin)) for n in receives)
             longest = min(part, longest - begin)
         # Equal on all ranks; what they have for each other may differ.
-        alike = pairs.what, pairs.dtype, longest, of.same, of.reduces, of.scale
+        how = of.same, of.reduces, of.scale, pairs.reduction
+        alike = pairs.what, pairs.dtype, longest, *how
         key = *alike, sends, receives
         if (found := self._bound.get(key)) is not None:
             return found
@@ -106,7 +110,7 @@ class PairwiseCalls:
         places = {name: PlanBuffer(anywhere, 0, pairs.dtype) for name in plan.buffers}
         places["inbox"] = PlanBuffer(self._segment, 0, pairs.dtype)
         tags = Tags(self._numbers, 0, str(alike))
-        execution = bind(group, array, places, tags, _REBASED)
+        execution = bind(group, array, places, tags, _REBASED, pairs.reduction)
         if len(self._bound) >= _MOST_BOUND:
             for old in list(self._bound)[: _MOST_BOUND // 2]:
                 del self._bound[old]

@@ -18,7 +18,7 @@ from pgasdl.collectives.binding import (
     options_for,
     piece_bytes,
 )
-from pgasdl.collectives.handle import kind_of
+from pgasdl.collectives.handle import kind_of, reduction_of
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import works_anywhere
@@ -399,7 +399,7 @@ class Sequence:
             data = PlanBuffer(workspace.segment, workspace.copy, dtype)
         buffers = {"data": data, "inbox": PlanBuffer(workspace.segment, inbox, dtype)}
         tags = Tags(self._numbers, region * self.REGION, str(key))
-        execution = bind(self.group, plan, buffers, tags, access)
+        execution = bind(self.group, plan, buffers, tags, access, reduction_of(wanted.op))
         self._regions[name] = region
         self._make_place()
         self._bound[memory.device, *key] = execution

@@ -1,9 +1,12 @@
-"""The package has the stub that its build made of the native module."""
+"""What the build makes of the native module: its stub, and no name for other modules."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
+
+from support.requiring import require_programs
 
 import pgasdl
 from pgasdl import _native
@@ -33,6 +36,15 @@ def test_types_are_shipped() -> None:
     for each in tree.body:
         if isinstance(each, ast.ClassDef):
             assert public(getattr(_native, each.name)) <= names(each.body), each.name
+
+
+def test_other_modules_find_no_name_in_it() -> None:
+    """Its standard library, say, may be another one than theirs."""
+    require_programs(nm="binutils")
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", _native.__file__], capture_output=True, check=True, text=True
+    )
+    assert [line.split()[-1] for line in listed.stdout.splitlines()] == ["PyInit__native"]
 
 
 def test_the_native_core_has_no_examples() -> None:

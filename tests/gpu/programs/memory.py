@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from cuda_arrays import Array
 
 import pgasdl
 from pgasdl import _native, loopback
@@ -100,6 +101,10 @@ def refusals(ctx: Any) -> None:
         lambda: segment.copy_to(segment),
     ):
         assert "only host memory works here" in refusal(pgasdl.BufferRefused, call)
+    for reduce in (ctx.allreduce, ctx.allreduce_handle):
+        array = Array(8, np.float32, segment.address)
+        seen = refusal(pgasdl.BufferRefused, lambda: reduce(array, "max"))  # noqa: B023
+        assert "a GPU does sums and means" in seen
     seen = refusal(pgasdl.UnavailableError, lambda: ctx.segment(8, device="cuda:2"))
     assert seen == "device cuda:2: this process sees cuda:0 (Double 0), cuda:1 (Double 1)"
     ctx.barrier()

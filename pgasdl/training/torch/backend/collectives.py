@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pgasdl import _native
+from pgasdl.collectives.handle import reduction_of
 from pgasdl.collectives.pairwise import Pairs, PairwiseCalls
 from pgasdl.context import Context
 from pgasdl.errors import MismatchError, Timeout
@@ -66,12 +67,12 @@ class Collectives:
     def all_reduce(self, tensor: Tensor, reduction: Reduction, seconds: float) -> None:
         """Replace ``tensor`` by the reduction of all ranks'."""
         deadline, what = time.monotonic() + seconds, f"all_reduce of {tensor.nbytes} bytes"
-        if reduction.sums and not reduction.prepares:
+        if reduction.native and not reduction.prepares:
             self._by_plan(tensor, reduction, deadline)
             return
         for piece in _pieces(tensor, PIECE_BYTES):
             mine = reduction.prepare(piece)
-            if reduction.sums:
+            if reduction.native:
                 self._by_plan(mine, reduction, deadline)
                 piece.copy_(mine)
             elif tensor.nbytes <= SMALL_BYTES:
@@ -102,12 +103,13 @@ class Collectives:
         """Replace the tensor of ``root`` by the reduction of all ranks'."""
         deadline, here = time.monotonic() + seconds, self._rank == root
         what = f"reduce of {tensor.nbytes} bytes to rank {root}"
-        if reduction.sums and not reduction.prepares:
+        if reduction.native and not reduction.prepares:
             n, at = tensor.numel(), tensor.data_ptr()
             receives = self._all(n if here else 0)
             scale = reduction.scale(self._size)
             blocks = Blocks(self._only(root, n), receives, n, reduces=True, scale=scale)
-            pairs = Pairs(what, reduction.dtype, blocks, self._only(root, at), (at,))
+            places = self._only(root, at), (at,)
+            pairs = Pairs(what, reduction.dtype, blocks, *places, reduction_of(reduction.native))
             self._run(pairs, tensor, deadline)
             return
         for piece in _pieces(tensor, PIECE_BYTES // self._size):
@@ -149,14 +151,14 @@ class Collectives:
         deadline = time.monotonic() + seconds
         total, per_tensor = sum(each.nbytes for each in tensors), self._size // len(tensors)
         what = f"reduce_scatter of {total} bytes"
-        if reduction.sums and not reduction.prepares:
+        if reduction.native and not reduction.prepares:
             item = output.element_size()
             given = [row for each in tensors for row in rows(each, per_tensor)]
             counts = tuple(n // item for _, n in given)
             receives, scale = self._all(output.numel()), reduction.scale(self._size)
             blocks = Blocks(counts, receives, max(counts), reduces=True, scale=scale)
             places = _places(given), (output.data_ptr(),)
-            pairs = Pairs(what, reduction.dtype, blocks, *places)
+            pairs = Pairs(what, reduction.dtype, blocks, *places, reduction_of(reduction.native))
             self._run(pairs, (output, tensors), deadline)
             return
         nbytes = PIECE_BYTES // self._size

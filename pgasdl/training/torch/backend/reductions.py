@@ -72,8 +72,6 @@ class Reduction:
     ----------
     native : str or None
         The core's name of the operator, if the core reduces these numbers by it.
-    sums : bool
-        Plans reduce them so.
     dtype : str
         The core's name of the numbers' dtype, if it reduces them.
     prepares : bool
@@ -102,7 +100,6 @@ class Reduction:
         self._kind = Kind.SUM if kind == Kind.AVG else kind
         self._mean = kind == Kind.AVG
         self.native = NATIVE.get(kind) if dtype in _CORES else None
-        self.sums = self.native in ("sum", "mean")
         self.dtype = "" if self.native is None else native_dtype(as_numpy_dtype(dtype))
         if factor is not None and not _scales(factor, dtype):
             raise BufferRefused(f"{name} of {dtype} with factor {factor} is not possible")
