@@ -12,6 +12,7 @@ from support.environment import environment
 from support.launcher import PGASDL
 from support.mpi_rows import missing
 from support.places import TESTS
+from support.requiring import require_modules
 from support.starting import finished
 from tiers import full
 
@@ -261,6 +262,19 @@ def test_peers_take_turns(op: str) -> None:
     measured = {name.split()[0] for name in rows_of(done.stdout)[0]["peers"]}
     # A row is of one placement of the two cores; a peer may not have had a turn in that one.
     assert measured <= {n for n in ("openmpi", "gloo") if f"no peer    {n}: " not in done.stderr}
+
+
+@pytest.mark.gate
+def test_torch_distributed_beside_gloo() -> None:
+    require_modules("torch")
+    done = bench("c10d", "--sizes", "64,1M", "--json", *FAST)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert {row["op"] for row in rows} >= {"all_reduce", "all_gather", "reduce_scatter", "barrier"}
+    assert all(row["us"] > 0 and row["gloo_us"] > 0 for row in rows)
+    assert {row["op"] for row in rows if "core_us" in row} == {"all_reduce"}
+    done = bench("c10d", "-n", "1", *FAST)
+    assert done.returncode == 2 and "between two ranks" in done.stderr
 
 
 def test_a_peer_with_wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:

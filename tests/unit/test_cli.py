@@ -67,7 +67,7 @@ def test_colour_in_a_pipe_is_forced(tmp_path: Path) -> None:
     ("line", "values"),
     [
         ("do", ["doctor"]),
-        ("bench ", ["write_notify", "allreduce", "model", "rdma", "mpi", "plans"]),
+        ("bench ", ["write_notify", "allreduce", "model", "rdma", "mpi", "c10d", "plans"]),
         ("bench allreduce --peers mpich,g", ["mpich,gloo"]),
         ("bench model res", ["resnet50"]),
         ("run --transport ", ["auto", "shm", "verbs", "mpi", "loopback"]),

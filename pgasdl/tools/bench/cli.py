@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ _OPERATIONS = {
     "model": "one iteration's gradients of a network, layer by layer",
     "rdma": "notified writes over verbs beside perftest's ib_write_lat and ib_write_bw",
     "mpi": "transport mpi beside mpi4py's put + flush + flag and Allreduce, in the same ranks",
+    "c10d": "collectives of torch.distributed over backend pgasdl beside gloo, in the same ranks",
 }
 _LARGEST = 16
 _MPIS = ("any", "mpich", "openmpi")
@@ -150,8 +152,10 @@ def _request(
     """Check the options; ConfigError names a wrong one."""
     if not 1 <= n_ranks <= _LARGEST:
         raise ConfigError(f"-n {n_ranks}: 1 to {_LARGEST} ranks of one machine")
-    if op == "write_notify" and n_ranks < 2:
-        raise ConfigError("write_notify is measured between two ranks: -n 2")
+    if op in ("write_notify", "c10d") and n_ranks < 2:
+        raise ConfigError(f"{op} is measured between two ranks: -n 2")
+    if op == "c10d" and importlib.util.find_spec("torch") is None:
+        raise ConfigError("c10d is measured in PyTorch, which is not installed: pip install torch")
     check_rounds(repeat, seconds)
     return Request(
         op=op,

@@ -13,6 +13,7 @@ DEFAULT_SIZES = {
     "model": "",
     "rdma": "8,4K,64K,1M",
     "mpi": "8,4K,64K,1M,4M,16M",
+    "c10d": "8,4K,64K,1M,16M,64M",
 }
 
 

@@ -273,6 +273,10 @@ def main() -> None:
             from pgasdl.tools.bench import mpi  # not without mpi4py
 
             mpi.measure(context, request)
+        elif request.op == "c10d":
+            from pgasdl.tools.bench import c10d  # not without PyTorch
+
+            c10d.measure(context, request)
         else:
             measure(context, request)
 

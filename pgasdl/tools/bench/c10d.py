@@ -1,0 +1,110 @@
+"""``pgasdl bench c10d``: backend "pgasdl" and gloo take turns in the same processes.
+
+The collectives of torch.distributed that models are trained with, on float32 tensors in plain
+memory. The core is beside them for the sum: a handle on the same tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from pgasdl.context import Context
+from pgasdl.tools.bench.output import Output
+from pgasdl.tools.bench.request import Request
+
+_PATIENCE = timedelta(seconds=120)
+Way = Callable[[], object]
+
+
+def measure(context: Context, request: Request) -> list[dict[str, Any]]:
+    """Measure every size. Rank 0 prints the rows and returns them."""
+    torch.set_num_threads(1)
+    output = Output(context.rank, as_json=request.as_json)
+    output.say(f"pgasdl bench c10d: {context.size} ranks, torch {torch.__version__}")
+    output.say(f"microseconds, medians of {request.rounds} rounds in turns; ratio: gloo / ours")
+    output.say(f"{'':>16} {'bytes':>9} {'ours':>10} {'best':>10} {'gloo':>10} {'core':>10} ratio")
+    with tempfile.TemporaryDirectory(prefix="pgasdl-bench-") as own:
+        folder = context.world.allgather("c10d", own.encode(), 60.0)[0].decode()
+        store = FileStore(os.path.join(folder, "store"), context.size)
+        dist.init_process_group(
+            "pgasdl",
+            store=store,
+            rank=context.rank,
+            world_size=context.size,
+            timeout=_PATIENCE,
+        )
+        groups = {"ours": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+        rows = [row for nbytes in request.sizes for row in _rows(context, request, groups, nbytes)]
+        context.barrier(timeout=60.0)
+        dist.destroy_process_group()
+    output.write(rows)
+    return rows
+
+
+def _rows(
+    context: Context, request: Request, groups: dict[str, Any], nbytes: int
+) -> list[dict[str, Any]]:
+    """Measure one size, and print it."""
+    say, rows = Output(context.rank, as_json=request.as_json).say, []
+    whole = torch.ones(-(-nbytes // (4 * context.size)) * context.size)
+    for name, call in _calls(whole, context.size).items():
+        if name == "barrier" and nbytes != request.sizes[0]:
+            continue
+        ways: dict[str, Way] = {way: partial(call, group) for way, group in groups.items()}
+        with contextlib.ExitStack() as stack:
+            if name == "all_reduce":
+                ways["core"] = stack.enter_context(context.allreduce_handle(whole))
+            times = _turns(context, ways, request.rounds, nbytes)
+        whole.fill_(1.0)
+        us = {way: statistics.median(took) for way, took in times.items()}
+        row = {"op": name, "bytes": nbytes, "us": us["ours"], "least_us": min(times["ours"])}
+        rows.append(row | {f"{way}_us": us[way] for way in us if way != "ours"})
+        core = f"{us['core']:.1f}" if "core" in us else "-"
+        say(
+            f"{name:>16} {nbytes:9} {us['ours']:10.1f} {min(times['ours']):10.1f} "
+            f"{us['gloo']:10.1f} {core:>10} {us['gloo'] / us['ours']:5.2f}"
+        )
+    return rows
+
+
+def _calls(whole: torch.Tensor, size: int) -> dict[str, Callable[[Any], object]]:
+    part, other = whole[: len(whole) // size].clone(), whole.clone()
+    maximum = dist.ReduceOp.MAX
+    return {
+        "all_reduce": lambda group: dist.all_reduce(whole, group=group),
+        "all_reduce, max": lambda group: dist.all_reduce(whole, maximum, group=group),
+        "broadcast": lambda group: dist.broadcast(whole, 0, group=group),
+        "all_gather": lambda group: dist.all_gather_single(whole, part, group=group),
+        "reduce_scatter": lambda group: dist.reduce_scatter_single(part, other, group=group),
+        "all_to_all": lambda group: dist.all_to_all_single(whole, other, group=group),
+        "barrier": lambda group: dist.barrier(group=group),
+    }
+
+
+def _turns(
+    context: Context, ways: dict[str, Way], rounds: int, nbytes: int
+) -> dict[str, list[float]]:
+    """Return each way's times, of calls that all ranks begin at once."""
+    calls = max(3, min(50, (4 << 20) // max(1, nbytes)))
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds + 1):
+        for way, call in ways.items():
+            for number in range(calls):
+                context.barrier(timeout=60.0)
+                began = time.perf_counter()
+                call()
+                if turn > 0 and number > 0:  # the first ones warm up
+                    times[way].append((time.perf_counter() - began) * 1e6)
+    return times
