@@ -22,7 +22,7 @@ from pgasdl.segment import SegmentTable
 # Pieces of a block in one execution.
 MOST = 32
 # Bytes of a piece between two ranks; with more ranks those of all together stay in the caches.
-_PIECE, _LEAST, _ALL = 128 << 10, 16 << 10, 512 << 10
+_PIECE, _LEAST, _ALL = 128 << 10, 4 << 10, 512 << 10
 _MOST_BOUND = 256
 _REBASED = ArrayAccess(_native.BufferAccess.REBASED)
 
@@ -118,8 +118,10 @@ class PairwiseCalls:
         return execution
 
     def close(self) -> None:
-        """Give up the executions and the memory; nobody uses it any more."""
+        """Give up the executions and, unless peers may still write there, the memory."""
+        broken = self._numbers.under_way or self._numbers.failed
         for execution in self._bound.values():
             execution.close()
         self._bound.clear()
-        self._segment.delete()
+        if self._group.mapped or not broken:
+            self._segment.close()
