@@ -66,10 +66,11 @@ class Collectives:
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction, seconds: float) -> None:
         """Replace ``tensor`` by the reduction of all ranks'."""
-        deadline, what = time.monotonic() + seconds, f"all_reduce of {tensor.nbytes} bytes"
+        deadline = time.monotonic() + seconds
         if reduction.native and not reduction.prepares:
             self._by_plan(tensor, reduction, deadline)
             return
+        what = f"all_reduce of {tensor.nbytes} bytes"
         for piece in _pieces(tensor, PIECE_BYTES):
             mine = reduction.prepare(piece)
             if reduction.native:

@@ -159,11 +159,14 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Reduce a tensor over all ranks, in place."""
         options = options_of(c10d.AllreduceOptions, opts, "reduceOp", timeout)
-        return self.allreduce_coalesced(listed(tensors), options)
+        return self._all_reduced(listed(tensors), options)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         options = options_of(c10d.AllreduceCoalescedOptions, opts, "reduceOp")
+        return self._all_reduced(tensors, options)
+
+    def _all_reduced(self, tensors: list[Tensor], options: Any) -> Work:
         steps = [self._reduced(each, options) for each in tensors]
 
         def call() -> None:

@@ -55,10 +55,12 @@ class Work(BaseWork):
         Tensors that hold the result when it is done.
     """
 
+    # One for all of them: few are awaited at a time, and making one takes longer than 8 bytes do.
+    _changed = threading.Condition()
+
     def __init__(self, result: Result) -> None:
         super().__init__()
         self._result = result
-        self._changed = threading.Condition()
         self._done = False
         self._error: BaseException | None = None
         self._future: Future[Result] | None = None
@@ -91,12 +93,13 @@ class Work(BaseWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait; raise what made it fail."""
-        limit = seconds_of(timeout, 0.0) or None
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._done, limit):
-                raise distributed.DistBackendError(
-                    f"Timed out: it was not complete within {limit:g} s"
-                )
+        if not self._done:
+            limit = seconds_of(timeout, 0.0) or None
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._done, limit):
+                    raise distributed.DistBackendError(
+                        f"Timed out: it was not complete within {limit:g} s"
+                    )
         if self._error is not None:
             raise self._error
         return True
