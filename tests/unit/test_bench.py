@@ -269,7 +269,7 @@ def test_torch_distributed_beside_gloo() -> None:
     require_modules("torch")
     done = bench("c10d", "--sizes", "64,1M", "--json", *FAST)
     assert done.returncode == 0, done.stderr
-    rows = rows_of(done.stdout)
+    rows = json.loads(done.stdout)
     assert {row["op"] for row in rows} >= {"all_reduce", "all_gather", "reduce_scatter", "barrier"}
     assert all(row["us"] > 0 and row["gloo_us"] > 0 for row in rows)
     assert {row["op"] for row in rows if "core_us" in row} == {"all_reduce"}
