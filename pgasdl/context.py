@@ -18,8 +18,9 @@ import numpy as np
 
 from pgasdl import _native
 from pgasdl.buffers import memory_of
-from pgasdl.collectives.allreduce import AllreduceCache, repeated
-from pgasdl.collectives.handle import Collective, kind_of, reduction_of
+from pgasdl.collectives.allreduce import Allreduces, repeated
+from pgasdl.collectives.handle import Collective
+from pgasdl.collectives.operators import kind_of, reduction_of
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.resources import AnswerCalls, Resources
 from pgasdl.config import Config, Limits
@@ -78,7 +79,7 @@ class Context(_native.ContextCore):
             self, self.segments, policy, self.takes_devices, config.gpu_piece
         )
         self._pool = Pool(self.segments, self.world)
-        self._allreduces = AllreduceCache(self.resources, self.world)
+        self._allreduces = Allreduces(self.resources, self.world)
         self.segments.watch(self._allreduces.forget)
         _native.serve_with(self, AnswerCalls(self.resources))
         if config.progress == "thread":

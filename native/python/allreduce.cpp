@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <structmember.h>  // of Python
@@ -159,19 +160,32 @@ void bind_allreduce(nb::module_& module) {
             self.numbering().set_number(number);
           },
           "Executions that have begun.")
-      .def_prop_ro("last", &AllreduceCalls::last, "What remember() was told of the last call.")
       .def("serve", &AllreduceCalls::serve, "context"_a,
            "From now on calls of ``context.allreduce`` of all ranks are looked for here first.")
-      .def("remember", &AllreduceCalls::remember, "array"_a, "nbytes"_a, "op"_a, "plan"_a.none(),
-           "execution"_a, "description"_a)
-      .def("forget", &AllreduceCalls::forget)
-      .def("take_interrupted", &AllreduceCalls::take_interrupted,
-           "Whether run() left the call `last` under way; tells it once.")
-      .def("take_declined", &AllreduceCalls::take_declined,
-           "Whether run() has ended an execution that did nothing; tells it once.")
       .def("run", &AllreduceCalls::run, "array"_a.none(), "op"_a.none(), "plan"_a.none(),
-           "timeout"_a.none(),
-           "False: not made before, the last one did not end, or this one was declined.");
+           "timeout"_a.none(), "False: this call was not made before, or it was declined.")
+      .def("admit", &AllreduceCalls::admit, "description"_a,
+           "MismatchError for another call than the one that was interrupted.")
+      .def(
+          "make",
+          [](AllreduceCalls& self, nb::handle array, std::uintptr_t address,
+             Description description,
+             const std::vector<std::pair<const ExecutionHandle*, std::uint64_t>>& parts,
+             double timeout, std::optional<std::uintptr_t> stream) {
+            Parts made{std::move(description), {}};
+            for (const auto& [execution, bytes] : parts) {
+              made.executions.emplace_back(*execution, bytes);
+            }
+            return self.make(array, address, std::move(made), timeout, stream);
+          },
+          "array"_a, "address"_a, "description"_a, "parts"_a, "timeout"_a, "stream"_a.none(),
+          "Run a new call, part by part, or the rest of the interrupted one; the caller has "
+          "entered the numbering. False: it was declined.")
+      .def("remember", &AllreduceCalls::remember, "array"_a, "op"_a, "plan"_a.none(),
+           "From now on run() knows the call that was made last.")
+      .def("forget", &AllreduceCalls::forget)
+      .def("take_declined", &AllreduceCalls::take_declined,
+           "The description of the call that some rank declined; tells it once.");
   module.def("repeated", &repeated, "function"_a,
              "Context.allreduce, by way of AllreduceCalls or else of this function.");
 }

@@ -4,9 +4,12 @@
 #define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
 #include <numpy/ndarraytypes.h>
 
+#include <chrono>
 #include <cstring>
+#include <memory>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "python/handles.hpp"
 
@@ -78,7 +81,15 @@ inline bool key_of_tensor(nb::handle tensor, CallKey& key) {
   return true;
 }
 
-// Finds an execution without any Python in between. Used with the GIL held.
+// One call: executions of its parts, one after another. Its description tells it from others.
+struct Parts {
+  Description description;
+  std::vector<std::pair<ExecutionHandle, std::uint64_t>> executions;  // and the bytes of each
+};
+
+// The calls of ctx.allreduce of a group: runs one that was made before without any Python in
+// between, and knows the one that a Timeout or Ctrl-C interrupted. Used with the GIL held, by one
+// thread at a time: who calls make() has entered the numbering.
 class AllreduceCalls {
  public:
   explicit AllreduceCalls(const NumberingHandle& numbering) : numbering_(numbering.numbering) {}
@@ -94,64 +105,113 @@ class AllreduceCalls {
     context.runtime->calls = self.ptr();
   }
 
-  void remember(nb::handle array, std::uint64_t bytes, nb::handle op, nb::handle plan,
-                nb::object execution, Description description) {
-    CallKey key;
-    Export held;
-    if (!key_of(array, op, plan, key, held)) return;
-    if (calls_.size() >= kMostCalls) calls_.clear();
-    const auto& handle = nb::cast<const ExecutionHandle&>(execution);
-    calls_.insert_or_assign(key, Call{&handle, bytes, std::move(execution), nb::borrow(key.dtype),
-                                      std::move(description)});
-  }
-  void forget() { calls_.clear(); }
-
-  // False: this call was not made before, the last one did not end, or this one was declined. When
-  // it throws, `last` tells which call it was.
+  // False: this call was not made before, or it was declined.
   bool run(nb::handle array, nb::handle op, nb::handle plan, std::optional<double> timeout) {
     CallKey key;
     Export held;
     if (!key_of(array, op, plan, key, held)) return false;
     const auto found = calls_.find(key);
     if (found == calls_.end()) return false;
-    const nb::object keep = found->second.keep;  // while it runs the table may be emptied
-    const std::uint64_t bytes = found->second.bytes;
-    const ExecutionHandle& handle = *found->second.handle;
-    const double limit = seconds(handle.runtime->context, timeout);
+    const std::shared_ptr<const Parts> parts = found->second.parts;  // the table may be emptied
+    const double limit = seconds(parts->executions.front().first.runtime->context, timeout);
     const Numbering::Entry entry(*numbering_, "ctx.allreduce");
-    if (numbering_->under_way()) return false;
-    last_ = found->second.description;
-    auto* const at = reinterpret_cast<std::byte*>(key.address);
-    try {
-      run_execution(*handle.runtime, *handle.execution, {handle.array.access, at, at, bytes}, limit,
-                    array);
-    } catch (...) {
-      interrupted_ = numbering_->under_way();
-      throw;
-    }
-    if (handle.execution->declined()) {
-      declined_ = true;
-      forget();
-    }
-    return !declined_;
+    return run_parts(parts, key.address, array, limit, nullptr);
   }
-  // Whether run() left an execution under way, which was not asked for yet: of the call `last`.
-  bool take_interrupted() { return std::exchange(interrupted_, false); }
-  // Whether run() has ended an execution that reduced nothing: of the call `last`, told once.
-  bool take_declined() { return std::exchange(declined_, false); }
-  const Description& last() const { return last_; }
+
+  // Raises for another call than the one that was interrupted.
+  void admit(const Description& description) const {
+    if (interrupted_ != nullptr && !interrupted_->description.equal(description)) {
+      raise("MismatchError",
+            "an allreduce of this group timed out: call it again with the same array first");
+    }
+  }
+
+  // A new call, or the rest of the one that was interrupted. `stream` orders an array on a GPU.
+  // False: it was declined.
+  bool make(nb::handle array, std::uintptr_t address, Parts parts, double timeout,
+            std::optional<std::uintptr_t> stream) {
+    const auto made = std::make_shared<const Parts>(std::move(parts));
+    return run_parts(made, address, array, timeout, stream ? &*stream : nullptr);
+  }
+
+  // The call that was made last: from now on run() knows it.
+  void remember(nb::handle array, nb::handle op, nb::handle plan) {
+    CallKey key;
+    Export held;
+    if (last_ == nullptr || !key_of(array, op, plan, key, held)) return;
+    if (calls_.size() >= kMostCalls) calls_.clear();
+    calls_.insert_or_assign(key, Call{last_, nb::borrow(key.dtype)});
+  }
+  void forget() {
+    calls_.clear();
+    last_ = nullptr;
+  }
+
+  // The call that some rank declined, told once: nothing was reduced.
+  std::optional<Description> take_declined() { return std::exchange(declined_, std::nullopt); }
   Numbering& numbering() const { return *numbering_; }
 
  private:
   static constexpr std::size_t kMostCalls = 4096;
 
   struct Call {
-    const ExecutionHandle* handle;
-    std::uint64_t bytes;
-    nb::object keep;
+    std::shared_ptr<const Parts> parts;
     nb::object dtype;  // of the key: its address belongs to no other
-    Description description;
   };
+
+  bool run_parts(std::shared_ptr<const Parts> parts, std::uintptr_t address, nb::handle array,
+                 double timeout, const std::uintptr_t* stream) {
+    std::size_t part = 0;
+    if (interrupted_ != nullptr) {
+      admit(parts->description);
+      parts = interrupted_;
+      part = part_;
+    }
+    const bool one = parts->executions.size() < 2;  // reading the clock takes time
+    const Deadline deadline = one ? Deadline::once() : Deadline::in(timeout);
+    for (std::size_t before = 0; before < part; ++before) {
+      address += parts->executions[before].second;
+    }
+    for (; part < parts->executions.size(); ++part) {
+      const auto& [handle, bytes] = parts->executions[part];
+      const std::chrono::duration<double> left = deadline.left();
+      try {
+        run_part(handle, address, bytes, one ? timeout : left.count(), array, stream);
+      } catch (...) {
+        const bool begun = part > 0 || handle.execution->under_way();
+        interrupted_ = begun && !numbering_->failed() ? parts : nullptr;
+        part_ = part;
+        throw;
+      }
+      if (handle.execution->declined()) {
+        interrupted_ = nullptr;
+        declined_ = parts->description;
+        forget();
+        return false;
+      }
+      address += bytes;
+    }
+    interrupted_ = nullptr;
+    last_ = std::move(parts);
+    return true;
+  }
+
+  void run_part(const ExecutionHandle& handle, std::uintptr_t address, std::uint64_t bytes,
+                double timeout, nb::handle array, const std::uintptr_t* stream) {
+    Runtime& runtime = *handle.runtime;
+    if (streamed_ != nullptr && streamed_ != handle.execution) {  // one at a time
+      wait_execution(runtime, *streamed_, timeout);
+    }
+    streamed_ = nullptr;
+    auto* const at = reinterpret_cast<std::byte*>(address);
+    const Array where{handle.array.access, at, at, bytes, handle.array.device};
+    if (stream == nullptr) {
+      run_execution(runtime, *handle.execution, where, timeout, array);
+    } else if (run_execution_after(handle, where, *stream, timeout, array)) {
+      streamed_ = handle.execution;
+    }
+  }
+
   bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key, Export& held) const {
     key.op = interned(op);
     key.plan = interned(plan);
@@ -165,9 +225,11 @@ class AllreduceCalls {
   const std::shared_ptr<Numbering> numbering_;
   std::weak_ptr<Runtime> serves_;
   std::unordered_map<CallKey, Call, CallHash> calls_;
-  Description last_ = nb::make_tuple();
-  bool interrupted_ = false;
-  bool declined_ = false;
+  std::shared_ptr<const Parts> last_;
+  std::shared_ptr<const Parts> interrupted_;  // and the part that it goes on with
+  std::size_t part_ = 0;
+  std::shared_ptr<Execution> streamed_;  // the last one, if a stream has its result
+  std::optional<Description> declined_;
 };
 
 }  // namespace pgasdl

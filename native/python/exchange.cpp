@@ -231,8 +231,11 @@ void require_made(const ExecutionHandle& self) {
   }
 }
 
-bool run_after(const ExecutionHandle& self, const Array& array, const StreamOrder& order,
-               double timeout, nb::handle keep) {
+}  // namespace
+
+bool run_execution_after(const ExecutionHandle& self, const Array& array, std::uintptr_t stream,
+                         double timeout, nb::handle keep) {
+  const StreamOrder order = order_on(self, stream);
   Execution& execution = *self.execution;
   if (!execution.resume()) {
     require_made(self);
@@ -244,11 +247,13 @@ bool run_after(const ExecutionHandle& self, const Array& array, const StreamOrde
   try {
     wait_execution(*self.runtime, execution, timeout);
   } catch (...) {
-    execution.interrupt(keep.is_none() ? nullptr : kept(keep));
+    execution.interrupt(keep.is_valid() ? kept(keep) : nullptr);
     throw;
   }
   return false;
 }
+
+namespace {
 
 PyObject* run_directly(PyObject* const* given, std::size_t n, bool& other) {
   const auto* const self = n == 1 ? direct<ExecutionHandle>(given[0]) : nullptr;
@@ -334,33 +339,15 @@ void bind_exchange(nb::module_& module) {
           "stream"_a, "start() as soon as a stream of the GPU has done what is enqueued on it.")
       .def(
           "run_after",
-          [](const ExecutionHandle& self, std::uintptr_t stream, nb::handle owner,
-             std::uintptr_t address, std::uint64_t bytes, std::optional<double> timeout) {
-            Array array = self.array;
-            if (address != 0) {
-              array.source = array.target = reinterpret_cast<std::byte*>(address);
-              array.bytes = bytes;
-            }
-            return run_after(self, array, order_on(self, stream),
-                             seconds(self.runtime->context, timeout), owner);
+          [](const ExecutionHandle& self, std::uintptr_t stream, std::optional<double> timeout) {
+            return run_execution_after(self, self.array, stream,
+                                       seconds(self.runtime->context, timeout), nb::handle());
           },
-          "stream"_a, "owner"_a.none(), "address"_a = 0, "nbytes"_a = 0, nb::kw_only(),
-          "timeout"_a.none() = nb::none(),
-          "run() after what is enqueued on a stream of the GPU, and before what will be; on other "
-          "memory than the handle's, if it is given. True: the stream makes it, and nobody waits.")
+          "stream"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
+          "run() after what is enqueued on a stream of the GPU, and before what will be. True: the "
+          "stream makes it, and nobody waits.")
       .def("run", &run, nb::kw_only(), "timeout"_a.none() = nb::none(),
            "start() and wait(); what a run() that did not end has begun goes on.")
-      .def(
-          "run_on",
-          [](const ExecutionHandle& self, nb::handle owner, std::uintptr_t address,
-             std::uint64_t bytes, std::optional<double> timeout) {
-            auto* const at = reinterpret_cast<std::byte*>(address);
-            run_execution(*self.runtime, *self.execution,
-                          {self.array.access, at, at, bytes, self.array.device},
-                          seconds(self.runtime->context, timeout), owner);
-          },
-          "owner"_a, "address"_a, "nbytes"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
-          "run() on memory of `owner`; the caller has entered the numbering.")
       .def(
           "run_at",
           [](const ExecutionHandle& self, nb::handle owner,

@@ -122,6 +122,9 @@ void wait_execution(Runtime& runtime, Execution& execution, double timeout);
 // Begins and waits; or waits, where a call did not end. If this one does not, `keep` is held.
 void run_execution(Runtime& runtime, Execution& execution, const Array& array, double timeout,
                    nb::handle keep);
+// The same after what is enqueued on a stream, and before what will be. True: the stream makes it.
+bool run_execution_after(const ExecutionHandle& self, const Array& array, std::uintptr_t stream,
+                         double timeout, nb::handle keep);
 
 void bind_errors(nb::module_& module);
 void bind_memory(nb::module_& module);

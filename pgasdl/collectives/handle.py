@@ -6,12 +6,15 @@ from dataclasses import replace
 from typing import Any, Self
 
 from pgasdl import _native
+from pgasdl._native import BufferAccess
 from pgasdl.buffers import ALIGNMENT, Memory, aligned, memory_of
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for
+from pgasdl.collectives.operators import checked
+from pgasdl.collectives.placement import Place, agreed_homes
 from pgasdl.collectives.policy import Choice
-from pgasdl.collectives.reading import agree_on_reading
+from pgasdl.collectives.remote_read import agree_on_reading
 from pgasdl.collectives.resources import Resources, Steps
-from pgasdl.collectives.selection import select, works_anywhere
+from pgasdl.collectives.selection import select
 from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
@@ -19,34 +22,6 @@ from pgasdl.group import Group
 from pgasdl.plans import KINDS, spec_of
 from pgasdl.plans.pieces import ArrayPlan, build_array, pieces_of
 from pgasdl.plans.plan import ROOTED
-from pgasdl.segment import Segment
-
-# The kind of plan for each operator of an allreduce; the last three change what reductions do.
-KIND_OF_OPERATOR = {"mean": "average", "sum": "sum", "min": "sum", "max": "sum", "prod": "sum"}
-
-
-def kind_of(op: str) -> str:
-    """Return the kind of plan for an operator of an allreduce."""
-    if op not in KIND_OF_OPERATOR:
-        known = ", ".join(KIND_OF_OPERATOR)
-        raise BufferRefused(f"operator {op!r}: an allreduce takes {known}")
-    return KIND_OF_OPERATOR[op]
-
-
-def reduction_of(op: str) -> str:
-    """Return what the reductions of its plan do to several arrays."""
-    return "sum" if op == "mean" else op
-
-
-def checked(array: Any, kind: str, reduction: str = "sum") -> Memory:
-    """Describe an array; refuse it if collectives of this kind cannot work on it."""
-    memory = memory_of(array, device=True)
-    integers = memory.native_dtype.startswith("int")  # raises if the core cannot reduce the dtype
-    if kind == "average" and integers:
-        raise BufferRefused("the mean of integers is not an integer: sum, then divide")
-    if reduction != "sum" and memory.device is not None:
-        raise BufferRefused(f"{reduction} on {name_of(memory.device)}: a GPU does sums and means")
-    return memory
 
 
 def _memories(kind: str, array: Any, out: Any, reduction: str) -> tuple[Memory, Memory]:
@@ -112,7 +87,7 @@ class Collective:
         self._memory, self._given = _memories(kind, array, out, reduction)
         # Where the plan works: beside the array, or on the host where no peer reaches a GPU.
         self._device = self._memory.device if resources.maps_gpus else None
-        self._staged = self._memory.device is not None and self._device is None
+        self._by_host = self._memory.device is not None and self._device is None
         self.closed = False
         limit = self.context._seconds(timeout)
         # Errors are raised before the first collective step.
@@ -133,7 +108,7 @@ class Collective:
         group, memory = self.group, self._memory
         here = options_for(group, plan, memory.native_dtype, memory.count, device=self._device)
         pieces: tuple[int, ...] = (memory.count,)
-        if self._staged:  # it is copied from a GPU in pieces, and back
+        if self._by_host:  # it is copied from a GPU in pieces, and back
             piece = self._resources.gpu_piece // memory.dtype.itemsize
             pieces = pieces_of(spec_of(plan), self.kind, memory.count, piece)
         chosen = {**here, **options}
@@ -142,125 +117,70 @@ class Collective:
     def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
         resources, group, memory = self._resources, self.group, self._memory
         dtype = memory.native_dtype
-        staged_here = self._staged
-        wanted = f"{plan or 'auto'} {sorted(options.items())}" if options else plan or "auto"
-        works_on = "" if memory.device is None else "on a GPU: "
-        if staged_here:
-            works_on = f"copied from a GPU in pieces of {resources.gpu_piece} bytes: "
-        what = self.kind if self._reduction == "sum" else self._reduction
-        signature = f"{works_on}{dtype} x {memory.count} {what} {wanted}"
-        homes = self._homes(steps, f"collective {signature}")
-        in_place = bool(homes)
-        # An array on a GPU is copied: the device does it in less time than a flag takes.
-        on_gpu = memory.device is not None
-        choice = self._choose(steps, plan, in_segments=in_place or on_gpu)
+        signature = self._signature(plan, options)
+        what = f"collective {signature}"
+        homes = agreed_homes(resources, group, memory, steps, what)
+        place = Place(memory, self._device, homes, told=True)
+        if not place.reached and (plan is None or spec_of(plan).works_on == "readable"):
+            agree_on_reading(group, steps)
+            place = replace(place, readable=group.unreadable == "")
+        choice = Choice(plan) if plan else self._select(place)
         self.plan = choice.plan
+        how = place.access(self.plan, group)
         built = self._build(self.plan, {**dict(choice.options), **options})
         shape = built.first
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
-        rebased = works_anywhere(self.plan, group.members) and not in_place and not on_gpu
-        reads = rebased and spec_of(self.plan).works_on == "readable"
-        copied = 0 if in_place or rebased else aligned(memory.nbytes)
+        looked_up = how == BufferAccess.REBASED and spec_of(self.plan).works_on == "readable"
+        copied = aligned(memory.nbytes) if how == BufferAccess.COPIED else 0
         inbox = sum(n for name, n in shape.buffers.items() if name != "data")
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize
         entry = aligned(self.inbox_bytes)  # of a directory
         self._segment = steps(
             lambda: resources.segments.make(
                 group,
-                entry + ALIGNMENT if reads else self.inbox_bytes,
+                entry + ALIGNMENT if looked_up else self.inbox_bytes,
                 shape.notifications + group.size,
                 steps.left,
                 self._device,
             )
         )
         self._segment.prefault()
-        if staged_here:
+        if place.by_host:
             self._segment.pin()
-        self._pooled = in_place and homes[group.rank][0].pooled
-        if in_place:
-            data = PlanBuffer(*homes[group.rank], dtype, homes)
-            how = _native.BufferAccess.IN_PLACE
-        elif rebased:
-            home = _native.local_memory(self.context, memory.address, memory.nbytes, -1)
-            directory = _native.Directory(self._segment, entry, []) if reads else None
-            data = PlanBuffer(home, 0, dtype, directory=directory)
-            how = _native.BufferAccess.REBASED
-        else:
-            data, how = PlanBuffer(self._segment, 0, dtype), _native.BufferAccess.COPIED
+        self._pooled = bool(homes) and homes[group.rank][0].pooled
+        directory = _native.Directory(self._segment, entry, []) if looked_up else None
+        data = place.data(how, group, memory.nbytes, (self._segment, 0), directory)
         source = self._given.address
         if source != memory.address:
-            how = _native.BufferAccess.COPIED
+            how = BufferAccess.COPIED
+        device = -1 if memory.device is None else memory.device
+        numbers = _native.Numbering(self._segment, 0, shape.notifications)
         self._execution = bind(
             group,
             built,
             {"data": data, "inbox": PlanBuffer(self._segment, copied, dtype)},
-            Tags(
-                _native.Numbering(self._segment, 0, shape.notifications),
-                0,
-                f"{signature} {self.plan}",
-            ),
-            ArrayAccess(
-                how,
-                source,
-                memory.address,
-                memory.nbytes,
-                -1 if memory.device is None else memory.device,
-            ),
+            Tags(numbers, 0, f"{signature} {self.plan}"),
+            ArrayAccess(how, source, memory.address, memory.nbytes, device),
             self._reduction,
         )
         if memory.device is None:
             self.run = self._execution.run  # type: ignore[assignment]  # the shortest way
 
-    def _choose(self, steps: Steps, plan: str | None, *, in_segments: bool) -> Choice:
-        """Return the named or the selected plan; refuse one that cannot reach the arrays."""
-        group, memory = self.group, self._memory
-        readable = False
-        may_read = plan is None or spec_of(plan).works_on == "readable"
-        if memory.device is None and not in_segments and may_read:
-            agree_on_reading(group, steps)
-            readable = group.unreadable == ""
-        if plan:
-            choice = Choice(plan)
-        else:
-            choice = select(
-                self._resources.policy,
-                group,
-                self.kind,
-                memory.nbytes,
-                in_place=in_segments,
-                readable=readable,
-            )
-        works_on = spec_of(choice.plan).works_on
-        if works_on == "mapped" and not (in_segments and group.mapped):
-            raise PlanError(
-                f"plan {choice.plan} needs the array in a segment on every rank, known to all of "
-                "them, and a transport that maps it"
-            )
-        if works_on == "readable" and not (in_segments or readable):
-            why = group.unreadable or "they are on a GPU"
-            raise PlanError(f"plan {choice.plan} reads peers' arrays where they lie: {why}")
-        return choice
+    def _signature(self, plan: str | None, options: dict[str, int]) -> str:
+        """Name what all members must make."""
+        memory = self._memory
+        wanted = f"{plan or 'auto'} {sorted(options.items())}" if options else plan or "auto"
+        works_on = "" if memory.device is None else "on a GPU: "
+        if self._by_host:
+            works_on = f"copied from a GPU in pieces of {self._resources.gpu_piece} bytes: "
+        what = self.kind if self._reduction == "sum" else self._reduction
+        return f"{works_on}{memory.native_dtype} x {memory.count} {what} {wanted}"
 
-    def _homes(self, steps: Steps, what: str) -> tuple[tuple[Segment, int], ...]:
-        """Return where each member's array lies, if all lie in segments that all members know."""
-        group, segments = self.group, self._resources.segments
-        segment, offset = (None, 0) if self._staged else segments.at(self._memory)
-        mine = b"" if segment is None else f"{segment.id} {offset}".encode()
-        segment, places = steps(lambda: (segment, group.allgather(what, mine, steps.left)))
-        if segment is None or not all(places):
-            return ()
-        ids, offsets = zip(*(map(int, place.split()) for place in places), strict=True)
-        if set(ids) == {segment.id}:
-            return tuple((segment, at) for at in offsets)
-
-        def agree() -> tuple[tuple[Segment, int], ...]:
-            found = tuple((segments.of(id_), at) for id_, at in zip(ids, offsets, strict=True))
-            known = tuple((home, at) for home, at in found if home is not None)
-            verdict = b"known" if len(known) == group.size else b""
-            verdicts = group.allgather(f"{what}, places", verdict, steps.left)
-            return known if all(verdicts) else ()
-
-        return steps(agree)
+    def _select(self, place: Place) -> Choice:
+        """Choose the plan."""
+        policy, nbytes = self._resources.policy, place.memory.nbytes
+        where = {"in_place": place.reached, "readable": place.readable}
+        return select(policy, self.group, self.kind, nbytes, **where)
 
     def run(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it: :meth:`start` and :meth:`wait` in one call.
@@ -272,7 +192,7 @@ class Collective:
         if handle is None:
             self._execution.run(timeout=timeout)
         else:
-            self._execution.run_after(handle, None, timeout=timeout)
+            self._execution.run_after(handle, timeout=timeout)
 
     def __call__(self, *, timeout: float | None = None, stream: object = None) -> None:
         """Run it; see :meth:`Context.allreduce` for what it raises."""

@@ -54,21 +54,15 @@ class Pairs:
 
 
 class PairwiseCalls:
-    """The pairwise collectives of a group. Making it is collective.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of its inbox.
-    """
+    """The pairwise collectives of a group. Making it is collective."""
 
     def __init__(self, group: Group, segments: SegmentTable, timeout: float) -> None:
         self._group = group
         piece = _ALL // max(1, group.size - 1) // _LEAST * _LEAST
         self._piece = min(_PIECE, max(_LEAST, piece))
-        self.nbytes = pairwise.inbox_pieces(group.size, group.mapped) * self._piece
+        nbytes = pairwise.inbox_pieces(group.size, group.mapped) * self._piece
         flags = pairwise.notifications(group.size, MOST)
-        self._segment = segments.make(group, self.nbytes, flags + group.size, timeout, None)
+        self._segment = segments.make(group, nbytes, flags + group.size, timeout, None)
         self._numbers = _native.Numbering(self._segment, 0, flags, exclusive=True)
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
 

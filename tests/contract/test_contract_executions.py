@@ -187,7 +187,7 @@ def test_a_first_allreduce_is_continued(ctx: Any) -> None:
 def until_inside(ctx: Any) -> None:
     """Return once another thread of this rank is in an allreduce."""
     deadline = time.monotonic() + 10
-    while not ctx._allreduces._sequences[ctx.world]._numbers.under_way:
+    while not ctx._allreduces._groups[ctx.world]._numbers.under_way:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

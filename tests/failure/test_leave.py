@@ -116,7 +116,7 @@ def test_close_ends_a_call_of_another_thread() -> None:
             return
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(ctx.allreduce, array)
-            while ctx._allreduces._sequences[ctx.world].calls.number < 3:
+            while ctx._allreduces._groups[ctx.world].calls.number < 3:
                 assert not waiting.done()
                 time.sleep(0.001)
             ctx.close()

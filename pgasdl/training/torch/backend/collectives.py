@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pgasdl import _native
-from pgasdl.collectives.handle import reduction_of
+from pgasdl.collectives.operators import reduction_of
 from pgasdl.collectives.pairwise import Pairs, PairwiseCalls
 from pgasdl.context import Context
 from pgasdl.errors import MismatchError, Timeout
