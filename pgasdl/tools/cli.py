@@ -29,7 +29,7 @@ _COMMANDS = {
         "measure this machine, and write which plan is best for what",
     ),
     "sim": (
-        "pgasdl.tools.simulate.cli",
+        "pgasdl.simulate.cli",
         "simulate plans on modelled machines, and the papers' runs",
     ),
     "version": ("", "print the version"),

@@ -10,7 +10,7 @@ from contract_harness import TRANSPORTS, contract
 
 from pgasdl import _native
 from pgasdl.plans import Put, build_all
-from pgasdl.tools.simulate import library
+from pgasdl.simulate import library
 
 # Where nothing is mapped, so that a peer takes a connection.
 UNMAPPED = tuple(row for row in TRANSPORTS if row.name in ("unmapped", "verbs"))

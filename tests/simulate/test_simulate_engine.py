@@ -13,9 +13,9 @@ from pgasdl.config import Config
 from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, Put, build_all
 from pgasdl.plans.cost import Model, Pair, finish_times
-from pgasdl.tools.simulate import library
-from pgasdl.tools.simulate.machine import Level, Machine
-from pgasdl.tools.simulate.program import OUTLINES, encoded, program, workspace_bytes
+from pgasdl.simulate import library
+from pgasdl.simulate.machine import Level, Machine
+from pgasdl.simulate.program import OUTLINES, encoded, program, workspace_bytes
 
 MODEL = Model(
     Pair(1.5e-6, 1e-10, 2e-7), Pair(2e-6, 4e-10, 3e-7), per_node=3, gamma=5e-11, copy=3e-11,

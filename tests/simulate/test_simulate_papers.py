@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import pgasdl.tools.cli
+from pgasdl.simulate.papers import STUDIES, caffegpi, mimatrix, s_caffe, swcaffe
+from pgasdl.simulate.papers.study import Study, Table, figures
 from pgasdl.tools.chart import Chart, Series, draw
-from pgasdl.tools.simulate.papers import STUDIES, caffegpi, mimatrix, s_caffe, swcaffe
-from pgasdl.tools.simulate.papers.study import Study, Table, figures
 
 
 def column(table: Table, name: str, place: int = 0) -> list[object]:

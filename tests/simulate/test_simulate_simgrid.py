@@ -21,7 +21,7 @@ from tiers import full
 
 from pgasdl import simulate as sim
 from pgasdl.plans import Flush, Plan, Put, Reduce, Wait, build_all
-from pgasdl.tools.simulate.machine import Machine
+from pgasdl.simulate.machine import Machine
 
 HERE = Path(__file__).parent
 RANKS = 16

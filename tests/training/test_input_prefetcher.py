@@ -17,7 +17,7 @@ import pytest
 from input_tools import RECORD, records, right, striped
 from support.patience import until
 
-import pgasdl.training.input.reader as reader_module
+import pgasdl.input.reader as reader_module
 from pgasdl import (
     BufferRefused,
     ClosedError,

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
-from pgasdl.training.torch.backend.group import ProcessGroup  # noqa: E402
-from pgasdl.training.torch.backend.meet import SharedContext  # noqa: E402
+from pgasdl.torch.backend.group import ProcessGroup  # noqa: E402
+from pgasdl.torch.backend.meet import SharedContext  # noqa: E402
 
 DTYPES = (
     torch.float32,

@@ -15,7 +15,7 @@ from torch_tools import alone, small  # noqa: E402
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
-from pgasdl.training.torch.layers import ATTACHED  # noqa: E402
+from pgasdl.torch.layers import ATTACHED  # noqa: E402
 
 
 def test_what_cannot_be_attached_is_refused() -> None:

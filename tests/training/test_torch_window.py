@@ -15,8 +15,12 @@ from symmetric_programs import ring_through_windows  # noqa: E402
 
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
-from pgasdl.torch import Window, WindowAccessType, symmetric_memory  # noqa: E402
-from pgasdl.training.torch import signals  # noqa: E402
+from pgasdl.torch import (  # noqa: E402
+    Window,
+    WindowAccessType,
+    signals,
+    symmetric_memory,
+)
 
 ADVERSARY = {"seed": 1, "delay": 3, "reorder": True, "late_source": True}
 WORLDS: dict[str, dict[str, Any]] = {

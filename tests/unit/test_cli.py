@@ -158,7 +158,7 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_missing_module_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pgasdl.tools.simulate.cli", None)
+    monkeypatch.setitem(sys.modules, "pgasdl.simulate.cli", None)
     assert main(["sim"]) == 1
     assert "sim is not available" in capsys.readouterr().err
     assert main(["--help"]) == 0  # help loads no command's module

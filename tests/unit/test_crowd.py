@@ -20,7 +20,7 @@ from pgasdl.runtime.bootstrap.channel import HELLO, MAGIC, FrameKind, pack_key
 from pgasdl.runtime.bootstrap.client import _values_in
 from pgasdl.runtime.bootstrap.store import bitmap
 from pgasdl.runtime.bootstrap.table import GATHER_OPTIONS
-from pgasdl.tools.simulate.library import Traffic, Value, startup
+from pgasdl.simulate.library import Traffic, Value, startup
 
 N_PROCESSES = 4
 # What each rank says at start-up: in the first, all on a machine say the same.

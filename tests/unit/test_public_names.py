@@ -55,6 +55,15 @@ def test_importing_the_package_loads_nothing_else() -> None:
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
+def test_importing_the_pytorch_package_loads_no_pytorch() -> None:
+    code = (
+        "import sys, pgasdl.torch.backend.autoload; loaded = sorted(n for n in sys.modules "
+        "if n.startswith(('torch', 'numpy', 'pgasdl.')) and n.count('.') < 2); "
+        "assert loaded == ['pgasdl.torch'], loaded"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
 def test_the_command_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "pgasdl", "version"],

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from pgasdl.training.torch.backend.group import ProcessGroup
+from pgasdl.torch.backend.group import ProcessGroup
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])

@@ -1,0 +1,121 @@
+"""``pgasdl.torch.attach``: a training loop's gradients, exchanged while backward computes the next.
+
+CaffeGPI's pipeline: a layer's exchange starts when backward has its gradient, and is waited for
+just before the layer is next used. Every rank makes a layer's step there, or its owners have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+from torch import nn
+from torch.optim import Optimizer
+
+from pgasdl.context import Context
+from pgasdl.errors import ConfigError
+from pgasdl.group import Group
+from pgasdl.torch.attachment import Attachment
+from pgasdl.torch.steps import steps_by_parameter
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    context: Context,
+    kind: str = "average",
+    group: Group | None = None,
+    deferred: bool | None = None,
+    plan: str | None = None,
+    bucket_bytes: int = 0,
+    wire: npt.DTypeLike | None = None,
+    timeout: float | None = None,
+    **options: Any,
+) -> Attachment:
+    """Train a model on all ranks: exchange its gradients while backward runs. Collective.
+
+    The loop stays as it is: ``loss.backward()``, ``optimizer.step()``, ``optimizer.zero_grad()``;
+    or ``optimizer.step(closure)``, as Lightning has it. Every rank makes the same number of steps.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the host, or (kind "average") on one GPU. All ranks get rank 0's parameters and buffers.
+    optimizer : Optimizer
+        Of parameters of the model.
+    context : Context
+        The context of this rank.
+    kind : str, default "average"
+        "average": every rank gets the mean gradients, and makes the steps; "update": the owner of
+        a block - the root of plan "tree" (CaffeGPI), a rank for each block of a GDRAA (MiMatrix) -
+        makes its step, and the weights travel. It alone keeps the block's optimizer state.
+    group : Group, optional
+        None: all ranks.
+    deferred : bool, optional
+        Make each layer's step just before the layer is next used, so that no rank waits for all
+        layers. None: if the optimizer is one of PyTorch's own that updates each parameter by
+        itself (all but LBFGS); True: you know that yours does. False: ``step()`` waits for all.
+    plan, bucket_bytes, wire, timeout, **options
+        As for :class:`pgasdl.GradientExchange`.
+
+    Returns
+    -------
+    Attachment
+        For accumulation, and the end.
+
+    Raises
+    ------
+    ConfigError
+        The optimizer has parameters that are not the model's, one is attached already, or
+        the optimizer needs kind "average", or wraps another one (Accelerate's, Lightning's).
+    BufferRefused
+        A parameter that is on another device, has sparse gradients, or a dtype that cannot be
+        reduced; names it.
+    MismatchError
+        Ranks disagree on the model.
+    PlanError
+        No such plan, or it does not offer the kind.
+
+    Notes
+    -----
+    After backward ``p.grad`` is the mean of all ranks'; a look at it waits for that, and what the
+    program makes of it has to be the same on all ranks. A step is of the gradients that are there
+    at ``optimizer.step()``; what is done to ``p.grad`` later changes nothing. A gradient that the
+    program sets itself is its rank's own until ``step()`` or :meth:`Attachment.wait`. A look at a
+    parameter makes the step that is due. What cannot be right is refused.
+
+    Gradients lie in a segment: ``p.grad`` is a view of it. Parameters of which no rank has a
+    gradient are not updated. Buffers, such as BatchNorm's, stay each rank's own. Code in C++ that
+    PyTorch does not know looks at gradients and parameters unnoticed: call ``wait()`` and
+    :meth:`Attachment.synchronize` before. With deferred steps a hook of the optimizer's step runs
+    once for each layer. ``torch.compile`` leaves its graph before each layer. CaffeGPI, section 3.
+
+    In kind "update" the exchange keeps the weights, too, and an owner makes its step when it calls
+    ``optimizer.step()``, with the hyperparameters of that moment. It works with PyTorch's SGD,
+    Adagrad, Adadelta, RMSprop, Rprop, ASGD and the Adams but SparseAdam, which act on each element
+    alone. ``optimizer.state_dict()`` is collective: it gathers the whole state; loading gives each
+    rank its share. Every step needs ``zero_grad()``. No rank has the whole mean gradient, so it
+    cannot be clipped or scaled. The bits are those of kind "average", the same on all ranks, unless
+    the optimizer is fused or its parameters have 16 bits: PyTorch then rounds the last elements of
+    a piece in another way. After an exception in the ``with`` block the optimizer's state is lost.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigError("DistributedDataParallel averages already: attach to model.module")
+    if isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        raise ConfigError(
+            f"{type(optimizer).__name__} wraps the {type(inner).__name__} that makes the steps: "
+            "attach to that one, which is its attribute optimizer"
+        )
+    if kind not in ("average", "update"):
+        raise ConfigError(f'no kind {kind!r}: there are "average" and "update"')
+    return Attachment(
+        model,
+        optimizer,
+        context,
+        group or context.world,
+        kind,
+        steps_by_parameter(optimizer) if deferred is None else deferred,
+        timeout,
+        {"plan": plan, "bucket_bytes": bucket_bytes, "wire": wire, **options},
+    )

@@ -1,0 +1,20 @@
+"""Tells torch.distributed that there is a backend "pgasdl", without importing what makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    """Register the backend. PyTorch calls this when it is imported (group ``torch.backends``)."""
+    from torch import distributed
+
+    if not distributed.is_available() or hasattr(distributed.Backend, "PGASDL"):
+        return
+    distributed.Backend.register_backend("pgasdl", _create, extended_api=True, devices=["cpu"])
+
+
+def _create(*given: Any) -> Any:
+    from pgasdl.torch.backend.group import create
+
+    return create(*given)

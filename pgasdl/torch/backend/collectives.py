@@ -1,0 +1,406 @@
+"""The collectives of torch.distributed on flat, contiguous tensors, one after the other.
+
+All are executions of plans. Sums and means that all ranks get are ``ctx.allreduce``; other sums,
+and all that only moves, are pairwise (:mod:`pgasdl.collectives.pairwise`). PyTorch reduces what the
+core does not, piece by piece and in the order of the ranks, so that all of them and all runs get
+the same bits. A call ends when this rank's part was taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, zip_longest
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pgasdl import _native
+from pgasdl.collectives.operators import reduction_of
+from pgasdl.collectives.pairwise import Pairs, PairwiseCalls
+from pgasdl.context import Context
+from pgasdl.errors import MismatchError, Timeout
+from pgasdl.group import Group
+from pgasdl.plans.algorithms.pairwise import Blocks
+from pgasdl.torch.backend.message import Bytes
+from pgasdl.torch.backend.messages import LOOK_SECONDS, Messages
+from pgasdl.torch.backend.reductions import Reduction
+
+# Up to this many bytes everybody reduces everything: one exchange instead of two.
+SMALL_BYTES = 64 << 10
+# What PyTorch reduces comes in pieces of this many bytes, from all ranks together: they stay in the
+# caches.
+PIECE_BYTES = 1 << 20
+Block = tuple[int, int]  # address and bytes
+# Tags of monitored barriers are below those of programs.
+_MONITORED = -(1 << 62)
+
+
+def bytes_of(tensor: Tensor) -> Bytes:
+    """Return the memory of a contiguous tensor."""
+    memory: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memory
+
+
+class Collectives:
+    """Collectives of a group; every rank makes the same ones in the same order.
+
+    Parameters
+    ----------
+    context : Context
+        The context of this rank.
+    group : Group
+        Its own: no other calls of the program use it.
+    messages : Messages
+        Of its members.
+    """
+
+    def __init__(self, context: Context, group: Group, messages: Messages) -> None:
+        self._context, self._group, self._messages = context, group, messages
+        self._rank, self._size = group.rank, group.size
+        self._pairwise: PairwiseCalls | None = None  # from the first call on that needs it
+        self._monitored = 0
+        self._stopped: Exception | None = None
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction, seconds: float) -> None:
+        """Replace ``tensor`` by the reduction of all ranks'."""
+        deadline = time.monotonic() + seconds
+        if reduction.native and not reduction.prepares:
+            self._by_plan(tensor, reduction, deadline)
+            return
+        what = f"all_reduce of {tensor.nbytes} bytes"
+        for piece in _pieces(tensor, PIECE_BYTES):
+            mine = reduction.prepare(piece)
+            if reduction.native:
+                self._by_plan(mine, reduction, deadline)
+                piece.copy_(mine)
+            elif tensor.nbytes <= SMALL_BYTES:
+                parts = self._parts(mine)
+                self._gather_all(what, blocks_of(parts), block_of(mine), parts, deadline)
+                reduction(parts, piece)
+            else:
+                blocks = torch.tensor_split(mine, self._size)
+                results = torch.tensor_split(piece, self._size)
+                own = results[self._rank]
+                parts = self._parts(blocks[self._rank])
+                self._pass_on(what, blocks_of(parts), blocks_of(blocks), (parts, mine), deadline)
+                reduction(parts, own)
+                self._gather_all(what, blocks_of(results), block_of(own), piece, deadline)
+
+    def broadcast(self, tensor: Tensor, root: int, seconds: float) -> None:
+        """Give every rank the tensor of ``root``."""
+        at, n = block_of(tensor)
+        here = self._rank == root
+        blocks = Blocks(
+            self._others(n if here else 0), self._only(root, 0 if here else n), n, same=True
+        )
+        what = f"broadcast of {n} bytes from rank {root}"
+        pairs = Pairs(what, "bytes", blocks, (at,), self._only(root, at))
+        self._run(pairs, tensor, time.monotonic() + seconds)
+
+    def reduce(self, tensor: Tensor, root: int, reduction: Reduction, seconds: float) -> None:
+        """Replace the tensor of ``root`` by the reduction of all ranks'."""
+        deadline, here = time.monotonic() + seconds, self._rank == root
+        what = f"reduce of {tensor.nbytes} bytes to rank {root}"
+        if reduction.native and not reduction.prepares:
+            n, at = tensor.numel(), tensor.data_ptr()
+            receives = self._all(n if here else 0)
+            scale = reduction.scale(self._size)
+            blocks = Blocks(self._only(root, n), receives, n, reduces=True, scale=scale)
+            places = self._only(root, at), (at,)
+            pairs = Pairs(what, reduction.dtype, blocks, *places, reduction_of(reduction.native))
+            self._run(pairs, tensor, deadline)
+            return
+        for piece in _pieces(tensor, PIECE_BYTES // self._size):
+            mine = reduction.prepare(piece)
+            parts = self._parts(mine) if here else []
+            self._gather(what, blocks_of(parts), block_of(mine), root, (parts, mine), deadline)
+            if here:
+                reduction(parts, piece)
+
+    def all_gather(
+        self, outputs: Sequence[Block], given: Block, owner: object, seconds: float
+    ) -> None:
+        """Give every rank all ranks' blocks, whose lengths all know."""
+        what = f"all_gather of {sum(n for _, n in outputs)} bytes in all"
+        self._gather_all(what, outputs, given, owner, time.monotonic() + seconds)
+
+    def gather(
+        self, outputs: Sequence[Block], given: Block, root: int, owner: object, seconds: float
+    ) -> None:
+        """Give ``root`` all ranks' blocks."""
+        what = f"gather of {given[1]} bytes to rank {root}"
+        self._gather(what, outputs, given, root, owner, time.monotonic() + seconds)
+
+    def scatter(
+        self, output: Block, given: Sequence[Block], root: int, owner: object, seconds: float
+    ) -> None:
+        """Give every rank its block of those that ``root`` has."""
+        at, n = output
+        blocks = Blocks(self._all(n if self._rank == root else 0), self._only(root, n), n)
+        what = f"scatter of {n} bytes from rank {root}"
+        gives = _places(given) if given else self._all(0)
+        pairs = Pairs(what, "bytes", blocks, gives, self._only(root, at))
+        self._run(pairs, owner, time.monotonic() + seconds)
+
+    def reduce_scatter(
+        self, output: Tensor, tensors: Sequence[Tensor], reduction: Reduction, seconds: float
+    ) -> None:
+        """Give every rank the reduction of what is meant for it: a tensor each, or one for all."""
+        deadline = time.monotonic() + seconds
+        total, per_tensor = sum(each.nbytes for each in tensors), self._size // len(tensors)
+        what = f"reduce_scatter of {total} bytes"
+        if reduction.native and not reduction.prepares:
+            item = output.element_size()
+            given = [row for each in tensors for row in rows(each, per_tensor)]
+            counts = tuple(n // item for _, n in given)
+            receives, scale = self._all(output.numel()), reduction.scale(self._size)
+            blocks = Blocks(counts, receives, max(counts), reduces=True, scale=scale)
+            places = _places(given), (output.data_ptr(),)
+            pairs = Pairs(what, reduction.dtype, blocks, *places, reduction_of(reduction.native))
+            self._run(pairs, (output, tensors), deadline)
+            return
+        nbytes = PIECE_BYTES // self._size
+        results = _pieces(output, nbytes)
+        whole = [row for each in tensors for row in torch.tensor_split(each, per_tensor)]
+        # Of tensors that differ in length some have no more pieces.
+        for pieces in zip_longest(*(_pieces(each, nbytes) for each in whole)):
+            mine = [output[:0] if piece is None else reduction.prepare(piece) for piece in pieces]
+            parts = self._parts(mine[self._rank])
+            self._pass_on(what, blocks_of(parts), blocks_of(mine), (parts, mine), deadline)
+            if parts[0].numel():
+                reduction(parts, next(results))
+
+    def all_to_all(
+        self,
+        outputs: Sequence[Block],
+        given: Sequence[Block],
+        owner: object,
+        seconds: float,
+        *,
+        alike: bool,
+    ) -> None:
+        """Give every rank the blocks of all ranks that are meant for it.
+
+        ``alike`` : all blocks of all ranks have one length; else each rank knows its own only
+        """
+        deadline, longest = time.monotonic() + seconds, given[0][1]
+        what = f"all_to_all of blocks of {longest} bytes" if alike else "all_to_all of any blocks"
+        if not alike:
+            longest = self._agree(outputs, given, deadline)
+        self._pass_on(what, outputs, given, owner, deadline, longest)
+
+    def _agree(self, outputs: Sequence[Block], given: Sequence[Block], deadline: float) -> int:
+        """Compare the lengths of all blocks for each other; return the longest."""
+        size = self._size
+        mine = np.array([n for _, n in (*given, *outputs)])
+        lengths = np.empty((size, 2 * size), mine.dtype)
+        into = [(row.ctypes.data, row.nbytes) for row in lengths]
+        block = mine.ctypes.data, mine.nbytes
+        self._gather_all("lengths of all_to_all", into, block, (lengths, mine), deadline)
+        sent, expected = lengths[:, :size], lengths[:, size:].T
+        for sender, receiver in np.argwhere(sent != expected):
+            raise MismatchError(
+                f"all_to_all: rank {sender} has {sent[sender, receiver]} bytes for rank "
+                f"{receiver}, which expects {expected[sender, receiver]}"
+            )
+        return int(sent.max())
+
+    def barrier(self, seconds: float) -> None:
+        """Wait until every rank is here."""
+        deadline = time.monotonic() + seconds
+        while not self._tried(lambda left: self._group.barrier(timeout=left), deadline):
+            pass
+
+    def monitored_barrier(self, seconds: float, *, wait_all_ranks: bool) -> None:
+        """Wait until every rank is here; rank 0 names those that are not in time."""
+        deadline = time.monotonic() + seconds
+        self._monitored += 1
+        tag = _MONITORED - self._monitored
+        peers = range(1, self._group.size)
+        passed = bytes_of(torch.ones(1, dtype=torch.uint8))
+        if self._group.rank != 0:
+            self._messages.send(0, tag, passed)
+            answer = bytes_of(torch.zeros(1, dtype=torch.uint8))
+            try:
+                self._messages.wait(self._messages.receive(0, tag, answer), seconds)
+            except Timeout:
+                answer[0] = 0
+            if not answer[0]:
+                raise Timeout(
+                    f"Rank {self._group.rank} successfully reached monitoredBarrier, but received "
+                    "errors while waiting for send/recv from rank 0: not all ranks reached it"
+                )
+            return
+        missing = self._absent(tag, deadline, all_of_them=wait_all_ranks)
+        passed[0] = not missing
+        for peer in peers:
+            self._messages.send(peer, tag, passed)
+        if missing:
+            ranks = "Rank " if len(missing) == 1 else "Ranks "
+            raise Timeout(
+                f"{ranks}{', '.join(map(str, missing))} failed to pass monitoredBarrier in "
+                f"{1e3 * seconds:.0f} ms: Rank 0 timed out in monitoredBarrier"
+            )
+
+    def _absent(self, tag: int, deadline: float, *, all_of_them: bool) -> list[int]:
+        """Return the places of members that do not come in time; the first, or all of them."""
+        token = bytes_of(torch.zeros(1, dtype=torch.uint8))
+        peers = range(1, self._group.size)
+        received = {peer: self._messages.receive(peer, tag, token.copy()) for peer in peers}
+        absent: list[int] = []
+        for peer, message in received.items():
+            try:
+                self._messages.wait(message, max(0.0, deadline - time.monotonic()))
+            except Timeout:
+                absent.append(peer)
+                if not all_of_them:
+                    break
+        return absent
+
+    def stop(self, error: Exception) -> None:
+        """End what is under way, and refuse more, with ``error``."""
+        self._stopped = error
+
+    def close(self) -> None:
+        """Give up the memory. Idempotent."""
+        if self._pairwise is not None:
+            self._pairwise.close()
+            self._pairwise = None
+
+    # --- what they are made of
+
+    def _gather_all(
+        self, what: str, outputs: Sequence[Block], given: Block, owner: object, deadline: float
+    ) -> None:
+        """Give every rank all ranks' blocks."""
+        at, n = given
+        lengths = tuple(length for _, length in outputs)
+        blocks = Blocks(self._all(n), lengths, max(lengths), same=True)
+        self._run(Pairs(what, "bytes", blocks, (at,), _places(outputs)), owner, deadline)
+
+    def _gather(
+        self,
+        what: str,
+        outputs: Sequence[Block],
+        given: Block,
+        root: int,
+        owner: object,
+        deadline: float,
+    ) -> None:
+        """Give ``root`` all ranks' blocks."""
+        at, n = given
+        blocks = Blocks(self._only(root, n), self._all(n if self._rank == root else 0), n)
+        takes = _places(outputs) if outputs else self._all(0)
+        self._run(Pairs(what, "bytes", blocks, self._only(root, at), takes), owner, deadline)
+
+    def _pass_on(
+        self,
+        what: str,
+        outputs: Sequence[Block],
+        given: Sequence[Block],
+        owner: object,
+        deadline: float,
+        longest: int = 0,
+    ) -> None:
+        """Give every rank the blocks that are meant for it.
+
+        ``longest`` : bytes of any rank's longest; 0: this rank knows all
+        """
+        sends, receives = (tuple(n for _, n in some) for some in (given, outputs))
+        blocks = Blocks(sends, receives, longest or max(sends))
+        pairs = Pairs(what, "bytes", blocks, _places(given), _places(outputs))
+        self._run(pairs, owner, deadline)
+
+    def _run(self, pairs: Pairs, owner: object, deadline: float) -> None:
+        """Make a pairwise collective; ``owner`` keeps its arrays."""
+        while self._pairwise is None:
+            self._tried(self._begin_pairwise, deadline)
+        try:
+            for execution, addresses in self._pairwise.parts(pairs):
+                while not self._tried(partial(_go_on, execution, owner, addresses), deadline):
+                    pass
+        except MismatchError as error:
+            raise MismatchError(f"{pairs.what}: {error}") from error
+
+    def _begin_pairwise(self, left: float) -> None:
+        self._pairwise = PairwiseCalls(self._group, self._context.segments, left)
+
+    def _by_plan(self, tensor: Tensor, reduction: Reduction, deadline: float) -> None:
+        op = str(reduction.native)
+
+        def reduce(left: float) -> None:
+            self._context.allreduce(tensor, op, group=self._group, timeout=left)
+
+        while not self._tried(reduce, deadline):
+            pass
+
+    def _tried(self, call: Callable[[float], None], deadline: float) -> bool:
+        """Make a call that goes on where a Timeout ended it; whether it is over."""
+        if self._stopped is not None:
+            raise self._stopped
+        left = deadline - time.monotonic()
+        try:
+            call(max(0.0, min(left, LOOK_SECONDS)))
+        except Timeout:
+            if left <= 0:
+                raise
+            return False
+        return True
+
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
+        """Return memory for what other ranks have like ``tensor``, with that in its place."""
+        parts = list(torch.empty((self._size, *tensor.shape), dtype=tensor.dtype).unbind())
+        parts[self._rank] = tensor
+        return parts
+
+    def _all(self, n: int) -> tuple[int, ...]:
+        return (n,) * self._size
+
+    def _others(self, n: int) -> tuple[int, ...]:
+        return tuple(n if place != self._rank else 0 for place in range(self._size))
+
+    def _only(self, place: int, n: int) -> tuple[int, ...]:
+        return tuple(n if each == place else 0 for each in range(self._size))
+
+
+def rows(tensor: Tensor, number: int) -> list[Block]:
+    """Cut a contiguous tensor into so many blocks, which it has to have room for."""
+    at, n = tensor.data_ptr(), tensor.nbytes // number
+    return [(at + n * place, n) for place in range(number)]
+
+
+def cut(tensor: Tensor, counts: Sequence[int], row: int) -> list[Block]:
+    """Cut a contiguous tensor into blocks of so many rows, of ``row`` bytes each."""
+    at = accumulate(counts, initial=0)
+    return [
+        (tensor.data_ptr() + row * begin, row * n) for begin, n in zip(at, counts, strict=False)
+    ]
+
+
+def _go_on(
+    execution: _native.Execution, owner: object, addresses: list[int], seconds: float
+) -> None:
+    execution.run_at(owner, addresses, timeout=seconds)
+
+
+def block_of(tensor: Tensor) -> Block:
+    """Return where the elements of a contiguous tensor lie."""
+    return tensor.data_ptr(), tensor.nbytes
+
+
+def blocks_of(tensors: Sequence[Tensor]) -> list[Block]:
+    """Return where those of several tensors lie."""
+    return [(each.data_ptr(), each.nbytes) for each in tensors]
+
+
+def _places(blocks: Sequence[Block]) -> tuple[int, ...]:
+    return tuple(at for at, _ in blocks)
+
+
+def _pieces(tensor: Tensor, nbytes: int) -> Iterator[Tensor]:
+    """Cut a contiguous tensor into flat pieces of so many bytes; an empty one into none."""
+    if tensor.numel():
+        yield from torch.split(tensor.view(-1), max(1, nbytes // tensor.element_size()))

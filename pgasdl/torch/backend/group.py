@@ -1,0 +1,575 @@
+"""The process group: the interface that torch.distributed calls, on top of ``Collectives``."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from pgasdl.errors import ClosedError, RankError
+from pgasdl.torch.backend import sparse
+from pgasdl.torch.backend.arguments import (
+    contiguous,
+    dense,
+    listed,
+    message_of,
+    nested,
+    options_of,
+    readable,
+    require_alike,
+    writable,
+)
+from pgasdl.torch.backend.calls import Calls
+from pgasdl.torch.backend.collectives import (
+    Collectives,
+    block_of,
+    blocks_of,
+    bytes_of,
+    cut,
+    rows,
+)
+from pgasdl.torch.backend.meet import SharedContext, find, keep, meet
+from pgasdl.torch.backend.message import Message
+from pgasdl.torch.backend.messages import Messages
+from pgasdl.torch.backend.reductions import reduction_of
+from pgasdl.torch.backend.work import (
+    MessageWork,
+    Result,
+    Together,
+    Work,
+    seconds_of,
+    torch_errors,
+)
+
+NAME = "pgasdl"
+# PyTorch's stubs do not agree with what it calls.
+c10d: Any = distributed.distributed_c10d
+_Base: Any = c10d.ProcessGroup
+# With a call at the end of Python, seconds. A thread that waits for a peer may be left there.
+_PATIENCE = 1.0
+
+_open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """End the threads of groups that nobody destroyed.
+
+    When Python ends while one is in PyTorch, it ends the process by abort().
+    """
+    groups = list(_open)
+    for group in groups:  # all of them: a callback may wait for another group's call
+        group.refuse(ClosedError("Python ended, and nobody had destroyed the process group"))
+    for group in groups:
+        group.leave()
+
+
+class ProcessGroup(_Base):  # type: ignore[misc]
+    """A process group of backend "pgasdl". Made by ``init_process_group`` and ``new_group``.
+
+    Parameters
+    ----------
+    shared : SharedContext
+        The context that has its ranks.
+    ranks : Sequence[int]
+        Its ranks, as numbers in the default group.
+    rank : int
+        This process's place among them.
+    timeout : timedelta
+        Default of every operation.
+
+    Attributes
+    ----------
+    context : Context
+        Pgasdl's, for what torch.distributed does not offer. It is closed with the last group.
+    """
+
+    def __init__(
+        self, shared: SharedContext, ranks: Sequence[int], rank: int, timeout: timedelta
+    ) -> None:
+        super().__init__(rank, len(ranks))
+        self._rank, self._size = rank, len(ranks)
+        self._timeout = timeout.total_seconds()
+        self._name, self._description = "", ""
+        self._shared = shared
+        self.context = context = shared.context
+        places = [shared.ranks.index(each) for each in ranks]
+        self._group = group = context.group(places, timeout=self._timeout)
+        if group.rank != rank:  # torch.distributed sorts them, too
+            raise RankError(f"ranks {list(ranks)}: give the members of a group in rising order")
+        self._messages = Messages(context, group, self._timeout)
+        self._collectives = Collectives(context, group, self._messages)
+        self._calls = Calls("pgasdl-collectives")
+        self._coalesced: list[Work] | None = None
+        self._closed = False
+        self._server: threading.Thread | None = None  # of messages, from the first one on
+        shared.take()
+        _open.add(self)
+
+    # --- what torch.distributed asks
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the backend's name."""
+        return NAME
+
+    def name(self) -> str:
+        """Return the backend's name."""
+        return NAME
+
+    def rank(self) -> int:
+        """Return this process's place in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of members."""
+        return self._size
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take the name that torch.distributed gives."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name that torch.distributed gave."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Take the description that the program gave."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the description that the program gave."""
+        return self._description
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the default of every later operation."""
+        self._timeout = timeout.total_seconds()
+
+    # --- all ranks get the same
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Reduce a tensor over all ranks, in place."""
+        options = options_of(c10d.AllreduceOptions, opts, "reduceOp", timeout)
+        return self._all_reduced(listed(tensors), options)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        """Reduce several tensors over all ranks, in place."""
+        options = options_of(c10d.AllreduceCoalescedOptions, opts, "reduceOp")
+        return self._all_reduced(tensors, options)
+
+    def _all_reduced(self, tensors: list[Tensor], options: Any) -> Work:
+        steps = [self._reduced(each, options) for each in tensors]
+
+        def call() -> None:
+            for step in steps:
+                step()
+
+        return self._begin(tensors, options, call)
+
+    def _reduced(self, tensor: Tensor, options: Any) -> Callable[[], None]:
+        """Return what reduces one tensor over all ranks."""
+        op, seconds = options.reduceOp, self._seconds(options)
+        if tensor.is_sparse:
+            sparse.require_summable(tensor, op)
+            return lambda: sparse.add_up(self._collectives, tensor, self._size, seconds)
+        reduction = reduction_of(op, tensor.dtype)
+        result = writable([tensor])
+
+        def call() -> None:
+            with dense(result) as (memory,):
+                self._collectives.all_reduce(reduction.numbers(memory), reduction, seconds)
+
+        return call
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Give every rank the tensor of one."""
+        options = options_of(c10d.BroadcastOptions, opts, "rootRank", timeout)
+        tensors, seconds = listed(tensors), self._seconds(options)
+        root = self._require_member(options.rootRank)
+        results = writable(tensors)
+
+        def call() -> None:
+            with dense(results) as memory:
+                for each in memory:
+                    self._collectives.broadcast(each, root, seconds)
+
+        return self._begin(tensors, options, call)
+
+    def allgather(
+        self, outputs: Any, tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Give every rank all ranks' tensors, as a list."""
+        options = options_of(c10d.AllgatherOptions, opts, None, timeout)
+        tensors, outputs = listed(tensors), nested(outputs)
+        return self._gather_all(outputs, tensors, options)
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Give every rank all ranks' lists of tensors, by rank."""
+        options = options_of(c10d.AllgatherOptions, opts)
+        by_tensor = [list(each) for each in zip(*outputs, strict=True)]
+        return self._gather_all(by_tensor, tensors, options)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
+        """Give every rank all ranks' tensors, one behind the other."""
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Give every rank all ranks' tensors, one behind the other, for several tensors."""
+        options = options_of(c10d.AllgatherOptions, opts)
+        seconds = self._seconds(options)
+        results, given = writable(outputs), readable(tensors)
+        for output, tensor in zip(results, given, strict=True):
+            require_alike(tensor, [output], tensor.numel() * self._size)
+
+        def call() -> None:
+            with dense(results) as memory:
+                for whole, tensor in zip(memory, map(contiguous, given), strict=True):
+                    into, owner = rows(whole, self._size), (whole, tensor)
+                    self._collectives.all_gather(into, block_of(tensor), owner, seconds)
+
+        return self._begin(outputs, options, call)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _gather_all(self, outputs: list[list[Tensor]], tensors: list[Tensor], options: Any) -> Work:
+        seconds = self._seconds(options)
+        results, given = [writable(parts) for parts in outputs], readable(tensors)
+        for parts, tensor in zip(results, given, strict=True):
+            self._require_one_each(parts)
+            require_alike(tensor, parts, tensor.numel())
+
+        def call() -> None:
+            for parts, tensor in zip(results, given, strict=True):
+                with dense(parts) as memory:
+                    mine = contiguous(tensor)
+                    into, owner = blocks_of(memory), (memory, mine)
+                    self._collectives.all_gather(into, block_of(mine), owner, seconds)
+
+        return self._begin([each for parts in outputs for each in parts], options, call)
+
+    # --- one rank gets something
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Reduce a tensor over all ranks, in place, on one of them."""
+        options = options_of(c10d.ReduceOptions, opts, "rootRank", timeout)
+        if op is not None:
+            options.reduceOp = op
+        tensors, seconds = listed(tensors), self._seconds(options)
+        root = self._require_member(options.rootRank)
+        reductions = [reduction_of(options.reduceOp, each.dtype) for each in tensors]
+        results = writable(tensors)
+
+        def call() -> None:
+            with dense(results) as memory:
+                for each, reduction in zip(memory, reductions, strict=True):
+                    self._collectives.reduce(reduction.numbers(each), root, reduction, seconds)
+
+        return self._begin(tensors, options, call)
+
+    def gather(
+        self, outputs: Any, tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Give one rank all ranks' tensors."""
+        options = options_of(c10d.GatherOptions, opts, "rootRank", timeout)
+        (tensor,), seconds = readable(listed(tensors)), self._seconds(options)
+        root = self._require_member(options.rootRank)
+        parts: list[Tensor] = []
+        if self._rank == root:
+            (parts,) = nested(outputs)
+        results = writable(parts)
+        if self._rank == root:
+            self._require_one_each(parts)
+            require_alike(tensor, results, tensor.numel())
+
+        def call() -> None:
+            with dense(results) as memory:
+                mine = contiguous(tensor)
+                into, owner = blocks_of(memory), (memory, mine)
+                self._collectives.gather(into, block_of(mine), root, owner, seconds)
+
+        return self._begin(parts, options, call)
+
+    def scatter(
+        self, outputs: Any, tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Give every rank its tensor of those that one rank has."""
+        options = options_of(c10d.ScatterOptions, opts, "rootRank", timeout)
+        outputs, seconds = listed(outputs), self._seconds(options)
+        root = self._require_member(options.rootRank)
+        (result,) = results = writable(outputs)
+        given: list[Tensor] = []
+        if self._rank == root:
+            (parts,) = nested(tensors)
+            given = readable(parts)
+            self._require_one_each(given)
+            require_alike(result, given, result.numel())
+
+        def call() -> None:
+            with dense(results) as (memory,):
+                parts = list(map(contiguous, given))
+                into, owner = block_of(memory), (memory, parts)
+                self._collectives.scatter(into, blocks_of(parts), root, owner, seconds)
+
+        return self._begin(outputs, options, call)
+
+    # --- every rank gets something else
+
+    def reduce_scatter(
+        self, outputs: Any, tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Give every rank the reduction of all tensors that are meant for it."""
+        options = options_of(c10d.ReduceScatterOptions, opts, "reduceOp", timeout)
+        outputs, lists = listed(outputs), [readable(parts) for parts in nested(tensors)]
+        for output, parts in zip(outputs, lists, strict=True):
+            self._require_one_each(parts)
+            require_alike(output, parts)
+            require_alike(output, [parts[self._rank]], output.numel())
+        return self._reduce_scattered(outputs, lists, options)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
+        """Give every rank the reduction of its part of all tensors."""
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+    ) -> Work:
+        """Give every rank the reduction of its part of all tensors, for several tensors."""
+        options = options_of(c10d.ReduceScatterOptions, opts, "reduceOp")
+        lists = [readable([each]) for each in tensors]
+        for output, (tensor,) in zip(outputs, lists, strict=True):
+            require_alike(output, [tensor], output.numel() * self._size)
+        return self._reduce_scattered(outputs, lists, options)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scattered(
+        self, outputs: list[Tensor], lists: list[list[Tensor]], options: Any
+    ) -> Work:
+        """Reduce lists of one tensor for each rank, or of one for all."""
+        seconds = self._seconds(options)
+        reductions = [reduction_of(options.reduceOp, each.dtype) for each in outputs]
+        results = writable(outputs)
+
+        def call() -> None:
+            with dense(results) as memory:
+                for each, parts, reduction in zip(memory, lists, reductions, strict=True):
+                    numbers = [reduction.numbers(contiguous(part)) for part in parts]
+                    into = reduction.numbers(each)
+                    self._collectives.reduce_scatter(into, numbers, reduction, seconds)
+
+        return self._begin(outputs, options, call)
+
+    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Work:
+        """Give every rank the tensors of all ranks that are meant for it."""
+        options = options_of(c10d.AllToAllOptions, opts)
+        seconds = self._seconds(options)
+        results, given = writable(outputs), readable(tensors)
+        for parts in (results, given):
+            self._require_one_each(parts)
+            require_alike(results[0], parts)
+        mine = given[self._rank]
+        require_alike(mine, [results[self._rank]], mine.numel())
+
+        def call() -> None:
+            with dense(results) as memory:
+                parts = list(map(contiguous, given))
+                blocks, owner = (blocks_of(memory), blocks_of(parts)), (memory, parts)
+                self._collectives.all_to_all(*blocks, owner, seconds, alike=False)
+
+        return self._begin(outputs, options, call)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_sizes: list[int] | None = None,
+        input_sizes: list[int] | None = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Give every rank the rows of all ranks' tensors that are meant for it."""
+        options = options_of(c10d.AllToAllOptions, opts, None, timeout)
+        seconds = self._seconds(options)
+        (result,), (given,) = writable([output]), readable([tensor])
+        outgoing = self._rows(given, input_sizes)
+        incoming = self._rows(result, output_sizes)
+        require_alike(given, [result])
+        sent = outgoing[self._rank] * given.shape[1:].numel()
+        received = incoming[self._rank] * result.shape[1:].numel()
+        if sent != received:
+            raise ValueError(f"{sent} elements for this rank itself, which expects {received}")
+
+        def call() -> None:
+            with dense([result]) as (memory,):
+                mine, row = contiguous(given), given.shape[1:].numel() * given.element_size()
+                blocks = cut(memory, incoming, row), cut(mine, outgoing, row)
+                owner, alike = (memory, mine), not (output_sizes or input_sizes)
+                self._collectives.all_to_all(*blocks, owner, seconds, alike=alike)
+
+        return self._begin([output], options, call)
+
+    alltoall_base = all_to_all_single
+
+    # --- messages
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
+        """Send a tensor to another rank."""
+        tensor, to = message_of(tensors), self._require_member(peer)
+        with torch_errors():
+            message = self._messages.send(to, tag, bytes_of(tensor))
+        return self._passes(tensor, message)
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
+        """Receive a tensor from another rank."""
+        return self._receive(tensors, self._require_member(peer), tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
+        """Receive a tensor from whatever rank sends one."""
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> Work:
+        tensor = message_of(tensors)
+        with torch_errors():
+            message = self._messages.receive(peer, tag, bytes_of(tensor))
+        return self._passes(tensor, message)
+
+    def _passes(self, tensor: Tensor, message: Message) -> Work:
+        """Return the work of a message; have a thread that moves those for which nobody waits."""
+        if self._server is None:
+            self._server = threading.Thread(
+                target=self._messages.serve, name="pgasdl-messages", daemon=True
+            )
+            self._server.start()
+        completes = self._calls.complete
+        work = MessageWork([tensor], self._messages, message, self._timeout, completes)
+        return self._begun(work)
+
+    # --- order, and the end
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Wait until every rank is here."""
+        options = options_of(c10d.BarrierOptions, opts, None, timeout)
+        seconds = self._seconds(options)
+        return self._begin([], options, lambda: self._collectives.barrier(seconds))
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait until every rank is here; rank 0 names those that are not in time."""
+        seconds = self._timeout if timeout is None else timeout.total_seconds()
+        options = options_of(c10d.BarrierOptions, None)
+        options.asyncOp = False
+
+        def call() -> None:
+            self._collectives.monitored_barrier(seconds, wait_all_ranks=wait_all_ranks)
+
+        self._begin([], options, call).wait()
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        works, self._coalesced = self._coalesced, None
+        return Together(works or [])
+
+    def abort(self) -> None:
+        """End what is under way on this rank, with an error, and refuse more."""
+        self.refuse(ClosedError("the process group was aborted"))
+
+    def shutdown(self) -> None:
+        """Give up everything that it holds. Idempotent."""
+        self.refuse(ClosedError("the process group was destroyed"))
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        self._calls.close(self._timeout, self._timeout)
+        self._collectives.close()
+        self._messages.close()
+        if not self.context.closed:
+            self._group.delete()
+        self._shared.give_back()
+
+    def leave(self) -> None:
+        """End its threads, after :meth:`refuse`: Python ends."""
+        self._calls.close(_PATIENCE, self._timeout)
+        if self._server is not None:
+            self._server.join()
+
+    def refuse(self, error: ClosedError) -> None:
+        """End what is under way, and refuse more, with ``error``."""
+        self._calls.fail(error)
+        self._collectives.stop(error)
+        self._messages.fail(error)
+
+    # --- what they have in common
+
+    def _begin(self, result: Result, options: Any, call: Callable[[], None]) -> Work:
+        if any(tensor.is_inference() for tensor in result):
+            call = torch.inference_mode()(call)  # elsewhere they are read-only
+        later = options.asyncOp or self._coalesced is not None
+        return self._begun(self._calls.run(Work(result), call, later=later))
+
+    def _begun(self, work: Work) -> Work:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _seconds(self, options: Any) -> float:
+        return seconds_of(options.timeout, self._timeout)
+
+    def _require_member(self, rank: int) -> int:
+        if not 0 <= rank < self._size:
+            raise ValueError(f"rank {rank}: the group has ranks 0 to {self._size - 1}")
+        return rank
+
+    def _require_one_each(self, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self._size:
+            raise ValueError(f"{len(tensors)} tensors: the group has {self._size} ranks")
+
+    def _rows(self, tensor: Tensor, sizes: list[int] | None) -> list[int]:
+        """Return how many rows of a tensor belong to each rank."""
+        rows = len(tensor)
+        if not sizes:
+            if rows % self._size:
+                raise ValueError(f"{rows} rows cannot be split equally between {self._size} ranks")
+            return [rows // self._size] * self._size
+        if len(sizes) != self._size or sum(sizes) != rows:
+            raise ValueError(
+                f"split sizes {sizes}: give one for each of {self._size} ranks, {rows} in all"
+            )
+        return sizes
+
+
+def create(given: Any, _: object = None) -> ProcessGroup:
+    """Make the process group that torch.distributed asks for. Collective.
+
+    Parameters
+    ----------
+    given : _DistributedBackendOptions
+        Ranks, store and timeout.
+    """
+    ranks = list(given.global_ranks_in_group) or list(range(given.group_size))
+    keep(given.store)
+    with torch_errors():
+        shared = find(ranks) or meet(given.store, given.group_rank, ranks, given.timeout)
+        return ProcessGroup(shared, ranks, given.group_rank, given.timeout)

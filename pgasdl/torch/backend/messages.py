@@ -1,0 +1,418 @@
+"""Two-sided messages between the members of a group, over notified writes.
+
+Every ordered pair of members has a ring of slots in the receiver's copy of one segment. A message
+is cut into pieces of at most a slot. The sender writes a piece into the next slot and raises the
+slot's notification; the receiver copies it out, and gives the slot back by a notification, the
+credit. Where the receiver's memory is not mapped, pieces are sent from a ring of the same size in
+the sender's copy, whose places the same credits prove free. Messages of a pair arrive in order.
+
+A member may leave once its last pieces are in the slots. They are received all the same, and no
+credit goes back; only messages from and to it that can no longer be complete end with an error.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pgasdl.context import Context
+from pgasdl.errors import ClosedError, MismatchError, PeerLost, PgasError, QueueFull, Timeout
+from pgasdl.group import Group
+from pgasdl.torch.backend.message import SLOTS, Arrival, Bytes, Message, Peer
+
+SLOT_BYTES = 256 << 10
+LEAST_SLOT_BYTES = 4 << 10
+MEMORY_BYTES = 64 << 20  # of one group's rings on one rank: with many members, slots are smaller
+LOOK_SECONDS = 0.1  # between two looks at what is no notification
+_HEADER = struct.Struct("<qQQQ")  # tag, bytes of the message, offset and bytes of the piece
+_HEADER_BYTES = 64  # the piece begins at a cache line
+
+
+class Messages:
+    """Messages between the members of a group. Making it is collective. Any thread may call.
+
+    Parameters
+    ----------
+    context : Context
+        The context of this rank.
+    group : Group
+        Its members; no other collective of theirs may be under way.
+    timeout : float, optional
+        Seconds for making it; None: the context's default.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        group: Group,
+        timeout: float | None = None,
+    ) -> None:
+        self._context, self._group = context, group
+        room = MEMORY_BYTES // (2 * SLOTS * group.size)
+        self._slot_bytes = max(LEAST_SLOT_BYTES, min(SLOT_BYTES, room))
+        self._slot_bytes = self._slot_bytes // _HEADER_BYTES * _HEADER_BYTES
+        self._stride = _HEADER_BYTES + self._slot_bytes
+        n_slots = SLOTS * group.size
+        self._segment = context.segment(
+            2 * n_slots * self._stride, notifications=2 * n_slots, group=group, timeout=timeout
+        )
+        self._memory: Bytes = self._segment.numpy()
+        # Peers' copies, where they can be stored to: then nothing waits on this side.
+        self._mapped: list[Bytes | None] = [
+            self._segment.numpy(peer=rank) if self._segment.address_of(rank) else None
+            for rank in group.ranks
+        ]
+        self._peers = [Peer() for _ in range(group.size)]
+        self._receiving: list[Message] = []  # in the order of the calls
+        self._changed = threading.Condition()
+        self._looks = False  # a thread waits for a notification
+        self._error: Exception | None = None
+
+    # --- what programs call
+
+    def send(self, peer: int, tag: int, memory: Bytes) -> Message:
+        """Begin to send ``memory``; it must not change until the message is done."""
+        message = Message(peer, tag, memory)
+        with self._changed:
+            self._require_open()
+            self._peers[peer].sending.append(message)
+            self._guarded_push(peer)
+        return message
+
+    def when_over(self, message: Message, call: Callable[[], None]) -> None:
+        """Make ``call`` when ``message`` is over: now, or in whatever thread sees that."""
+        with self._changed:
+            if not message.over:
+                message.ended = call
+                return
+        call()
+
+    def receive(self, peer: int | None, tag: int, memory: Bytes) -> Message:
+        """Begin to receive the next message with ``tag`` from ``peer``, or from any member."""
+        message = Message(peer, tag, memory)
+        with self._changed:
+            self._require_open()
+            self._receiving.append(message)
+            for place in range(len(self._peers)) if peer is None else (peer,):
+                self._take_arrived(place, message)
+                if message not in self._receiving:
+                    break
+            self._guarded_drain()
+        return message
+
+    def wait(self, message: Message, seconds: float) -> None:
+        """Wait until ``message`` is done.
+
+        Raises
+        ------
+        Timeout
+            It can be waited for again.
+        MismatchError
+            Its size differs from the receiver's memory.
+        PeerLost, ClosedError
+        """
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not message.over:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self._look(0.0)
+                    if message.over:
+                        break
+                    who = "any member" if message.peer is None else self._name(message.peer)
+                    raise Timeout(
+                        f"rank {self._context.rank}: the message with tag {message.tag} from or to "
+                        f"{who} was not complete within {seconds:g} s: {message.moved} of "
+                        f"{message.memory.nbytes} bytes were moved"
+                    )
+                self._look(min(left, LOOK_SECONDS))
+            if message.error is not None:
+                raise message.error
+
+    def cancel(self, message: Message) -> bool:
+        """Withdraw a receive to which nothing has come; False if something has."""
+        with self._changed:
+            if message in self._receiving:
+                self._receiving.remove(message)
+                return True
+            return False
+
+    @property
+    def busy(self) -> bool:
+        """Whether messages are under way that this rank has asked for."""
+        return bool(self._receiving) or any(each.sending for each in self._peers) or self._claimed()
+
+    def _claimed(self) -> bool:
+        return any(a.receiver is not None for each in self._peers for a in each.arrivals)
+
+    def serve(self) -> None:
+        """Move messages while some are under way, until :meth:`fail`; for a thread of its own."""
+        with self._changed:
+            while self._error is None:
+                if self.busy:
+                    self._look(LOOK_SECONDS)
+                else:
+                    self._changed.wait()
+
+    def fail(self, error: Exception) -> None:
+        """End every message that is under way, and refuse new ones, with ``error``."""
+        with self._changed:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Give up the memory. Messages under way are abandoned. Idempotent."""
+        self.fail(ClosedError("the process group was destroyed"))
+        self._segment.close()
+
+    # --- progress; with the lock held
+
+    def _look(self, seconds: float) -> None:
+        """Wait for a notification, and do what it asks for; or let another thread do that."""
+        if self._looks:
+            self._changed.wait(seconds)
+            return
+        self._looks = True
+        try:
+            raised = self._next(seconds)
+            left = [] if raised is not None else self._left()
+            if left:  # what they sent was here before they left
+                raised = self._next(0.0)
+            while raised is not None and self._error is None:
+                self._heed(raised)
+                raised = self._next(0.0)
+            self._give_up(left)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._looks = False
+            self._changed.notify_all()
+
+    def _next(self, seconds: float) -> int | None:
+        """Return a notification that is raised, None if none is; sleep without the lock."""
+        if seconds:
+            self._changed.release()
+        try:
+            return self._context.notify_waitsome(self._segment, timeout=seconds)
+        except Timeout:
+            return None
+        except PeerLost:
+            if len(self._left()) < len(self._peers) - 1:
+                raise
+            time.sleep(seconds)  # only this rank itself can still send something
+            return None
+        finally:
+            if seconds:
+                self._changed.acquire()
+
+    def _heed(self, notification: int) -> None:
+        self._context.notify_reset(self._segment, notification)
+        credit, place = divmod(notification, SLOTS * len(self._peers))
+        peer, slot = divmod(place, SLOTS)
+        if credit:
+            self._peers[peer].free.add(slot)
+            self._push(peer)
+        else:
+            self._peers[peer].raised.add(slot)
+            self._drain(peer)
+
+    def _guarded_push(self, peer: int) -> None:
+        try:
+            self._push(peer)
+        except PgasError as error:
+            self._fail(error)
+        self._changed.notify_all()
+
+    def _guarded_drain(self) -> None:
+        try:
+            for peer in range(len(self._peers)):
+                if self._peers[peer].raised:
+                    self._drain(peer)
+        except PgasError as error:
+            self._fail(error)
+        self._changed.notify_all()
+
+    def _push(self, peer: int) -> None:
+        """Send pieces as long as there are free slots."""
+        to = self._peers[peer]
+        while to.sending and (slot := to.n_sent % SLOTS) in to.free:
+            message = to.sending[0]
+            length = min(self._slot_bytes, message.memory.nbytes - message.moved)
+            numbers = message.tag, message.memory.nbytes, message.moved, length
+            piece = message.memory[message.moved : message.moved + length]
+            try:
+                self._post(peer, slot, _HEADER.pack(*numbers), piece)
+            except PeerLost as error:
+                if peer not in self._left():
+                    raise
+                while to.sending:
+                    to.sending.popleft().end(error)
+                return
+            to.free.discard(slot)
+            to.n_sent += 1
+            message.moved += length
+            if message.moved == message.memory.nbytes:
+                to.sending.popleft()
+                message.end()
+
+    def _post(self, peer: int, slot: int, head: bytes, piece: Bytes) -> None:
+        """Put a piece into a slot of the receiver's, and raise its notification."""
+        rank, me = self._group.ranks[peer], self._group.rank
+        there = self._place(me, slot)
+        mapped = self._mapped[peer]
+        begin = there if mapped is not None else self._place(len(self._peers) + peer, slot)
+        memory = self._memory if mapped is None else mapped
+        memory[begin : begin + len(head)] = np.frombuffer(head, np.uint8)
+        at = begin + _HEADER_BYTES
+        memory[at : at + len(piece)] = piece
+        n_sent = 0 if mapped is not None else _HEADER_BYTES + len(piece)
+        source = self._segment[begin : begin + n_sent]
+        target = self._segment[there : there + n_sent]
+        self._when_there_is_room(
+            lambda: self._context.write_notify(source, rank, target, me * SLOTS + slot)
+        )
+
+    def _when_there_is_room(self, post: Callable[[], None]) -> None:
+        try:
+            post()
+        except QueueFull:
+            self._context.wait()
+            post()
+
+    def _drain(self, peer: int) -> None:
+        """Take the pieces that have come, in their order."""
+        of = self._peers[peer]
+        while of.n_taken % SLOTS in of.raised:
+            slot = of.n_taken % SLOTS
+            begin = self._place(peer, slot)
+            tag, nbytes, offset, length = _HEADER.unpack_from(self._memory.data, begin)
+            if offset == 0 and not self._begin(peer, tag, nbytes):
+                return  # it stays where it is, and holds up its sender
+            arrival = of.arrivals[-1]
+            at = begin + _HEADER_BYTES
+            arrival.memory[offset : offset + length] = self._memory[at : at + length]
+            arrival.moved = offset + length
+            of.raised.discard(slot)
+            of.n_taken += 1
+            self._give_back(peer, slot)
+            if arrival.moved == nbytes:
+                self._complete(of, arrival)
+
+    def _begin(self, peer: int, tag: int, nbytes: int) -> bool:
+        """Find who receives a message; keep it if another one from there is asked for."""
+        fitting = [each for each in self._receiving if each.peer in (None, peer)]
+        if not fitting:
+            return False
+        receiver = next((each for each in fitting if each.tag == tag), None)
+        if receiver is None:
+            self._peers[peer].arrivals.append(Arrival(tag, np.empty(nbytes, np.uint8)))
+            return True
+        self._receiving.remove(receiver)
+        receiver.peer = peer
+        memory = receiver.memory
+        if memory.nbytes != nbytes:
+            receiver.end(self._mismatch(peer, receiver, nbytes))
+            memory = np.empty(nbytes, np.uint8)
+        self._peers[peer].arrivals.append(Arrival(tag, memory, 0, receiver))
+        return True
+
+    def _complete(self, of: Peer, arrival: Arrival) -> None:
+        receiver = arrival.receiver
+        if receiver is None:
+            return  # it is kept
+        of.arrivals.remove(arrival)
+        if not receiver.over:
+            if receiver.memory is not arrival.memory:
+                receiver.memory[:] = arrival.memory
+            receiver.moved = arrival.moved
+            receiver.end()
+
+    def _take_arrived(self, peer: int, receiver: Message) -> None:
+        """Give ``receiver`` a message that came, or began to come, before it was asked for."""
+        of = self._peers[peer]
+        for arrival in of.arrivals:
+            if arrival.receiver is None and arrival.tag == receiver.tag:
+                break
+        else:
+            return
+        self._receiving.remove(receiver)
+        receiver.peer = peer
+        nbytes = arrival.memory.nbytes
+        if receiver.memory.nbytes != nbytes:
+            receiver.end(self._mismatch(peer, receiver, nbytes))
+        arrival.receiver = receiver
+        if arrival.moved == nbytes:
+            self._complete(of, arrival)
+
+    def _mismatch(self, peer: int, receiver: Message, nbytes: int) -> MismatchError:
+        return MismatchError(
+            f"rank {self._context.rank} expects {receiver.memory.nbytes} bytes with tag "
+            f"{receiver.tag} from {self._name(peer)}, which sends {nbytes}"
+        )
+
+    def _give_back(self, peer: int, slot: int) -> None:
+        credit = (len(self._peers) + self._group.rank) * SLOTS + slot
+        rank = self._group.ranks[peer]
+        try:
+            self._when_there_is_room(lambda: self._context.notify(rank, self._segment, credit))
+        except PeerLost:
+            if peer not in self._left():
+                raise
+
+    def _left(self) -> list[int]:
+        """Return the places of the members that have left in peace."""
+        health = self._context.health()
+        return [place for place, rank in enumerate(self._group.ranks) if health[rank] == "closed"]
+
+    def _give_up(self, left: list[int]) -> None:
+        """End the messages from and to members that have left; all that they sent was taken."""
+        if not left:
+            return
+        nobody = len(left) == len(self._peers) - 1
+        for message in list(self._unfinished()):
+            if message.peer in left or (message.peer is None and nobody):
+                peer = left[0] if message.peer is None else message.peer
+                message.end(
+                    PeerLost(
+                        f"{self._name(peer)} has left: the message with tag {message.tag} from or "
+                        f"to it will not be complete, {message.moved} of {message.memory.nbytes} "
+                        "bytes were moved",
+                        self._group.ranks[peer],
+                    )
+                )
+        self._receiving = [each for each in self._receiving if not each.over]
+        for peer in left:
+            of = self._peers[peer]
+            of.sending.clear()
+            of.arrivals = [each for each in of.arrivals if each.moved == each.memory.nbytes]
+
+    def _place(self, ring: int, slot: int) -> int:
+        """Return where a slot begins; rings of arriving pieces first, by sender."""
+        return (ring * SLOTS + slot) * self._stride
+
+    def _name(self, peer: int) -> str:
+        return f"rank {self._group.ranks[peer]}"
+
+    def _require_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+        for message in list(self._unfinished()):
+            message.end(self._error)
+        self._receiving.clear()
+        for each in self._peers:
+            each.sending.clear()
+            each.arrivals.clear()
+        self._changed.notify_all()
+
+    def _unfinished(self) -> Iterator[Message]:
+        yield from self._receiving
+        for each in self._peers:
+            yield from each.sending
+            yield from (a.receiver for a in each.arrivals if a.receiver is not None)

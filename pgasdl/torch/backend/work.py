@@ -1,0 +1,224 @@
+"""What calls of torch.distributed return."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import Work as BaseWork
+from torch.futures import Future
+
+from pgasdl.errors import PgasError, Timeout
+from pgasdl.torch.backend.message import Message
+from pgasdl.torch.backend.messages import Messages
+
+Result = list[Tensor]
+
+
+def as_torch(error: BaseException) -> BaseException:
+    """Return what programs written for torch.distributed expect instead of our errors."""
+    if not isinstance(error, PgasError):
+        return error
+    what = "Timed out waiting" if isinstance(error, Timeout) else type(error).__name__
+    known = distributed.DistBackendError(f"pgasdl: {what}: {error}")
+    known.__cause__ = error
+    return known
+
+
+@contextmanager
+def torch_errors() -> Iterator[None]:
+    """Raise what programs for torch.distributed expect instead of our errors."""
+    try:
+        yield
+    except PgasError as error:
+        raise as_torch(error) from error
+
+
+def seconds_of(timeout: timedelta | None, default: float) -> float:
+    """Return seconds; unset or no timeout: ``default``."""
+    if timeout is None or timeout <= timedelta(0):
+        return default
+    return timeout.total_seconds()
+
+
+class Work(BaseWork):
+    """A collective or a message that was begun.
+
+    Parameters
+    ----------
+    result : list[Tensor]
+        Tensors that hold the result when it is done.
+    """
+
+    # One for all of them: few are awaited at a time, and making one takes longer than 8 bytes do.
+    _changed = threading.Condition()
+
+    def __init__(self, result: Result) -> None:
+        super().__init__()
+        self._result = result
+        self._done = False
+        self._error: BaseException | None = None
+        self._future: Future[Result] | None = None
+
+    # --- who makes it
+
+    def end(self, error: BaseException | None = None) -> bool:
+        """Note that it is over; with an error, that it failed.
+
+        Whether it has a future, which has to be completed by :meth:`complete`.
+        """
+        with self._changed:
+            if self._done:
+                return False
+            self._error = None if error is None else as_torch(error)
+            self._done = True
+            self._changed.notify_all()
+            return self._future is not None
+
+    def complete(self) -> None:
+        """Complete the future of what is over: that runs its callbacks, the program's code."""
+        future = self._future
+        assert future is not None
+        if self._error is None:
+            future.set_result(self._result)
+        else:
+            future.set_exception(self._error)  # type: ignore[arg-type]
+
+    # --- who waits for it
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait; raise what made it fail."""
+        if not self._done:
+            limit = seconds_of(timeout, 0.0) or None
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._done, limit):
+                    raise distributed.DistBackendError(
+                        f"Timed out: it was not complete within {limit:g} s"
+                    )
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over."""
+        return self._done
+
+    def is_success(self) -> bool:
+        """Whether it is over and did not fail."""
+        return self._done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return what made it fail."""
+        return self._error
+
+    def result(self) -> Result:
+        """Return the tensors of the result."""
+        self.wait()
+        return self._result
+
+    def synchronize(self) -> None:
+        """Wait; raise what made it fail."""
+        self.wait()
+
+    def get_future(self) -> Future[Result]:
+        """Return a future of the result's tensors."""
+        with self._changed:
+            if self._future is not None:
+                return self._future
+            future = self._future = Future()
+            done = self._done
+        if done:
+            self.complete()
+        return future
+
+
+class MessageWork(Work):
+    """A message that was begun.
+
+    Parameters
+    ----------
+    result : list[Tensor]
+        The tensor that is sent or received.
+    messages : Messages
+        Where it was begun.
+    message : Message
+        What was begun.
+    seconds : float
+        How long a wait takes at most, by default.
+    completes : Callable[[Work], None]
+        Completes its future, in a thread where callbacks hold up nothing.
+    """
+
+    def __init__(
+        self,
+        result: Result,
+        messages: Messages,
+        message: Message,
+        seconds: float,
+        completes: Callable[[Work], None],
+    ) -> None:
+        super().__init__(result)
+        self._messages, self._message, self._seconds = messages, message, seconds
+        self._completes = completes
+        messages.when_over(message, self._over)
+
+    def _over(self) -> None:
+        if self.end(self._message.error):
+            self._completes(self)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait; raise what made it fail."""
+        try:
+            self._messages.wait(self._message, seconds_of(timeout, self._seconds))
+        except PgasError as error:
+            if not self._message.over:
+                self._messages.cancel(self._message)
+            raise as_torch(error) from error
+        return super().wait(timeout)
+
+    def source_rank(self) -> int:
+        """Return who sent it, as a place in the group."""
+        self.wait()
+        assert self._message.peer is not None
+        return self._message.peer
+
+    _source_rank = source_rank
+
+
+class Together(Work):
+    """Several of them, as one."""
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__([tensor for work in works for tensor in work._result])
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all; raise what made the first one fail."""
+        limit = seconds_of(timeout, 0.0)
+        deadline = time.monotonic() + limit
+        for work in self._works:
+            left = max(1e-6, deadline - time.monotonic())  # none is no limit
+            work.wait(timedelta(seconds=left) if limit else None)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether all are over."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all are over and did not fail."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """Return what made the first one fail."""
+        return next((work._error for work in self._works if work._error is not None), None)
+
+    def get_future(self) -> Future[Result]:
+        """Return a future of the results' tensors."""
+        futures = torch.futures.collect_all([work.get_future() for work in self._works])
+        return futures.then(lambda all_of: [t for each in all_of.value() for t in each.value()])

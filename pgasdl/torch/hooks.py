@@ -1,0 +1,179 @@
+"""Hooks of what a training loop calls: forward, backward, step, zero_grad, the optimizer's state.
+
+Nothing of them is in a copy or a pickle of the model or of the optimizer.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pgasdl.torch.layers import ATTACHED, Layer
+
+_OWN = "_pgasdl_hook"  # marks hooks of modules
+_ZEROING = "_pgasdl_zeroing"  # of a model: what its attachments' zero_grad do
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What the hooks call.
+
+    Attributes
+    ----------
+    before_gradient, have_gradient : Callable[[Layer, int, Tensor], None]
+        Backward is about to add to a parameter's gradient; it has added.
+    use : Callable[[Layer], None]
+        A module that holds parameters of the layer is about to run.
+    step, zero_grad : Callable
+        For the method of this name.
+    before_state : Callable[[bool], None]
+        The optimizer's state is about to be saved (True), loaded or copied.
+    after_state : Callable[[], None]
+        It was saved or loaded.
+    """
+
+    before_gradient: Callable[[Layer, int, Tensor], None]
+    have_gradient: Callable[[Layer, int, Tensor], None]
+    use: Callable[[Layer], None]
+    step: Callable[[Callable[[], Any] | None], Any]
+    zero_grad: Callable[[bool], None]
+    before_state: Callable[[bool], None]
+    after_state: Callable[[], None]
+
+
+class LoopHooks:
+    """Hooks of model, optimizer and parameters, until :meth:`remove`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    optimizer : Optimizer
+        Its optimizer.
+    layers : Sequence[Layer]
+        Their layers.
+    calls : Calls
+        What they call.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, layers: Sequence[Layer], calls: Calls
+    ) -> None:
+        self._model, self._optimizer, self._layers, self._calls = model, optimizer, layers, calls
+        self._hooks: list[RemovableHandle] = []
+        for layer in layers:
+            for number, parameter in enumerate(layer.parameters):
+                ATTACHED[parameter] = True
+                before = partial(calls.before_gradient, layer, number)
+                behind = partial(calls.have_gradient, layer, number)
+                self._hooks += (
+                    parameter.register_hook(before),  # type: ignore[no-untyped-call]
+                    parameter.register_post_accumulate_grad_hook(behind),  # type: ignore[no-untyped-call]
+                )
+        self._used_by: dict[nn.Module, list[Layer]] = {}
+        for layer in layers:
+            for module in layer.modules:
+                self._used_by.setdefault(module, []).append(layer)
+        # It uses its child without calling it, which torch.compile should not see.
+        for attention in model.modules():
+            if isinstance(attention, nn.MultiheadAttention):
+                inner = self._used_by.get(attention.out_proj, [])
+                self._used_by.setdefault(attention, []).extend(inner)
+        self._hook_modules()
+        self._hook_model()
+        self._hook_optimizer()
+
+    def _hook_modules(self) -> None:
+        """Make steps that are due before a module's other hooks look at its weights."""
+
+        # Not traced by torch.compile.
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def before(module: nn.Module, _: Any) -> None:
+            for layer in self._used_by[module]:
+                self._calls.use(layer)
+
+        setattr(before, _OWN, True)
+        for module in self._used_by:
+            self._hooks.append(module.register_forward_pre_hook(before, prepend=True))
+            module.__dict__["__getstate__"] = types.MethodType(_state_without_hooks, module)
+
+    def _hook_model(self) -> None:
+        own = self._model.__dict__
+        own.setdefault(_ZEROING, []).append(self._calls.zero_grad)
+        own["zero_grad"] = types.MethodType(_zero_grad, self._model)
+        own["__getstate__"] = types.MethodType(_state_without_hooks, self._model)
+
+    def _hook_optimizer(self) -> None:
+        optimizer, calls = self._optimizer, self._calls
+        for before, saving in (
+            (optimizer.register_state_dict_pre_hook, True),
+            (optimizer.register_load_state_dict_pre_hook, False),
+        ):
+            self._hooks.append(before(lambda *_, saving=saving: calls.before_state(saving)))
+        for behind in (
+            optimizer.register_state_dict_post_hook,
+            optimizer.register_load_state_dict_post_hook,
+        ):
+            self._hooks.append(behind(lambda *_: calls.after_state()))
+
+        def state(owner: Optimizer) -> Any:
+            calls.before_state(False)
+            return type(owner).__getstate__(owner)
+
+        def zero_grad(owner: Optimizer, set_to_none: bool = True) -> None:
+            calls.zero_grad(set_to_none)
+            type(owner).zero_grad(owner, set_to_none)  # of parameters that are not attached
+
+        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return calls.step(closure)
+
+        # A scheduler wraps a step that it has not wrapped yet, by the method's function.
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        for method in (zero_grad, step):
+            setattr(optimizer, method.__name__, types.MethodType(method, optimizer))
+        optimizer.__dict__["__getstate__"] = types.MethodType(state, optimizer)
+
+    def remove(self) -> None:
+        """Remove them, but for the optimizer's step, which had one before perhaps."""
+        for hook in self._hooks:
+            hook.remove()
+        for layer in self._layers:
+            for parameter in layer.parameters:
+                del ATTACHED[parameter]
+        del self._optimizer.zero_grad, self._optimizer.__dict__["__getstate__"]
+        zeroing = self._model.__dict__[_ZEROING]
+        zeroing.remove(self._calls.zero_grad)
+        if not zeroing:
+            del self._model.__dict__[_ZEROING], self._model.zero_grad
+        for module in (self._model, *self._used_by):
+            hooks = module._forward_pre_hooks.values()
+            if _ZEROING not in module.__dict__ and not any(hasattr(each, _OWN) for each in hooks):
+                module.__dict__.pop("__getstate__", None)
+
+
+def _zero_grad(model: nn.Module, set_to_none: bool = True) -> None:
+    for zero_grad in model.__dict__[_ZEROING]:
+        zero_grad(set_to_none)
+    type(model).zero_grad(model, set_to_none)  # of parameters that are not attached
+
+
+def _state_without_hooks(module: nn.Module) -> Any:
+    """Return what a copy or a pickle of ``module`` takes over."""
+    own: Any = type(module)
+    state = dict(own.__getstate__(module))
+    if _ZEROING in state:
+        del state[_ZEROING], state["zero_grad"]
+    del state["__getstate__"]
+    hooks = state["_forward_pre_hooks"]
+    kept = {key: hook for key, hook in hooks.items() if not hasattr(hook, _OWN)}
+    state["_forward_pre_hooks"] = type(hooks)(kept)
+    return state

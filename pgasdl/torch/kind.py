@@ -1,0 +1,65 @@
+"""What the kinds of :func:`pgasdl.torch.attach` have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from pgasdl.torch.layers import Layer, State
+from pgasdl.training.exchange import GradientExchange
+
+
+class Kind(ABC):
+    """How the steps of an optimizer are made of all ranks' gradients.
+
+    Attributes
+    ----------
+    exchange : GradientExchange
+        The exchange of the gradients.
+    layers : Sequence[Layer]
+        The layers, by their number in the exchange.
+    """
+
+    exchange: GradientExchange
+    layers: Sequence[Layer]
+
+    @abstractmethod
+    def place(self) -> None:
+        """Move the layers into the exchange's memory."""
+
+    def begin(self, layer: Layer) -> None:
+        """Start the exchange of ``layer``."""
+        layer.gather()
+        layer.state = State.EXCHANGING
+        self.ready(layer)
+
+    def ready(self, layer: Layer) -> None:
+        """Let the exchange have the gradients of ``layer``."""
+        self.exchange.ready(layer.index)
+
+    def before_use(self, layer: Layer) -> None:  # noqa: B027
+        """Refuse to let the program use parameters that peers may write to."""
+
+    def before_step(self) -> None:  # noqa: B027
+        """Refuse a step that cannot be made."""
+
+    def stepped(self) -> None:  # noqa: B027
+        """Every layer has a step to make since now."""
+
+    @abstractmethod
+    def finish(self, layer: Layer) -> None:
+        """Wait until the step that ``layer`` has to make is made."""
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Wait until every exchange is over; no layer has a step to make."""
+
+    def gather_state(self) -> None:  # noqa: B027
+        """Give the optimizer its whole state. Collective."""
+
+    def scatter_state(self) -> None:  # noqa: B027
+        """Take from the optimizer's state what this rank keeps elsewhere."""
+
+    def close(self, *, finish: bool) -> None:
+        """Give the exchange's memory back. ``finish``: end what is under way."""
+        self.exchange.close(finish=finish)

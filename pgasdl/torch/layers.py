@@ -1,0 +1,348 @@
+"""A model's parameters as layers of an exchange: those that one module holds travel together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pgasdl.buffers import as_numpy_dtype, native_dtype
+from pgasdl.errors import BufferRefused, ConfigError, PlanError
+from pgasdl.torch.guards import guard, release, tell_gradient
+
+Settings = list[dict[str, Any]]
+ATTACHED = WeakIdKeyDictionary()  # the parameters that are
+
+
+class State(Enum):
+    """Whose a layer's gradient is."""
+
+    LOCAL = "this rank's"
+    EXCHANGING = "under way"
+    AVERAGED = "the mean of all ranks"
+    SPENT = "what the owners' last step was made of"
+
+
+@dataclass(eq=False, slots=True)
+class Layer:
+    """Parameters of one dtype that one module holds.
+
+    Attributes
+    ----------
+    index : int
+        Its number in the exchange.
+    name : str
+        The place in the model of the first module that holds it; "" is the model.
+    parameters, names : list
+        In the module's order.
+    modules : list[nn.Module]
+        All that hold one of the parameters.
+    gradient : Tensor
+        Every parameter's gradient, flat.
+    marks : Tensor
+        One element for each parameter; what comes back is above 0 if any rank has a gradient of it.
+    views : list[Tensor]
+        Each parameter's part of ``gradient``.
+    homes : list[int]
+        Address of each parameter that was moved into an exchange.
+    arrived : set[int]
+        Numbers of the parameters that the backward which exchanges has reached so far.
+    state : State
+        Whose ``gradient`` is.
+    has : list[bool]
+        Which gradients this rank had when their exchange began.
+    version : int
+        PyTorch's count of changes of ``gradient`` when its exchange began.
+    step : Settings or None
+        An optimizer step that the layer still has to make, with its hyperparameters.
+    """
+
+    index: int
+    name: str
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    gradient: Tensor = field(default_factory=lambda: torch.empty(0))
+    marks: Tensor = field(default_factory=lambda: torch.empty(0))
+    views: list[Tensor] = field(default_factory=list)
+    homes: list[int] = field(default_factory=list)
+    arrived: set[int] = field(default_factory=set)
+    state: State = State.LOCAL
+    version: int = 0
+    step: Settings | None = None
+    has: list[bool] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of all its parameters."""
+        return self.parameters[0].dtype
+
+    @property
+    def count(self) -> int:
+        """Number of elements of all its parameters."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def place(self, gradient: Tensor, marks: Tensor) -> None:
+        """Let every parameter's gradient be a view of ``gradient``, laid out as the parameter."""
+        self.gradient, self.marks = gradient, marks
+        self.views = self._cut(gradient)
+        self.clear()
+
+    def move(self, weights: Tensor) -> None:
+        """Let every parameter be a view of ``weights``, with the values that it has."""
+        for parameter, view in zip(self.parameters, self._cut(weights), strict=True):
+            view.copy_(parameter.data)
+            parameter.data = view
+            self.homes.append(view.data_ptr())
+
+    def _cut(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
+        return [shaped(part, each) for part, each in zip(parts, self.parameters, strict=True)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.parameters[0].device
+
+    def reached(self) -> list[bool]:
+        """Tell of which parameters any rank had a gradient; after the exchange."""
+        # They are there: nothing has to wait for what the program has enqueued on a GPU.
+        on_gpu = self.marks.is_cuda
+        with torch.cuda.stream(_looking(self.marks.device)) if on_gpu else contextlib.nullcontext():
+            return [mark > 0 for mark in self.marks.tolist()]
+
+    def take(self, number: int) -> None:
+        """Let the gradient that a parameter has lie in the exchange."""
+        parameter, view = self.parameters[number], self.views[number]
+        if parameter.grad is not view:
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                view.copy_(parameter.grad)  # type: ignore[arg-type]
+            parameter.grad = view
+
+    def gather(self) -> None:
+        """Put the gradients that the program has into the exchange, or zeros, and mark them."""
+        self.release_gradients()
+        self.has = [each.grad is not None for each in self.parameters]
+        for number, has in enumerate(self.has):
+            if has:
+                self.take(number)
+            else:
+                self.views[number].zero_()
+        self.marks.copy_(torch.tensor(self.has))
+        self.arrived.clear()
+        self.version = self.gradient._version
+
+    def clear(self, set_to_none: bool = True) -> None:
+        """Forget the gradients: autograd then brings its own, and need not add to zeros."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter, view in zip(self.parameters, self.views, strict=True):
+                tell_gradient(parameter)
+                if set_to_none or parameter.grad is None:
+                    parameter.grad = None
+                else:
+                    parameter.grad = view.zero_()
+        if self.step is None:
+            self.renew()
+
+    def renew(self) -> None:
+        """Begin anew: the gradients are this rank's."""
+        self.release_gradients()
+        self.arrived.clear()
+        self.state = State.LOCAL
+
+    def has_spent(self) -> bool:
+        """Whether the program keeps one of the last exchange's gradients."""
+        return any(each.grad is view for each, view in self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        return zip(self.parameters, self.views, strict=True)
+
+    def arrive(self) -> None:
+        """Give the program the mean gradients, of parameters that any rank had one of."""
+        self.state = State.AVERAGED
+        self.release_gradients()
+        self.release_parameters()
+        self.has = self.reached()
+        for (parameter, view), has in zip(self._pairs(), self.has, strict=True):
+            if self.step is None:
+                parameter.grad = view if has else None
+            elif not has and parameter.grad is view:
+                parameter.grad = None
+
+    @contextlib.contextmanager
+    def lend_gradients(self) -> Iterator[list[nn.Parameter]]:
+        """Yield the parameters that have a gradient in the exchange, with this one."""
+        kept = {each: each.grad for each, has in zip(self.parameters, self.has, strict=True) if has}
+        for (parameter, view), has in zip(self._pairs(), self.has, strict=True):
+            if has:
+                parameter.grad = view
+        try:
+            yield list(kept)
+        finally:
+            for parameter, gradient in kept.items():
+                parameter.grad = gradient
+
+    def claim(self) -> None:
+        """Take the gradients of a step as they are now; what is done to them later is not seen.
+
+        Raises
+        ------
+        PlanError
+            The program removed or replaced one while it was exchanged.
+        """
+        if self.state is State.EXCHANGING:
+            self.require_whole()
+            for parameter, view in self._pairs():
+                parameter.grad = view  # the others' gradient, perhaps
+        elif self.state is State.AVERAGED:
+            self.has = [each.grad is not None for each in self.parameters]
+            for number, has in enumerate(self.has):
+                if has:
+                    self.take(number)
+
+    def guard_gradients(self, ready: Callable[[], None]) -> None:
+        """Have ``ready`` called before the program uses a gradient."""
+        for view in self.views:
+            guard(view, ready)
+
+    def release_gradients(self) -> None:
+        """Give the gradients to the program."""
+        release(self.views)
+
+    def guard_parameters(self, ready: Callable[[], None], *, averages: bool) -> None:
+        """Have ``ready`` called before the program uses a parameter.
+
+        ``averages`` : or before it looks for a gradient that only other ranks may have had
+        """
+        unknown = averages and self.state is State.EXCHANGING
+        for parameter, had in zip(self.parameters, self.has, strict=True):
+            guard(parameter, ready, unknown=unknown and not had)
+
+    def release_parameters(self) -> None:
+        """Give the parameters to the program."""
+        release(self.parameters)
+
+    def require_whole(self) -> None:
+        """Refuse gradients that the program removed or replaced while they were exchanged."""
+        for name, parameter, view, has in zip(
+            self.names, self.parameters, self.views, self.has, strict=True
+        ):
+            if parameter.grad is not (view if has else None):
+                raise PlanError(
+                    f"the gradient of {name} was removed or replaced while it was exchanged: call "
+                    "wait() before, then it is the mean of all ranks"
+                )
+
+    def require_unchanged(self) -> None:
+        """Refuse a gradient that the program changed, through a view of it, while it travelled."""
+        if self.gradient._version != self.version:  # the exchange's own writes do not count
+            names = ", ".join(self.names)
+            raise PlanError(
+                f"the gradient of one of {names} was changed while it was exchanged: call wait() "
+                "before"
+            )
+
+    def require_in_place(self) -> None:
+        """Refuse parameters that the program has moved since :meth:`move`."""
+        with torch._C.DisableTorchFunctionSubclass():
+            places = [each.data_ptr() for each in self.parameters]
+        for name, place, home in zip(self.names, places, self.homes, strict=True):
+            if place != home:
+                raise PlanError(
+                    f"parameter {name} has got other memory, but its owners write to the old one: "
+                    "detach first, and attach again"
+                )
+
+
+@cache
+def _looking(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def shaped(flat: Tensor, parameter: Tensor) -> Tensor:
+    """View ``flat`` with the parameter's shape, in the order of the parameter's memory."""
+    if _dense(parameter):
+        return flat.as_strided(parameter.shape, parameter.stride())
+    return flat.view(parameter.shape)
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory, in whatever order (channels-last, say)."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
+    """Return the layers of all parameters that the optimizer trains, in the model's order.
+
+    Raises
+    ------
+    ConfigError
+        The optimizer has a parameter that the model has not.
+    BufferRefused
+        A parameter that cannot be exchanged; names it.
+    """
+    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    layers: dict[tuple[nn.Module, torch.dtype], Layer] = {}
+    layer_of: dict[nn.Parameter, Layer] = {}
+    for place, module, key, parameter in _held(model):
+        if parameter not in trained or not parameter.requires_grad:
+            continue
+        name = f"{place}.{key}" if place else key
+        layer = layer_of.get(parameter)
+        if layer is None:
+            _require_exchangeable(name, module, parameter)
+            new = Layer(len(layers), place)
+            layer = layers.setdefault((module, parameter.dtype), new)
+            layer.parameters.append(parameter)
+            layer.names.append(name)
+            layer_of[parameter] = layer
+        if module not in layer.modules:
+            layer.modules.append(module)
+    for layer in layers.values():
+        for name, each in zip(layer.names, layer.parameters, strict=True):
+            if each.device != next(iter(layer_of)).device:
+                raise BufferRefused(f"parameter {name} is on {each.device}, others are elsewhere")
+    require_in(layer_of.keys(), optimizer)
+    if not layers:
+        raise ConfigError("the optimizer trains nothing: no parameter of it requires a gradient")
+    return list(layers.values())
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Yield every parameter of every module that holds it."""
+    for place, module in model.named_modules():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            yield place, module, key, parameter
+
+
+def require_in(known: Any, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that trains a parameter which is not among the ``known`` ones."""
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter not in known:
+                raise ConfigError(
+                    f"the optimizer's group {number} has a parameter of shape "
+                    f"{list(parameter.shape)} that was not in the model when it was attached: "
+                    "detach, and attach again with all parameters"
+                )
+
+
+def _require_exchangeable(name: str, module: nn.Module, parameter: nn.Parameter) -> None:
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise BufferRefused(f"parameter {name} is on {parameter.device}: host or CUDA memory works")
+    if getattr(module, "sparse", False):
+        raise BufferRefused(f"parameter {name} has sparse gradients: make it with sparse=False")
+    if parameter in ATTACHED:
+        raise ConfigError(f"parameter {name} is attached already: detach that first")
+    try:
+        native_dtype(as_numpy_dtype(parameter.dtype))
+    except (BufferRefused, TypeError) as error:
+        raise BufferRefused(f"parameter {name}: {error}") from None

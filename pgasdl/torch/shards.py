@@ -1,0 +1,189 @@
+"""What one rank updates in kind "update", and its share of the optimizer's state."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
+
+from pgasdl.context import Context
+from pgasdl.errors import ConfigError
+from pgasdl.group import Group
+from pgasdl.torch.layers import Layer, Settings, shaped
+from pgasdl.torch.replicate import allgather_objects
+from pgasdl.torch.steps import PartialStep
+from pgasdl.training.exchange import Block, GradientExchange
+
+# Those of PyTorch 2.13 that update an element from its own gradient and state, and a count of
+# steps. Adafactor and Muon look at rows, LBFGS at everything, SparseAdam at sparse gradients.
+ELEMENTWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)
+
+
+def require_elementwise(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that may look at more than an element at a time.
+
+    Raises
+    ------
+    ConfigError
+        It is none of PyTorch's that are known to act on each element alone.
+    """
+    if type(optimizer) not in ELEMENTWISE:
+        names = ", ".join(each.__name__ for each in ELEMENTWISE)
+        raise ConfigError(
+            f"an owner updates a part of a parameter, and {type(optimizer).__name__} may need all "
+            f'of it: kind="average" does it; kind="update" works with {names}'
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """Elements [start, start + count) of a parameter, in the order of its memory.
+
+    ``part`` is a view of these weights, and its ``grad`` one of their mean gradient.
+    """
+
+    parameter: nn.Parameter
+    start: int
+    count: int
+    part: nn.Parameter
+
+
+class Shards:
+    """Makes an optimizer's step for this rank's blocks, and keeps their state.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Of the layers; it acts on each element alone.
+    step : PartialStep
+        Its step.
+    layers : Sequence[Layer]
+        All layers.
+    exchange : GradientExchange
+        Of kind "update", and of these layers.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        step: PartialStep,
+        layers: Sequence[Layer],
+        exchange: GradientExchange,
+    ) -> None:
+        self._optimizer, self._step = optimizer, step
+        self._parameters = [each for layer in layers for each in layer.parameters]
+        self._pieces = {
+            (block.bucket, block.offset): list(_pieces(block, layers, exchange))
+            for block in exchange.blocks
+        }
+        self._state: defaultdict[nn.Parameter, dict[str, Any]] = defaultdict(dict)
+
+    def step(self, block: Block, used: set[nn.Parameter], settings: Settings) -> None:
+        """Make the step for the parameters of ``block`` that are ``used``."""
+        pieces = [
+            each for each in self._pieces[block.bucket, block.offset] if each.parameter in used
+        ]
+        if not pieces:
+            return
+        groups: list[list[nn.Parameter]] = [[] for _ in settings]
+        for piece in pieces:
+            groups[self._step.group_of(piece.parameter)].append(piece.part)
+        self._step.of_groups(groups, settings, self._state)
+
+    def scatter(self) -> None:
+        """Take over the optimizer's state of all parameters, and keep this rank's share."""
+        whole = self._optimizer.state
+        self._state.clear()
+        for piece in self._all():
+            if piece.parameter in whole:
+                self._state[piece.part] = {
+                    key: _cut(piece, value) for key, value in whole[piece.parameter].items()
+                }
+        for parameter in self._parameters:
+            whole.pop(parameter, None)
+
+    def gather(self, context: Context, group: Group) -> None:
+        """Give the optimizer the state of all parameters, from every rank. Collective."""
+        number_of = {parameter: number for number, parameter in enumerate(self._parameters)}
+        mine = [
+            (number_of[piece.parameter], piece.start, piece.count, self._state[piece.part])
+            for piece in self._all()
+            if piece.part in self._state
+        ]
+        found: defaultdict[int, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
+        for shares in allgather_objects(mine, context, group):
+            for number, *share in shares:
+                found[number].append(tuple(share))
+        for number, shares in sorted(found.items()):
+            parameter = self._parameters[number]
+            self._optimizer.state[parameter] = {
+                key: _joined(parameter, [(at, n, state[key]) for at, n, state in shares])
+                for key in shares[0][2]
+            }
+
+    def _all(self) -> Iterator[Piece]:
+        for pieces in self._pieces.values():
+            yield from pieces
+
+
+def _pieces(block: Block, layers: Sequence[Layer], exchange: GradientExchange) -> Iterator[Piece]:
+    """Yield what of each parameter lies in ``block``."""
+    assert exchange.weights is not None
+    for layer in layers:
+        where = exchange.layers[layer.index]
+        if where.bucket != block.bucket:
+            continue
+        first_byte = where.at + (block.offset - where.offset) * where.dtype.itemsize
+        weights = exchange.weights.torch(layer.dtype, first_byte, block.count)
+        gradient = exchange.gradients.torch(layer.dtype, first_byte, block.count)
+        at = where.offset - block.offset  # of the parameter, in the block
+        for parameter in layer.parameters:
+            begin, end = max(at, 0), min(at + parameter.numel(), block.count)
+            if begin < end:
+                # A scalar's state cannot be told from a count of steps, so it stays a scalar.
+                shape = () if parameter.ndim == 0 else (end - begin,)
+                part = nn.Parameter(weights[begin:end].view(shape))
+                part.grad = gradient[begin:end].view(shape)
+                yield Piece(parameter, begin - at, end - begin, part)
+            at += parameter.numel()
+
+
+def _cut(piece: Piece, value: Any) -> Any:
+    """Return the piece's part of a parameter's state; what is no state of elements, as it is."""
+    whole = piece.parameter
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape != whole.shape or value.ndim == 0:
+        return value.clone()
+    flat = torch.empty(whole.numel(), dtype=value.dtype)
+    shaped(flat, whole).copy_(value)
+    return flat[piece.start : piece.start + piece.count].clone()
+
+
+def _joined(parameter: nn.Parameter, shares: Sequence[tuple[int, int, Any]]) -> Any:
+    """Put a parameter's state together, of (start, count, part)."""
+    _, count, first = shares[0]
+    if not isinstance(first, Tensor) or first.shape != (count,):
+        return first
+    flat = torch.empty(parameter.numel(), dtype=first.dtype)
+    for start, count, part in shares:
+        flat[start : start + count] = part
+    return shaped(flat, parameter)

@@ -1,0 +1,92 @@
+"""An optimizer's step for some parameters at a time, with the hyperparameters of its moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from pgasdl.torch.layers import Settings
+
+
+def steps_by_parameter(optimizer: Optimizer) -> bool:
+    """Whether it updates each parameter from that parameter's gradient and state alone.
+
+    PyTorch's own do, except LBFGS. Of others nobody knows.
+    """
+    own = type(optimizer).__module__.startswith("torch.optim.")
+    return own and not isinstance(optimizer, LBFGS)
+
+
+class PartialStep:
+    """Makes an optimizer's step for some of its parameters.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        With the step that it has now.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._step = optimizer.step
+        self._own = optimizer.__dict__.get("step")  # a scheduler's
+        self._group_of: dict[nn.Parameter, int] = {}
+
+    def restore(self) -> None:
+        """Give the optimizer back the step that it had."""
+        if self._own is None:
+            del self._optimizer.step
+        else:
+            self._optimizer.step = self._own  # type: ignore[method-assign]
+
+    def settings(self) -> Settings:
+        """Return the hyperparameters of every group, as they are now; note who is in which."""
+        groups = self._optimizer.param_groups
+        self._group_of = {each: n for n, group in enumerate(groups) for each in group["params"]}
+        return [
+            {name: _copied(value) for name, value in group.items() if name != "params"}
+            for group in groups
+        ]
+
+    def group_of(self, parameter: nn.Parameter) -> int:
+        """Return the number of a parameter's group, when :meth:`settings` was last called."""
+        return self._group_of[parameter]
+
+    def all(self) -> None:
+        """Make the step for every parameter."""
+        self._step()
+
+    def of(self, parameters: Sequence[nn.Parameter], settings: Settings) -> None:
+        """Make the step for ``parameters`` alone."""
+        groups: list[list[nn.Parameter]] = [[] for _ in settings]
+        for each in parameters:
+            groups[self.group_of(each)].append(each)
+        self.of_groups(groups, settings)
+
+    def of_groups(
+        self,
+        parameters: Sequence[Sequence[nn.Parameter]],
+        settings: Settings,
+        state: Any = None,
+    ) -> None:
+        """Make the step for ``parameters`` in place of each group's; ``state``: of them."""
+        optimizer = self._optimizer
+        groups, whole = optimizer.param_groups, optimizer.state
+        optimizer.param_groups = [
+            {**values, "params": list(some)}
+            for some, values in zip(parameters, settings, strict=True)
+            if some
+        ]
+        if state is not None:
+            optimizer.state = state
+        try:
+            self._step()
+        finally:
+            optimizer.param_groups, optimizer.state = groups, whole
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,419 @@
+"""torch's symmetric memory, for CPU tensors: its verbs, on segments.
+
+>>> import pgasdl
+>>> from pgasdl.torch import symmetric_memory as symm_mem
+>>> with pgasdl.init() as ctx:            # started by: pgasdl run -n 2 program.py
+...     buffer = symm_mem.empty(1024)
+...     handle = symm_mem.rendezvous(buffer, ctx)
+...     handle.put_signal(dst_rank=(handle.rank + 1) % handle.world_size)
+...     handle.wait_signal(src_rank=(handle.rank - 1) % handle.world_size)
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pgasdl.buffers import memory_of
+from pgasdl.collectives.resources import Steps
+from pgasdl.context import Context, current
+from pgasdl.errors import (
+    BufferRefused,
+    ConfigError,
+    MismatchError,
+    NotificationError,
+    SegmentError,
+    Timeout,
+    UnavailableError,
+)
+from pgasdl.group import Group
+from pgasdl.segment import Segment
+from pgasdl.torch.members import Members, index_of, members_of, own_context
+from pgasdl.torch.puts import STAGING_BYTES, Puts
+from pgasdl.torch.signals import Signals
+
+__all__ = [
+    "SymmetricMemory",
+    "empty",
+    "get_backend",
+    "get_signal_pad_size",
+    "is_symm_mem_tensor",
+    "put_signal",
+    "rendezvous",
+    "set_signal_pad_size",
+    "wait_signal",
+]
+
+_WORD = 4  # bytes of a signal pad for each member and channel, as torch has it
+_SIGNAL, _TAKEN, _BARRIER = _LANES = range(3)  # of each channel
+
+_signal_pad_size = 9216
+
+
+def empty(
+    *size: Any,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: Members | None = None,
+) -> Tensor:
+    """Allocate a tensor that :func:`rendezvous` takes. Collective, unlike torch's for one machine.
+
+    Parameters
+    ----------
+    *size : int
+        Shape, as one sequence or several numbers; the same on all ranks.
+    dtype : torch.dtype, optional
+        None: torch's default.
+    device : torch.device or str, optional
+        "cpu".
+    group : Group or Context, optional
+        Who calls it, as for :func:`rendezvous`; None: all ranks of this process's context.
+
+    Returns
+    -------
+    Tensor
+        Zeros, in a segment of its own. The memory lives as long as the tensor, its views or its
+        handle; where peers do not map it (verbs, mpi), until the context is closed.
+
+    Raises
+    ------
+    UnavailableError
+        Another device.
+    BufferRefused
+        No elements.
+    ClosedError
+        No ``group``, and this process has no context.
+    Timeout, PeerLost, MismatchError
+    """
+    where = torch.get_default_device() if device is None else torch.device(device)
+    if where.type != "cpu":
+        raise UnavailableError(f'device {where}: symmetric memory is host memory: device="cpu"')
+    context, members = members_of(own_context() if group is None else group)
+    shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        raise BufferRefused(f"a tensor of shape {shape} has no memory to share")
+    return cast(Tensor, context.segment(nbytes, group=members).torch(dtype, shape=shape))
+
+
+def rendezvous(tensor: Tensor, group: Members) -> SymmetricMemory:
+    """Return the handle of a tensor's memory. Collective at the first call for this memory.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        Of :func:`empty`, or a view of one; the same shape and dtype on all ranks.
+    group : Group, Context, str or ProcessGroup
+        Who exchanges signals, all of whom called :func:`empty`: a group, or a context for all
+        ranks. A group of torch.distributed, or its name, must hold all ranks.
+
+    Returns
+    -------
+    SymmetricMemory
+        The same one for all tensors in this memory, at each call with these members.
+
+    Raises
+    ------
+    BufferRefused
+        The tensor is not of :func:`empty`.
+    MismatchError
+        The memory of another member has another size, shape or dtype, or is another.
+    RankError
+        A member has no copy of the memory.
+    Timeout, PeerLost
+    """
+    context, members = members_of(group)
+    segment = _segment_of(tensor, context)
+    if segment is None:
+        raise BufferRefused("this tensor was not made by symmetric_memory.empty()")
+    found = segment.attached.get(members.ranks)
+    if found is None:
+        for rank in members.ranks:
+            segment.nbytes_of(rank)
+        found = SymmetricMemory(context, members, segment, f"{tuple(tensor.shape)} {tensor.dtype}")
+        segment.attached[members.ranks] = found
+    return cast(SymmetricMemory, found)
+
+
+class SymmetricMemory:
+    """Memory that every member of a group has, and signals between them. See :func:`rendezvous`.
+
+    Ranks are places in the group. Every channel has its own signals and barrier, so that threads
+    with channels of their own do not disturb each other. A wait ends after ``timeout_ms``; 0: after
+    the context's default. A program may use the signal pads as it likes: the verbs here do not.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        Place of this rank, and number of members.
+    buffer_size, signal_pad_size : int
+        Bytes of the memory and of the signal pad of each member.
+    offset : int
+        Bytes before the tensor: 0.
+    device : torch.device
+        "cpu".
+    """
+
+    offset = 0
+    multicast_ptr = 0
+    device = torch.device("cpu")
+
+    def __init__(self, context: Context, group: Group, segment: Segment, shape: str) -> None:
+        self.group = group
+        self.rank, self.world_size = group.rank, group.size
+        self.buffer_size = segment.nbytes
+        self.signal_pad_size = pad = _signal_pad_size
+        self.n_channels = pad // (_WORD * group.size)
+        self._segment = segment
+        mine = f"{shape}, {segment.nbytes} bytes, segment {segment.id}, pad {pad}"
+        staging = 0 if group.mapped else STAGING_BYTES
+        lanes = len(_LANES) * self.n_channels
+        call = f"a rendezvous of {mine}"
+        with Steps(context.resources.unfinished, group, call, context._seconds(None)) as steps:
+            told = steps(lambda: group.allgather("rendezvous", mine.encode(), steps.left))
+            if len(set(told)) > 1:
+                each = "; ".join(f"rank {r}: {t.decode()}" for r, t in enumerate(told))
+                raise MismatchError(f"rendezvous of unequal memory: {each}")
+            self._signals = steps(lambda: Signals(context, group, lanes, pad + staging, steps.left))
+        self._puts = Puts(context, segment, self._signals.board)
+
+    def get_buffer(
+        self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
+    ) -> Tensor:
+        """Return a tensor over the memory of ``rank``.
+
+        Parameters
+        ----------
+        rank : int
+            A member.
+        sizes : Sequence[int]
+            Shape.
+        dtype : torch.dtype
+            Any; the memory has none.
+        storage_offset : int, default 0
+            Elements of ``dtype`` before the tensor.
+
+        Raises
+        ------
+        RankError
+            No such member.
+        SegmentError
+            The tensor would leave the memory.
+        UnavailableError
+            The memory of ``rank`` is not mapped here (verbs, mpi): have it put here by
+            :meth:`Window.put` or :func:`put_signal`.
+        """
+        return self._view(self._segment, self.buffer_size, rank, sizes, dtype, storage_offset)
+
+    def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """``get_buffer(peer, sizes, dtype)``."""
+        return self.get_buffer(peer, sizes, dtype)
+
+    def get_signal_pad(
+        self,
+        rank: int,
+        sizes: Sequence[int] = (),
+        dtype: torch.dtype | None = None,
+        storage_offset: int = 0,
+    ) -> Tensor:
+        """Return a tensor over the signal pad of ``rank``: zeros at first.
+
+        ``dtype`` None is ``torch.uint32``, and without ``sizes`` it is the whole pad; the rest as
+        for :meth:`get_buffer`.
+        """
+        dtype = torch.uint32 if dtype is None else dtype
+        shape = tuple(sizes) or (self.signal_pad_size // dtype.itemsize,)
+        board = self._signals.board
+        return self._view(board, self.signal_pad_size, rank, shape, dtype, storage_offset)
+
+    @property
+    def buffer_ptrs(self) -> list[int]:
+        """Where each member's memory begins in this process; 0 where it is not mapped."""
+        return list(map(self._segment.address_of, self.group.ranks))
+
+    @property
+    def signal_pad_ptrs(self) -> list[int]:
+        """Where each member's signal pad begins in this process; 0 where it is not mapped."""
+        return list(map(self._signals.board.address_of, self.group.ranks))
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Signal ``dst_rank``, once it has taken this rank's last signal on this channel.
+
+        What this rank has stored in the memory of ``dst_rank``, or put there, is there before.
+
+        Parameters
+        ----------
+        dst_rank : int
+            A member.
+        channel : int, default 0
+            0 <= channel < n_channels.
+        timeout_ms : int, default 0
+            Milliseconds; 0: the context's default.
+
+        Raises
+        ------
+        Timeout
+            The last signal was not taken; nothing was sent.
+        RankError, NotificationError
+            No such member or channel.
+        PeerLost
+        """
+        self._put_signal(None, dst_rank, channel, timeout_ms)
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for a signal of ``src_rank`` on this channel, and take it.
+
+        Parameters and errors are those of :meth:`put_signal`.
+        """
+        signals, src = self._signals, index_of(src_rank, self.world_size)
+        signal, taken = self._lane(channel, _SIGNAL), self._lane(channel, _TAKEN)
+        seconds = self._seconds(timeout_ms)
+        try:
+            signals.wait(signal, src, signals.sent(taken, src) + 1, seconds)
+        except Timeout:
+            raise Timeout(
+                f"wait_signal: no signal of {signals.name(src)} on channel {channel} within "
+                f"{seconds:g} s"
+            ) from None
+        signals.answer(taken, src, seconds)
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait until every member is in the barrier of this channel. Collective.
+
+        What any member has stored or put before is there afterwards.
+
+        Raises
+        ------
+        Timeout
+            Names a member that is missing; the next call continues this barrier.
+        NotificationError, PeerLost
+            As for :meth:`put_signal`.
+        """
+        seconds = self._seconds(timeout_ms)
+        lane, rounds = self._lane(channel, _BARRIER), 1 if self.group.mapped else 2
+        try:
+            self._signals.meet(lane, rounds, seconds)
+        except Timeout as error:
+            raise Timeout(f"barrier, channel {channel}: {error} after {seconds:g} s") from None
+
+    def _put_signal(
+        self, source: Tensor | None, dst_rank: int, channel: int = 0, timeout_ms: int = 0
+    ) -> None:
+        signals, dst = self._signals, index_of(dst_rank, self.world_size)
+        signal, taken = self._lane(channel, _SIGNAL), self._lane(channel, _TAKEN)
+        seconds = self._seconds(timeout_ms)
+        try:
+            signals.wait(taken, dst, signals.sent(signal, dst), seconds)
+        except Timeout:
+            raise Timeout(
+                f"put_signal: {signals.name(dst)} has not taken the last signal of rank "
+                f"{self.rank} on channel {channel} within {seconds:g} s; nothing was sent"
+            ) from None
+        at_once = source is None or self._puts.put(source, self.group.ranks[dst], 0, seconds)
+        signals.send(signal, dst, seconds)
+        if not at_once:
+            self._puts.wait(seconds)
+
+    def _view(
+        self,
+        segment: Segment,
+        nbytes: int,
+        rank: int,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+        storage_offset: int,
+    ) -> Tensor:
+        member = index_of(rank, self.world_size)
+        shape, begin = tuple(sizes), operator.index(storage_offset) * dtype.itemsize
+        end = begin + math.prod(shape) * dtype.itemsize
+        if begin < 0 or end > nbytes or min(shape, default=0) < 0:
+            raise SegmentError(
+                f"{dtype} of shape {shape} at element {storage_offset} leaves the {nbytes} bytes"
+            )
+        peer = None if member == self.rank else self.group.ranks[member]
+        return cast(Tensor, segment.torch(dtype, begin, shape, peer=peer))
+
+    def _lane(self, channel: int, which: int) -> int:
+        if not 0 <= operator.index(channel) < self.n_channels:
+            raise NotificationError(
+                f"channel {channel}: channels are 0 to {self.n_channels - 1}; there are more with "
+                "set_signal_pad_size()"
+            )
+        return operator.index(channel) * len(_LANES) + which
+
+    def _seconds(self, timeout_ms: int) -> float:
+        return self._signals.seconds(timeout_ms / 1000 if timeout_ms else None)
+
+    def __repr__(self) -> str:
+        return f"<SymmetricMemory rank {self.rank} of {self.world_size}, {self.buffer_size} bytes>"
+
+
+def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
+    """Copy ``src`` to the beginning of ``peer``'s memory, then signal it on channel 0.
+
+    It waits first until ``peer`` has taken the last signal; ``src`` may change once it returns.
+
+    Parameters
+    ----------
+    src : Tensor
+        Contiguous; any tensor on the host.
+    hdl : SymmetricMemory
+        The memory.
+    peer : int
+        A member.
+
+    Raises
+    ------
+    SegmentError
+        ``src`` is larger than the memory.
+    BufferRefused, RankError, Timeout, PeerLost
+    """
+    hdl._put_signal(src, peer)
+
+
+def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
+    """Wait for a :func:`put_signal` of ``peer``: ``hdl.wait_signal(peer)``."""
+    hdl.wait_signal(peer)
+
+
+def is_symm_mem_tensor(tensor: Tensor) -> bool:
+    """Whether :func:`rendezvous` takes ``tensor``, with groups of this process's context."""
+    context = current()
+    return context is not None and _segment_of(tensor, context) is not None
+
+
+def get_backend(device: torch.device | str) -> str | None:
+    """Return who allocates for a device: "pgasdl" for the CPU, None for others."""
+    return "pgasdl" if torch.device(device).type == "cpu" else None
+
+
+def set_signal_pad_size(size: int) -> None:
+    """Set the bytes of later handles' signal pads, the same on all ranks.
+
+    A handle has a channel for every 4 bytes per member.
+    """
+    global _signal_pad_size  # noqa: PLW0603
+    if size < _WORD:
+        raise ConfigError(f"a signal pad of {size} bytes: at least {_WORD} for each member")
+    _signal_pad_size = size
+
+
+def get_signal_pad_size() -> int:
+    """Return the bytes of the signal pads of later handles."""
+    return _signal_pad_size
+
+
+def _segment_of(tensor: Tensor, context: Context) -> Segment | None:
+    """Return the segment that a tensor's storage is, if it is one."""
+    if tensor.device.type != "cpu":
+        return None
+    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    segment, offset = context.segments.at(memory_of(storage))
+    whole = segment is not None and offset == 0 and not segment.pooled
+    return segment if whole else None

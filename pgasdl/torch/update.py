@@ -1,0 +1,232 @@
+"""Kind "update": a block's owner makes its step, and the weights travel.
+
+The owner has a block's mean gradient while backward still runs. It makes the step when the program
+calls ``optimizer.step()``, with the hyperparameters of that moment, or leaves it out as the program
+does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from pgasdl import _native
+from pgasdl.context import Context
+from pgasdl.errors import ConfigError, PlanError, Timeout
+from pgasdl.group import Group
+from pgasdl.torch.kind import Kind
+from pgasdl.torch.layers import Layer, State
+from pgasdl.torch.shards import Shards, require_elementwise
+from pgasdl.torch.steps import PartialStep
+from pgasdl.training.exchange import Block, GradientExchange
+
+
+class Update(Kind):
+    """The marks travel in an exchange of their own: every owner needs those of its parameters.
+
+    Parameters
+    ----------
+    layers : Sequence[Layer]
+        The layers.
+    optimizer : Optimizer
+        One that acts on each element alone.
+    step : PartialStep
+        The optimizer's.
+    context, group, timeout, **options
+        As for :class:`GradientExchange`.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        optimizer: Optimizer,
+        step: PartialStep,
+        context: Context,
+        group: Group,
+        timeout: float | None,
+        **options: Any,
+    ) -> None:
+        require_elementwise(optimizer)
+        if options.get("candidates"):
+            raise ConfigError('kind="update" takes no candidates: owners keep their blocks')
+        self.layers, self._optimizer, self._group = layers, optimizer, group
+        self._held: deque[tuple[int, _native.Call]] = deque()
+        self._answering = self._leaving_out = False
+        self.exchange = _HeldExchange(
+            context,
+            [((layer.count,), layer.dtype) for layer in layers],
+            hold=self._hold,
+            kind="update",
+            update=self._update,
+            group=group,
+            timeout=timeout,
+            **options,
+        )
+        self._members: dict[int, list[Layer]] = {}
+        for layer in layers:
+            self._members.setdefault(self.exchange.layers[layer.index].bucket, []).append(layer)
+        try:
+            shapes = [((len(layer.parameters),), torch.float32) for layer in layers]
+            self._marks = GradientExchange(context, shapes, group=group, timeout=timeout)
+        except BaseException:
+            self.exchange.close(finish=False)
+            raise
+        self._shards = Shards(optimizer, step, layers, self.exchange)
+        # GradScaler then leaves gradients alone, and step() sees that it was there.
+        self._own_scaling = optimizer.__dict__.get("_step_supports_amp_scaling")
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+    def place(self) -> None:
+        """Move the layers' gradients and weights; keep this rank's share of the state."""
+        weights = self.exchange.weights
+        assert weights is not None
+        for layer in self.layers:
+            at, marks = self.exchange.layers[layer.index].at, self._marks.layers[layer.index]
+            layer.place(
+                self.exchange.gradients.torch(layer.dtype, at, layer.count),
+                self._marks.gradients.torch(torch.float32, marks.at, marks.count),
+            )
+            layer.move(weights.torch(layer.dtype, at, layer.count))
+        self.scatter_state()
+
+    def ready(self, layer: Layer) -> None:
+        """Let the exchanges have the gradients of ``layer`` and its marks."""
+        self._marks.ready(layer.index)
+        super().ready(layer)
+
+    def before_use(self, layer: Layer) -> None:
+        """Refuse it between backward and step: a peer may have called its step."""
+        if layer.state is State.EXCHANGING:
+            raise PlanError(
+                f"{', '.join(layer.names)}: used between backward and optimizer.step(), when "
+                "owners may write already: call step() or zero_grad() first; "
+                'kind="average" allows it'
+            )
+
+    def before_step(self) -> None:
+        """Refuse what only a mean gradient on every rank makes possible."""
+        for layer in self.layers:
+            layer.require_in_place()
+            if layer.state is State.SPENT and layer.has_spent():
+                raise PlanError(
+                    f"the gradient of {', '.join(layer.names)} was used for the last step: "
+                    "call zero_grad() after each step"
+                )
+            if layer.state is State.EXCHANGING:
+                layer.require_unchanged()
+
+    def stepped(self) -> None:
+        """Make the updates that peers wait for already."""
+        self._answer(timeout=0)
+
+    def finish(self, layer: Layer) -> None:
+        """Wait for the new weights of ``layer``."""
+        self._answer()
+        self._marks.wait(layer.index)
+        self.exchange.wait(layer.index)
+        layer.release_parameters()
+        layer.state = State.SPENT
+
+    def complete(self) -> None:
+        """Leave the step out: the weights travel as they are."""
+        self._leaving_out = True
+        self._answer()
+        self._marks.finish()
+        self.exchange.finish()
+        self._leaving_out = False
+        for layer in self.layers:
+            layer.release_parameters()
+            layer.state = State.SPENT
+
+    # --- the owner's part
+
+    def _hold(self, bucket: int, call: _native.Call) -> None:
+        self._held.append((bucket, call))
+        self._answer()
+
+    def _answer(self, timeout: float | None = None) -> None:
+        """Make every update whose step was called for and, with ``timeout`` 0, whose marks came."""
+        if self._answering:  # it waits for marks
+            return
+        self._answering = True
+        tried = 0
+        try:
+            while tried < len(self._held):  # more may come meanwhile
+                bucket, call = self._held[0]
+                if self._due(bucket, timeout):
+                    self._held.popleft()
+                    self.exchange.answer(bucket, call)
+                    tried = 0
+                else:
+                    self._held.rotate(-1)
+                    tried += 1
+        finally:
+            self._answering = False
+
+    def _due(self, bucket: int, timeout: float | None) -> bool:
+        members = self._members[bucket]
+        if members[0].step is None:
+            return self._leaving_out
+        try:
+            for layer in members:
+                self._marks.wait(layer.index, timeout=timeout)
+        except Timeout:
+            if timeout != 0:
+                raise
+            return False
+        return True
+
+    def _update(self, block: Block) -> None:
+        members = self._members[block.bucket]
+        settings = members[0].step
+        if settings is None:  # left out
+            return
+        used = {
+            each
+            for layer in members
+            for each, reached in zip(layer.parameters, layer.reached(), strict=True)
+            if reached
+        }
+        self._shards.step(block, used, settings)
+
+    # --- the optimizer's state
+
+    def gather_state(self) -> None:
+        """Give the optimizer every rank's share. Collective."""
+        self._shards.gather(self.exchange.context, self._group)
+
+    def scatter_state(self) -> None:
+        """Keep this rank's share of what the optimizer has."""
+        self._shards.scatter()
+
+    def close(self, *, finish: bool) -> None:
+        """Give the memory back; the weights move to memory of their own."""
+        if self._own_scaling is None:
+            self._optimizer.__dict__.pop("_step_supports_amp_scaling", None)
+        for layer in self.layers:
+            for parameter in layer.parameters:
+                parameter.data = parameter.data.clone()
+        try:
+            self._marks.close(finish=finish)
+        finally:
+            super().close(finish=finish)
+            self._held.clear()
+
+
+class _HeldExchange(GradientExchange):
+    """Gives the owner's calls away, to be answered when their time has come."""
+
+    def __init__(self, *given: Any, hold: Callable[[int, _native.Call], None], **options: Any):
+        super().__init__(*given, **options)
+        self._hold = hold
+
+    def serve(self, call: _native.Call) -> bool:
+        """Hand ``call`` on if it belongs to this exchange."""
+        number = self._schedule.bucket_of(call)
+        if number >= 0:
+            self._hold(number, call)
+        return number >= 0

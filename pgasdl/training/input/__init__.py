@@ -1,1 +1,0 @@
-"""Mini-batches for each rank, from striped files: the implementation of ``pgasdl.input``."""

@@ -1,1 +1,0 @@
-"""Gradient exchange inside PyTorch: the implementation of ``pgasdl.torch``."""
