@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 
-#include "exchange/executor.hpp"
+#include "executor/executor.hpp"
 #include "pgas/context.hpp"
 #include "pgas/group.hpp"
 #include "python/without_gil.hpp"

@@ -140,7 +140,7 @@ class Build:
 
     def archives(self) -> list[str]:
         """The layers' libraries, each before those that it uses."""
-        layers = ("exchange", "pgas", "transport", "memory", "reduce", "sys")
+        layers = ("executor", "pgas", "transport", "memory", "reduce", "sys")
         return [str(self.folder / layer / f"libpgasdl_{layer}.a") for layer in layers]
 
     def link_changed(self, test: str, file: Path, text: str, folder: Path) -> Path:

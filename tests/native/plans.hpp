@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "exchange/bound_plan.hpp"
+#include "executor/bound_plan.hpp"
 #include "ranks.hpp"
 
 namespace pgasdl::testing {

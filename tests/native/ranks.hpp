@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "exchange/executor.hpp"
+#include "executor/executor.hpp"
 #include "pgas/context.hpp"
 #include "pgas/group.hpp"
 #include "transport/loopback/loopback.hpp"

@@ -6,7 +6,7 @@
 #include <array>
 #include <numeric>
 
-#include "exchange/array_copies.hpp"
+#include "executor/array_copies.hpp"
 #include "memory/device_region.hpp"
 #include "memory/device_stream.hpp"
 #include "plans.hpp"

@@ -19,7 +19,7 @@ LAYERS = (
     "reduce",
     "transport",
     "pgas",
-    "exchange",
+    "executor",
     "measure",
     "simulate",
     "python",

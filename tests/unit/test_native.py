@@ -81,7 +81,7 @@ SEEDED = [
     ),
     Seeded(
         "plan-waits-relaxed",
-        "native/exchange/bound_plan.cpp",
+        "native/executor/bound_plan.cpp",
         "const std::uint32_t seen = step.word->load(std::memory_order_acquire);",
         "const std::uint32_t seen = step.word->load(std::memory_order_relaxed);",
         "test_plans",

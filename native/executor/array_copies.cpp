@@ -1,4 +1,4 @@
-#include "exchange/array_copies.hpp"
+#include "executor/array_copies.hpp"
 
 #include "sys/error.hpp"
 

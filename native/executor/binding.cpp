@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "exchange/bound_plan.hpp"
+#include "executor/bound_plan.hpp"
 #include "reduce/device_reduce.hpp"
 
 namespace pgasdl {

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-#include "exchange/bound_plan.hpp"
+#include "executor/bound_plan.hpp"
 
 namespace pgasdl {
 namespace {

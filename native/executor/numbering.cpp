@@ -1,4 +1,4 @@
-#include "exchange/numbering.hpp"
+#include "executor/numbering.hpp"
 
 #include "sys/error.hpp"
 

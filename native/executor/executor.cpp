@@ -1,4 +1,4 @@
-#include "exchange/executor.hpp"
+#include "executor/executor.hpp"
 
 #include <pthread.h>
 

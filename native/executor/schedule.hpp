@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "exchange/executor.hpp"
+#include "executor/executor.hpp"
 
 namespace pgasdl {
 

@@ -1,4 +1,4 @@
-#include "exchange/schedule.hpp"
+#include "executor/schedule.hpp"
 
 #include <algorithm>
 

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "exchange/execution.hpp"
+#include "executor/execution.hpp"
 
 namespace pgasdl {
 

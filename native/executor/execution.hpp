@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "exchange/bound_plan.hpp"
-#include "exchange/numbering.hpp"
+#include "executor/bound_plan.hpp"
+#include "executor/numbering.hpp"
 #include "memory/device_stream.hpp"
 #include "sys/clock.hpp"
 

@@ -1,4 +1,4 @@
-#include "exchange/bound_plan.hpp"
+#include "executor/bound_plan.hpp"
 
 #include <algorithm>
 #include <thread>

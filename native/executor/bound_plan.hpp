@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "exchange/array_copies.hpp"
-#include "exchange/directory.hpp"
-#include "exchange/numbering.hpp"
-#include "exchange/plan.hpp"
+#include "executor/array_copies.hpp"
+#include "executor/directory.hpp"
+#include "executor/numbering.hpp"
+#include "executor/plan.hpp"
 #include "memory/device_stream.hpp"
 #include "pgas/context.hpp"
 #include "reduce/reduce.hpp"

@@ -1,8 +1,8 @@
-#include "exchange/directory.hpp"
+#include "executor/directory.hpp"
 
 #include <utility>
 
-#include "exchange/numbering.hpp"
+#include "executor/numbering.hpp"
 
 namespace pgasdl {
 namespace {

@@ -1,10 +1,10 @@
-#include "exchange/execution.hpp"
+#include "executor/execution.hpp"
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
-#include "exchange/executor.hpp"
+#include "executor/executor.hpp"
 #include "reduce/copy.hpp"
 
 namespace pgasdl {
