@@ -2,7 +2,7 @@
 
 All calls of a group are numbered together: a rank that comes with an array on the host, and another
 with one on a GPU, notice it. Where no host has a part in it, a stream makes an allreduce on a GPU,
-and nobody waits: see native/exchange/stream_steps.cpp. Else the call waits.
+and nobody waits: see native/executor/stream_steps.cpp. Else the call waits.
 """
 
 from __future__ import annotations

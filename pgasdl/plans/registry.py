@@ -62,6 +62,8 @@ def register(spec: PlanSpec) -> None:
         raise PlanError(f"plan {spec.name!r}: kinds {spec.kinds!r} are not among {KINDS}")
     if spec.works_on not in PLACES:
         raise PlanError(f"plan {spec.name!r}: works_on {spec.works_on!r} is not among {PLACES}")
+    if spec.works_on == "mapped" and not spec.mapped:
+        raise PlanError(f"plan {spec.name!r}: works_on 'mapped' goes with mapped=True")
     if (spec.works_on == "private") != (spec.inbox_pieces > 0):
         raise PlanError(f"plan {spec.name!r}: inbox_pieces goes with works_on 'private' alone")
     if spec.works_on in ("readable", "private") and spec.longest is None:
