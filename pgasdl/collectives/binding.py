@@ -68,7 +68,7 @@ IN_PLACE = ArrayAccess(_native.BufferAccess.IN_PLACE)
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What tells the notifications of an execution from those of others.
+    """The marks that tell the notifications of an execution from those of others.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Tags:
     first_notification : int
         Where the plan's notifications begin.
     signature : str
-        What all ranks must agree on: a rank that runs something else on the same notifications is
+        All ranks must agree on it: a rank that runs something else on the same notifications is
         told so at once.
     """
 
@@ -135,7 +135,7 @@ def bind(
     buffers : dict[str, PlanBuffer]
         Where the plan's buffers are.
     op : str, default "sum"
-        What its reductions do instead, on the host: "min", "max" or "prod".
+        Its reductions do this, on the host also "min", "max" or "prod".
 
     Raises
     ------
@@ -195,5 +195,5 @@ def piece_bytes(topology: Topology, device: int | None = None) -> int:
     if topology.oversubscribed:
         return 512 << 10
     # Measured with two ranks on two cores (EPYC), from 1 to 64 MB: staging takes 0.4 to 1.0 of its
-    # time with 128 KiB. What is not mapped was not measured with more.
+    # time with 128 KiB. Memory that is not mapped was not measured with more.
     return 256 << 10 if topology.mapped_on_host else 128 << 10

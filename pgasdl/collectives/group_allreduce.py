@@ -36,7 +36,7 @@ _COPIES = -1
 
 
 class AllreduceRequest(NamedTuple):
-    """What one call reduces, by which plan, and how that gets at the array."""
+    """One call: the array, the operator, the plan, and how that gets at the array."""
 
     place: Place
     op: str

@@ -219,7 +219,7 @@ class Collective:
         Parameters
         ----------
         stream : object, optional
-            Of memory on a GPU: it starts when this stream has done what was enqueued on it before;
+            On a GPU, it starts when this stream has done everything that was enqueued before;
             None: PyTorch's or CuPy's current one.
 
         Raises

@@ -34,7 +34,7 @@ class Pairs:
     Attributes
     ----------
     what : str
-        What all ranks must agree on.
+        All ranks must agree on it.
     dtype : str
         One of the core's numbers, or "bytes".
     blocks : Blocks
@@ -42,7 +42,7 @@ class Pairs:
     gives, takes : Sequence[int]
         Where the blocks of the buffers ``give`` and ``take`` lie, 0 where there is none.
     reduction : str, default "sum"
-        Of what is reduced; or "min", "max" or "prod".
+        How elements are reduced; or "min", "max" or "prod".
     """
 
     what: str

@@ -111,7 +111,7 @@ class Place:
         Parameters
         ----------
         nbytes : int
-            What it works on at most.
+            Length of the array that it works on, at most.
         copy : Home
             Where the copy is, if it works on one.
         directory : Directory, optional

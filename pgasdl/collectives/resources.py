@@ -1,4 +1,4 @@
-"""What the collectives of one context share: segments, unfinished calls, and answers to calls."""
+"""The state that all collectives of a context share: segments, unfinished calls, and answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Server(Protocol):
 
 @dataclass(eq=False)
 class Resources:
-    """What the collectives of a context share; each context has one.
+    """The state that all collectives of a context share.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Resources:
     gpu_piece : int
         Bytes of a piece that is copied while others travel.
     unfinished : Unfinished
-        What interrupted calls left, by group; :class:`Steps` keeps it.
+        The steps that interrupted calls have made, by group; :class:`Steps` keeps it.
     servers : list[Server]
         Gradient exchanges, which answer calls.
     abandoned : list[object]
