@@ -584,6 +584,7 @@ class Context(_native.ContextCore):
         lines = [
             f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
             f"transport {self.topology.routes}",
+            *self._nodes(),
             *self._rails(),
             f"memory on a GPU: {self._gpu_path()}",
             f"policy: {str(self.policy) or 'none, plans are chosen automatically'}",
@@ -595,6 +596,11 @@ class Context(_native.ContextCore):
             *(exchange.describe() for exchange in self.resources.servers),
         ]
         return "\n".join(lines)
+
+    def _nodes(self) -> list[str]:
+        members = self.world.members
+        found = f"nodes: {members.nodes} of {members.node_size} ranks, the last may have fewer"
+        return [found] if members.several_nodes else []
 
     def _rails(self) -> list[str]:
         state = self._transport_state()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,15 +20,15 @@ from pgasdl.collectives.operators import kind_of, reduction_of
 from pgasdl.collectives.placement import Place, place_of_call
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.resources import Resources, Steps
-from pgasdl.collectives.selection import select, works_anywhere
+from pgasdl.collectives.selection import automatic, select, works_anywhere
 from pgasdl.collectives.workspace import Workspace
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
-from pgasdl.plans import PLANS, spec_of
+from pgasdl.plans import PLANS, Case, spec_of
 from pgasdl.plans.pieces import ArrayPlan, build_array, pieces_of
 from pgasdl.segment import Segment
 
-# Runs everywhere, on any array.
+# Runs everywhere: by it ranks notice that others do not make the same workspace.
 _USUAL = "gdraa"
 # Pieces of an array on a GPU in one execution.
 _COPIED_AT_ONCE = 8
@@ -109,8 +110,9 @@ class GroupAllreduce:
         place = place_of_call(resources, group, memory, self._outside, named=plan is not None)
         if plan is not None:
             choice = Choice(plan)
-        elif place.by_host:
-            choice = Choice(_USUAL)
+        elif place.by_host:  # the copy is for plans that map nothing and send from a segment
+            members = replace(group.members, mapped=False, registers=True)
+            choice = automatic(Case(members, kind, memory.nbytes, in_segments=False), shares=True)
         else:
             choice = select(
                 resources.policy,

@@ -1,4 +1,4 @@
-"""Selection of a plan where the caller names none: by the policy, else by size and mapping.
+"""Selection of a plan where the caller names none: by the policy, else by size, mapping and nodes.
 
 All inputs are the same on all ranks: the policy (compared at init), the world, the size.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pgasdl.collectives.policy import Choice, Policy, operation_of
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
-from pgasdl.plans import PLANS, Case, Members, spec_of
+from pgasdl.plans import EXCHANGES, PLANS, Case, Members, PlanSpec, spec_of
 
 
 def select(
@@ -113,5 +113,13 @@ def automatic(case: Case, *, shares: bool = False, phases: bool = True) -> Choic
         if (shares and not spec.shares) or (not phases and spec.phases > 1):
             continue
         if able(name, case) and spec.suits(case):
-            return Choice(name)
+            return Choice(name, _by_node(spec, case))
     raise PlanError(f"no plan of the table suits kind {case.kind!r} here: name one")
+
+
+def _by_node(spec: PlanSpec, case: Case) -> tuple[tuple[str, int], ...]:
+    """Return the option that makes an exchange's plan go by nodes, unless it has them anyhow."""
+    members, option = case.members, spec.node_option
+    if not option or not members.several_nodes or case.kind not in EXCHANGES:
+        return ()
+    return () if option in spec.options_of(members, 1) else ((option, members.node_size),)

@@ -207,6 +207,16 @@ class Members:
     registers: bool = False
     oversubscribed: bool = False
 
+    @property
+    def several_nodes(self) -> bool:
+        """They are on several nodes, of several ranks each."""
+        return 1 < self.node_size < self.size
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes; the last one may have fewer ranks."""
+        return -(-self.size // self.node_size)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -295,7 +305,8 @@ class PlanSpec:
         ``options_of(members, piece)``: the options that depend on the ranks, and on the elements of
         a piece that hides a latency and fits in a cache.
     node_option : str
-        Which option takes the number of ranks of a node; "": none does.
+        Which option takes the number of ranks of a node; "": none does. Where nobody names a plan,
+        an exchange between several nodes gets it.
     inbox_pieces : int
         In ``ctx.allreduce`` all arrays share an inbox of so many pieces; of "private" plans alone.
     longest : Callable[[int, int, int], int], optional

@@ -14,6 +14,7 @@ from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.collectives.selection import select
 from pgasdl.errors import MismatchError, PeerLost
 from pgasdl.plans import PLANS, register
+from pgasdl.topology import Topology, node_size
 from pgasdl.training.autotune import ROUNDS
 
 POLICY = "allreduce:0-1k:tree#1k-64k:ring#64k-1m:chain(chunks=4);broadcast:0-inf:kary(arity=3)"
@@ -128,6 +129,44 @@ def test_without_a_policy_the_size_chooses() -> None:
 
     assert loopback.run(3, program)[0] == ["tree", "chain"]
     assert loopback.run(9, program)[0] == ["tree", "chain-binomial"]
+
+
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("ranks", [4, 5])
+def test_ranks_on_several_nodes_exchange_by_nodes(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, loads: bool
+) -> None:
+    """Nodes of two ranks, the last may have one; its ranks load each other's memory, or do not."""
+    monkeypatch.setattr(
+        Topology, "node_size", lambda self, ranks: node_size([r // 2 for r in ranks])
+    )
+    monkeypatch.setattr(Topology, "maps", lambda self, ranks: len({r // 2 for r in ranks}) == 1)
+
+    def program(ctx: Context) -> tuple[str, set[str], list[str]]:
+        assert ctx.world.members.mapped_on_node is loads
+        exchange = GradientExchange(ctx, SHAPES)
+        narrow = GradientExchange(ctx, SHAPES[:3], wire="float16")
+        total = sum(range(ctx.size))
+        for turn in range(3):
+            for own in (exchange, narrow):
+                for layer in range(len(own.layers)):
+                    own.gradient(layer)[...] = ctx.size * (ctx.rank + turn)
+                    own.ready(layer)
+                for layer in range(len(own.layers)):
+                    own.wait(layer)
+                    assert np.all(own.gradient(layer) == total + ctx.size * turn)
+            for count in (1, 300, 200_000):
+                array = np.full(count, ctx.rank + turn, np.float32)
+                ctx.allreduce(array, "sum")
+                assert np.all(array == total + ctx.size * turn)
+        handles = {ctx.allreduce_handle(np.zeros(n, "f4"), op="mean").plan for n in (10, 20_000)}
+        return exchange.plan + narrow.plan, handles, ctx.describe().splitlines()
+
+    for plan, handles, described in loopback.run(ranks, program, mapped=loads):
+        assert plan == 2 * "gdraa-nodes" and handles == {"gdraa-nodes"}
+        nodes = "nodes: 2 of 2" if ranks == 4 else "nodes: 3 of 2"
+        assert any(line.startswith(nodes) for line in described)
+        assert any("plans gdraa-nodes;" in line for line in described)
 
 
 def test_ranks_with_different_policies_are_told(tmp_path: Path) -> None:

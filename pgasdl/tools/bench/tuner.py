@@ -55,7 +55,7 @@ def choices_here(context: Context) -> list[Choice]:
     """List every plan that exchanges gradients here, in segments."""
     found = []
     members = context.world.members
-    nodes = 1 < members.node_size < members.size
+    nodes = members.several_nodes
     for name, spec in PLANS.items():
         if not able(name, Case(members, "average", 0, in_segments=True)):
             continue

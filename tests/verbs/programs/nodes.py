@@ -103,6 +103,10 @@ def exchanges(ctx: Context) -> None:
         direct = exchange(ctx.world, "gdraa-nodes", "average", np.float32)
         messages = exchange(ctx.world, "gdraa-nodes", "average", np.float32, direct=0)
         assert direct < messages, (direct, messages)
+        for array in (ctx.segment(4000).numpy(np.float32), np.empty(5000, np.float32)):
+            assert ctx.allreduce_handle(array, op="mean").plan == "gdraa-nodes"
+        ctx.allreduce(np.ones(5000, np.float32))
+        assert "plans gdraa-nodes" in ctx.describe()
         print("loads inside a node, messages between nodes")
     mine = ctx.group(here)
     assert mine.mapped and mine.node_size == len(here)

@@ -1,0 +1,94 @@
+"""The plan that is taken where nobody names one, by nodes: no byte goes across more than needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pgasdl.collectives.selection import automatic
+from pgasdl.plans import EXCHANGES, PLANS, Case, Members, Plan, Put, build, build_all
+from pgasdl.plans.cost import bytes_of
+from pgasdl.plans.plan import is_wire
+
+ITEM, WIRE_ITEM = 4, 2
+
+
+def across(plans: Sequence[Plan], node_size: int) -> int:
+    """Return the bytes that ranks put to other nodes."""
+    return sum(
+        step.n * bytes_of(step.src, ITEM, WIRE_ITEM)
+        for plan in plans
+        for *_, step in plan.steps()
+        if isinstance(step, Put) and step.peer // node_size != plan.rank // node_size
+    )
+
+
+def chosen(case: Case, count: int, **how: bool) -> list[Plan]:
+    """Build what is taken, as handles, exchanges and ``ctx.allreduce`` build it."""
+    choice = automatic(case, **how)
+    options = PLANS[choice.plan].options_of(case.members, 32768) | dict(choice.options)
+    return build_all(
+        choice.plan, case.members.size, count, kind=case.kind, wire=case.wire, **options
+    )
+
+
+def plain(case: Case, count: int) -> int:
+    """Return the bytes that plain GDRAA puts to other nodes."""
+    plans = build_all("gdraa", case.members.size, count, kind=case.kind, wire=case.wire)
+    return across(plans, case.members.node_size)
+
+
+@pytest.mark.parametrize("wire", [False, True])
+@pytest.mark.parametrize("kind", EXCHANGES)
+@pytest.mark.parametrize("count", [4096, 65536])
+def test_256_ranks_send_each_byte_once(kind: str, wire: bool, count: int) -> None:
+    """32 nodes of 8, at a size that halving-doubling takes, and at one that gdraa-nodes does."""
+    members = Members(256, 8, mapped_on_node=True)
+    case = Case(members, kind, count * ITEM, in_segments=True, wire=wire)
+    item = WIRE_ITEM if wire else ITEM
+    result = ITEM if kind == "update" else item
+    plans = chosen(case, count, phases=False)
+    assert across(plans, 8) == 31 * count * (item + result)
+    assert plain(case, count) == 8 * across(plans, 8)
+
+
+@pytest.mark.parametrize("how", [{}, {"shares": True}, {"phases": False}], ids=str)
+@pytest.mark.parametrize("in_segments", [False, True])
+@pytest.mark.parametrize("size", [4, 6, 7, 16, 20, 24])
+@pytest.mark.parametrize("node_size", [2, 3, 4, 8])
+def test_every_shape_sends_each_byte_once(
+    size: int, node_size: int, in_segments: bool, how: dict[str, bool]
+) -> None:
+    """Handles, ``ctx.allreduce`` and exchanges; also where the last node has fewer ranks."""
+    for registers in (False, True):
+        members = Members(size, node_size, mapped_on_node=True, registers=registers)
+        if not members.several_nodes:
+            continue
+        for count in (1, 100, 5000):
+            case = Case(members, "average", count * ITEM, in_segments=in_segments)
+            plans = chosen(case, count, **how)
+            assert across(plans, node_size) == 2 * (members.nodes - 1) * count * ITEM
+
+
+def test_the_choice_follows_the_size() -> None:
+    def taken(members: Members, nbytes: int, kind: str = "sum", *, wire: bool = False) -> str:
+        return str(automatic(Case(members, kind, nbytes, in_segments=True, wire=wire)))
+
+    loads, messages = Members(256, 8, mapped_on_node=True), Members(256, 8)
+    by_halves = "halving-doubling(group_size=8)"
+    assert [taken(loads, n << 10) for n in (1, 16, 64)] == ["gdraa-nodes", by_halves, "gdraa-nodes"]
+    assert [taken(messages, n << 10) for n in (1, 16, 64)] == ["gdraa-nodes", by_halves, by_halves]
+    assert taken(loads, 1 << 16, wire=True) == by_halves
+    assert taken(Members(256, 6), 1 << 14) == taken(Members(255, 8), 1 << 14) == "gdraa-nodes"
+    # Nodes that are not known, or none; and what is no exchange.
+    assert taken(Members(4), 1 << 14) == taken(Members(4, 4), 1 << 14) == "gdraa"
+    assert taken(messages, 1 << 14, "reduce-scatter") == "halving-doubling"
+
+
+def test_mates_load_only_what_travels_as_it_is() -> None:
+    options = PLANS["gdraa-nodes"].options_of(Members(8, 4, mapped_on_node=True), 1)
+    assert options == {"group_size": 4, "direct": 1}
+    plans = [build("gdraa-nodes", 0, 8, 5000, wire=wire, **options) for wire in (False, True)]
+    assert [plan.mapped for plan in plans] == [True, False]
+    assert any(is_wire(name) for name in plans[1].buffers)
