@@ -22,7 +22,7 @@ from pgasdl.collectives.allreduce import Allreduces, repeated
 from pgasdl.collectives.handle import Collective
 from pgasdl.collectives.operators import kind_of, reduction_of
 from pgasdl.collectives.policy import Policy
-from pgasdl.collectives.resources import AnswerCalls, Resources
+from pgasdl.collectives.state import AnswerCalls, CollectiveState
 from pgasdl.config import Config, Limits
 from pgasdl.device.names import ordinal_of
 from pgasdl.errors import PeerLost, RankError, UnavailableError
@@ -75,13 +75,13 @@ class Context(_native.ContextCore):
         self._join(job.exchange("world", self._open()), config.timeout)
         self.world = Group(self, topology, self._world())
         self.segments = SegmentTable(self)
-        self.resources = Resources(
+        self.state = CollectiveState(
             self, self.segments, policy, self.takes_devices, config.gpu_piece
         )
         self._pool = Pool(self.segments, self.world)
-        self._allreduces = Allreduces(self.resources, self.world)
+        self._allreduces = Allreduces(self.state, self.world)
         self.segments.watch(self._allreduces.forget)
-        _native.serve_with(self, AnswerCalls(self.resources))
+        _native.serve_with(self, AnswerCalls(self.state))
         if config.progress == "thread":
             _native.progress_thread(self, True)
         self.world.barrier(timeout=config.timeout)
@@ -418,9 +418,7 @@ class Context(_native.ContextCore):
         """
         kind, group = kind_of(op), group or self.world
         reduction = reduction_of(op)
-        return Collective(
-            self.resources, kind, array, out, group, plan, timeout, options, reduction
-        )
+        return Collective(self.state, kind, array, out, group, plan, timeout, options, reduction)
 
     def collective_handle(
         self,
@@ -459,9 +457,7 @@ class Context(_native.ContextCore):
             No such kind, or the plan does not offer it.
         BufferRefused, MismatchError, PeerLost, Timeout
         """
-        return Collective(
-            self.resources, kind, array, out, group or self.world, plan, timeout, options
-        )
+        return Collective(self.state, kind, array, out, group or self.world, plan, timeout, options)
 
     # --- passive messages
 
@@ -574,7 +570,7 @@ class Context(_native.ContextCore):
 
     def footprint(self) -> Footprint:
         """Return what this rank holds now: the library's own memory, and connections."""
-        exchanges = sum(server.inbox_bytes for server in self.resources.servers)
+        exchanges = sum(server.inbox_bytes for server in self.state.servers)
         return Footprint(
             self._own_bytes, exchanges + self._allreduces.workspace_bytes, *self._connections()
         )
@@ -593,7 +589,7 @@ class Context(_native.ContextCore):
             str(self.footprint()),
             self._pool.describe(),
             *self._allreduces.describe(),
-            *(exchange.describe() for exchange in self.resources.servers),
+            *(exchange.describe() for exchange in self.state.servers),
         ]
         return "\n".join(lines)
 
@@ -636,7 +632,7 @@ class Context(_native.ContextCore):
             return
         self._close(failed)
         self._allreduces.clear()
-        self.resources.clear()
+        self.state.clear()
         self._pool.clear()
         self._job.leave(self, failed=failed)
 

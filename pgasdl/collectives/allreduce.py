@@ -16,7 +16,7 @@ from pgasdl import _native
 from pgasdl.collectives.group_allreduce import GroupAllreduce
 from pgasdl.collectives.operators import checked, kind_of, reduction_of
 from pgasdl.collectives.remote_read import agree_on_reading
-from pgasdl.collectives.resources import Resources, Steps
+from pgasdl.collectives.state import CollectiveState, Steps
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, MismatchError
 from pgasdl.group import Group
@@ -33,8 +33,8 @@ def repeated(allreduce: _Allreduce) -> _Allreduce:
 class Allreduces:
     """The calls of ``ctx.allreduce``, by group."""
 
-    def __init__(self, resources: Resources, world: Group) -> None:
-        self._resources = resources
+    def __init__(self, state: CollectiveState, world: Group) -> None:
+        self._state = state
         self._groups: dict[Group, GroupAllreduce] = {}
         self._beginning: set[Group] = set()
         self._world = world
@@ -53,7 +53,7 @@ class Allreduces:
         if known is not None and known.calls.run(array, op, plan, timeout):
             return
         # A closed or fenced-off context is reported before anything else.
-        core = self._resources.core
+        core = self._state.core
         core._require_peer(core.rank, "allreduce")
         limit = core._seconds(timeout)
         memory = checked(array, kind_of(op), reduction_of(op))
@@ -61,7 +61,7 @@ class Allreduces:
         if memory.device is None and stream is not None:
             raise BufferRefused("a stream orders an allreduce on a GPU; this array is the host's")
         handle = None if memory.device is None else stream_handle(stream, memory.device)
-        made = known or GroupAllreduce(self._resources, group)
+        made = known or GroupAllreduce(self._state, group)
         if known is None or handle is not None:  # what is refused is so before anything is made
             request = made.request(memory, op, plan)
             if memory.device is not None and handle is not None and not made.has_room(request):
@@ -85,12 +85,12 @@ class Allreduces:
         self._beginning.add(group)
         try:
             if group not in self._groups:
-                with Steps(self._resources.unfinished, group, call, limit) as steps:
+                with Steps(self._state.unfinished, group, call, limit) as steps:
                     agree_on_reading(group, steps)
                     made = steps(lambda: made.begin(steps.left))
                 self._groups[group] = made
                 if group is self._world:
-                    made.calls.serve(self._resources.core)
+                    made.calls.serve(self._state.core)
             return self._groups[group]
         finally:
             self._beginning.discard(group)
@@ -103,7 +103,7 @@ class Allreduces:
     def drop(self, group: Group) -> None:
         """Give up a group's executions and their memory: the group is deleted."""
         made = self._groups.pop(group, None)
-        self._resources.unfinished.pop(group, None)
+        self._state.unfinished.pop(group, None)
         if made is not None:
             made.close()
 

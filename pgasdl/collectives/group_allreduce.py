@@ -19,8 +19,8 @@ from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, opti
 from pgasdl.collectives.operators import kind_of, reduction_of
 from pgasdl.collectives.placement import Place, place_of_call
 from pgasdl.collectives.policy import Choice
-from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import automatic, select, works_anywhere
+from pgasdl.collectives.state import CollectiveState, Steps
 from pgasdl.collectives.workspace import Workspace
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
@@ -80,9 +80,9 @@ class GroupAllreduce:
     REGIONS = 16
     MOST_BOUND = 1024  # with some 7 KB for two ranks, 27 KB for four
 
-    def __init__(self, resources: Resources, group: Group) -> None:
+    def __init__(self, state: CollectiveState, group: Group) -> None:
         self.group = group
-        self._resources = resources
+        self._state = state
         self._workspaces: dict[int | None, Workspace] = {}
         # By the ids of the pool's segments; of none: of arrays anywhere.
         self._directories: dict[tuple[int, ...], _native.Directory] = {}
@@ -97,7 +97,7 @@ class GroupAllreduce:
     def begin(self, timeout: float) -> Self:
         """Make the workspace on the host. Collective."""
         flags = self.REGION * self.REGIONS
-        segments, group = self._resources.segments, self.group
+        segments, group = self._state.segments, self.group
         on_host = Workspace(segments, group, None, flags + group.size, timeout)
         self._workspaces[None] = on_host
         self._numbers = _native.Numbering(on_host.segment, 0, flags, exclusive=True)
@@ -106,8 +106,8 @@ class GroupAllreduce:
 
     def request(self, memory: Memory, op: str, plan: str | None) -> AllreduceRequest:
         """Choose the plan of a call, and refuse one that cannot run here."""
-        resources, group, kind = self._resources, self.group, kind_of(op)
-        place = place_of_call(resources, group, memory, self._outside, named=plan is not None)
+        state, group, kind = self._state, self.group, kind_of(op)
+        place = place_of_call(state, group, memory, self._outside, named=plan is not None)
         if plan is not None:
             choice = Choice(plan)
         elif place.by_host:  # the copy is for plans that map nothing and send from a segment
@@ -115,7 +115,7 @@ class GroupAllreduce:
             choice = automatic(Case(members, kind, memory.nbytes, in_segments=False), shares=True)
         else:
             choice = select(
-                resources.policy,
+                state.policy,
                 group,
                 kind,
                 memory.nbytes,
@@ -188,24 +188,22 @@ class GroupAllreduce:
             return
         if len(self._outside) >= self.MOST_BOUND:
             self._outside.clear()
-        self._outside.add((len(self._resources.segments.pooled()), declined[1], declined[-1]))
+        self._outside.add((len(self._state.segments.pooled()), declined[1], declined[-1]))
 
     def _make_room(self, request: AllreduceRequest, limit: float) -> None:
         """Make the workspace for arrays on GPUs, in the first call that needs it. Collective.
 
         An execution comes before it, by which a rank is noticed that has its array on the host.
         """
-        resources, group = self._resources, self.group
+        state, group = self._state, self.group
         by_host = request.place.by_host
-        with Steps(resources.unfinished, group, request.describe(), limit) as steps:
+        with Steps(state.unfinished, group, request.describe(), limit) as steps:
             what = "making room for copies" if by_host else "making room on a GPU"
             steps(lambda: self._agree(what, steps.left))
             # Several pieces, of which one is copied while another travels.
-            copied = aligned(_COPIED_AT_ONCE * resources.gpu_piece) if by_host else 0
+            copied = aligned(_COPIED_AT_ONCE * state.gpu_piece) if by_host else 0
             device = request.place.device
-            room = steps(
-                lambda: Workspace(resources.segments, group, device, 0, steps.left, copied)
-            )
+            room = steps(lambda: Workspace(state.segments, group, device, 0, steps.left, copied))
             if by_host:
                 room.segment.pin()
             self._workspaces[request.room] = room
@@ -261,7 +259,7 @@ class GroupAllreduce:
         name, kind = request.choice.plan, kind_of(request.op)
         pieces: tuple[int, ...] = (count,)
         if request.place.by_host:
-            piece = self._resources.gpu_piece // request.place.memory.dtype.itemsize
+            piece = self._state.gpu_piece // request.place.memory.dtype.itemsize
             pieces = pieces_of(spec_of(name), kind, count, piece)
         for each in (pieces, (count,)):
             plan = build_array(name, self.group.rank, self.group.size, each, kind=kind, **options)
@@ -284,7 +282,7 @@ class GroupAllreduce:
         if what:
             key = *key, what
         if place.on_gpu:
-            key = *key, "GPU", self._resources.gpu_piece if place.by_host else 0
+            key = *key, "GPU", self._state.gpu_piece if place.by_host else 0
         if request.in_pool:
             key = *key, "pool", len(place.pool)
         elif request.whole:

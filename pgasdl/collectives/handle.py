@@ -13,8 +13,8 @@ from pgasdl.collectives.operators import checked
 from pgasdl.collectives.placement import Place, agreed_homes
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.remote_read import agree_on_reading
-from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import select
+from pgasdl.collectives.state import CollectiveState, Steps
 from pgasdl.device.names import name_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
@@ -69,7 +69,7 @@ class Collective:
 
     def __init__(
         self,
-        resources: Resources,
+        state: CollectiveState,
         kind: str,
         array: Any,
         out: Any,
@@ -79,14 +79,14 @@ class Collective:
         options: dict[str, int],
         reduction: str = "sum",
     ) -> None:
-        self.context = resources.core
-        self._resources = resources
+        self.context = state.core
+        self._state = state
         self.group = group
         self.kind = kind
         self._reduction = reduction
         self._memory, self._given = _memories(kind, array, out, reduction)
         # Where the plan works: beside the array, or on the host where no peer reaches a GPU.
-        self._device = self._memory.device if resources.maps_gpus else None
+        self._device = self._memory.device if state.maps_gpus else None
         self._by_host = self._memory.device is not None and self._device is None
         self.closed = False
         limit = self.context._seconds(timeout)
@@ -94,8 +94,8 @@ class Collective:
         if plan is not None:
             self._build(plan, options)
         elif kind in ROOTED:
-            self._build(select(resources.policy, group, kind, 0, in_place=False).plan, options)
-        with Steps(resources.unfinished, group, self._call(plan, options), limit) as steps:
+            self._build(select(state.policy, group, kind, 0, in_place=False).plan, options)
+        with Steps(state.unfinished, group, self._call(plan, options), limit) as steps:
             self._make(steps, plan, options)
 
     def _call(self, plan: str | None, options: dict[str, int]) -> str:
@@ -109,17 +109,17 @@ class Collective:
         here = options_for(group, plan, memory.native_dtype, memory.count, device=self._device)
         pieces: tuple[int, ...] = (memory.count,)
         if self._by_host:  # it is copied from a GPU in pieces, and back
-            piece = self._resources.gpu_piece // memory.dtype.itemsize
+            piece = self._state.gpu_piece // memory.dtype.itemsize
             pieces = pieces_of(spec_of(plan), self.kind, memory.count, piece)
         chosen = {**here, **options}
         return build_array(plan, group.rank, group.size, pieces, kind=self.kind, **chosen)
 
     def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
-        resources, group, memory = self._resources, self.group, self._memory
+        state, group, memory = self._state, self.group, self._memory
         dtype = memory.native_dtype
         signature = self._signature(plan, options)
         what = f"collective {signature}"
-        homes = agreed_homes(resources, group, memory, steps, what)
+        homes = agreed_homes(state, group, memory, steps, what)
         place = Place(memory, self._device, homes, told=True)
         if not place.reached and (plan is None or spec_of(plan).works_on == "readable"):
             agree_on_reading(group, steps)
@@ -136,7 +136,7 @@ class Collective:
         self.inbox_bytes = copied + inbox * memory.dtype.itemsize
         entry = aligned(self.inbox_bytes)  # of a directory
         self._segment = steps(
-            lambda: resources.segments.make(
+            lambda: state.segments.make(
                 group,
                 entry + ALIGNMENT if looked_up else self.inbox_bytes,
                 shape.notifications + group.size,
@@ -172,13 +172,13 @@ class Collective:
         wanted = f"{plan or 'auto'} {sorted(options.items())}" if options else plan or "auto"
         works_on = "" if memory.device is None else "on a GPU: "
         if self._by_host:
-            works_on = f"copied from a GPU in pieces of {self._resources.gpu_piece} bytes: "
+            works_on = f"copied from a GPU in pieces of {self._state.gpu_piece} bytes: "
         what = self.kind if self._reduction == "sum" else self._reduction
         return f"{works_on}{memory.native_dtype} x {memory.count} {what} {wanted}"
 
     def _select(self, place: Place) -> Choice:
         """Choose the plan."""
-        policy, nbytes = self._resources.policy, place.memory.nbytes
+        policy, nbytes = self._state.policy, place.memory.nbytes
         where = {"in_place": place.reached, "readable": place.readable}
         return select(policy, self.group, self.kind, nbytes, **where)
 
@@ -269,7 +269,7 @@ class Collective:
     def _keep_array(self) -> None:
         """Keep an array of the pool that others may write to: no other one may get its memory."""
         if self._pooled and not self._execution.idle and not self.context.closed:
-            self._resources.abandoned.append(self._memory.owner)
+            self._state.abandoned.append(self._memory.owner)
 
     def __del__(self) -> None:
         if hasattr(self, "_execution") and not self.closed:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pgasdl._native import BufferAccess, Directory, local_memory
 from pgasdl.buffers import Memory
 from pgasdl.collectives.binding import PlanBuffer
-from pgasdl.collectives.resources import Resources, Steps
 from pgasdl.collectives.selection import works_anywhere
+from pgasdl.collectives.state import CollectiveState, Steps
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
 from pgasdl.plans import spec_of
@@ -128,7 +128,7 @@ class Place:
 
 
 def place_of_call(
-    resources: Resources,
+    state: CollectiveState,
     group: Group,
     memory: Memory,
     outside: set[tuple[int, int, int]],
@@ -149,14 +149,14 @@ def place_of_call(
     named : bool
         The caller names the plan.
     """
-    if memory.device is not None and not resources.maps_gpus:
+    if memory.device is not None and not state.maps_gpus:
         return Place(memory, None)
-    segment, offset = resources.segments.at(memory)
+    segment, offset = state.segments.at(memory)
     readable = memory.device is None and group.unreadable == ""
     if segment is not None and not segment.pooled:
         homes = ((segment, offset),) * group.size if group.mapped else ()
         return Place(memory, memory.device, homes, readable=readable)
-    pool = resources.segments.pooled() if group.mapped else []
+    pool = state.segments.pooled() if group.mapped else []
     if named or memory.device is not None:
         in_pool = segment is not None and (named or memory.nbytes >= _LEAST_IN_POOL)
     else:
@@ -170,14 +170,14 @@ def place_of_call(
 
 
 def agreed_homes(
-    resources: Resources, group: Group, memory: Memory, steps: Steps, what: str
+    state: CollectiveState, group: Group, memory: Memory, steps: Steps, what: str
 ) -> tuple[Home, ...]:
     """Return where each member's array lies, if all are in segments that all know. Collective.
 
     ``what`` : what the members are about to make; they all must
     """
-    segments = resources.segments
-    by_host = memory.device is not None and not resources.maps_gpus
+    segments = state.segments
+    by_host = memory.device is not None and not state.maps_gpus
     segment, offset = (None, 0) if by_host else segments.at(memory)
     mine = b"" if segment is None else f"{segment.id} {offset}".encode()
     segment, places = steps(lambda: (segment, group.allgather(what, mine, steps.left)))

@@ -10,7 +10,7 @@ import ctypes
 import logging
 import os
 
-from pgasdl.collectives.resources import Steps
+from pgasdl.collectives.state import Steps
 from pgasdl.group import Group
 
 log = logging.getLogger("pgasdl")

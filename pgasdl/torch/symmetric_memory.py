@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pgasdl.buffers import memory_of
-from pgasdl.collectives.resources import Steps
+from pgasdl.collectives.state import Steps
 from pgasdl.context import Context, current
 from pgasdl.errors import (
     BufferRefused,
@@ -175,7 +175,7 @@ class SymmetricMemory:
         staging = 0 if group.mapped else STAGING_BYTES
         lanes = len(_LANES) * self.n_channels
         call = f"a rendezvous of {mine}"
-        with Steps(context.resources.unfinished, group, call, context._seconds(None)) as steps:
+        with Steps(context.state.unfinished, group, call, context._seconds(None)) as steps:
             told = steps(lambda: group.allgather("rendezvous", mine.encode(), steps.left))
             if len(set(told)) > 1:
                 each = "; ".join(f"rank {r}: {t.decode()}" for r, t in enumerate(told))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pgasdl.buffers import memory_of
-from pgasdl.collectives.resources import Steps
+from pgasdl.collectives.state import Steps
 from pgasdl.errors import BufferRefused, ClosedError, SegmentError, Timeout, UnavailableError
 from pgasdl.torch.members import Members, index_of, members_of
 from pgasdl.torch.puts import STAGING_BYTES, Puts
@@ -131,7 +131,7 @@ class Window:
         mine = [offset if home else 0, tensor.numel(), list(tensor.shape), str(tensor.dtype), where]
         seconds = context._seconds(self._timeout)
         call = f"tensor_register of {memory.nbytes} bytes at {memory.address:#x}"
-        with Steps(context.resources.unfinished, group, call, seconds) as steps:
+        with Steps(context.state.unfinished, group, call, seconds) as steps:
             told = steps(lambda: group.allgather("window", json.dumps(mine).encode(), steps.left))
             places = [_Place(*json.loads(blob)) for blob in told]
             self._bound = home is None or any(p.segment != places[0].segment for p in places)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pgasdl import _native
-from pgasdl.collectives.resources import Steps
+from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
 from pgasdl.errors import PlanError
 from pgasdl.group import Group

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype, native_dtype
-from pgasdl.collectives.resources import Steps
 from pgasdl.collectives.selection import select_candidates
+from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
 from pgasdl.device.names import ordinal_of
 from pgasdl.device.streams import stream_handle
@@ -193,10 +193,10 @@ class GradientExchange:
             f"wire {setup.wire}, options {sorted(options.items())}"
             f"{', root rotating' if rotate_root else ''}"
             f"{'' if self._device is None else ', on a GPU'}"
-            f"{f', in pieces of {context.resources.gpu_piece} bytes' if setup.copied else ''}"
+            f"{f', in pieces of {context.state.gpu_piece} bytes' if setup.copied else ''}"
         )
         call = f"the making of a gradient exchange of {len(self.layers)} layers, {settings}"
-        with Steps(context.resources.unfinished, self.group, call, limit) as steps:
+        with Steps(context.state.unfinished, self.group, call, limit) as steps:
             agree(self.group, context.rank, settings, self.layers, steps)
             self._schedule = _native.LayerSchedule(context, [each.layers for each in self._buckets])
             memory = setup.allocate(self._buckets, parts, steps)
@@ -210,7 +210,7 @@ class GradientExchange:
         self.gradients, self.weights = memory.gradients, memory.weights
         self.inbox_bytes = memory.inbox_bytes
         self._segments = memory.segments
-        context.resources.servers.append(self)
+        context.state.servers.append(self)
 
     @property
     def plan(self) -> str:
@@ -404,13 +404,13 @@ class GradientExchange:
         Timeout, PeerLost
             An exchange under way cannot end; the segments are given up all the same.
         """
-        if self not in self.context.resources.servers or self.context.closed:
+        if self not in self.context.state.servers or self.context.closed:
             return
         try:
             if finish and self._schedule.ended is None:
                 self.finish()
         finally:
-            self.context.resources.servers.remove(self)
+            self.context.state.servers.remove(self)
             idle = self._schedule.idle
             self._schedule.end("it was closed")
             self._schedule.close()

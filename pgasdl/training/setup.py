@@ -16,7 +16,7 @@ from pgasdl.collectives.binding import (
     bind,
     options_for,
 )
-from pgasdl.collectives.resources import Steps
+from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
 from pgasdl.device.names import name_of
 from pgasdl.errors import BufferRefused
@@ -80,7 +80,7 @@ class Setup:
     @property
     def copied(self) -> bool:
         """Its memory is on a GPU, and the plans work on copies on the host."""
-        return self.device is not None and not self.context.resources.maps_gpus
+        return self.device is not None and not self.context.state.maps_gpus
 
     @property
     def works_on(self) -> int | None:
@@ -91,7 +91,7 @@ class Setup:
         """Return the elements of each piece in which a bucket is copied from a GPU and back."""
         if not self.copied:
             return (bucket.count,)
-        piece = self.context.resources.gpu_piece // bucket.item
+        piece = self.context.state.gpu_piece // bucket.item
         return pieces_of(spec_of(plan), self.kind, bucket.count, piece)
 
     def refuse_integers(self, layers: Sequence[Layer]) -> None:

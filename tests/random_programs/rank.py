@@ -96,7 +96,7 @@ class Rank:
     def give_back(self) -> None:
         """Close, on all ranks together, what the context would keep to its end."""
         self.ctx.barrier()
-        for exchange in list(self.ctx.resources.servers):
+        for exchange in list(self.ctx.state.servers):
             exchange.close(finish=False)
         for thing in self.objects.values():
             if isinstance(thing, (pgasdl.Group, pgasdl.Segment)) and thing is not self.ctx.world:

@@ -108,7 +108,7 @@ def test_what_cannot_be(
     def program(ctx: Context) -> None:
         with pytest.raises(error, match=words):
             GradientExchange(ctx, layers, **given)
-        assert not ctx.resources.servers
+        assert not ctx.state.servers
         ctx.barrier()
 
     loopback.run(2, program)
@@ -242,7 +242,7 @@ def test_close() -> None:
         exchange.close()
         assert view.sum() == 0
         assert exchange.gradients.deleted
-        assert not ctx.resources.servers
+        assert not ctx.state.servers
         for call in (exchange.ready, exchange.wait, exchange.gradient):
             with pytest.raises(ClosedError, match="closed"):
                 call(0)

@@ -87,7 +87,7 @@ def calls(ctx: Context) -> dict[str, Callable[[], object]]:
             each.ready(layer)
         each.finish()
         each.gradients.delete()
-        ctx.resources.servers.clear()
+        ctx.state.servers.clear()
 
     return {
         "allreduce": reduce,

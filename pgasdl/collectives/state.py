@@ -36,7 +36,7 @@ class Server(Protocol):
 
 
 @dataclass(eq=False)
-class Resources:
+class CollectiveState:
     """The state that all collectives of a context share.
 
     Attributes
@@ -82,16 +82,16 @@ class Resources:
 class AnswerCalls:
     """A wait calls this when an update waits for its owner. It keeps no context alive."""
 
-    def __init__(self, resources: Resources) -> None:
-        self._resources = weakref.ref(resources)
+    def __init__(self, state: CollectiveState) -> None:
+        self._state = weakref.ref(state)
 
     def __call__(self) -> None:
         """Hand out every waiting call; PlanError if no server knows one."""
-        resources = self._resources()
-        if resources is None:
+        state = self._state()
+        if state is None:
             return
-        while (call := _native.take_call(resources.core)) is not None:
-            if not any(server.serve(call) for server in resources.servers):
+        while (call := _native.take_call(state.core)) is not None:
+            if not any(server.serve(call) for server in state.servers):
                 raise PlanError(f"nobody answers a call of {call.hook!r}")
 
 
