@@ -1,4 +1,4 @@
-"""What kind of memory an object offers: address, size and dtype, or a clear refusal.
+"""The memory that an object offers: address, size and dtype, or a clear refusal.
 
 It understands NumPy arrays (ml_dtypes too), PyTorch tensors (bfloat16 too), segments, and anything
 with ``__array_interface__`` or the buffer protocol; on GPUs also CuPy's arrays, and anything with

@@ -27,7 +27,7 @@ from pgasdl.settings.variables import (
 
 __all__ = ["VARIABLES", "Address", "Config", "Limits", "format_value", "listing"]
 
-# Of passive messages. A rank has two places for each rank, which adapters pin.
+# The sizes of passive messages. A rank has two places for each rank, which adapters pin.
 PASSIVE_BYTES, _MAILBOX_BYTES = 65536, 16 << 20
 OVERSUBSCRIBED_YIELD_US = 20_000
 

@@ -136,7 +136,7 @@ class Context(_native.ContextCore):
         SegmentError, NotificationError
             Impossible sizes.
         ConfigError
-            What names no device.
+            The name of no device.
         UnavailableError
             A device that is not available.
 
@@ -219,7 +219,7 @@ class Context(_native.ContextCore):
         SegmentError
             An impossible size.
         ConfigError
-            What names no device.
+            The name of no device.
         UnavailableError
             A device that is not available.
 
@@ -251,8 +251,9 @@ class Context(_native.ContextCore):
         Returns
         -------
         ndarray, Tensor or, on a GPU, cupy.ndarray
-            What the memory held before, aligned to 64 bytes. It is used again when the array and
-            all its views are gone. After :meth:`close` it is memory of this rank alone.
+            Its content is what the memory held before; aligned to 64 bytes. The memory is used
+            again when the array and all its views are gone. After :meth:`close` it is memory of
+            this rank alone.
 
         Raises
         ------
@@ -261,7 +262,7 @@ class Context(_native.ContextCore):
         BufferRefused
             A negative size, or a dtype of Python objects.
         ConfigError, UnavailableError
-            What names no device, or none that is available.
+            The name of no device, or of one that is not available.
         """
         self._require_usable()
         return self._pool.empty(shape, dtype, ordinal_of(device))
@@ -355,10 +356,10 @@ class Context(_native.ContextCore):
         timeout : float, optional
             Seconds; None: the context's default.
         stream : object, optional
-            Of an array on a GPU: what orders the call. It begins when the stream has done what was
-            enqueued before, and what is enqueued later comes after the result. The stream makes it,
-            and the call does not wait, unless peers reach the array by way of the host only, or it
-            lies in the pool. None: PyTorch's or CuPy's current stream.
+            For an array on a GPU: the stream that orders the call. The call begins when the stream
+            has done what was enqueued before, and what is enqueued later comes after the result.
+            The stream makes it, and the call does not wait, unless peers reach the array by way of
+            the host only, or it lies in the pool. None: PyTorch's or CuPy's current stream.
 
         Returns
         -------
@@ -376,10 +377,10 @@ class Context(_native.ContextCore):
         Notes
         -----
         Plans and handles are kept, so the first call with a size costs more. Arrays inside segments
-        or the pool are reduced in place; others pass through a workspace. What is in a segment must
-        be so on every rank; and, on a GPU, what has 4 KB or more in the pool. On the host an array
-        outside the pool on one rank, where others have theirs in it, lets all of its size pass
-        through the workspace until :meth:`pool` is called again. A handle is fastest:
+        or the pool are reduced in place; others pass through a workspace. An array in a segment
+        must be so on every rank; and, on a GPU, what has 4 KB or more in the pool. On the host an
+        array outside the pool on one rank, where others have theirs in it, lets all of its size
+        pass through the workspace until :meth:`pool` is called again. A handle is fastest:
         :meth:`allreduce_handle`.
         """
         self._allreduces.run(array, op, group or self.world, plan, timeout, stream)
@@ -409,7 +410,7 @@ class Context(_native.ContextCore):
         out : array_like, optional
             Where the result goes; None: into ``array``.
         **options : int
-            Of the plan, such as ``chunks=8``.
+            Options of the plan, such as ``chunks=8``.
 
         Returns
         -------
@@ -444,7 +445,7 @@ class Context(_native.ContextCore):
         array, out, group, plan, timeout
             As for :meth:`allreduce_handle`.
         **options : int
-            Of the plan, such as ``root=1``.
+            Options of the plan, such as ``root=1``.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""What one rank of a job costs: memory of the library's own, and connections."""
+"""The cost of one rank of a job: memory of the library's own, and connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one rank holds for the library, beside the program's own segments.
+    """The holdings of one rank for the library, beside the program's own segments.
 
     Attributes
     ----------

@@ -75,7 +75,7 @@ class Group:
 
     @cached_property
     def members(self) -> Members:
-        """What plans may know of them."""
+        """The ranks, as plans may know them."""
         topology, ranks = self.topology, self.ranks
         return Members(
             self.size,

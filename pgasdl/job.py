@@ -9,7 +9,7 @@ from pgasdl import _native
 
 
 class Job(Protocol):
-    """What start-up keeps for a context; :class:`pgasdl.runtime.job.StartedJob` implements it."""
+    """Kept by start-up for a context; :class:`pgasdl.runtime.job.StartedJob` implements it."""
 
     threads: _native.LoopbackWorld | None
     mpi: _native.MpiWorld | None

@@ -1,4 +1,4 @@
-"""What the kernel allows. Needs the standard library only."""
+"""Questions to the kernel: what it allows. Needs the standard library only."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def run(
     Returns
     -------
     list
-        What each rank returned.
+        The result of each rank.
 
     Raises
     ------

@@ -65,7 +65,7 @@ class Arena:
 
 
 class _Block:
-    """What an array and its views keep: when they are gone, the block is free."""
+    """A block that an array and its views keep: when they are gone, the block is free."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment  # its memory stays, also when the context is closed

@@ -41,7 +41,7 @@ class Segment(_native.SegmentCore):
     group : Group
         Its members.
     attached : dict[Hashable, object]
-        What lives as long as this rank's copy and its views, by the keys of those who made it.
+        Objects that live as long as this rank's copy and its views, by their makers' keys.
     pooled : bool
         Arrays are cut from it (:meth:`Context.pool`), by each rank where it likes.
     """

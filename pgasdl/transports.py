@@ -18,7 +18,7 @@ class Transport:
     name : str
         Value of ``transport=`` and ``PGASDL_TRANSPORT``.
     summary : str
-        What carries the bytes.
+        The thing that carries the bytes.
     between_hosts : bool
         It reaches ranks of other machines.
     maps : bool

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What had to be fast, and how fast it was."""
+    """The operations that had to be fast, and how fast they were."""
     for line in patience.summary():
         terminalreporter.write_line(line)
 

@@ -39,8 +39,8 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
       return (told & kMismatched) == 0 ? told : 0;
     };
     if (context_.liveness().health(step.peer) == Health::kHealthy && told_gone() == 0) continue;
-    // What it sent before is here by now, or under way to us in the transport: it told before it
-    // left, and raised its flags before both.
+    // Its earlier messages are here by now, or under way to us in the transport: it announced
+    // before it left, and raised its flags before both.
     if (transport.needs_progress()) transport.progress();
     if (waits && arrived(step)) continue;
     const std::uint32_t told = told_gone();
@@ -64,8 +64,8 @@ void BoundPlan::tell_given_up(const Numbering& numbering, std::uint32_t why) con
   for (const Rank peer : ranks_) {
     const RemoteSegment* remote = board_->remote(peer);
     if (peer == context_.rank() || remote == nullptr) continue;
-    // Who needs no more of this execution may have deleted its board: addresses are not to be
-    // written to then.
+    // A peer that needs no more of this execution may have deleted its board: addresses are not to
+    // be written to then.
     const bool waits = std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
       return std::any_of(lane.steps.begin() + static_cast<std::ptrdiff_t>(lane.at),
                          lane.steps.end(),
@@ -171,7 +171,8 @@ bool BoundPlan::read_done(Lane& lane, Step& step) {
     }
     lane.work = Lane::Work::kEnqueued;
   }
-  // What came from an array that was given back is of no use; nor is what would follow.
+  // Data that came from an array that was given back are of no use; nor are those that would
+  // follow.
   return context_.complete(context_.plan_queue()) && told();
 }
 

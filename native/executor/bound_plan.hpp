@@ -111,7 +111,7 @@ class BoundPlan {
     std::uint64_t offset = 0;   // kCall: of the span, in elements
     std::vector<Source> sources;
     std::vector<Destination> destinations;
-    // Of the sources, then of the destinations: the buffer if it is my own copy, else -1.
+    // For the sources, then for the destinations: the buffer if it is my own copy, else -1.
     std::vector<std::int32_t> own;
     struct LookedUp {
       std::size_t number;  // likewise: of a source or a destination
@@ -137,7 +137,7 @@ class BoundPlan {
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
     enum class Call : std::uint8_t { kNone, kAsked, kTaken, kAnswered } call = Call::kNone;
-    // What the step at hand is for the GPU or the transport, and when the GPU has ended.
+    // The state of the step at hand on the GPU or the transport, and when the GPU has ended.
     enum class Work : std::uint8_t { kNone, kEnqueued, kEnded } work = Work::kNone;
     std::unique_ptr<DeviceMoment> work_end;
   };
@@ -169,9 +169,9 @@ class BoundPlan {
   bool over() const {
     return lanes_left_ == 0 && (array_copies_ == nullptr || array_copies_->over());
   }
-  // What began is made by a stream, of by_stream(): all steps are enqueued, and peers' streams do
-  // the rest. `from`: what is copied to data() before, and `to`, what is copied from there; or
-  // null. advance() only looks how far it is.
+  // A stream makes the execution that began (see by_stream()): all steps are enqueued, and peers'
+  // streams do the rest. `from`: what is copied to data() before, and `to`, what is copied from
+  // there; or null. advance() only looks how far it is.
   void enqueue(const StreamOrder& order, const std::byte* from, std::byte* to, std::uint64_t bytes);
   bool enqueued() const { return enqueued_; }
   // The stream goes on, whatever comes of it: nobody will raise what it waits for. Until it is

@@ -91,7 +91,7 @@ std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t g
   return reinterpret_cast<std::uint64_t>(home->data + offset);
 }
 
-// What was read came by a system call, or under a lock: it is not read later than this.
+// The data read came by a system call, or under a lock: they are not read later than this.
 bool Directory::told(Rank peer, std::uint32_t generation) const {
   return of(peer).load(std::memory_order_acquire) >> kPlaceBits == generation;
 }

@@ -3,9 +3,10 @@
 //
 // A rank tells its place before it raises the first flag of an execution. A peer looks it up once
 // it has waited for a flag of that rank, and no later than it raises the flag by which it is done
-// with the array: so the next place may be told when an execution is over. Of an array that lies
+// with the array: so the next place may be announced when an execution is over. Where an array lies
 // anywhere, a rank that gives the execution up withdraws the place: what is read then may be
-// anything. Of segments of all, an array may lie in none: ranks that see that reduce nothing.
+// anything. Where only segments of all serve, an array may lie in none: ranks that see that reduce
+// nothing.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,7 @@ class Directory {
             std::vector<std::shared_ptr<Segment>> homes);
 
   bool anywhere() const { return homes_.empty(); }
-  // Of an array in none of the homes.
+  // The place of an array in none of the homes.
   static constexpr std::uint64_t kElsewhere = (std::uint64_t{1} << 52) - 1;
   // The entry for an array of this rank.
   std::uint64_t entry_of(const std::byte* array, std::uint64_t bytes) const;
@@ -37,7 +38,7 @@ class Directory {
   // process. 0: it was withdrawn; of segments of all, it lies in none of them. Throws if the peer
   // has not told, or told of one that is shorter than `bytes`.
   std::uint64_t look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const;
-  // What was read of it before this call is the execution's.
+  // Data read from it before this call are the execution's.
   bool told(Rank peer, std::uint32_t generation) const;
 
  private:

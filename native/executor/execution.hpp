@@ -8,7 +8,8 @@
 //
 // A wait that ends by its deadline, by Ctrl-C or by an exception of the program's leaves the
 // execution running; a wait that comes later goes on where it was, also if the steps ended
-// meanwhile. What failed or was closed is out of the executor for good, and nothing of it moves.
+// meanwhile. An execution that failed or was closed is out of the executor for good, and nothing of
+// it moves.
 #pragma once
 
 #include <atomic>
@@ -41,7 +42,8 @@ struct Array {
   std::byte* target = nullptr;
   std::uint64_t bytes = 0;
   int device = kHost;  // where it lies
-  // Of a plan with several arrays: where each of its buffers lies, 0: where it did. Until it began.
+  // For a plan with several arrays: where each of its buffers lies, 0: where it did. Until it
+  // began.
   std::span<const std::uintptr_t> places{};
 };
 
@@ -65,7 +67,7 @@ class Execution {
     return state == State::kRunning || state == State::kDone || state == State::kCollecting;
   }
   bool done() const { return state() == State::kDone; }
-  // Of the last one; see BoundPlan.
+  // About the last phase; see BoundPlan.
   bool declined() const { return phase().declined(); }
   // All that this rank moves in one takes microseconds.
   bool brief() const { return brief_; }

@@ -103,7 +103,7 @@ bool Executor::enqueue(Execution& execution, const Array& array, const StreamOrd
   return true;
 }
 
-// Of its end no wake word tells: a GPU has a part in it.
+// No wake word announces its end: a GPU has a part in it.
 void Executor::expect(Execution& execution) {
   if (!std::exchange(execution.expected_, true)) context_.waiter().expect(1);
 }
@@ -145,7 +145,7 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
   execution.withdraw();
-  // What was begun ends by itself, soon: nothing of the caller's is used after that.
+  // Copies that were begun end by themselves, soon: nothing of the caller's is used after that.
   if (ArrayCopies* const copies = execution.phase().array_copies()) copies->drain();
   auto why = static_cast<std::uint32_t>(context_.rank() + 1);
   try {
@@ -305,7 +305,8 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
         context_.waiter().until(ready, slow, deadline, execution.name().c_str());
     if (!over()) return outcome == Outcome::kDone ? Waited::kCall : Waited::kTimeout;
   } catch (const Error&) {
-    // What one of its members cannot end is over; what others' loss interrupts goes on later.
+    // An execution that one of its members cannot end is over; one that others' loss interrupts
+    // goes on later.
     if (lost(execution)) fail(execution, std::current_exception());
     throw;
   }

@@ -1,6 +1,6 @@
 // Runs executions: all of them, each as far as it goes, whenever somebody calls progress().
 //
-// Who calls it is the user's choice: the training loop after each layer (CaffeGPI), or the
+// The user chooses who calls it: the training loop after each layer (CaffeGPI), or the
 // progress thread (S-Caffe's helper thread). Any thread may call any member; executions advance
 // under one lock, and a thread that finds it taken knows that somebody else is at it.
 #pragma once
@@ -58,10 +58,10 @@ class Executor {
   void answer(const Call& call);
 
   void start_thread();
-  // What streams still wait for is given up, as nobody would end it.
+  // Executions that streams still wait for are given up, as nobody would end them.
   void stop_thread();
 
-  // What Execution does under the lock; see there.
+  // The work of Execution's functions of the same names, under the lock; see there.
   void interrupt(Execution& execution, std::shared_ptr<const void> keep);
   std::shared_ptr<const void> let_go(Execution& execution);  // what was kept for it
   void close(Execution& execution);

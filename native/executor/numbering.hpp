@@ -61,9 +61,9 @@ class Numbering {
     generation_ = number == 0 ? 0 : static_cast<std::uint32_t>((number - 1) % kGenerations) + 1;
   }
   std::uint32_t generation() const { return generation_; }  // of the last that began
-  // Of an exclusive one: an execution has begun whose result was not taken.
+  // For an exclusive one: an execution has begun whose result was not taken.
   bool under_way() const { return current_.load(std::memory_order_acquire) != nullptr; }
-  // Of an exclusive one: an execution failed, and nothing can follow.
+  // For an exclusive one: an execution failed, and nothing can follow.
   bool failed() const { return fault_ != nullptr; }
 
  private:

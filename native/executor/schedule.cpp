@@ -90,7 +90,7 @@ std::shared_ptr<Execution> LayerSchedule::awaited_bucket(std::size_t number) con
 
 void LayerSchedule::taken(std::size_t number, const Execution& execution) {
   Bucket& bucket = buckets_.at(number);
-  // Of two threads that waited for one layer the first was here already.
+  // Two threads may wait for one layer: then the first was here already.
   if (!bucket.under_way || bucket.executions[bucket.current].get() != &execution ||
       execution.under_way()) {
     return;

@@ -40,7 +40,8 @@ class LayerSchedule {
   // The layer's gradient is there, or will be after what a stream has been given so far; the last
   // of a bucket begins its exchange.
   void ready(std::int64_t layer, const StreamOrder* order = nullptr);
-  // What a wait for the layer waits for; null if it was not ready since it was last waited for.
+  // The execution that a wait for the layer waits for; null if the layer was not ready since its
+  // last wait.
   std::shared_ptr<Execution> awaited(std::int64_t layer) const;
   std::shared_ptr<Execution> awaited_bucket(std::size_t bucket) const;
   // The bucket's exchange is over, and was waited for.

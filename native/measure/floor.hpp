@@ -1,5 +1,5 @@
-// What the machine itself needs: the same exchanges with nothing but loads, stores and the fastest
-// kernels, to stand beside every measured figure.
+// The time that the machine itself needs: the same exchanges with nothing but loads, stores and the
+// fastest kernels, to stand beside every measured figure.
 //
 // One object per rank over one segment that every rank maps. All members are collective: every rank
 // calls them in the same order with the same arguments. One thread; the memory is the segment's.
@@ -28,7 +28,8 @@ class Floor {
   // `oversubscribed`: there are more ranks than processors, so a wait must give its own away.
   Floor(Context& context, std::shared_ptr<Segment> segment, bool oversubscribed);
 
-  // What `segment` must hold to exchange `payload` bytes; puts need a source and a target.
+  // The bytes that `segment` must hold to exchange `payload` bytes; puts need a source and a
+  // target.
   static std::uint64_t bytes(Rank size, std::uint64_t payload);
 
   // Returns on all ranks within one latency: a barrier of raw flags.

@@ -12,7 +12,8 @@ std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segm
   const Slice from{segment, 0, bytes};
   const Slice to{segment, target, bytes};
   const Pair pair{&from, &to};
-  // Of several batches, which take far less: reading the clock in every call would be measured too.
+  // One deadline serves several batches, which take far less: reading the clock in every call would
+  // be measured too.
   Deadline deadline = Deadline::once();
   const auto send = [&] {
     if (context.write_notify({&pair, 1}, peer, *segment, 0, 1, 0, deadline) != Outcome::kDone) {

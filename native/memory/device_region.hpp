@@ -15,7 +15,8 @@ namespace pgasdl {
 inline constexpr int kHost = -1;
 inline constexpr int kUnreached = -2;  // some device of a peer, which nobody reaches from here
 
-// What another process needs to map an allocation, besides a descriptor if it is `kDescriptor`.
+// The handle by which another process maps an allocation, besides a descriptor if it is
+// `kDescriptor`.
 struct DeviceHandle {
   enum class Kind : std::uint32_t { kNothing, kDescriptor, kIpc };
   Kind kind = Kind::kNothing;

@@ -52,9 +52,9 @@ class DeviceStream {
 
 // A moment of a stream, at which all that was enqueued before has ended.
 //
-// What a device wrote before is visible then to whoever learns of it from this thread: to the host,
-// to copies and kernels of any process that are launched later, and to a NIC that reads. That is
-// what lets a flag in host memory, stored after reached(), tell of data on a device.
+// The device's writes of before are visible then to whoever learns of them from this thread: to the
+// host, to copies and kernels of any process that are launched later, and to a NIC that reads. That
+// is what lets a flag in host memory, stored after reached(), tell of data on a device.
 class DeviceMoment {
  public:
   explicit DeviceMoment(cuda::Device device);
@@ -64,7 +64,7 @@ class DeviceMoment {
   cuda::Device device() const { return device_; }
   // From now on it is the present one of `stream`, which may be a program's.
   void mark(cuda::Stream stream);
-  // What is enqueued on `stream` from now on comes after it.
+  // Work that is enqueued on `stream` from now on comes after it.
   void hold(cuda::Stream stream) const;
   // Throws what made the device's work fail.
   bool reached() const;

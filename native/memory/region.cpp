@@ -98,7 +98,7 @@ Region::~Region() {
   if (pinned_) {
     try {
       const cuda::Current current(0);
-      // What stays registered stays mapped: nothing else at its place could be registered.
+      // Memory that stays registered stays mapped: nothing else at its place could be registered.
       if (cuda::driver().mem_host_unregister(data_) != cuda::kSuccess) return;
     } catch (const Error&) {
       // A forked child: it is registered for the parent.

@@ -19,7 +19,7 @@ class Region {
   // A new memfd of `bytes`, sealed against shrinking and growing; the descriptor goes to `fd` so
   // that it can be handed to peers and closed.
   static std::shared_ptr<Region> create(std::size_t bytes, UniqueFd& fd);
-  // Of this process alone, where nobody maps it: with huge pages, which memfds rarely have.
+  // Memory of this process alone, where nobody maps it: with huge pages, which memfds rarely have.
   static std::shared_ptr<Region> create_private(std::size_t bytes);
   // Maps a peer's descriptor; refuses one that is not sealed or is smaller than `bytes`.
   static std::shared_ptr<Region> attach(int fd, std::size_t bytes);

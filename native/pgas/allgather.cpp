@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::size_t kExchangeBytes = 1024;
 constexpr std::size_t kReduceBytes = 8192;
-// Of all slots of a kind together: large groups have smaller ones, and more pieces. The description
-// of a segment in host memory is one piece in any group.
+// The bytes of all slots of a kind together: large groups have smaller ones, and more pieces. The
+// description of a segment in host memory is one piece in any group.
 constexpr std::size_t kAllSlots = 1u << 20;
 constexpr std::size_t kLeastBytes = 256;
 
@@ -68,7 +68,7 @@ void Group::begin_piece(Exchange& exchange, Kind kind) {
   context_.recorder().record(Operation::kAllgather, -1, control_->id(), generation, bytes);
 }
 
-// What a step carries: this rank's own block, and those behind it, from where they arrived.
+// Collects the blocks of a step: this rank's own, and those behind it, from where they arrived.
 void Group::gather_blocks(Exchange& exchange, Kind kind, std::size_t step) {
   const std::vector<DisseminationStep>& steps = exchange.course.steps;
   const auto& [distance, blocks, needed] = steps[step];

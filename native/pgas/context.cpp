@@ -8,7 +8,7 @@
 namespace pgasdl {
 namespace {
 
-// What a rank says of itself before anything is mapped.
+// A rank's words about itself before anything is mapped.
 struct Introduction {
   std::uint64_t host;
   std::int32_t pid;
@@ -109,7 +109,7 @@ void Context::join(const std::vector<std::string>& descriptions, Deadline deadli
 void Context::close(bool failed) {
   if (closed_.exchange(true)) return;
   if (!inherited()) {
-    // What was posted still arrives, unless it cannot.
+    // Posted requests still arrive, unless they cannot.
     const Deadline deadline = Deadline::in(failed ? 0.2 : 5);
     liveness_.finish_telling(deadline);
     drain(deadline);

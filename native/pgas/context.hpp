@@ -36,7 +36,7 @@ struct Pair {
   const Slice* remote;
 };
 
-// What a transport gets for them; throws as operations do.
+// The transfers that a transport gets for them; throws as operations do.
 std::vector<Transfer> checked_list(std::span<const Pair> pairs, Rank peer, bool write);
 
 class Context {
@@ -107,11 +107,11 @@ class Context {
   // none starves.
   Outcome notify_waitsome(Segment& segment, std::uint64_t first, std::uint64_t count,
                           Deadline deadline, std::uint32_t& found);
-  // The word is at least `count`, which is taken off it; `left` is what remains. Of several threads
-  // each takes its own. kNotification if the count was lost.
+  // The word is at least `count`, which is taken off it; `left` is what remains. Where several
+  // threads wait, each takes its own. kNotification if the count was lost.
   Outcome notify_wait_count(Segment& segment, std::uint64_t notification, std::uint64_t count,
                             Deadline deadline, std::uint32_t& left);
-  // gaspi_notify_reset: the value, which is 0 from now on. Of several threads one gets it.
+  // gaspi_notify_reset: the value, which is 0 from now on. One of several threads gets it.
   std::uint32_t notify_reset(Segment& segment, std::uint64_t notification);
 
   // --- ordered on a stream of a GPU: enqueued there, and nothing waits on the host. Stream
@@ -144,7 +144,7 @@ class Context {
   std::uint32_t queue_size(QueueId queue) const;
   static constexpr std::uint32_t kOwnQueues = 3;
   QueueId internal_queue() const { return options_.queues; }
-  // Of atomics alone: a heartbeat that is lost by a reconnect() is no atomic's error.
+  // The queue of atomics alone: a heartbeat that is lost by a reconnect() is no atomic's error.
   QueueId atomic_queue() const { return options_.queues + 1; }
   QueueId plan_queue() const { return options_.queues + 2; }
 

@@ -37,8 +37,8 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
         const Rank peer = ahead(course.steps[course.sent].distance);
         refused.reset();
         try {
-          // Who is gone needs nothing more; those who need what it would have passed on learn that
-          // from it being gone.
+          // A peer that is gone needs nothing more; those who need what it would have passed on
+          // learn that from it being gone.
           if (context_.liveness().health(peer) == Health::kHealthy && !post(course.sent)) {
             return false;
           }
@@ -55,7 +55,7 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
       }
       return true;
     };
-    // Of a peer that has left, or died, this rank learns a moment after its transport; whoever
+    // This rank learns a moment after its transport that a peer has left, or died; whoever
     // is healthy then is only out of reach.
     const auto give_up = [&] {
       if (refused && Clock::now() - course.refused_since > patience) throw Error(*refused);
@@ -68,8 +68,8 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
         if (context_.liveness().health(peer) == Health::kHealthy && told(course, step) == 0) {
           continue;
         }
-        // What it sent is here: it told before it left, and raised its flag before both. Then only
-        // this rank's own steps are not posted yet, or others' have not arrived.
+        // Its messages are here: it announced before it left, and raised its flag before both. Then
+        // only this rank's own steps are not posted yet, or others' have not arrived.
         if (arrived(course, step)) continue;
         hopeless = peer;
         const std::uint32_t gone = told(course, step);
@@ -100,8 +100,8 @@ void Group::tell_lost(const Course& course, Rank gone) {
   for (std::size_t step = 0; step < course.steps.size(); ++step) {
     const Rank peer = ahead(course.steps[step].distance);
     const RemoteSegment* remote = control_->remote(peer);
-    // Who needs no more of this collective may have deleted the group: addresses are not to be
-    // written to then.
+    // A peer that needs no more of this collective may have deleted the group: addresses are not to
+    // be written to then.
     if (step < course.sent && !world_ && remote->board == nullptr) continue;
     const auto id = course.first_word + static_cast<std::uint32_t>(step);
     context_.liveness().tell({context_.internal_queue(),

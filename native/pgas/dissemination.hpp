@@ -1,4 +1,4 @@
-// Who sends to whom where every member of a group needs something of every other.
+// The steps by which every member of a group gets something of every other: who sends to whom.
 //
 // Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
 // systems" (1997), the concatenation; with nothing to carry, Hensgen, Finkel and Manber's barrier

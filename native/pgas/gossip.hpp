@@ -1,4 +1,4 @@
-// Who is alive among ranks whose memory is not mapped here, told by writes.
+// News of who is alive among ranks whose memory is not mapped here, by writes.
 //
 // A rank has neighbours: the nearest on both sides, and those 2^k ranks away. At every heartbeat it
 // writes its record into their control segments, and when it learns of a loss, what it knows of all
@@ -31,7 +31,7 @@ class Gossip {
     Rank rank = -1;
     Health how = Health::kHealthy;
   };
-  // What a rank says of itself.
+  // A rank's words about itself.
   struct Words {
     Health own = Health::kHealthy;
     Cause cause;
@@ -47,7 +47,7 @@ class Gossip {
       try {
         write_to(peer);
       } catch (const Error& error) {
-        // What fails here (no memory, say) is no peer's death, and is tried again.
+        // A failure here (no memory, say) is no peer's death, and the post is tried again.
         if (error.kind() == ErrorKind::kPeerLost) lost(peer.rank);
       }
     }
@@ -55,7 +55,7 @@ class Gossip {
   // Nobody has to be told anything.
   bool told_all(const std::atomic<Health>* states) const;
 
-  // What the others told. Beats are counted from 1; 0: none yet, or not this rank's neighbour.
+  // The others' words. Beats are counted from 1; 0: none yet, or not this rank's neighbour.
   const std::vector<Rank>& ranks() const { return ranks_; }
   std::uint64_t beat(Rank peer) const;
   Words words(Rank peer) const;

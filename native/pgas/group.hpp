@@ -55,7 +55,8 @@ class Group {
   std::uint64_t gossip_offset() const { return gossip_offset_; }
   void remove();
 
-  // What may be under way at once. Exchanges have slots and generations of their own.
+  // The kinds of collectives that may be under way at once. Exchanges have slots and generations of
+  // their own.
   enum class Kind : std::uint8_t { kExchange, kReduce, kBarrier };
 
   // Bytes of the group's own segment on each member, by what they are for, in the order in which
@@ -136,7 +137,7 @@ class Group {
   Outcome passive_send(Rank peer, std::span<const std::byte> message, Deadline deadline);
   Outcome passive_receive(Deadline deadline, Rank& sender, std::string& message);
 
-  // What a wait that timed out is still waiting for, in words.
+  // The parts that a wait that timed out is still waiting for, in words.
   std::string missing_in_barrier() const;
   std::string missing_in_allgather(Kind kind) const;
 
@@ -149,7 +150,7 @@ class Group {
     std::uint32_t first_flag = 0;
     std::uint32_t first_word = 0;
     std::uint32_t generation = 0;
-    // Of the steps of this generation. Later ones may be here, too.
+    // Counts of the steps of this generation. Later ones may be here, too.
     std::size_t sent = 0;
     std::size_t arrived = 0;
     Clock::time_point refused_since{};  // the next one to be sent, by a connection that broke
@@ -160,7 +161,7 @@ class Group {
     }
     // Members wait for each other also indirectly.
     bool relayed() const { return !steps.empty() && steps.back().needed != 0; }
-    // Of the steps that are sent together with `step`.
+    // The end of the steps that are sent together with `step`.
     std::size_t end_of_base(std::size_t step) const {
       std::size_t end = step;
       while (end < steps.size() && steps[end].needed == steps[step].needed) ++end;
@@ -171,7 +172,7 @@ class Group {
   struct Exchange {
     std::uint64_t slots_offset = 0;
     Course course;
-    // Of the call under way: what it is, and which piece of it.
+    // The call under way: what it is, and which piece of it.
     bool under_way = false;
     std::string what;
     std::uint64_t fingerprint = 0;
@@ -188,7 +189,7 @@ class Group {
     std::uint32_t generation;
     char what[32];
   };
-  // What a member says before its description of a copy, and when it has attached all others.
+  // A member says this before its description of a copy, and when it has attached all others.
   struct Head {
     std::uint64_t bytes;
     SegmentId id;
@@ -211,7 +212,7 @@ class Group {
   // many as there are members: flags, and last words, which only large groups have.
   static constexpr std::uint32_t kBarrierRounds = 16;
   static constexpr std::size_t kMostMembers = std::size_t{1} << kBarrierRounds;
-  // Of generations, which are never 0.
+  // The next generation; generations are never 0.
   static std::uint32_t following(std::uint32_t generation) {
     return generation + 1 == 0 ? 1 : generation + 1;
   }

@@ -6,7 +6,7 @@
 
 namespace pgasdl {
 
-// What is known of a rank. It leaves kHealthy once, for good.
+// The known state of a rank. It leaves kHealthy once, for good.
 enum class Health : std::uint8_t { kHealthy, kDied, kStopped, kFailed, kClosed };
 std::string_view name(Health health);
 

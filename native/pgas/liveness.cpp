@@ -187,7 +187,7 @@ void Liveness::tell(LastWord word) {
 }
 
 bool Liveness::post(const LastWord& word) {
-  // Who is gone waits no more; who is fenced off writes no more.
+  // A peer that is gone waits no more; a rank that is fenced off writes no more.
   if (health(word.peer) != Health::kHealthy || health(rank_) != Health::kHealthy) return true;
   try {
     return transport_->post_write(word.queue, word.peer, {}, &word.flag);

@@ -1,8 +1,8 @@
-// Who is alive, and the alarm that ends every wait when somebody is not.
+// The record of who is alive, and the alarm that ends every wait when somebody is not.
 //
 // Each rank has a ControlBlock that all ranks of the machine map. Whoever notices a loss first
 // writes it into everybody's state vector and raises everybody's alarm; every spin reads its own.
-// Of ranks that are not mapped Gossip tells, and is told.
+// Gossip carries the news of ranks that are not mapped, both ways.
 #pragma once
 
 #include <array>

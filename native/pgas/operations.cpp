@@ -300,7 +300,7 @@ bool Context::complete(QueueId id) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPeerLost || error.rank() < 0) throw;
     liveness_.note_end(error.rank());
-    // Of a rank that left in peace, or whose loss was accepted, nobody waits for anything.
+    // Nobody waits for anything of a rank that left in peace, or whose loss was accepted.
     const Health health = liveness_.health(error.rank());
     if (health == Health::kClosed || liveness_.accepted(error.rank())) return false;
     throw;
@@ -311,7 +311,7 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
   require_usable();
   Queue& queue = queue_at(id);
   const std::uint32_t posted = queue.used.load(std::memory_order_relaxed);
-  // What this thread posted may be counted no more, since another waited, and be under way still:
+  // This thread's requests may be counted no more, since another waited, and be under way still:
   // the transport knows.
   const bool streamed = !queued_streams_.passed(id);
   if (posted == 0 && !progresses_ && !streamed) return Outcome::kDone;

@@ -1,4 +1,4 @@
-// What init() decides once for a context.
+// The options that init() decides once for a context.
 #pragma once
 
 #include <cstdint>

@@ -79,7 +79,8 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
       context_.transport().progress();
     }
   } catch (const Error&) {
-    // Who cannot be told has left, or will not be heard again: what it sent before is here.
+    // A sender that cannot be answered has left, or will not be heard again: what it sent before is
+    // here.
   }
   return outcome;
 }

@@ -1,5 +1,5 @@
-// What was enqueued on streams on behalf of queues: a queue's order holds whichever way its
-// requests take, and wait(queue) covers them all.
+// Requests that were enqueued on streams on behalf of queues: a queue's order holds whichever way
+// its requests take, and wait(queue) covers them all.
 #pragma once
 
 #include <atomic>

@@ -70,7 +70,7 @@ class Segment {
   std::atomic<bool> deleted_{false};
   bool on_devices_ = false;
   bool reached_ = true;
-  // What peers do not reach, until set_self().
+  // Memory that peers do not reach, until set_self().
   std::byte* unreached_data_ = nullptr;
   std::uint64_t unreached_bytes_ = 0;
   SegmentHome home_{nullptr};

@@ -30,7 +30,7 @@ class Waiter {
   // Something is under way of whose end no wake word tells, such as work on a GPU: while there is
   // any, waits look from time to time.
   void expect(int more) { n_expected_.fetch_add(more, std::memory_order_relaxed); }
-  // Of such a thing, for a scope.
+  // Expects such a thing, for a scope.
   class Expectation {
    public:
     explicit Expectation(Waiter* waiter) : waiter_(waiter) {
@@ -77,7 +77,7 @@ class Waiter {
       return false;
     };
     if (deadline.one_try()) {
-      // Who only ever tries is told, too.
+      // A caller that only ever tries learns it, too.
       if (liveness_.somebody_gone() && ready_after_all()) return Outcome::kDone;
       return Outcome::kTimeout;
     }
@@ -98,7 +98,7 @@ class Waiter {
     }
     learn_ticks();
     const auto start = Clock::now();
-    // Of a long message a piece comes at every look: whoever sleeps makes all that follow late. But
+    // A piece of a long message comes at every look: whoever sleeps makes all that follow late. But
     // after long nobody is sending, and a wait takes no more of a core than it has to.
     const bool receives = transport_.receives_in_progress();
     const bool eager = receives && start - deadline.since() < kLong;

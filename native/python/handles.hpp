@@ -1,5 +1,5 @@
-// What the Python objects hold, and how the bindings wait: never with the GIL, never deaf to
-// Ctrl-C.
+// The handles that Python objects hold, and how the bindings wait: never with the GIL, never deaf
+// to Ctrl-C.
 #pragma once
 
 #include <nanobind/nanobind.h>

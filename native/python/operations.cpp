@@ -34,7 +34,7 @@ std::vector<Pair> pairs_of(const nb::sequence& list) {
   return pairs;
 }
 
-// What posting a list costs, in bytes copied: a long one may wait for room on the way.
+// The cost of posting a list, in bytes copied: a long one may wait for room on the way.
 std::uint64_t weight_of(std::span<const Pair> pairs) {
   constexpr std::uint64_t kRequest = 1 << 10;
   std::uint64_t weight = 0;
@@ -97,7 +97,7 @@ StreamOrder order_of(nb::handle stream, int device) {
   return {device, reinterpret_cast<cuda::Stream>(nb::cast<std::uintptr_t>(named))};
 }
 
-// What moves bytes of a GPU in this call comes after what the program has enqueued there.
+// Copies of a GPU's bytes in this call come after the work that the program has enqueued there.
 void follow_current_stream(std::span<const Pair> pairs, Rank peer) {
   const int device = device_of(pairs, peer);
   if (device == kHost) [[likely]]

@@ -194,7 +194,7 @@ __device__ __forceinline__ Stored<kDType> encode(Acc acc) {
   }
 }
 
-/// What a sum starts from: -0 for floats, as 0 + -0 is 0.
+/// A sum starts from this: -0 for floats, as 0 + -0 is 0.
 template <class Acc>
 constexpr Acc kNothing = kFloat<Acc> ? -Acc{0} : Acc{0};
 

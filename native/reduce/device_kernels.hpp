@@ -1,7 +1,7 @@
 #pragma once
 
-// What device_reduce() and its kernels agree on. Compiled by NVRTC, too: nothing of the standard
-// library but the integers' names.
+// The types that device_reduce() and its kernels share. Compiled by NVRTC, too: nothing of the
+// standard library but the integers' names.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 
 namespace pgasdl {
 
-/// Of one call: what fits well into a kernel's parameters.
+/// The most arrays of one call: these fit well into a kernel's parameters.
 inline constexpr unsigned kDeviceSources = 64;
 inline constexpr unsigned kDeviceDestinations = 64;
 

@@ -239,7 +239,7 @@ struct Mixed {
 
 template <class Format, ReduceOp kOp, int kSources>
 constexpr KernelsByDestinations by_destinations() {
-  // Of one source every op makes the same; only sums are worth a kernel per destination count.
+  // Every op makes the same of one source; only sums are worth a kernel per destination count.
   constexpr ReduceOp kDone = kSources == 1 ? ReduceOp::kSum : kOp;
   if constexpr (kDone == ReduceOp::kSum) {
     return {Same<Format, kDone, kSources, 0>::run, Same<Format, kDone, kSources, 1>::run,

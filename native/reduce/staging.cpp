@@ -14,7 +14,7 @@ constexpr std::size_t kMost = std::size_t{1} << 20;
 /// The way not taken is timed once in so many copies.
 constexpr std::uint32_t kTryEvery = 64;
 
-/// What is streamed the reader finds in memory, not in a cache: it must be that much faster.
+/// The reader finds streamed data in memory, not in a cache: streaming must be that much faster.
 constexpr double kGain = 1.5;
 
 }  // namespace

@@ -102,7 +102,7 @@ class Engine {
   // Heads on their way to the first link: between ranks that meet at one level all take equally
   // long, so that they come in the order in which they left.
   std::vector<std::deque<Message>> heads_;
-  // What a lane's event means: kept beside the event, which stays small.
+  // The meaning of a lane's event: kept beside the event, which stays small.
   struct Resume {
     std::int64_t job;
     std::uint32_t rank, lane;

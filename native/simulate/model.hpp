@@ -1,4 +1,4 @@
-// What is simulated: plans as arrays of steps, a machine, and what every rank's application does.
+// The input of a simulation: plans as arrays of steps, a machine, and every rank's application.
 // All times are seconds, all amounts bytes.
 #pragma once
 
@@ -49,7 +49,7 @@ struct Program {
   bool index(std::int64_t ranks);
 };
 
-// What an operation means on one rank.
+// An operation as one rank makes it.
 struct Resolved {
   std::int64_t peer, note, bytes;
   bool skip;
@@ -63,7 +63,7 @@ struct Level {
   std::vector<std::int32_t> link;   // of every rank: which link it uses; -1: none
   double link_beta = 0;             // seconds per byte of each link
   bool through = true;              // also for traffic to farther levels
-  // Of messages between ranks that meet at this level:
+  // These are of messages between ranks that meet at this level:
   double latency = 0;    // from leaving the sender to the receiver
   double startup = 0;    // occupies the sender's port before the first byte
   double port_beta = 0;  // seconds per byte of the sender's and the receiver's port
@@ -80,7 +80,7 @@ struct Machine {
 
 enum Act : std::int64_t { kCompute, kStart, kJoin };
 
-// What every rank's application does, in order.
+// An action of a rank's application; a rank takes its actions in order.
 struct Action {
   std::int64_t act;
   std::int64_t job;  // of kStart and kJoin
@@ -108,8 +108,8 @@ struct Result {
 // Runs the scenario event by event, and is deterministic. No thread but the caller's.
 Result run(const Machine& machine, const Scenario& scenario);
 
-// Of the rank that has most: messages that it sends, and other ranks to which it sends or from
-// which it gets any, each of which takes a connection.
+// The counts of the rank that has most: messages that it sends, and other ranks to which it sends
+// or from which it gets any, each of which takes a connection.
 struct Traffic {
   std::int64_t messages = 0;
   std::int64_t neighbours = 0;

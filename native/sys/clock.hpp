@@ -42,7 +42,7 @@ class Deadline {
     auto now = Clock::now();
     return now >= at_ ? Nanoseconds(0) : Nanoseconds(at_ - now);
   }
-  // Of a piece of the same wait.
+  // The deadline of a piece of the same wait.
   Deadline sooner(Nanoseconds from_now) const {
     auto other = Clock::now() + from_now;
     return {other < at_ ? other : at_, since_};

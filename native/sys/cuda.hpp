@@ -1,6 +1,6 @@
 // The CUDA driver, loaded at run time: the entries that this library calls, each under the name
 // that has the wanted version, as our own declarations. Nothing links CUDA, and no header of it is
-// needed to build. What cuda.h says of an entry holds.
+// needed to build. Each entry does as cuda.h says.
 #pragma once
 
 #include <cstddef>
@@ -214,7 +214,7 @@ std::string missing();
 // The number of devices that this process sees; 0 without a driver.
 int device_count();
 
-// Of a device, 0 if the driver does not know the attribute.
+// An attribute of a device, 0 if the driver does not know it.
 int attribute(Device device, DeviceAttribute which);
 
 // Throws for any result but success: what was attempted, and the driver's name and words for it.
@@ -222,8 +222,8 @@ int attribute(Device device, DeviceAttribute which);
 void check(Result result, const std::string& what);
 
 // Makes a device's primary context, the one that PyTorch and CuPy use, this thread's current one
-// for a scope. It is retained at first use and kept until the process ends. What is called in the
-// scope has no part in a graph that some thread captures meanwhile, and does not spoil it.
+// for a scope. It is retained at first use and kept until the process ends. Calls in the
+// scope have no part in a graph that some thread captures meanwhile, and do not spoil it.
 class Current {
  public:
   explicit Current(Device device);

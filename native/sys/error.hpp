@@ -38,7 +38,7 @@ class Error : public std::runtime_error {
   int rank_;
 };
 
-// What a call that may have to wait answers.
+// The answer of a call that may have to wait.
 enum class [[nodiscard]] Outcome : std::uint8_t { kDone, kTimeout, kFull, kConnecting };
 
 // The parts one after another, as text.

@@ -56,8 +56,9 @@ class ProcessWatch {
 // are gone do not count.
 pid_t common_ancestor(std::span<const pid_t> pids);
 
-// What is the same for processes that can open each other's pidfd and reach each other's AF_UNIX
-// sockets: the boot of the machine, and the namespaces of processes and of the network.
+// An identity that is the same for processes that can open each other's pidfd and reach each
+// other's AF_UNIX sockets: the boot of the machine, and the namespaces of processes and of the
+// network.
 std::string host_identity();
 
 // How many forks lie between this process and the one that loaded the library. Objects remember it

@@ -1,4 +1,4 @@
-// What tells the ranks of a job from strangers, in whatever comes by a socket or a datagram.
+// A token by which ranks know those of their job, in whatever comes by a socket or a datagram.
 #pragma once
 
 #include <string>

@@ -97,7 +97,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
-  // Of the transport that carries bytes to `peer`.
+  // The name of the transport that carries bytes to `peer`.
   virtual std::string_view name_for(Rank /*peer*/) const { return name(); }
 
   // More of its state, for a log; "" if there is nothing to say.
@@ -149,7 +149,8 @@ class Transport {
   virtual bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) = 0;
   // Everything posted on `queue` so far is locally complete.
   virtual bool complete(QueueId queue) = 0;
-  // What was posted on `queue` to `peer` so far, and whether that much is complete, or was lost.
+  // A mark of the requests posted on `queue` to `peer` so far, and whether those are complete, or
+  // were lost.
   virtual std::uint64_t mark(QueueId /*queue*/, Rank /*peer*/) const { return 0; }
   virtual bool reached(QueueId /*queue*/, Rank /*peer*/, std::uint64_t /*mark*/) const {
     return true;
@@ -173,7 +174,7 @@ class Transport {
   // Moves on what cannot move by itself; called by every wait if needs_progress().
   virtual bool needs_progress() const { return false; }
   virtual void progress() {}
-  // What peers send moves on in progress() too, a few pieces of a long message at each call.
+  // Messages from peers move on in progress() too, a few pieces of a long one at each call.
   virtual bool receives_in_progress() const { return false; }
 };
 

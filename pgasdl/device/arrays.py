@@ -1,4 +1,4 @@
-"""What objects say of memory on a GPU: by ``__cuda_array_interface__``, or by DLPack."""
+"""Memory on a GPU as objects describe it: by ``__cuda_array_interface__``, or by DLPack."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def describe(buffer: Any, *, writable: bool) -> DeviceArray:
     Raises
     ------
     BufferRefused
-        What it says is wrong, or not understood.
+        Its description is wrong, or not understood.
     UnavailableError
         There is no GPU here.
     """

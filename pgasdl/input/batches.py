@@ -32,7 +32,7 @@ class Batches:
     seed : int, optional
         0 <= seed: every epoch has another order. None: always the order of the files.
     last : str, default "drop"
-        What becomes of the records that are left over at the end of an epoch, fewer than a batch.
+        The use of the records that are left over at the end of an epoch, fewer than a batch.
         "drop": they sit this epoch out. "fill": records from the beginning of the epoch's order
         complete their batch.
 

@@ -32,7 +32,7 @@ class StripeFile:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the index says."""
+    """The content of the index."""
 
     n_records: int
     stripe: int

@@ -108,7 +108,7 @@ class Prefetcher:
         ClosedError
             The prefetcher is closed.
         DataError, OSError
-            What the reader met. No batch follows.
+            The error that the reader met. No batch follows.
         """
         if not self._end.alive:
             raise ClosedError("the prefetcher is closed")
@@ -178,7 +178,7 @@ class _Filled:
 
 @dataclass(slots=True)
 class _Shared:
-    """What the thread and the prefetcher tell each other."""
+    """The messages between the thread and the prefetcher."""
 
     free: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
     ready: queue.SimpleQueue[_Filled | BaseException | None] = field(

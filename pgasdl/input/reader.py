@@ -34,7 +34,7 @@ class StripedFiles:
     Attributes
     ----------
     dtype : dtype
-        Of a record, with its fields.
+        The dtype of a record, with its fields.
 
     Raises
     ------

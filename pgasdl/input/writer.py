@@ -27,8 +27,8 @@ class StripedWriter:
     index : str or Path
         Where the index goes. Neither it nor the files may exist.
     dtype : dtype
-        Of a record: ``[("image", "u1", (3, 224, 224)), ("label", "i8")]``. Packed fields of fixed
-        size, in what NumPy's own dtypes offer.
+        The dtype of a record: ``[("image", "u1", (3, 224, 224)), ("label", "i8")]``. Packed fields
+        of fixed size, in what NumPy's own dtypes offer.
     files : int or sequence of paths
         Where the records go: paths, relative to the index's folder, one for each disk; or a number
         of files beside the index.
@@ -83,9 +83,9 @@ class StripedWriter:
         Parameters
         ----------
         records : array or dict[str, array]
-            Of the writer's dtype; or an array for each field, with the record as first axis. A
-            field takes other dtypes of its kind (``numpy.can_cast``, "same_kind") and any integers,
-            as far as the values fit: floats may be rounded, all else stays as it is.
+            Records of the writer's dtype; or an array for each field, with the record as first
+            axis. A field takes other dtypes of its kind (``numpy.can_cast``, "same_kind") and any
+            integers, as far as the values fit: floats may be rounded, all else stays as it is.
 
         Raises
         ------

@@ -182,7 +182,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What a plan may know of the ranks that run it; the same on all of them.
+    """The ranks that run a plan, as it may know them; the same on all of them.
 
     Attributes
     ----------

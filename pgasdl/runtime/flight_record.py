@@ -1,4 +1,4 @@
-"""What a failing rank leaves: its flight record, and the reason for its launcher."""
+"""A failing rank leaves two things: its flight record, and the reason for its launcher."""
 
 from __future__ import annotations
 

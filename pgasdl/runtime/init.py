@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 log = logging.getLogger("pgasdl")
-# What a rank that cannot begin waits for others that have not heard why yet, seconds.
+# The seconds that a rank that cannot begin waits for others that have not heard why yet.
 _LAST_WORDS = 2.0
 
 
@@ -141,11 +141,11 @@ def start(
     store : Store
         Where the ranks meet.
     threads : LoopbackWorld, optional
-        What the ranks share if they are threads of this process.
+        The world that the ranks share if they are threads of this process.
     mapped : bool, default True
         False: threads do not map each other's memory.
     mpi : MpiWorld, optional
-        What the ranks share if they came through MPI.
+        The world that the ranks share if they came through MPI.
     """
     plugins.load(config.plan_modules or "")
     policy = load(config.policy or "")

@@ -21,9 +21,9 @@ class StartedJob:
     store : Store
         Where the ranks meet.
     threads : LoopbackWorld or None
-        What the ranks share if they are threads; None: they are processes.
+        The world that the ranks share if they are threads; None: they are processes.
     mpi : MpiWorld or None
-        What the ranks share if they came through MPI, else None.
+        The world that the ranks share if they came through MPI, else None.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from pgasdl.transports import AUTO, TRANSPORTS
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """What a rank tells all others about itself at init.
+    """A rank's words about itself to all others at init.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ def topology_of(
     launch : Launch
         The place of this rank in the job.
     ranks : Sequence[RankInfo]
-        What all ranks told, by rank.
+        The words of all ranks, by rank.
     mapped : bool
         False: threads do not map each other's memory.
     near : frozenset[int]

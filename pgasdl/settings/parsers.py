@@ -20,7 +20,7 @@ class Parser(Protocol):
 
     @property
     def accepted(self) -> str:
-        """What it accepts, for messages."""
+        """The values that it accepts, for messages."""
 
     def parse(self, text: str) -> object:
         """Turn a variable's text into a value."""
@@ -38,7 +38,7 @@ class Integer:
 
     @property
     def accepted(self) -> str:
-        """What it accepts, for messages."""
+        """The values that it accepts, for messages."""
         return f"an integer from {self.low} to {self.high}"
 
     def parse(self, text: str) -> int:
@@ -66,7 +66,7 @@ class IntegerOf:
 
     @property
     def accepted(self) -> str:
-        """What it accepts, for messages."""
+        """The values that it accepts, for messages."""
         return "one of " + ", ".join(map(str, self.numbers))
 
     def parse(self, text: str) -> int:
@@ -164,7 +164,7 @@ class Seconds:
 
     @property
     def accepted(self) -> str:
-        """What it accepts, for messages."""
+        """The values that it accepts, for messages."""
         return f"seconds, from {self.low:g} to {self.high:g}"
 
     def parse(self, text: str) -> float:
@@ -192,7 +192,7 @@ class OneOf:
 
     @property
     def accepted(self) -> str:
-        """What it accepts, for messages."""
+        """The values that it accepts, for messages."""
         return "one of " + ", ".join(self.names)
 
     def parse(self, text: str) -> str:

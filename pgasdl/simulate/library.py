@@ -1,4 +1,4 @@
-"""What the library itself costs a rank, beside plans: memory, start-up, connections.
+"""The cost of the library itself for a rank, beside plans: memory, start-up, connections.
 
 Memory is asked of the code that lays it out; tests compare start-up with light clients of a real
 store, and connections with real contexts.
@@ -47,7 +47,7 @@ _WIDTH = 68
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What every rank puts into the store once, and gathers of all.
+    """A value that every rank puts into the store once, and gathers of all.
 
     Attributes
     ----------

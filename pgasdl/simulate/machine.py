@@ -32,7 +32,7 @@ class Level:
     through : bool
         Traffic to farther levels takes this level's link too.
     latency, startup, port_beta : float
-        Of messages between ranks that meet here: time from sender to receiver, time that also
+        Costs of messages between ranks that meet here: time from sender to receiver, time that also
         occupies the sender's port, and seconds per byte of both ports.
     """
 

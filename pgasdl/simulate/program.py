@@ -45,7 +45,7 @@ class Exchange:
     item : int
         Bytes of an element.
     kind : str
-        What the plan computes; one of ``PLANS[plan].kinds``.
+        The result that the plan computes; one of ``PLANS[plan].kinds``.
     options : tuple[tuple[str, int], ...]
         Options of the plan, as pairs.
     """

@@ -60,8 +60,8 @@ class Outcome:
     messages : int
         Number of messages.
     messages_of_rank, neighbours : int
-        Of the rank that has most: messages that it sends, and ranks to which it sends or from
-        which it gets any; each of these takes a connection.
+        Counts of the rank that has most: messages that it sends, and ranks to which it sends or
+        from which it gets any; each of these takes a connection.
     """
 
     finish: Floats

@@ -22,7 +22,7 @@ _PEER_MEMORY = (
     "kernel/mm/memory_peers/nv_mem/version",
     "kernel/mm/memory_peers/nv_mem_nc/version",
 )
-# What a GPU and an RDMA device have in common, nearest first.
+# The parts of a machine that a GPU and an RDMA device have in common, nearest first.
 _DISTANCES = ("PCI switch", "host bridge", "NUMA node", "machine")
 _GIB = 1 << 30
 _HEADINGS = ("GPU", "NAME", "MEMORY", "CC", "PCI", "NUMA", "PEERS", "SHARED BY", "RDMA BY", "NIC")
@@ -43,15 +43,15 @@ class Gpu:
     flushes_writes : bool
         The host can have it flush what RDMA devices wrote.
     writes_ordering : int
-        Who sees what RDMA devices wrote without that: 0 nobody, 100 this GPU, 200 all.
+        The devices that see RDMA writes without that: 0 none, 100 this GPU, 200 all.
     numa_node : int
-        Of the host; -1: unknown.
+        The host's node; -1: unknown.
     peers : list[int]
         Ordinals of GPUs whose memory it can reach.
     nearest : str
         The nearest RDMA device; "": none.
     distance : str
-        What they have in common: "PCI switch", "host bridge", "NUMA node" or "machine".
+        The part that they have in common: "PCI switch", "host bridge", "NUMA node" or "machine".
     """
 
     ordinal: int

@@ -94,7 +94,7 @@ class Survey:
     Attributes
     ----------
     stage : str
-        What is missing first: "native", "build", "library", "device"; "" if nothing is.
+        The part that is missing first: "native", "build", "library", "device"; "" if nothing is.
     missing : str
         The same in words.
     fix : str

@@ -43,7 +43,7 @@ def attach(
     model : nn.Module
         On the host, or (kind "average") on one GPU. All ranks get rank 0's parameters and buffers.
     optimizer : Optimizer
-        Of parameters of the model.
+        An optimizer of parameters of the model.
     context : Context
         The context of this rank.
     kind : str, default "average"
@@ -83,7 +83,7 @@ def attach(
     program makes of it has to be the same on all ranks. A step is of the gradients that are there
     at ``optimizer.step()``; what is done to ``p.grad`` later changes nothing. A gradient that the
     program sets itself is its rank's own until ``step()`` or :meth:`Attachment.wait`. A look at a
-    parameter makes the step that is due. What cannot be right is refused.
+    parameter makes the step that is due. Uses that cannot be right are refused.
 
     Gradients lie in a segment: ``p.grad`` is a view of it. Parameters of which no rank has a
     gradient are not updated. Buffers, such as BatchNorm's, stay each rank's own. Code in C++ that

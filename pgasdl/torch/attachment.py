@@ -83,7 +83,7 @@ class Attachment:
 
     @property
     def exchange(self) -> GradientExchange:
-        """Of the gradients; its layers are the modules with parameters of their own."""
+        """The exchange of the gradients; its layers are the modules that have parameters."""
         return self._kind.exchange
 
     # --- what PyTorch calls

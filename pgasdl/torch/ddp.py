@@ -32,7 +32,7 @@ def _close_all() -> None:
 
 
 class DDPState:
-    """What :func:`ddp_hook` needs: it averages buckets, one after the other. Collective.
+    """The state that :func:`ddp_hook` needs: it averages buckets, one after the other. Collective.
 
     A thread does it for buckets on the host, a stream for those on a GPU.
 
@@ -132,7 +132,7 @@ def ddp_hook(
     Parameters
     ----------
     state : DDPState
-        Of this model.
+        The state of this model.
     bucket : GradBucket
         On the host or a GPU, of a dtype that can be averaged.
 

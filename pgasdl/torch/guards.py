@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-# What tells about a tensor without a look at its elements, or sets its gradient.
+# Functions that describe a tensor without a look at its elements, or set its gradient.
 _ABOUT = {
     getattr(Tensor, name).__get__
     for name in (
@@ -59,7 +59,7 @@ _GRAD = vars(torch._C.TensorBase)["grad"].__get__
 
 
 class _Guarded:
-    """What the guarded classes have in common.
+    """The base of the guarded classes.
 
     ``_pgasdl_ready`` releases the tensor, or raises. ``_pgasdl_unknown`` : whether it has a
     gradient is not known before.

@@ -24,7 +24,7 @@ _ZEROING = "_pgasdl_zeroing"  # of a model: what its attachments' zero_grad do
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What the hooks call.
+    """The functions that the hooks call.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class LoopHooks:
     layers : Sequence[Layer]
         Their layers.
     calls : Calls
-        What they call.
+        The functions that they call.
     """
 
     def __init__(

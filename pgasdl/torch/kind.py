@@ -1,4 +1,4 @@
-"""What the kinds of :func:`pgasdl.torch.attach` have in common."""
+"""The interface of the kinds of :func:`pgasdl.torch.attach`."""
 
 from __future__ import annotations
 

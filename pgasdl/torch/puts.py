@@ -24,8 +24,8 @@ class Puts:
     target : Segment
         Where to.
     staging : Segment
-        Of this rank; tensors outside of segments pass through its last ``STAGING_BYTES`` where the
-        target is not mapped.
+        A segment of this rank; tensors outside of segments pass through its last ``STAGING_BYTES``
+        where the target is not mapped.
     """
 
     def __init__(self, context: Context, target: Segment, staging: Segment) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks give each other besides gradients: the model they begin with, and states."""
+"""Exchanges of ranks besides gradients: the model they begin with, and states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank updates in kind "update", and its share of the optimizer's state."""
+"""The parameters that one rank updates in kind "update", and its share of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class Shards:
     Parameters
     ----------
     optimizer : Optimizer
-        Of the layers; it acts on each element alone.
+        The optimizer of the layers; it acts on each element alone.
     step : PartialStep
         Its step.
     layers : Sequence[Layer]
         All layers.
     exchange : GradientExchange
-        Of kind "update", and of these layers.
+        The exchange of kind "update" of these layers.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ class Signals:
     """Lanes of signals: each counts what every member has sent to every other. Collective.
 
     A signal is a notification whose value is its number, so that one that overwrites another loses
-    nothing. It never overtakes an earlier write on queue 0 to the same member. Of two threads that
+    nothing. It never overtakes an earlier write on queue 0 to the same member. If two threads
     wait for one member's signals on one lane, one may miss them.
 
     Parameters

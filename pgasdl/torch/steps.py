@@ -14,7 +14,7 @@ from pgasdl.torch.layers import Settings
 def steps_by_parameter(optimizer: Optimizer) -> bool:
     """Whether it updates each parameter from that parameter's gradient and state alone.
 
-    PyTorch's own do, except LBFGS. Of others nobody knows.
+    PyTorch's own do, except LBFGS. Nobody knows of others.
     """
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not isinstance(optimizer, LBFGS)

@@ -72,7 +72,7 @@ def empty(
     device : torch.device or str, optional
         "cpu".
     group : Group or Context, optional
-        Who calls it, as for :func:`rendezvous`; None: all ranks of this process's context.
+        The ranks that call it, as in :func:`rendezvous`; None: all of this process's context.
 
     Returns
     -------
@@ -108,10 +108,10 @@ def rendezvous(tensor: Tensor, group: Members) -> SymmetricMemory:
     Parameters
     ----------
     tensor : Tensor
-        Of :func:`empty`, or a view of one; the same shape and dtype on all ranks.
+        A tensor of :func:`empty`, or a view of one; the same shape and dtype on all ranks.
     group : Group, Context, str or ProcessGroup
-        Who exchanges signals, all of whom called :func:`empty`: a group, or a context for all
-        ranks. A group of torch.distributed, or its name, must hold all ranks.
+        The ranks that exchange signals, all of which called :func:`empty`: a group, or a context
+        for all ranks. A group of torch.distributed, or its name, must hold all ranks.
 
     Returns
     -------
@@ -245,7 +245,7 @@ class SymmetricMemory:
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Signal ``dst_rank``, once it has taken this rank's last signal on this channel.
 
-        What this rank has stored in the memory of ``dst_rank``, or put there, is there before.
+        Bytes that this rank has stored in the memory of ``dst_rank``, or put, are there before.
 
         Parameters
         ----------
@@ -286,7 +286,7 @@ class SymmetricMemory:
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait until every member is in the barrier of this channel. Collective.
 
-        What any member has stored or put before is there afterwards.
+        Bytes that any member has stored or put before are there afterwards.
 
         Raises
         ------

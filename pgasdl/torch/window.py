@@ -40,7 +40,7 @@ class WindowAccessType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WindowAttr:
-    """What :meth:`Window.get_attr` returns."""
+    """The result of :meth:`Window.get_attr`."""
 
     access_type: WindowAccessType
 

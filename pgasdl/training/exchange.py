@@ -59,7 +59,7 @@ class Block:
 
 @dataclass(slots=True)
 class Timing:
-    """What one layer has cost so far, in seconds on this rank.
+    """The cost of one layer so far, in seconds on this rank.
 
     ``waiting`` is the sum over all iterations. ``ready``, ``began``, ``ended`` and ``waited`` are
     moments (time.monotonic) of the last one: the gradient was there, the exchange began, this rank
@@ -111,7 +111,7 @@ class GradientExchange:
     rotate_root : bool, default False
         Bucket b has the root ``root`` + b (mod size), so that the ranks share the root's work.
     **options : int
-        Of the plan, such as ``root=1``.
+        Options of the plan, such as ``root=1``.
 
     Attributes
     ----------
@@ -252,7 +252,7 @@ class GradientExchange:
 
     @property
     def timings(self) -> list[Timing]:
-        """What each layer has cost so far; a copy."""
+        """The cost of each layer so far; a copy."""
         return [self.timing(layer) for layer in range(len(self.layers))]
 
     def timing(self, layer: int) -> Timing:
@@ -348,7 +348,7 @@ class GradientExchange:
 
     @property
     def blocks(self) -> list[Block]:
-        """What this rank updates in kind "update": views, the same in every iteration."""
+        """The blocks that this rank updates in kind "update": views, always the same."""
         return [self._block(*each) for each in self._owned]
 
     def _block(self, number: int, offset: int, count: int) -> Block:

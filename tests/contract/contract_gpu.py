@@ -1,8 +1,9 @@
 """Segments of contract tests on a GPU, which the tests' programs do not know.
 
-Their memory is that of the driver's double. What a program does with ``segment.numpy()`` it does
-through the double's own window, as if it were a copy to or from the device that takes no time; what
-pgasdl does there goes through streams, and an address of it that the host touches ends the process.
+Their memory is that of the driver's double. A program's accesses to ``segment.numpy()`` pass
+through the double's own window, as if each were a copy to or from the device that takes no time;
+what pgasdl does there goes through streams, and an address of it that the host touches ends the
+process.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def can_run(ctx: Any, spec: PlanSpec) -> bool:
 
 
 # The rows that ``pytest`` runs without --full, and those that ``pytest -m gate`` does, with two
-# ranks each where a test allows it. Of GATE_CORE's the gate runs what is in CORE.
+# ranks each where a test allows it. From GATE_CORE's the gate runs those in CORE.
 QUICK = ("shm", "loopback")
 GATE = ("adversary-1", "unmapped", "gpu")
 GATE_CORE = ("mpich", "mpich_created")

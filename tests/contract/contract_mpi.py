@@ -102,7 +102,7 @@ class MpiJob:
         self.workers = [places[rank] for rank in range(self.size)]
 
     def said(self) -> str:
-        """What the processes wrote since the last call; of much output only the end."""
+        """The processes' output since the last call; only its end if it is long."""
         return self._log.more()
 
     def end(self) -> None:

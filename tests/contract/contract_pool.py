@@ -89,7 +89,7 @@ class Worker:
         return self.process.poll() is None
 
     def said(self) -> str:
-        """What the worker wrote since the last call; of much output only the end."""
+        """The worker's output since the last call; only its end if it is long."""
         return self._log.more()
 
     def dump_stacks(self) -> None:
@@ -217,7 +217,7 @@ class Pool:
 
 
 def judged(answers: list[Answer]) -> list[Any]:
-    """What the ranks returned; RankFailure with every failing rank's traceback, cause first."""
+    """The results of the ranks; RankFailure with every failing rank's traceback, cause first."""
     failed = [(rank, answer) for rank, answer in enumerate(answers) if "error" in answer]
     # Ranks that only heard of a failure come last.
     failed.sort(key=lambda pair: pair[1].get("kind") == "PeerLost")

@@ -150,7 +150,7 @@ def test_same_bits_everywhere_and_always(ctx: Any) -> None:
 
 @contract(ranks=2, on=[row for row in TRANSPORTS if row.name in ("shm", "unmapped")])
 def test_ever_new_sizes_need_no_more_memory(ctx: Any) -> None:
-    """What was bound first is given up, and bound again when it is wanted again."""
+    """The binding made first is given up, and made again when it is wanted again."""
     array = np.empty(1500, np.float32)
     for n in (*range(1, 1400), *range(1, 10), 1399):
         array[:n] = ctx.rank + n
@@ -429,7 +429,7 @@ def times_out(handle: Any, words: str) -> None:
 
 @contract(ranks=2)
 def test_a_handle_holds_its_buffer(ctx: Any) -> None:
-    """What could move elsewhere may not, until the handle is closed; a call holds it no longer."""
+    """Arrays that could move may not, until the handle is closed; a call holds them no longer."""
     given, result = growing("f", [1.0] * 1000), growing("f", [0.0] * 1000)
     handle = ctx.allreduce_handle(given, out=result)
     for buffer in (given, result):

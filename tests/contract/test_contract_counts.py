@@ -70,7 +70,7 @@ def test_data_of_every_addition_are_there(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_a_count_covers_earlier_writes(ctx: Any) -> None:
-    """Of its queue, to other segments and to bound memory, one by one and as a list."""
+    """Counts come behind all writes of their queue, to other segments and to bound memory."""
     n = 5000
     source, first, board = ctx.segment(4 * n), ctx.segment(4 * n), ctx.segment(0)
     target = np.zeros(n, np.int32)

@@ -319,7 +319,7 @@ def test_numbers_that_come_again(ctx: Any) -> None:
 
 @contract(ranks=2, spin_us=0, yield_us=0)
 def test_ranks_that_sleep_are_woken(ctx: Any) -> None:
-    """What they wait for wakes them: sleeps up to their limit, 50 ms, would miss the deadline."""
+    """A flag wakes those that wait: sleeps up to their limit, 50 ms, would miss the deadline."""
     x = np.zeros(16, np.float32)
     for _ in range(1000):
         ctx.allreduce(x)

@@ -1,4 +1,4 @@
-"""What a rank holds: connections to those that it talks with, and no more."""
+"""A rank holds connections to those that it talks with, and no more."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_it_is_described(ctx: Any) -> None:
 
 
 def memory_is_as_told(ctx: Any) -> None:
-    """What ``pgasdl sim`` prints of many ranks is what a context of few ranks has."""
+    """The figures that ``pgasdl sim`` prints of many ranks are those of a context of few ranks."""
     world = sum(library.memory(ctx.size, ctx.config).values())
     assert ctx.footprint().control_bytes == world
     if ctx.rank < 2:
@@ -87,7 +87,7 @@ def come_to(ctx: Any, n_connections: int) -> None:
 
 @contract(ranks=16, on=THREADS)
 def test_connections_of_many(ctx: Any) -> None:
-    """Of the library's own: those for heartbeats and a barrier, then all by the first segment.
+    """The library's own connections: for heartbeats and a barrier, then all by the first segment.
 
     Between threads only the ranks count to which a rank posts; of 16 they are those it gets from.
     """
@@ -120,7 +120,7 @@ def test_connections_of_more(ctx: Any) -> None:
 
 @contract(ranks=2, on=STARTED)
 def test_words_at_start_up(ctx: Any) -> None:
-    """What ``pgasdl sim`` adds up is as long as what a rank said."""
+    """The values that ``pgasdl sim`` adds up are as long as those that a rank said."""
     values = library.values_said(ctx.transport_of(1 - ctx.rank), ctx.config)
     told = {value.key: value.nbytes for value in values}
     for key in ("endpoint", "world"):

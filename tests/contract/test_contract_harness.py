@@ -82,7 +82,7 @@ def raising(ctx: Any, how: str) -> Any:
 
 @pytest.mark.parametrize("row", rows([row for row in TRANSPORTS if row.gpu]))
 def test_memory_outlives_what_was_posted(own_pool: Pool, row: Any) -> None:
-    """What a stream still has to do does not spoil the GPU for the next test."""
+    """Work that a stream still has to do does not spoil the GPU for the next test."""
     for _ in range(5):
         with pytest.raises(RankFailure, match="AssertionError"):
             run(own_pool, row, raising, 2, how="assert")

@@ -96,7 +96,7 @@ def test_use_after_close(ctx: Any) -> None:
     assert wrong == {}
     ctx.close()
     ctx.close(failed=True)
-    # What only describes the context still answers.
+    # Functions that only describe the context still answer.
     assert (ctx.rank in (0, 1), ctx.size, ctx.timeout) == (True, 2, 15)
     assert "closed" in repr(ctx)
     assert "rank" in ctx.flight_record()
@@ -170,7 +170,7 @@ def test_created_and_left_at_once(ctx: Any) -> None:
 
 @contract(ranks=2, meet=False)
 def test_who_has_left_disturbs_nobody(ctx: Any) -> None:
-    """What it sent is here, its memory as it left it; only what it owes is an error."""
+    """Its messages are here, its memory as it left it; only what it owes is an error."""
     segment = ctx.segment(64)
     handle = ctx.collective_handle("broadcast", np.full(9, ctx.rank, np.float32), root=0)
     if ctx.rank == 0:

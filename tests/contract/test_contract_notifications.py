@@ -157,7 +157,7 @@ def test_notify_covers_completed_writes_to_bound_memory(ctx: Any) -> None:
 
 @contract(ranks=2, on=ORDERING)
 def test_notify_covers_notified_writes_to_bound_memory(ctx: Any) -> None:
-    """Of any length: a flag of another segment comes after what an earlier flag came with."""
+    """A flag of another segment comes after an earlier flag's data, of any length."""
     for n in (2, 2000, 100_000):
         source, target = ctx.segment(4 * n), np.zeros(n, np.int32)
         bound, values = ctx.bind(target), source.numpy(np.int32)

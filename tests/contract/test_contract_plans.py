@@ -51,7 +51,7 @@ def operand(rank: int, n: int, dtype: Any, turn: int) -> Any:
 
 
 def check_result(ctx: Any, kind: str, found: Any, root: int, turn: int) -> None:
-    """What the kind promises, element by element."""
+    """The result that the kind promises, element by element."""
     n, dtype = found.size, found.dtype
     given = [operand(rank, n, np.float64, turn) for rank in range(ctx.size)]
     total = np.sum(given, axis=0) / (ctx.size if kind in ("average", "update") else 1)

@@ -22,7 +22,7 @@ SIZES = (5, 70_001, 333, 4096)
 
 
 def free_bytes(ctx: Any) -> int:
-    """What ``describe`` says is free."""
+    """The bytes that ``describe`` says are free."""
     line = next(line for line in ctx.describe().splitlines() if line.startswith("pool of"))
     return int(line.split(": ")[1].split()[0])
 

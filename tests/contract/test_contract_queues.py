@@ -40,7 +40,7 @@ def test_full(ctx: Any, form: str) -> None:
         ctx.wait()
         assert ctx.queue_size() == 0
         ctx.barrier()
-        # What was refused was not posted.
+        # The refused write was not posted.
         with pytest.raises(pgasdl.Timeout):
             ctx.notify_waitsome(segment, 5, 1, timeout=0)
 

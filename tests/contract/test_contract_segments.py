@@ -396,7 +396,7 @@ def test_creation_continues_after_timeout(ctx: Any) -> None:
 
 @contract(ranks=3, on=ORDERING)
 def test_creation_in_many_short_calls(ctx: Any) -> None:
-    """What one call could not send, a later one sends completely."""
+    """A later call sends completely what an earlier one could not send."""
 
     def create(nbytes: int) -> Any:
         while True:

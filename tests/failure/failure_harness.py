@@ -33,7 +33,7 @@ from pgasdl.runtime.bootstrap import StoreServer
 
 PROGRAMS = Path(__file__).with_name("programs")
 _ZYGOTE = str(Path(__file__).with_name("failure_zygote.py"))
-# Of jobs whose subject is not a time-out; longer than any that a test sees.
+# The timeout of jobs whose subject is not a time-out; longer than any that a test sees.
 TIMEOUT = "60"
 
 

@@ -18,7 +18,7 @@ import socket
 import sys
 from typing import Any
 
-# What the ranks' programs need; nothing here starts a thread.
+# Imports that the ranks' programs need; nothing here starts a thread.
 import numpy as np
 
 import pgasdl.context

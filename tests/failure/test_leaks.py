@@ -1,4 +1,4 @@
-"""What is created and deleted thousands of times leaves neither descriptors nor memory."""
+"""Objects created and deleted thousands of times leave neither descriptors nor memory."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_init_followed_by_the_end(job: Callable[..., Job], how: str) -> None:
 
 
 def test_close_ends_a_call_of_another_thread() -> None:
-    """What the call has of the context stays until it has ended."""
+    """The parts of the context that a call uses stay until it has ended."""
     over = threading.Event()
 
     def program(ctx: Context) -> None:

@@ -55,7 +55,7 @@ def finish(ranks: Job) -> None:
 
 
 def messages() -> list[tuple[bytes, int]]:
-    """What a stranger might send, and with how many descriptors."""
+    """The datagrams that a stranger might send, and with how many descriptors."""
     wrong = OFFER.pack(secrets.token_bytes(16), 1, 1, 0)
     return [
         (b"", 0),

@@ -157,7 +157,7 @@ int destroy_qp(ibv_qp* pair) {
   return 0;
 }
 
-// What no adapter takes must have been refused before, where the input was read.
+// Attributes that no adapter takes must have been refused before, where the input was read.
 int modify_qp(ibv_qp*, ibv_qp_attr* attributes, int mask) {
   if (mask & IBV_QP_PATH_MTU) {
     REQUIRE(attributes->path_mtu >= IBV_MTU_256 && attributes->path_mtu <= IBV_MTU_4096);

@@ -1,5 +1,5 @@
-// What the native fuzz targets share. Each defines LLVMFuzzerTestOneInput: with clang it is run by
-// libFuzzer, with any compiler by replay.cpp over the files of its corpus.
+// Tools that the native fuzz targets share. Each defines LLVMFuzzerTestOneInput: with clang it is
+// run by libFuzzer, with any compiler by replay.cpp over the files of its corpus.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ class Input {
     size_ -= n;
     return taken;
   }
-  // What a peer may say: anything; or what it does say, with some bytes changed. So no corpus has
-  // to know the layout of structures, and few mutations find the limits of a field.
+  // A peer's message: anything; or one that a peer does send, with some bytes changed. So no corpus
+  // has to know the layout of structures, and few mutations find the limits of a field.
   std::string words(const std::string& genuine) {
     const std::uint8_t how = byte();
     if (how == 0) return bytes(byte());

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def missing_tools(compiler: str) -> list[str]:
-    """What a build needs and this machine lacks."""
+    """The tools that a build needs and this machine lacks."""
     return [name for name in ("cmake", "ninja", compiler) if tool(name) is None]
 
 

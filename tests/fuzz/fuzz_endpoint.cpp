@@ -1,4 +1,4 @@
-// What a rank says of itself at init, around its transport's endpoint, and how descriptions of
+// A rank's description of itself at init, around its transport's endpoint, and how descriptions of
 // several transports are told apart.
 #include "fuzz.hpp"
 #include "pgas/context.hpp"

@@ -1,4 +1,4 @@
-// What ranks on other machines write into this rank's memory to say who is alive.
+// News of who is alive, which ranks on other machines write into this rank's memory.
 #include "fuzz.hpp"
 #include "pgas/gossip.hpp"
 #include "transport/loopback/loopback.hpp"

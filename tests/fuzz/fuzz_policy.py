@@ -13,7 +13,7 @@ _file = os.memfd_create("policy")
 
 
 def one(data: bytes) -> None:
-    """What is understood prints as text with the same meaning; the rest is a ConfigError."""
+    """A policy prints as text with the same meaning; what is none is a ConfigError."""
     how, words = data[:1], data[1:]
     text = os.fsdecode(words)
     try:

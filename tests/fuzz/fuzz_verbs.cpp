@@ -39,7 +39,7 @@ class RankOverVerbs {
   VerbsConnectionManager manager;
 };
 
-// What rank 1 says to rank 0 first.
+// Rank 1's first messages to rank 0.
 struct Genuine {
   explicit Genuine(const VerbsDevice& device) {
     RankOverVerbs other(device, 1);
@@ -52,7 +52,7 @@ struct Genuine {
   std::string datagram;
 };
 
-// What a peer wrote about its flags, and an immediate: none is raised but on boards of ours.
+// Takes a peer's description of its flags, and an immediate: none is raised but on boards of ours.
 void raise_flag(Input& input) {
   const auto number = [&] {
     return std::uint32_t{input.byte()} | std::uint32_t{input.byte()} << 24;

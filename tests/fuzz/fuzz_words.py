@@ -1,4 +1,4 @@
-"""What ranks tell each other about themselves at init."""
+"""Words that ranks exchange about themselves at init."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pgasdl.runtime.routes import RankInfo
 
 
 def one(data: bytes) -> None:
-    """What is understood stays the same when encoded and decoded; the rest is a MismatchError."""
+    """Words stay the same when encoded and decoded; others are a MismatchError."""
     try:
         info = RankInfo.decoded(data)
     except MismatchError:

@@ -9,12 +9,12 @@ the checkout's root, which holds no compiled module and so must not be first on 
 
     python tests/gpu/on_device.py --out on_device.json
 
-It wants the GPU for itself. What needs PyTorch, CuPy, a compiler, an MPI or compute-sanitizer says
-"not available" without it; a part that fails or is late is noted, and the others go on. It ends
-with 0 if all checks held. ``--all`` adds parts that only confirm what held before, ``--only
-allreduce,training`` runs some, ``--seconds`` limits all, ``--smoke`` takes tiny sizes, as tests do
-on the double of the driver. (``pytest tests/gpu`` always puts the double in front of the driver,
-there, too.)
+It wants the GPU for itself. A part that needs PyTorch, CuPy, a compiler, an MPI or
+compute-sanitizer says "not available" without it; a part that fails or is late is noted, and the
+others go on. It ends with 0 if all checks held. ``--all`` adds parts that only confirm what held
+before, ``--only allreduce,training`` runs some, ``--seconds`` limits all, ``--smoke`` takes tiny
+sizes, as tests do on the double of the driver. (``pytest tests/gpu`` always puts the double in
+front of the driver, there, too.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Part(NamedTuple):
     confirms: bool = False
 
 
-# What the rest relies on first, then what is most uncertain.
+# First the parts on which the rest relies, then those that are most uncertain.
 PARTS = (
     Part("attributes", 40),
     Part("ceilings", 45),

@@ -107,7 +107,7 @@ def compile_kernels() -> str:
 
 
 def finish(ptx: str) -> str:
-    """What is committed of the compiler's output."""
+    """The part of the compiler's output that is committed."""
     ptx, n_versions = re.subn(r"^\.version .*$", f".version {VERSION}", ptx, flags=re.MULTILINE)
     assert n_versions == 1
     # NVRTC's own constants, which no kernel uses.

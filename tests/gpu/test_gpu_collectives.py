@@ -61,7 +61,7 @@ def test_beside_calls_that_hold_up_others(double: Double, path: dict[str, str]) 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 @pytest.mark.full
 def test_staged_over_mpi(double: Double, mpi: str, windows: str) -> None:
-    """Of MPI's windows, mapped or not, peers reach host memory only."""
+    """Peers reach only host memory of MPI's windows, mapped or not."""
     if missing := mpi_rows.missing(mpi):
         pytest.skip(missing)
     row = mpi_rows.ROWS[mpi]

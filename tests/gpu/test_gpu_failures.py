@@ -1,4 +1,4 @@
-"""What goes wrong with memory on GPUs ends in an error that says so, and leaves nothing behind."""
+"""Failures with memory on GPUs end in an error that says so, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Double = Callable[..., dict[str, str]]
 # Arrays are copied by way of the host, in some pieces.
 STAGED = {"PGASDL_GPU": "staged", "PGASDL_GPU_PIECE": "512"}
 
-# What a double lacks, the parts that need it, and how they say so.
+# Features that a double lacks, the parts that need them, and how they say so.
 VALUES = "streams of this driver must be able to "
 REGISTERING = "bytes of host memory with the GPU's driver"
 COLLECTIVES = dict.fromkeys(("handle", "allreduce", "exchange"))

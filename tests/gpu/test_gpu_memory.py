@@ -25,7 +25,7 @@ def test_memory_on_gpus() -> None:
 
 
 def gpus(**settings: object) -> dict[str, Any]:
-    """What ``pgasdl topo`` tells of GPUs."""
+    """The lines of ``pgasdl topo`` about GPUs."""
     env = environment(**cuda_double.variables(**settings))
     done = finished([*PGASDL, "topo", "--json"], env=env, timeout=60)
     told: dict[str, Any] = json.loads(done.stdout)["gpus"]

@@ -14,12 +14,12 @@ from support.starting import finished, succeeded
 pytestmark = pytest.mark.gate  # the double is built first
 
 SCRIPT = Path(__file__).with_name("on_device.py")
-# What lacks a driver with graphs, MPS, compute-sanitizer.
+# The parts that need a driver with graphs, MPS, compute-sanitizer.
 ABSENT = {"graphs", "mps", "sanitizer"}
 
 
 def shown(env: dict[str, str], folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """What the script writes."""
+    """The script's output."""
     out = folder / "out.json"
     command = [sys.executable, str(SCRIPT), "--smoke", "--out", str(out), *arguments]
     told = succeeded(command, env=env, timeout=200)

@@ -44,7 +44,7 @@ def test_schema(service_and_job: list[dict[str, Any]]) -> None:
 
 
 def test_its_parts_fit(service_and_job: list[dict[str, Any]]) -> None:
-    """What no schema can tell: numbers and names that are written more than once."""
+    """Numbers and names that are written more than once agree, which no schema can check."""
     service, job = service_and_job
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (rank,) = pod["containers"]

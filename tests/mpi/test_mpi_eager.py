@@ -1,4 +1,4 @@
-"""What arrives for a segment while its owner still makes it is there once it is made."""
+"""Data that arrive for a segment while its owner still makes it are there once it is made."""
 
 from __future__ import annotations
 

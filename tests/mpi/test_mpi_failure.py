@@ -37,7 +37,7 @@ def test_a_failing_rank_is_named(mpi: Row) -> None:
 
 
 def test_ranks_that_failed_begin_again(mpi: Row) -> None:
-    """What was lost in one context is there in the next one, if its process is."""
+    """A rank lost in one context is there in the next one, if its process is."""
     program = mpi_jobs.PROGRAMS / "begins_again.py"
     done = mpi_jobs.start(mpi, 3, program, timeout=100)
     for rank in range(3):

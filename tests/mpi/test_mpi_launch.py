@@ -62,7 +62,7 @@ def test_who_tells_it_himself_hears_nothing(mpi: Row, program: Path) -> None:
 def test_after_a_killed_launcher_with_the_same_number(
     mpi: Row, program: Path, tmp_path: Path
 ) -> None:
-    """What it left does not hinder the next one: numbers of processes come again."""
+    """Its leftovers do not hinder the next one: numbers of processes come again."""
     environ = mpi.environ(environment()) | {"TMPDIR": str(tmp_path)}
     launch = command("-n", "2", "--mpi", mpi.launcher, str(program))
     program.write_text(f"{program.read_text()}import time; time.sleep(60)\n")

@@ -19,14 +19,14 @@
 
 namespace pgasdl::testing {
 
-// What all ranks share.
+// The state that all ranks share.
 struct MpiMachine {
   using Bytes = std::vector<std::byte>;
   struct Message {
     int from;
     Bytes bytes;
   };
-  // Of the data tag: it leaves its source when the receiver takes it.
+  // A message of the data tag: it leaves its source when the receiver takes it.
   struct Long {
     const std::byte* source;
     std::size_t bytes;
@@ -227,7 +227,7 @@ class MpiThread final : public MpiLibrary {
     int peer;
     bool done = false;
   };
-  // What came from a peer meets what was asked for in the same order. With the mutex.
+  // Messages from a peer meet receives in the same order. With the mutex.
   void take(int peer) {
     auto& sent = machine_->longs[{peer, rank_}];
     for (auto& [request, wanted] : wanted_) {

@@ -40,7 +40,7 @@ inline Options sleepy() {
   return options;
 }
 
-// What the adversary may do, from nothing to everything; rank failures excepted.
+// The adversaries, from one that does nothing to one that does everything; rank failures excepted.
 inline std::vector<Settings> adversaries(std::uint64_t seed) {
   std::vector<Settings> all(7);
   all[1].faults = {.seed = seed, .delay = 3};

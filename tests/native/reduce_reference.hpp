@@ -1,6 +1,6 @@
 #pragma once
 
-// What reduce() has to compute: one item at a time, 16-bit floats by their definition.
+// The reference for reduce(): one item at a time, 16-bit floats by their definition.
 
 #include <algorithm>
 #include <cmath>

@@ -503,7 +503,7 @@ void creates() {
   std::printf("created\n");
 }
 
-// What each feature's first call answers; features without a call have only their attribute.
+// Makes each feature's first call; features without a call have only their attribute.
 void tries() {
   const Current current(0);
   OwnStream stream;
@@ -542,7 +542,7 @@ void host_touches() {
   std::printf("%d\n", *reinterpret_cast<volatile int*>(block.address));
 }
 
-// What a kernel cannot reach ends the context.
+// A kernel that touches memory that it cannot reach ends the context.
 void kernel_touches() {
   const Current current(0);
   std::vector<std::uint32_t> own(1024);

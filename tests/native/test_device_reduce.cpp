@@ -35,7 +35,7 @@ class Gpu {
     cuda::driver().mem_free(memory_);
   }
 
-  /// What reduce() does, with copies of the arrays on the device, as far from a vector's boundary
+  /// Does as reduce(), with copies of the arrays on the device, as far from a vector's boundary
   /// as they are here. All that it should not write has to stay.
   void reduce(std::span<const Destination> destinations, std::span<const Source> sources,
               std::size_t n, double scale, ReduceOp op) {

@@ -1,4 +1,4 @@
-// What an execution promises beyond its result: it can be continued or has ended, never takes
+// An execution promises more than its result: it can be continued or has ended, never takes
 // another's flags for its own, keeps what it still needs, and releases it when it is done.
 
 #include <pthread.h>
@@ -153,7 +153,7 @@ void closed_under_way() {
   });
 }
 
-// What is kept for an interrupted call is released when its result is taken, not before.
+// Memory kept for an interrupted call is released when its result is taken, not before.
 void kept_until_taken() {
   std::atomic<bool> interrupted{false};
   run(2, {}, [&](Local& local) {

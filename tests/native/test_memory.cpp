@@ -114,8 +114,8 @@ void strangers() {
   }
 }
 
-// What a lost rank had handed over is given back when its loss is accepted, and what comes after
-// that is not kept.
+// Memory that a lost rank had handed over is given back when its loss is accepted, and what comes
+// after that is not kept.
 void unclaimed() {
   const std::string token = "sixteen bytes...";
   ShmTransport survivor(0, 3, token);

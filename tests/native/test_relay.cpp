@@ -25,7 +25,7 @@ std::vector<Rank> everybody(Rank size) {
   return ranks;
 }
 
-// Who is where in a step: each block once, in the order of distance, and from neighbours only.
+// Every step carries each block once, in the order of distance, and from neighbours only.
 void steps() {
   for (std::size_t members = 1; members <= 300; ++members) {
     for (const std::size_t radix : {std::size_t{2}, std::size_t{3}, std::max<size_t>(members, 2)}) {

@@ -224,7 +224,7 @@ void away(const Settings& settings) {
       }
       local.flush();
     } else {
-      // What comes last cannot be a flag that rank 1 has to take: so many are not held for it.
+      // The last request cannot be a flag that rank 1 has to take: so many are not held for it.
       while (segment->local().board[kFlags - 1].load() == 0) std::this_thread::yield();
       for (std::uint64_t id = 0; id < kFlags; ++id) {
         CHECK(*items<std::uint64_t>(segment, 8 * id) == id + 1);

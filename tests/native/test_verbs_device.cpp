@@ -1,4 +1,4 @@
-// What is known of RDMA devices without one.
+// Knowledge of RDMA devices that needs no device.
 
 #include "check.hpp"
 #include "transport/verbs/path.hpp"

@@ -161,7 +161,7 @@ void additions(std::uint32_t seed) {
   CHECK(laziness < 3 || refused != 0);
 }
 
-// Of one notification: what is set after an addition does not overtake it, nor the reverse.
+// A value set after an addition to the same notification does not overtake it, nor the reverse.
 void set_and_added() {
   Ends ends;
   // Until the sender has read that the one before was taken.
@@ -185,7 +185,7 @@ void set_and_added() {
   CHECK(ends.words[4].load() == sum + 1);
 }
 
-// What a peer writes is not believed.
+// A peer's writes are not believed.
 void nonsense() {
   std::mt19937 random(1);
   Ends ends;

@@ -154,7 +154,7 @@ void completion(VerbsOrder here, VerbsOrder there) {
   pair->until([&] { return pair->arrived(0, 2001); });
 }
 
-// What was never sent is lost with its connection, which the queue tells, and is over.
+// A request that was never sent is lost with its connection, which the queue reports, and is over.
 void given_up() {
   const auto pair = std::make_unique<Pair>(VerbsOrder::kCompletion, VerbsOrder::kAuto);
   pair->write_notify(kBytes, 0, 1);

@@ -38,7 +38,7 @@ Settings over(VerbsOptions verbs) {
 
 VerbsRails& rails_of(Local& local) { return dynamic_cast<VerbsRails&>(local.context.transport()); }
 
-// What a device has sent so far.
+// The packets that a device has sent so far.
 std::uint64_t packets(const VerbsDeviceInfo& device) {
   std::ifstream file(text("/sys/class/infiniband/", device.device, "/ports/", device.port,
                           "/hw_counters/sent_pkts"));

@@ -108,7 +108,7 @@ void too_much_inline() {
   CHECK(joined.inline_bytes() <= joined.most_inline);
 }
 
-// Of two MTUs the smaller counts on both sides; the other settings are each side's own.
+// The smaller of two MTUs counts on both sides; the other settings are each side's own.
 void different() {
   VerbsOptions small;
   small.mtu = 512;
@@ -136,7 +136,7 @@ void refuse(const VerbsOptions& options, const char* words) {
   }
 }
 
-// What a port cannot do is the reason not to use it.
+// A setting that a port cannot have is the reason not to use it.
 void refusals() {
   VerbsOptions options;
   options.pkey = 0x8001;

@@ -1,6 +1,7 @@
 #pragma once
 
-// What the tests of the verbs transport share: whether there is a device, and how steps are run.
+// Tools that the tests of the verbs transport share: whether there is a device, and how steps are
+// run.
 
 #include <cstdio>
 

@@ -71,7 +71,7 @@ class Variant:
         return build_phases(self.name, size, count, **more)
 
     def check(self, plans: Any, size: int, **how: Any) -> list[Finding]:
-        """What the checker finds in plans of this variant."""
+        """The findings that the checker has in plans of this variant."""
         root = self.chosen(size).get("root", 0)
         return check(plans, kind=self.kind, root=root, **how)
 

@@ -30,7 +30,7 @@ PATTERNS = (
 
 @dataclass(frozen=True)
 class Case:
-    """What ranks have for each other."""
+    """The values that ranks have for each other."""
 
     pattern: str
     size: int
@@ -72,7 +72,7 @@ class Case:
         return found
 
     def due(self, rank: int, number: int) -> list[Any]:
-        """What a rank's buffer ``take`` and the number must have: who gave what."""
+        """The right content of a rank's buffer ``take`` and the number: who gave what."""
         name = "give0" if self.same else f"give{rank}"
         senders = range(self.size) if self.reduces else (number,)
         length = self.lengths[senders[0]][rank]

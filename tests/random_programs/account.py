@@ -47,7 +47,7 @@ _BAD_TIMEOUTS = ("-1", "nan", "x")
 
 @dataclass
 class Object:
-    """What the generator knows about an object."""
+    """The generator's knowledge of an object."""
 
     group: str
     dtype: str = ""

@@ -32,7 +32,7 @@ _EVERY = 16  # programs, then memory is looked at
 
 
 def held() -> dict[str, int]:
-    """What this process holds.
+    """The things that this process holds.
 
     Memory without pages of files: a process that has done little before it counts as warm still
     reads 1 MB of code.
@@ -108,7 +108,7 @@ class Generation:
                 self.held.append(now)
 
     def settled(self, ctx: pgasdl.Context) -> dict[str, int]:
-        """What this process holds, once no more regions than at the least are left, or after 5 s.
+        """The things held, once no more regions than at the least are left, or after 5 s.
 
         Where packets are lost, the memory of a segment that was deleted may wait so long for the
         last request that reads it. A connection has one region, from its first use on, which is not

@@ -14,7 +14,7 @@ from typing import Any
 from account import ARRAYS, ARRAYS_BYTES, DTYPES, FLOATS, SUMS, WRONG, Account, Object
 from program import PER_WORLD, Program, Step, World
 
-# What a program may contain; ``--only`` chooses some. README.md explains them.
+# The features that a program may have; ``--only`` chooses some. README.md explains them.
 FEATURES = (
     "allreduce", "handles", "exchanges", "groups", "segments", "onesided", "wrong", "refusals",
     "timeouts", "creation", "hold", "hooks", "threads", "look", "giveup", "drop", "leave",
@@ -58,7 +58,7 @@ def program_of(
 
 
 def after_loss(seed: int, gone: int, *, mapped: bool, size: int) -> Program:
-    """What the others do after the loss of rank ``gone``."""
+    """The steps of the others after the loss of rank ``gone``."""
     maker = _maker(seed, FEATURES, mapped, size)
     return Program(seed, maker.world, tuple(maker.go_on(gone)))
 

@@ -46,7 +46,7 @@ _GROWTH = 1024  # KiB
 
 
 class LongRunError(AssertionError):
-    """What a long run found, with the last output of the ranks."""
+    """The findings of a long run, with the last output of the ranks."""
 
 
 class Ranks:

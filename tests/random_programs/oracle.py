@@ -1,4 +1,4 @@
-"""What every buffer must contain, computed by NumPy alone.
+"""The right content of every buffer, computed by NumPy alone.
 
 All values are small whole numbers, so that every dtype holds every partial sum exactly and the
 order of additions does not matter. (The order has tests of its own, in tests/training.)
@@ -54,7 +54,7 @@ def reduced(terms: Sequence[Array], mean: bool) -> Array:
 
 
 def result(kind: str, terms: Sequence[Array], member: int, root: int) -> Wanted:
-    """What a member finds and where; the rest of its array may contain anything."""
+    """The values that a member finds and where; the rest of its array may contain anything."""
     count, size = terms[0].size, len(terms)
     if kind in ("sum", "average"):
         return [(0, reduced(terms, kind == "average"))]

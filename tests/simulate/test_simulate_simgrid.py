@@ -35,7 +35,7 @@ MACHINES = {
     "fat-tree": sim.fat_tree(RANKS, per_leaf=2, leaves_per_pod=4, pod_over=2.0, **COSTS),
     "numa-nodes": sim.numa_nodes(RANKS, per_numa=2, **COSTS),
 }
-# Of our engine against the nearer of SimGrid's two orders.
+# The largest differences of our engine from the nearer of SimGrid's two orders.
 TOLERANCE = {"flat": 0.06, "supernodes": 0.07, "fat-tree": 0.09, "numa-nodes": 0.12}
 
 

@@ -47,7 +47,7 @@ _SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def missing() -> list[str]:
-    """What this machine lacks to run guests, each as one sentence; empty when it can."""
+    """The things that this machine lacks to run guests, each as one sentence; empty when it can."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return [f"soft-RoCE guests need Linux on x86_64, this is {platform.platform()}"]
     lacks = [
@@ -184,7 +184,7 @@ def _settings(
     loss: float,
     writable: Sequence[str | os.PathLike[str]],
 ) -> str:
-    """What init.sh reads before anything else, as shell assignments."""
+    """The settings that init.sh reads before anything else, as shell assignments."""
     if driver not in DRIVERS:
         raise ValueError(f"driver {driver!r}: one of {', '.join(DRIVERS)}")
     if not 0 <= loss <= 100:

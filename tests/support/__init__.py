@@ -1,1 +1,1 @@
-"""What all tests that start jobs share; see README.md."""
+"""Tools that all tests that start jobs share; see README.md."""

@@ -43,7 +43,7 @@ class Log:
         self._shown = 0
 
     def more(self) -> str:
-        """What was written since the last call, or only its end if long; nothing once closed."""
+        """The output since the last call, or only its end if long; nothing once closed."""
         if self.file.closed:
             return ""
         size = os.fstat(self.file.fileno()).st_size

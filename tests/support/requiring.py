@@ -1,4 +1,4 @@
-"""What a test needs of the machine: skip it by name without, or fail it where CI requires all."""
+"""Needs of a test: skip it by name without them, or fail it where CI requires all."""
 
 from __future__ import annotations
 

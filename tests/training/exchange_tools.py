@@ -1,4 +1,4 @@
-"""What an exchange must give, computed with NumPy, and a loop that checks it bit for bit."""
+"""The right result of an exchange, computed with NumPy, and a loop that checks it bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the programs with images share: small courses."""
+"""Tools that the tests of the programs with images share: small courses."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_resumed_to_the_bit_on_as_many_ranks(size: int, format: str, tmp_path: P
 def test_resumed_on_another_number_of_ranks(
     before: int, after: int, format: str, tmp_path: Path
 ) -> None:
-    """What is loaded is what was saved; from there on sums are rounded in another way."""
+    """A checkpoint loads as it was saved; from there on sums are rounded in another way."""
     parsed = small("--dtype float64")
     checkpoints = Checkpoints(tmp_path, format)
     saved = trained(before, parsed, checkpoints, 3)[0][1]

@@ -221,7 +221,7 @@ def test_the_slower_candidate_is_not_kept() -> None:
         tuner = exchange._autotune
         assert tuner is not None
         for iteration in range(tuner.limit + 2):
-            # What the clock would show if one candidate were slow on one rank only.
+            # The clock as it would be if one candidate were slow on one rank only.
             exchange.ready(0)
             exchange.wait(0)
             if iteration < len(tuner._times) and iteration % 2 == 0:

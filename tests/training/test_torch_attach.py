@@ -189,7 +189,7 @@ def test_two_models_in_one_process() -> None:
 
 
 def test_state_is_what_it_is_without() -> None:
-    """Of model and optimizer, in the middle of training: what is due is done first."""
+    """Copies of model and optimizer during training: steps that are due are made first."""
 
     def program(ctx: Any) -> Any:
         net = made()

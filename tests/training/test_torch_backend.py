@@ -208,7 +208,7 @@ def test_reductions_of_parts() -> None:
 
 
 def test_what_is_long_is_reduced_in_pieces() -> None:
-    """Of several pieces and an uneven rest; in no memory that is longer than one."""
+    """Tensors of several pieces and an uneven rest, in no memory that is longer than one."""
     size, counts = 3, (900_000, 1, 2_500_001)
 
     def program(group: Any) -> None:

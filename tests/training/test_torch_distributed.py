@@ -22,7 +22,7 @@ from tiers import full
 
 pytest.importorskip("torch")
 
-# Of PyTorch's own tests those that cannot pass here, nor over gloo, and why.
+# Those of PyTorch's own tests that cannot pass here, nor over gloo, and why.
 NOT_HERE = {
     "test_SyncBatchNorm_process_group": "needs torchvision",
     "test_all_to_all_cuda": "needs a GPU, and does not say so",
@@ -187,7 +187,7 @@ def test_a_rank_that_is_killed_ends_the_others_waits(tmp_path: Path) -> None:
 
 
 def test_groups_are_made_one_after_the_other_in_one_store(tmp_path: Path) -> None:
-    """Of PyTorch's own, a file's, and the program's, by ranks that leave at different times."""
+    """Stores: PyTorch's own, a file's, and the program's; ranks leave at different times."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -79,6 +79,6 @@ def test_the_same_bits_on_every_transport_and_in_every_run(size: int, tmp_path: 
 @pytest.mark.full
 @pytest.mark.parametrize("plan", ["gdraa", "gdraa-direct", "tree", "staged", "ring"])
 def test_the_same_bits_of_every_plan(plan: str) -> None:
-    """Of two ranks: there is one order only in which two numbers can be added."""
+    """Courses of two ranks: there is one order only in which two numbers can be added."""
     bits = {course.digest() for course in trained(2, f"{SHORT} --plan {plan}")}
     assert bits == {trained(2, SHORT)[0].digest()}

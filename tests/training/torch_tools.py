@@ -1,4 +1,4 @@
-"""What the tests of ``pgasdl.torch`` share: networks, their data, and one process's training."""
+"""Tools for the tests of ``pgasdl.torch``: networks, their data, and one process's training."""
 
 from __future__ import annotations
 
@@ -115,5 +115,5 @@ def small(**options: Any) -> Any:
 
 
 def alone(program: Callable[[Any], Any]) -> Any:
-    """What a program of one rank returns."""
+    """The result of a program of one rank."""
     return loopback.run(1, program)[0]

@@ -381,8 +381,8 @@ def rate(run: Run) -> None:
 
 BEHIND = (average, clamp_weights, vector, state, optimizer_state, copied, rate)
 
-# What may be refused: by kind "average"; where ranks' backwards reach different parameters; and by
-# kind "update", in which no rank has the mean gradient.
+# Programs that may be refused: by kind "average"; where ranks' backwards reach different
+# parameters; and by kind "update", in which no rank has the mean gradient.
 REFUSED: set[Any] = {twice_at_once, left_out}
 REFUSED_IF_REACHED_DIFFERENTLY: set[Any] = {*BETWEEN, sharpness} - {wait}
 REFUSED_BY_UPDATE: set[Any] = {*BETWEEN, sharpness, *ENDS, *BEHIND} - {forget, forget_model, rate}

@@ -180,7 +180,7 @@ def test_the_report_writes_what_it_prints(
     report.close()
     headings, row = capsys.readouterr().out.splitlines()
     assert headings.split()[-5:] == ["openmpi", "mpich", "gloo", "best", "peer"]
-    # Of each library the best variant, by its name.
+    # The best variant of each library, by its name.
     words = " ".join(row.split("near ")[1].split())
     assert words == "0.750 cma 4 MB pieces 2.000 - / 1.50"
     assert rows_of(file.read_text())[0]["peers"] == theirs

@@ -27,7 +27,7 @@ from pgasdl.topology import Launch
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed, so root")
 
-# What a rank does in the tests with processes.
+# The program of a rank in the tests with processes.
 RANK = """
 import sys
 from pgasdl.runtime.bootstrap import connect

@@ -23,7 +23,7 @@ from pgasdl.runtime.bootstrap.table import GATHER_OPTIONS
 from pgasdl.simulate.library import Traffic, Value, startup
 
 N_PROCESSES = 4
-# What each rank says at start-up: in the first, all on a machine say the same.
+# The values that each rank says at start-up: in the first, all on a machine say the same.
 VALUES = [Value("rank", 200, same=True), Value("endpoint", 184), Value("world", 251)]
 
 

@@ -1,4 +1,4 @@
-"""What devices, streams and memory on a GPU are taken for; needs neither a GPU nor CuPy."""
+"""Devices, streams and memory on a GPU are understood; needs neither a GPU nor CuPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Patch = pytest.MonkeyPatch
 
 
 class FakeTorch:
-    """What of PyTorch is asked for, on a machine where it uses ``current`` of its GPUs."""
+    """The part of PyTorch that is asked for, on a machine where it uses ``current`` of its GPUs."""
 
     class Tensor:
         def __init__(self, device: str, contiguous: bool = True) -> None:
@@ -60,7 +60,7 @@ class FakeTorch:
 
 
 class FakeCupy:
-    """What of CuPy is asked for."""
+    """The part of CuPy that is asked for."""
 
     class Device:
         def __init__(self, number: int) -> None:

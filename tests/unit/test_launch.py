@@ -22,7 +22,7 @@ from support.launcher import command, run, running
 from pgasdl.runtime.launch.output import visible
 from pgasdl.tools.run_cli import split_program
 
-# What reaches the ranks.
+# The input, arguments and signals that reach the ranks.
 
 
 @pytest.mark.parametrize(

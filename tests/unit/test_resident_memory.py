@@ -1,4 +1,4 @@
-"""What a rank has in memory hardly grows with the number of ranks."""
+"""The resident memory of a rank hardly grows with the number of ranks."""
 
 from __future__ import annotations
 

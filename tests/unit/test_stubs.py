@@ -1,4 +1,4 @@
-"""What the build makes of the native module: its stub, and no name for other modules."""
+"""The build makes a stub of the native module, and no name for other modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STUB = Path(_native.__file__).with_name("_native.pyi")
 
 
 def names(body: list[ast.stmt]) -> set[str]:
-    """What statements define or declare."""
+    """The names that statements define or declare."""
     found = {each.name for each in body if isinstance(each, ast.ClassDef | ast.FunctionDef)}
     for each in body:
         targets = each.targets if isinstance(each, ast.Assign) else ()

@@ -87,7 +87,7 @@ class Story:
     def statuses(self) -> dict[int, int]:
         """Exit statuses of the ranks, ended or killed; none may hang or leave a process.
 
-        Of a rank that was replaced, that of the last process.
+        For a rank that was replaced, that of the last process.
         """
         assert not self.events("hung"), f"hung\n{self}"
         assert not any(event["pids"] for event in self.events("left")), f"left\n{self}"

@@ -18,7 +18,7 @@ PARTS = ["staged", "allreduces", "handles", "exchanges"]
 
 
 def told(*program: object) -> str:
-    """What two ranks in a guest print."""
+    """The output of two ranks in a guest."""
     ranks = [sys.executable, "-P", "-m", "pgasdl", "run", "-n", "2", "--no-prefix", *program]
     environ = cuda_double.variables() | {
         "PYTHONPATH": f"{INSTALLED}:{TESTS}",

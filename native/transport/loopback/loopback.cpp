@@ -27,7 +27,7 @@ void copy_bytes(int device, std::byte* to, const std::byte* from, std::size_t by
   }
 }
 
-// What keeps a segment's data.
+// The owner that keeps a segment's data.
 std::shared_ptr<void> owner_of(const LocalSegment& segment) {
   if (segment.device_region != nullptr) return segment.device_region;
   return segment.region;

@@ -37,7 +37,7 @@ struct LoopbackFaults {
   bool immediate() const { return delay == 0 && !reorder && !late_source && !any_order; }
 };
 
-// What the ranks share. Outlives every LoopbackTransport made from it.
+// The state that the ranks share. Outlives every LoopbackTransport made from it.
 class LoopbackWorld {
  public:
   explicit LoopbackWorld(Rank size, LoopbackFaults faults = {});
@@ -63,7 +63,7 @@ class LoopbackWorld {
     bool own_flag = false;            // of this rank's board, after a read
     std::uint32_t number = 0;         // among those of this queue to this peer
   };
-  // What one queue has sent to one peer.
+  // The messages that one queue has sent to one peer.
   struct Connection {
     std::uint32_t posted = 0;
     HeldFlags<Operation> held;

@@ -11,7 +11,7 @@ constexpr int kDataTag = 1;
 
 }  // namespace
 
-// Of what went to, or came from, a peer that is lost nobody needs to hear here: liveness tells.
+// Nobody needs to hear here of messages to, or from, a peer that is lost: liveness reports it.
 
 void MpiChannel::reap() {
   for (std::size_t at = 0; at < under_way_.size();) {

@@ -26,9 +26,9 @@ struct MpiWindowName {
   auto operator<=>(const MpiWindowName&) const = default;
 };
 
-// What goes ahead of the bytes: where they belong, and the flag that they come with. Or a question
-// whether all messages so far were put where they belong, which is answered with its number. Or of
-// the meeting that `board` names (meeting.cpp).
+// A header goes ahead of the bytes: where they belong, and the flag that they come with. Or a
+// question whether all messages so far were put where they belong, which is answered with its
+// number. Or of the meeting that `board` names (meeting.cpp).
 struct MpiHeader {
   enum class Kind : std::uint64_t { kWrite, kAsk, kAnswer, kCome, kLeave, kGo, kLeft };
   static constexpr std::uint64_t kNoQueue = ~std::uint64_t{0};
@@ -54,7 +54,8 @@ struct MpiPlace {
 // Every member: by one thread at a time, who may call MPI.
 class MpiChannel {
  public:
-  // Of data that come with their header; a message more costs more than two copies of them.
+  // The most bytes of data that come with their header; a message more costs more than two copies
+  // of them.
   static constexpr std::uint32_t kMostBytes = 32 << 10;
   static bool apart(const MpiHeader& header) {
     return header.kind == MpiHeader::Kind::kWrite && header.apart == 1 && header.bytes > 0 &&

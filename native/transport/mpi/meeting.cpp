@@ -1,4 +1,4 @@
-// What ranks tell each other beside MPI's own ways: flags, questions, and who is there when a
+// Messages of ranks beside MPI's own ways: flags, questions, and who is there when a
 // window is to be made.
 #include <algorithm>
 #include <cstring>
@@ -157,7 +157,7 @@ bool MpiWorld::listen(const MpiWindowName& name, Until&& until, Deadline deadlin
     }
     {
       const std::lock_guard lock(channel_mutex_);
-      // What this rank has to say about it was sent: MPI's calls, which follow, send nothing.
+      // This rank's messages about it were sent: MPI's calls, which follow, send nothing.
       const bool said = std::ranges::none_of(
           unsent_, [&](const auto& unsent) { return unsent.second.board == name; });
       if (said && until(meetings_.at(name))) return true;

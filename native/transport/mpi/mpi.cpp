@@ -109,7 +109,7 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
     return true;
   }
   Connection& connection = this->connection(queue, peer);
-  // What goes by MPI must not be overtaken; where nothing does nobody needs the connection.
+  // Operations that go by MPI must not be overtaken; where none does nobody needs the connection.
   const bool direct = !connection.busy.load(std::memory_order_acquire) && mapped(transfers) &&
                       (flag == nullptr || (!connection.unflushed.load(std::memory_order_acquire) &&
                                            !connection.unread.load(std::memory_order_acquire) &&
@@ -258,7 +258,7 @@ void MpiTransport::activate(Connection& connection) {
   std::unique_lock<std::mutex> serial;
   if (world_->may_call() && world_->try_serialize(serial)) {
     begin(connection);
-    // What needs no flush leaves at once.
+    // An operation that needs no flush leaves at once.
     const bool leaves = connection.operations.front().kind == Operation::Kind::kMessage &&
                         connection.written.empty();
     if (leaves && move(connection) && connection.fault == nullptr) {

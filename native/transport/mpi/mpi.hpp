@@ -80,7 +80,7 @@ class MpiTransport final : public Transport {
   };
   static constexpr std::size_t kMostOperations = 1u << 17;
   static constexpr std::size_t kMostSent = 8;  // under way at once in a connection
-  // What is on its way from one queue to one peer.
+  // The operations on their way from one queue to one peer.
   struct Connection {
     std::mutex mutex;  // held in MPI's calls, which a lost peer may never let end: only tried for
     QueueId queue = 0;

@@ -1,4 +1,4 @@
-// What is under way over MPI: moved on, completed, and given up with a peer that is lost.
+// Operations under way over MPI: moved on, completed, and given up with a peer that is lost.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -74,7 +74,8 @@ bool MpiTransport::sent(Connection& connection, Operation& operation) {
   return left;
 }
 
-// What is read, or told by a store, is what earlier messages wrote, which that would overtake.
+// True once the peer has read all earlier messages: a read, or a flag that a store raises, would
+// overtake them.
 bool MpiTransport::messages_read(Connection& connection) {
   if (!connection.unread.load(std::memory_order_relaxed)) return true;
   if (!world_->answered(connection.queue, connection.peer, connection.question)) return false;
@@ -98,7 +99,7 @@ void MpiTransport::forget_written(Connection& connection) {
   connection.unflushed.store(false, std::memory_order_release);
 }
 
-// What was written is complete here only: a flag that comes later still has to flush it.
+// The writes are complete here only: a flag that comes later still has to flush them.
 void MpiTransport::settle(Connection& connection) {
   std::erase_if(connection.written,
                 [](const Connection::Written& written) { return written.window.use_count() == 1; });

@@ -1,5 +1,5 @@
-// What the files of a world share: the ranks that have segments together, and a segment until its
-// window is made.
+// The types that the files of a world share: the ranks that have segments together, and a segment
+// until its window is made.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
-// What this process has of MPI beside a context: a communicator, and windows over segments' memory.
+// The parts of MPI that a process has beside a context: a communicator, and windows over segments'
+// memory.
 //
 // A window is made collectively by a segment's group, when every member is there (meeting.cpp),
 // and freed when a later one is made and every member has dropped it: MPI knows no other way. It
@@ -47,7 +48,7 @@ class MpiWindow : public std::enable_shared_from_this<MpiWindow> {
   bool ready = false;   // made, and named
   bool helped = false;  // its traffic moves only when we call MPI
   bool shared = false;  // mapped by all members, so that atomics are the processor's
-  // Of ours, that MPI made the window over: what peers sent may arrive until it is freed.
+  // Our memory that MPI made the window over: messages from peers may arrive until it is freed.
   std::shared_ptr<Region> region;
   std::uint64_t number = 0;  // in its group, the same on every member
   MpiWindowGroup* group = nullptr;
@@ -63,7 +64,7 @@ class MpiWindow : public std::enable_shared_from_this<MpiWindow> {
   std::unique_ptr<MpiPending> pending;  // until it is made
 };
 
-// What RemoteSegment::keep holds.
+// The content of RemoteSegment::keep.
 struct MpiRemote {
   std::shared_ptr<MpiWindow> window;  // once all members' are known
   int index = -1;                     // of the peer among its members
@@ -78,8 +79,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   enum class Threads : std::uint8_t { kOne, kSerialized, kMultiple };
 
   // `communicator`: the library's own, whose ranks are those of the job. `near`: those of this
-  // machine, this one too; `messages_near`: the library sends to them through memory. Of the thread
-  // that may call MPI.
+  // machine, this one too; `messages_near`: the library sends to them through memory. Called by the
+  // thread that may call MPI.
   MpiWorld(std::unique_ptr<MpiLibrary> library, Handle communicator, Rank rank, Rank size,
            std::set<Rank> near, bool messages_near, Threads threads);
   ~MpiWorld();
@@ -164,7 +165,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   friend class MpiWindow;
   static constexpr std::uint32_t kMostThroughMemory = 4 << 10;
   class InOrder;
-  // Who is there to make a window, as the first of its members knows, and what the others heard.
+  // The members that are there to make a window, as the first of them knows, and what the others
+  // heard.
   struct Meeting {
     bool here = false;           // this rank, until it leaves
     bool left = false;           // the first member knows that it left

@@ -28,7 +28,7 @@ namespace {
 constexpr int kMailPerService = 64;
 constexpr std::uint64_t kPiece = 1 << 20;
 
-// What accompanies a descriptor.
+// The message that accompanies a descriptor.
 struct Offer {
   char token[kTokenBytes];
   std::int32_t rank;
@@ -36,7 +36,7 @@ struct Offer {
   std::uint32_t part;
 };
 
-// What a peer needs to know of a segment; the descriptor comes separately.
+// The description of a segment for a peer; the descriptor comes separately.
 struct Description {
   std::uint64_t bytes;
   std::uint64_t address;

@@ -13,15 +13,16 @@
 namespace pgasdl {
 namespace {
 
-// Of what the processor copies into the request, which saves the adapter a read. More than is asked
-// for would make every request of a queue pair longer.
+// The bytes that the processor copies into the request, which saves the adapter a read. More than
+// is asked for would make every request of a queue pair longer.
 constexpr std::uint32_t kLeastInlineBytes = sizeof(VerbsFlags::Slot);
 
-// Of one request where the kernel is the adapter: soft-RoCE sends a request again from the packet
-// that was lost, but counts its attempts by request, so that long ones run out of them.
+// The most bytes of one request where the kernel is the adapter: soft-RoCE sends a request again
+// from the packet that was lost, but counts its attempts by request, so that long ones run out of
+// them.
 constexpr std::uint32_t kSoftwareBytes = 32 << 10;
 
-// What another connection would not do either.
+// Errors of a request that another connection would not carry out either.
 bool blames_request(ibv_wc_status status) {
   return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR ||
          status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR;
@@ -148,8 +149,8 @@ bool VerbsConnection::close() {
                    static_cast<std::uint32_t>(
                        failed == kNone ? retired_.load(std::memory_order_relaxed) : failed),
                std::memory_order_relaxed);
-  // What it left in the completion queue has the old generation, and must not stay: room there is
-  // counted.
+  // Its entries left in the completion queue have the old generation, and must not stay: room there
+  // is counted.
   generation_.fetch_add(1, std::memory_order_release);
   queue_.poll_locked();
   const std::uint64_t lost = signalled_ - settled_;
@@ -169,7 +170,7 @@ bool VerbsConnection::close() {
   return lost != 0 || never_sent != 0;
 }
 
-// Of `posted` requests those before the first that failed are done.
+// The `posted` requests before the first that failed are done.
 VerbsFate VerbsConnection::fate(const VerbsMemory::Pending& pending) const {
   // In this order: what failed is noted before it is retired, and forgotten after the generation.
   const std::uint32_t retired = retired_.load(std::memory_order_acquire);

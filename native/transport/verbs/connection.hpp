@@ -23,7 +23,7 @@ namespace pgasdl {
 
 class VerbsQueue;
 
-// What the other side has to know of a queue pair.
+// A queue pair as the other side has to know it.
 struct VerbsEnd {
   std::uint32_t number = 0;  // 0: there is none
   std::uint32_t first_packet = 0;
@@ -71,8 +71,8 @@ class VerbsConnection {
   std::size_t flags_held();
   // Reads a word of the peer, behind all that was posted. False: there is no room.
   bool fence();
-  // Nothing leaves or comes any more. What had come is taken from then on, until parted(), which
-  // tells how many flags that were; `at_once`: not awaited any longer.
+  // Nothing leaves or comes any more. Flags that had come are taken from then on, until parted(),
+  // which says how many they were; `at_once`: not awaited any longer.
   void part();
   bool parted(bool at_once, std::uint32_t& taken);
 
@@ -89,7 +89,7 @@ class VerbsConnection {
  private:
   enum class State : std::uint8_t { kApart, kReady, kBroken };
   enum class Operation : std::uint8_t { kWrite, kNotify, kRead, kAtomic, kBook };
-  // What a request was, and what follows when it completes.
+  // A note of a request, and of what follows when it completes.
   struct Note {
     std::uint64_t offset;  // at the peer; of a flag its number
     std::uint32_t bytes;
@@ -112,7 +112,7 @@ class VerbsConnection {
     std::optional<std::uint32_t> immediate;  // it has been chosen, and its slot defined
   };
   class Chain;
-  // What a completion brings back: number of the request, of the queue pair, and the peer.
+  // A completion brings back: number of the request, of the queue pair, and the peer.
   static constexpr int kPeerShift = 40;
   static constexpr int kGenerationShift = 32;
   static constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;  // not a request
@@ -191,7 +191,7 @@ class VerbsConnection {
   static constexpr std::uint64_t kNone = UINT64_MAX;
   std::atomic<std::uint64_t> failed_{kNone};  // the first request that did
   static constexpr int kMarkShift = 32;
-  // Of the queue pair before this one: its generation, and the first request that was not done.
+  // The queue pair before this one: its generation, and the first request that was not done.
   std::atomic<std::uint64_t> ended_{0};
   bool by_request_ = false;           // what broke it
   std::atomic<bool> parting_{false};  // part() was called

@@ -131,7 +131,7 @@ void VerbsConnectionManager::repeat() {
     try {
       repeat(wanted, now);
     } catch (const Error& error) {
-      // What fails here may work a little later, when there is memory again.
+      // A call that fails here may work a little later, when there is memory again.
       if (error.kind() == ErrorKind::kPeerLost || patience_over(wanted, now)) {
         connection.break_off(error, false);
       } else {
@@ -175,7 +175,7 @@ bool VerbsConnectionManager::take_datagrams() {
       if (bytes == sizeof(News)) handle(from_bytes<News>(datagram.data()));
       if (bytes == sizeof(Farewell)) handle(from_bytes<Farewell>(datagram.data()));
     } catch (const Error&) {
-      // Who asked repeats itself, and in the end learns that nobody answered.
+      // The asking rank repeats itself, and in the end learns that nobody answered.
     }
     if (Clock::now() > until) return false;
   }

@@ -105,7 +105,7 @@ class VerbsConnectionManager {
   void handle(const Message& message);
   void handle(const News& news);
   void handle(const Farewell& farewell);
-  // Of a rank of this job; then it has been heard.
+  // True if it is of a rank of this job; then it has been heard.
   template <typename Datagram>
   bool is_ours(const Datagram& datagram);
   void answer(const Message& message, VerbsConnection& connection);

@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kContainerFlags =
     "in a container: --device=/dev/infiniband --ulimit memlock=-1";
 
-// What makes an address better than another, most important first: kind of link, scope (0: only
+// The merits of an address over another, most important first: kind of link, scope (0: only
 // this link), speed, same NUMA node.
 using Merit = std::array<double, 4>;
 constexpr std::size_t kScope = 1;
@@ -335,8 +335,8 @@ std::optional<VerbsPkey> find_pkey(std::span<const std::uint16_t> table, int wan
 }
 
 // A peer that stands still for less than `timeout_s`, or than a minute, is not lost: a request and
-// its repetitions last at least as long. What was lost on the way waits for a repetition, too: for
-// half a second by default.
+// its repetitions last at least as long. A packet that was lost on the way waits for a repetition,
+// too: for half a second by default.
 int VerbsOptions::acknowledgement_timeout() const {
   constexpr double kUnit = 4.096e-6;
   constexpr int kMostExponent = 21;  // 8.6 s

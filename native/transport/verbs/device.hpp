@@ -37,10 +37,10 @@ class VerbsDevice {
   std::uint8_t port() const { return port_; }
   const ibv_device_attr& limits() const { return limits_; }
   const ibv_port_attr& link() const { return link_; }
-  // Of the port and of one kind, the best first.
+  // Those of the port and of one kind, the best first.
   const std::vector<VerbsGid>& gids() const { return gids_; }
   const VerbsPkey& pkey() const { return pkey_; }
-  // Of a packet, the most that a connection may have.
+  // The largest packet that a connection may have.
   ibv_mtu mtu() const;
   const VerbsOptions& options() const { return options_; }
   // The kernel is the adapter.
@@ -77,7 +77,8 @@ bool keeps_order(ibv_transport_type transport, VerbsOrder order);
 // The table's entry of the partition `wanted` (0: its first), as a full member before a limited
 // one.
 std::optional<VerbsPkey> find_pkey(std::span<const std::uint16_t> table, int wanted);
-// Of a link in each direction, by the port's codes of width and speed; 0 for codes without meaning.
+// The speed of a link in each direction, by the port's codes of width and speed; 0 for codes
+// without meaning.
 double gigabits_of(std::uint8_t width, std::uint8_t speed);
 
 }  // namespace pgasdl

@@ -1,4 +1,4 @@
-// What broke connections of a queue, until complete() has told of it.
+// The errors that broke connections of a queue, until complete() has thrown them.
 #pragma once
 
 #include <atomic>

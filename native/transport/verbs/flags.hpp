@@ -3,8 +3,8 @@
 // Data reach memory without the receiver's processor, in the order of all writes.
 //
 // An immediate has 32 bits: the number of a slot, and the highest and lowest twelve of the flag's
-// value, which are those that change (plans count above, programs below). What a slot stands for
-// the sender writes into the receiver's memory when it first uses it. Every immediate takes one of
+// value, which are those that change (plans count above, programs below). The sender writes the
+// meaning of a slot into the receiver's memory when it first uses it. Every immediate takes one of
 // the receives that the receiver holds ready; the sender reads there from time to time how many
 // were taken. Where none is left, as with a receiver that computes for long, or where the slot
 // still means another flag, a flag is a message of its own, which needs no processor. So are flags
@@ -30,7 +30,7 @@ class VerbsBoards {
  public:
   std::uint32_t add(FlagWord* board, std::uint32_t notifications);
   void remove(std::uint32_t number);
-  // What a peer asks for; nothing if there is no such flag, or no longer.
+  // Raises the flag that a peer asks for; nothing if there is no such flag, or no longer.
   void raise(std::uint32_t board, std::uint32_t notification, std::uint32_t value, bool add);
   void set_wake_word(WakeWord* wake_word) {
     wake_word_.store(wake_word, std::memory_order_release);
@@ -48,7 +48,8 @@ class VerbsBoards {
   std::atomic<WakeWord*> wake_word_{nullptr};
 };
 
-// What a connection's sender chooses for each flag, and what its receiver makes of immediates.
+// The slots that a connection's sender chooses for flags, and what its receiver makes of
+// immediates.
 class VerbsFlags {
  public:
   // `counted`: every flag is an immediate, which waits where there is no receive or no slot for it.

@@ -25,7 +25,7 @@ struct Description {
   std::uint32_t board;
 };
 
-// What to do about a failed registration.
+// Advice about a failed registration.
 std::string advice(int error, std::uint64_t bytes, std::uint64_t registered) {
   if (error == EFAULT) return "; the memory is not mapped, is read-only, or is another device's";
   rlimit limit{};

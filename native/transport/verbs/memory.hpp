@@ -12,7 +12,7 @@ namespace pgasdl {
 
 class VerbsConnection;
 
-// What LocalSegment::keep holds once it was published.
+// The content of LocalSegment::keep once it was published.
 struct VerbsLocalKeys {
   VerbsPtr<ibv_mr> data;   // null: no bytes
   VerbsPtr<ibv_mr> board;  // null: no notifications
@@ -21,7 +21,7 @@ struct VerbsLocalKeys {
   std::shared_ptr<Region> region;  // stays mapped as long as it is registered
 };
 
-// What RemoteSegment::keep holds.
+// The content of RemoteSegment::keep.
 struct VerbsRemoteKeys {
   std::uint64_t data_address;
   std::uint64_t board_address;

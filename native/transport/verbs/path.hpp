@@ -8,7 +8,7 @@
 
 namespace pgasdl {
 
-// What a rank tells the others.
+// A rank's description of its end, for the others.
 struct VerbsEndpoint {
   static constexpr std::uint64_t kMagic = 0x347672656c646770;  // of this version of the protocol
   static constexpr std::size_t kMostGids = 8;
@@ -29,7 +29,7 @@ struct VerbsEndpoint {
 
 VerbsEndpoint endpoint_of(const VerbsDevice& device, std::uint32_t datagrams);
 
-// What two ranks have in common.
+// The settings that two ranks have in common.
 struct VerbsAgreement {
   ibv_mtu mtu;
   std::uint8_t reads;

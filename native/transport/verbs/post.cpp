@@ -114,7 +114,7 @@ class VerbsConnection::Chain {
     connection.posted_.fetch_add(taken, std::memory_order_relaxed);
     --connection.signalled_;
     connection.queue_.settled(1);
-    // What was taken before is flushed, and nothing is known of the order any more.
+    // Requests that were taken before are flushed, and nothing is known of the order any more.
     ibv_qp_attr attributes{};
     attributes.qp_state = IBV_QPS_ERR;
     verbs_library().modify_qp(connection.pair_.get(), &attributes, IBV_QP_STATE);

@@ -75,7 +75,7 @@ void VerbsQueue::poll_locked() {
     int taken;
     do {
       taken = ibv_poll_cq(queue.get(), kCompletionsPerPoll, completions);
-      // What was noted of these requests before they were posted is seen by this thread.
+      // This thread sees the notes that were made of these requests before they were posted.
       (void)outstanding_.load(std::memory_order_acquire);
       for (int i = 0; i < taken; ++i) {
         VerbsConnection* connection = find(VerbsConnection::peer_of(completions[i]));

@@ -1,6 +1,6 @@
 // One queue's operations to one peer over several rails.
 //
-// What is longer than a stripe is cut, and its stripes go round over the rails that carry; all else
+// A write longer than a stripe is cut, and its stripes go round over the rails that carry; all else
 // goes by the first of these. A flag goes by that one, too, which keeps its order behind all that
 // it carries itself; where other rails carry writes of before, it is held until these are done, and
 // a read behind them, too: what one adapter has acknowledged may not yet be where another one finds
@@ -60,8 +60,8 @@ class RailConnection {
   // The peer has given up its end, and has taken so many flags by it; whether it is to be told that
   // this rank did, too.
   bool peer_dropped(std::size_t rail, std::uint32_t taken, bool known);
-  // Goes on with the rails that are being dropped: whether some still are. Of those in `to_tell`
-  // the peer is to be told news_of().
+  // Goes on with the rails that are being dropped: whether some still are. For those in
+  // `to_announce` the peer is to be sent news_of().
   bool look_after_drops(std::vector<std::size_t>& to_tell);
   VerbsRailNews news_of(std::size_t rail) const;  // but for the round
 

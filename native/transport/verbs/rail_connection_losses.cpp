@@ -1,4 +1,4 @@
-// What a connection of several rails does when one of them, or the peer, is lost.
+// A connection of several rails goes on when one of them is lost, and ends when the peer is.
 #include <algorithm>
 
 #include "transport/verbs/rail_connection.hpp"

@@ -54,7 +54,8 @@ bool RailLane::post(RailPiece& piece) {
     posted = rail_->post_write(queue_, peer_, transfers, nullptr);
   }
   if (!posted) return false;
-  // Of the generation before: if the connection was given up meanwhile, so was the piece.
+  // The mark is of the generation before: if the connection was given up meanwhile, so was the
+  // piece.
   piece.mark = std::uint64_t{generation} << kGenerationShift |
                static_cast<std::uint32_t>(rail_->mark(queue_, peer_));
   if (piece.flag) {

@@ -1,9 +1,10 @@
-// What one rail carries of one connection of VerbsRails: pieces that wait for room, and pieces that
-// were posted and are not known to be done. Those of a rail that fails are handed back, but for
-// what its peer has said to have come.
+// The part of a connection of VerbsRails that one rail carries: pieces that wait for room, and
+// pieces that were posted and are not known to be done. Those of a rail that fails are handed back,
+// but for what its peer has said to have come.
 //
 // A lane's flags are counted on both sides (VerbsOptions::count_flags), because a flag that was
-// raised must not be raised again. What a rail posted before a flag that has come, has come too.
+// raised must not be raised again. All that a rail posted before a flag that has come, has come
+// too.
 #pragma once
 
 #include <deque>
@@ -44,11 +45,12 @@ struct RailFlag {
   bool add;
 };
 
-// What is posted on one rail at a time: bytes, a flag, or a few bytes and the flag behind them.
+// A piece is posted on one rail at a time: bytes, a flag, or a few bytes and the flag behind them.
 struct RailPiece {
   enum class Kind : std::uint8_t { kWrite, kRead, kAtomic, kFlag, kFence };
   Kind kind;
-  // Of this piece; of a flag or a fence: of the first piece that does not come before.
+  // The number of this piece; for a flag or a fence, that of the first piece that does not come
+  // before.
   std::uint64_t number;
   bool is_numbered() const { return kind != Kind::kFlag && kind != Kind::kFence; }
   std::shared_ptr<RailLocal> local{};
@@ -100,8 +102,8 @@ class RailLane {
   // Hands each piece that is done to `done`; the fate of the first that is not.
   template <typename Done>
   VerbsFate reap(Done&& done);
-  // Of a lane whose connection is parted, whose peer took so many flags: what came goes to `done`,
-  // and the rest to `again`, in order.
+  // Empties a lane whose connection is parted, whose peer took so many flags: pieces that came go
+  // to `done`, and the rest to `again`, in order.
   template <typename Done, typename Again>
   void hand_back(std::uint32_t taken, Done&& done, Again&& again);
   // All pieces, to `drop`.

@@ -63,7 +63,7 @@ struct VerbsOptions {
   std::uint32_t depth = 127;
   double timeout_s = 3;  // a peer that does not answer for so long is lost
 
-  // Of an acknowledgement, as ack_timeout.
+  // The time for an acknowledgement, as ack_timeout.
   int acknowledgement_timeout() const;
 };
 
@@ -91,7 +91,7 @@ struct VerbsDeviceInfo {
 // Every address, best first. Throws kUnavailable where libibverbs cannot be loaded.
 std::vector<VerbsDeviceInfo> verbs_devices(const VerbsOptions& options = {});
 
-// What has become of a request, by its mark.
+// The fate of a request, by its mark.
 enum class VerbsFate : std::uint8_t {
   kUnderWay,
   kDone,
@@ -145,7 +145,7 @@ class VerbsTransport final : public Transport {
   void send_farewell(Rank peer, std::uint64_t word) override;
   std::uint64_t farewell(Rank peer) const override;
   bool complete(QueueId queue) override;
-  // Of requests: a flag that is held is not among them.
+  // Marks are of requests: a flag that is held is not among them.
   std::uint64_t mark(QueueId queue, Rank peer) const override;
   bool reached(QueueId queue, Rank peer, std::uint64_t mark) const override;
   bool needs_progress() const override { return true; }
@@ -166,7 +166,7 @@ class VerbsTransport final : public Transport {
   // False: there is no room.
   bool fence(QueueId queue, Rank peer);
   // Gives up the connections with `peer` so that nothing comes by them any more, until reconnect()
-  // by either side. What had come is taken; parted() tells when, and how many flags that were.
+  // by either side. Flags that had come are taken; parted() says when, and how many they were.
   void part(Rank peer);
   bool parted(QueueId queue, Rank peer, bool at_once, std::uint32_t& taken);
   // How often connections with `peer` were made anew; kRankLeft: it has taken leave.

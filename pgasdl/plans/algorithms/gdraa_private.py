@@ -46,7 +46,7 @@ from pgasdl.plans.algorithms.blocks import ALIGN, blocks, equal_pieces, padded, 
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import Case, Flush, Members, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
-# Of blocks, and of results, per sender.
+# The slots of blocks, and of results, per sender.
 SLOTS = 2
 # 256 KiB of float32.
 PIECE = 65536
@@ -80,7 +80,7 @@ class _Exchange:
         self.peers = peers_after(view.rank, view.size)
         self.slot = padded(blocks(piece, view.size)[0][1])
         _, pieces = equal_pieces(view.count, piece)
-        # Of each piece, each owner's block.
+        # Each owner's block of each piece.
         self.pieces = [
             [(begin + offset, n) for offset, n in blocks(length, view.size)]
             for begin, length in pieces

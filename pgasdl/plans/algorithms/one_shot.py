@@ -1,7 +1,7 @@
 """One-shot: every rank sends all of its elements to every other, and reduces everything itself.
 
 Paper
-    What every MPI does for few elements. The pieces, and the phases in place of a closing
+    Every MPI does this for few elements. The pieces, and the phases in place of a closing
     handshake, are those of ``staged``; the slots lie at the receiver, so nothing has to be mapped.
 
 Steps, on rank r of P, for the pieces k = 0..n-1 of ``data``

@@ -1,7 +1,7 @@
 """Pairwise: ranks have blocks for each other in private memory, which no peer ever touches.
 
-What torch.distributed calls broadcast, gather, scatter, all-gather, all-to-all, reduce and
-reduce-scatter. It is no row of the table: the blocks' lengths say what it does.
+The plan of what torch.distributed calls broadcast, gather, scatter, all-gather, all-to-all, reduce
+and reduce-scatter. It is no row of the table: the blocks' lengths say what it does.
 
 Paper
     The pairwise exchange of every MPI, piece by piece through slots as in ``staged``.
@@ -59,10 +59,10 @@ class Blocks:
     same : bool, default False
         All receivers get the same block, buffer ``give0``; else ``give`` and the receiver's number.
     reduces : bool, default False
-        What is received is reduced into ``take0``, with the own block ``give`` and the rank's
-        number; else it goes into ``take`` and the sender's number.
+        Blocks received are reduced into ``take0``, with the own block ``give`` and the rank's
+        number; else they go into ``take`` and the sender's number.
     scale : float, default 1
-        Of the sum.
+        The factor of the sum.
     """
 
     sends: tuple[int, ...]

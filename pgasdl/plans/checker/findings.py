@@ -24,7 +24,7 @@ class Finding:
     iteration : int
         Counted from 0.
     text : str
-        What happens, with the other rank and step.
+        The event, with the other rank and step.
     """
 
     rule: str

@@ -3,8 +3,8 @@
 A connection that has not proved itself costs one small object for at most two seconds. At most
 ``MIN_PENDING`` of them exist, or twice the number of ranks. A newer one then evicts another: one
 that has said nothing, else any. Chance picks it, so whoever connects without end cannot shut out
-even ranks that answer slowly; they try again. What has arrived is read before: a rank whose proof
-is here is not evicted.
+even ranks that answer slowly; they try again. Bytes that have arrived are read before: a rank whose
+proof is here is not evicted.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class StoreServer:
     job_id : str, default ""
         Equal to the clients'.
     listener : socket.socket, optional
-        What :func:`listen` returned, in place of ``bind`` and ``port``; this server closes it.
+        The socket of :func:`listen`, in place of ``bind`` and ``port``; this server closes it.
     beacon : socket.socket, optional
         A listening AF_UNIX socket. A process with this process's uid that connects to it gets
         secret and port. It is closed once every rank has connected.

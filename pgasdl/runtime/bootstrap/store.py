@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.1  # between two calls of ``look`` during a wait
 
 
 class RankState(enum.IntEnum):
-    """What a store knows about a rank's connection."""
+    """The state of a rank's connection, as a store knows it."""
 
     ABSENT = 0
     CONNECTED = 1
@@ -160,7 +160,7 @@ def describe_missing(states: tuple[RankState, ...]) -> str:
 
 
 class _Table:
-    """What the ranks of one process share."""
+    """The table that the ranks of one process share."""
 
     def __init__(self, size: int) -> None:
         self.changed = threading.Condition()

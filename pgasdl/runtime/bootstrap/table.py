@@ -31,7 +31,7 @@ Identity = tuple[int, FrameKind, bytes]  # generation, kind, body without its fi
 
 
 class Question:
-    """What one or more requests wait for: the values of some keys.
+    """The values of some keys, for which one or more requests wait.
 
     All ranks that gather ask the same, so they wait as one, and one answer is made for all.
 
@@ -42,7 +42,7 @@ class Question:
     keys : tuple[Key, ...]
         More than one if it is a gather.
     owners : tuple[int, ...]
-        Of each key the rank that puts it, or NOBODY.
+        For each key the rank that puts it, or NOBODY.
     n_there : int
         So many of the first values are there.
     askers : dict[tuple[Connection, int], None]
@@ -97,7 +97,7 @@ class Table:
     Parameters
     ----------
     states, generations
-        Of every rank; the server keeps them.
+        Those of every rank; the server keeps them.
     reply : Callable[[Connection, Kind, int, bytes], None]
         Sends one frame; it may drop the connection and so call ``forget_all``.
     """

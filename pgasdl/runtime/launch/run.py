@@ -33,7 +33,7 @@ _STUCK_READER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run.
+    """A job to run.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a user's communicator keeps between contexts: a copy of it, and the core's world."""
+"""Things that a user's communicator keeps between contexts: a copy of it, and the core's world."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def threads(mpi: Any) -> str:
 def sends_through_memory(mpi: Any) -> bool:
     """Whether the library sends messages through shared memory inside a machine.
 
-    Open MPI does unless it was told its ways, and this one is not among them. Of MPICH
+    Open MPI does unless it was told its ways, and this one is not among them. For MPICH
     ``COMM_TYPE_SHARED`` tells.
     """
     if not version(mpi).startswith("Open MPI"):

@@ -75,7 +75,7 @@ def study() -> Study:
             f"Computation: {COMPUTE:.2f} s an iteration, an estimate (P100, 64 images): the paper "
             "prints none. Only its ratio to the exchange matters.",
             f"Bandwidth {bandwidth / 1e9:.1f} GB/s, set by the row of 2 workers; FDR would give "
-            "6. What separates them the paper does not say; we let nothing overlap with "
+            "6. The paper does not say what separates them; we let nothing overlap with "
             "computation.",
             "4 to 16 workers follow within a few per cent: the exchange's bytes hardly depend on "
             "the number of workers, which is the paper's point.",

@@ -107,8 +107,8 @@ def study() -> Study:
             "AlexNet with 256 images; everything else is prediction.",
             "AlexNet's other sub-batches follow within 4 points of share. ResNet-50 does not: the "
             "paper spends more on its 97.7 MB than on AlexNet's 232.6 MB, so most of what it calls "
-            "communication there cannot be bytes. What it is, waiting for the slowest of 1024 "
-            "nodes or work on 161 layers, the paper does not say.",
+            "communication there cannot be bytes. The paper does not say what it is, waiting for "
+            "the slowest of 1024 nodes or work on 161 layers.",
             paper["remark"],
         ],
     )

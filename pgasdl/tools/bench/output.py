@@ -10,7 +10,7 @@ from pgasdl.tools.json_document import write_json
 
 
 class Output:
-    """What a rank tells; only rank 0 tells anything.
+    """The output of a rank; only rank 0 has any.
 
     Parameters
     ----------

@@ -19,12 +19,12 @@ DEFAULT_SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one command measures.
+    """The measurement that one command asks for.
 
     Attributes
     ----------
     op : str
-        What ``pgasdl bench`` is told to measure, or "tune".
+        The operation that ``pgasdl bench`` measures, or "tune".
     ranks : int
         Processes, or threads with transport "loopback".
     plan : str or None
@@ -68,7 +68,7 @@ class Request:
 
     @property
     def command(self) -> str:
-        """What was typed after ``pgasdl``."""
+        """The words typed after ``pgasdl``."""
         return self.op if self.op == "tune" else f"bench {self.op}"
 
     def dump(self) -> str:

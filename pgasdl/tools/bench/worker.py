@@ -54,7 +54,7 @@ def measure(context: Context, request: Request) -> list[Row]:
 
 
 class _Case(NamedTuple):
-    """What a row compares: ours, run by a plan, with its floor."""
+    """A row's comparison: ours, run by a plan, with its floor."""
 
     ours: Contender
     floor: Sequence[Contender]

@@ -1,4 +1,4 @@
-"""What torch.distributed passes to a process group: options and tensors, in several forms."""
+"""Arguments of torch.distributed to a process group: options and tensors, in several forms."""
 
 from __future__ import annotations
 

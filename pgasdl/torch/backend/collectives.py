@@ -30,8 +30,8 @@ from pgasdl.torch.backend.reductions import Reduction
 
 # Up to this many bytes everybody reduces everything: one exchange instead of two.
 SMALL_BYTES = 64 << 10
-# What PyTorch reduces comes in pieces of this many bytes, from all ranks together: they stay in the
-# caches.
+# Tensors that PyTorch reduces come in pieces of this many bytes, from all ranks together: they stay
+# in the caches.
 PIECE_BYTES = 1 << 20
 Block = tuple[int, int]  # address and bytes
 # Tags of monitored barriers are below those of programs.
@@ -54,7 +54,7 @@ class Collectives:
     group : Group
         Its own: no other calls of the program use it.
     messages : Messages
-        Of its members.
+        The messages of its members.
     """
 
     def __init__(self, context: Context, group: Group, messages: Messages) -> None:
@@ -165,7 +165,7 @@ class Collectives:
         nbytes = PIECE_BYTES // self._size
         results = _pieces(output, nbytes)
         whole = [row for each in tensors for row in torch.tensor_split(each, per_tensor)]
-        # Of tensors that differ in length some have no more pieces.
+        # Where tensors differ in length some have no more pieces.
         for pieces in zip_longest(*(_pieces(each, nbytes) for each in whole)):
             mine = [output[:0] if piece is None else reduction.prepare(piece) for piece in pieces]
             parts = self._parts(mine[self._rank])

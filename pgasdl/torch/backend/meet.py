@@ -30,7 +30,7 @@ class SharedContext:
     Attributes
     ----------
     context : Context
-        Of this rank.
+        The context of this rank.
     ranks : tuple[int, ...]
         Each rank's number in torch.distributed's default group.
     """
@@ -116,7 +116,7 @@ def _started(store: Any, rank: int, size: int, config: Config) -> Context:
                 f"{joined.launch.size} of MPI: give init_process_group MPI's numbers"
             )
         return start_joined(config, joined.launch, joined.store, joined.world)
-    # What a launcher of ours prepared belongs to the program's own context.
+    # A secret and a store that our launcher prepared belong to the program's own context.
     config = dataclasses.replace(config, secret_fd=None, store=None)
     with _introduced(store, rank, size) as launch:
         return start_joined(config, launch, bootstrap.connect(config, launch), None)

@@ -1,4 +1,4 @@
-"""What is known of a message, and of another member, while messages are under way."""
+"""A message, and another member, as they are known while messages are under way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Message:
     peer : int or None
         The other member's place in the group; None: any, until it is known.
     tag : int
-        What a receiver asks for.
+        The tag that a receiver asks for.
     memory : ndarray
         Its bytes.
     moved : int
@@ -61,7 +61,7 @@ class Arrival:
     memory : ndarray
         Where its bytes go: the receiver's, or a copy if nobody asked for it yet.
     receiver : Message or None
-        Who asked for it.
+        The receive that asked for it.
     """
 
     tag: int

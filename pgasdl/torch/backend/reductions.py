@@ -17,7 +17,7 @@ from pgasdl.errors import BufferRefused
 ReduceOp: Any = distributed.ReduceOp
 Kind: Any = ReduceOp.RedOpType
 
-# What the core calls those that it has.
+# The core's names of those that it has.
 NATIVE: dict[Any, str] = {
     Kind.SUM: "sum",
     Kind.AVG: "mean",
@@ -25,7 +25,7 @@ NATIVE: dict[Any, str] = {
     Kind.MIN: "min",
     Kind.MAX: "max",
 }
-# Of bool, what is a sum in one bit: NCCL's rule.
+# For bool: each as it is in one bit, by NCCL's rule.
 _OF_BOOL = {Kind.SUM: Kind.BOR, Kind.MAX: Kind.BOR, Kind.PRODUCT: Kind.BAND, Kind.MIN: Kind.BAND}
 _BY_TORCH: dict[Any, Callable[..., Tensor]] = {
     Kind.SUM: torch.add,
@@ -38,7 +38,7 @@ _BY_TORCH: dict[Any, Callable[..., Tensor]] = {
 }
 
 _PREMUL_SUM = int(Kind.PREMUL_SUM)
-# What the core adds up by itself.
+# The dtypes that the core adds up by itself.
 _CORES = {getattr(torch, name) for name in DTYPES}
 
 
@@ -62,9 +62,9 @@ class Reduction:
     Parameters
     ----------
     kind : ReduceOp.RedOpType
-        Of torch.distributed.
+        The kind, as torch.distributed has it.
     dtype : torch.dtype
-        Of the tensors.
+        The dtype of the tensors.
     factor : float or Tensor, optional
         Each rank multiplies by its own before.
 
@@ -75,7 +75,7 @@ class Reduction:
     dtype : str
         The core's name of the numbers' dtype, if it reduces them.
     prepares : bool
-        What ranks contribute is not the tensor itself.
+        Ranks contribute something else than the tensor itself.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What calls of torch.distributed return."""
+"""The objects that calls of torch.distributed return."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class MessageWork(Work):
     messages : Messages
         Where it was begun.
     message : Message
-        What was begun.
+        The message that was begun.
     seconds : float
         How long a wait takes at most, by default.
     completes : Callable[[Work], None]

@@ -14,7 +14,7 @@ from pgasdl import Context, GradientExchange
 
 
 def cases(ctx: Context, odd: bool) -> dict[str, Callable[[], object]]:
-    """What the odd rank does differently."""
+    """Run a collective; the odd rank does it differently."""
     size = 1000 + odd
     dtype = np.float64 if odd else np.float32
     segment = ctx.segment(1 << 16)

@@ -1,4 +1,4 @@
-"""What the programs of the failure tests share: they print JSON, one object a line."""
+"""Tools that the programs of the failure tests share: they print JSON, one object a line."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def held() -> dict[str, int]:
 
 
 def settled(descriptors: int) -> dict[str, int]:
-    """What is held once peers have taken back what they handed over, or after 5 s."""
+    """The things held once peers have taken back what they handed over, or after 5 s."""
     end = time.monotonic() + 5
     while (now := held())["descriptors"] > descriptors and time.monotonic() < end:
         time.sleep(0.01)

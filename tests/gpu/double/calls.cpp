@@ -1,4 +1,4 @@
-// What happens at every call: its count, calls that are made to fail, and who may call at all.
+// The double's work at every call: its count, calls that are made to fail, and who may call at all.
 #include <sys/types.h>
 #include <unistd.h>
 

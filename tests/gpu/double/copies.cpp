@@ -1,4 +1,4 @@
-// What a stream does with memory: copies, fills, and words that it waits for or writes.
+// A stream's work on memory: copies, fills, and words that it waits for or writes.
 #include <atomic>
 #include <cstring>
 #include <thread>

@@ -11,7 +11,7 @@
 namespace gpu_double {
 namespace {
 
-// What DOUBLE_LACKS may name. Further: peer, ipc, stream-values, host-register.
+// Features that DOUBLE_LACKS may name. Further: peer, ipc, stream-values, host-register.
 struct Feature {
   DeviceAttribute attribute;
   const char* name;

@@ -1,5 +1,5 @@
-// What a call of the driver does to other calls, as seen on an H200 (driver 580): what waits for
-// streams holds up nearly all that other threads call, and some calls spoil a capture.
+// The effects of a call of the driver on other calls, as seen on an H200 (driver 580): a call that
+// waits for streams holds up nearly all that other threads call, and some calls spoil a capture.
 #include <algorithm>
 #include <atomic>
 #include <iterator>

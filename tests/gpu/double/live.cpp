@@ -1,5 +1,5 @@
-// What tests ask the double itself: what the program has not given back yet, as JSON, and where the
-// memory behind an address lies, to look at what only a GPU may touch.
+// Questions of tests to the double itself: what the program has not given back yet, as JSON, and
+// where the memory behind an address lies, to look at what only a GPU may touch.
 #include <cstdio>
 #include <mutex>
 

@@ -42,7 +42,7 @@ struct Registration {
   std::uint64_t devices = 0;
 };
 
-// Who reads or writes: a kernel needs access itself, a copy engine also gets at what belongs to
+// The reader or writer: a kernel needs access itself, a copy engine also gets at what belongs to
 // another device, and at all host memory.
 enum class Use : std::uint8_t { kKernel, kCopy };
 

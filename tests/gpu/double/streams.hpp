@@ -1,6 +1,6 @@
 // Streams, each a thread with a queue, and events.
 //
-// What orders one operation after another is what CUDA says orders them, and nothing else: queues
+// Operations are ordered as CUDA says, and by nothing else: queues
 // and markers carry no order backwards, so that the thread sanitizer sees a wait that is missing.
 #pragma once
 

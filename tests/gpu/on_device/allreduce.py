@@ -49,7 +49,7 @@ def measure(
 
 
 def threads(tell: Tell, smoke: bool) -> None:
-    """Of one process, in one context: without the cost of sharing the device."""
+    """Time one process, in one context: without the cost of sharing the device."""
 
     def program(ctx: Any) -> None:
         from cuda_arrays import Device
@@ -62,7 +62,7 @@ def threads(tell: Tell, smoke: bool) -> None:
 
 
 def repetitions(nbytes: int) -> int:
-    """Of a measurement: equal on all ranks."""
+    """The number of turns of a measurement: equal on all ranks."""
     if nbytes in SMOKE:
         return 3
     return 30 if nbytes <= 1 << 20 else 10 if nbytes <= 64 << 20 else 5
@@ -119,7 +119,7 @@ def timed(ctx: Any, stream: Stream, call: Callable[[], Any], together: int) -> f
 
 
 def by_the_host(ctx: Any, stream: Stream, array: Array) -> Callable[[], None]:
-    """What a program would do without all this: copy, reduce there, copy back; memory pinned."""
+    """Do as a program would without all this: copy, reduce there, copy back; memory pinned."""
     pinned = driver.Pinned(array.nbytes)
     there = np.ctypeslib.as_array(pinned.words).view(np.float32)
 
@@ -167,7 +167,7 @@ def size(nbytes: int) -> str:
 
 
 def parts(ctx: Any, tell: Tell, stream: Stream, segment: Any, nbytes: int) -> None:
-    """What a large one is made of: the kernel of each rank, alone and beside the others'."""
+    """Time the parts of a large one: the kernel of each rank, alone and beside the others'."""
     share = nbytes // ctx.size // 16 * 16
     begin = share * ctx.rank
     places = [

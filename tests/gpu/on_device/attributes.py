@@ -1,4 +1,4 @@
-"""What the GPU, its driver and this machine say of themselves."""
+"""Attributes of the GPU, its driver and this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine gives at best: copies, and how long a word, a launch and an event take."""
+"""The best that the machine gives: copies, and how long a word, a launch and an event take."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def host_copies(tell: Tell, stream: Stream, nbytes: int, times: int) -> None:
 
 
 def latencies(tell: Tell, stream: Stream, often: int) -> None:
-    """Of single operations, by the host's clock."""
+    """The times of single operations, by the host's clock."""
     work, event = driver.Work(), driver.Event()
     pinned = driver.Pinned(4096)
     words, small = pinned.words, Array(16, "u1")

@@ -16,7 +16,7 @@ from on_device.findings import Tell
 from pgasdl import GradientExchange
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
-# Of programs/collectives.py.
+# The parts of programs/collectives.py.
 PROGRAM_PARTS = ("allreduces", "long_arrays", "handles", "exchanges")
 
 

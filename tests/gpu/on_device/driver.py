@@ -23,7 +23,7 @@ _U32, _U64, _INT, _SIZE, _POINTER = (
     ctypes.c_void_p,
 )
 _SIX = [_U32] * 6
-# What a Python integer is to become: without it ctypes passes 32 bits.
+# The types that Python integers become: without them ctypes passes 32 bits.
 _PARAMETERS: dict[str, list[Any]] = {
     "cuInit": [_U32],
     "cuCtxSynchronize": [],
@@ -77,7 +77,7 @@ def _library() -> ctypes.CDLL:
 
 
 def result_of(name: str, *arguments: Any) -> int:
-    """What a call returns; NotAvailable: this driver does not have it."""
+    """The result of a call; NotAvailable: this driver does not have it."""
     require(name)
     function = getattr(_library(), name)
     function.argtypes = _PARAMETERS[name]
@@ -111,7 +111,7 @@ def attribute(number: int) -> int | None:
 
 
 def multiprocessors() -> int:
-    """Of the first GPU."""
+    """The attribute of the first GPU."""
     return attribute(16) or 1
 
 
@@ -132,7 +132,7 @@ def passed(stream: Stream) -> bool:
 
 
 def greatest_priority() -> int:
-    """Of streams; the lower the number, the greater it is."""
+    """The priorities of streams; the lower the number, the greater the priority."""
     least, greatest = ctypes.c_int(), ctypes.c_int()
     call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
     return greatest.value
@@ -275,7 +275,7 @@ GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 
 
 class Capture:
-    """What a stream is given during the ``with`` block becomes a graph."""
+    """Make a graph of the work that a stream is given during the ``with`` block."""
 
     def __init__(self, stream: Stream, mode: int = THREAD_LOCAL) -> None:
         self._stream, self._mode = stream, mode

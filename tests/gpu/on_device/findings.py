@@ -1,4 +1,4 @@
-"""What parts find, told at once: a part that hangs has told what it found before."""
+"""Findings of parts, told at once: a part that hangs has told what it found before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class NotAvailable(Exception):
-    """What a part needs is not here; says why."""
+    """Something that a part needs is not here; says why."""
 
 
 class Tell:
@@ -33,7 +33,7 @@ class Tell:
 
     @property
     def prefix(self) -> str:
-        """What all names begin with."""
+        """The words with which all names begin."""
         return self._prefix
 
     def __call__(self, name: str, value: object, unit: str = "", **detail: Any) -> None:

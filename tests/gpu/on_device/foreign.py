@@ -106,7 +106,7 @@ def from_torch(tensor: Any) -> Any:
 
 
 def torch_bind(ctx: Any, tell: Tell, *, binds: bool | None) -> None:
-    """Of the caching allocator: within a block, and one of 100 MB."""
+    """Memory of the caching allocator: within a block, and one of 100 MB."""
     import torch
 
     kept = torch.empty(1000, device="cuda")
@@ -288,7 +288,7 @@ def from_cupy(array: Any) -> Any:
 
 
 def cupy_bind(ctx: Any, tell: Tell, *, pool: str, binds: bool) -> None:
-    """Of CuPy's pool, or of the driver's (cudaMallocAsync)."""
+    """Memory of CuPy's pool, or of the driver's (cudaMallocAsync)."""
     import cupy
 
     if pool:

@@ -1,4 +1,4 @@
-"""What the driver holds up: while a stream waits for a word, and while a stream records a graph.
+"""Calls that the driver holds up: while a stream waits for a word, or records a graph.
 
 The word is stored by the host, after a while if nothing else releases the stream: a call that does
 not return before waits for the stream, and would never return if the word's storing came after it.
@@ -26,7 +26,7 @@ from on_device.findings import Tell
 from on_device.kernels import PTX
 
 BYTES = 1 << 20
-# What another thread is at while the stream waits.
+# The calls of another thread while the stream waits.
 BLOCKERS = (
     "nothing",
     "a pageable copy to the host behind the wait",
@@ -124,7 +124,7 @@ def queues(tell: Tell, patience: float) -> None:
 
 
 def actions(other: Stream, array: Array) -> dict[str, Callable[[], object]]:
-    """What a progress thread, or a program, does meanwhile; each may be called once."""
+    """The calls of a progress thread, or a program, meanwhile; each may be called once."""
     work, fresh, event = driver.Work(), driver.Kernel(PTX, "pgasdl_sum_f32_2"), driver.Event()
     pages = (ctypes.c_uint8 * BYTES).from_buffer(mmap.mmap(-1, BYTES))
     pinned, unused, pageable = driver.Pinned(4096), driver.Pinned(4096), np.zeros(BYTES, np.uint8)

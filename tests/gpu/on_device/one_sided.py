@@ -75,7 +75,7 @@ def puts(ctx: Any, tell: Tell, *, turns: int, sizes: list[int], by: str) -> None
 
 
 def others(ctx: Any, tell: Tell) -> None:
-    """What the host orders, between device and device, device and host."""
+    """Operations that the host orders, between device and device, device and host."""
     peer, stream = 1 - ctx.rank, Stream()
     there, here = ctx.segment(8192, device="cuda:0"), ctx.segment(8192)
     there.copy_from(pattern(4096, ctx.rank))

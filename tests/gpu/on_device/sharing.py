@@ -18,7 +18,7 @@ from on_device import driver
 from on_device.findings import Tell
 
 ANSWER_SECONDS = 20.0
-# What the other process does while kernels are timed, in the order of the table.
+# The other process's work while kernels are timed, in the order of the table.
 OTHERS = {
     "no other process": "",
     "its context is idle": "idle",

@@ -27,7 +27,7 @@ N_TURNS = 3
 
 
 def numbers(ctx: Any, count: int, dtype: npt.DTypeLike, turn: int) -> npt.NDArray[Any]:
-    """What this rank contributes."""
+    """The values that this rank contributes."""
     values = np.random.default_rng([ctx.rank, count, turn]).standard_normal(count) * 100
     return np.asarray(values.astype(dtype))
 

@@ -103,7 +103,7 @@ class Array:
         stream.copy(self.address, self._source.address, self.nbytes)
 
     def values(self, stream: Stream) -> npt.NDArray[Any]:
-        """What it holds after all that was enqueued on the stream."""
+        """The content after all that was enqueued on the stream."""
         found = np.empty(self.count, self.dtype)
         assert self.address is not None
         stream.synchronize()  # the copy holds up the driver: it is pageable

@@ -1,4 +1,4 @@
-"""What streams wait for is finished before a handle or a context is closed."""
+"""Work that streams wait for is finished before a handle or a context is closed."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def copies(ctx: Any) -> None:
 
 
 def interfaces(ctx: Any) -> None:
-    """What others see of a segment names its GPU, and what they offer is understood."""
+    """Others see a segment's GPU by name, and what they offer is understood."""
     segment = ctx.segment(BYTES, device=f"cuda:{ctx.rank}")
     raw = memory_of(segment, device=True)
     assert (raw.address, raw.nbytes, raw.device) == (segment.address, BYTES, ctx.rank)
@@ -90,7 +90,7 @@ def bound(ctx: Any) -> None:
 
 
 def refusals(ctx: Any) -> None:
-    """What needs the host's memory says so."""
+    """Functions that need the host's memory say so."""
     segment = ctx.segment(BYTES, device="cuda")
     assert segment.device == "cuda:0"
     assert "by cupy() or torch()" in refusal(pgasdl.UnavailableError, segment.numpy)

@@ -94,7 +94,7 @@ def resets(ctx: Any) -> None:
 
 
 def captures(ctx: Any) -> None:
-    """What the host has a part in is refused while a stream records a graph."""
+    """Operations in which the host has a part are refused while a stream records a graph."""
     stream = Stream()
     segment = ctx.segment(64, device="cuda:0")
     array = Array(16, np.float32)

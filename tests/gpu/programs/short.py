@@ -25,7 +25,7 @@ from pgasdl.errors import PgasError
 
 SECONDS = 5.0
 COUNT = 1000
-# What gives something back, or tells when that may be: if it fails, something stays.
+# Calls that give something back, or tell when that may be: if one fails, something stays.
 RELEASES = (
     "cuEventRecord",
     "cuMemRelease",
@@ -54,7 +54,7 @@ def fail(name: str, n: int) -> int:
 
 
 def live() -> dict[str, int]:
-    """What the process has not given back to the driver."""
+    """The things that the process has not given back to the driver."""
     told: dict[str, int] = json.loads(_double.doubleLive())
     return told
 
@@ -133,7 +133,7 @@ class Rig:
                 self.places.append(Place(Stream(), Array(COUNT, np.float32), f"cuda:{device}"))
 
     def lacking(self) -> dict[str, list[str]]:
-        """What each part says on each rank; then memory of the host, in the same context."""
+        """The errors of each part on each rank; then memory of the host, in the same context."""
 
         def program(ctx: Any) -> dict[str, str]:
             said = {}
@@ -169,7 +169,7 @@ class Rig:
         return raised
 
     def rest(self) -> dict[str, int]:
-        """What is alive once nothing is under way."""
+        """The things alive once nothing is under way."""
         for place in self.places:
             place.stream.synchronize()
         gc.collect()
@@ -177,7 +177,7 @@ class Rig:
 
 
 def in_use() -> dict[str, int]:
-    """What is alive of the driver's and of the system's."""
+    """The things alive of the driver's and of the system's."""
     return live() | {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),

@@ -22,7 +22,7 @@ COUNT = 300
 
 
 def told(call: Callable[[], object]) -> str:
-    """What a call says."""
+    """The error of a call."""
     try:
         call()
     except pgasdl.PgasError as error:

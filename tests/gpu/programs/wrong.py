@@ -23,7 +23,7 @@ Said = dict[str, str]
 
 
 def told(call: Callable[[], object]) -> str:
-    """What a call says."""
+    """The error of a call."""
     try:
         call()
     except (PgasError, BufferError) as error:

@@ -124,7 +124,7 @@ def resident() -> int:
 
 
 def freed(ctx: pgasdl.Context) -> None:
-    """What groups have dropped that make no more windows goes with the next one of all ranks."""
+    """Windows dropped by groups that make no more go with the next window of all ranks."""
     teams = [team for team in itertools.combinations(range(ctx.size), 2) if ctx.rank in team]
     before = resident()
     for team in teams:

@@ -176,7 +176,7 @@ def open_outputs(selector: selectors.BaseSelector, ranks: list[Rank]) -> bool:
 
 
 def device_counters() -> dict[str, int]:
-    """What the RDMA device counted since it was made, and what its network device dropped."""
+    """The RDMA device's counts since it was made, and its network device's drops."""
     found = {}
     for file in Path("/sys/class/infiniband").glob("*/ports/*/hw_counters/*"):
         with contextlib.suppress(OSError, ValueError):

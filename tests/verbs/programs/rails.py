@@ -28,7 +28,7 @@ MANY = 600  # packets that a device sends in a part of a training, and not to co
 
 
 def packets(device: str) -> int:
-    """What the device has sent so far, for all ranks of this guest."""
+    """The packets that the device has sent so far, for all ranks of this guest."""
     return int(Path(f"/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts").read_text())
 
 
