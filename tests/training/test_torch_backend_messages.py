@@ -1,0 +1,218 @@
+"""Messages of the backend of torch.distributed, and ranks that leave, as threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from backend_tools import options, reduced, run
+from support.patience import PATIENCE, until
+
+torch = pytest.importorskip("torch")
+
+from torch import distributed as dist  # noqa: E402
+from torch.distributed import ReduceOp  # noqa: E402
+from torch.distributed import distributed_c10d as c10d  # noqa: E402
+
+from pgasdl import loopback  # noqa: E402
+from pgasdl.torch.backend.group import ProcessGroup  # noqa: E402
+from pgasdl.torch.backend.meet import SharedContext  # noqa: E402
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_messages_in_a_ring_and_to_oneself(mapped: bool) -> None:
+    size = 3
+
+    def program(group: Any) -> None:
+        rank = group.rank()
+        right, left = (rank + 1) % size, (rank - 1) % size
+        for count in (0, 1, 3, 700_001):
+            out = torch.arange(float(count)) + rank
+            into = torch.empty(count)
+            works = [group.send([out], right), group.recv([into], left)]
+            for work in works:
+                work.wait()
+            assert torch.equal(into, torch.arange(float(count)) + left)
+        own = torch.zeros(4)
+        work = group.recv([own], rank, 9)
+        group.send([torch.ones(4)], rank, 9).wait()
+        work.wait()
+        assert own.sum() == 4
+
+    run(size, program, mapped=mapped)
+
+
+def test_tags_choose_and_anybody_may_send() -> None:
+    size = 3
+    count = 400_000  # more than fits into the slots
+
+    def program(group: Any) -> None:
+        rank = group.rank()
+        if rank == 0:
+            for tag in (3, 2, 1):  # came in the order 1, 2, 3
+                into = torch.empty(count)
+                group.recv([into], 1, tag).wait()
+                assert (into == tag).all()
+            seen = set()
+            for _ in range(2):
+                into = torch.empty(2)
+                work = group.recv_anysource([into], 7)
+                work.wait()
+                assert (into == work._source_rank()).all()
+                seen.add(work._source_rank())
+            assert seen == {1, 2}
+        else:
+            if rank == 1:
+                sent = [group.send([torch.full((count,), float(t))], 0, t) for t in (1, 2, 3)]
+                for work in sent:
+                    work.wait()
+            group.send([torch.full((2,), float(rank))], 0, 7).wait()
+        with pytest.raises(ValueError, match="contiguous"):
+            group.send([torch.ones(4, 4).t()[:2]], 0)
+        with pytest.raises(ValueError, match="ranks 0 to 2"):
+            group.send([torch.ones(4)], 3)
+
+    run(size, program)
+
+
+def test_messages_pass_while_collectives_run() -> None:
+    """A send that nobody receives yet holds up no collective."""
+
+    def program(group: Any) -> None:
+        other = 1 - group.rank()
+        sent = group.send([torch.full((800_000,), float(group.rank()))], other)
+        for _ in range(20):
+            t = torch.ones(3)
+            group.allreduce([t], reduced(ReduceOp.SUM)).wait()
+            parts = [torch.empty(50_000) for _ in range(2)]
+            group.allgather([parts], [torch.ones(50_000)], options(c10d.AllgatherOptions)).wait()
+        into = torch.empty(800_000)
+        group.recv([into], other).wait()
+        sent.wait()
+        assert (into == other).all()
+
+    run(2, program)
+
+
+def test_an_adversary_changes_nothing() -> None:
+    def program(group: Any) -> None:
+        rank = group.rank()
+        for step in range(10):
+            mine = torch.arange(70_000, dtype=torch.int16) + rank + step
+            parts = [torch.empty_like(mine) for _ in range(3)]
+            group.allgather([parts], [mine], options(c10d.AllgatherOptions)).wait()
+            assert all((each[0] == r + step).all() for r, each in enumerate(parts))
+            group.allreduce([mine], reduced(ReduceOp.MAX)).wait()
+            assert mine[0] == 2 + step
+            work = group.recv([into := torch.empty(90_000)], (rank - 1) % 3)
+            group.send([torch.full((90_000,), float(rank))], (rank + 1) % 3).wait()
+            work.wait()
+            assert (into == (rank - 1) % 3).all()
+
+    run(3, program, seed=5, delay=20, reorder=True, late_source=True)
+
+
+# --- who has left
+
+
+def run_leaving(
+    size: int, program: Callable[[Any], Any], *, before: bool = True, **settings: Any
+) -> list[Any]:
+    """As ``run``, but rank 1 leaves at its end, and only then rank 0 begins, if ``before``."""
+
+    def rank(ctx: Any) -> Any:
+        shared = SharedContext(ctx, range(size), ours=True)
+        group = ProcessGroup(shared, range(size), ctx.rank, timedelta(seconds=30))
+        if ctx.rank == 0 and before:
+            assert until(lambda: ctx.health()[1] == "closed")
+        try:
+            return program(group)
+        finally:
+            group.shutdown()
+
+    return loopback.run(size, rank, **settings)
+
+
+def last_of(kind: str, group: Any, count: int) -> Any:
+    """Make a call in which rank 0 needs something of rank 1, and not the other way round."""
+    rank = group.rank()
+    mine = torch.full((count,), float(rank + 1))
+    parts = [torch.empty(count) for _ in range(2)]
+    if kind == "broadcast":
+        group.broadcast([mine], options(c10d.BroadcastOptions, rootRank=1)).wait()
+    elif kind == "gather":
+        how = options(c10d.GatherOptions, rootRank=0)
+        group.gather([] if rank else [parts], [mine], how).wait()
+        mine = parts[1]
+    elif kind == "scatter":
+        given = [[mine, mine]] if rank else []
+        group.scatter([parts[0]], given, options(c10d.ScatterOptions, rootRank=1)).wait()
+        mine = parts[0]
+    elif kind == "reduce":
+        how = options(c10d.ReduceOptions, reduceOp=ReduceOp.MAX, rootRank=0)
+        group.reduce([mine], how).wait()
+    elif rank:
+        group.send([mine], 0).wait()
+    else:
+        group.recv([mine], 1).wait()
+    return mine
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_what_a_rank_sent_last_is_received_though_it_has_left(mapped: bool) -> None:
+    def program(group: Any) -> Any:
+        return last_of("send", group, 100_000)
+
+    assert (run_leaving(2, program, mapped=mapped)[0] == 2).all()
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("kind", ["broadcast", "gather", "scatter", "reduce"])
+def test_a_rank_may_leave_when_its_last_call_has_ended(kind: str, mapped: bool) -> None:
+    def program(group: Any) -> Any:
+        return last_of(kind, group, 2_000_000)
+
+    for _ in range(5):
+        assert (run_leaving(2, program, before=False, mapped=mapped)[0] == 2).all()
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_only_what_a_rank_that_has_left_owes_fails(mapped: bool) -> None:
+    told = threading.Event()
+
+    def program(group: Any) -> None:
+        rank = group.rank()
+        t = torch.full((3,), float(rank))
+        if rank == 1:
+            group.send([t], 0).wait()
+        elif rank == 2:
+            assert told.wait(PATIENCE)
+            group.send([t], 0).wait()
+        else:
+            try:
+                not_of_one(group, t)
+            finally:
+                told.set()
+            group.recv([t], 2).wait()
+            assert t.tolist() == [2] * 3
+            for work in (group.recv([t], 1), group.recv_anysource([t], 4)):
+                with pytest.raises(dist.DistBackendError, match="has left"):
+                    work.wait()
+            own = group.recv([t], 0, 5)
+            group.send([torch.zeros(3)], 0, 5).wait()
+            own.wait()
+            assert t.tolist() == [0] * 3
+
+    def not_of_one(group: Any, t: Any) -> None:
+        lost = group.recv([torch.empty(3)], 1, 9)
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 has left: .* 0 of 12 bytes"):
+            lost.wait()
+        with pytest.raises(dist.DistBackendError, match="rank 1, which has closed"):
+            group.send([t], 1).wait()
+        group.recv([t], 1).wait()
+        assert t.tolist() == [1] * 3
+
+    run_leaving(3, program, mapped=mapped)
