@@ -11,7 +11,7 @@ namespace {
 // A reduction longer than this lets other lanes go on in between.
 constexpr std::uint64_t kBytesPerPass = 8u << 20;
 
-// Plans call memory by this name in which data is put down for peers.
+// The name in plans of memory in which peers put data down.
 constexpr std::string_view kInbox = "inbox";
 
 // -1: it is not among them.
