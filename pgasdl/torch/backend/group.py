@@ -25,7 +25,6 @@ from pgasdl.torch.backend.arguments import (
     require_alike,
     writable,
 )
-from pgasdl.torch.backend.calls import Calls
 from pgasdl.torch.backend.collectives import (
     Collectives,
     block_of,
@@ -46,6 +45,7 @@ from pgasdl.torch.backend.work import (
     seconds_of,
     torch_errors,
 )
+from pgasdl.torch.backend.work_queue import WorkQueue
 
 NAME = "pgasdl"
 # PyTorch's stubs do not agree with what it calls.
@@ -105,7 +105,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             raise RankError(f"ranks {list(ranks)}: give the members of a group in rising order")
         self._messages = Messages(context, group, self._timeout)
         self._collectives = Collectives(context, group, self._messages)
-        self._calls = Calls("pgasdl-collectives")
+        self._work_queue = WorkQueue("pgasdl-collectives")
         self._coalesced: list[Work] | None = None
         self._closed = False
         self._server: threading.Thread | None = None  # of messages, from the first one on
@@ -459,7 +459,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 target=self._messages.serve, name="pgasdl-messages", daemon=True
             )
             self._server.start()
-        completes = self._calls.complete
+        completes = self._work_queue.complete
         work = MessageWork([tensor], self._messages, message, self._timeout, completes)
         return self._begun(work)
 
@@ -502,7 +502,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             return
         self._closed = True
         _open.discard(self)
-        self._calls.close(self._timeout, self._timeout)
+        self._work_queue.close(self._timeout, self._timeout)
         self._collectives.close()
         self._messages.close()
         if not self.context.closed:
@@ -511,13 +511,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def leave(self) -> None:
         """End its threads, after :meth:`refuse`: Python ends."""
-        self._calls.close(_PATIENCE, self._timeout)
+        self._work_queue.close(_PATIENCE, self._timeout)
         if self._server is not None:
             self._server.join()
 
     def refuse(self, error: ClosedError) -> None:
         """End what is under way, and refuse more, with ``error``."""
-        self._calls.fail(error)
+        self._work_queue.fail(error)
         self._collectives.stop(error)
         self._messages.fail(error)
 
@@ -527,7 +527,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         if any(tensor.is_inference() for tensor in result):
             call = torch.inference_mode()(call)  # elsewhere they are read-only
         later = options.asyncOp or self._coalesced is not None
-        return self._begun(self._calls.run(Work(result), call, later=later))
+        return self._begun(self._work_queue.run(Work(result), call, later=later))
 
     def _begun(self, work: Work) -> Work:
         if self._coalesced is not None:

@@ -182,7 +182,7 @@ class Messages:
             if left:  # what they sent was here before they left
                 raised = self._next(0.0)
             while raised is not None and self._error is None:
-                self._heed(raised)
+                self._obey(raised)
                 raised = self._next(0.0)
             self._give_up(left)
         except Exception as error:
@@ -208,7 +208,7 @@ class Messages:
             if seconds:
                 self._changed.acquire()
 
-    def _heed(self, notification: int) -> None:
+    def _obey(self, notification: int) -> None:
         self._context.notify_reset(self._segment, notification)
         credit, place = divmod(notification, SLOTS * len(self._peers))
         peer, slot = divmod(place, SLOTS)

@@ -14,7 +14,7 @@ from pgasdl.torch.backend.work import Work
 _LOOK = 0.05  # at a thread that is to end, seconds
 
 
-class Calls:
+class WorkQueue:
     """Makes calls one after the other: at once if the caller waits anyway, else in a thread.
 
     A thread that completes a future runs its callbacks, which are the program's and may wait for
