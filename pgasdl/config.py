@@ -97,6 +97,7 @@ class Config:
     yield_us: int
     policy: str | None
     plan_modules: str | None
+    supernode: int
     progress: str
     heartbeat_ms: int
     stopped_after: float

@@ -84,6 +84,7 @@ class Group:
             self.mapped or topology.mapped_on_host,
             topology.registers(ranks),
             topology.oversubscribed,
+            topology.supernode_size(ranks),
         )
 
     @cached_property

@@ -92,6 +92,8 @@ class Topology:
         Ranks whose windows MPI shares with this rank's; None: windows are not used.
     oversubscribed : bool
         Some machine has more ranks than cores that they may use; the same on all ranks.
+    supernode : int
+        Ranks under one switch, neighbours in the order of ranks; the same on all ranks.
     """
 
     launch: Launch
@@ -100,6 +102,7 @@ class Topology:
     mapped_on_host: bool
     shared_windows: frozenset[int] | None
     oversubscribed: bool
+    supernode: int = 1
 
     def maps(self, ranks: Sequence[int]) -> bool:
         """Whether all of ``ranks``, including this one, map their segments; the same on all."""
@@ -116,8 +119,12 @@ class Topology:
         """Return the ranks of a node: neighbours among ``ranks`` that share a machine."""
         return node_size([self.hosts[rank] for rank in ranks])
 
+    def supernode_size(self, ranks: Sequence[int]) -> int:
+        """Return the ranks of a supernode: neighbours among ``ranks`` under one switch."""
+        return node_size([rank // self.supernode for rank in ranks])
 
-def node_size(hosts: Sequence[str]) -> int:
+
+def node_size(hosts: Sequence[object]) -> int:
     """Count the neighbours that share a host, if they are as many on each host; else 1.
 
     >>> node_size("AABBC"), node_size("AAABBB"), node_size("ABAB"), node_size("AAABBC")

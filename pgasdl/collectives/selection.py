@@ -118,8 +118,9 @@ def automatic(case: Case, *, shares: bool = False, phases: bool = True) -> Choic
 
 
 def _by_node(spec: PlanSpec, case: Case) -> tuple[tuple[str, int], ...]:
-    """Return the option that makes an exchange's plan go by nodes, unless it has them anyhow."""
+    """Return the option by which an exchange goes by nodes or supernodes, if it is missing."""
     members, option = case.members, spec.node_option
-    if not option or not members.several_nodes or case.kind not in EXCHANGES:
+    size = members.node_size if members.several_nodes else members.supernode_size
+    if not option or not 1 < size < members.size or case.kind not in EXCHANGES:
         return ()
-    return () if option in spec.options_of(members, 1) else ((option, members.node_size),)
+    return () if option in spec.options_of(members, 1) else ((option, size),)

@@ -198,6 +198,8 @@ class Members:
         Some are sent to only from memory of segments.
     oversubscribed : bool, default False
         Some node has more ranks than cores.
+    supernode_size : int, default 1
+        Ranks under one switch, neighbours in the order of ranks; 1: it was not told.
     """
 
     size: int
@@ -206,6 +208,7 @@ class Members:
     mapped_on_node: bool = False
     registers: bool = False
     oversubscribed: bool = False
+    supernode_size: int = 1
 
     @property
     def several_nodes(self) -> bool:
@@ -306,7 +309,8 @@ class PlanSpec:
         a piece that hides a latency and fits in a cache.
     node_option : str
         Which option takes the number of ranks of a node; "": none does. Where nobody names a plan,
-        an exchange between several nodes gets it.
+        an exchange between several nodes gets it, or, where nodes have one rank each or are not
+        known, between several supernodes.
     inbox_pieces : int
         In ``ctx.allreduce`` all arrays share an inbox of so many pieces; of "private" plans alone.
     longest : Callable[[int, int, int], int], optional

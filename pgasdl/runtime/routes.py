@@ -37,6 +37,8 @@ class RankInfo:
         It came through an MPI communicator.
     created : bool
         It wants windows over its own memory.
+    supernode : int
+        Ranks under one switch, as it was told.
     """
 
     host: str
@@ -47,6 +49,7 @@ class RankInfo:
     plans: str = ""
     mpi: bool = False
     created: bool = False
+    supernode: int = 1
 
     @classmethod
     def here(
@@ -60,7 +63,15 @@ class RankInfo:
             missing = "not looked for: all ranks are on one machine"  # opening devices takes time
         created = config.mpi_windows == "created"
         return cls(
-            _native.host_identity(), asked, oversubscribed, missing, policy, plans, mpi, created
+            _native.host_identity(),
+            asked,
+            oversubscribed,
+            missing,
+            policy,
+            plans,
+            mpi,
+            created,
+            config.supernode,
         )
 
     def encoded(self) -> bytes:
@@ -80,7 +91,7 @@ class RankInfo:
             info = cls(**json.loads(words))
         except (ValueError, TypeError, RecursionError):
             info = None
-        kinds = {"str": str, "bool": bool}
+        kinds = {"str": str, "bool": bool, "int": int}
         if info is None or not all(
             isinstance(getattr(info, field.name), kinds[str(field.type)]) for field in fields(cls)
         ):
@@ -106,6 +117,11 @@ def require_one_selection(rank: int, ranks: Sequence[RankInfo]) -> None:
                 f'rank {rank} has registered the plans "{mine.plans:.500}", '
                 f'rank {other} "{info.plans:.500}": '
                 "give all ranks the same PGASDL_PLAN_MODULES, and register the same before init"
+            )
+        if info.supernode != mine.supernode:
+            raise MismatchError(
+                f"rank {rank} has supernodes of {mine.supernode} ranks, rank {other} of "
+                f"{info.supernode}: give all ranks the same PGASDL_SUPERNODE"
             )
 
 
@@ -183,4 +199,5 @@ def topology_of(
         mapped_on_host=TRANSPORTS[own].maps and mapped,
         shared_windows=(frozenset() if created else near) if own == "mpi" else None,
         oversubscribed=any(info.oversubscribed for info in ranks),
+        supernode=ranks[launch.rank].supernode,
     )

@@ -237,6 +237,13 @@ VARIABLES: tuple[Variable, ...] = (
         "modules that register more plans; init imports them before it reads the policy",
     ),
     Variable(
+        "PGASDL_SUPERNODE",
+        _SIZE,
+        1,
+        "ranks under one switch, neighbours in the order of ranks, where links between switches "
+        "are slower: halving-doubling keeps its large exchanges inside; the same on all ranks",
+    ),
+    Variable(
         "PGASDL_PROGRESS",
         OneOf(("turn", "thread")),
         "turn",

@@ -86,6 +86,19 @@ def test_the_choice_follows_the_size() -> None:
     assert taken(messages, 1 << 14, "reduce-scatter") == "halving-doubling"
 
 
+def test_supernodes_keep_large_exchanges_inside() -> None:
+    """The papers' figure: 2 (P-q) S across with adjacent numbers, 2 (P/q-1) S round-robin."""
+    members, count = Members(64, supernode_size=16), 4096
+    case = Case(members, "average", count * ITEM, in_segments=True)
+    assert str(automatic(case)) == "halving-doubling(group_size=16)"
+    assert across(chosen(case, count), 16) == 2 * 3 * count * ITEM
+    unknown = Case(Members(64), "average", count * ITEM, in_segments=True)
+    assert across(chosen(unknown, count), 16) == 2 * 48 * count * ITEM
+    # Nodes count for more.
+    both = Case(Members(256, 8, supernode_size=64), "sum", 1 << 14, in_segments=True)
+    assert str(automatic(both)) == "halving-doubling(group_size=8)"
+
+
 def test_mates_load_only_what_travels_as_it_is() -> None:
     options = PLANS["gdraa-nodes"].options_of(Members(8, 4, mapped_on_node=True), 1)
     assert options == {"group_size": 4, "direct": 1}

@@ -169,6 +169,24 @@ def test_ranks_on_several_nodes_exchange_by_nodes(
         assert any("plans gdraa-nodes;" in line for line in described)
 
 
+def test_the_setting_says_how_many_ranks_a_switch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(ctx: Context) -> tuple[str, int]:
+        array = np.full(40, ctx.rank, np.float32)
+        handle = ctx.allreduce_handle(array, op="mean")
+        for turn in range(3):
+            array[:] = ctx.rank + turn
+            handle()
+            assert np.all(array == 3.5 + turn)
+            ctx.allreduce(array, "sum")
+            assert np.all(array == 8 * (3.5 + turn))
+        return GradientExchange(ctx, SHAPES[:1]).plan, ctx.world.members.supernode_size
+
+    spec = replace(PLANS["halving-doubling"], suits=lambda case: True)
+    monkeypatch.setitem(PLANS, "halving-doubling", spec)
+    for plan, size in loopback.run(8, program, mapped=False, supernode=4):
+        assert plan == "halving-doubling(group_size=4)" and size == 4
+
+
 def test_ranks_with_different_policies_are_told(tmp_path: Path) -> None:
     # Processes, because threads share one environment.
     program = tmp_path / "program.py"

@@ -6,7 +6,7 @@ import pytest
 
 from pgasdl import _native
 from pgasdl.errors import MismatchError, UnavailableError
-from pgasdl.runtime.routes import RankInfo, decide
+from pgasdl.runtime.routes import RankInfo, decide, require_one_selection
 from pgasdl.topology import node_size
 from pgasdl.transports import TRANSPORTS
 
@@ -62,3 +62,10 @@ def test_what_ranks_tell_travels_as_words() -> None:
 
 def test_the_settings_name_the_rows_of_the_native_table() -> None:
     assert list(_native.transports()) == list(TRANSPORTS)
+
+
+def test_ranks_with_different_supernodes_are_told() -> None:
+    ranks = [RankInfo("a", "auto", False, "", supernode=size) for size in (4, 4, 8)]
+    with pytest.raises(MismatchError, match=r"rank 0 has supernodes of 4 ranks, rank 2 of 8"):
+        require_one_selection(0, ranks)
+    assert RankInfo.decoded(ranks[2].encoded()) == ranks[2]

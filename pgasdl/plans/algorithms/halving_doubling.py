@@ -26,7 +26,8 @@ Cost, for P a power of two
     most of each group receives twice. Inbox: about S; not a power of two: about 2 S.
 
 Where nobody names a plan
-    One node, or nodes not known: where rounds cost less than gdraa's messages to all ranks.
+    One node, or nodes not known: where rounds cost less than gdraa's messages to all ranks;
+    numbered round-robin over the supernodes that ``PGASDL_SUPERNODE`` tells.
     Several nodes of q ranks: the same, against the messages of ``gdraa-nodes``, numbered
     round-robin over nodes, if q is a power of two and every node is full: else halves divide nodes.
     Both send 2 (N-1) S across in all. Simulated (the machine is in ``gdraa_nodes``), this one is
