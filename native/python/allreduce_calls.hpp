@@ -1,4 +1,4 @@
-// Which execution each call of ctx.allreduce runs, of those that were made before.
+// The calls of ctx.allreduce: which executions each runs, and which of them was interrupted.
 #pragma once
 
 #define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
@@ -17,7 +17,7 @@ namespace pgasdl {
 
 using Description = nb::typed<nb::tuple, nb::any, nb::ellipsis>;
 
-// What tells one call of ctx.allreduce from another, taken from the array and from the arguments.
+// The marks of a call of ctx.allreduce, taken from the array and from the arguments.
 struct CallKey {
   std::uintptr_t address = 0;
   std::uint64_t extent = 0;        // elements of a numpy.ndarray, bytes of all else
@@ -89,7 +89,7 @@ struct Parts {
 
 // The calls of ctx.allreduce of a group: runs one that was made before without any Python in
 // between, and knows the one that a Timeout or Ctrl-C interrupted. Used with the GIL held, by one
-// thread at a time: who calls make() has entered the numbering.
+// thread at a time: the caller of make() has entered the numbering.
 class AllreduceCalls {
  public:
   explicit AllreduceCalls(const NumberingHandle& numbering) : numbering_(numbering.numbering) {}

@@ -91,7 +91,7 @@ class GroupAllreduce:
         # The segments of what is bound to one of their arrays.
         self._homes: dict[tuple[Any, ...], weakref.ref[Segment]] = {}
         self._longests: dict[tuple[Any, ...], int] = {}
-        # What some rank had outside the pool, the same on all ranks.
+        # Arrays that some rank had outside the pool, the same on all ranks.
         self._outside: set[tuple[int, int, int]] = set()
 
     def begin(self, timeout: float) -> Self:
@@ -112,7 +112,9 @@ class GroupAllreduce:
             choice = Choice(plan)
         elif place.by_host:  # the copy is for plans that map nothing and send from a segment
             members = replace(group.members, mapped=False, registers=True)
-            choice = automatic(Case(members, kind, memory.nbytes, in_segments=False), shares=True)
+            case = Case(members, kind, memory.nbytes, in_segments=False)
+            in_pieces = memory.nbytes > state.gpu_piece  # one is copied while another travels
+            choice = automatic(case, shares=True, by_element=in_pieces)
         else:
             choice = select(
                 state.policy,

@@ -101,8 +101,17 @@ def works_anywhere(plan: str, members: Members) -> bool:
     return spec.works_on in ("private", "readable")
 
 
-def automatic(case: Case, *, shares: bool = False, phases: bool = True) -> Choice:
+def automatic(
+    case: Case, *, shares: bool = False, phases: bool = True, by_element: bool = False
+) -> Choice:
     """Return the plan where no policy names one: the first of the table that can serve and suits.
+
+    Parameters
+    ----------
+    shares, phases : bool
+        As for :func:`select`.
+    by_element : bool, default False
+        The array goes in pieces, which must leave its bits as they are.
 
     Raises
     ------
@@ -111,6 +120,8 @@ def automatic(case: Case, *, shares: bool = False, phases: bool = True) -> Choic
     """
     for name, spec in PLANS.items():
         if (shares and not spec.shares) or (not phases and spec.phases > 1):
+            continue
+        if by_element and not spec.by_element:
             continue
         if able(name, case) and spec.suits(case):
             return Choice(name, _by_node(spec, case))

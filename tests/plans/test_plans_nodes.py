@@ -99,6 +99,14 @@ def test_supernodes_keep_large_exchanges_inside() -> None:
     assert str(automatic(both)) == "halving-doubling(group_size=8)"
 
 
+def test_an_array_in_pieces_keeps_its_bits() -> None:
+    case = Case(Members(64, registers=True), "sum", 1 << 26, in_segments=False)
+    assert automatic(case, shares=True).plan == "halving-doubling"
+    assert automatic(case, shares=True, by_element=True).plan == "gdraa"
+    nodes = Case(Members(64, 8, registers=True), "sum", 1 << 26, in_segments=False)
+    assert automatic(nodes, shares=True, by_element=True).plan == "gdraa-nodes"
+
+
 def test_mates_load_only_what_travels_as_it_is() -> None:
     options = PLANS["gdraa-nodes"].options_of(Members(8, 4, mapped_on_node=True), 1)
     assert options == {"group_size": 4, "direct": 1}

@@ -66,17 +66,7 @@ from dataclasses import dataclass
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import ALIGN, edge, flag, flushed, padded
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.plan import (
-    EXCHANGES,
-    Case,
-    Plan,
-    PlanSpec,
-    Put,
-    Reduce,
-    Span,
-    Step,
-    Wait,
-)
+from pgasdl.plans.plan import EXCHANGES, Case, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 PER_LEVEL = 5
 # Estimates for RDMA adapters: nanoseconds that a message takes, and that it occupies its sender.
