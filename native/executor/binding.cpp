@@ -95,7 +95,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     DType dtype;
     const RemoteSegment* remote;
     std::uint64_t offset;
-    Rank told_by = -1;  // the peer that tells, in each execution, where its copy begins
+    Rank announced_by = -1;  // the peer that tells, in each execution, where its copy begins
   };
   const auto place = [&](const PlanSpan& span, std::uint64_t count, bool address) -> Place {
     if (span.buffer >= buffers_.size()) throw refuse(text("no buffer ", span.buffer));
@@ -152,7 +152,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
             target.rank = from.peer;
             const Place source = place(from.sources[0], from.count, false);
             const Place goal = place(target, from.count, false);
-            if (goal.told_by >= 0) throw refuse("a Put to where a peer has yet to tell");
+            if (goal.announced_by >= 0) throw refuse("a Put to where a peer has yet to tell");
             if (source.remote != nullptr || goal.remote == nullptr) {
               throw refuse("a Put goes from my memory to a peer's");
             }
@@ -188,11 +188,11 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
           if (from.sources.empty() || from.targets.empty()) throw refuse("malformed Reduce");
           std::uint64_t widest = 1;
           const auto note = [&](const PlanSpan& span, const Place& at) {
-            const bool own = at.remote == nullptr && at.told_by < 0;
-            if (at.told_by >= 0) {
+            const bool own = at.remote == nullptr && at.announced_by < 0;
+            if (at.announced_by >= 0) {
               const std::uint64_t needed = plan.buffer_counts[span.buffer] * item_size(at.dtype);
               step.looked_up.push_back(
-                  {step.own.size(), span.buffer, at.told_by, at.offset, needed});
+                  {step.own.size(), span.buffer, at.announced_by, at.offset, needed});
             }
             step.own.push_back(own ? static_cast<std::int32_t>(span.buffer) : -1);
           };
@@ -203,8 +203,8 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
                               device_ == kHost;
           for (const PlanSpan& span : from.sources) {
             const Place source = place(span, from.count, !copies);
-            const Directory* const told = buffers_[span.buffer].directory.get();
-            const bool anywhere = source.told_by >= 0 && told->anywhere();
+            const Directory* const announced = buffers_[span.buffer].directory.get();
+            const bool anywhere = source.announced_by >= 0 && announced->anywhere();
             if (anywhere || (source.remote != nullptr && source.address == nullptr)) {
               step.peer = world_rank(owner);
               step.read = std::make_unique<Step::Read>();

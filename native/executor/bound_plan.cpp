@@ -34,23 +34,24 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
     }
     const auto peer = static_cast<std::size_t>(std::find(ranks_.begin(), ranks_.end(), step.peer) -
                                                ranks_.begin());
-    const auto told_gone = [&] {
-      const std::uint32_t told = told_by(numbering, peer);
-      return (told & kMismatched) == 0 ? told : 0;
+    const auto announced_gone = [&] {
+      const std::uint32_t announced = announced_by(numbering, peer);
+      return (announced & kMismatched) == 0 ? announced : 0;
     };
-    if (context_.liveness().health(step.peer) == Health::kHealthy && told_gone() == 0) continue;
+    if (context_.liveness().health(step.peer) == Health::kHealthy && announced_gone() == 0)
+      continue;
     // Its earlier messages are here by now, or under way to us in the transport: it announced
     // before it left, and raised its flags before both.
     if (transport.needs_progress()) transport.progress();
     if (waits && arrived(step)) continue;
-    const std::uint32_t told = told_gone();
-    if (told == 0) context_.liveness().require(step.peer, name_.c_str());
-    throw given_up_by(peer, told);
+    const std::uint32_t announced = announced_gone();
+    if (announced == 0) context_.liveness().require(step.peer, name_.c_str());
+    throw given_up_by(peer, announced);
   }
 }
 
-Error BoundPlan::given_up_by(std::size_t of, std::uint32_t told) const {
-  const auto reason = static_cast<Rank>(told - 1);
+Error BoundPlan::given_up_by(std::size_t of, std::uint32_t announced) const {
+  const auto reason = static_cast<Rank>(announced - 1);
   const std::string why = reason == ranks_[of]
                               ? std::string(" has given it up, and says why")
                               : text(" waits for rank ", reason, ", which is gone");
@@ -58,7 +59,7 @@ Error BoundPlan::given_up_by(std::size_t of, std::uint32_t told) const {
           text("plan ", name_, ", execution ", generation_, ": rank ", ranks_[of], why), reason};
 }
 
-void BoundPlan::tell_given_up(const Numbering& numbering, std::uint32_t why) const {
+void BoundPlan::announce_given_up(const Numbering& numbering, std::uint32_t why) const {
   const auto self = std::find(ranks_.begin(), ranks_.end(), context_.rank()) - ranks_.begin();
   const auto id = static_cast<std::uint32_t>(numbering.given_up_id(static_cast<std::size_t>(self)));
   for (const Rank peer : ranks_) {
@@ -72,7 +73,7 @@ void BoundPlan::tell_given_up(const Numbering& numbering, std::uint32_t why) con
                          [&](const Step& step) { return step.flagged && step.peer == peer; });
     });
     if (!waits && !numbering.exclusive() && remote->board == nullptr) continue;
-    context_.liveness().tell({context_.plan_queue(), peer, {remote, id, why}, board_});
+    context_.liveness().announce({context_.plan_queue(), peer, {remote, id, why}, board_});
   }
 }
 
@@ -90,11 +91,11 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
   }
   // It may have noticed before it had sent anything by which this rank would.
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
-    if (told_mismatch(numbering, of)) throw mismatch_told_by(of);
+    if (announced_mismatch(numbering, of)) throw mismatch_announced_by(of);
   }
 }
 
-Error BoundPlan::mismatch_told_by(std::size_t of) const {
+Error BoundPlan::mismatch_announced_by(std::size_t of) const {
   return {ErrorKind::kMismatch,
           text("plan ", name_, ", execution ", generation_, " on rank ", context_.rank(), ": rank ",
                ranks_[of], " says that ranks run different collectives as execution ", generation_,
@@ -152,9 +153,9 @@ bool BoundPlan::look_up(Step& step) {
 
 bool BoundPlan::read_done(Lane& lane, Step& step) {
   Step::Read& read = *step.read;
-  const auto told = [&] {
+  const auto announced = [&] {
     return std::all_of(step.looked_up.begin(), step.looked_up.end(), [&](const auto& each) {
-      return buffers_[each.buffer].directory->told(each.peer, generation_);
+      return buffers_[each.buffer].directory->announced(each.peer, generation_);
     });
   };
   if (lane.work == Lane::Work::kNone) {
@@ -166,14 +167,14 @@ bool BoundPlan::read_done(Lane& lane, Step& step) {
         return false;
       }
     } catch (const Error&) {
-      if (told()) throw;
+      if (announced()) throw;
       return false;  // the peer has given its array back, and freed it
     }
     lane.work = Lane::Work::kEnqueued;
   }
   // Data that came from an array that was given back are of no use; nor are those that would
   // follow.
-  return context_.complete(context_.plan_queue()) && told();
+  return context_.complete(context_.plan_queue()) && announced();
 }
 
 bool BoundPlan::reduce_some(Lane& lane, const Step& step) {

@@ -151,17 +151,17 @@ class BoundPlan {
   void require_same_plan(const Numbering& numbering) const;
   // This rank gave up, for a reason that Numbering describes: told to whoever may wait for this
   // rank, now or in an execution to come.
-  void tell_given_up(const Numbering& numbering, std::uint32_t why) const;
+  void announce_given_up(const Numbering& numbering, std::uint32_t why) const;
   // The reason that the rank at this place of `ranks` told, or 0.
-  std::uint32_t told_by(const Numbering& numbering, std::size_t of) const {
+  std::uint32_t announced_by(const Numbering& numbering, std::size_t of) const {
     return board_->local().board[numbering.given_up_id(of)].load(std::memory_order_acquire);
   }
-  Error given_up_by(std::size_t of, std::uint32_t told) const;
+  Error given_up_by(std::size_t of, std::uint32_t announced) const;
   // It told that ranks run different plans as this execution.
-  bool told_mismatch(const Numbering& numbering, std::size_t of) const {
-    return told_by(numbering, of) == (kMismatched | generation_);
+  bool announced_mismatch(const Numbering& numbering, std::size_t of) const {
+    return announced_by(numbering, of) == (kMismatched | generation_);
   }
-  Error mismatch_told_by(std::size_t of) const;
+  Error mismatch_announced_by(std::size_t of) const;
   void begin(std::uint32_t generation);
   // As far as it goes without blocking; true if anything moved. After an exception, which says what
   // failed, nothing may move any more.

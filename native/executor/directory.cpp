@@ -8,7 +8,7 @@ namespace pgasdl {
 namespace {
 
 // An entry: 12 bits of a generation, and 52 of a place. That is an address, or 12 bits of a home's
-// number and the bytes before the array. 0: withdrawn, since no generation is 0.
+// number and the bytes before the array. 0: revoked, since no generation is 0.
 constexpr int kOffsetBits = 40;
 constexpr int kHomeBits = 12;
 constexpr int kPlaceBits = kHomeBits + kOffsetBits;
@@ -54,13 +54,13 @@ std::uint64_t Directory::entry_of(const std::byte* array, std::uint64_t bytes) c
   return kElsewhere;  // there are fewer homes
 }
 
-void Directory::tell(std::uint64_t entry, std::uint32_t generation) {
+void Directory::announce(std::uint64_t entry, std::uint32_t generation) {
   // The flag that follows is a release.
   own().store(std::uint64_t{generation} << kPlaceBits | entry, std::memory_order_relaxed);
 }
 
 // An acquire, so that no later store comes before it.
-void Directory::withdraw() { own().exchange(0, std::memory_order_acq_rel); }
+void Directory::revoke() { own().exchange(0, std::memory_order_acq_rel); }
 
 const Directory::Entry& Directory::of(Rank peer) const {
   const RemoteSegment* entries = entries_->remote(peer);
@@ -71,14 +71,14 @@ const Directory::Entry& Directory::of(Rank peer) const {
 }
 
 std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const {
-  const std::uint64_t told = of(peer).load(std::memory_order_relaxed);
-  if (told == 0 && anywhere()) return 0;
+  const std::uint64_t announced = of(peer).load(std::memory_order_relaxed);
+  if (announced == 0 && anywhere()) return 0;
   const auto refuse = [&] {
     return Error(ErrorKind::kMismatch, text("rank ", peer, " did not tell where its array of ",
                                             bytes, " bytes lies in execution ", generation));
   };
-  if (told >> kPlaceBits != generation) throw refuse();
-  const std::uint64_t place = told & low_bits(kPlaceBits);
+  if (announced >> kPlaceBits != generation) throw refuse();
+  const std::uint64_t place = announced & low_bits(kPlaceBits);
   if (anywhere()) return place;
   if (place == kElsewhere) return 0;
   const std::uint64_t number = place >> kOffsetBits;
@@ -92,7 +92,7 @@ std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t g
 }
 
 // The data read came by a system call, or under a lock: they are not read later than this.
-bool Directory::told(Rank peer, std::uint32_t generation) const {
+bool Directory::announced(Rank peer, std::uint32_t generation) const {
   return of(peer).load(std::memory_order_acquire) >> kPlaceBits == generation;
 }
 

@@ -4,7 +4,7 @@
 // A rank tells its place before it raises the first flag of an execution. A peer looks it up once
 // it has waited for a flag of that rank, and no later than it raises the flag by which it is done
 // with the array: so the next place may be announced when an execution is over. Where an array lies
-// anywhere, a rank that gives the execution up withdraws the place: what is read then may be
+// anywhere, a rank that gives the execution up revokes the place: what is read then may be
 // anything. Where only segments of all serve, an array may lie in none: ranks that see that reduce
 // nothing.
 #pragma once
@@ -31,15 +31,15 @@ class Directory {
   static constexpr std::uint64_t kElsewhere = (std::uint64_t{1} << 52) - 1;
   // The entry for an array of this rank.
   std::uint64_t entry_of(const std::byte* array, std::uint64_t bytes) const;
-  void tell(std::uint64_t entry, std::uint32_t generation);
+  void announce(std::uint64_t entry, std::uint32_t generation);
   // Nothing that this thread does to the array from now on is taken for the execution's.
-  void withdraw();
+  void revoke();
   // Where the array of `peer` begins in this execution: here, or, if arrays lie anywhere, in its
-  // process. 0: it was withdrawn; of segments of all, it lies in none of them. Throws if the peer
+  // process. 0: it was revoked; of segments of all, it lies in none of them. Throws if the peer
   // has not told, or told of one that is shorter than `bytes`.
   std::uint64_t look_up(Rank peer, std::uint64_t bytes, std::uint32_t generation) const;
   // Data read from it before this call are the execution's.
-  bool told(Rank peer, std::uint32_t generation) const;
+  bool announced(Rank peer, std::uint32_t generation) const;
 
  private:
   using Entry = std::atomic<std::uint64_t>;

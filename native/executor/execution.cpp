@@ -75,7 +75,7 @@ void Execution::reserve(const Array& array) {
   } else if (array.access == BufferAccess::kRebased) {
     phase().rebase(array.target);
   }
-  if (directory_ != nullptr) directory_->tell(entry, numbering_->generation());
+  if (directory_ != nullptr) directory_->announce(entry, numbering_->generation());
   phase().set_declined(directory_ != nullptr && !directory_->anywhere() &&
                        entry == Directory::kElsewhere);
   state_.store(State::kRunning, std::memory_order_release);
@@ -91,8 +91,8 @@ void Execution::copy_in() {
 
 void Execution::copy_out() { pgasdl::copy(array_.target, phase().data(), array_.bytes); }
 
-void Execution::withdraw() {
-  if (directory_ != nullptr && directory_->anywhere()) directory_->withdraw();
+void Execution::revoke() {
+  if (directory_ != nullptr && directory_->anywhere()) directory_->revoke();
 }
 
 bool Execution::by_stream(const Array& array) const {
@@ -122,7 +122,7 @@ std::shared_ptr<const void> Execution::end(State state, std::exception_ptr fault
     numbering_->current_.store(nullptr, std::memory_order_release);
   }
   fault_ = std::move(fault);
-  if (this->state() == State::kRunning) withdraw();
+  if (this->state() == State::kRunning) revoke();
   interrupted_.store(false, std::memory_order_relaxed);
   keeps_.store(false, std::memory_order_relaxed);
   state_.store(state, std::memory_order_release);

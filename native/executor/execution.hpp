@@ -108,7 +108,7 @@ class Execution {
     return array_.access == BufferAccess::kCopied && device() != kHost;
   }
   // It is given up: the caller's array is the caller's again.
-  void withdraw();
+  void revoke();
   // Whether a stream can make it, and the copies of an array.
   bool by_stream(const Array& array) const;
   // Takes the result of what is done; false if another thread did.

@@ -144,7 +144,7 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   execution.fault_ = std::move(fault);
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
-  execution.withdraw();
+  execution.revoke();
   // Copies that were begun end by themselves, soon: nothing of the caller's is used after that.
   if (ArrayCopies* const copies = execution.phase().array_copies()) copies->drain();
   auto why = static_cast<std::uint32_t>(context_.rank() + 1);
@@ -157,7 +157,7 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
     // Ours alone.
   }
   try {
-    execution.phase().tell_given_up(numbering, why);
+    execution.phase().announce_given_up(numbering, why);
   } catch (const std::exception&) {
     // Without memory to tell them, their waits end by their deadlines.
   }
@@ -176,7 +176,7 @@ void Executor::release_again() {
 }
 
 // Gives up what cannot end any more. All of them: others may wait for one that nobody awaits here.
-void Executor::look_around(const Execution* awaited) {
+void Executor::check_peers(const Execution* awaited) {
   const bool somebody_gone = context_.liveness().somebody_gone();
   const std::lock_guard lock(mutex_);
   bool news = false;
@@ -299,7 +299,7 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
     }
     return over() || calls_wait();
   };
-  const auto slow = [&] { look_around(&execution); };
+  const auto slow = [&] { check_peers(&execution); };
   try {
     const Outcome outcome =
         context_.waiter().until(ready, slow, deadline, execution.name().c_str());
@@ -461,7 +461,7 @@ void Executor::run() {
     }
     try {
       (void)context_.waiter().until([&] { return progress() || stopping_.load(); },
-                                    [&] { look_around(nullptr); }, Deadline::in(0.05),
+                                    [&] { check_peers(nullptr); }, Deadline::in(0.05),
                                     "progress thread");
       give_up_streamed(ErrorKind::kTimeout, "it was not over in time");
     } catch (const std::exception& error) {

@@ -71,7 +71,7 @@ class Executor {
   void expect(Execution& execution);
   void expect_no_more(Execution& execution);
   bool advance(Execution& execution);  // true if it moved
-  void look_around(const Execution* awaited);
+  void check_peers(const Execution* awaited);
   void give_up_streamed(ErrorKind kind, const char* why);
   bool stream_makes(const Execution* execution);
   void give_up(Execution& execution, std::exception_ptr fault);

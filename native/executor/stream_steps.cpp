@@ -99,9 +99,9 @@ void BoundPlan::drain_stream() {
 
 void BoundPlan::require_nobody_gave_up(const Numbering& numbering) const {
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
-    if (told_mismatch(numbering, of)) throw mismatch_told_by(of);
-    const std::uint32_t told = told_by(numbering, of);
-    if (told != 0 && (told & kMismatched) == 0) throw given_up_by(of, told);
+    if (announced_mismatch(numbering, of)) throw mismatch_announced_by(of);
+    const std::uint32_t announced = announced_by(numbering, of);
+    if (announced != 0 && (announced & kMismatched) == 0) throw given_up_by(of, announced);
   }
 }
 

@@ -111,7 +111,7 @@ void Context::close(bool failed) {
   if (!inherited()) {
     // Posted requests still arrive, unless they cannot.
     const Deadline deadline = Deadline::in(failed ? 0.2 : 5);
-    liveness_.finish_telling(deadline);
+    liveness_.finish_announcing(deadline);
     drain(deadline);
     liveness_.pass_on();
     liveness_.report(rank_, failed ? Health::kFailed : Health::kClosed);

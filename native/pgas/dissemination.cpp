@@ -20,7 +20,7 @@ bool Group::arrived(const Course& course, std::size_t step) const {
 }
 
 // 1 + the rank for which whoever owes this rank the step waits in vain, or 0.
-std::uint32_t Group::told(const Course& course, std::size_t step) const {
+std::uint32_t Group::announced(const Course& course, std::size_t step) const {
   if (!course.relayed()) return 0;
   const FlagWord& word = control_->local().board[course.first_word + step];
   return word.load(std::memory_order_acquire);
@@ -65,14 +65,14 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
       give_up();
       for (std::size_t step = course.arrived; step < end; ++step) {
         const Rank peer = behind(course.steps[step].distance);
-        if (context_.liveness().health(peer) == Health::kHealthy && told(course, step) == 0) {
+        if (context_.liveness().health(peer) == Health::kHealthy && announced(course, step) == 0) {
           continue;
         }
         // Its messages are here: it announced before it left, and raised its flag before both. Then
         // only this rank's own steps are not posted yet, or others' have not arrived.
         if (arrived(course, step)) continue;
         hopeless = peer;
-        const std::uint32_t gone = told(course, step);
+        const std::uint32_t gone = announced(course, step);
         if (gone == 0) context_.liveness().require(peer, what);
         throw Error(ErrorKind::kPeerLost,
                     text(what, ": rank ", peer, " waits for rank ", gone - 1, ", which is gone"),
@@ -86,7 +86,7 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
       }
     } catch (const Error& error) {
       if (hopeless >= 0 && error.kind() == ErrorKind::kPeerLost) {
-        tell_lost(course, error.rank() >= 0 ? error.rank() : hopeless);
+        announce_lost(course, error.rank() >= 0 ? error.rank() : hopeless);
       }
       throw;
     }
@@ -95,7 +95,7 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
 }
 
 // Whoever may wait for this rank, now or in a collective of this kind to come, would do so in vain.
-void Group::tell_lost(const Course& course, Rank gone) {
+void Group::announce_lost(const Course& course, Rank gone) {
   if (!course.relayed()) return;
   for (std::size_t step = 0; step < course.steps.size(); ++step) {
     const Rank peer = ahead(course.steps[step].distance);
@@ -104,10 +104,10 @@ void Group::tell_lost(const Course& course, Rank gone) {
     // be written to then.
     if (step < course.sent && !world_ && remote->board == nullptr) continue;
     const auto id = course.first_word + static_cast<std::uint32_t>(step);
-    context_.liveness().tell({context_.internal_queue(),
-                              peer,
-                              {remote, id, static_cast<std::uint32_t>(gone + 1)},
-                              control_});
+    context_.liveness().announce({context_.internal_queue(),
+                                  peer,
+                                  {remote, id, static_cast<std::uint32_t>(gone + 1)},
+                                  control_});
   }
 }
 

@@ -115,7 +115,7 @@ bool Gossip::leaves() const { return read(states(0)[rank_]) != Health::kHealthy;
 
 bool Gossip::due(const Peer& peer, const std::atomic<Health>* states) const {
   if (states[peer.rank].load(std::memory_order_relaxed) != Health::kHealthy) return false;
-  if (peer.told != version_) return peer.place != kNone || leaves();
+  if (peer.announced != version_) return peer.place != kNone || leaves();
   // A beat that is still under way says as much as another would, and is not to be disturbed:
   // soft-RoCE repeats what was lost only once its connection has been quiet for a while.
   return peer.place != kNone && transport_.reached(queue_, peer.rank, peer.beat);
@@ -130,7 +130,7 @@ void Gossip::write_to(Peer& peer) {
       {&here, offset_of(states(0)), there,
        peer.place == kNone ? 0 : offset_of(states(peer.place + 1)), states_bytes(size_)}};
   if (peer.place != kNone) {
-    const std::size_t n = peer.told == version_ ? 1 : 2;
+    const std::size_t n = peer.announced == version_ ? 1 : 2;
     if (!transport_.post_write(queue_, peer.rank, std::span(transfers, n), nullptr)) return;
     peer.beat = transport_.mark(queue_, peer.rank);
   } else if (const auto queue = transport_.connected(queue_, peer.rank)) {
@@ -138,12 +138,12 @@ void Gossip::write_to(Peer& peer) {
   } else {
     transport_.send_farewell(peer.rank, read(record(0).words));
   }
-  peer.told = version_;
+  peer.announced = version_;
 }
 
-bool Gossip::told_all(const std::atomic<Health>* states) const {
+bool Gossip::announced_all(const std::atomic<Health>* states) const {
   return std::ranges::none_of(
-      peers_, [&](const Peer& peer) { return peer.told != version_ && due(peer, states); });
+      peers_, [&](const Peer& peer) { return peer.announced != version_ && due(peer, states); });
 }
 
 std::uint64_t Gossip::beat(Rank peer) const {
@@ -162,7 +162,7 @@ Gossip::Words Gossip::words(Rank peer) const {
   return words;
 }
 
-Health Gossip::told(std::size_t neighbour, Rank of) const {
+Health Gossip::announced(std::size_t neighbour, Rank of) const {
   return known(static_cast<std::uint64_t>(read(states(neighbour + 1)[of])));
 }
 

@@ -40,7 +40,7 @@ class Gossip {
   // One heartbeat: writes what is new to my neighbours, and if I leave, to all that are connected
   // with me. A peer that cannot be written to is given to `lost`.
   template <typename Lost>
-  void tell(const std::atomic<Health>* states, Cause cause, Lost&& lost) {
+  void announce(const std::atomic<Health>* states, Cause cause, Lost&& lost) {
     renew(states, cause);
     for (Peer& peer : peers_) {
       if (!due(peer, states)) continue;
@@ -53,22 +53,22 @@ class Gossip {
     }
   }
   // Nobody has to be told anything.
-  bool told_all(const std::atomic<Health>* states) const;
+  bool announced_all(const std::atomic<Health>* states) const;
 
   // The others' words. Beats are counted from 1; 0: none yet, or not this rank's neighbour.
   const std::vector<Rank>& ranks() const { return ranks_; }
   std::uint64_t beat(Rank peer) const;
   Words words(Rank peer) const;
   const std::vector<Rank>& neighbours() const { return neighbours_; }
-  Health told(std::size_t neighbour, Rank of) const;
+  Health announced(std::size_t neighbour, Rank of) const;
 
  private:
   static constexpr std::size_t kNone = SIZE_MAX;
   struct Peer {
     Rank rank;
-    std::size_t place;   // of my states in its memory; kNone: it is no neighbour
-    std::uint64_t told;  // version of my states that it knows
-    std::uint64_t beat;  // mark of the last one
+    std::size_t place;        // of my states in its memory; kNone: it is no neighbour
+    std::uint64_t announced;  // version of my states that it knows
+    std::uint64_t beat;       // mark of the last one
   };
   struct Record {
     volatile std::uint64_t beat;

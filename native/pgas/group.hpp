@@ -208,8 +208,8 @@ class Group {
     std::vector<RemoteSegment> attached;  // until all have given their verdict
     std::exception_ptr fault;
   };
-  // Ids on the group's board: flags of barriers, then their last words, then for each exchange as
-  // many as there are members: flags, and last words, which only large groups have.
+  // Ids on the group's board: flags of barriers, then their abort notices, then for each exchange
+  // as many as there are members: flags, and abort notices, which only large groups have.
   static constexpr std::uint32_t kBarrierRounds = 16;
   static constexpr std::size_t kMostMembers = std::size_t{1} << kBarrierRounds;
   // The next generation; generations are never 0.
@@ -246,8 +246,8 @@ class Group {
   Outcome disseminate(Course& course, const std::function<bool(std::size_t)>& post,
                       Deadline deadline, const char* what);
   bool arrived(const Course& course, std::size_t step) const;
-  std::uint32_t told(const Course& course, std::size_t step) const;
-  void tell_lost(const Course& course, Rank gone);
+  std::uint32_t announced(const Course& course, std::size_t step) const;
+  void announce_lost(const Course& course, Rank gone);
   bool send(Rank peer, std::span<const Transfer> transfers, std::uint32_t id, std::uint32_t value);
   std::int64_t control_bytes() const;
   bool raised(std::uint32_t id, std::uint32_t generation) const;

@@ -75,7 +75,7 @@ void Liveness::run() {
     std::array<pollfd, 3> watched{{{wake_.get(), POLLIN, 0},
                                    {transport_->service_descriptor(), POLLIN, 0},
                                    {takes_leave ? -1 : endings_.get(), POLLIN, 0}}};
-    const int period = post_last_words() ? static_cast<int>(options_.heartbeat_ms) : 1;
+    const int period = post_abort_notices() ? static_cast<int>(options_.heartbeat_ms) : 1;
     poll(watched.data(), watched.size(), more ? 0 : period);
     if (watched[0].revents != 0) {
       eventfd_t ignored;
@@ -149,16 +149,17 @@ void Liveness::exchange_gossip() {
     for (std::size_t number = 0; number < gossip_->neighbours().size(); ++number) {
       if (gossip_->neighbours()[number] < 0) continue;
       for (Rank of = 0; of < size_; ++of) {
-        const Health told = gossip_->told(number, of);
-        if ((told == Health::kFailed || told == Health::kClosed) == later) learn(of, told);
+        const Health announced = gossip_->announced(number, of);
+        if ((announced == Health::kFailed || announced == Health::kClosed) == later)
+          learn(of, announced);
       }
     }
   }
-  tell_gossip();
+  announce_gossip();
 }
 
-void Liveness::learn(Rank of, Health told) {
-  if (told != Health::kHealthy && health(of) == Health::kHealthy) report(of, told);
+void Liveness::learn(Rank of, Health announced) {
+  if (announced != Health::kHealthy && health(of) == Health::kHealthy) report(of, announced);
 }
 
 void Liveness::hear(Rank peer) {
@@ -173,39 +174,39 @@ void Liveness::note_end(Rank peer) {
   learn(peer, Health::kDied);
 }
 
-void Liveness::tell_gossip() {
+void Liveness::announce_gossip() {
   Gossip::Cause cause{static_cast<Rank>(own_->first.load(std::memory_order_relaxed)) - 1};
   if (cause.rank >= 0) cause.how = health(cause.rank);
-  gossip_->tell(own_->states(), cause, [&](Rank peer) { note_end(peer); });
+  gossip_->announce(own_->states(), cause, [&](Rank peer) { note_end(peer); });
 }
 
-void Liveness::tell(LastWord word) {
-  if (post(word)) return;
-  const std::lock_guard lock(words_mutex_);
-  last_words_.push_back(std::move(word));
+void Liveness::announce(AbortNotice notice) {
+  if (post(notice)) return;
+  const std::lock_guard lock(notices_mutex_);
+  abort_notices_.push_back(std::move(notice));
   eventfd_write(wake_.get(), 1);
 }
 
-bool Liveness::post(const LastWord& word) {
+bool Liveness::post(const AbortNotice& notice) {
   // A peer that is gone waits no more; a rank that is fenced off writes no more.
-  if (health(word.peer) != Health::kHealthy || health(rank_) != Health::kHealthy) return true;
+  if (health(notice.peer) != Health::kHealthy || health(rank_) != Health::kHealthy) return true;
   try {
-    return transport_->post_write(word.queue, word.peer, {}, &word.flag);
+    return transport_->post_write(notice.queue, notice.peer, {}, &notice.flag);
   } catch (const Error& error) {
     return error.kind() == ErrorKind::kPeerLost;
   }
 }
 
-bool Liveness::post_last_words() {
-  const std::lock_guard lock(words_mutex_);
-  if (last_words_.empty()) return true;
+bool Liveness::post_abort_notices() {
+  const std::lock_guard lock(notices_mutex_);
+  if (abort_notices_.empty()) return true;
   transport_->progress();
-  std::erase_if(last_words_, [&](const LastWord& word) { return post(word); });
-  return last_words_.empty();
+  std::erase_if(abort_notices_, [&](const AbortNotice& notice) { return post(notice); });
+  return abort_notices_.empty();
 }
 
-void Liveness::finish_telling(Deadline deadline) {
-  while (!post_last_words() && !deadline.passed()) {
+void Liveness::finish_announcing(Deadline deadline) {
+  while (!post_abort_notices() && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -214,9 +215,9 @@ void Liveness::take_leave(Deadline deadline) {
   const std::lock_guard lock(watch_mutex_);
   if (gossip_ == nullptr || own_ == nullptr) return;
   for (;;) {
-    tell_gossip();
+    announce_gossip();
     transport_->progress();
-    if (gossip_->told_all(own_->states()) || deadline.passed()) return;
+    if (gossip_->announced_all(own_->states()) || deadline.passed()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

@@ -37,8 +37,8 @@ struct ControlBlock {
   static std::size_t bytes(Rank size) { return sizeof(ControlBlock) + static_cast<size_t>(size); }
 };
 
-// A flag that tells a peer that this rank cannot go on.
-struct LastWord {
+// A flag that announces to a peer that this rank cannot go on.
+struct AbortNotice {
   QueueId queue;  // that of the flags before it, which it must not overtake
   Rank peer;
   RemoteFlag flag;
@@ -100,9 +100,9 @@ class Liveness {
   // reported them may not have come to all yet, and must not find us gone without the reason.
   void pass_on();
   // Posts it at once if the queue takes it, else by the service thread as soon as it does.
-  void tell(LastWord word);
-  // Until all that was to be told is posted: before this rank leaves.
-  void finish_telling(Deadline deadline);
+  void announce(AbortNotice notice);
+  // Until all notices are posted: before this rank leaves.
+  void finish_announcing(Deadline deadline);
   // Tells those that are not mapped what this rank's state vector says, its own end above all.
   void take_leave(Deadline deadline);
   WakeWord* wake_word() { return own_ == nullptr ? nullptr : &own_->wake_word; }
@@ -113,11 +113,11 @@ class Liveness {
   void look_at_processes();
   bool take_note(std::size_t peer);
   void look_at_heartbeats();
-  void learn(Rank of, Health told);
+  void learn(Rank of, Health announced);
   void exchange_gossip();
-  void tell_gossip();
-  bool post(const LastWord& word);
-  bool post_last_words();  // true: all are posted
+  void announce_gossip();
+  bool post(const AbortNotice& notice);
+  bool post_abort_notices();  // true: all are posted
   void judge(Rank peer, std::uint64_t seen);
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 
@@ -141,8 +141,8 @@ class Liveness {
   std::optional<Heartbeats> heartbeats_;
   std::unique_ptr<Gossip> gossip_;
 
-  std::mutex words_mutex_;
-  std::vector<LastWord> last_words_;  // not posted yet
+  std::mutex notices_mutex_;
+  std::vector<AbortNotice> abort_notices_;  // not posted yet
 };
 
 }  // namespace pgasdl

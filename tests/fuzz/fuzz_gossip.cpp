@@ -11,9 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static Segment control(1, Gossip::bytes(kSize), 1, nullptr, kSize);
   static const Gossip gossip(transport, 0, 0, kSize, control, 0, {1, 2, 3});
   fuzz::Input input(data, size);
-  const std::string told = input.bytes(Gossip::bytes(kSize));
+  const std::string announced = input.bytes(Gossip::bytes(kSize));
   std::memset(control.local().data, 0, Gossip::bytes(kSize));
-  std::memcpy(control.local().data, told.data(), told.size());
+  std::memcpy(control.local().data, announced.data(), announced.size());
   for (const Rank peer : gossip.ranks()) {
     (void)gossip.beat(peer);
     const Gossip::Words words = gossip.words(peer);
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   for (std::size_t neighbour = 0; neighbour < gossip.neighbours().size(); ++neighbour) {
     for (Rank of = 0; of < kSize; ++of) {
-      const Health health = gossip.told(neighbour, of);
+      const Health health = gossip.announced(neighbour, of);
       REQUIRE(health <= Health::kClosed);
       REQUIRE(!name(health).empty());
     }

@@ -124,15 +124,15 @@ void MpiWorld::hear(const MpiHeader& header, Rank sender) {
       if (found->second.number != 0) return;  // too late, as it will hear
       found->second.came.erase(sender);
     }
-    tell(sender, MpiHeader::Kind::kLeft, name, 0);
+    announce(sender, MpiHeader::Kind::kLeft, name, 0);
   } else if (found != meetings_.end()) {
     if (header.kind == MpiHeader::Kind::kGo) found->second.number = header.question;
     if (header.kind == MpiHeader::Kind::kLeft) found->second.left = true;
   }
 }
 
-void MpiWorld::tell(Rank peer, MpiHeader::Kind kind, const MpiWindowName& meeting,
-                    std::uint64_t number) {
+void MpiWorld::announce(Rank peer, MpiHeader::Kind kind, const MpiWindowName& meeting,
+                        std::uint64_t number) {
   unsent_.emplace_back(peer, MpiHeader{.kind = kind, .question = number, .board = meeting});
 }
 
@@ -142,7 +142,8 @@ void MpiWorld::open(const MpiWindowName& name, Meeting& meeting) {
   };
   if (!meeting.here || meeting.number != 0 || !std::ranges::all_of(meeting.expected, came)) return;
   meeting.number = ++n_opened_[name.group];
-  for (const Rank peer : meeting.expected) tell(peer, MpiHeader::Kind::kGo, name, meeting.number);
+  for (const Rank peer : meeting.expected)
+    announce(peer, MpiHeader::Kind::kGo, name, meeting.number);
 }
 
 // Hears what comes until the meeting is so; false: not by the deadline.
@@ -182,7 +183,7 @@ std::uint64_t MpiWorld::meet(const MpiWindow& window, Deadline deadline,
         meeting.expected.assign(members.begin() + 1, members.end());
         open(name, meeting);
       } else {
-        tell(members.front(), MpiHeader::Kind::kCome, name, 0);
+        announce(members.front(), MpiHeader::Kind::kCome, name, 0);
       }
     }
   }
@@ -205,7 +206,7 @@ std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()
       meeting.left = true;
       meeting.here = meeting.number != 0;
     } else if (meeting.number == 0) {
-      tell(first, MpiHeader::Kind::kLeave, name, 0);
+      announce(first, MpiHeader::Kind::kLeave, name, 0);
     }
   }
   const auto known = [](const Meeting& meeting) { return meeting.number != 0 || meeting.left; };

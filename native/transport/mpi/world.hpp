@@ -188,7 +188,8 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   MpiPlace place_of(const MpiHeader& header) const;
   void deliver(const MpiHeader& header);
   void hear(const MpiHeader& header, Rank sender);
-  void tell(Rank peer, MpiHeader::Kind kind, const MpiWindowName& meeting, std::uint64_t number);
+  void announce(Rank peer, MpiHeader::Kind kind, const MpiWindowName& meeting,
+                std::uint64_t number);
   void open(const MpiWindowName& name, Meeting& meeting);
   void send_unsent();
   void allocate(MpiWindow& window, LocalSegment& segment);

@@ -70,7 +70,7 @@ void VerbsConnectionManager::send(Peer& peer, Datagram message) {
   datagrams_.send(peer.address.get(), peer.datagrams, message);
 }
 
-void VerbsConnectionManager::tell(VerbsConnection& connection, bool answer) {
+void VerbsConnectionManager::announce(VerbsConnection& connection, bool answer) {
   Message message{};
   message.to = connection.peer();
   message.queue = connection.queue().id();
@@ -100,7 +100,7 @@ void VerbsConnectionManager::want(QueueId queue, Rank peer) {
     connection.admit();
     return;
   }
-  tell(connection, true);
+  announce(connection, true);
   const auto now = Clock::now();
   wanted_.push_back({&connection, now, now + kFirstRepetition, kFirstRepetition, 0});
   n_wanted_.store(wanted_.size(), std::memory_order_relaxed);
@@ -160,7 +160,7 @@ void VerbsConnectionManager::repeat(Wanted& wanted, Clock::time_point now) {
                 peer);
   }
   if (connection.here().number == 0) connection.open();
-  tell(connection, true);
+  announce(connection, true);
   ++wanted.repetitions;
   wanted.interval = std::min<Nanoseconds>(2 * wanted.interval, kLongestInterval);
   wanted.next = now + wanted.interval;
@@ -227,7 +227,7 @@ void VerbsConnectionManager::answer(const Message& message, VerbsConnection& con
   }
   const bool joined = message.joined == connection.here().number;
   if (joined) connection.admit();
-  if (message.answer != 0) tell(connection, !joined);
+  if (message.answer != 0) announce(connection, !joined);
 }
 
 void VerbsConnectionManager::give_up_all(Rank peer, std::uint32_t count) {
@@ -261,7 +261,7 @@ std::uint32_t VerbsConnectionManager::round(Rank peer) {
   return peer_at(peer).count;
 }
 
-void VerbsConnectionManager::tell(Rank peer, const VerbsRailNews& news) {
+void VerbsConnectionManager::announce(Rank peer, const VerbsRailNews& news) {
   const std::lock_guard lock(mutex_);
   if (!peer_at(peer).known) return;
   News message{};

@@ -48,7 +48,7 @@ class VerbsConnectionManager {
   void part(Rank peer);
   std::uint32_t round(Rank peer);  // how often connections with it were given up
   std::uint64_t renewals() const { return n_renewals_.load(std::memory_order_acquire); }
-  void tell(Rank peer, const VerbsRailNews& news);
+  void announce(Rank peer, const VerbsRailNews& news);
   void hear(VerbsTransport::HearNews hear);
 
  private:
@@ -111,7 +111,7 @@ class VerbsConnectionManager {
   void answer(const Message& message, VerbsConnection& connection);
   template <typename Datagram>
   void send(Peer& peer, Datagram datagram);
-  void tell(VerbsConnection& connection, bool answer);
+  void announce(VerbsConnection& connection, bool answer);
   void repeat();
   void repeat(Wanted& wanted, Clock::time_point now);
   bool patience_over(const Wanted& wanted, Clock::time_point now) const;

@@ -26,7 +26,7 @@ class VerbsFaults {
   void add(const Error& error, Rank peer);
   void drop(Rank peer);
   // Throws the oldest one, once.
-  void tell() {
+  void raise() {
     if (n_faults_.load(std::memory_order_acquire) != 0) [[unlikely]]
       throw_oldest();
   }

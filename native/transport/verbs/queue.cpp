@@ -89,7 +89,7 @@ void VerbsQueue::poll_locked() {
 }
 
 bool VerbsQueue::complete() {
-  faults_.tell();
+  faults_.raise();
   return outstanding_.load(std::memory_order_acquire) == 0;
 }
 

@@ -62,7 +62,7 @@ class RailConnection {
   bool peer_dropped(std::size_t rail, std::uint32_t taken, bool known);
   // Goes on with the rails that are being dropped: whether some still are. For those in
   // `to_announce` the peer is to be sent news_of().
-  bool look_after_drops(std::vector<std::size_t>& to_tell);
+  bool look_after_drops(std::vector<std::size_t>& to_announce);
   VerbsRailNews news_of(std::size_t rail) const;  // but for the round
 
   // Everything under way is lost, of which complete() tells; posts throw this until clear().

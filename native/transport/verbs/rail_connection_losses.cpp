@@ -65,7 +65,7 @@ VerbsRailNews RailConnection::news_of(std::size_t rail) const {
   return {static_cast<std::uint32_t>(rail), queue_, 0, lane.taken_here, known ? 1u : 0u};
 }
 
-bool RailConnection::look_after_drops(std::vector<std::size_t>& to_tell) {
+bool RailConnection::look_after_drops(std::vector<std::size_t>& to_announce) {
   const std::lock_guard lock(mutex_);
   for (std::size_t rail = 0; rail < lanes_.size(); ++rail) {
     RailLane& lane = lanes_[rail];
@@ -77,7 +77,7 @@ bool RailConnection::look_after_drops(std::vector<std::size_t>& to_tell) {
     }
     if (lane.course != RailLane::Course::kTelling) continue;
     if (lane.next_telling <= Clock::now()) {
-      to_tell.push_back(rail);
+      to_announce.push_back(rail);
       lane.next_telling = Clock::now() + kTellAgain;
     }
     if (lane.taken_there) {

@@ -59,7 +59,7 @@ bool VerbsRails::drop(Rank peer, std::size_t rail, const std::string& why) {
   return true;
 }
 
-void VerbsRails::tell(Rank peer, VerbsRailNews news) {
+void VerbsRails::announce(Rank peer, VerbsRailNews news) {
   const std::lock_guard lock(rails_mutex_);
   const Peer& known = peers_[static_cast<std::size_t>(peer)];
   const Dropped& dropped = known.dropped[news.rail];
@@ -69,7 +69,7 @@ void VerbsRails::tell(Rank peer, VerbsRailNews news) {
   for (std::size_t rail = 0; rail < rails_.size(); ++rail) {
     if ((carrying >> rail & 1) == 0) continue;
     try {
-      rails_[rail]->tell(peer, news);
+      rails_[rail]->announce(peer, news);
     } catch (const Error&) {
       // No route at the moment: it is told again.
     }
@@ -137,7 +137,7 @@ void VerbsRails::answer(const Heard& heard) {
         from));
   }
   if (connection.peer_dropped(news.rail, news.taken, news.known != 0)) {
-    tell(from, connection.news_of(news.rail));
+    announce(from, connection.news_of(news.rail));
   }
 }
 
@@ -166,12 +166,13 @@ void VerbsRails::look_after_rails() {
   }
   dropping_.store(false, std::memory_order_release);
   bool dropping = false;
-  std::vector<std::size_t> to_tell;
+  std::vector<std::size_t> to_announce;
   for (RailConnection* connection = connections_.load(std::memory_order_acquire);
        connection != nullptr; connection = connection->next) {
-    to_tell.clear();
-    dropping |= connection->look_after_drops(to_tell);
-    for (const std::size_t rail : to_tell) tell(connection->peer(), connection->news_of(rail));
+    to_announce.clear();
+    dropping |= connection->look_after_drops(to_announce);
+    for (const std::size_t rail : to_announce)
+      announce(connection->peer(), connection->news_of(rail));
   }
   if (dropping) dropping_.store(true, std::memory_order_release);
 }

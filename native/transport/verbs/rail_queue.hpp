@@ -10,7 +10,7 @@ class RailQueue {
   void began() { n_under_way_.fetch_add(1, std::memory_order_relaxed); }
   void ended() { n_under_way_.fetch_sub(1, std::memory_order_release); }
   bool complete() {
-    faults_.tell();
+    faults_.raise();
     return n_under_way_.load(std::memory_order_acquire) == 0;
   }
   void add_fault(const Error& error, Rank peer) { faults_.add(error, peer); }

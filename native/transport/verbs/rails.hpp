@@ -81,7 +81,7 @@ class VerbsRails final : public Transport {
   void for_each_connection(Rank peer, Call&& call);
   // False: it is the only one that carries.
   bool drop(Rank peer, std::size_t rail, const std::string& why);
-  void tell(Rank peer, VerbsRailNews news);
+  void announce(Rank peer, VerbsRailNews news);
   void look_after_rails();
   void look_at_ports();
   void look_at_renewals();

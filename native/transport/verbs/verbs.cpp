@@ -239,7 +239,9 @@ std::uint32_t VerbsTransport::round(Rank peer) const { return manager_->round(pe
 
 std::uint64_t VerbsTransport::renewals() const { return manager_->renewals(); }
 
-void VerbsTransport::tell(Rank peer, const VerbsRailNews& news) { manager_->tell(peer, news); }
+void VerbsTransport::announce(Rank peer, const VerbsRailNews& news) {
+  manager_->announce(peer, news);
+}
 
 void VerbsTransport::hear(HearNews hear) { manager_->hear(std::move(hear)); }
 

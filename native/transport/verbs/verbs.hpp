@@ -173,7 +173,7 @@ class VerbsTransport final : public Transport {
   static constexpr std::uint32_t kRankLeft = UINT32_MAX;
   std::uint32_t round(Rank peer) const;
   std::uint64_t renewals() const;  // of all peers
-  void tell(Rank peer, const VerbsRailNews& news);
+  void announce(Rank peer, const VerbsRailNews& news);
   void hear(HearNews hear);  // from now on, under a lock of this transport's
   void listen();             // takes what has come; services do, too
 
