@@ -1,15 +1,18 @@
 """Autotuning: the first iterations of training try plans, and the fastest stays. No barrier.
 
-swCaffe tries two ways of a convolution in the first iterations and keeps the faster one. Here the
-ways are plans. Iteration i uses candidate i modulo their number, on every rank. After some rounds
-the ranks exchange their times, which overlaps with one more round. Then every rank has all times,
-takes the slowest rank's for each candidate, and so makes the same choice.
+swCaffe tries two ways of a convolution in the first iterations and keeps the faster one, for each
+layer. Here the ways are plans, and each bucket keeps its own. Iteration i uses candidate i modulo
+their number, on every rank. After some rounds the ranks exchange their times of all buckets, which
+overlaps with one more round. Then every rank has all times, takes the slowest rank's for each
+candidate of a bucket, and so makes the same choice.
+
+The time of a bucket is that of its exchange, from its last gradient to its last flag, with the
+exchanges beside it: in one iteration all buckets run the same candidate.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,20 +41,28 @@ def check_candidates(candidates: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The buckets of an exchange whose plan a tuner chooses."""
+    """The buckets of an exchange whose plans a tuner chooses."""
 
     group: Group
     schedule: _native.LayerSchedule
     layers: Sequence[Layer]
     buckets: Sequence[Bucket]
 
-    def keep(self, layer: int, candidate: int) -> None:
-        """Run the bucket of ``layer`` by one of its candidates from now on."""
-        bucket = self.buckets[self.layers[layer].bucket]
+    def keep(self, bucket: Bucket, candidate: int) -> None:
+        """Run a bucket by one of its candidates from now on."""
         if len(bucket.executions) > 1:
             bucket.executions = [bucket.executions[candidate]]
             bucket.choices = [bucket.choices[candidate]]
             self.schedule.bind(bucket.index, bucket.executions)
+
+    def executions(self, bucket: Bucket) -> int:
+        """Return how often the exchange of a bucket is over."""
+        return self.schedule.executions(bucket.layers[0])
+
+    def seconds(self, bucket: Bucket) -> float:
+        """Return how long its last exchange took."""
+        _, _, began, ended, _ = self.schedule.timing(bucket.layers[0])
+        return ended - began
 
     @property
     def settled(self) -> bool:
@@ -60,14 +71,16 @@ class Tuned:
 
 
 class Autotune:
-    """The candidates of one exchange, until one is chosen. Making it is collective.
+    """The candidates of one exchange, until each bucket has its plan. Making it is collective.
 
     Attributes
     ----------
     candidates : tuple[str, ...]
         Names of plans.
     limit : int
-        Iterations that try the candidates; later ones run the chosen plan.
+        Iterations that try the candidates; later ones run the chosen plans.
+    times : list[list[float]]
+        Of each bucket, seconds of each exchange so far.
     settled : bool
         Every bucket has its plan, and this object is closed.
     """
@@ -85,48 +98,46 @@ class Autotune:
         group = tuned.group
         self._measured = len(candidates) * ROUNDS
         self.limit = self._measured + len(candidates)
-        self._times: list[float] = []
-        self._last = 0.0
-        # One block for each rank.
-        count = group.size * padded(len(candidates))
+        self.times: list[list[float]] = [[] for _ in tuned.buckets]
+        # One block for each rank: by bucket and candidate.
+        self._shape = (len(tuned.buckets), len(candidates))
+        of_rank = len(tuned.buckets) * len(candidates)
+        count = group.size * padded(of_rank)
 
         self._segment = steps(
             lambda: context.segment(4 * count, notifications=0, group=group, timeout=steps.left)
         )
-        self._all = self._segment.numpy(np.float32)
-        self._places = [begin for begin, _ in blocks(count, group.size)]
+        times = self._segment.numpy(np.float32)
+        self._of_ranks = [
+            times[begin : begin + of_rank].reshape(self._shape)
+            for begin, _ in blocks(count, group.size)
+        ]
         self._handle = steps(
-            lambda: context.collective_handle(
-                "all-gather", self._all, group=group, timeout=steps.left
-            )
+            lambda: context.collective_handle("all-gather", times, group=group, timeout=steps.left)
         )
-        self._best: int | None = None
+        self._best: list[int] | None = None
 
-    def after(self) -> None:
-        """Note the time when an iteration is over. Called after each wait for a layer."""
-        done = self._tuned.schedule.iterations()
-        if done <= len(self._times) or done > self._measured:
+    def after(self, number: int) -> None:
+        """Note the time of a bucket's exchange. Called after each wait for one."""
+        times, bucket = self.times[number], self._tuned.buckets[number]
+        if self._tuned.executions(bucket) == len(times) or len(times) == self._measured:
             return
-        now = time.monotonic()
-        self._times.append(now - self._last)
-        self._last = now
-        if done == self._measured:
-            kinds = len(self.candidates)
-            mine = np.array(self._times[kinds:], np.float32).reshape(-1, kinds).min(axis=0)
-            begin = self._places[self._tuned.group.rank]
-            self._all[begin : begin + kinds] = mine
+        times.append(self._tuned.seconds(bucket))
+        if all(len(each) == self._measured for each in self.times):
+            n_buckets, kinds = self._shape
+            rounds = np.array(self.times, np.float32).reshape(n_buckets, ROUNDS, kinds)
+            self._of_ranks[self._tuned.group.rank][...] = rounds[:, 1:].min(axis=1)
             self._handle.start()
 
-    def before(self, layer: int) -> None:
-        """Give a layer's bucket the chosen plan, if it is time. Called before it is ready."""
-        tuned = self._tuned
-        tuned.schedule.require(layer)
-        if tuned.schedule.executions(layer) < self.limit:
+    def before(self, number: int) -> None:
+        """Give a bucket the chosen plan, if it is time. Called before a layer of it is ready."""
+        bucket = self._tuned.buckets[number]
+        if self._tuned.executions(bucket) < self.limit:
             return
         if self._best is None:
             self._best = self._fastest()
-        tuned.keep(layer, self._best)
-        if tuned.settled:
+        self._tuned.keep(bucket, self._best[number])
+        if self._tuned.settled:
             self.settled = True
             self.close()
 
@@ -136,15 +147,15 @@ class Autotune:
         if not self._segment.deleted:
             self._segment.delete()
 
-    def _fastest(self) -> int:
-        """Choose the fastest candidate: every rank has the same times."""
+    def _fastest(self) -> list[int]:
+        """Choose each bucket's fastest candidate: every rank has the same times."""
         self._handle.wait()
-        kinds = len(self.candidates)
-        slowest = np.max([self._all[begin : begin + kinds] for begin in self._places], axis=0)
-        best = int(np.argmin(slowest))
-        times = ", ".join(
-            f"{name} {1e3 * seconds:.3f} ms"
-            for name, seconds in zip(self.candidates, slowest, strict=True)
-        )
-        log.info("tried plans, an iteration each: %s; kept %s", times, self.candidates[best])
+        slowest = np.max(self._of_ranks, axis=0)
+        best = [int(candidate) for candidate in slowest.argmin(axis=1)]
+        for bucket, candidate, seconds in zip(self._tuned.buckets, best, slowest, strict=True):
+            times = ", ".join(
+                f"{name} {1e3 * each:.3f} ms"
+                for name, each in zip(self.candidates, seconds, strict=True)
+            )
+            log.info("bucket %d: %s; kept %s", bucket.index, times, self.candidates[candidate])
         return best

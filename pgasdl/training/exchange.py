@@ -106,8 +106,8 @@ class GradientExchange:
         Where gradients and weights lie; "cuda:0": a stream then says when a gradient is complete.
         Not for kind "update", whose owner's update is the host's.
     candidates : Sequence[str], default ()
-        Names of plans that the first iterations try in turn, if ``plan`` is not given. The fastest
-        is kept, the same on all ranks (swCaffe). Until then each has its inbox.
+        Names of plans that the first iterations try in turn, if ``plan`` is not given. Each bucket
+        keeps its fastest, the same on all ranks (swCaffe). Until then each has its inbox.
     rotate_root : bool, default False
         Bucket b has the root ``root`` + b (mod size), so that the ranks share the root's work.
     **options : int
@@ -279,7 +279,8 @@ class GradientExchange:
         PeerLost, ClosedError
         """
         if self._autotune is not None:
-            self._autotune.before(layer)
+            self._schedule.require(layer)
+            self._autotune.before(self.layers[layer].bucket)
             if self._autotune.settled:
                 self._autotune = None
         if self._device is None:
@@ -320,7 +321,7 @@ class GradientExchange:
         """
         self._schedule.wait(layer, timeout=timeout)
         if self._autotune is not None:
-            self._autotune.after()
+            self._autotune.after(self.layers[layer].bucket)
 
     def finish(self, *, timeout: float | None = None) -> None:
         """Wait until every started exchange is complete here. No barrier: peers may be behind.
@@ -341,8 +342,8 @@ class GradientExchange:
         for bucket in self._buckets:
             left = max(0.0, deadline - time.monotonic())
             self._schedule.finish(bucket.index, timeout=left)
-        if self._autotune is not None:
-            self._autotune.after()
+            if self._autotune is not None:
+                self._autotune.after(bucket.index)
 
     # --- the owner's part
 
