@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pgasdl.collectives.policy import Choice, Policy, operation_of
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
-from pgasdl.plans import EXCHANGES, PLANS, Case, Members, PlanSpec, spec_of
+from pgasdl.plans import PLANS, Case, Members, spec_of
 
 
 def select(
@@ -124,14 +124,5 @@ def automatic(
         if by_element and not spec.by_element:
             continue
         if able(name, case) and spec.suits(case):
-            return Choice(name, _by_node(spec, case))
+            return Choice(name, tuple(sorted(spec.tuned(case).items())))
     raise PlanError(f"no plan of the table suits kind {case.kind!r} here: name one")
-
-
-def _by_node(spec: PlanSpec, case: Case) -> tuple[tuple[str, int], ...]:
-    """Return the option by which an exchange goes by nodes or supernodes, if it is missing."""
-    members, option = case.members, spec.node_option
-    size = members.node_size if members.several_nodes else members.supernode_size
-    if not option or not 1 < size < members.size or case.kind not in EXCHANGES:
-        return ()
-    return () if option in spec.options_of(members, 1) else ((option, size),)

@@ -220,6 +220,12 @@ class Members:
         """Number of nodes; the last one may have fewer ranks."""
         return -(-self.size // self.node_size)
 
+    @property
+    def group_size(self) -> int:
+        """Ranks that are nearer to each other than to others, of a node or a supernode; 0: none."""
+        size = self.node_size if self.several_nodes else self.supernode_size
+        return size if 1 < size < self.size else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -267,6 +273,12 @@ def no_options(members: Members, piece: int) -> dict[str, int]:
     return {}
 
 
+def not_tuned(case: Case) -> dict[str, int]:
+    """Return no options: the plan's defaults serve all arrays."""
+    del case
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
     """One row of the table of plans.
@@ -307,10 +319,8 @@ class PlanSpec:
     options_of : Callable[[Members, int], dict[str, int]], default no_options
         ``options_of(members, piece)``: the options that depend on the ranks, and on the elements of
         a piece that hides a latency and fits in a cache.
-    node_option : str
-        Which option takes the number of ranks of a node; "": none does. Where nobody names a plan,
-        an exchange between several nodes gets it, or, where nodes have one rank each or are not
-        known, between several supernodes.
+    tuned : Callable[[Case], dict[str, int]], default not_tuned
+        ``tuned(case)``: the options where nobody names a plan, such as chunks, or groups by nodes.
     inbox_pieces : int
         In ``ctx.allreduce`` all arrays share an inbox of so many pieces; of "private" plans alone.
     longest : Callable[[int, int, int], int], optional
@@ -331,7 +341,7 @@ class PlanSpec:
     shares: bool = False
     by_element: bool = False
     options_of: Callable[[Members, int], dict[str, int]] = no_options
-    node_option: str = ""
+    tuned: Callable[[Case], dict[str, int]] = not_tuned
     inbox_pieces: int = 0
     longest: Callable[[int, int, int], int] | None = None
 

@@ -18,7 +18,7 @@ from pgasdl.plans.checker.results import regions
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
 # Options that change what a plan does, one set after another; its defaults are tried as well.
 OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
-    "tree": ({"chunks": 3},),
+    "tree": ({"chunks": 3}, {"group_size": 2}),
     "kary": ({"arity": 3, "chunks": 2},),
     "chain": ({"chunks": 3},),
     "chain-chain": ({"chain_size": 2, "chunks": 2},),

@@ -33,7 +33,7 @@ OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
         {"group_size": 3, "direct": 1},
         {"group_size": 4},
     ),
-    "tree": ({}, {"root": -1, "chunks": 3}),
+    "tree": ({}, {"root": -1, "chunks": 3}, {"group_size": 3, "root": -1}),
     "kary": ({"root": -1, "arity": 3, "chunks": 2},),
     "chain": ({"chunks": 3}, {"root": -1, "chunks": 1}),
     "chain-chain": ({"chain_size": 2, "chunks": 2}, {"chain_size": 3, "root": -1}),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from pgasdl.collectives.selection import automatic
 from pgasdl.plans import EXCHANGES, PLANS, Case, Members, Plan, Put, build, build_all
-from pgasdl.plans.cost import bytes_of
-from pgasdl.plans.plan import is_wire
+from pgasdl.plans.algorithms.hierarchy import BANDWIDTH, LATENCY, STARTUP
+from pgasdl.plans.cost import Model, Pair, bytes_of, predict
+from pgasdl.plans.plan import ROOTED, is_wire
 
 ITEM, WIRE_ITEM = 4, 2
 
@@ -69,6 +71,61 @@ def test_every_shape_sends_each_byte_once(
             case = Case(members, "average", count * ITEM, in_segments=in_segments)
             plans = chosen(case, count, **how)
             assert across(plans, node_size) == 2 * (members.nodes - 1) * count * ITEM
+
+
+@pytest.mark.parametrize("kind", ROOTED)
+@pytest.mark.parametrize("size", [4, 7, 16, 20])
+@pytest.mark.parametrize("node_size", [2, 3, 4, 8])
+def test_reduce_and_broadcast_cross_once_from_any_root(
+    size: int, node_size: int, kind: str
+) -> None:
+    """Also to a root in the middle of a node, or in a last node with fewer ranks."""
+    members = Members(size, node_size)
+    if not members.several_nodes:
+        return
+    for count in (1, 5000, 300_000):
+        choice = automatic(Case(members, kind, count * ITEM, in_segments=True))
+        for root in {1, node_size, size - 1}:
+            plans = build_all(
+                choice.plan, size, count, kind=kind, root=root, **dict(choice.options)
+            )
+            assert across(plans, node_size) == (members.nodes - 1) * count * ITEM
+
+
+@pytest.mark.parametrize("kind", ROOTED)
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("nbytes", [64, 1 << 12, 1 << 16, 1 << 20])
+def test_no_tree_and_no_chunks_are_predicted_to_be_faster(
+    kind: str, size: int, nbytes: int
+) -> None:
+    model = Model(Pair(1e-9 * LATENCY, 1e-9 / BANDWIDTH, 1e-9 * STARTUP), gamma=1e-9 / BANDWIDTH)
+
+    def seconds(plan: str, **options: int) -> float:
+        count = nbytes // ITEM
+        return float(predict(build_all(plan, size, count, kind=kind, **options), model))
+
+    choice = automatic(Case(Members(size), kind, nbytes, in_segments=True))
+    time = seconds(choice.plan, **dict(choice.options))
+    for plan in ("tree", "chain", "chain-chain", "chain-binomial"):
+        for chain_size in (2, 4) if "-" in plan else (0,):
+            for chunks in (1, 8, 64):
+                options = {"chain_size": chain_size} if chain_size else {}
+                assert time <= 1.05 * seconds(plan, chunks=chunks, **options)
+
+
+def test_the_tree_follows_the_size_and_the_ranks() -> None:
+    def taken(size: int, nbytes: int, **how: Any) -> str:
+        return str(automatic(Case(Members(size, **how), "reduce", nbytes, in_segments=True)))
+
+    assert taken(64, 64) == "tree(chunks=1)"
+    assert taken(64, 1 << 16) == "chain-binomial(chain_size=8,chunks=64)"
+    assert taken(64, 1 << 20) == "chain-chain(chain_size=8,chunks=128)"
+    assert taken(64, 1 << 24) == "chain(chunks=128)"
+    assert taken(64, 1 << 16, node_size=4) == "chain-binomial(chain_size=4,chunks=64)"
+    assert taken(64, 64, supernode_size=16) == "tree(chunks=1,group_size=16)"
+    # A rank that sleeps wakes up late: fewer hops.
+    assert taken(8, 1 << 16) == "chain-chain(chain_size=2,chunks=24)"
+    assert taken(8, 1 << 16, oversubscribed=True).startswith("tree")
 
 
 def test_the_choice_follows_the_size() -> None:

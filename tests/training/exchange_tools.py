@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from pgasdl import Block, Context, GradientExchange
-from pgasdl.plans.algorithms.tree import children
+from pgasdl.plans.algorithms.shapes import Binomial
 
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -105,7 +105,7 @@ def reduced(case: Case, terms: Sequence[np.ndarray]) -> np.ndarray:
     def of_subtree(node: int) -> np.ndarray:
         root = case.options.get("root", 0)
         own = terms[(node + root) % size].astype(travels)
-        below = [of_subtree(child) for child in children(node, size)]
+        below = [of_subtree(child) for _, child in Binomial(size).children(node)]
         everything = total([own, *below])
         return everything if node == 0 else everything.astype(travels)
 

@@ -122,15 +122,6 @@ def test_a_plan_works_where_its_row_says(name: str) -> None:
         del PLANS["mine"]
 
 
-def test_without_a_policy_the_size_chooses() -> None:
-    def program(ctx: Context) -> list[str]:
-        sizes = (1 << 10, 64 << 20)
-        return [select(ctx.policy, ctx.world, "reduce", n, in_place=True).plan for n in sizes]
-
-    assert loopback.run(3, program)[0] == ["tree", "chain"]
-    assert loopback.run(9, program)[0] == ["tree", "chain-binomial"]
-
-
 @pytest.mark.parametrize("loads", [False, True])
 @pytest.mark.parametrize("ranks", [4, 5])
 def test_ranks_on_several_nodes_exchange_by_nodes(

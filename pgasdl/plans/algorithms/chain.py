@@ -12,7 +12,8 @@ Cost, with t(b) the time of one message and its reduction
     reduce, broadcast   (n + P - 2) t(S/n): the paper's equation (1)
     exchange            (n + 2 (P - 1) - 1) t(S/n), both directions of each link busy at once
     Every rank but the ends sends and receives S in each direction. Inbox: S. Best for large S and
-    few ranks: the paper's ideal is P = 8, and buffers above 8 MB.
+    few ranks: on the paper's machine from 8 MB on, with up to 8 ranks; ``hierarchy`` says where
+    nobody names a plan.
 
 Which message proves a buffer free: as in ``trees``; chunk k's slot is its own place in one slot of
 S, so chunks of one execution need no credits among each other.
@@ -27,27 +28,11 @@ and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from pgasdl.plans.algorithms.hierarchy import suits, tuned
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.algorithms.trees import CHAIN_BYTES, CHAIN_RANKS, TREE_KINDS, tree_plan
-from pgasdl.plans.plan import ROOTED, Case, Plan, PlanSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A chain: the child of each node is the next one."""
-
-    size: int
-    degree: int = 1
-
-    def parent(self, node: int) -> tuple[int, int]:
-        """Return the node before."""
-        return node - 1, 0
-
-    def children(self, node: int) -> list[tuple[int, int]]:
-        """Return the node behind."""
-        return [(0, node + 1)] if node + 1 < self.size else []
+from pgasdl.plans.algorithms.shapes import Chain
+from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
+from pgasdl.plans.plan import Plan, PlanSpec
 
 
 def build(
@@ -61,12 +46,8 @@ def build(
     chunks: int = 0,
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes."""
-    return tree_plan(RankView("chain", rank, size, count, kind, wire), Chain(size), root, chunks)
-
-
-def _suits(case: Case) -> bool:
-    few = 2 < case.members.size <= CHAIN_RANKS
-    return case.kind in ROOTED and few and case.nbytes >= CHAIN_BYTES
+    view = RankView("chain", rank, size, count, kind, wire)
+    return tree_plan(view, Chain(size), numbering(view, root), chunks)
 
 
 SPEC = PlanSpec(
@@ -74,8 +55,9 @@ SPEC = PlanSpec(
     build,
     "chunked chain and back: S per link and direction at full overlap, latency of P hops",
     kinds=TREE_KINDS,
-    suits=_suits,
+    suits=suits("chain"),
     options=("root", "chunks"),
+    tuned=tuned("chain"),
     shares=True,
     by_element=True,
 )

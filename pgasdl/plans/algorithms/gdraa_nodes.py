@@ -305,7 +305,6 @@ SPEC = PlanSpec(
     options=("group_size", "direct"),
     suits=_suits,
     options_of=_options_of,
-    node_option="group_size",
     shares=True,
     by_element=True,
 )

@@ -315,6 +315,11 @@ def _suits_nodes(case: Case) -> bool:
     return inside + across + loads < by_nodes
 
 
+def _tuned(case: Case) -> dict[str, int]:
+    group_size = case.members.group_size
+    return {"group_size": group_size} if group_size and case.kind in EXCHANGES else {}
+
+
 SPEC = PlanSpec(
     "halving-doubling",
     build,
@@ -322,6 +327,6 @@ SPEC = PlanSpec(
     kinds=("average", "sum", "update", "reduce-scatter", "all-gather"),
     suits=_suits,
     options=("group_size",),
-    node_option="group_size",
+    tuned=_tuned,
     shares=True,
 )

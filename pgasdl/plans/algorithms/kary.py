@@ -22,33 +22,10 @@ one chunk, slots of 48. Rank 2 runs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.algorithms.trees import TREE_KINDS, tree_plan
+from pgasdl.plans.algorithms.shapes import Kary
+from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
 from pgasdl.plans.plan import Plan, PlanSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Kary:
-    """A k-ary tree, numbered level by level."""
-
-    size: int
-    arity: int
-
-    @property
-    def degree(self) -> int:
-        """Return the number of places: that of the root's children."""
-        return min(self.arity, self.size - 1)
-
-    def parent(self, node: int) -> tuple[int, int]:
-        """Return the node one level up."""
-        return divmod(node - 1, self.arity)
-
-    def children(self, node: int) -> list[tuple[int, int]]:
-        """Return the nodes one level down."""
-        first = self.arity * node + 1
-        return list(enumerate(range(first, min(first + self.arity, self.size))))
 
 
 def build(
@@ -65,7 +42,7 @@ def build(
     """Return rank's plan of the exchange that this module describes."""
     view = RankView("kary", rank, size, count, kind, wire)
     view.require("arity", arity, 1)
-    return tree_plan(view, Kary(size, arity), root, chunks)
+    return tree_plan(view, Kary(size, arity), numbering(view, root), chunks)
 
 
 SPEC = PlanSpec(

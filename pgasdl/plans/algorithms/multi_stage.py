@@ -38,8 +38,8 @@ from collections.abc import Iterator
 
 from pgasdl.plans.algorithms.blocks import flag
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.algorithms.tree import Binomial
-from pgasdl.plans.algorithms.trees import TreeView
+from pgasdl.plans.algorithms.shapes import Binomial
+from pgasdl.plans.algorithms.trees import TreeView, numbering
 from pgasdl.plans.plan import Flush, Plan, PlanSpec, Put, Span, Step, Wait
 
 
@@ -56,12 +56,12 @@ def build(
 ) -> Plan:
     """Return rank's plan of the broadcast that this module describes."""
     view = RankView("multi-stage", rank, size, count, kind, wire)
-    view.require_root(root)
+    ranks = numbering(view, root)
     view.require("stages", stages, 1)
     view.require("ahead", ahead, 0)
     if view.idle:
         return view.plan()
-    tree = TreeView(view, Binomial(size), root, stages)
+    tree = TreeView(view, Binomial(size), ranks, stages)
     n = len(tree.chunks)
     lanes = [stage(tree, k, n, ahead or n) for k in range(n)]
     return view.plan(lanes, (tree.degree + 1) * n)

@@ -5,7 +5,9 @@ Paper
     to higher ranks. One plan per layer: one layer's way up overlaps another's way down.
 
 Steps on node v = (rank - root) mod P: those of ``trees``, by default in one chunk; the children of
-v are v + 1, v + 2, v + 4, ... up to v's lowest set bit, its parent is v without that bit.
+v are v + 1, v + 2, v + 4, ... up to v's lowest set bit, its parent is v without that bit. With
+``group_size`` = q > 0 each q neighbours, the ranks of a machine, have such a tree, and so have
+their heads: S goes across N - 1 times, whatever q and the root are.
 
 Cost
     reduce, broadcast   ceil(log2 P) latencies, S per link; S-Caffe's equation (2)
@@ -22,43 +24,11 @@ Example: P = 3, root 0: rank 0 has the children 1 and 2. 40 elements, slots of 4
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from pgasdl.plans.algorithms.hierarchy import suits, tuned
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.algorithms.trees import TREE_KINDS, tree_plan
-from pgasdl.plans.plan import ROOTED, Case, Plan, PlanSpec
-
-
-def children(node: int, size: int) -> list[int]:
-    """List the children of ``node``, numbered from the root, nearest first.
-
-    >>> children(0, 6), children(2, 6), children(4, 6)
-    ([1, 2, 4], [3], [5])
-    """
-    lowest = node & -node if node else size
-    reach = [1 << level for level in range(size.bit_length())]
-    return [node + step for step in reach if step < lowest and node + step < size]
-
-
-@dataclass(frozen=True, slots=True)
-class Binomial:
-    """A binomial tree. A child's place is the logarithm of its distance."""
-
-    size: int
-
-    @property
-    def degree(self) -> int:
-        """Return the number of places: the root has a child at every power of two."""
-        return (self.size - 1).bit_length()
-
-    def parent(self, node: int) -> tuple[int, int]:
-        """Return the node without its lowest bit."""
-        distance = node & -node
-        return node - distance, distance.bit_length() - 1
-
-    def children(self, node: int) -> list[tuple[int, int]]:
-        """Return the children, nearest first."""
-        return list(enumerate(children(node, self.size)))
+from pgasdl.plans.algorithms.shapes import Binomial, TwoLevel
+from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
+from pgasdl.plans.plan import Plan, PlanSpec
 
 
 def build(
@@ -69,14 +39,15 @@ def build(
     kind: str = "average",
     wire: bool = False,
     root: int = 0,
+    group_size: int = 0,
     chunks: int = 1,
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes."""
-    return tree_plan(RankView("tree", rank, size, count, kind, wire), Binomial(size), root, chunks)
-
-
-def _suits(case: Case) -> bool:
-    return case.kind in ROOTED
+    view = RankView("tree", rank, size, count, kind, wire)
+    view.require("group_size", group_size, 0)
+    ranks = numbering(view, root, group_size)
+    shape = TwoLevel(ranks, Binomial, Binomial) if group_size else Binomial(size)
+    return tree_plan(view, shape, ranks, chunks)
 
 
 SPEC = PlanSpec(
@@ -84,8 +55,9 @@ SPEC = PlanSpec(
     build,
     "binomial tree up and down: 2 ceil(log2 P) latencies, S per link, inbox of ceil(log2 P) S",
     kinds=TREE_KINDS,
-    suits=_suits,
-    options=("root", "chunks"),
+    suits=suits("tree"),
+    options=("root", "group_size", "chunks"),
+    tuned=tuned("tree"),
     shares=True,
     by_element=True,
 )

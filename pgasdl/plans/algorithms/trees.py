@@ -1,7 +1,7 @@
 """Up and down a tree in chunks: the common part of chains, binomial, k-ary and two-level trees.
 
-Each kind of tree has a file, which says which node is whose child. Nodes are numbered from the
-root: node = (rank - root) mod P. A child's place is the number of its slot at the parent.
+Each plan has a file; ``shapes`` says which node is whose child, and numbers the ranks: node 0 is
+the root. A child's place is the number of its slot at the parent.
 
 Steps on a node, for each of the n chunks of ``data`` in order
     up      1. Wait for the chunk from all children; one Reduce over own chunk and theirs, by place.
@@ -41,29 +41,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from pgasdl.plans.algorithms.blocks import chunks_of, flag, flushed, padded
 from pgasdl.plans.algorithms.rank_view import RankView
+from pgasdl.plans.algorithms.shapes import Groups, Shape
 from pgasdl.plans.plan import Plan, Put, Reduce, Span, Step, Wait
 
 TREE_KINDS = ("average", "sum", "update", "reduce", "broadcast")
-# S-Caffe section 5: chains are best from so many bytes on, and up to so many ranks.
-CHAIN_BYTES, CHAIN_RANKS = 8 << 20, 8
-
-
-class Shape(Protocol):
-    """A tree: the children and the parent of each node. Node 0 is the root."""
-
-    @property
-    def degree(self) -> int:
-        """Return the number of places at every node."""
-
-    def parent(self, node: int) -> tuple[int, int]:
-        """Return the parent of a node other than 0, and the node's place there."""
-
-    def children(self, node: int) -> list[tuple[int, int]]:
-        """Return ``(place, child)`` of a node's children, by place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +58,30 @@ class Link:
     place: int
 
 
-def tree_plan(view: RankView, shape: Shape, root: int, chunks: int) -> Plan:
+def numbering(view: RankView, root: int, group_size: int = 0) -> Groups:
+    """Return the numbering of ranks from the root; 0: they are one group."""
+    return Groups(view.size, group_size or view.size, view.require_root(root))
+
+
+def tree_plan(view: RankView, shape: Shape, ranks: Groups, chunks: int) -> Plan:
     """Return the plan of one rank in a tree of this shape; 0 chunks: as many as fit."""
-    view.require_root(root)
     view.require("chunks", chunks, 0)
-    return view.plan() if view.idle else TreeView(view, shape, root, chunks).plan()
+    return view.plan() if view.idle else TreeView(view, shape, ranks, chunks).plan()
 
 
 class TreeView:
     """One rank's neighbours in a tree, and its steps."""
 
-    def __init__(self, view: RankView, shape: Shape, root: int, chunks: int) -> None:
+    def __init__(self, view: RankView, shape: Shape, ranks: Groups, chunks: int) -> None:
         self.view = view
         self.degree = shape.degree
         self.chunks = chunks_of(view.count, chunks)
-        node = (view.rank - root) % view.size
-        self.children = [
-            Link((child + root) % view.size, place) for place, child in shape.children(node)
-        ]
+        node = ranks.node(view.rank)
+        self.children = [Link(ranks.rank(child), place) for place, child in shape.children(node)]
         self.parent: Link | None = None
         if node:
             parent, place = shape.parent(node)
-            self.parent = Link((parent + root) % view.size, place)
+            self.parent = Link(ranks.rank(parent), place)
         self.slot = padded(view.count)
         n = len(self.chunks)
         self.first_down = self.degree * (1 if view.kind == "broadcast" else n)

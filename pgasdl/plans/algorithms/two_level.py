@@ -5,11 +5,13 @@ Paper
     buffers, a binomial tree for many ranks. So ranks are cut in chains of ``chain_size`` (8, the
     paper's ideal); the heads form a chain (chain-chain, CC: to 64 ranks) or a binomial tree
     (chain-binomial, CB: beyond). In the paper a reduce; here also an exchange and a broadcast.
+    ``hierarchy`` says which one is taken where nobody names a plan.
 
-Steps on node v = (rank - root) mod P: those of ``trees``. With q = chain_size, v's child at place 0
-is v + 1, in its chain. A head (v mod q = 0) has children at places from 1 on: the next head v + q;
-or, as head number j = v / q, those of node j in a binomial tree of all heads. The paper reduces the
-lower level before the upper one begins; here chunks flow through both without a stop between them.
+Steps: those of ``trees``. With q = chain_size, ranks j q .. j q + q - 1 are a chain, with the first
+of them, or the root, as its head; a node's child at place 0 is the next one of its chain. A head
+has children at places from 1 on: the next head; or those of its number in a binomial tree of all
+heads, counted from the root's. The paper reduces the lower level before the upper one begins; here
+chunks flow through both without a stop between them.
 
 Cost, in n chunks, with m = ceil(P / q) heads
     chain-chain     reduce (n + q + m - 3) t(S/n) at most; a head takes two chunks per step
@@ -30,49 +32,16 @@ chain-binomial: 0 has the children 1, 2 and 4 (slots 0, 1 and 2), 2 has 3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
-from pgasdl.plans.algorithms.chain import Chain
+from pgasdl.plans.algorithms.hierarchy import suits, tuned
 from pgasdl.plans.algorithms.rank_view import RankView
-from pgasdl.plans.algorithms.tree import Binomial
-from pgasdl.plans.algorithms.trees import CHAIN_BYTES, CHAIN_RANKS, TREE_KINDS, Shape, tree_plan
-from pgasdl.plans.plan import ROOTED, Case, Plan, PlanSpec
+from pgasdl.plans.algorithms.shapes import Binomial, Chain, TwoLevel
+from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
+from pgasdl.plans.plan import Plan, PlanSpec
 
 # S-Caffe: the benefit of longer chains decreases beyond this.
 CHAIN_SIZE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class TwoLevel:
-    """Chains below, and the tree ``upper`` of their heads."""
-
-    size: int
-    chain_size: int
-    upper: Shape
-
-    @property
-    def degree(self) -> int:
-        """Return the number of places: 0 is for the chain, the others for the upper level."""
-        return 1 + self.upper.degree
-
-    def parent(self, node: int) -> tuple[int, int]:
-        """Return the node before in the chain, or the head above."""
-        head, place = divmod(node, self.chain_size)
-        if place:
-            return node - 1, 0
-        above, place = self.upper.parent(head)
-        return above * self.chain_size, 1 + place
-
-    def children(self, node: int) -> list[tuple[int, int]]:
-        """Return the node behind in the chain, and the heads below."""
-        head, place = divmod(node, self.chain_size)
-        behind = node + 1
-        below = [(0, behind)] if behind < self.size and behind % self.chain_size else []
-        if place == 0:
-            heads = self.upper.children(head)
-            below += [(1 + place, child * self.chain_size) for place, child in heads]
-        return below
 
 
 def build(
@@ -90,14 +59,9 @@ def build(
     """Return rank's plan of the exchange that this module describes."""
     view = RankView(f"chain-{upper}", rank, size, count, kind, wire)
     view.require("chain_size", chain_size, 1)
-    heads = -(-size // chain_size)
-    over: Shape = Chain(heads) if upper == "chain" else Binomial(heads)
-    return tree_plan(view, TwoLevel(size, chain_size, over), root, chunks)
-
-
-def _suits(case: Case) -> bool:
-    many = case.members.size > CHAIN_RANKS
-    return case.kind in ROOTED and many and case.nbytes >= CHAIN_BYTES
+    ranks = numbering(view, root, chain_size)
+    shape = TwoLevel(ranks, Chain, Chain if upper == "chain" else Binomial)
+    return tree_plan(view, shape, ranks, chunks)
 
 
 CHAIN_CHAIN = PlanSpec(
@@ -105,8 +69,9 @@ CHAIN_CHAIN = PlanSpec(
     partial(build, upper="chain"),
     "chunked chains of chain_size ranks, their heads in a chain: S per link, to some 64 ranks",
     kinds=TREE_KINDS,
+    suits=suits("chain-chain"),
     options=("root", "chain_size", "chunks"),
-    node_option="chain_size",
+    tuned=tuned("chain-chain"),
     shares=True,
     by_element=True,
 )
@@ -115,9 +80,9 @@ CHAIN_BINOMIAL = PlanSpec(
     partial(build, upper="binomial"),
     "chunked chains of chain_size ranks, their heads in a binomial tree: for many ranks",
     kinds=TREE_KINDS,
-    suits=_suits,
+    suits=suits("chain-binomial"),
     options=("root", "chain_size", "chunks"),
-    node_option="chain_size",
+    tuned=tuned("chain-binomial"),
     shares=True,
     by_element=True,
 )

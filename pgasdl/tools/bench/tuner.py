@@ -55,18 +55,17 @@ def choices_here(context: Context) -> list[Choice]:
     """List every plan that exchanges gradients here, in segments."""
     found = []
     members = context.world.members
-    nodes = members.several_nodes
+    case = Case(members, "average", 0, in_segments=True)
     for name, spec in PLANS.items():
-        if not able(name, Case(members, "average", 0, in_segments=True)):
+        if not able(name, case):
             continue
-        by_node = spec.node_option in spec.options_of(members, 1)  # it has the nodes anyhow
-        if by_node and not nodes:
-            continue
+        if "group_size" in spec.options_of(members, 1) and not members.several_nodes:
+            continue  # without nodes it is gdraa
         found.append(Choice(name))
         if "chunks" in spec.options:
             found += [Choice(name, (("chunks", chunks),)) for chunks in CHUNKS]
-        if nodes and spec.node_option and not by_node:
-            found.append(Choice(name, ((spec.node_option, members.node_size),)))
+        if tuned := spec.tuned(case):
+            found.append(Choice(name, tuple(tuned.items())))
     return found
 
 
