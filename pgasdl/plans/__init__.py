@@ -25,10 +25,9 @@ from pgasdl.plans.plan import (
     Wait,
     always,
     describe,
-    validate_all,
-    validate_phases,
 )
 from pgasdl.plans.registry import PLANS, build, build_all, build_phases, register, spec_of
+from pgasdl.plans.validation import validate, validate_all, validate_phases
 
 __all__ = [
     "EXCHANGES",
@@ -54,6 +53,7 @@ __all__ = [
     "describe",
     "register",
     "spec_of",
+    "validate",
     "validate_all",
     "validate_phases",
 ]

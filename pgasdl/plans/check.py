@@ -24,7 +24,8 @@ from pgasdl.plans import build_phases
 from pgasdl.plans.checker.findings import Finding
 from pgasdl.plans.checker.happens_before import happens_before
 from pgasdl.plans.checker.symbolic_run import symbolic_run
-from pgasdl.plans.plan import KINDS, Plan, validate_phases
+from pgasdl.plans.plan import KINDS, Plan
+from pgasdl.plans.validation import validate_phases
 
 __all__ = ["Finding", "assert_ok", "check"]
 

@@ -21,6 +21,7 @@ from pgasdl.plans.algorithms import (
     two_level,
 )
 from pgasdl.plans.plan import EXCHANGES, KINDS, PLACES, Plan, PlanSpec
+from pgasdl.plans.validation import validate
 
 # In this order they are asked whether they suit, where nobody names a plan.
 PLANS: dict[str, PlanSpec] = {
@@ -134,7 +135,7 @@ def build(
     if not 0 <= options.get("phase", 0) < spec.phases:
         raise PlanError(f"plan {name}: phase {options['phase']} is not one of {spec.phases}")
     plan = spec.build(rank, size, count, kind=kind, wire=wire, **options)
-    plan.validate()
+    validate(plan)
     return plan
 
 

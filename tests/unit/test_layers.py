@@ -126,6 +126,7 @@ ROOMS = (
     ("config", "buffers", "footprint"),
     ("topology",),
     ("plans.plan",),
+    ("plans.validation",),
     ("plans.algorithms",),
     ("plans.registry", "plans.cost"),
     ("plans",),
