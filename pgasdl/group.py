@@ -70,7 +70,7 @@ class Group:
 
     @cached_property
     def node_size(self) -> int:
-        """Ranks of a node, for plans that know nodes: neighbours that share a machine."""
+        """Ranks of a node, for plans that know nodes; plans number those of a machine in a row."""
         return self.topology.node_size(self.ranks)
 
     @cached_property
@@ -85,6 +85,7 @@ class Group:
             topology.registers(ranks),
             topology.oversubscribed,
             topology.supernode_size(ranks),
+            topology.order(ranks),
         )
 
     @cached_property

@@ -115,9 +115,18 @@ class Topology:
         """Whether some of ``ranks`` are sent to only from memory of segments."""
         return any(TRANSPORTS[self.routes.names[rank]].registers for rank in ranks)
 
+    def machines(self, ranks: Sequence[int]) -> list[object]:
+        """Return the machine of each of ``ranks``."""
+        return [self.hosts[rank] for rank in ranks]
+
+    def order(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the places of ``ranks`` by machine, as :func:`by_machine` orders them."""
+        return by_machine(self.machines(ranks))
+
     def node_size(self, ranks: Sequence[int]) -> int:
-        """Return the ranks of a node: neighbours among ``ranks`` that share a machine."""
-        return node_size([self.hosts[rank] for rank in ranks])
+        """Return the ranks of a node: neighbours in :meth:`order` that share a machine."""
+        machines = self.machines(ranks)
+        return node_size([machines[place] for place in self.order(ranks) or range(len(machines))])
 
     def supernode_size(self, ranks: Sequence[int]) -> int:
         """Return the ranks of a supernode: neighbours among ``ranks`` under one switch."""
@@ -133,3 +142,14 @@ def node_size(hosts: Sequence[object]) -> int:
     size = hosts.count(hosts[0])
     regular = all(host == hosts[rank - rank % size] for rank, host in enumerate(hosts))
     return size if regular else 1
+
+
+def by_machine(machines: Sequence[object]) -> tuple[int, ...]:
+    """Order places so that those of a machine are neighbours; (): they are already.
+
+    >>> by_machine("ABAB"), by_machine("ABCAB"), by_machine("AABB")
+    ((0, 2, 1, 3), (0, 3, 1, 4, 2), ())
+    """
+    first = {machine: place for place, machine in reversed(list(enumerate(machines)))}
+    order = tuple(sorted(range(len(machines)), key=lambda place: first[machines[place]]))
+    return () if order == tuple(range(len(machines))) else order

@@ -264,7 +264,9 @@ class GroupAllreduce:
             piece = self._state.gpu_piece // request.place.memory.dtype.itemsize
             pieces = pieces_of(spec_of(name), kind, count, piece)
         for each in (pieces, (count,)):
-            plan = build_array(name, self.group.rank, self.group.size, each, kind=kind, **options)
+            plan = build_array(
+                name, self.group.rank, self.group.members, each, kind=kind, **options
+            )
             needed = plan.first.notifications
             if needed <= self.REGION:
                 return plan

@@ -112,7 +112,7 @@ class Collective:
             piece = self._state.gpu_piece // memory.dtype.itemsize
             pieces = pieces_of(spec_of(plan), self.kind, memory.count, piece)
         chosen = {**here, **options}
-        return build_array(plan, group.rank, group.size, pieces, kind=self.kind, **chosen)
+        return build_array(plan, group.rank, group.members, pieces, kind=self.kind, **chosen)
 
     def _make(self, steps: Steps, plan: str | None, options: dict[str, int]) -> None:
         state, group, memory = self._state, self.group, self._memory

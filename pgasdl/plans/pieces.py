@@ -18,6 +18,7 @@ from pgasdl.plans.plan import (
     EXCHANGES,
     ROOTED,
     Call,
+    Members,
     Plan,
     PlanSpec,
     Put,
@@ -77,9 +78,17 @@ class ArrayPlan:
 
 
 def build_array(
-    name: str, rank: int, size: int, pieces: Sequence[int], **options: Any
+    name: str,
+    rank: int,
+    members: Members,
+    pieces: Sequence[int],
+    *,
+    kind: str = "average",
+    **options: Any,
 ) -> ArrayPlan:
-    """Build one rank's plan of an array, in every phase.
+    """Build one rank's plan of an array, in every phase, numbered as ``members`` are ordered.
+
+    Kinds that give each rank a block of its own keep the order of ranks.
 
     Parameters
     ----------
@@ -88,14 +97,43 @@ def build_array(
     **options
         As of :func:`pgasdl.plans.build`, the same for every piece.
     """
+    order = members.order if kind in _KINDS else ()
+    if order:
+        rank = order.index(rank)
+        if options.get("root") in order:
+            options["root"] = order.index(options["root"])
     number = spec_of(name).phases
     each: list[dict[str, Any]] = [{"phase": phase} for phase in range(number)]
     phases = each if number > 1 else [{}]
     built = [
-        [build(name, rank, size, count, **options, **phase) for count in pieces] for phase in phases
+        [build(name, rank, members.size, count, kind=kind, **options, **phase) for count in pieces]
+        for phase in phases
     ]
     lanes = tuple(tuple(len(plan.lanes) for plan in plans) for plans in built)
-    return ArrayPlan(tuple(map(join, built)), tuple(pieces), lanes)
+    joined = [renumbered(join(plans), order) for plans in built]
+    return ArrayPlan(tuple(joined), tuple(pieces), lanes)
+
+
+def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
+    """Return the plan with rank ``order[r]`` wherever it says r; (): as it is."""
+    if not order:
+        return plan
+
+    def span(of: Span) -> Span:
+        return of if of.rank is None else replace(of, rank=order[of.rank])
+
+    def step(of: Step) -> Step:
+        match of:
+            case Put(peer=peer):
+                return replace(of, peer=order[peer])
+            case Wait(peer=peer):
+                return of if peer is None else replace(of, peer=order[peer])
+            case Reduce(dsts, srcs):
+                return replace(of, dsts=tuple(map(span, dsts)), srcs=tuple(map(span, srcs)))
+        return of
+
+    lanes = tuple(tuple(map(step, lane)) for lane in plan.lanes)
+    return replace(plan, rank=order[plan.rank], lanes=lanes)
 
 
 def join(plans: Sequence[Plan]) -> Plan:

@@ -173,6 +173,9 @@ class Members:
         Some node has more ranks than cores.
     supernode_size : int, default 1
         Ranks under one switch, neighbours in the order of ranks; 1: it was not told.
+    order : tuple[int, ...], default ()
+        Ranks in the order in which plans number them, so that those of a node are neighbours; ():
+        they are.
     """
 
     size: int
@@ -182,6 +185,7 @@ class Members:
     registers: bool = False
     oversubscribed: bool = False
     supernode_size: int = 1
+    order: tuple[int, ...] = ()
 
     @property
     def several_nodes(self) -> bool:

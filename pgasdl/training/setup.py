@@ -118,7 +118,7 @@ class Setup:
                 chosen["wire"] = wire
                 pieces = self.pieces(choice.plan, bucket)
                 plan = build_array(
-                    choice.plan, group.rank, group.size, pieces, kind=self.kind, **chosen
+                    choice.plan, group.rank, group.members, pieces, kind=self.kind, **chosen
                 )
                 found.append(Part(bucket, plan))
         return found

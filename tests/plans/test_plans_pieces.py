@@ -9,9 +9,10 @@ from plan_tools import VARIANTS, Variant
 from tiers import full
 
 from pgasdl.errors import PlanError
-from pgasdl.plans import PLANS, Plan, Reduce, Span, build
+from pgasdl.plans import PLANS, Members, Plan, Reduce, Span, build
 from pgasdl.plans.check import check
 from pgasdl.plans.pieces import MOST_PIECES, build_array, join, pieces_of
+from pgasdl.plans.plan import EXCHANGES, ROOTED
 
 COUNT, PIECE = 300, 128
 IN_PIECES = [
@@ -21,14 +22,14 @@ IN_PIECES = [
 ]
 
 
-def plans_of(variant: Variant, size: int) -> list[Plan]:
+def plans_of(variant: Variant, size: int, order: tuple[int, ...] = ()) -> list[Plan]:
     """The plans of all ranks, in pieces."""
     pieces = pieces_of(PLANS[variant.name], variant.kind, COUNT, PIECE)
     return [
         build_array(
             variant.name,
             rank,
-            size,
+            Members(size, order=order),
             pieces,
             kind=variant.kind,
             wire=variant.wire,
@@ -42,6 +43,16 @@ def plans_of(variant: Variant, size: int) -> list[Plan]:
 @pytest.mark.parametrize("size", full([3, 1, 2, 5, 8], quick=2))
 def test_every_plan_in_pieces_is_right(variant: Variant, size: int) -> None:
     assert variant.check(plans_of(variant, size), size) == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_every_plan_is_right_in_another_order_of_ranks(variant: Variant) -> None:
+    """As where ranks go round-robin over nodes; a root stays who it is."""
+    order = (0, 3, 1, 4, 2)
+    assert variant.check(plans_of(variant, 5, order), 5) == []
+    exchanged = variant.kind in (*EXCHANGES, *ROOTED)
+    first, plain = (plans_of(variant, 5, each)[1] for each in (order, ()))
+    assert first.rank == plain.rank == 1 and (first == plain) is not exchanged
 
 
 def test_the_check_finds_pieces_in_each_others_place() -> None:
@@ -76,7 +87,7 @@ def test_pieces_are_the_array_and_few() -> None:
 
 
 def test_lanes_of_each_piece() -> None:
-    built = build_array("tree", 1, 3, (200, 100), kind="sum", chunks=2)
+    built = build_array("tree", 1, Members(3), (200, 100), kind="sum", chunks=2)
     plan, (lanes,) = built.first, built.lanes
     whole = [build("tree", 1, 3, count, kind="sum", chunks=2) for count in (200, 100)]
     assert lanes == tuple(len(each.lanes) for each in whole)

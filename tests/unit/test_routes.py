@@ -7,7 +7,7 @@ import pytest
 from pgasdl import _native
 from pgasdl.errors import MismatchError, UnavailableError
 from pgasdl.runtime.routes import RankInfo, decide, require_one_selection
-from pgasdl.topology import node_size
+from pgasdl.topology import by_machine, node_size
 from pgasdl.transports import TRANSPORTS
 
 
@@ -53,6 +53,15 @@ def test_refusals_name_rank_and_reason() -> None:
 )
 def test_a_node_is_as_large_as_the_first_if_all_are_regular(hosts: str, size: int) -> None:
     assert node_size(hosts) == size
+
+
+@pytest.mark.parametrize(
+    ("hosts", "found"),
+    [("AB", "AB"), ("ABAB", "AABB"), ("ABCABCA", "AAABBCC"), ("BAAB", "BBAA"), ("", "")],
+)
+def test_places_of_a_machine_become_neighbours(hosts: str, found: str) -> None:
+    order = by_machine(hosts)
+    assert "".join(hosts[place] for place in order) == ("" if hosts == found else found)
 
 
 def test_what_ranks_tell_travels_as_words() -> None:

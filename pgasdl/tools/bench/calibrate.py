@@ -105,9 +105,10 @@ def calibrate(procedure: Procedure) -> Calibration:
         name = "across nodes" if node == 1 and size > 1 else "one node"
         world = _Members(name, context.world, size, context.mapped)
         return Calibration(_class(world, procedure), None, max(1, node), context.mapped)
-    here = context.rank // node
-    mine = context.group(range(here * node, min(size, (here + 1) * node)))
-    heads = range(0, size, node)
+    ranks = context.world.members.order or tuple(range(size))
+    begin = ranks.index(context.rank) // node * node
+    mine = context.group(ranks[begin : begin + node])
+    heads = ranks[::node]
     across = context.group(heads) if context.rank in heads else None
     near = _class(_Members("inside nodes", mine, node, mine.mapped), procedure)
     far = _class(_Members("across nodes", across, len(heads), mapped=False), procedure)
