@@ -121,7 +121,7 @@ class GroupAllreduce:
                 group,
                 kind,
                 memory.nbytes,
-                in_place=place.reached,
+                in_place=place.chosen_in_place(group.members, kind),
                 readable=place.readable and not place.homes,
                 shares=True,
             )

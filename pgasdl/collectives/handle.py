@@ -179,7 +179,8 @@ class Collective:
     def _select(self, place: Place) -> Choice:
         """Choose the plan."""
         policy, nbytes = self._state.policy, place.memory.nbytes
-        where = {"in_place": place.reached, "readable": place.readable}
+        in_place = place.chosen_in_place(self.group.members, self.kind)
+        where = {"in_place": in_place, "readable": place.readable}
         return select(policy, self.group, self.kind, nbytes, **where)
 
     def run(self, *, timeout: float | None = None, stream: object = None) -> None:
