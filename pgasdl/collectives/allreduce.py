@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from pgasdl import _native
 from pgasdl.collectives.group_allreduce import GroupAllreduce
 from pgasdl.collectives.operators import checked, kind_of, reduction_of
+from pgasdl.collectives.pairwise import PairwiseCalls
 from pgasdl.collectives.remote_read import agree_on_reading
 from pgasdl.collectives.state import CollectiveState, Steps
 from pgasdl.device.streams import stream_handle
@@ -74,6 +75,16 @@ class Allreduces:
             limit = max(0.0, deadline - time.monotonic())
         made.run(array, memory, op, plan, limit, handle)
 
+    def begin_pairwise(self, group: Group, timeout: float) -> PairwiseCalls:
+        """Make the workspace of a group that makes pairwise collectives, too. Collective.
+
+        No call of ``ctx.allreduce`` made one before. After a Timeout the same call continues.
+        """
+        made = GroupAllreduce(self._state, group, with_pairwise=True)
+        pairwise = self._begin(made, "the first collective of a process group", timeout).pairwise
+        assert pairwise is not None
+        return pairwise
+
     def _begin(self, made: GroupAllreduce, call: str, limit: float) -> GroupAllreduce:
         """Make a group's workspace, in its first call. Collective."""
         group = made.group
@@ -110,7 +121,7 @@ class Allreduces:
     def clear(self) -> None:
         """Give up all executions and their memory: the context is closed."""
         for made in self._groups.values():
-            made.calls.forget()
+            made.close()
         self._groups.clear()
 
     @property

@@ -1,6 +1,8 @@
 """The calls of ``ctx.allreduce`` in one group: which executions make a call, and their memory.
 
-How far a call is, and whether one was interrupted, the core knows: native/python/allreduce_calls.
+Pairwise collectives, if the group makes any, share their workspace and their numbers: a rank that
+makes one is told of a rank that makes the other. How far a call is, and whether one was
+interrupted, the core knows: native/python/allreduce_calls.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pgasdl._native import BufferAccess
 from pgasdl.buffers import Memory, aligned, memory_of
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for
 from pgasdl.collectives.operators import kind_of, reduction_of
+from pgasdl.collectives.pairwise import PairwiseCalls, notifications
 from pgasdl.collectives.placement import Place, place_of_call
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.selection import automatic, select, works_anywhere
@@ -74,14 +77,23 @@ class GroupAllreduce:
     regions, so it notices at once a rank that executes something else under the same number.
 
     The notifications are those of the workspace on the host, whatever a plan works on.
+
+    Attributes
+    ----------
+    pairwise : PairwiseCalls or None
+        The pairwise collectives, if the group makes any.
     """
 
     REGION = 1 << 12
     REGIONS = 16
     MOST_BOUND = 1024  # with some 7 KB for two ranks, 27 KB for four
 
-    def __init__(self, state: CollectiveState, group: Group) -> None:
+    def __init__(
+        self, state: CollectiveState, group: Group, *, with_pairwise: bool = False
+    ) -> None:
         self.group = group
+        self.pairwise: PairwiseCalls | None = None
+        self._with_pairwise = with_pairwise
         self._state = state
         self._workspaces: dict[int | None, Workspace] = {}
         # By the ids of the pool's segments; of none: of arrays anywhere.
@@ -96,12 +108,16 @@ class GroupAllreduce:
 
     def begin(self, timeout: float) -> Self:
         """Make the workspace on the host. Collective."""
-        flags = self.REGION * self.REGIONS
-        segments, group = self._state.segments, self.group
-        on_host = Workspace(segments, group, None, flags + group.size, timeout)
+        segments, group, too = self._state.segments, self.group, self._with_pairwise
+        first = self.REGION * self.REGIONS
+        flags = first + (notifications(group) if too else 0)
+        on_host = Workspace(segments, group, None, flags + group.size, timeout, with_pairwise=too)
         self._workspaces[None] = on_host
-        self._numbers = _native.Numbering(on_host.segment, 0, flags, exclusive=True)
-        self.calls = _native.AllreduceCalls(self._numbers)
+        self._numbers = numbers = _native.Numbering(on_host.segment, 0, flags, exclusive=True)
+        self.calls = _native.AllreduceCalls(numbers)
+        if too:
+            inbox = on_host.pairwise_inbox
+            self.pairwise = PairwiseCalls(group, on_host.segment, inbox, numbers, first)
         return self
 
     def request(self, memory: Memory, op: str, plan: str | None) -> AllreduceRequest:
@@ -352,12 +368,14 @@ class GroupAllreduce:
                 self._bound.pop(key, None)
 
     def close(self) -> None:
-        """Give up the executions and, if none is under way, the workspaces: else peers write."""
-        under_way = self._numbers.under_way
+        """Give up the executions and, unless peers may still write there, the workspaces."""
+        broken = self._numbers.under_way or self._numbers.failed
+        if self.pairwise is not None:
+            self.pairwise.close()
         self.calls.forget()
         self._bound.clear()
         self._directories.clear()
-        if not under_way:
+        if self.group.mapped or not broken:
             for workspace in self._workspaces.values():
                 workspace.segment.close()
 
@@ -368,11 +386,14 @@ class GroupAllreduce:
 
     def describe(self) -> str:
         """One line."""
-        plans = ", ".join(self._regions) or "none"
+        n_bound, plans = len(self._bound), list(self._regions)
+        if self.pairwise is not None:
+            n_bound += self.pairwise.n_bound
+            plans.append("pairwise")
         read = self.group.unreadable
         elsewhere = f"peers cannot read them ({read})" if read else "peers can read them"
         return (
             f"allreduce in {self.group}: {self.calls.number} executions, "
-            f"{len(self._bound)} signatures, plans {plans}; "
+            f"{n_bound} signatures, plans {', '.join(plans) or 'none'}; "
             f"workspace {self.workspace_bytes} bytes; arrays outside segments: {elsewhere}"
         )

@@ -1,7 +1,8 @@
 """Pairwise collectives: blocks for each other in arrays that lie anywhere, of any length.
 
-One inbox and one set of notifications serve them all, one after the other. A collective is cut into
-executions of :data:`MOST` pieces at most, so that no plan is long, whatever the arrays are.
+One inbox and one set of notifications serve them all, one after the other, in the workspace of the
+group's allreduces. A collective is cut into executions of :data:`MOST` pieces at most, so that no
+plan is long, whatever the arrays are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pgasdl.group import Group
 from pgasdl.plans.algorithms import pairwise
 from pgasdl.plans.algorithms.pairwise import Blocks
 from pgasdl.plans.pieces import ArrayPlan
-from pgasdl.segment import SegmentTable
+from pgasdl.segment import Segment
 
 # Pieces of a block in one execution.
 MOST = 32
@@ -53,18 +54,48 @@ class Pairs:
     reduction: str = "sum"
 
 
-class PairwiseCalls:
-    """The pairwise collectives of a group. Making it is collective."""
+def _piece_bytes(group: Group) -> int:
+    piece = _ALL // max(1, group.size - 1) // _LEAST * _LEAST
+    return min(_PIECE, max(_LEAST, piece))
 
-    def __init__(self, group: Group, segments: SegmentTable, timeout: float) -> None:
-        self._group = group
-        piece = _ALL // max(1, group.size - 1) // _LEAST * _LEAST
-        self._piece = min(_PIECE, max(_LEAST, piece))
-        nbytes = pairwise.inbox_pieces(group.size, group.mapped) * self._piece
-        flags = pairwise.notifications(group.size, MOST)
-        self._segment = segments.make(group, nbytes, flags + group.size, timeout, None)
-        self._numbers = _native.Numbering(self._segment, 0, flags, exclusive=True)
+
+def inbox_bytes(group: Group) -> int:
+    """Return the length of the inbox."""
+    return pairwise.inbox_pieces(group.size, group.mapped) * _piece_bytes(group)
+
+
+def notifications(group: Group) -> int:
+    """Return the number of notifications."""
+    return pairwise.notifications(group.size, MOST)
+
+
+class PairwiseCalls:
+    """The pairwise collectives of a group.
+
+    Parameters
+    ----------
+    segment : Segment
+        Where the inbox is.
+    inbox : int
+        Where it begins.
+    numbers : Numbering
+        Numbers the group's executions.
+    first : int
+        Where the notifications begin.
+    """
+
+    def __init__(
+        self, group: Group, segment: Segment, inbox: int, numbers: _native.Numbering, first: int
+    ) -> None:
+        self._group, self._segment, self._inbox = group, segment, inbox
+        self._numbers, self._first = numbers, first
+        self._piece = _piece_bytes(group)
         self._bound: dict[tuple[Any, ...], _native.Execution] = {}
+
+    @property
+    def n_bound(self) -> int:
+        """Executions that are bound."""
+        return len(self._bound)
 
     def parts(self, pairs: Pairs) -> Iterator[tuple[_native.Execution, list[int]]]:
         """Yield what makes the collective, part by part: ``execution.run_at(owner, addresses)``."""
@@ -102,8 +133,8 @@ class PairwiseCalls:
         # Every call names the places of the arrays.
         anywhere = _native.local_memory(group.context, self._segment.address, longest * item)
         places = {name: PlanBuffer(anywhere, 0, pairs.dtype) for name in plan.buffers}
-        places["inbox"] = PlanBuffer(self._segment, 0, pairs.dtype)
-        tags = Tags(self._numbers, 0, str(alike))
+        places["inbox"] = PlanBuffer(self._segment, self._inbox, pairs.dtype)
+        tags = Tags(self._numbers, self._first, str(alike))
         execution = bind(group, array, places, tags, _REBASED, pairs.reduction)
         if len(self._bound) >= _MOST_BOUND:
             for old in list(self._bound)[: _MOST_BOUND // 2]:
@@ -112,10 +143,7 @@ class PairwiseCalls:
         return execution
 
     def close(self) -> None:
-        """Give up the executions and, unless peers may still write there, the memory."""
-        broken = self._numbers.under_way or self._numbers.failed
+        """Give up the executions."""
         for execution in self._bound.values():
             execution.close()
         self._bound.clear()
-        if self._group.mapped or not broken:
-            self._segment.close()

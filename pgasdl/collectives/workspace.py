@@ -1,8 +1,9 @@
-"""The workspace of a group's allreduces: memory for arrays that plans do not work on in place."""
+"""The workspace of a group's calls: memory for arrays that plans do not work on in place."""
 
 from __future__ import annotations
 
 from pgasdl.buffers import ALIGNMENT
+from pgasdl.collectives import pairwise
 from pgasdl.collectives.binding import piece_bytes
 from pgasdl.collectives.selection import works_anywhere
 from pgasdl.group import Group
@@ -22,6 +23,8 @@ class Workspace:
         The GPU that it lies on; None: the host.
     copied : int, default 0
         Bytes of an execution whose array is copied from a GPU and back; 0: of others.
+    with_pairwise : bool, default False
+        The group makes pairwise collectives, too.
 
     Attributes
     ----------
@@ -32,6 +35,8 @@ class Workspace:
         Where the copy begins, and the room for it.
     inbox, inbox_bytes : int
         Where the inbox of all other plans begins, and its length.
+    pairwise_inbox : int
+        Where the inbox of pairwise collectives begins, if there is one.
     entry : int
         Where the rank's entry in the directory begins.
     """
@@ -44,6 +49,8 @@ class Workspace:
         notifications: int,
         timeout: float,
         copied: int = 0,
+        *,
+        with_pairwise: bool = False,
     ) -> None:
         piece = max(piece_bytes(group.topology, device), copied // 4)
         self.inboxes: dict[str, int] = {}
@@ -57,7 +64,8 @@ class Workspace:
         self.inbox_bytes = 4 * piece
         self.copy_bytes = 4 * piece if device is None else 8 * piece
         self.inbox = self.copy + self.copy_bytes
-        self.entry = self.inbox + self.inbox_bytes
+        self.pairwise_inbox = self.inbox + self.inbox_bytes
+        self.entry = self.pairwise_inbox + (pairwise.inbox_bytes(group) if with_pairwise else 0)
         nbytes = self.entry + ALIGNMENT
         self.segment = segments.make(group, nbytes, notifications, timeout, device)
         self.segment.prefault()

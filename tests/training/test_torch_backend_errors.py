@@ -43,6 +43,23 @@ def test_ranks_in_different_collectives_are_told() -> None:
     assert "rank 1 runs a different collective" in told[0]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_ranks_of_which_one_reduces_and_one_does_not_are_told(first: bool) -> None:
+    """At once, also in the first call, which makes the group's memory."""
+
+    def program(group: Any) -> None:
+        t = torch.ones(4)
+        if not first:
+            group.allreduce([t], reduced(ReduceOp.SUM)).wait()
+        with pytest.raises(dist.DistBackendError, match="different collective"):
+            if group.rank() == 0:
+                group.allreduce([t], reduced(ReduceOp.SUM)).wait()
+            else:
+                group.broadcast([t], options(c10d.BroadcastOptions, rootRank=1)).wait()
+
+    run_unequal(program)
+
+
 @pytest.mark.parametrize("count", [4, 1 << 20, 3 << 20])
 def test_ranks_that_reduce_different_lengths_are_told(count: int) -> None:
     """Also where the first pieces are alike."""

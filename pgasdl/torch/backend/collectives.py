@@ -60,7 +60,7 @@ class Collectives:
     def __init__(self, context: Context, group: Group, messages: Messages) -> None:
         self._context, self._group, self._messages = context, group, messages
         self._rank, self._size = group.rank, group.size
-        self._pairwise: PairwiseCalls | None = None  # from the first call on that needs it
+        self._pairwise: PairwiseCalls | None = None  # from the first call on
         self._monitored = 0
         self._stopped: Exception | None = None
 
@@ -264,12 +264,6 @@ class Collectives:
         """End what is under way, and refuse more, with ``error``."""
         self._stopped = error
 
-    def close(self) -> None:
-        """Give up the memory. Idempotent."""
-        if self._pairwise is not None:
-            self._pairwise.close()
-            self._pairwise = None
-
     # --- what they are made of
 
     def _gather_all(
@@ -316,19 +310,24 @@ class Collectives:
 
     def _run(self, pairs: Pairs, owner: object, deadline: float) -> None:
         """Make a pairwise collective; ``owner`` keeps its arrays."""
-        while self._pairwise is None:
-            self._tried(self._begin_pairwise, deadline)
         try:
-            for execution, addresses in self._pairwise.parts(pairs):
+            for execution, addresses in self._begun(deadline).parts(pairs):
                 while not self._tried(partial(_go_on, execution, owner, addresses), deadline):
                     pass
         except MismatchError as error:
             raise MismatchError(f"{pairs.what}: {error}") from error
 
-    def _begin_pairwise(self, left: float) -> None:
-        self._pairwise = PairwiseCalls(self._group, self._context.segments, left)
+    def _begun(self, deadline: float) -> PairwiseCalls:
+        """Return the pairwise collectives, once the memory of all collectives is made."""
+        while self._pairwise is None:
+            self._tried(self._begin, deadline)
+        return self._pairwise
+
+    def _begin(self, left: float) -> None:
+        self._pairwise = self._context._allreduces.begin_pairwise(self._group, left)
 
     def _by_plan(self, tensor: Tensor, reduction: Reduction, deadline: float) -> None:
+        self._begun(deadline)
         op = str(reduction.native)
 
         def reduce(left: float) -> None:

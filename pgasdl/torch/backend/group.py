@@ -503,7 +503,6 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._closed = True
         _open.discard(self)
         self._work_queue.close(self._timeout, self._timeout)
-        self._collectives.close()
         self._messages.close()
         if not self.context.closed:
             self._group.delete()
