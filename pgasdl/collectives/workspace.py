@@ -14,8 +14,8 @@ from pgasdl.segment import SegmentTable
 class Workspace:
     """A segment with inboxes, room for a copy, and the rank's entry in the group's directory.
 
-    Making it is collective. Its pages are touched once, here; a temporary per call would fault in
-    each call.
+    Making it is collective. The first calls that need its pages touch them; those of a temporary
+    would be new in each call.
 
     Parameters
     ----------
@@ -68,4 +68,3 @@ class Workspace:
         self.entry = self.pairwise_inbox + (pairwise.inbox_bytes(group) if with_pairwise else 0)
         nbytes = self.entry + ALIGNMENT
         self.segment = segments.make(group, nbytes, notifications, timeout, device)
-        self.segment.prefault()
