@@ -503,6 +503,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._closed = True
         _open.discard(self)
         self._work_queue.close(self._timeout, self._timeout)
+        self._end_server()
         self._messages.close()
         if not self.context.closed:
             self._group.delete()
@@ -511,7 +512,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def leave(self) -> None:
         """End its threads, after :meth:`refuse`: Python ends."""
         self._work_queue.close(_PATIENCE, self._timeout)
-        if self._server is not None:
+        self._end_server()
+
+    def _end_server(self) -> None:
+        if self._server not in (None, threading.current_thread()):
             self._server.join()
 
     def refuse(self, error: ClosedError) -> None:

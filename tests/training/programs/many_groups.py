@@ -1,0 +1,82 @@
+"""Process groups that are made, used and destroyed leave nothing: ``many_groups.py TIMES``."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import distributed
+
+FIRST = 20  # after so many, what is made once is there
+KIB = 4096  # PyTorch itself keeps some for each group, over gloo, too
+SIZE = re.compile(r"^Size: +(\d+) kB$", re.MULTILINE)
+
+
+def held(context: Any) -> dict[str, Any]:
+    gc.collect()
+    with open("/proc/self/smaps", encoding="ascii") as file:
+        mappings = re.split(r"^(?=[0-9a-f]+-)", file.read(), flags=re.MULTILINE)
+    shared = [each for each in mappings if "/memfd:pgasdl" in each or "/dev/shm" in each]
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "shared mappings": len(shared),
+        "their KiB": sum(int(size) for each in shared for size in SIZE.findall(each)),
+        "footprint": context.footprint(),
+        "lines": context.describe().count("\n"),
+    }
+
+
+def more(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether something is left. Descriptors are closed a while after they were handed over."""
+    same = {**now, "descriptors": 0} == {**before, "descriptors": 0}
+    return not same or now["descriptors"] > before["descriptors"]
+
+
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def use(group: Any, rank: int) -> None:
+    total, whole = torch.ones(1000), torch.zeros(2000)
+    distributed.all_reduce(total, group=group)
+    distributed.all_gather_single(whole, total, group=group)
+    assert (whole == 2).all()
+    if rank == 0:
+        distributed.send(total, 1, group=group)
+    else:
+        distributed.recv(whole[:1000], 0, group=group)
+
+
+def main() -> None:
+    """Make groups, one after the other, and compare what is held."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("pgasdl")
+    rank, context = distributed.get_rank(), distributed.group.WORLD.context
+    use(None, rank)
+    before: dict[str, Any] = {}
+    kib = 0
+    for number in range(int(sys.argv[1])):
+        group = distributed.new_group()
+        use(group, rank)
+        distributed.destroy_process_group(group)
+        if number == FIRST:
+            before, kib = held(context), resident()
+    end = time.monotonic() + 5
+    while more(after := held(context), before) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not more(after, before), (before, after)
+    grown = resident() - kib
+    assert grown < KIB, grown
+    sys.stdout.write(f"rank {rank} left nothing; {grown} KiB more are resident\n")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
