@@ -571,10 +571,7 @@ class Context(_native.ContextCore):
 
     def footprint(self) -> Footprint:
         """Return what this rank holds now: the library's own memory, and connections."""
-        exchanges = sum(server.inbox_bytes for server in self.state.servers)
-        return Footprint(
-            self._own_bytes, exchanges + self._allreduces.workspace_bytes, *self._connections()
-        )
+        return Footprint(self._own_bytes, self.segments.workspace_bytes, *self._connections())
 
     def describe(self) -> str:
         """Describe this context, for a log: ranks, transport, limits, plans and inboxes."""

@@ -15,7 +15,8 @@ class Footprint:
         Memory of the groups: flags, places of small collectives, mailboxes. Shared memory takes
         pages of it only once they are used; a network adapter pins all of it.
     workspace_bytes : int
-        Memory of plans: inboxes of gradient exchanges and workspaces of ``ctx.allreduce``.
+        Memory of plans and messages: inboxes of gradient exchanges and handles, workspaces of
+        ``ctx.allreduce``, and what process groups of PyTorch have. Pages as above.
     program_connections, own_connections, plan_connections : int
         Connections that are open, by who posts on them: the program's queues, the library itself
         (set-up, barriers, heartbeats, atomics), plans. Each is a queue pair; 0 where memory is
@@ -35,7 +36,7 @@ class Footprint:
 
     def __str__(self) -> str:
         return (
-            f"memory of the library: groups {self.control_bytes} bytes, plans "
+            f"memory of the library: groups {self.control_bytes} bytes, plans and messages "
             f"{self.workspace_bytes}; connections: program {self.program_connections}, library "
             f"{self.own_connections}, plans {self.plan_connections}"
         )

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from pgasdl.kernel import ptrace_scope
 log = logging.getLogger("pgasdl")
 
 _HOST = -1  # the core's number for it
+_NOTIFICATION_BYTES = 4
 
 
 class Segment(_native.SegmentCore):
@@ -44,6 +45,8 @@ class Segment(_native.SegmentCore):
         Objects that live as long as this rank's copy and its views, by their makers' keys.
     pooled : bool
         Arrays are cut from it (:meth:`Context.pool`), by each rank where it likes.
+    workspace : bool
+        It is memory of the library's own.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Segment(_native.SegmentCore):
             group.hold_half_bound(owner, address)
         self.group = group
         self.attached: dict[Hashable, object] = {}
-        self.pooled = False
+        self.pooled = self.workspace = False
         self._owner = owner
         self._table = table
 
@@ -362,9 +365,12 @@ class SegmentTable:
         notifications: int,
         timeout: float | None,
         device: int | None = None,
+        *,
+        workspace: bool = False,
     ) -> Segment:
         """Make a new segment of a group. Collective; see :meth:`Context.segment`."""
         segment = Segment(group, nbytes, notifications, timeout=timeout, table=self, device=device)
+        segment.workspace = workspace
         self._add(segment)
         if not group.mapped:
             self.kept[segment.id] = segment
@@ -433,17 +439,30 @@ class SegmentTable:
 
     def pooled(self) -> list[Segment]:
         """Return the segments of the pool, in the order in which all ranks made them."""
-        found = (reference() for _, _, reference in list(self._places.values()))
-        pooled = [segment for segment in found if segment is not None and segment.pooled]
+        pooled = [segment for segment in self._alive() if segment.pooled]
         return sorted(pooled, key=lambda segment: segment.id)
 
     def of(self, number: int) -> Segment | None:
         """Return the segment with this id, unless it was deleted or dropped here."""
-        for _, _, reference in list(self._places.values()):
-            segment = reference()
-            if segment is not None and segment.id == number and not segment.deleted:
+        for segment in self._alive():
+            if segment.id == number and not segment.deleted:
                 return segment
         return None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the library's own segments, with their notifications."""
+        return sum(
+            segment.nbytes + _NOTIFICATION_BYTES * segment.notifications
+            for segment in self._alive()
+            if segment.workspace and not segment.deleted
+        )
+
+    def _alive(self) -> Iterator[Segment]:
+        """Yield the segments that somebody holds, also deleted ones."""
+        for _, _, reference in list(self._places.values()):
+            if (segment := reference()) is not None:
+                yield segment
 
     def _tell(self) -> None:
         for changed in self._watchers:

@@ -124,11 +124,6 @@ class Allreduces:
             made.close()
         self._groups.clear()
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of all workspaces."""
-        return sum(made.workspace_bytes for made in self._groups.values())
-
     def describe(self) -> list[str]:
         """One line per group."""
         return [made.describe() for made in self._groups.values()]

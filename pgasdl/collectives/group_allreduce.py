@@ -379,13 +379,9 @@ class GroupAllreduce:
             for workspace in self._workspaces.values():
                 workspace.segment.close()
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of its workspaces, on the host and on GPUs."""
-        return sum(workspace.segment.nbytes for workspace in self._workspaces.values())
-
     def describe(self) -> str:
         """One line."""
+        nbytes = sum(workspace.segment.nbytes for workspace in self._workspaces.values())
         n_bound, plans = len(self._bound), list(self._regions)
         if self.pairwise is not None:
             n_bound += self.pairwise.n_bound
@@ -395,5 +391,5 @@ class GroupAllreduce:
         return (
             f"allreduce in {self.group}: {self.calls.number} executions, "
             f"{n_bound} signatures, plans {', '.join(plans) or 'none'}; "
-            f"workspace {self.workspace_bytes} bytes; arrays outside segments: {elsewhere}"
+            f"workspace {nbytes} bytes; arrays outside segments: {elsewhere}"
         )

@@ -142,6 +142,7 @@ class Collective:
                 shape.notifications + group.size,
                 steps.left,
                 self._device,
+                workspace=True,
             )
         )
         self._segment.prefault()

@@ -21,11 +21,6 @@ Unfinished = dict[Group, tuple[Hashable, list[Any]]]
 class Server(Protocol):
     """Answers the calls of its plans, such as an owner's update."""
 
-    @property
-    def inbox_bytes(self) -> int:
-        """Bytes of its plans' own memory."""
-        ...
-
     def serve(self, call: _native.Call) -> bool:
         """Take ``call`` if it is one of its own, and answer it, now or later."""
         ...

@@ -67,4 +67,4 @@ class Workspace:
         self.pairwise_inbox = self.inbox + self.inbox_bytes
         self.entry = self.pairwise_inbox + (pairwise.inbox_bytes(group) if with_pairwise else 0)
         nbytes = self.entry + ALIGNMENT
-        self.segment = segments.make(group, nbytes, notifications, timeout, device)
+        self.segment = segments.make(group, nbytes, notifications, timeout, device, workspace=True)

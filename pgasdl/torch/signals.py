@@ -49,8 +49,8 @@ class Signals:
     ) -> None:
         self.group = group
         self._context = context
-        self.board = context.segment(
-            nbytes, notifications=lanes * group.size, group=group, timeout=timeout
+        self.board = context.segments.make(
+            group, nbytes, lanes * group.size, timeout, workspace=True
         )
         self._sending, self._looking = threading.Lock(), threading.Lock()
         self._sent: dict[tuple[int, int], int] = {}

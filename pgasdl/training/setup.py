@@ -18,7 +18,6 @@ from pgasdl.collectives.binding import (
 )
 from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
-from pgasdl.device.names import name_of
 from pgasdl.errors import BufferRefused
 from pgasdl.group import Group
 from pgasdl.plans import Plan, spec_of
@@ -129,14 +128,13 @@ class Setup:
         """Make the segments. Collective."""
         segments: list[Segment] = []
 
-        def segment(nbytes: int, notifications: int, device: int | None) -> Segment:
+        def segment(
+            nbytes: int, notifications: int, device: int | None, *, workspace: bool = False
+        ) -> Segment:
+            make = self.context.segments.make
             made = steps(
-                lambda: self.context.segment(
-                    nbytes,
-                    device=name_of(device),
-                    notifications=notifications,
-                    group=self.group,
-                    timeout=steps.left,
+                lambda: make(
+                    self.group, nbytes, notifications, steps.left, device, workspace=workspace
                 )
             )
             made.prefault()
@@ -155,8 +153,8 @@ class Setup:
         weights = segment(nbytes, 0, self.device) if self.kind == "update" else None
         if self.kind == "broadcast":
             weights = gradients
-        inbox = segment(inbox_bytes, 0, self.works_on) if inbox_bytes else None
-        copies = segment(nbytes, 0, None) if self.copied else None
+        inbox = segment(inbox_bytes, 0, self.works_on, workspace=True) if inbox_bytes else None
+        copies = segment(nbytes, 0, None, workspace=True) if self.copied else None
         if copies is not None:
             copies.pin()
             inbox_bytes += nbytes

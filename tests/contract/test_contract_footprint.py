@@ -9,6 +9,7 @@ import numpy as np
 from contract_harness import TRANSPORTS, contract
 
 from pgasdl import _native
+from pgasdl.collectives import pairwise
 from pgasdl.plans import Put, build_all
 from pgasdl.simulate import library
 
@@ -52,6 +53,28 @@ def test_it_is_described(ctx: Any) -> None:
     assert ctx.footprint().control_bytes > before > 0
     group.delete()
     ctx.barrier()
+
+
+@contract(ranks=2)
+def test_memory_of_plans_is_counted(ctx: Any) -> None:
+    def held() -> int:
+        return int(ctx.footprint().workspace_bytes)
+
+    before = held()
+    segment = ctx.segment(1 << 20)
+    assert held() == before
+    with ctx.allreduce_handle(np.ones(1000, np.float32), plan="gdraa") as handle:
+        assert held() >= before + handle.inbox_bytes > before
+        ctx.barrier()
+    assert held() == before
+    group = ctx.group(range(ctx.size))
+    ctx._allreduces.begin_pairwise(group, 30.0)
+    assert held() > before + pairwise.inbox_bytes(group)
+    assert "pairwise" in ctx.describe()
+    ctx.barrier()
+    group.delete()
+    assert held() == before
+    segment.delete()
 
 
 def memory_is_as_told(ctx: Any) -> None:

@@ -57,8 +57,8 @@ class Messages:
         self._slot_bytes = self._slot_bytes // _HEADER_BYTES * _HEADER_BYTES
         self._stride = _HEADER_BYTES + self._slot_bytes
         n_slots = SLOTS * group.size
-        self._segment = context.segment(
-            2 * n_slots * self._stride, notifications=2 * n_slots, group=group, timeout=timeout
+        self._segment = context.segments.make(
+            group, 2 * n_slots * self._stride, 2 * n_slots, timeout, workspace=True
         )
         self._memory: Bytes = self._segment.numpy()
         # Peers' copies, where they can be stored to: then nothing waits on this side.

@@ -59,13 +59,17 @@ def main() -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("pgasdl")
     rank, context = distributed.get_rank(), distributed.group.WORLD.context
+    messages = context.footprint().workspace_bytes
     use(None, rank)
+    first = context.footprint().workspace_bytes
+    assert first > messages > 0
     before: dict[str, Any] = {}
     kib = 0
     for number in range(int(sys.argv[1])):
         group = distributed.new_group()
         use(group, rank)
         distributed.destroy_process_group(group)
+        assert context.footprint().workspace_bytes == first
         if number == FIRST:
             before, kib = held(context), resident()
     end = time.monotonic() + 5
