@@ -18,6 +18,7 @@ from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
 
 Result = list[Tensor]
+_NONE = timedelta(0)
 
 
 def as_torch(error: BaseException) -> BaseException:
@@ -41,7 +42,7 @@ def torch_errors() -> Iterator[None]:
 
 def seconds_of(timeout: timedelta | None, default: float) -> float:
     """Return seconds; unset or no timeout: ``default``."""
-    if timeout is None or timeout <= timedelta(0):
+    if timeout is None or timeout <= _NONE:
         return default
     return timeout.total_seconds()
 
@@ -56,14 +57,15 @@ class Work(BaseWork):
     """
 
     # One for all of them: few are awaited at a time, and making one takes longer than 8 bytes do.
-    _changed = threading.Condition()
+    _lock = threading.RLock()
+    _changed = threading.Condition(_lock)
+    _done = False
+    _error: BaseException | None = None
+    _future: Future[Result] | None = None
 
     def __init__(self, result: Result) -> None:
         super().__init__()
         self._result = result
-        self._done = False
-        self._error: BaseException | None = None
-        self._future: Future[Result] | None = None
 
     # --- who makes it
 
@@ -72,13 +74,18 @@ class Work(BaseWork):
 
         Whether it has a future, which has to be completed by :meth:`complete`.
         """
-        with self._changed:
+        with self._lock:
             if self._done:
                 return False
-            self._error = None if error is None else as_torch(error)
-            self._done = True
+            self.end_unseen(error)
             self._changed.notify_all()
             return self._future is not None
+
+    def end_unseen(self, error: BaseException | None = None) -> None:
+        """Note the same, where no other thread has the work yet."""
+        if error is not None:
+            self._error = as_torch(error)
+        self._done = True
 
     def complete(self) -> None:
         """Complete the future of what is over: that runs its callbacks, the program's code."""
@@ -95,7 +102,7 @@ class Work(BaseWork):
         """Wait; raise what made it fail."""
         if not self._done:
             limit = seconds_of(timeout, 0.0) or None
-            with self._changed:
+            with self._lock:
                 if not self._changed.wait_for(lambda: self._done, limit):
                     raise distributed.DistBackendError(
                         f"Timed out: it was not complete within {limit:g} s"
@@ -127,7 +134,7 @@ class Work(BaseWork):
 
     def get_future(self) -> Future[Result]:
         """Return a future of the result's tensors."""
-        with self._changed:
+        with self._lock:
             if self._future is not None:
                 return self._future
             future = self._future = Future()

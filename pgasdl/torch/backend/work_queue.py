@@ -23,7 +23,8 @@ class WorkQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # a handler of a signal may come in
+        self._changed = threading.Condition(self._lock)
         self._queued: deque[tuple[Work, Callable[[], Any]]] = deque()
         self._over: deque[Work] = deque()  # their futures are to be completed
         self._making = False
@@ -34,8 +35,8 @@ class WorkQueue:
         self._closed = False
 
     def run(self, work: Work, call: Callable[[], Any], *, later: bool) -> Work:
-        """Make ``call``; ``work`` ends with it."""
-        with self._changed:
+        """Make ``call``; ``work``, which nobody has yet, ends with it."""
+        with self._lock:
             failed = self._failed
             at_once = not (failed or later or self._making or self._queued)
             if at_once:
@@ -44,20 +45,21 @@ class WorkQueue:
                 self._queued.append((work, call))
                 self._want_thread()
         if failed is not None:
-            work.end(failed)
+            work.end_unseen(failed)
         elif at_once:
             error = self._outcome(call)
-            with self._changed:
+            with self._lock:
                 self._making = False
-                self._want_thread()
-            work.end(error)
+                if self._queued or self._over:
+                    self._want_thread()
+            work.end_unseen(error)
             if error is not None and not isinstance(error, Exception):
                 raise error
         return work
 
     def complete(self, work: Work) -> None:
         """Complete the future of a work that is over, in a thread which callbacks may hold up."""
-        with self._changed:
+        with self._lock:
             self._over.append(work)
             self._want_thread()
 
@@ -70,7 +72,7 @@ class WorkQueue:
 
         A thread that takes ``call_seconds`` more for a call, or ``seconds`` for callbacks, is left.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
             threads = [each for each in self._threads if each is not threading.current_thread()]
@@ -109,12 +111,12 @@ class WorkQueue:
     def _do(self, work: Work, call: Callable[[], Any] | None) -> None:
         if call is None or self._made(work, call):
             work.complete()
-            with self._changed:
+            with self._lock:
                 self._n_free += 1
 
     def _next(self) -> tuple[Work, Callable[[], Any] | None] | None:
         """Return a call to be made, or a work whose future is to be completed."""
-        with self._changed:
+        with self._lock:
             while self._idle():
                 if self._closed and not self._queued:
                     self._n_free -= 1
@@ -131,7 +133,7 @@ class WorkQueue:
     def _made(self, work: Work, call: Callable[[], Any]) -> bool:
         """Make a call; whether there is a future to be completed."""
         error = self._outcome(call)
-        with self._changed:
+        with self._lock:
             self._making, self._maker = False, None
             if not work.end(error):
                 self._n_free += 1
