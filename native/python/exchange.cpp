@@ -357,7 +357,7 @@ void bind_exchange(nb::module_& module) {
             run_execution(*self.runtime, *self.execution, array,
                           seconds(self.runtime->context, timeout), owner);
           },
-          "owner"_a, "addresses"_a, nb::kw_only(), "timeout"_a.none() = nb::none(),
+          "owner"_a, "addresses"_a, "timeout"_a.none() = nb::none(),
           "run() with each buffer at an address, 0: where it was; `owner` keeps them.")
       .def(
           "close",

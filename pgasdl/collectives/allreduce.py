@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast
 from pgasdl import _native
 from pgasdl.collectives.group_allreduce import GroupAllreduce
 from pgasdl.collectives.operators import checked, kind_of, reduction_of
-from pgasdl.collectives.pairwise import PairwiseCalls
 from pgasdl.collectives.remote_read import agree_on_reading
 from pgasdl.collectives.state import CollectiveState, Steps
 from pgasdl.device.streams import stream_handle
@@ -75,15 +74,13 @@ class Allreduces:
             limit = max(0.0, deadline - time.monotonic())
         made.run(array, memory, op, plan, limit, handle)
 
-    def begin_pairwise(self, group: Group, timeout: float) -> PairwiseCalls:
+    def begin_pairwise(self, group: Group, timeout: float) -> GroupAllreduce:
         """Make the workspace of a group that makes pairwise collectives, too. Collective.
 
         No call of ``ctx.allreduce`` made one before. After a Timeout the same call continues.
         """
         made = GroupAllreduce(self._state, group, with_pairwise=True)
-        pairwise = self._begin(made, "the first collective of a process group", timeout).pairwise
-        assert pairwise is not None
-        return pairwise
+        return self._begin(made, "the first collective of a process group", timeout)
 
     def _begin(self, made: GroupAllreduce, call: str, limit: float) -> GroupAllreduce:
         """Make a group's workspace, in its first call. Collective."""

@@ -7,9 +7,8 @@ plan is long, whatever the arrays are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pgasdl import _native
 from pgasdl.buffers import DTYPES
@@ -30,7 +29,7 @@ _REBASED = ArrayAccess(_native.BufferAccess.REBASED)
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """One collective, as a rank sees it.
+    """One collective, as a rank sees it, wherever its arrays lie.
 
     Attributes
     ----------
@@ -40,8 +39,6 @@ class Pairs:
         One of the core's numbers, or "bytes".
     blocks : Blocks
         In elements of it.
-    gives, takes : Sequence[int]
-        Where the blocks of the buffers ``give`` and ``take`` lie, 0 where there is none.
     reduction : str, default "sum"
         How elements are reduced; or "min", "max" or "prod".
     """
@@ -49,9 +46,23 @@ class Pairs:
     what: str
     dtype: str
     blocks: Blocks
-    gives: Sequence[int]
-    takes: Sequence[int]
     reduction: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPairs:
+    """What makes a collective: ``execution.run_at(owner, addresses)``, part by part.
+
+    Attributes
+    ----------
+    what : str
+        The description's.
+    parts : list[tuple[Execution, int]]
+        Executions, and the bytes of each block that lie before theirs.
+    """
+
+    what: str
+    parts: list[tuple[_native.Execution, int]]
 
 
 def _piece_bytes(group: Group) -> int:
@@ -90,60 +101,73 @@ class PairwiseCalls:
         self._group, self._segment, self._inbox = group, segment, inbox
         self._numbers, self._first = numbers, first
         self._piece = _piece_bytes(group)
-        self._bound: dict[tuple[Any, ...], _native.Execution] = {}
+        self._bound: dict[Hashable, BoundPairs] = {}
 
     @property
     def n_bound(self) -> int:
-        """Executions that are bound."""
+        """Collectives that are bound."""
         return len(self._bound)
 
-    def parts(self, pairs: Pairs) -> Iterator[tuple[_native.Execution, list[int]]]:
-        """Yield what makes the collective, part by part: ``execution.run_at(owner, addresses)``."""
-        item = 1 if pairs.dtype == "bytes" else DTYPES[pairs.dtype].itemsize
-        part = MOST * (self._piece // item)
-        for begin in range(0, pairs.blocks.longest, part):
-            execution = self._execution(pairs, begin, part, item)
-            at = begin * item
-            arrays = (*pairs.gives, *pairs.takes)  # in the order of the plan's buffers
-            yield execution, [*(address and address + at for address in arrays), 0]
+    def bound(self, key: Hashable, pairs: Callable[[], Pairs]) -> BoundPairs:
+        """Return what makes a collective, bound at its first use.
 
-    def _execution(self, pairs: Pairs, begin: int, part: int, item: int) -> _native.Execution:
-        """Return what moves elements from ``begin`` on, of all blocks; bound at its first use."""
-        of = pairs.blocks
-        sends, receives, longest = of.sends, of.receives, of.longest
-        if longest > part:
-            sends = tuple(max(0, min(part, n - begin)) for n in sends)
-            receives = tuple(max(0, min(part, n - begin)) for n in receives)
-            longest = min(part, longest - begin)
-        # Equal on all ranks; what they have for each other may differ.
-        how = of.same, of.reduces, of.scale, pairs.reduction
-        alike = pairs.what, pairs.dtype, longest, *how
-        key = *alike, sends, receives
-        if (found := self._bound.get(key)) is not None:
-            return found
-        group = self._group
+        Its addresses are those of the buffers ``give`` and ``take``, 0 where there is none, and 0.
+
+        Parameters
+        ----------
+        key : Hashable
+            Tells it from all others of this rank.
+        pairs : Callable[[], Pairs]
+            Describes it.
+        """
+        found = self._bound.get(key)
+        if found is None:
+            if len(self._bound) >= _MOST_BOUND:
+                for old in list(self._bound)[: _MOST_BOUND // 2]:
+                    del self._bound[old]
+            found = self._bound[key] = self._bind(pairs())
+        return found
+
+    def _bind(self, pairs: Pairs) -> BoundPairs:
+        item = 1 if pairs.dtype == "bytes" else DTYPES[pairs.dtype].itemsize
+        longest, part = pairs.blocks.longest, MOST * (self._piece // item)
+        made: dict[Blocks, _native.Execution] = {}
+        parts = []
+        for begin in range(0, longest, part):
+            blocks = _cut(pairs.blocks, begin, part) if longest > part else pairs.blocks
+            if blocks not in made:
+                made[blocks] = self._execution(pairs, blocks, item)
+            parts.append((made[blocks], begin * item))
+        return BoundPairs(pairs.what, parts)
+
+    def _execution(self, pairs: Pairs, blocks: Blocks, item: int) -> _native.Execution:
+        group, dtype, longest = self._group, pairs.dtype, blocks.longest
         plan = pairwise.build(
-            group.rank,
-            replace(of, sends=sends, receives=receives, longest=longest),
-            piece=self._piece // item,
-            most=MOST,
-            mapped=group.mapped,
+            group.rank, blocks, piece=self._piece // item, most=MOST, mapped=group.mapped
         )
         array = ArrayPlan((plan,), (longest,), ((1,),))
         # Every call names the places of the arrays.
         anywhere = _native.local_memory(group.context, self._segment.address, longest * item)
-        places = {name: PlanBuffer(anywhere, 0, pairs.dtype) for name in plan.buffers}
-        places["inbox"] = PlanBuffer(self._segment, self._inbox, pairs.dtype)
-        tags = Tags(self._numbers, self._first, str(alike))
-        execution = bind(group, array, places, tags, _REBASED, pairs.reduction)
-        if len(self._bound) >= _MOST_BOUND:
-            for old in list(self._bound)[: _MOST_BOUND // 2]:
-                del self._bound[old]
-        self._bound[key] = execution
-        return execution
+        places = {name: PlanBuffer(anywhere, 0, dtype) for name in plan.buffers}
+        places["inbox"] = PlanBuffer(self._segment, self._inbox, dtype)
+        # Equal on all ranks; what they have for each other may differ.
+        how = blocks.same, blocks.reduces, blocks.scale, pairs.reduction
+        tags = Tags(self._numbers, self._first, str((pairs.what, dtype, longest, *how)))
+        return bind(group, array, places, tags, _REBASED, pairs.reduction)
 
     def close(self) -> None:
         """Give up the executions."""
-        for execution in self._bound.values():
-            execution.close()
+        for bound in self._bound.values():
+            for execution, _ in bound.parts:
+                execution.close()
         self._bound.clear()
+
+
+def _cut(blocks: Blocks, begin: int, part: int) -> Blocks:
+    """Return so many elements from ``begin`` on, of all blocks."""
+    sends, receives = (
+        tuple(max(0, min(part, n - begin)) for n in lengths)
+        for lengths in (blocks.sends, blocks.receives)
+    )
+    longest = min(part, blocks.longest - begin)
+    return replace(blocks, sends=sends, receives=receives, longest=longest)

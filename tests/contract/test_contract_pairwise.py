@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,18 @@ LENGTHS = (1, 1001, 300_000, 9_000_001)
 
 
 def made(ctx: Any) -> PairwiseCalls:
-    return ctx._allreduces.begin_pairwise(ctx.world, 30.0)  # type: ignore[no-any-return]
+    return ctx._allreduces.begin_pairwise(ctx.world, 30.0).pairwise  # type: ignore[no-any-return]
 
 
-def make(calls: PairwiseCalls, pairs: Pairs, owner: object, seconds: float = 30.0) -> None:
-    for execution, addresses in calls.parts(pairs):
-        execution.run_at(owner, addresses, timeout=seconds)
+def parts(calls: PairwiseCalls, pairs: Pairs, places: list[int]) -> Iterator[tuple[Any, list[int]]]:
+    """Executions, and where the arrays lie for each."""
+    for execution, offset in calls.bound(pairs, lambda: pairs).parts:
+        yield execution, [*(place and place + offset for place in places), 0]
+
+
+def make(calls: PairwiseCalls, pairs: Pairs, places: list[int], owner: object) -> None:
+    for execution, addresses in parts(calls, pairs, places):
+        execution.run_at(owner, addresses, timeout=30.0)
 
 
 def drawn(sender: int, receiver: int, n: int) -> Any:
@@ -39,8 +46,8 @@ def test_blocks_for_each_other(ctx: Any) -> None:
         takes = [np.zeros(lengths[s][ctx.rank], np.uint8) for s in ranks]
         sends, receives = (tuple(map(len, each)) for each in (gives, takes))
         blocks = Blocks(sends, receives, max(map(max, lengths)))
-        places = [[each.ctypes.data for each in arrays] for arrays in (gives, takes)]
-        make(calls, Pairs(f"any {n}", "bytes", blocks, *places), (gives, takes))
+        places = [each.ctypes.data for arrays in (gives, takes) for each in arrays]
+        make(calls, Pairs(f"any {n}", "bytes", blocks), places, (gives, takes))
         for sender, each in enumerate(takes):
             assert np.array_equal(each, drawn(sender, ctx.rank, len(each)))
     calls.close()
@@ -56,7 +63,7 @@ def test_one_block_for_all_and_in_turns(ctx: Any) -> None:
         receives = tuple(n * (ctx.rank != root == rank) for rank in range(ctx.size))
         takes = [array.ctypes.data * (rank == root) for rank in range(ctx.size)]
         blocks = Blocks(sends, receives, n, same=True)
-        make(calls, Pairs(f"{n} of {root}", "bytes", blocks, [array.ctypes.data], takes), array)
+        make(calls, Pairs(f"{n} of {root}", "bytes", blocks), [array.ctypes.data, *takes], array)
         assert np.array_equal(array, drawn(turn, 0, n))
     calls.close()
 
@@ -72,9 +79,9 @@ def test_sums_have_the_order_of_the_ranks(ctx: Any, dtype: str) -> None:
     for n in (1, 1001, 1_500_001):
         mine, out = given(ctx.rank, n), np.zeros(n, dtype)
         lengths = (n,) * ctx.size
-        places = [row.ctypes.data for row in mine], [out.ctypes.data]
+        places = [*(row.ctypes.data for row in mine), out.ctypes.data]
         blocks = Blocks(lengths, lengths, n, reduces=True)
-        make(calls, Pairs(f"sum {n}", dtype, blocks, *places), (mine, out))
+        make(calls, Pairs(f"sum {n}", dtype, blocks), places, (mine, out))
         total = given(0, n)[ctx.rank]
         for rank in range(1, ctx.size):
             total = total + given(rank, n)[ctx.rank]
@@ -88,12 +95,13 @@ def test_after_a_timeout_the_same_call_continues(ctx: Any) -> None:
     calls, n = made(ctx), 5_000_000
     out, mine = np.zeros((ctx.size, n), np.uint8), drawn(ctx.rank, 0, n)
     blocks = Blocks((n,) * ctx.size, (n,) * ctx.size, n, same=True)
-    pairs = Pairs("all", "bytes", blocks, [mine.ctypes.data], [row.ctypes.data for row in out])
+    pairs = Pairs("all", "bytes", blocks)
+    places = [mine.ctypes.data, *(row.ctypes.data for row in out)]
     begun = ctx.segment(8, notifications=1)
     if ctx.rank == 0:
         ctx.notify_waitsome(begun)
     timeouts = 0
-    for execution, addresses in calls.parts(pairs):
+    for execution, addresses in parts(calls, pairs, places):
         while True:
             try:
                 execution.run_at((out, mine), addresses, timeout=0.01 if ctx.rank == 1 else None)
@@ -113,8 +121,8 @@ def test_ranks_that_do_not_agree_are_told(ctx: Any) -> None:
     calls, n = made(ctx), 10 + (ctx.rank == 1)
     out, mine = np.zeros((ctx.size, n), np.uint8), np.zeros(n, np.uint8)
     blocks = Blocks((n,) * ctx.size, (n,) * ctx.size, n, same=True)
-    pairs = Pairs(f"all {n}", "bytes", blocks, [mine.ctypes.data], [row.ctypes.data for row in out])
+    places = [mine.ctypes.data, *(row.ctypes.data for row in out)]
     with pytest.raises(pgasdl.MismatchError, match="different"):
-        make(calls, pairs, (out, mine))
+        make(calls, Pairs(f"all {n}", "bytes", blocks), places, (out, mine))
     ctx.barrier()
     calls.close()

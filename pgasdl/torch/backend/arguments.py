@@ -87,9 +87,10 @@ def _alias(tensor: Tensor) -> Tensor:
 
 def require_alike(tensor: Tensor, others: Sequence[Tensor], count: int | None = None) -> None:
     """Refuse tensors of another dtype, or of another number of elements than ``count``."""
+    dtype = tensor.dtype
     for number, other in enumerate(others):
-        if other.dtype != tensor.dtype:
-            raise ValueError(f"tensor {number} is {other.dtype}, not {tensor.dtype}")
+        if other.dtype != dtype:
+            raise ValueError(f"tensor {number} is {other.dtype}, not {dtype}")
         if count is not None and other.numel() != count:
             raise ValueError(
                 f"tensor {number} has {other.numel()} elements of shape {list(other.shape)}, "
@@ -104,17 +105,18 @@ def contiguous(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
-class dense:  # noqa: N801 (a context manager)
-    """Tensors in contiguous memory; what is written there, they get at the end."""
+def in_memory(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors if their memory is as they show, else copies; see :func:`give_back`."""
+    for each in tensors:
+        if not each.is_contiguous() or each.is_conj() or each.is_neg():
+            return [contiguous(every) for every in tensors]
+    return tensors
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
-        self._dense = [contiguous(each) for each in tensors]
 
-    def __enter__(self) -> list[Tensor]:
-        return self._dense
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for copy, tensor in zip(self._dense, self._tensors, strict=True):
-            if kind is None and copy is not tensor:
-                tensor.copy_(copy)
+def give_back(memory: list[Tensor], tensors: list[Tensor]) -> None:
+    """Give tensors what was written into their copies."""
+    if memory is tensors:
+        return
+    for copy, tensor in zip(memory, tensors, strict=True):
+        if copy is not tensor:
+            tensor.copy_(copy)

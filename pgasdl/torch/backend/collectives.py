@@ -9,7 +9,7 @@ the same bits. A call ends when this rank's part was taken.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, zip_longest
 
@@ -33,7 +33,7 @@ SMALL_BYTES = 64 << 10
 # Tensors that PyTorch reduces come in pieces of this many bytes, from all ranks together: they stay
 # in the caches.
 PIECE_BYTES = 1 << 20
-Block = tuple[int, int]  # address and bytes
+Blocked = tuple[list[int], tuple[int, ...]]  # where blocks lie, and their bytes
 # Tags of monitored barriers are below those of programs.
 _MONITORED = -(1 << 62)
 
@@ -60,7 +60,9 @@ class Collectives:
     def __init__(self, context: Context, group: Group, messages: Messages) -> None:
         self._context, self._group, self._messages = context, group, messages
         self._rank, self._size = group.rank, group.size
-        self._pairwise: PairwiseCalls | None = None  # from the first call on
+        # Both from the first call on.
+        self._pairwise: PairwiseCalls | None = None
+        self._allreduces: _native.AllreduceCalls | None = None
         self._monitored = 0
         self._stopped: Exception | None = None
 
@@ -91,27 +93,33 @@ class Collectives:
 
     def broadcast(self, tensor: Tensor, root: int, seconds: float) -> None:
         """Give every rank the tensor of ``root``."""
-        at, n = block_of(tensor)
-        here = self._rank == root
-        blocks = Blocks(
-            self._others(n if here else 0), self._only(root, 0 if here else n), n, same=True
-        )
-        what = f"broadcast of {n} bytes from rank {root}"
-        pairs = Pairs(what, "bytes", blocks, (at,), self._only(root, at))
-        self._run(pairs, tensor, time.monotonic() + seconds)
+        at, n = tensor.data_ptr(), tensor.nbytes
+
+        def pairs() -> Pairs:
+            here = self._rank == root
+            sends = [n if here and place != root else 0 for place in range(self._size)]
+            receives = self._only(root, 0 if here else n)
+            blocks = Blocks(tuple(sends), tuple(receives), n, same=True)
+            return Pairs(f"broadcast of {n} bytes from rank {root}", "bytes", blocks)
+
+        deadline = time.monotonic() + seconds
+        self._run(("broadcast", n, root), pairs, [at, *self._only(root, at)], tensor, deadline)
 
     def reduce(self, tensor: Tensor, root: int, reduction: Reduction, seconds: float) -> None:
         """Replace the tensor of ``root`` by the reduction of all ranks'."""
         deadline, here = time.monotonic() + seconds, self._rank == root
         what = f"reduce of {tensor.nbytes} bytes to rank {root}"
         if reduction.native and not reduction.prepares:
-            n, at = tensor.numel(), tensor.data_ptr()
-            receives = self._all(n if here else 0)
-            scale = reduction.scale(self._size)
-            blocks = Blocks(self._only(root, n), receives, n, reduces=True, scale=scale)
-            places = self._only(root, at), (at,)
-            pairs = Pairs(what, reduction.dtype, blocks, *places, reduction_of(reduction.native))
-            self._run(pairs, tensor, deadline)
+            at, n = tensor.data_ptr(), tensor.numel()
+
+            def pairs() -> Pairs:
+                receives = (n if here else 0,) * self._size
+                scale = reduction.scale(self._size)
+                blocks = Blocks(tuple(self._only(root, n)), receives, n, reduces=True, scale=scale)
+                return Pairs(what, reduction.dtype, blocks, reduction_of(str(reduction.native)))
+
+            places = [*self._only(root, at), at]
+            self._run(("reduce", reduction, n, root), pairs, places, tensor, deadline)
             return
         for piece in _pieces(tensor, PIECE_BYTES // self._size):
             mine = reduction.prepare(piece)
@@ -120,85 +128,86 @@ class Collectives:
             if here:
                 reduction(parts, piece)
 
-    def all_gather(
-        self, outputs: Sequence[Block], given: Block, owner: object, seconds: float
-    ) -> None:
+    def all_gather(self, outputs: Blocked, given: Blocked, owner: object, seconds: float) -> None:
         """Give every rank all ranks' blocks, whose lengths all know."""
-        what = f"all_gather of {sum(n for _, n in outputs)} bytes in all"
+        what = f"all_gather of {sum(outputs[1])} bytes in all"
         self._gather_all(what, outputs, given, owner, time.monotonic() + seconds)
 
     def gather(
-        self, outputs: Sequence[Block], given: Block, root: int, owner: object, seconds: float
+        self, outputs: Blocked, given: Blocked, root: int, owner: object, seconds: float
     ) -> None:
         """Give ``root`` all ranks' blocks."""
-        what = f"gather of {given[1]} bytes to rank {root}"
+        what = f"gather of {given[1][0]} bytes to rank {root}"
         self._gather(what, outputs, given, root, owner, time.monotonic() + seconds)
 
     def scatter(
-        self, output: Block, given: Sequence[Block], root: int, owner: object, seconds: float
+        self, output: Blocked, given: Blocked, root: int, owner: object, seconds: float
     ) -> None:
         """Give every rank its block of those that ``root`` has."""
-        at, n = output
-        blocks = Blocks(self._all(n if self._rank == root else 0), self._only(root, n), n)
-        what = f"scatter of {n} bytes from rank {root}"
-        gives = _places(given) if given else self._all(0)
-        pairs = Pairs(what, "bytes", blocks, gives, self._only(root, at))
-        self._run(pairs, owner, time.monotonic() + seconds)
+        (at,), (n,) = output
+
+        def pairs() -> Pairs:
+            sends = [n if self._rank == root else 0] * self._size
+            blocks = Blocks(tuple(sends), tuple(self._only(root, n)), n)
+            return Pairs(f"scatter of {n} bytes from rank {root}", "bytes", blocks)
+
+        places = [*(given[0] or [0] * self._size), *self._only(root, at)]
+        self._run(("scatter", n, root), pairs, places, owner, time.monotonic() + seconds)
 
     def reduce_scatter(
         self, output: Tensor, tensors: Sequence[Tensor], reduction: Reduction, seconds: float
     ) -> None:
         """Give every rank the reduction of what is meant for it: a tensor each, or one for all."""
         deadline = time.monotonic() + seconds
-        total, per_tensor = sum(each.nbytes for each in tensors), self._size // len(tensors)
-        what = f"reduce_scatter of {total} bytes"
+        per_tensor = self._size // len(tensors)
         if reduction.native and not reduction.prepares:
-            item = output.element_size()
-            given = [row for each in tensors for row in rows(each, per_tensor)]
-            counts = tuple(n // item for _, n in given)
-            receives, scale = self._all(output.numel()), reduction.scale(self._size)
-            blocks = Blocks(counts, receives, max(counts), reduces=True, scale=scale)
-            places = _places(given), (output.data_ptr(),)
-            pairs = Pairs(what, reduction.dtype, blocks, *places, reduction_of(reduction.native))
-            self._run(pairs, (output, tensors), deadline)
+            n, counts = output.numel(), tuple([each.numel() for each in tensors])
+
+            def pairs() -> Pairs:
+                sends = tuple([count // per_tensor for count in counts for _ in range(per_tensor)])
+                receives, scale = (n,) * self._size, reduction.scale(self._size)
+                blocks = Blocks(sends, receives, max(sends), reduces=True, scale=scale)
+                what = f"reduce_scatter of {sum(counts) * output.element_size()} bytes"
+                return Pairs(what, reduction.dtype, blocks, reduction_of(str(reduction.native)))
+
+            places = [at for each in tensors for at in rows(each, per_tensor)[0]]
+            places.append(output.data_ptr())
+            key = "reduce_scatter", reduction, counts, n
+            self._run(key, pairs, places, (output, tensors), deadline)
             return
+        what = f"reduce_scatter of {sum(each.nbytes for each in tensors)} bytes"
         nbytes = PIECE_BYTES // self._size
         results = _pieces(output, nbytes)
-        whole = [row for each in tensors for row in torch.tensor_split(each, per_tensor)]
+        whole = [row for each in tensors for row in torch.tensor_split(each.view(-1), per_tensor)]
         # Where tensors differ in length some have no more pieces.
         for pieces in zip_longest(*(_pieces(each, nbytes) for each in whole)):
-            mine = [output[:0] if piece is None else reduction.prepare(piece) for piece in pieces]
+            none = output.view(-1)[:0]
+            mine = [none if piece is None else reduction.prepare(piece) for piece in pieces]
             parts = self._parts(mine[self._rank])
             self._pass_on(what, blocks_of(parts), blocks_of(mine), (parts, mine), deadline)
             if parts[0].numel():
                 reduction(parts, next(results))
 
     def all_to_all(
-        self,
-        outputs: Sequence[Block],
-        given: Sequence[Block],
-        owner: object,
-        seconds: float,
-        *,
-        alike: bool,
+        self, outputs: Blocked, given: Blocked, owner: object, seconds: float, *, alike: bool
     ) -> None:
         """Give every rank the blocks of all ranks that are meant for it.
 
         ``alike`` : all blocks of all ranks have one length; else each rank knows its own only
         """
-        deadline, longest = time.monotonic() + seconds, given[0][1]
+        deadline, longest = time.monotonic() + seconds, given[1][0]
         what = f"all_to_all of blocks of {longest} bytes" if alike else "all_to_all of any blocks"
         if not alike:
             longest = self._agree(outputs, given, deadline)
         self._pass_on(what, outputs, given, owner, deadline, longest)
 
-    def _agree(self, outputs: Sequence[Block], given: Sequence[Block], deadline: float) -> int:
+    def _agree(self, outputs: Blocked, given: Blocked, deadline: float) -> int:
         """Compare the lengths of all blocks for each other; return the longest."""
         size = self._size
-        mine = np.array([n for _, n in (*given, *outputs)])
+        mine = np.array([*given[1], *outputs[1]])
         lengths = np.empty((size, 2 * size), mine.dtype)
-        into = [(row.ctypes.data, row.nbytes) for row in lengths]
-        block = mine.ctypes.data, mine.nbytes
+        into = [row.ctypes.data for row in lengths], (mine.nbytes,) * size
+        block = [mine.ctypes.data], (mine.nbytes,)
         self._gather_all("lengths of all_to_all", into, block, (lengths, mine), deadline)
         sent, expected = lengths[:, :size], lengths[:, size:].T
         for sender, receiver in np.argwhere(sent != expected):
@@ -210,9 +219,8 @@ class Collectives:
 
     def barrier(self, seconds: float) -> None:
         """Wait until every rank is here."""
-        deadline = time.monotonic() + seconds
-        while not self._tried(lambda left: self._group.barrier(timeout=left), deadline):
-            pass
+        barrier = self._group.barrier
+        self._go_on(lambda left: barrier(timeout=left), time.monotonic() + seconds)
 
     def monitored_barrier(self, seconds: float, *, wait_all_ranks: bool) -> None:
         """Wait until every rank is here; rank 0 names those that are not in time."""
@@ -267,34 +275,42 @@ class Collectives:
     # --- what they are made of
 
     def _gather_all(
-        self, what: str, outputs: Sequence[Block], given: Block, owner: object, deadline: float
+        self, what: str, outputs: Blocked, given: Blocked, owner: object, deadline: float
     ) -> None:
         """Give every rank all ranks' blocks."""
-        at, n = given
-        lengths = tuple(length for _, length in outputs)
-        blocks = Blocks(self._all(n), lengths, max(lengths), same=True)
-        self._run(Pairs(what, "bytes", blocks, (at,), _places(outputs)), owner, deadline)
+        (at,), (n,) = given
+        into, lengths = outputs
+
+        def pairs() -> Pairs:
+            blocks = Blocks((n,) * self._size, lengths, max(lengths), same=True)
+            return Pairs(what, "bytes", blocks)
+
+        self._run((what, n, lengths), pairs, [at, *into], owner, deadline)
 
     def _gather(
         self,
         what: str,
-        outputs: Sequence[Block],
-        given: Block,
+        outputs: Blocked,
+        given: Blocked,
         root: int,
         owner: object,
         deadline: float,
     ) -> None:
         """Give ``root`` all ranks' blocks."""
-        at, n = given
-        blocks = Blocks(self._only(root, n), self._all(n if self._rank == root else 0), n)
-        takes = _places(outputs) if outputs else self._all(0)
-        self._run(Pairs(what, "bytes", blocks, self._only(root, at), takes), owner, deadline)
+        (at,), (n,) = given
+
+        def pairs() -> Pairs:
+            receives = (n if self._rank == root else 0,) * self._size
+            return Pairs(what, "bytes", Blocks(tuple(self._only(root, n)), receives, n))
+
+        places = [*self._only(root, at), *(outputs[0] or [0] * self._size)]
+        self._run((what, n, root), pairs, places, owner, deadline)
 
     def _pass_on(
         self,
         what: str,
-        outputs: Sequence[Block],
-        given: Sequence[Block],
+        outputs: Blocked,
+        given: Blocked,
         owner: object,
         deadline: float,
         longest: int = 0,
@@ -303,51 +319,78 @@ class Collectives:
 
         ``longest`` : bytes of any rank's longest; 0: this rank knows all
         """
-        sends, receives = (tuple(n for _, n in some) for some in (given, outputs))
-        blocks = Blocks(sends, receives, longest or max(sends))
-        pairs = Pairs(what, "bytes", blocks, _places(given), _places(outputs))
-        self._run(pairs, owner, deadline)
+        longest = longest or max(given[1])
+        key = what, given[1], outputs[1], longest
+        places = [*given[0], *outputs[0]]
 
-    def _run(self, pairs: Pairs, owner: object, deadline: float) -> None:
-        """Make a pairwise collective; ``owner`` keeps its arrays."""
+        def pairs() -> Pairs:
+            return Pairs(what, "bytes", Blocks(given[1], outputs[1], longest))
+
+        self._run(key, pairs, places, owner, deadline)
+
+    def _run(
+        self,
+        key: Hashable,
+        pairs: Callable[[], Pairs],
+        places: list[int],
+        owner: object,
+        deadline: float,
+    ) -> None:
+        """Make a pairwise collective.
+
+        Parameters
+        ----------
+        key, pairs
+            As for :meth:`PairwiseCalls.bound`.
+        places : list[int]
+            Where the blocks lie that this rank gives, and those that it takes; 0: nowhere.
+        owner : object
+            Keeps the arrays that they are in.
+        """
+        calls = self._pairwise or self._begun(deadline)
+        bound = calls.bound(key, pairs)
+        places.append(0)
         try:
-            for execution, addresses in self._begun(deadline).parts(pairs):
-                while not self._tried(partial(_go_on, execution, owner, addresses), deadline):
-                    pass
+            for execution, offset in bound.parts:
+                here = [each and each + offset for each in places] if offset else places
+                self._go_on(partial(execution.run_at, owner, here), deadline)
         except MismatchError as error:
-            raise MismatchError(f"{pairs.what}: {error}") from error
+            raise MismatchError(f"{bound.what}: {error}") from error
 
     def _begun(self, deadline: float) -> PairwiseCalls:
         """Return the pairwise collectives, once the memory of all collectives is made."""
         while self._pairwise is None:
-            self._tried(self._begin, deadline)
+            self._go_on(self._begin, deadline)
         return self._pairwise
 
     def _begin(self, left: float) -> None:
-        self._pairwise = self._context._allreduces.begin_pairwise(self._group, left)
+        made = self._context._allreduces.begin_pairwise(self._group, left)
+        self._pairwise, self._allreduces = made.pairwise, made.calls
 
     def _by_plan(self, tensor: Tensor, reduction: Reduction, deadline: float) -> None:
-        self._begun(deadline)
-        op = str(reduction.native)
+        if self._pairwise is None:
+            self._begun(deadline)
+        calls, op = self._allreduces, reduction.native or ""
 
         def reduce(left: float) -> None:
-            self._context.allreduce(tensor, op, group=self._group, timeout=left)
+            if calls is None or not calls.run(tensor, op, None, left):  # it was not made before
+                self._context.allreduce(tensor, op, group=self._group, timeout=left)
 
-        while not self._tried(reduce, deadline):
-            pass
+        self._go_on(reduce, deadline)
 
-    def _tried(self, call: Callable[[float], None], deadline: float) -> bool:
-        """Make a call that goes on where a Timeout ended it; whether it is over."""
-        if self._stopped is not None:
-            raise self._stopped
-        left = deadline - time.monotonic()
-        try:
-            call(max(0.0, min(left, LOOK_SECONDS)))
-        except Timeout:
-            if left <= 0:
-                raise
-            return False
-        return True
+    def _go_on(self, call: Callable[[float], None], deadline: float) -> None:
+        """Make a call, which goes on where a Timeout ended it, until it is over."""
+        while True:
+            if self._stopped is not None:
+                raise self._stopped
+            left = deadline - time.monotonic()
+            try:
+                call(LOOK_SECONDS if left > LOOK_SECONDS else max(0.0, left))
+            except Timeout:
+                if left <= 0:
+                    raise
+            else:
+                return
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         """Return memory for what other ranks have like ``tensor``, with that in its place."""
@@ -355,48 +398,34 @@ class Collectives:
         parts[self._rank] = tensor
         return parts
 
-    def _all(self, n: int) -> tuple[int, ...]:
-        return (n,) * self._size
-
-    def _others(self, n: int) -> tuple[int, ...]:
-        return tuple(n if place != self._rank else 0 for place in range(self._size))
-
-    def _only(self, place: int, n: int) -> tuple[int, ...]:
-        return tuple(n if each == place else 0 for each in range(self._size))
+    def _only(self, place: int, n: int) -> list[int]:
+        """Return a number for one member, and 0 for all others."""
+        numbers = [0] * self._size
+        numbers[place] = n
+        return numbers
 
 
-def rows(tensor: Tensor, number: int) -> list[Block]:
+def rows(tensor: Tensor, number: int) -> Blocked:
     """Cut a contiguous tensor into so many blocks, which it has to have room for."""
     at, n = tensor.data_ptr(), tensor.nbytes // number
-    return [(at + n * place, n) for place in range(number)]
+    return [at + n * place for place in range(number)], (n,) * number
 
 
-def cut(tensor: Tensor, counts: Sequence[int], row: int) -> list[Block]:
+def cut(tensor: Tensor, counts: Sequence[int], row: int) -> Blocked:
     """Cut a contiguous tensor into blocks of so many rows, of ``row`` bytes each."""
-    at = accumulate(counts, initial=0)
-    return [
-        (tensor.data_ptr() + row * begin, row * n) for begin, n in zip(at, counts, strict=False)
-    ]
+    at = tensor.data_ptr()
+    begins = list(accumulate(counts, initial=0))[:-1]
+    return [at + row * begin for begin in begins], tuple([row * n for n in counts])
 
 
-def _go_on(
-    execution: _native.Execution, owner: object, addresses: list[int], seconds: float
-) -> None:
-    execution.run_at(owner, addresses, timeout=seconds)
+def block_of(tensor: Tensor) -> Blocked:
+    """Return where the elements of a contiguous tensor lie, as one block."""
+    return [tensor.data_ptr()], (tensor.nbytes,)
 
 
-def block_of(tensor: Tensor) -> Block:
-    """Return where the elements of a contiguous tensor lie."""
-    return tensor.data_ptr(), tensor.nbytes
-
-
-def blocks_of(tensors: Sequence[Tensor]) -> list[Block]:
+def blocks_of(tensors: Sequence[Tensor]) -> Blocked:
     """Return where those of several tensors lie."""
-    return [(each.data_ptr(), each.nbytes) for each in tensors]
-
-
-def _places(blocks: Sequence[Block]) -> tuple[int, ...]:
-    return tuple(at for at, _ in blocks)
+    return [each.data_ptr() for each in tensors], tuple([each.nbytes for each in tensors])
 
 
 def _pieces(tensor: Tensor, nbytes: int) -> Iterator[Tensor]:

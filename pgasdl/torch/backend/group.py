@@ -16,7 +16,8 @@ from pgasdl.errors import ClosedError, RankError
 from pgasdl.torch.backend import sparse
 from pgasdl.torch.backend.arguments import (
     contiguous,
-    dense,
+    give_back,
+    in_memory,
     listed,
     message_of,
     nested,
@@ -182,11 +183,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             sparse.require_summable(tensor, op)
             return lambda: sparse.add_up(self._collectives, tensor, self._size, seconds)
         reduction = reduction_of(op, tensor.dtype)
-        result = writable([tensor])
+        (result,) = writable([tensor])
 
         def call() -> None:
-            with dense(result) as (memory,):
-                self._collectives.all_reduce(reduction.numbers(memory), reduction, seconds)
+            memory = contiguous(result)
+            self._collectives.all_reduce(reduction.numbers(memory), reduction, seconds)
+            if memory is not result:
+                result.copy_(memory)
 
         return call
 
@@ -198,9 +201,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         results = writable(tensors)
 
         def call() -> None:
-            with dense(results) as memory:
-                for each in memory:
-                    self._collectives.broadcast(each, root, seconds)
+            memory = in_memory(results)
+            for each in memory:
+                self._collectives.broadcast(each, root, seconds)
+            give_back(memory, results)
 
         return self._begin(tensors, options, call)
 
@@ -237,10 +241,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             require_alike(tensor, [output], tensor.numel() * self._size)
 
         def call() -> None:
-            with dense(results) as memory:
-                for whole, tensor in zip(memory, map(contiguous, given), strict=True):
-                    into, owner = rows(whole, self._size), (whole, tensor)
-                    self._collectives.all_gather(into, block_of(tensor), owner, seconds)
+            memory = in_memory(results)
+            for whole, tensor in zip(memory, in_memory(given), strict=True):
+                into, owner = rows(whole, self._size), (whole, tensor)
+                self._collectives.all_gather(into, block_of(tensor), owner, seconds)
+            give_back(memory, results)
 
         return self._begin(outputs, options, call)
 
@@ -255,10 +260,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         def call() -> None:
             for parts, tensor in zip(results, given, strict=True):
-                with dense(parts) as memory:
-                    mine = contiguous(tensor)
-                    into, owner = blocks_of(memory), (memory, mine)
-                    self._collectives.all_gather(into, block_of(mine), owner, seconds)
+                memory, mine = in_memory(parts), contiguous(tensor)
+                into, owner = blocks_of(memory), (memory, mine)
+                self._collectives.all_gather(into, block_of(mine), owner, seconds)
+                give_back(memory, parts)
 
         return self._begin([each for parts in outputs for each in parts], options, call)
 
@@ -277,9 +282,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         results = writable(tensors)
 
         def call() -> None:
-            with dense(results) as memory:
-                for each, reduction in zip(memory, reductions, strict=True):
-                    self._collectives.reduce(reduction.numbers(each), root, reduction, seconds)
+            memory = in_memory(results)
+            for each, reduction in zip(memory, reductions, strict=True):
+                self._collectives.reduce(reduction.numbers(each), root, reduction, seconds)
+            give_back(memory, results)
 
         return self._begin(tensors, options, call)
 
@@ -299,10 +305,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             require_alike(tensor, results, tensor.numel())
 
         def call() -> None:
-            with dense(results) as memory:
-                mine = contiguous(tensor)
-                into, owner = blocks_of(memory), (memory, mine)
-                self._collectives.gather(into, block_of(mine), root, owner, seconds)
+            memory, mine = in_memory(results), contiguous(tensor)
+            into, owner = blocks_of(memory), (memory, mine)
+            self._collectives.gather(into, block_of(mine), root, owner, seconds)
+            give_back(memory, results)
 
         return self._begin(parts, options, call)
 
@@ -322,10 +328,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             require_alike(result, given, result.numel())
 
         def call() -> None:
-            with dense(results) as (memory,):
-                parts = list(map(contiguous, given))
-                into, owner = block_of(memory), (memory, parts)
-                self._collectives.scatter(into, blocks_of(parts), root, owner, seconds)
+            memory, parts = in_memory(results), in_memory(given)
+            into, owner = blocks_of(memory), (memory, parts)
+            self._collectives.scatter(into, blocks_of(parts), root, owner, seconds)
+            give_back(memory, results)
 
         return self._begin(outputs, options, call)
 
@@ -370,11 +376,12 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         results = writable(outputs)
 
         def call() -> None:
-            with dense(results) as memory:
-                for each, parts, reduction in zip(memory, lists, reductions, strict=True):
-                    numbers = [reduction.numbers(contiguous(part)) for part in parts]
-                    into = reduction.numbers(each)
-                    self._collectives.reduce_scatter(into, numbers, reduction, seconds)
+            memory = in_memory(results)
+            for each, parts, reduction in zip(memory, lists, reductions, strict=True):
+                numbers = [reduction.numbers(part) for part in in_memory(parts)]
+                into = reduction.numbers(each)
+                self._collectives.reduce_scatter(into, numbers, reduction, seconds)
+            give_back(memory, results)
 
         return self._begin(outputs, options, call)
 
@@ -390,10 +397,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         require_alike(mine, [results[self._rank]], mine.numel())
 
         def call() -> None:
-            with dense(results) as memory:
-                parts = list(map(contiguous, given))
-                blocks, owner = (blocks_of(memory), blocks_of(parts)), (memory, parts)
-                self._collectives.all_to_all(*blocks, owner, seconds, alike=False)
+            memory, parts = in_memory(results), in_memory(given)
+            blocks, owner = (blocks_of(memory), blocks_of(parts)), (memory, parts)
+            self._collectives.all_to_all(*blocks, owner, seconds, alike=False)
+            give_back(memory, results)
 
         return self._begin(outputs, options, call)
 
@@ -410,20 +417,28 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         options = options_of(c10d.AllToAllOptions, opts, None, timeout)
         seconds = self._seconds(options)
         (result,), (given,) = writable([output]), readable([tensor])
+        alike = not (output_sizes or input_sizes)
         outgoing = self._rows(given, input_sizes)
         incoming = self._rows(result, output_sizes)
         require_alike(given, [result])
-        sent = outgoing[self._rank] * given.shape[1:].numel()
-        received = incoming[self._rank] * result.shape[1:].numel()
+        sent, received = given.numel() // self._size, result.numel() // self._size
+        if not alike:
+            count = given.shape[1:].numel()  # of a row
+            sent = outgoing[self._rank] * count
+            received = incoming[self._rank] * result.shape[1:].numel()
         if sent != received:
             raise ValueError(f"{sent} elements for this rank itself, which expects {received}")
 
         def call() -> None:
-            with dense([result]) as (memory,):
-                mine, row = contiguous(given), given.shape[1:].numel() * given.element_size()
-                blocks = cut(memory, incoming, row), cut(mine, outgoing, row)
-                owner, alike = (memory, mine), not (output_sizes or input_sizes)
-                self._collectives.all_to_all(*blocks, owner, seconds, alike=alike)
+            memory, mine = contiguous(result), contiguous(given)
+            if alike:
+                into, blocks = rows(memory, self._size), rows(mine, self._size)
+            else:
+                row = count * given.element_size()
+                into, blocks = cut(memory, incoming, row), cut(mine, outgoing, row)
+            self._collectives.all_to_all(into, blocks, (memory, mine), seconds, alike=alike)
+            if memory is not result:
+                result.copy_(memory)
 
         return self._begin([output], options, call)
 
@@ -527,8 +542,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     # --- what they have in common
 
     def _begin(self, result: Result, options: Any, call: Callable[[], None]) -> Work:
-        if any(tensor.is_inference() for tensor in result):
-            call = torch.inference_mode()(call)  # elsewhere they are read-only
+        for tensor in result:
+            if tensor.is_inference():
+                call = torch.inference_mode()(call)  # elsewhere they are read-only
+                break
         later = options.asyncOp or self._coalesced is not None
         return self._begun(self._work_queue.run(Work(result), call, later=later))
 
@@ -551,7 +568,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def _rows(self, tensor: Tensor, sizes: list[int] | None) -> list[int]:
         """Return how many rows of a tensor belong to each rank."""
-        rows = len(tensor)
+        rows = tensor.size(0)
         if not sizes:
             if rows % self._size:
                 raise ValueError(f"{rows} rows cannot be split equally between {self._size} ranks")
