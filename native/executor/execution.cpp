@@ -65,7 +65,7 @@ void Execution::reserve(const Array& array) {
   if (numbering_->exclusive()) numbering_->current_.store(this, std::memory_order_release);
   numbering_->advance();
   number_ = numbering_->number();
-  if (phases_.size() > 1) phase_ = number_ % phases_.size();
+  if (phases_.size() > 1) phase_ = numbering_->next_turn() % phases_.size();
   numbering_->raises(phase().end_notification());
   array_ = array;
   streamed_.store(false, std::memory_order_relaxed);

@@ -51,7 +51,7 @@ class Execution {
  public:
   enum class State : std::uint8_t { kIdle, kRunning, kDone, kCollecting, kFailed, kClosed };
 
-  // `phases`: execution i is of phase i % phases.size().
+  // `phases`: they take turns, with those of other executions of the same numbering.
   Execution(Executor& executor, std::vector<std::unique_ptr<BoundPlan>> phases,
             std::shared_ptr<Numbering> numbering);
   Execution(const Execution&) = delete;

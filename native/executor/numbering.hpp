@@ -71,6 +71,9 @@ class Numbering {
   friend class Executor;
   // The next execution begins.
   void advance();
+  // One of a plan with phases begins. All ranks take part in each of those, so the slots of one are
+  // free when the next one is over. Others, in between, may wait for few ranks.
+  std::uint64_t next_turn() { return turns_++; }
   // It raises notifications below this one. Those that no execution raised need no sweep: most of
   // the group's many, which would leave no room in a cache for anything else.
   void raises(std::uint64_t end) { raised_end_ = std::max(raised_end_, end); }
@@ -83,6 +86,7 @@ class Numbering {
   const bool exclusive_;
   std::uint64_t number_ = 0;
   std::uint32_t generation_ = 0;
+  std::uint64_t turns_ = 0;
   std::uint64_t raised_end_ = 0;
   std::atomic<const Execution*> current_{nullptr};
   std::exception_ptr fault_;

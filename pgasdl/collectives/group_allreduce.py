@@ -109,15 +109,15 @@ class GroupAllreduce:
     def begin(self, timeout: float) -> Self:
         """Make the workspace on the host. Collective."""
         segments, group, too = self._state.segments, self.group, self._with_pairwise
-        first = self.REGION * self.REGIONS
-        flags = first + (notifications(group) if too else 0)
+        self._first = notifications(group) if too else 0  # of the regions
+        flags = self._first + self.REGION * self.REGIONS
         on_host = Workspace(segments, group, None, flags + group.size, timeout, with_pairwise=too)
         self._workspaces[None] = on_host
         self._numbers = numbers = _native.Numbering(on_host.segment, 0, flags, exclusive=True)
         self.calls = _native.AllreduceCalls(numbers)
         if too:
             inbox = on_host.pairwise_inbox
-            self.pairwise = PairwiseCalls(group, on_host.segment, inbox, numbers, first)
+            self.pairwise = PairwiseCalls(group, on_host.segment, inbox, numbers)
         return self
 
     def request(self, memory: Memory, op: str, plan: str | None) -> AllreduceRequest:
@@ -327,7 +327,7 @@ class GroupAllreduce:
                 workspace.segment, workspace.inbox if own is None else own, memory.native_dtype
             ),
         }
-        tags = Tags(self._numbers, region * self.REGION, str(key))
+        tags = Tags(self._numbers, self._first + region * self.REGION, str(key))
         device = -1 if memory.device is None else memory.device
         access = ArrayAccess(request.access, device=device)
         execution = bind(self.group, plan, buffers, tags, access, reduction_of(request.op))

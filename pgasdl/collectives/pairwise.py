@@ -90,16 +90,14 @@ class PairwiseCalls:
     inbox : int
         Where it begins.
     numbers : Numbering
-        Numbers the group's executions.
-    first : int
-        Where the notifications begin.
+        Numbers the group's executions. The first notifications are these collectives'.
     """
 
     def __init__(
-        self, group: Group, segment: Segment, inbox: int, numbers: _native.Numbering, first: int
+        self, group: Group, segment: Segment, inbox: int, numbers: _native.Numbering
     ) -> None:
         self._group, self._segment, self._inbox = group, segment, inbox
-        self._numbers, self._first = numbers, first
+        self._numbers = numbers
         self._piece = _piece_bytes(group)
         self._bound: dict[Hashable, BoundPairs] = {}
 
@@ -152,7 +150,7 @@ class PairwiseCalls:
         places["inbox"] = PlanBuffer(self._segment, self._inbox, dtype)
         # Equal on all ranks; what they have for each other may differ.
         how = blocks.same, blocks.reduces, blocks.scale, pairs.reduction
-        tags = Tags(self._numbers, self._first, str((pairs.what, dtype, longest, *how)))
+        tags = Tags(self._numbers, 0, str((pairs.what, dtype, longest, *how)))
         return bind(group, array, places, tags, _REBASED, pairs.reduction)
 
     def close(self) -> None:

@@ -116,6 +116,47 @@ def test_after_a_timeout_the_same_call_continues(ctx: Any) -> None:
     calls.close()
 
 
+@contract(ranks=3)
+def test_a_slow_rank_of_an_allreduce_finds_what_others_left_for_it(ctx: Any) -> None:
+    """Plans with phases leave slots to be read; a gather between two waits for some ranks only."""
+    group = ctx.group(range(ctx.size))
+    calls = ctx._allreduces.begin_pairwise(group, 30.0).pairwise
+    plan = "staged" if ctx.mapped else "one-shot"
+    if not ctx.mapped and group.members.registers:
+        return  # its plan there has no phases
+    rank, array, mine = ctx.rank, np.full(100, 1.0 + ctx.rank, np.float32), np.full(8, ctx.rank)
+    out = np.zeros((3, 8), mine.dtype)
+
+    def reduce(timeout: float | None = None) -> None:
+        ctx.allreduce(array, plan=plan, group=group, timeout=timeout)
+
+    def gather() -> None:
+        n = mine.nbytes
+        blocks = Blocks((n, 0, 0), (n if rank == 0 else 0,) * 3, n)
+        places = [mine.ctypes.data, 0, 0, *(row.ctypes.data for row in out)]
+        make(calls, Pairs("gather", "bytes", blocks), places, (out, mine))
+
+    left = ctx.segment(8, notifications=1)
+    if rank == 1:  # it contributes, and goes away
+        with pytest.raises(pgasdl.Timeout):
+            reduce(0.0)
+    ctx.barrier()
+    if rank == 1:
+        ctx.notify_waitsome(left)
+    reduce()
+    assert (array == 6).all()
+    gather()  # the root takes the block of rank 2 first, which goes on
+    if rank == 2:
+        array[:] = 7
+        with pytest.raises(pgasdl.Timeout):
+            reduce(0.0)
+        ctx.notify(1, left, 0)
+    reduce()
+    assert (array == 19).all()
+    assert rank != 0 or (out == np.arange(3)[:, None]).all()
+    group.delete()
+
+
 @contract(ranks=(2, 3))
 def test_ranks_that_do_not_agree_are_told(ctx: Any) -> None:
     calls, n = made(ctx), 10 + (ctx.rank == 1)
