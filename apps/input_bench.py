@@ -18,6 +18,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, islice
@@ -30,7 +31,9 @@ from torch.utils.data import DataLoader
 
 import pgasdl
 from pgasdl.input import Batches, Iterations, Prefetcher, StripedFiles, StripedWriter
-from pgasdl.tools.json_document import write_json
+from pgasdl.tools.bench.output import Output
+from pgasdl.tools.bench.session import Session
+from pgasdl.tools.bench.turns import Contender
 
 N_WARM = 4  # batches before the clock runs: more than any reader has ready
 Batch = dict[str, Any]
@@ -117,9 +120,11 @@ class Measurement:
     """One rank's part in measuring the readers for one size of batch."""
 
     def __init__(
-        self, ctx: pgasdl.Context, given: argparse.Namespace, index: Path, batch: int
+        self, session: Session, given: argparse.Namespace, index: Path, batch: int
     ) -> None:
-        self.ctx, self.given = ctx, given
+        self.session, self.given = session, given
+        ctx = self.ctx = session.context
+        self.cpu: dict[str, list[float]] = defaultdict(list)
         self.files = StripedFiles(index)
         self.paths = sorted(index.parent.glob("images-*.npy"))
         self.work = Work(given.compute)
@@ -139,8 +144,8 @@ class Measurement:
             self.readers[f"DataLoader, {n} workers"] = partial(dataloader, n)
             self.readers[f"DataLoader by record, {n} workers"] = partial(by_record, n)
 
-    def once(self, name: str) -> tuple[float, float]:
-        """Return the seconds of an iteration, of the slowest rank, and this rank's of CPU time."""
+    def once(self, name: str, _: int) -> list[float]:
+        """Return the microseconds of an iteration, of the slowest rank; note the CPU time."""
         if self.given.cold and self.ctx.rank == 0:
             forget(self.paths)
         self.ctx.barrier()
@@ -157,53 +162,46 @@ class Measurement:
         mine = (time.perf_counter() - began) / self.given.batches
         del batch
         source.close()  # type: ignore[attr-defined]
-        cpu = (cpu_seconds() - cpu) / len(self.iterations)
+        self.cpu[name].append((cpu_seconds() - cpu) / len(self.iterations))
         self.ctx.barrier()
-        return self.slowest(mine), cpu
+        return self.slowest(mine)
 
-    def compute(self) -> float:
-        """Return the time of an iteration without input."""
+    def compute(self, _: int) -> list[float]:
+        """Return the microseconds of an iteration without input, of the slowest rank."""
         self.ctx.barrier()
         began = time.perf_counter()
         for _ in range(self.given.batches):
             self.work()
         return self.slowest((time.perf_counter() - began) / self.given.batches)
 
-    def slowest(self, seconds: float) -> float:
-        """Return the largest of all ranks' figures."""
-        figures = self.ctx.world.allgather("seconds", str(seconds).encode())
-        return max(map(float, figures))
+    def slowest(self, seconds: float) -> list[float]:
+        """Return the largest of all ranks' figures, in microseconds."""
+        return [1e6 * float(self.session.ranks.latest(np.array([seconds]))[0])]
 
     def rows(self) -> list[dict[str, Any]]:
         """Measure every reader in turn, round after round."""
-        took: dict[str, list[float]] = {name: [] for name in self.readers}
-        cpu: dict[str, list[float]] = {name: [] for name in self.readers}
-        computed: list[float] = []
-        for _ in range(self.given.rounds):
-            if self.given.compute:
-                computed.append(self.compute())
-            for name in self.readers:
-                seconds, of_cpu = self.once(name)
-                took[name].append(seconds)
-                cpu[name].append(of_cpu)
-        base = statistics.median(computed) if computed else 0.0
+        computing = Contender("compute", self.compute, calls=1)
+        readers = [Contender(name, partial(self.once, name), calls=1) for name in self.readers]
+        self.session.take_turns([computing, *readers] if self.given.compute else readers)
+        base = computing.samples().median if self.given.compute else 0.0
         nbytes = self.batches.largest * self.files.dtype.itemsize
-        ours = took["Prefetcher"]
+        took = {one.name: one.samples() for one in readers}
+        ours = took["Prefetcher"].values
         return [
             {
                 "reader": name,
                 "batch": self.batches.largest,
-                "ms": 1e3 * statistics.median(seconds),
-                "least_ms": 1e3 * min(seconds),
-                "most_ms": 1e3 * max(seconds),
-                "beyond_compute_ms": 1e3 * (statistics.median(seconds) - base),
-                "cpu_ms": 1e3 * statistics.median(cpu[name]),
-                "GB_per_s": nbytes / statistics.median(seconds) / 1e9,
+                "ms": samples.median / 1e3,
+                "least_ms": samples.least / 1e3,
+                "most_ms": max(samples.values) / 1e3,
+                "beyond_compute_ms": (samples.median - base) / 1e3,
+                "cpu_ms": 1e3 * statistics.median(self.cpu[name]),
+                "GB_per_s": nbytes / samples.median / 1e3,
                 "to_prefetcher": statistics.median(
-                    other / own for other, own in zip(seconds, ours, strict=True)
+                    other / own for other, own in zip(samples.values, ours, strict=True)
                 ),
             }
-            for name, seconds in took.items()
+            for name, samples in took.items()
         ]
 
 
@@ -271,30 +269,29 @@ def main() -> None:
         if ctx.rank == 0:
             written(folder, given)
         ctx.barrier(timeout=600)
+        output = Output(ctx.rank, as_json=given.json)
+        session = Session(ctx, output, rounds=given.rounds, pinned=False)
+        session.header(f"input, torch {torch.__version__}")
         rows = [
             row
             for batch in given.batch
-            for row in Measurement(ctx, given, folder / "images.json", batch).rows()
+            for row in Measurement(session, given, folder / "images.json", batch).rows()
         ]
-        if ctx.rank != 0:
-            return
-        what = {
-            "ranks": ctx.size,
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "cold": given.cold,
-            "compute_ms": given.compute,
-            "rows": rows,
-        }
-        if given.json:
-            write_json(what)
-        else:
-            print(
-                f"{ctx.size} rank{'s' * (ctx.size > 1)} on {os.cpu_count()} cores, "
-                f"{'cold' if given.cold else 'warm'} files, {given.compute:g} ms of work; "
-                f"medians of {given.rounds} rounds"
-            )
-            print(table(rows))
+        session.say(
+            f"figures    {'cold' if given.cold else 'warm'} files, {given.compute:g} ms of work; "
+            f"medians of {given.rounds} rounds"
+        )
+        session.say(table(rows))
+        output.write(
+            {
+                "ranks": ctx.size,
+                "machine": session.machine,
+                "torch": torch.__version__,
+                "cold": given.cold,
+                "compute_ms": given.compute,
+                "rows": rows,
+            }
+        )
 
 
 if __name__ == "__main__":

@@ -31,22 +31,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from pipeline.contenders import PATIENCE, Contender, latest
-from pipeline.figures import Row, by_module, layer_table, rows, table
-from pipeline.networks import NETWORKS
-from pipeline.ours import Average
-from pipeline.picture import draw
-from pipeline.settings import Settings
-from pipeline.trace import Recorded, Span, write
-from pipeline.variants import BASELINES, VARIANTS, Job, Variant
+from bench.pipeline.cases import Case, latest
+from bench.pipeline.figures import Row, by_module, layer_table, rows, table
+from bench.pipeline.networks import NETWORKS
+from bench.pipeline.ours import Average
+from bench.pipeline.picture import draw
+from bench.pipeline.settings import Settings
+from bench.pipeline.trace import Recorded, Span, write
+from bench.pipeline.variants import BASELINES, VARIANTS, Job, Variant
 
 import pgasdl
 from pgasdl.errors import PlanError, UnavailableError
-from pgasdl.tools.bench import machine
-from pgasdl.tools.bench.floors import Floors, placement
+from pgasdl.tools.bench.machine import pin
 from pgasdl.tools.bench.output import Output
-from pgasdl.tools.bench.peer import pin
-from pgasdl.tools.bench.turns import Ranks
+from pgasdl.tools.bench.session import Session
+from pgasdl.tools.bench.turns import MIXED, PATIENCE
 
 _DEFAULT = "attach,attach-thread,attach-phased,ddp-gloo,ddp-pgasdl,mpi-layers,mpi-fused"
 _OF_WAITS = "sc-b,sc-ob,sc-obr"
@@ -146,11 +145,9 @@ class Bench:
             threads=given.threads or max(1, cores // ctx.size),
         )
         torch.set_num_threads(self.settings.threads)
-        self.oversubscribed = ctx.size > cores
-        self._floors = Floors(Ranks(ctx, not self.oversubscribed, 1.0), 4096, self.oversubscribed)
+        self.session = Session(ctx, output, rounds=given.rounds, pinned=False)
         self.job = Job(ctx, self.settings, given.mpi)
-        self.lines: list[float] = []
-        self.contenders: list[Contender] = []
+        self.cases: list[Case] = []
 
     def run(self) -> None:
         """Measure everything, and report."""
@@ -160,17 +157,16 @@ class Bench:
         with self.job:
             for variant in [*BASELINES, *self.given.chosen]:
                 try:
-                    self.contenders.append(variant.make(self.job))
+                    self.cases.append(variant.make(self.job))
                 except (PlanError, UnavailableError) as error:
                     self.output.warn(f"no row     {variant.name}: {error}")
-            self._probe()
-            for _ in range(self.given.rounds):
-                for contender in self.contenders:
-                    contender.measure(self.given.iterations)
-                self._probe()
-            self._report({each.name: each.trace(_TRACED) for each in self.contenders})
-            for contender in self.contenders:
-                contender.close()
+            for case in self.cases:
+                case.iteration.calls = self.given.iterations
+            contenders = [one for case in self.cases for one in (case.iteration, case.exchanging)]
+            self.session.take_turns(contenders, probe=self._probe)
+            self._report({each.name: each.trace(_TRACED) for each in self.cases})
+            for case in self.cases:
+                case.close()
 
     def _exchange_alone(self) -> float:
         work = self.job.work
@@ -180,43 +176,43 @@ class Bench:
         exchange.close()
         return latest(self.ctx, seconds)
 
-    def _probe(self) -> None:
-        """Measure how far from each other the processors are, on one each."""
+    def _probe(self) -> str:
+        """Look how far from each other the processors are, on one each."""
         before = os.sched_getaffinity(0)
         pin(self.ctx.rank, self.ctx.size)
-        self.lines.append(self._floors.line_ns())
+        where = self.session.probe()
         os.sched_setaffinity(0, before)
+        return where
 
     @property
     def where(self) -> str:
         """Placement of the ranks' processors."""
-        found = {placement(line, self.oversubscribed) for line in self.lines}
-        return found.pop() if len(found) == 1 else "mixed"
+        found = {where for case in self.cases for where, _ in case.iteration.turns}
+        return found.pop() if len(found) == 1 else MIXED
 
     def _header(self) -> None:
         say, of = self.output.say, self.settings
         what = NETWORKS[of.network].reads
-        say(f"pgasdl {pgasdl.__version__} pipeline, {of.network}: {sum(self.job.work.counts):,} "
-            f"parameters in {len(self.job.work.counts)} layers")  # fmt: skip
-        say(f"machine    {machine.describe()}")
-        say(
-            f"ranks      {self.ctx.size}, each {of.batch} {what} of {of.size}; {of.scaling} scaling"
+        counts = self.job.work.counts
+        self.session.header(
+            f"pipeline, {of.network}: {sum(counts):,} parameters in {len(counts)} layers"
         )
-        say(f"transport  {self.ctx.describe().splitlines()[1].removeprefix('transport ')}")
+        say(f"batch      {of.batch} {what} of {of.size} on each rank; {of.scaling} scaling")
 
     def _report(self, traced: dict[str, list[list[Span]]]) -> None:
         recorded = {name: self._gather(name, ranks) for name, ranks in traced.items()}
-        found = rows(self.contenders, self.ctx.size, self.settings.scaling)
+        found = rows(self.cases, self.ctx.size, self.settings.scaling)
         for row in found:
             row.layers = by_module(self.job.work, recorded[row.name][0], _TRACED)
         if self.ctx.rank != 0:
             return
         of, say = self.settings, self.output.say
+        line = statistics.median(self.session.lines)
         if of.compute == "wait":
             say(f"compute    waits of {1e3 * of.seconds:.2f} ms an iteration")
         else:
             say(f"compute    PyTorch {torch.__version__}, {of.threads} threads on each rank")
-        say(f"placement  {self.where}: a cache line takes {statistics.median(self.lines):.0f} ns")
+        say(f"placement  {self.where}: a cache line takes {line:.0f} ns")
         say(f"figures    medians of {self.given.rounds} rounds of {self.given.iterations} "
             "iterations, in turns")  # fmt: skip
         for line in table(found):
@@ -267,9 +263,9 @@ class Bench:
             "threads": of.threads,
             "rounds": given.rounds,
             "iterations": given.iterations,
-            "machine": machine.describe(),
+            "machine": self.session.machine,
             "placement": self.where,
-            "line_ns": self.lines,
+            "line_ns": self.session.lines,
             "variants": [row.document() for row in found],
         }
 

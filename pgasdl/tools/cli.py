@@ -23,7 +23,7 @@ _COMMANDS = {
     "env": ("", "list the PGASDL_* variables and their values"),
     "doctor": ("", "report what this machine offers, with fixes"),
     "topo": ("", "list GPUs and RDMA devices, the one used, and why not others"),
-    "bench": ("pgasdl.tools.bench.cli", "measure, beside the machine's floor and its peers"),
+    "bench": ("pgasdl.tools.bench.cli", "measure, beside the machine's floor"),
     "tune": (
         "pgasdl.tools.bench.plans_cli",
         "measure this machine, and write which plan is best for what",

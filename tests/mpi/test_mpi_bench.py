@@ -1,4 +1,4 @@
-"""``pgasdl bench mpi``: every size is measured, beside the library's own calls."""
+"""``apps/peers_bench.py mpi``: every size is measured, beside the library's own calls."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import json
 import os
 from dataclasses import replace
 
+import mpi_jobs
 import pytest
-from support.environment import environment
-from support.launcher import PGASDL
 from support.mpi_rows import Row
-from support.starting import succeeded
+from support.places import APPS
 from tiers import full
-
-from pgasdl.tools.bench.peers import PEER_KINDS, Peer
 
 
 @pytest.mark.parametrize("mpi", full(["mpich", "openmpi"], quick=1), indirect=True)
 def test_bench_mpi(mpi: Row) -> None:
-    words = ["bench", "mpi", "--mpi", mpi.kind, "--sizes", "8,64K", "--repeat", "1"]
-    words += ["--seconds", "0.002", "--json"]
-    rows = json.loads(succeeded([*PGASDL, *words], env=environment(), timeout=120))
+    words = ["mpi", "--sizes", "8,64K", "--repeat", "1", "--seconds", "0.002", "--json"]
+    rows = json.loads(mpi_jobs.start(mpi, 2, APPS / "peers_bench.py", *words).stdout)
     assert {row["bytes"] for row in rows} == {8, 65536}
-    assert {"allreduce, array", "two-sided"} <= {row["op"] for row in rows}
-    assert all(row["us"] > 0 and row["peer_us"] > 0 for row in rows)
+    assert {row["who"] for row in rows} == {
+        "core", "python", "put by hand", "two-sided", "segment", "array", "MPI",
+    }  # fmt: skip
+    assert all(row["us"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("mpi", full(["openmpi"]), indirect=True)
-def test_the_kernel_copies_for_open_mpi(mpi: Row) -> None:
+def test_the_kernel_copies_for_open_mpi(mpi: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(APPS))
+    from bench.jobs import PEER_KINDS, Peer
+
     kind = PEER_KINDS["openmpi-cma"]
     environ = kind.environ | {
         "OMPI_MCA_smsc_base_verbose": "100",

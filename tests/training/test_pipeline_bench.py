@@ -45,8 +45,8 @@ def app() -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", TOTALS)
 def test_layers_of_a_network(name: str) -> None:
-    from pipeline.networks import NETWORKS
-    from pipeline.workload import workload
+    from bench.pipeline.networks import NETWORKS
+    from bench.pipeline.workload import workload
 
     work = workload(name, 2, NETWORKS[name].size)
     assert sum(work.counts) == TOTALS[name]
@@ -64,8 +64,8 @@ def test_layers_of_a_network(name: str) -> None:
 @pytest.mark.parametrize("name", full(["tiny", *TOTALS], quick=1))
 def test_a_network_computes(name: str) -> None:
     """The order of its gradients is the one that was found without computing."""
-    from pipeline.networks import NETWORKS, data
-    from pipeline.workload import workload
+    from bench.pipeline.networks import NETWORKS, data
+    from bench.pipeline.workload import workload
 
     size = max(NETWORKS[name].least, 8)
     network = NETWORKS[name].make()
@@ -235,12 +235,13 @@ def test_all_variants_have_names(app: Any) -> None:
 
 
 def test_shares() -> None:
-    from pipeline.contenders import Ours
-    from pipeline.figures import rows
+    from bench.pipeline.cases import Ours
+    from bench.pipeline.figures import rows
 
     def contender(name: str, iterations: list[float], exchanges: list[float]) -> Any:
         made = Ours(None, name, "")  # type: ignore[arg-type]
-        made.iterations, made.exchanges = iterations, exchanges
+        made.iteration.turns = [("near", [1e6 * seconds]) for seconds in iterations]
+        made.exchanging.turns = [("near", [1e6 * seconds]) for seconds in exchanges]
         return made
 
     alone = contender("one-rank", [1.0, 2.0, 4.0], [0.0] * 3)
@@ -260,8 +261,8 @@ def test_shares() -> None:
 
 
 def test_a_wrong_mean_gets_no_figures() -> None:
-    from pipeline.waiting import NoExchange, WaitingRunner
-    from pipeline.workload import workload
+    from bench.pipeline.waiting import NoExchange, WaitingRunner
+    from bench.pipeline.workload import workload
 
     work = workload("tiny", 1, 8)
     exchange = NoExchange(work.counts)

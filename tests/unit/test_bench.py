@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.environment import environment
 from support.launcher import PGASDL
-from support.mpi_rows import missing
-from support.places import TESTS
 from support.requiring import require_modules
 from support.starting import finished
 from tiers import full
 
 import pgasdl.tools.cli
-from pgasdl import loopback, models
-from pgasdl.errors import ConfigError, MismatchError, UnavailableError
-from pgasdl.runtime.launch import mpiexec
-from pgasdl.tools.bench import peers, rdma
-from pgasdl.tools.bench.floors import floor_of, placement
+from pgasdl import models
+from pgasdl.errors import ConfigError
+from pgasdl.tools.bench.floors import placement
 from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.report import Report, Row, ratio, short
-from pgasdl.tools.bench.request import PEERS, Request
+from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.timing import Samples, durations
-from pgasdl.tools.bench.turns import Contender, usual
-from pgasdl.tools.bench.worker import _buckets, _pieces
+from pgasdl.tools.bench.turns import Contender, best_of, usual
 from pgasdl.tools.sizes import parse_size, parse_sizes
 
-KEYS = {"op", "transport", "plan", "ranks", "bytes", "dtype", "us", "floor_us"} | {
-    "placement",
-    "peers",
-}
+KEYS = {"op", "transport", "plan", "ranks", "bytes", "dtype", "us", "floor_us", "placement"}
 FAST = ("--repeat", "1", "--seconds", "0.002")
 
 
@@ -94,7 +85,7 @@ def test_refused_before_anything_starts(
 
 
 def test_a_request_reaches_the_ranks_unchanged() -> None:
-    request = Request("model", 4, models=("vgg16",), bucket_bytes=25 << 20, peers=("gloo",))
+    request = Request("model", 4, models=("vgg16",), bucket_bytes=25 << 20)
     assert Request.load(request.dump()) == request
 
 
@@ -129,31 +120,23 @@ def test_placement(line: float, oversubscribed: bool, word: str) -> None:
     assert placement(line, oversubscribed) == word
 
 
-def contender(role: str, **turns: list[float]) -> Contender:
-    made = Contender(role, role, lambda calls: [])
+def contender(**turns: list[float]) -> Contender:
+    made = Contender("", lambda calls: [])
     made.turns = [(where, [us]) for where, times in turns.items() for us in times]
     return made
 
 
 def test_a_row_keeps_to_the_placement_that_all_share_most() -> None:
-    ours = contender("ours", near=[1.0], far=[3.0, 4.0, 5.0], mixed=[9.0] * 4)
-    plain = contender("floor", near=[0.5, 0.5], far=[2.0, 2.5], mixed=[7.0])
-    other = contender("floor", far=[2.0, 1.5], near=[1.0])
+    ours = contender(near=[1.0], far=[3.0, 4.0, 5.0], mixed=[9.0] * 4)
+    plain = contender(near=[0.5, 0.5], far=[2.0, 2.5], mixed=[7.0])
+    other = contender(far=[2.0, 1.5], near=[1.0])
     where = usual([ours, plain, other])
     assert where == "far"
     assert ours.samples(where).median == 4.0
-    assert floor_of([ours, plain, other], where).median == 1.75
-    assert usual([contender("ours", mixed=[1.0], near=[1.0])]) == "near"
-    assert usual([contender("ours", mixed=[1.0]), contender("floor", near=[1.0])]) == "mixed"
-
-
-def test_pieces_and_buckets_hold_everything() -> None:
-    counts = models.layers("resnet50")
-    for cuts in (_pieces(counts), _pieces([sum(counts)]), _buckets(counts, 25 << 20)):
-        assert sum(cuts) == sum(counts)
-        assert min(cuts) > 0
-    assert max(_pieces([10 << 20])) * 4 == 4 << 20
-    assert len(_buckets(counts, 25 << 20)) in (4, 5)
+    assert best_of([plain, other, contender(near=[0.1])], where) is other
+    assert usual([contender(mixed=[1.0], near=[1.0])]) == "near"
+    assert usual([contender(mixed=[1.0]), contender(near=[1.0])]) == "mixed"
+    assert len(ours.samples().values) == 8
 
 
 def test_figures_are_short() -> None:
@@ -167,23 +150,17 @@ def test_the_report_writes_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "rows.json"
-    report = Report(["openmpi", "openmpi-cma", "mpich", "gloo"], Output(file=str(file)))
+    report = Report(Output(file=str(file)))
     report.begin()
-    theirs = {
-        "openmpi": 1.0, "openmpi 4 MB pieces": 0.9, "openmpi-cma": 0.8,
-        "openmpi-cma 4 MB pieces": 0.75, "mpich": 2.0, "mpich 4 MB pieces": 3.0,
-    }  # fmt: skip
     report.add(
         Row("allreduce", "segment", "shm", "staged", 2, 8, "float32", 0.5, 0.4, 0.6, 0.25, 0.2,
-            "near", [0.04, 0.05], "this one", theirs)
+            "near", [0.04, 0.05], "this one")
     )  # fmt: skip
     report.close()
     headings, row = capsys.readouterr().out.splitlines()
-    assert headings.split()[-5:] == ["openmpi", "mpich", "gloo", "best", "peer"]
-    # The best variant of each library, by its name.
-    words = " ".join(row.split("near ")[1].split())
-    assert words == "0.750 cma 4 MB pieces 2.000 - / 1.50"
-    assert rows_of(file.read_text())[0]["peers"] == theirs
+    assert headings.endswith("placed") and len(headings) == len(row)
+    assert row.split()[-3:] == ["2.00", "2.00", "near"]
+    assert rows_of(file.read_text())[0]["us"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -254,17 +231,6 @@ def test_loopback() -> None:
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("op", full(["allreduce", "write_notify"], quick=1))
-def test_peers_take_turns(op: str) -> None:
-    """Peers that are installed are measured; the others are named with the reason."""
-    done = bench(op, "--sizes", "1K", "--peers", "openmpi,gloo", "--json", *FAST)
-    assert done.returncode == 0, done.stderr
-    measured = {name.split()[0] for name in rows_of(done.stdout)[0]["peers"]}
-    # A row is of one placement of the two cores; a peer may not have had a turn in that one.
-    assert measured <= {n for n in ("openmpi", "gloo") if f"no peer    {n}: " not in done.stderr}
-
-
-@pytest.mark.gate
 def test_torch_distributed_beside_gloo() -> None:
     require_modules("torch")
     done = bench("c10d", "--sizes", "64,1M", "--json", *FAST)
@@ -275,47 +241,3 @@ def test_torch_distributed_beside_gloo() -> None:
     assert {row["op"] for row in rows if "core_us" in row} == {"all_reduce"}
     done = bench("c10d", "-n", "1", *FAST)
     assert done.returncode == 2 and "between two ranks" in done.stderr
-
-
-def test_a_peer_with_wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS / "unit"))
-    peer = peers.Peer("wrong", 2, peers.PeerKind("wrong_peer", ()))
-    try:
-        with pytest.raises(
-            MismatchError, match=r"wrong: a sum of 5.0 came out as {.*}: no figures"
-        ):
-            peer.allreduce([1], 3, paced=True, fill_share=1.0)
-    finally:
-        peer.close()
-
-
-def test_every_peer_can_be_named() -> None:
-    assert tuple(peers.PEER_KINDS) == PEERS
-
-
-def test_a_peer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(peers.PEER_KINDS, "gloo", peers.PeerKind("no.worker", ("no_such_module",)))
-    with pytest.raises(UnavailableError, match="gloo: no_such_module is not installed"):
-        peers.Peer("gloo", 2)
-
-
-def test_another_mpi_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    if why := missing("mpich"):
-        pytest.skip(why)
-    other = replace(mpiexec.LAUNCHERS["mpich"], says="Open MPI")
-    monkeypatch.setitem(mpiexec.LAUNCHERS, "mpich", other)
-    with pytest.raises(UnavailableError, match=r"of Open MPI were started, .* of MPICH"):
-        peers.Peer("mpich", 2)
-
-
-def test_a_peer_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(peers.PEER_KINDS, "gloo", peers.PeerKind("pgasdl.tools.bench.none", ()))
-    started, missing = peers.start(["gloo"], 1)
-    assert started == []
-    assert "No module named pgasdl.tools.bench.none" in missing[0]
-
-
-def test_rdma_needs_verbs_between_two_ranks() -> None:
-    request = Request("rdma", sizes=(8,), transport="loopback")
-    with pytest.raises(UnavailableError, match="two ranks with --transport verbs"):
-        loopback.run(2, lambda context: rdma.measure(context, request))

@@ -1,4 +1,4 @@
-"""A peer of ``pgasdl bench`` that sums nothing: started as gloo's processes are."""
+"""A peer of ``apps/peers_bench.py`` that sums nothing: started as gloo's processes are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
-
-from pgasdl.tools.bench.peer import Reduction, serve, socket_path
+from bench.serving import Reduction, serve_library
 
 
 class Wrong:
@@ -25,4 +24,4 @@ class Wrong:
 
 
 if __name__ == "__main__":
-    serve(Wrong(), socket_path())
+    serve_library(Wrong())

@@ -1,1 +1,1 @@
-"""``pgasdl bench``: pgasdl, the machine's floor and the peers take turns in one session."""
+"""``pgasdl bench``: pgasdl and the machine's floor take turns in one session."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -22,6 +20,9 @@ import torch.distributed as dist
 from pgasdl.context import Context
 from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.session import Session
+from pgasdl.tools.bench.timing import together
+from pgasdl.tools.bench.turns import Contender
 
 _PATIENCE = timedelta(seconds=120)
 _untyped: Any = dist  # PyTorch's stubs do not export all
@@ -32,7 +33,9 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
     """Measure every size. Rank 0 prints the rows and returns them."""
     torch.set_num_threads(1)
     output = Output(context.rank, as_json=request.as_json)
-    output.say(f"pgasdl bench c10d: {context.size} ranks, torch {torch.__version__}")
+    # Not on a processor each: gloo's own threads need some.
+    session = Session(context, output, rounds=request.rounds, seconds=request.seconds, pinned=False)
+    session.header(f"bench c10d, torch {torch.__version__}")
     output.say(f"microseconds, medians of {request.rounds} rounds in turns; ratio: gloo / ours")
     output.say(f"{'':>16} {'bytes':>9} {'ours':>10} {'best':>10} {'gloo':>10} {'core':>10} ratio")
     with tempfile.TemporaryDirectory(prefix="pgasdl-bench-") as own:
@@ -46,7 +49,7 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
             timeout=_PATIENCE,
         )
         groups = {"ours": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-        rows = [row for nbytes in request.sizes for row in _rows(context, request, groups, nbytes)]
+        rows = [row for nbytes in request.sizes for row in _rows(session, request, groups, nbytes)]
         context.barrier(timeout=60.0)
         dist.destroy_process_group()
     output.write(rows)
@@ -54,10 +57,11 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
 
 
 def _rows(
-    context: Context, request: Request, groups: dict[str, Any], nbytes: int
+    session: Session, request: Request, groups: dict[str, Any], nbytes: int
 ) -> list[dict[str, Any]]:
     """Measure one size, and print it."""
-    say, rows = Output(context.rank, as_json=request.as_json).say, []
+    context, rows = session.context, []
+    sync = partial(context.barrier, timeout=60.0)
     whole = torch.ones(-(-nbytes // (4 * context.size)) * context.size)
     for name, call in _calls(whole, context.size).items():
         if name == "barrier" and nbytes != request.sizes[0]:
@@ -66,14 +70,16 @@ def _rows(
         with contextlib.ExitStack() as stack:
             if name == "all_reduce":
                 ways["core"] = stack.enter_context(context.allreduce_handle(whole))
-            times = _turns(context, ways, request.rounds, nbytes)
+            contenders = [Contender(way, together(ours, sync)) for way, ours in ways.items()]
+            session.take_turns(contenders)
         whole.fill_(1.0)
-        us = {way: statistics.median(took) for way, took in times.items()}
-        row = {"op": name, "bytes": nbytes, "us": us["ours"], "least_us": min(times["ours"])}
+        us = {one.name: one.samples().median for one in contenders}
+        least = contenders[0].samples().least
+        row = {"op": name, "bytes": nbytes, "us": us["ours"], "least_us": least}
         rows.append(row | {f"{way}_us": us[way] for way in us if way != "ours"})
         core = f"{us['core']:.1f}" if "core" in us else "-"
-        say(
-            f"{name:>16} {nbytes:9} {us['ours']:10.1f} {min(times['ours']):10.1f} "
+        session.say(
+            f"{name:>16} {nbytes:9} {us['ours']:10.1f} {least:10.1f} "
             f"{us['gloo']:10.1f} {core:>10} {us['gloo'] / us['ours']:5.2f}"
         )
     return rows
@@ -91,20 +97,3 @@ def _calls(whole: torch.Tensor, size: int) -> dict[str, Callable[[Any], object]]
         "all_to_all": lambda group: dist.all_to_all_single(whole, other, group=group),
         "barrier": lambda group: dist.barrier(group=group),
     }
-
-
-def _turns(
-    context: Context, ways: dict[str, Way], rounds: int, nbytes: int
-) -> dict[str, list[float]]:
-    """Return each way's times, of calls that all ranks begin at once."""
-    calls = max(3, min(50, (4 << 20) // max(1, nbytes)))
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(rounds + 1):
-        for way, call in ways.items():
-            for number in range(calls):
-                context.barrier(timeout=60.0)
-                began = time.perf_counter()
-                call()
-                if turn > 0 and number > 0:  # the first ones warm up
-                    times[way].append((time.perf_counter() - began) * 1e6)
-    return times

@@ -19,7 +19,8 @@ import numpy as np
 from pgasdl.group import Group
 from pgasdl.plans.cost import Model, Pair
 from pgasdl.tools.bench.ours import Array, Ours
-from pgasdl.tools.bench.turns import Contender, Procedure
+from pgasdl.tools.bench.session import Session
+from pgasdl.tools.bench.turns import Contender
 
 SIZES = (64 << 10, 1 << 20, 8 << 20)
 LINE = 16  # elements
@@ -97,33 +98,33 @@ class _Members:
     mapped: bool
 
 
-def calibrate(procedure: Procedure) -> Calibration:
+def calibrate(session: Session) -> Calibration:
     """Measure the machine. Collective; every rank gets the same figures."""
-    context = procedure.ranks.context
+    context = session.context
     size, node = context.size, context.world.node_size
     if node >= size or node == 1:
         name = "across nodes" if node == 1 and size > 1 else "one node"
         world = _Members(name, context.world, size, context.mapped)
-        return Calibration(_class(world, procedure), None, max(1, node), context.mapped)
+        return Calibration(_class(world, session), None, max(1, node), context.mapped)
     ranks = context.world.members.order or tuple(range(size))
     begin = ranks.index(context.rank) // node * node
     mine = context.group(ranks[begin : begin + node])
     heads = ranks[::node]
     across = context.group(heads) if context.rank in heads else None
-    near = _class(_Members("inside nodes", mine, node, mine.mapped), procedure)
-    far = _class(_Members("across nodes", across, len(heads), mapped=False), procedure)
+    near = _class(_Members("inside nodes", mine, node, mine.mapped), session)
+    far = _class(_Members("across nodes", across, len(heads), mapped=False), session)
     return Calibration(near, far, node, context.mapped)
 
 
-def _class(members: _Members, procedure: Procedure) -> Class:
+def _class(members: _Members, session: Session) -> Class:
     """Measure the members' pairs; the other ranks only keep time."""
-    group, size, ranks = members.group, members.size, procedure.ranks
+    group, size, ranks = members.group, members.size, session.ranks
     if size == 1:
         zeros = (0.0,) * len(SIZES)
         return Class(members.name, 1, 0.0, 0.0, (_LEAST_BETA,) * len(SIZES), zeros, zeros, zeros)
     context = ranks.context
     count = max(SIZES) // 4
-    ours = Ours(ranks, procedure.sync, None)
+    ours = Ours(session)
     segment = context.segment(4 * count, notifications=1)
     memory = segment.numpy(np.float32)
 
@@ -131,7 +132,7 @@ def _class(members: _Members, procedure: Procedure) -> Class:
         call: Callable[[], object] = lambda: None  # noqa: E731
         if group is not None:
             call = context.collective_handle(kind, array, plan=plan, group=group, **options).run
-        return Contender(f"{plan} {array.size}", "ours", ours.uncounted(array, call))
+        return Contender(f"{plan} {array.size}", ours.uncounted(array, call))
 
     tree = contender("average", "tree", memory[:LINE])
     scatter = contender("average", "gdraa", memory[: LINE * size])
@@ -146,11 +147,11 @@ def _class(members: _Members, procedure: Procedure) -> Class:
             contender("average", "staged", outside[: array.size], owners=0) for array in arrays
         ]
     everything = [tree, scatter, *gather, *whole, *direct, *through]
-    procedure.take_turns(everything)
+    session.take_turns(everything)
     segment.delete()
 
     def took(one: Contender) -> float:
-        mine = 1e-6 * one.samples("").quartile if one.turns else 0.0
+        mine = 1e-6 * one.samples().quartile if one.turns else 0.0
         return float(ranks.latest(np.array([mine]))[0])
 
     hops = 2 * (size - 1).bit_length()

@@ -15,21 +15,19 @@ from pgasdl.errors import ConfigError
 from pgasdl.plans import PLANS
 from pgasdl.tools.bench.options import check_rounds, seconds_option, transport_option
 from pgasdl.tools.bench.plans_cli import plans_command
-from pgasdl.tools.bench.request import DEFAULT_SIZES, PEERS, Request
+from pgasdl.tools.bench.request import DEFAULT_SIZES, Request
 from pgasdl.tools.command import Function, Group, Names, json_option
 from pgasdl.tools.sizes import ALL, parse_size, parse_sizes
 
 _HELP = """\
 Measures on this machine, and prints a table: the median time of ours, the physical floor measured
-by the same program in between, their ratio, and the peers that are installed (--peers). Times are
-microseconds; write_notify is one way, half a round trip. Every rank's data is new in every call.
+by the same program in between, and their ratio. Times are microseconds; write_notify is one way,
+half a round trip. Every rank's data is new in every call.
 """
 _OPERATIONS = {
     "write_notify": "a notified write, from the core and from Python",
     "allreduce": "mean of float32 over all ranks: in segments, and of arrays outside",
     "model": "one iteration's gradients of a network, layer by layer",
-    "rdma": "notified writes over verbs beside perftest's ib_write_lat and ib_write_bw",
-    "mpi": "transport mpi beside mpi4py's put + flush + flag and Allreduce, in the same ranks",
     "c10d": "collectives of torch.distributed over backend pgasdl beside gloo, in the same ranks",
 }
 _LARGEST = 16
@@ -43,12 +41,11 @@ def command() -> None:
 
 def _options(op: str) -> Callable[[Function], Function]:
     """Add an operation's options, which :func:`_request` takes."""
-    usual = {"rdma": "verbs", "mpi": "mpi"}.get(op, "auto")
     found: list[Callable[..., Any]] = [
         click.option(
             "-n", "n_ranks", type=int, default=2, show_default=True, metavar="N", help="Ranks."
         ),
-        transport_option(usual),
+        transport_option("auto"),
         click.option(
             "--mpi",
             default="any",
@@ -95,14 +92,6 @@ def _options(op: str) -> Callable[[Function], Function]:
             "--repeat", type=int, default=10, show_default=True, metavar="R", help="Rounds."
         ),
         seconds_option,
-        click.option(
-            "--peers",
-            is_flag=False,
-            flag_value=ALL,
-            metavar="[LIST]",
-            type=Names(PEERS, "peer", several=True),
-            help=f"Measure others too: {', '.join(PEERS)}, or (without LIST) all.",
-        ),
         json_option,
     ]
 
@@ -143,7 +132,6 @@ def _request(
     plan: str | None,
     repeat: int,
     seconds: float,
-    peers: tuple[str, ...] | None,
     as_json: bool,
     sizes: str = "",
     names: tuple[str, ...] = (),
@@ -167,7 +155,6 @@ def _request(
         bucket_bytes=0 if bucket_bytes == "0" else parse_size(bucket_bytes),
         rounds=repeat,
         seconds=seconds,
-        peers=peers or (),
         as_json=as_json,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pgasdl import _native
 from pgasdl.context import Context
-from pgasdl.tools.bench.timing import Samples, rounds_of
+from pgasdl.tools.bench.timing import rounds_of
 from pgasdl.tools.bench.turns import Contender, Ranks
 
 NEAR_NS = 100.0
@@ -46,14 +46,10 @@ class Floors:
             def measure(calls: int) -> Sequence[float]:
                 return [ns / 1e3 for ns in self._floor.put(nbytes, copy, calls, rounds)]
 
-            return Contender(f"put by {copy}", "floor", measure)
+            return Contender(f"put by {copy}", measure)
 
         ways = ["memcpy", "copy"] + (["stream"] if nbytes >= 1 << 20 else [])
         return [contender(copy) for copy in ways]
-
-    def in_place(self, count: int) -> list[Contender]:
-        """Make the contenders of an allreduce in segments."""
-        return self.layers((count,))
 
     def private_arrays(self, count: int, fill_ns: float) -> list[Contender]:
         """Make the contenders of an allreduce of arrays outside, staged or read in several ways."""
@@ -63,7 +59,7 @@ class Floors:
                 moments = self._floor.private_arrays(count, piece, copy, calls, self._ranks.paced)
                 return self._ranks.durations(moments, self._clock_ns, fill_ns)
 
-            return Contender(f"pieces of {4 * piece} by {copy}", "floor", measure)
+            return Contender(f"pieces of {4 * piece} by {copy}", measure)
 
         # Far from each other, stores past the caches are faster; near, pieces that stay in them.
         ways = [(32768, "memcpy")]
@@ -83,7 +79,7 @@ class Floors:
             moments = call(piece, calls, self._ranks.paced)
             return self._ranks.durations(moments, self._clock_ns, fill_ns)
 
-        return Contender(f"{how}, in pieces of {4 * piece}", "floor", measure)
+        return Contender(f"{how}, in pieces of {4 * piece}", measure)
 
     def layers(self, counts: Sequence[int], fill_ns: float = 0.0) -> list[Contender]:
         """Make the contenders of a model's tensors in segments, one for each kernel."""
@@ -93,7 +89,7 @@ class Floors:
                 moments = self._floor.layers(list(counts), prefetch, calls, self._ranks.paced)
                 return self._ranks.durations(moments, self._clock_ns, fill_ns)
 
-            return Contender("prefetch" if prefetch else "plain", "floor", measure)
+            return Contender("prefetch" if prefetch else "plain", measure)
 
         large = sum(counts) >= 1 << 16
         return [contender(False)] + ([contender(True)] if large else [])
@@ -106,9 +102,3 @@ def placement(line_ns: float, oversubscribed: bool) -> str:
     if line_ns == 0:
         return "alone"
     return "near" if line_ns < NEAR_NS else "far"
-
-
-def floor_of(contenders: Sequence[Contender], where: str) -> Samples:
-    """Return the best of the floor's variants in a placement."""
-    measured = [one.samples(where) for one in contenders if one.role == "floor"]
-    return min((one for one in measured if one.values), key=lambda one: one.median)

@@ -1,4 +1,4 @@
-"""The description of the machine in reports."""
+"""The machine: its description in reports, and a processor for each rank."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ def describe() -> str:
     parts.append(f"Linux {platform.release()}")
     parts.append(f"Python {platform.python_version()}")
     return ", ".join(parts)
+
+
+def pin(rank: int, size: int) -> None:
+    """Bind the calling thread to a processor of its own, if there are enough."""
+    cores = sorted(os.sched_getaffinity(0))
+    if size <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
 
 
 def _processor() -> str:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from pgasdl import _native
 from pgasdl.collectives.policy import Choice
 from pgasdl.errors import MismatchError
+from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.timing import batches, clock_cost, fill_cost, rounds_of, timed
-from pgasdl.tools.bench.turns import Contender, Ranks
+from pgasdl.tools.bench.turns import Contender
 from pgasdl.training.exchange import GradientExchange
 
 Array = npt.NDArray[np.float32]
@@ -22,10 +23,10 @@ _PAGE = 4096
 class Ours:
     """Makes contenders. Every member, and every contender that it returns, is collective."""
 
-    def __init__(self, ranks: Ranks, sync: Callable[[], None] | None, plan: str | None) -> None:
-        self._ranks = ranks
-        self._context = ranks.context
-        self._sync = sync if ranks.paced else None
+    def __init__(self, session: Session, plan: str | None = None) -> None:
+        self._ranks = session.ranks
+        self._context = session.context
+        self._sync = session.sync if session.ranks.paced else None
         self._plan = plan
         self._clock_ns = clock_cost()
 
@@ -37,7 +38,7 @@ class Ours:
         target = -(-nbytes // _PAGE) * _PAGE
         segment = context.segment(2 * target, notifications=1)
         rounds = rounds_of(nbytes)
-        ping = self._ping(segment, nbytes, target)
+        ping = self.ping(segment, nbytes, target)
 
         def core(calls: int) -> Sequence[float]:
             context.barrier()
@@ -50,10 +51,11 @@ class Ours:
                 return []
             return [ns / 1e3 for ns in batches(calls, rounds, ping)]
 
-        ours = [Contender("core", "ours", core), Contender("python", "ours", python)]
+        ours = [Contender("core", core), Contender("python", python)]
         return ours, segment.delete
 
-    def _ping(self, segment: Any, nbytes: int, target: int) -> Callable[[int], None]:
+    def ping(self, segment: Any, nbytes: int, target: int) -> Callable[[int], None]:
+        """Return round trips between ranks 0 and 1, from Python."""
         write_notify, waitsome = self._context.write_notify, self._context.notify_waitsome
         reset = self._context.notify_reset
         peer = 1 - self._context.rank
@@ -86,7 +88,7 @@ class Ours:
             handle.close()
             segment.delete()
 
-        return Contender("segment", "ours", measure), handle.plan, free
+        return Contender("segment", measure), handle.plan, free
 
     def handles(
         self, count: int, choices: Sequence[Choice], *, in_segment: bool = True
@@ -102,7 +104,7 @@ class Ours:
             handle = self._context.allreduce_handle(gradient, "mean", plan=choice.plan, **options)
             handles.append(handle)
             measure = self._measure(gradient, [gradient], handle.run, anew=self._ranks.paced)
-            contenders.append(Contender(str(choice), "ours", measure))
+            contenders.append(Contender(str(choice), measure))
 
         def free() -> None:
             for handle in handles:
@@ -127,7 +129,7 @@ class Ours:
             context.allreduce(gradient, op="mean", plan=plan)
 
         measure = self._measure(gradient, [gradient], call)
-        return Contender("array", "ours", measure), float(fill_cost(gradient.fill))
+        return Contender("array", measure), float(fill_cost(gradient.fill))
 
     # --- a whole model
 
@@ -155,7 +157,7 @@ class Ours:
         everything: Array = exchange.gradients.numpy(np.float32)
         seen = [exchange.gradient(layer) for layer in backward]
         name = f"buckets of {bucket_bytes}" if bucket_bytes else "layers"
-        contender = Contender(name, "ours", self._measure(everything, seen, iteration))
+        contender = Contender(name, self._measure(everything, seen, iteration))
         return contender, exchange.plan, exchange.close
 
     def _measure(

@@ -6,19 +6,16 @@ choice on all sizes.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pgasdl.collectives.policy import Choice, Policy
 from pgasdl.context import Context
-from pgasdl.tools.bench import machine
 from pgasdl.tools.bench.calibrate import Calibration, calibrate
-from pgasdl.tools.bench.floors import Floors
 from pgasdl.tools.bench.output import Output
-from pgasdl.tools.bench.peer import pin
 from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.tuner import (
     IN_SEGMENTS,
     Figures,
@@ -28,7 +25,6 @@ from pgasdl.tools.bench.tuner import (
     predict_all,
     tune,
 )
-from pgasdl.tools.bench.turns import Procedure, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +54,13 @@ class PlanBench:
 
     def __init__(self, context: Context, request: Request, output: Output) -> None:
         self.output, self.say = output, output.say
-        cores = len(os.sched_getaffinity(0))
-        self.described = machine.describe()
-        launch = context.launch
-        if request.transport != "loopback":
-            pin(launch.local_rank, launch.local_size)
-        oversubscribed = context.topology.oversubscribed  # all ranks have to agree
-        paced = context.mapped and not oversubscribed
         self.context, self.request = context, request
-        ranks = Ranks(context, paced, max(1.0, launch.local_size / cores))
-        sync = Floors(ranks, 4096, oversubscribed).sync if context.mapped else context.barrier
-        self.procedure = Procedure(ranks, sync, request.rounds, request.seconds)
-        self.placed = "share cores" if oversubscribed else "a core each"
+        self.session = Session(context, output, rounds=request.rounds, seconds=request.seconds)
 
     def header(self) -> Calibration:
         """Measure and describe the machine."""
-        self.say(f"machine    {self.described}")
-        transport = self.context.describe().splitlines()[1].removeprefix("transport ")
-        self.say(f"ranks      {self.context.size}, {self.placed}; {transport}")
-        figures = calibrate(self.procedure)
+        self.session.header(self.request.command)
+        figures = calibrate(self.session)
         for each in (figures.inside, figures.across):
             if each is not None:
                 self.say(f"measured   {each}")
@@ -90,12 +74,12 @@ class PlanBench:
         def report(size: Size) -> None:
             self.say(str(size))
 
-        policy, sizes = tune(self.procedure, calibration, self.request.sizes, report)
+        policy, sizes = tune(self.session, calibration, self.request.sizes, report)
         self.say(f"policy     {policy}")
         file = self.request.policy_file
         if self.context.rank == 0 and file is not None:
             lines = [
-                f"# pgasdl tune: {self.described}",
+                f"# pgasdl tune: {self.session.machine}",
                 f"# {self.context.size} ranks, {self.context.topology.routes}",
                 f"# {calibration.dump()}",
                 str(policy),
@@ -108,7 +92,7 @@ class PlanBench:
             self.say(f"wrote      {file}: {used}")
         self.output.write(
             {
-                "machine": self.described,
+                "machine": self.session.machine,
                 "ranks": self.context.size,
                 "routes": str(self.context.topology.routes),
                 "calibration": asdict(calibration),
@@ -134,13 +118,13 @@ class PlanBench:
         request, context = self.request, self.context
         calibration = self.header()
         seen = request.sizes[::2]
-        policy, _ = tune(self.procedure, calibration, seen, lambda _: None, (IN_SEGMENTS,))
+        policy, _ = tune(self.session, calibration, seen, lambda _: None, (IN_SEGMENTS,))
         self.say(f"policy     {policy}")
         choices = choices_here(context)
         rows: list[PlanRow] = []
         for nbytes in request.sizes:
             predicted = predict_all(context, calibration, choices, nbytes)
-            measured = measure_all(self.procedure, choices, nbytes)
+            measured = measure_all(self.session, choices, nbytes)
             chosen = policy.find(IN_SEGMENTS, nbytes)
             transport = "+".join(sorted(set(context.topology.routes.names)))
             rows += [

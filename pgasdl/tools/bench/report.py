@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.timing import Samples
@@ -26,8 +26,6 @@ class Row:
         ranks share processors; "alone" for one rank.
     line_us : list[float]
         The latency of a cache line, one way, at the row's beginning and end.
-    peers : dict[str, float]
-        Medians by name; without peers that were never measured in the row's placement.
     """
 
     op: str
@@ -45,7 +43,6 @@ class Row:
     placement: str
     line_us: list[float]
     machine: str
-    peers: dict[str, float] = field(default_factory=dict)
 
 
 def figures(samples: Samples) -> dict[str, float]:
@@ -55,24 +52,18 @@ def figures(samples: Samples) -> dict[str, float]:
 
 _HEADINGS = ("variant", "bytes", "plan", "us", "min", "p90", "floor", "x floor", "x min", "placed")
 _WIDTHS = (24, 11, 13, 10, 10, 10, 10, 8, 8, 8)
-_PEER_WIDTH = 25
 
 
 class Report:
-    """Prints rows as they come, of each library its best variant; :meth:`close` writes the JSON."""
+    """Prints rows as they come; :meth:`close` writes the JSON."""
 
-    def __init__(self, peers: Sequence[str], output: Output) -> None:
-        self._libraries = list(dict.fromkeys(map(_library, peers)))
+    def __init__(self, output: Output) -> None:
         self._say, self._write = output.say, output.write
         self.rows: list[Row] = []
 
     def begin(self) -> None:
         """Print the table's headings."""
-        cells = [text.rjust(width) for text, width in zip(_HEADINGS, _WIDTHS, strict=True)]
-        cells += [name.rjust(_PEER_WIDTH) for name in self._libraries]
-        if self._libraries:
-            cells.append("best peer".rjust(9))
-        self._say(" ".join(cells))
+        self._say(_line(_HEADINGS))
 
     def add(self, row: Row) -> None:
         """Print a row and keep it."""
@@ -89,14 +80,7 @@ class Report:
             ratio(row.min_us, row.floor_min_us),
             row.placement,
         )
-        cells = [text.rjust(width) for text, width in zip(values, _WIDTHS, strict=True)]
-        for library in self._libraries:
-            variants = [(us, name) for name, us in row.peers.items() if _library(name) == library]
-            cells.append((_best(variants) if variants else "-").rjust(_PEER_WIDTH))
-        if self._libraries:
-            best = min(row.peers.values(), default=None)
-            cells.append(("-" if best is None else f"/ {ratio(best, row.us)}").rjust(9))
-        self._say(" ".join(cells))
+        self._say(_line(values))
 
     def close(self) -> None:
         """Write the rows as JSON, if asked for."""
@@ -115,11 +99,5 @@ def ratio(us: float, floor_us: float) -> str:
     return f"{us / floor_us:.2f}" if floor_us > 0 else "-"
 
 
-def _library(name: str) -> str:
-    """Return the library of "library-variant what"."""
-    return name.split(maxsplit=1)[0].partition("-")[0]
-
-
-def _best(variants: Sequence[tuple[float, str]]) -> str:
-    us, name = min(variants)
-    return f"{short(us)} {name.removeprefix(_library(name)).lstrip(' -')}".rstrip()
+def _line(cells: Sequence[str]) -> str:
+    return " ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))

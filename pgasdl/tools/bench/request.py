@@ -6,13 +6,10 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-PEERS = ("mpich", "mpich-generic", "openmpi", "openmpi-cma", "gloo")
 DEFAULT_SIZES = {
     "write_notify": "8,1K,16K,256K,4M",
     "allreduce": "8,1K,16K,256K,1M,4M,16M,64M,256M",
     "model": "",
-    "rdma": "8,4K,64K,1M",
-    "mpi": "8,4K,64K,1M,4M,16M",
     "c10d": "8,4K,64K,1M,16M,64M",
 }
 
@@ -39,8 +36,6 @@ class Request:
         Turns of each contender.
     seconds : float
         Length of one turn, about.
-    peers : tuple[str, ...]
-        Names of :data:`PEERS`.
     as_json : bool
         Print one JSON document, no table.
     rows_file : str or None
@@ -60,7 +55,6 @@ class Request:
     bucket_bytes: int = 0
     rounds: int = 10
     seconds: float = 0.02
-    peers: tuple[str, ...] = ()
     as_json: bool = False
     rows_file: str | None = None
     policy_file: str | None = None
@@ -79,6 +73,6 @@ class Request:
     def load(cls, text: str) -> Request:
         """Return the request that :meth:`dump` wrote."""
         fields = json.loads(text)
-        for name in ("sizes", "models", "peers"):
+        for name in ("sizes", "models"):
             fields[name] = tuple(fields[name])
         return cls(**fields)

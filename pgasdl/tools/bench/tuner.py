@@ -17,7 +17,7 @@ from pgasdl.plans.algorithms import staged
 from pgasdl.plans.cost import predict
 from pgasdl.tools.bench.calibrate import Calibration
 from pgasdl.tools.bench.ours import Ours
-from pgasdl.tools.bench.turns import Procedure
+from pgasdl.tools.bench.session import Session
 
 # Values of the option chunks to try besides a plan's default.
 CHUNKS = (1, 8)
@@ -100,20 +100,19 @@ def predict_all(
 
 
 def measure_all(
-    procedure: Procedure, choices: Sequence[Choice], nbytes: int, *, in_segment: bool = True
+    session: Session, choices: Sequence[Choice], nbytes: int, *, in_segment: bool = True
 ) -> Figures:
     """Measure the microseconds of each choice, in turns, on one array; the same on every rank.
 
     They are lower quartiles, which other work on the machine hardly moves. Choices that may be the
     fastest, but for noise, are measured once more, for longer.
     """
-    ranks = procedure.ranks
-    ours = Ours(ranks, procedure.sync, None)
+    ours = Ours(session)
 
     def measure(some: Sequence[Choice], longer: int) -> Figures:
         contenders, free = ours.handles(nbytes // 4, some, in_segment=in_segment)
-        procedure.take_turns(contenders, longer=longer)
-        times = ranks.latest(np.array([one.samples("").quartile for one in contenders]))
+        session.take_turns(contenders, longer=longer)
+        times = session.ranks.latest(np.array([one.samples().quartile for one in contenders]))
         free()
         return {choice: float(time) for choice, time in zip(some, times, strict=True)}
 
@@ -132,7 +131,7 @@ def near(predicted: Figures) -> list[Choice]:
 
 
 def tune(
-    procedure: Procedure,
+    session: Session,
     calibration: Calibration,
     sizes: Sequence[int],
     report: Callable[[Size], None],
@@ -145,7 +144,7 @@ def tune(
     found = []
     rules = []
     for operation in operations:
-        measured = _tune(procedure, calibration, sizes, report, operation)
+        measured = _tune(session, calibration, sizes, report, operation)
         if measured:
             rules.append((operation, rules_of(measured)))
         found += measured
@@ -153,14 +152,14 @@ def tune(
 
 
 def _tune(
-    procedure: Procedure,
+    session: Session,
     calibration: Calibration,
     sizes: Sequence[int],
     report: Callable[[Size], None],
     operation: str,
 ) -> list[Size]:
     """Measure the candidates of one operation at each size; there may be none."""
-    context = procedure.ranks.context
+    context = session.context
     in_segment = operation == IN_SEGMENTS
     choices = choices_here(context) if in_segment else choices_of_arrays(context)
     found: list[Size] = []
@@ -172,7 +171,7 @@ def _tune(
         if usual not in candidates:
             candidates.append(usual)
             size.predicted |= predict_all(context, calibration, [usual], nbytes)
-        size.measured = measure_all(procedure, candidates, nbytes, in_segment=in_segment)
+        size.measured = measure_all(session, candidates, nbytes, in_segment=in_segment)
         if context.topology.oversubscribed:
             size.usual = usual
         found.append(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pgasdl.tools.bench.timing import Moments, Samples, durations
 
 _FEWEST, _MOST = 3, 2000
 MIXED = "mixed"
-_PATIENCE = 600.0  # seconds a rank waits for rank 0, which measures the peers
+PATIENCE = 600.0  # seconds a rank waits for rank 0, which may measure alone
 
 
 @dataclass(slots=True)
@@ -26,23 +27,22 @@ class Contender:
     Attributes
     ----------
     name : str
-        Name of the row, of the floor's variant, or of the peer.
-    role : str
-        All ranks measure "ours" and "floor" together; rank 0 asks a "peer".
+        Name of the row, or of the floor's variant.
     measure : Callable[[int], Sequence[float]]
-        Makes so many calls, or batches of calls, and returns the microseconds of each.
+        Makes so many calls, or batches of calls, and returns the microseconds of each. Collective.
+    calls : int
+        Calls of a turn; 0: as many as fill it.
     turns : list[tuple[str, Sequence[float]]]
-        Placement and microseconds of every turn; only rank 0 has those of a peer.
+        Placement and microseconds of every turn.
     """
 
     name: str
-    role: str
     measure: Callable[[int], Sequence[float]]
+    calls: int = 0
     turns: list[tuple[str, Sequence[float]]] = field(default_factory=list)
-    calls: int = _FEWEST
 
-    def samples(self, placement: str) -> Samples:
-        """Return the samples of a placement, and of turns with mixed ones; may be empty."""
+    def samples(self, placement: str = MIXED) -> Samples:
+        """Return the samples of a placement and of turns with mixed ones; MIXED: of all."""
         turns = [times for where, times in self.turns if placement in (where, MIXED)]
         return Samples([us for times in turns for us in times])
 
@@ -68,31 +68,7 @@ class Ranks:
 
     def latest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the greatest of every rank's values."""
-        return self.context.world.allreduce(values, "max", timeout=_PATIENCE)
-
-
-@dataclass(frozen=True, slots=True)
-class Procedure:
-    """How contenders are measured.
-
-    Attributes
-    ----------
-    ranks : Ranks
-        The ranks that measure together.
-    sync : Callable[[], None]
-        Lets all ranks begin at once.
-    rounds, seconds
-        Turns of each contender, and the length of one, about.
-    """
-
-    ranks: Ranks
-    sync: Callable[[], None]
-    rounds: int
-    seconds: float
-
-    def take_turns(self, contenders: Sequence[Contender], *, longer: int = 1) -> None:
-        """Measure the contenders, in ``longer`` times as many rounds."""
-        take_turns(self.ranks, contenders, longer * self.rounds, self.seconds, lambda: "")
+        return self.context.world.allreduce(values, "max", timeout=PATIENCE)
 
 
 def take_turns(
@@ -106,12 +82,9 @@ def take_turns(
 
     ``probe`` tells the placement before and after every turn.
     """
-    ours = [contender for contender in contenders if contender.role != "peer"]
-    peers = [contender for contender in contenders if contender.role == "peer"]
-    # Only rank 0 knows the peers; the others sleep meanwhile, in the kernel.
-    n_peers = int(ranks.latest(np.array([len(peers)]))[0])
-    peers += [_idle() for _ in range(n_peers - len(peers))]
-    for contender in ours + peers:
+    for contender in contenders:
+        if contender.calls:
+            continue
         contender.measure(_FEWEST)  # warms up
         began = time.perf_counter()
         contender.measure(_FEWEST)
@@ -119,10 +92,10 @@ def take_turns(
         contender.calls = _calls(seconds, float(spent[0]) / _FEWEST)
     before = probe()
     for _ in range(rounds):
-        for contender in ours + peers:
+        for contender in contenders:
+            gc.disable()
             times = contender.measure(contender.calls)
-            if contender.role == "peer":
-                ranks.context.barrier(timeout=_PATIENCE)
+            gc.enable()
             after = probe()
             contender.turns.append((before if before == after else MIXED, times))
             before = after
@@ -136,8 +109,10 @@ def usual(contenders: Sequence[Contender]) -> str:
     return max(common, key=lambda where: common[where], default=MIXED)
 
 
-def _idle() -> Contender:
-    return Contender("idle", "peer", lambda calls: [])
+def best_of(contenders: Sequence[Contender], where: str) -> Contender:
+    """Return the one with the least median in a placement, in which some were measured."""
+    measured = [one for one in contenders if one.samples(where).values]
+    return min(measured, key=lambda one: one.samples(where).median)
 
 
 def _calls(seconds: float, each: float) -> int:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from pgasdl.tools.bench.peers import Peer, PeerKind
-from pipeline.buckets import FUSED, cuts
-from pipeline.trace import Recorder
+from bench.jobs import Peer, PeerKind
+from bench.pipeline.buckets import FUSED, cuts
+from bench.pipeline.cases import Local
+from bench.pipeline.settings import Settings
+from bench.pipeline.trace import Recorder, Span
+from bench.pipeline.training import ByLayers
+from bench.pipeline.waiting import WaitingRunner
+from bench.pipeline.workload import workload
+from bench.serving import run, serve
 
 _PIECE = 1 << 20  # elements: large calls are faster in 4 MB pieces
 
@@ -79,64 +83,51 @@ class MpiLayers:
 
 def start(mpi: str, size: int) -> Peer:
     """Start the job. Raises UnavailableError with the reason why not."""
-    apps = str(Path(__file__).parent.parent)
-    kind = PeerKind("pipeline.mpi", ("mpi4py",), mpi, {"PYTHONPATH": apps})
-    return Peer(mpi, size, kind)
+    return Peer(mpi, size, PeerKind("bench.pipeline.mpi", ("mpi4py",), mpi))
+
+
+class Cases:
+    """The variants of this process of an MPI job, numbered as they are made."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._made: list[Local] = []
+
+    def make(self, settings: dict[str, Any], nbytes: int) -> str:
+        """Make one more; return its plan."""
+        of, rank, size = Settings(**settings), self._comm.Get_rank(), self._comm.Get_size()
+        torch.set_num_threads(of.threads)
+        work = workload(of.network, of.batch, of.size)
+        exchange = MpiLayers(work.names, work.counts, nbytes)
+        runner: Any
+        if of.compute == "wait":
+            runner = WaitingRunner(work, exchange, of.seconds, rank, size, write=of.write)
+        else:
+            runner = ByLayers(of.network, of.batch, of.size, rank, size, work, exchange)
+        self._made.append(Local(runner, self._comm.Barrier))
+        return runner.plan
+
+    def turn(self, number: int, iterations: int) -> float:
+        """Return the seconds of an iteration."""
+        return self._made[number].turn(iterations)
+
+    def exchange(self, number: int) -> float:
+        """Return the seconds of an exchange alone."""
+        return self._made[number].exchange()
+
+    def trace(self, number: int, iterations: int) -> list[Span]:
+        """Return what happened in some iterations."""
+        return self._made[number].trace(iterations)
 
 
 def main() -> None:
     """Answer, as one process of an MPI job."""
-    import torch
     from mpi4py import MPI
 
-    from pgasdl.tools.bench.peer import socket_path
-    from pipeline.contenders import Local
-    from pipeline.settings import Settings
-
     comm = MPI.COMM_WORLD
-    made: list[Local] = []
     version = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(socket_path())
-        lines = connection.makefile("rw", encoding="utf-8")
-        answer: Any = {"rank": comm.Get_rank(), "size": comm.Get_size(), "version": version}
-        while True:
-            lines.write(json.dumps(answer) + "\n")
-            lines.flush()
-            command = json.loads(lines.readline() or '{"op": "end"}')
-            match command["op"]:
-                case "end":
-                    return
-                case "make":
-                    settings = Settings(**command["settings"])
-                    torch.set_num_threads(settings.threads)
-                    made.append(make(settings, command["nbytes"], comm))
-                    answer = made[-1].runner.plan
-                case "turn":
-                    answer = made[command["number"]].turn(command["iterations"])
-                case "exchange":
-                    answer = made[command["number"]].exchange()
-                case "trace":
-                    answer = made[command["number"]].trace(command["iterations"])
-
-
-def make(settings: Any, nbytes: int, comm: Any) -> Any:
-    """Make a contender in this job."""
-    from pipeline.contenders import Local
-    from pipeline.training import ByLayers
-    from pipeline.waiting import WaitingRunner
-    from pipeline.workload import workload
-
-    of, rank, size = settings, comm.Get_rank(), comm.Get_size()
-    work = workload(of.network, of.batch, of.size)
-    exchange = MpiLayers(work.names, work.counts, nbytes)
-    runner: Any
-    if of.compute == "wait":
-        runner = WaitingRunner(work, exchange, of.seconds, rank, size, write=of.write)
-    else:
-        runner = ByLayers(of.network, of.batch, of.size, rank, size, work, exchange)
-    return Local(runner, comm.Barrier)
+    serve(Cases(comm), comm.Get_rank(), comm.Get_size(), version)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

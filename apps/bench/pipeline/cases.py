@@ -1,25 +1,25 @@
-"""Variants as they are measured: turns of several iterations, the exchange alone, a trace."""
+"""Variants at work: turns of several iterations, the exchange alone, a trace."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 import pgasdl
+from bench.jobs import Peer
+from bench.pipeline.trace import Recorder, Span
 from pgasdl import _native
-from pgasdl.tools.bench.peers import Peer
-from pipeline.settings import Settings
-from pipeline.trace import Recorder, Span
+from pgasdl.tools.bench.turns import PATIENCE, Contender
 
-PATIENCE = 600.0  # seconds a rank waits for rank 0, which measures others
 _EXCHANGES = 3
 
 
@@ -85,28 +85,38 @@ class Local:
 
 
 @dataclass(slots=True)
-class Contender(ABC):
-    """A variant that is measured by all ranks of pgasdl; every member is collective.
+class Case(ABC):
+    """A variant at work; every member is collective.
 
     Attributes
     ----------
     name, what, plan : str
         For the table.
-    iterations, exchanges : list[float]
-        Seconds, by round: of an iteration, and of its exchange alone.
+    iteration, exchanging : Contender
+        An iteration among others, and its exchange alone.
     """
 
     ctx: pgasdl.Context
     name: str
     what: str
     plan: str = ""
-    iterations: list[float] = field(default_factory=list)
-    exchanges: list[float] = field(default_factory=list)
+    iteration: Contender = field(init=False)
+    exchanging: Contender = field(init=False)
 
-    def measure(self, iterations: int) -> None:
-        """Take a turn."""
-        self.iterations.append(latest(self.ctx, self._turn(iterations)))
-        self.exchanges.append(latest(self.ctx, self._exchange()))
+    def __post_init__(self) -> None:
+        self.iteration = Contender(self.name, lambda calls: self._latest(self.turn(calls)))
+        self.exchanging = Contender(self.name, lambda _: self._latest(self.exchange()), calls=1)
+
+    def _latest(self, seconds: float) -> list[float]:
+        return [1e6 * latest(self.ctx, seconds)]
+
+    @abstractmethod
+    def turn(self, iterations: int) -> float:
+        """Return the seconds of an iteration on this rank."""
+
+    @abstractmethod
+    def exchange(self) -> float:
+        """Return the seconds of an exchange alone on this rank."""
 
     @abstractmethod
     def trace(self, iterations: int) -> list[list[Span]]:
@@ -115,72 +125,60 @@ class Contender(ABC):
     def close(self) -> None:  # noqa: B027
         """Give the memory back."""
 
-    @abstractmethod
-    def _turn(self, iterations: int) -> float:
-        """Return the seconds of an iteration."""
-
-    @abstractmethod
-    def _exchange(self) -> float:
-        """Return the seconds of an exchange alone."""
-
 
 @dataclass(slots=True)
-class Ours(Contender):
+class Ours(Case):
     """In the processes of pgasdl's job. ``thread``: pgasdl's progress thread runs meanwhile."""
 
     local: Local | None = None  # None: another rank computes alone
     thread: bool = False
 
-    def _turn(self, iterations: int) -> float:
+    def turn(self, iterations: int) -> float:
         if self.local is None:
             return 0.0
-        with Progress(self.ctx, self.thread):
+        with self._progress():
             return self.local.turn(iterations)
 
-    def _exchange(self) -> float:
+    def exchange(self) -> float:
         if self.local is None:
             return 0.0
-        with Progress(self.ctx, self.thread):
+        with self._progress():
             return self.local.exchange()
 
     def trace(self, iterations: int) -> list[list[Span]]:
         spans: list[list[Span]] = [[] for _ in range(self.ctx.size)]
         if self.local is not None:
-            with Progress(self.ctx, self.thread):
+            with self._progress():
                 spans[self.ctx.rank] = self.local.trace(iterations)
         return spans
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[None]:
+        """Do what ``pgasdl.init(progress="thread")`` does, in a ``with`` block."""
+        if self.thread:
+            _native.progress_thread(self.ctx, True)
+        try:
+            yield
+        finally:
+            if self.thread:
+                _native.progress_thread(self.ctx, False)
 
     def close(self) -> None:
         if self.local is not None:
             self.local.runner.close()
 
 
-class Progress:
-    """What ``pgasdl.init(progress="thread")`` does, for a ``with`` block."""
-
-    def __init__(self, ctx: pgasdl.Context, thread: bool) -> None:
-        self._ctx, self._thread = ctx, thread
-
-    def __enter__(self) -> None:
-        if self._thread:
-            _native.progress_thread(self._ctx, True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._thread:
-            _native.progress_thread(self._ctx, False)
-
-
 @dataclass(slots=True)
-class Theirs(Contender):
-    """In the processes of another job, which rank 0 asks; ``number``: of its contenders."""
+class Theirs(Case):
+    """In the processes of another job, which rank 0 asks; ``number``: of its cases."""
 
     peer: Peer | None = None  # None: this is not rank 0
     number: int = 0
 
-    def _turn(self, iterations: int) -> float:
+    def turn(self, iterations: int) -> float:
         return max(self._ask(op="turn", iterations=iterations), default=0.0)
 
-    def _exchange(self) -> float:
+    def exchange(self) -> float:
         return max(self._ask(op="exchange"), default=0.0)
 
     def trace(self, iterations: int) -> list[list[Span]]:
@@ -190,16 +188,6 @@ class Theirs(Contender):
 
     def _ask(self, **command: Any) -> list[Any]:
         return self.peer.ask(number=self.number, **command) if self.peer else []
-
-
-def theirs(
-    ctx: pgasdl.Context, peer: Peer | None, number: int, settings: Settings, nbytes: int
-) -> Theirs:
-    """Make a contender in the peer's job."""
-    made = Theirs(ctx, "", "", peer=peer, number=number)
-    if peer:
-        made.plan = peer.ask(op="make", settings=asdict(settings), nbytes=nbytes)[0]
-    return made
 
 
 def latest(ctx: pgasdl.Context, value: float) -> float:

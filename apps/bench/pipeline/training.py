@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pgasdl
 import pgasdl.torch
-from pipeline.buckets import DDP, Buckets, cuts, describe
-from pipeline.networks import NETWORKS, data
-from pipeline.trace import Recorder
-from pipeline.waiting import LayerExchange
-from pipeline.workload import Workload
+from bench.pipeline.buckets import DDP, Buckets, cuts, describe
+from bench.pipeline.networks import NETWORKS, data
+from bench.pipeline.trace import Recorder
+from bench.pipeline.waiting import LayerExchange
+from bench.pipeline.workload import Workload
 
 
 class Training:

@@ -10,11 +10,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from pgasdl.tools.bench.peer import Reduction, messages, run, serve, socket_path
+from bench.serving import Reduction, messages, run, serve_library
 
 
 class Gloo:
-    """The operations; see :class:`pgasdl.tools.bench.peer.Library`."""
+    """The operations; see :class:`bench.serving.Library`."""
 
     def __init__(self, rank: int, size: int, store: str) -> None:
         torch.set_num_threads(1)
@@ -57,7 +57,7 @@ class Gloo:
 def main() -> None:
     """Serve as one process of a gloo job, unbound: gloo's own threads need processors."""
     library = Gloo(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
-    serve(library, socket_path())
+    serve_library(library)
     dist.destroy_process_group()
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self
@@ -15,17 +15,18 @@ from torch import distributed
 
 import pgasdl
 import pgasdl.torch
+from bench.jobs import Peer
+from bench.pipeline.buckets import DDP, FUSED, LAYERS, Buckets
+from bench.pipeline.cases import Case, Local, Ours, Runner, Theirs
+from bench.pipeline.mpi import start
+from bench.pipeline.ours import Average, SCaffe
+from bench.pipeline.settings import Settings
+from bench.pipeline.training import Attached, ByLayers, Ddp, Training
+from bench.pipeline.waiting import LayerExchange, NoExchange, WaitingRunner
+from bench.pipeline.workload import Workload, workload
 from pgasdl.errors import UnavailableError
 from pgasdl.plans import PLANS
-from pgasdl.tools.bench.peers import Peer
-from pipeline.buckets import DDP, FUSED, LAYERS, Buckets
-from pipeline.contenders import PATIENCE, Contender, Local, Ours, Runner, theirs
-from pipeline.mpi import start
-from pipeline.ours import Average, SCaffe
-from pipeline.settings import Settings
-from pipeline.training import Attached, ByLayers, Ddp, Training
-from pipeline.waiting import LayerExchange, NoExchange, WaitingRunner
-from pipeline.workload import Workload, workload
+from pgasdl.tools.bench.turns import PATIENCE
 
 
 class Job:
@@ -57,8 +58,8 @@ class Job:
             )
         return distributed.new_group(backend=backend, timeout=timedelta(seconds=PATIENCE))
 
-    def theirs(self, nbytes: int) -> Contender:
-        """Make a contender in an MPI job. Raises UnavailableError, on all ranks."""
+    def theirs(self, name: str, what: str, nbytes: int) -> Case:
+        """Make a case in an MPI job. Raises UnavailableError, on all ranks."""
         reason = ""
         if self._peer is None and self.ctx.rank == 0:
             try:
@@ -68,7 +69,11 @@ class Job:
         reason = self.ctx.world.allgather("mpi", reason.encode(), PATIENCE)[0].decode()
         if reason:
             raise UnavailableError(reason)
-        return theirs(self.ctx, self._peer, next(self._peers), self.settings, nbytes)
+        made = Theirs(self.ctx, name, what, peer=self._peer, number=next(self._peers))
+        if self._peer is not None:
+            settings = asdict(self.settings)
+            made.plan = self._peer.ask(op="make", settings=settings, nbytes=nbytes)[0]
+        return made
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +119,7 @@ class Variant:
     alone: bool = False
     mpi: int | None = None
 
-    def make(self, job: Job) -> Contender:
+    def make(self, job: Job) -> Case:
         """Make what is measured. Collective.
 
         Raises
@@ -123,9 +128,7 @@ class Variant:
             It cannot run here.
         """
         if self.mpi is not None:
-            contender = job.theirs(self.mpi)
-            contender.name, contender.what = self.name, self.what
-            return contender
+            return job.theirs(self.name, self.what, self.mpi)
         if self.alone:
             runner = self._alone(job) if job.ctx.rank == 0 else None
             local = Local(runner, lambda: None) if runner else None

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from pipeline.contenders import Contender
-from pipeline.trace import Span
-from pipeline.workload import Workload
+from bench.pipeline.cases import Case
+from bench.pipeline.trace import Span
+from bench.pipeline.workload import Workload
+from pgasdl.tools.bench.turns import Contender
 
 
 @dataclass(slots=True)
@@ -73,51 +74,58 @@ class Row:
         return asdict(self)
 
 
-def rows(contenders: Sequence[Contender], n_ranks: int, scaling: str) -> list[Row]:
-    """Compare contenders round by round; the first two are the baselines."""
-    alone, compute = contenders[:2]
-    ddp = next((each for each in contenders if each.name == "ddp-gloo"), None)
+def rows(cases: Sequence[Case], n_ranks: int, scaling: str) -> list[Row]:
+    """Compare cases round by round; the first two are the baselines."""
+    alone, compute = cases[:2]
+    ddp = next((each for each in cases if each.name == "ddp-gloo"), None)
     work = n_ranks if scaling == "weak" else 1  # of all ranks, by that of the one
-    return [_row(each, alone, compute, ddp, work, n_ranks) for each in contenders]
+    return [_row(each, alone, compute, ddp, work, n_ranks) for each in cases]
 
 
 def _row(
-    of: Contender,
-    alone: Contender,
-    compute: Contender,
-    ddp: Contender | None,
+    of: Case,
+    alone: Case,
+    compute: Case,
+    ddp: Case | None,
     work: int,
     n_ranks: int,
 ) -> Row:
     median = statistics.median
-    own, base = of.iterations, compute.iterations
-    exchanging = all(each > 0 for each in of.exchanges)
+    own, base = _samples(of.iteration), _samples(compute.iteration)
+    exchanges = _samples(of.exchanging)
     hidden = None
-    if exchanging:
-        rounds = zip(own, base, of.exchanges, strict=True)
+    if min(exchanges) > 0:
+        rounds = zip(own, base, exchanges, strict=True)
         hidden = median(1 - (mine - least) / alone for mine, least, alone in rounds)
     if of is alone:
         speedup, n_ranks = 1.0, 1
     else:
-        speedup = median(work * one / mine for one, mine in zip(alone.iterations, own, strict=True))
+        rounds_of_one = zip(_samples(alone.iteration), own, strict=True)
+        speedup = median(work * one / mine for one, mine in rounds_of_one)
     relative = None
     if ddp is not None:
-        relative = median(mine / other for mine, other in zip(own, ddp.iterations, strict=True))
+        theirs = _samples(ddp.iteration)
+        relative = median(mine / other for mine, other in zip(own, theirs, strict=True))
     return Row(
         of.name,
         of.what,
         of.plan,
-        iteration=1e3 * median(own),
-        exchange=1e3 * median(of.exchanges),
-        compute=1e3 * median(base),
+        iteration=median(own),
+        exchange=median(exchanges),
+        compute=median(base),
         hidden=hidden,
         communication=median(1 - least / mine for mine, least in zip(own, base, strict=True)),
         speedup=speedup,
         efficiency=speedup / n_ranks,
         relative=relative,
-        samples=[1e3 * each for each in own],
-        exchange_samples=[1e3 * each for each in of.exchanges],
+        samples=own,
+        exchange_samples=exchanges,
     )
+
+
+def _samples(contender: Contender) -> list[float]:
+    """Return milliseconds, by round."""
+    return [us / 1e3 for us in contender.samples().values]
 
 
 def by_module(work: Workload, spans: Iterable[Span], iterations: int) -> list[LayerRow]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.figures import Row
-from pipeline.trace import Span
+from bench.pipeline.figures import Row
+from bench.pipeline.trace import Span
 
 _COLOURS = {
     "forward": "#9bb7dc",

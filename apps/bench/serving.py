@@ -1,6 +1,6 @@
 """A peer's process: our rank 0 asks it over a socket; in between it sleeps.
 
-It is one process of another library's job. Both sides send one JSON object per line.
+It is one process of another library's job. Both sides send one JSON document per line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from pgasdl.tools.bench.timing import Moments, batches, fill_cost, timed
+from pgasdl.tools.bench.timing import batches, fill_cost, timed
 
 
 class Reduction(NamedTuple):
@@ -40,11 +40,27 @@ class Library(Protocol):
         """Round trips between ranks 0 and 1."""
 
 
-def pin(rank: int, size: int) -> None:
-    """Bind the calling thread to a processor of its own, if there are enough."""
-    cores = sorted(os.sched_getaffinity(0))
-    if size <= len(cores):
-        os.sched_setaffinity(0, {cores[rank]})
+class Measured:
+    """What a library's process answers."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def ping(self, way: str, nbytes: int, n_batches: int, rounds: int) -> list[float]:
+        """Return the nanoseconds one way of each batch of round trips."""
+        ping = self._library.ping(way, nbytes)
+        self._library.barrier()
+        return batches(n_batches, rounds, ping) if self._library.rank <= 1 else []
+
+    def allreduce(self, cuts: Sequence[int], calls: int, paced: bool) -> dict[str, Any]:
+        """Return the moments of calls, how long filling takes, and samples of the last sum."""
+        barrier = self._library.barrier
+        fill, call, array = self._library.allreduce(cuts)
+        fill_ns = fill_cost(fill)
+        barrier()
+        began, ended = timed(calls, fill, barrier if paced else None, call)
+        sums = [float(array[place]) for place in (0, len(array) // 2, -1)]
+        return {"began": began, "ended": ended, "fill": fill_ns, "sums": sums}
 
 
 def messages(
@@ -65,37 +81,29 @@ def messages(
     return first if rank == 0 else second
 
 
-def serve(library: Library, path: str) -> None:
-    """Answer until told to end, or until the other side is gone."""
+def serve(answers: object, rank: int, size: int, version: str) -> None:
+    """Answer until told to end, or until the other side is gone.
+
+    A command names a method of ``answers`` and its arguments; its answer is what that returns.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(path)
+        connection.connect(sys.argv[1])
         lines = connection.makefile("rw", encoding="utf-8")
-        _send(lines, {"rank": library.rank, "size": library.size, "version": library.version})
+        _send(lines, {"rank": rank, "size": size, "version": version})
         for line in lines:
             command = json.loads(line)
-            if command["op"] == "end":
+            op = command.pop("op")
+            if op == "end":
                 return
-            _send(lines, _answer(library, command))
+            _send(lines, getattr(answers, op)(**command))
 
 
-def _answer(library: Library, command: dict[str, Any]) -> dict[str, Any]:
-    if command["op"] == "ping":
-        ping = library.ping(command["way"], command["nbytes"])
-        library.barrier()
-        if library.rank > 1:
-            return {"times": []}
-        return {"times": batches(command["batches"], command["rounds"], ping)}
-    fill, call, array = library.allreduce(command["cuts"])
-    fill_ns = fill_cost(fill)
-    library.barrier()
-    moments: Moments = timed(
-        command["calls"], fill, library.barrier if command["paced"] else None, call
-    )
-    sums = [float(array[place]) for place in (0, len(array) // 2, -1)]
-    return {"began": moments[0], "ended": moments[1], "fill": fill_ns, "sums": sums}
+def serve_library(library: Library) -> None:
+    """Answer with a library's measurements."""
+    serve(Measured(library), library.rank, library.size, library.version)
 
 
-def _send(lines: Any, message: dict[str, Any]) -> None:
+def _send(lines: Any, message: Any) -> None:
     lines.write(json.dumps(message) + "\n")
     lines.flush()
 
@@ -108,8 +116,3 @@ def run(main: Callable[[], None]) -> None:
         words = " ".join(f"{type(error).__name__}: {error}".split())
         os.write(sys.stderr.fileno(), f"{words}\n".encode())
         sys.exit(1)
-
-
-def socket_path() -> str:
-    """Return where our rank 0 listens: the first argument."""
-    return sys.argv[1]

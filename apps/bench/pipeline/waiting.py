@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline.trace import Recorder
-from pipeline.workload import Workload
+from bench.pipeline.trace import Recorder
+from bench.pipeline.workload import Workload
 
 
 class LayerExchange(Protocol):

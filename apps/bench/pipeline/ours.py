@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import pgasdl
+from bench.pipeline.trace import Recorder
 from pgasdl.training.exchange import GradientExchange
-from pipeline.trace import Recorder
 
 
 class Average:

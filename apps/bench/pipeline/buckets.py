@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from bench.pipeline.trace import Recorder
 from pgasdl.torch import DDPState
-from pipeline.trace import Recorder
 
 LAYERS, FUSED = 0, 1 << 62
 DDP = 25 << 20

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.networks import NETWORKS, data
+from bench.pipeline.networks import NETWORKS, data
 
 
 @dataclass(frozen=True, slots=True)

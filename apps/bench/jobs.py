@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -22,6 +23,8 @@ import numpy as np
 from pgasdl.errors import MismatchError, UnavailableError
 from pgasdl.runtime.launch import mpiexec
 from pgasdl.tools.bench.timing import clock_cost, durations, rounds_of
+
+_APPS = str(Path(__file__).parents[1])
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 300.0
@@ -54,9 +57,8 @@ class PeerKind:
     ways: tuple[str, ...] = ("send", "put")
 
 
-_MPI = "pgasdl.tools.bench.mpi_peer"
-_GLOO = "pgasdl.tools.bench.gloo_peer"
-# A variant has the name of its library, "-", and its own. The keys are request.PEERS.
+_MPI = "bench.peers.mpi"
+# A variant has the name of its library, "-", and its own.
 PEER_KINDS = {
     "mpich": PeerKind(_MPI, ("mpi4py",), "mpich"),
     "mpich-generic": PeerKind(_MPI, ("mpi4py",), "mpich", {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}),
@@ -68,7 +70,9 @@ PEER_KINDS = {
         "openmpi",
         {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_smsc": "cma"},
     ),
-    "gloo": PeerKind(_GLOO, ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}, ways=("send",)),
+    "gloo": PeerKind(
+        "bench.peers.gloo", ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}, ways=("send",)
+    ),
 }
 
 
@@ -121,9 +125,9 @@ class Peer:
     def ping(self, way: str, nbytes: int, n_batches: int) -> list[float]:
         """Return the microseconds one way, per batch of round trips."""
         answers = self.ask(
-            op="ping", way=way, nbytes=nbytes, batches=n_batches, rounds=rounds_of(nbytes)
+            op="ping", way=way, nbytes=nbytes, n_batches=n_batches, rounds=rounds_of(nbytes)
         )
-        return [ns / 1e3 for ns in answers[0]["times"]]
+        return [ns / 1e3 for ns in answers[0]]
 
     def close(self) -> None:
         """End its processes; idempotent."""
@@ -181,7 +185,8 @@ class Peer:
 
     def _launch(self, kind: PeerKind, path: str, store: str) -> None:
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PGASDL_", "PMI"))}
-        environ |= {"OMP_NUM_THREADS": "1", **kind.environ}
+        paths = filter(None, (_APPS, environ.get("PYTHONPATH")))
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **kind.environ}
         program = [sys.executable, "-P", "-m", kind.module, path]
         if kind.mpi is not None:
             found = mpiexec.find(kind.mpi)

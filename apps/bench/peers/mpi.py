@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from pgasdl.tools.bench.peer import Reduction, messages, pin, run, serve, socket_path
+from bench.serving import Reduction, messages, run, serve_library
+from pgasdl.tools.bench.machine import pin
 
 _POLLS_PER_PROGRESS = 64
 
 
 class Mpi:
-    """The operations; see :class:`pgasdl.tools.bench.peer.Library`.
+    """The operations; see :class:`bench.serving.Library`.
 
     ``created`` : windows are made over existing memory instead of MPI's own
     """
@@ -129,7 +130,7 @@ def main() -> None:
     """Serve as one process of an MPI job."""
     library = Mpi()
     pin(library.rank, library.size)
-    serve(library, socket_path())
+    serve_library(library)
 
 
 if __name__ == "__main__":

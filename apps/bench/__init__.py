@@ -1,0 +1,1 @@
+"""The parts of the benchmarks in this folder's parent."""

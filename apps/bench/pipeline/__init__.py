@@ -1,0 +1,1 @@
+"""The parts of apps/pipeline_bench.py: iterations that train, and what exchanges gradients."""

@@ -1,0 +1,242 @@
+"""Measure pgasdl beside other libraries, in turns: MPICH, Open MPI, gloo, perftest.
+
+    pgasdl run -n 2 apps/peers_bench.py allreduce --sizes 8,1K,1M --peers mpich,gloo
+    pgasdl run -n 2 apps/peers_bench.py model resnet50
+    pgasdl run -n 2 --mpi=mpich apps/peers_bench.py mpi
+    pgasdl run -n 2 --transport verbs apps/peers_bench.py rdma
+
+``write_notify``, ``allreduce`` and ``model`` run each library in a job of its own, which rank 0
+asks in its turn; of a library the best of its variants is shown, beside the physical floor. ``mpi``
+measures transport mpi and mpi4py's own calls in the same ranks, ``rdma`` transport verbs and
+perftest on the same device. Times are microseconds; those of writes are one way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from bench.comparison import Comparison, Groups, asked
+from bench.jobs import PEER_KINDS, Peer, start
+
+import pgasdl
+from pgasdl import models
+from pgasdl.errors import ConfigError, UnavailableError
+from pgasdl.tools.bench.floors import Floors
+from pgasdl.tools.bench.options import check_rounds
+from pgasdl.tools.bench.ours import Ours
+from pgasdl.tools.bench.output import Output
+from pgasdl.tools.bench.session import Session
+from pgasdl.tools.bench.turns import PATIENCE, Contender
+from pgasdl.tools.sizes import parse_names, parse_sizes
+
+SIZES = {
+    "write_notify": "8,1K,16K,256K,4M",
+    "allreduce": "8,1K,16K,256K,1M,4M,16M,64M,256M",
+    "model": "8",
+    "mpi": "8,4K,64K,1M,4M,16M",
+    "rdma": "8,4K,64K,1M",
+}
+_JOBS = ("write_notify", "allreduce", "model")
+_PIECE = 1 << 20  # elements: 4 MB, for peers that are faster with pieces
+_BUCKET = 25 << 20  # bytes: the default of DistributedDataParallel
+
+
+class Beside:
+    """Ours, its floor and the jobs of other libraries. Every member is collective."""
+
+    def __init__(
+        self, session: Session, floors: Floors, peers: Sequence[Peer], plan: str | None
+    ) -> None:
+        self._context, self._ranks = session.context, session.ranks
+        self._floors, self._ours = floors, Ours(session, plan)
+        mine = ",".join(f"{peer.name}:{'+'.join(peer.ways)}" for peer in peers)
+        known = session.context.world.allgather("peers", mine.encode(), PATIENCE)[0].decode()
+        self._ways = {name: ways.split("+") for name, _, ways in
+                      (word.partition(":") for word in filter(None, known.split(",")))}  # fmt: skip
+        self._peers = {peer.name: peer for peer in peers}
+
+    def writes(self, nbytes: int) -> tuple[Groups, Callable[[], None]]:
+        """Return the contenders of a notified write, and a function that frees their memory."""
+        (core, python), free = self._ours.notified_writes(nbytes)
+        ours = {"core": [core], "python": [python], "floor": self._floors.puts(nbytes)}
+        ways = {name: {way: ("ping", way, nbytes) for way in ways}
+                for name, ways in self._ways.items()}  # fmt: skip
+        return ours | self._others(ways), free
+
+    def allreduce(self, nbytes: int) -> tuple[Groups, Callable[[], None]]:
+        """Return the contenders of an allreduce: in segments, and of arrays outside."""
+        count = nbytes // 4
+        handle, plan, free = self._ours.handle(count)
+        array, fill_ns = self._ours.array(count)
+        handle.name, array.name = plan, ""
+        ours = {
+            "segment": [handle],
+            "its floor": self._floors.layers([count]),
+            "array": [array],
+            "array's floor": self._floors.private_arrays(count, fill_ns),
+        }
+        cuts = {"": [count]} | ({"4 MB pieces": pieces(count)} if count > _PIECE else {})
+        return ours | self._sums(cuts), free
+
+    def model(self, name: str) -> tuple[Groups, Callable[[], None]]:
+        """Return the contenders of one iteration's gradients of a network."""
+        counts = models.layers(name)
+        exchange, plan, free = self._ours.model(counts, 0)
+        exchange.name = f"layers, {plan}"
+        cuts = {
+            "layers": list(counts),
+            "25 MB buckets": buckets(counts, _BUCKET),
+            "4 MB pieces": pieces(sum(counts)),
+            "fused": [sum(counts)],
+        }
+        return {"pgasdl": [exchange], "floor": self._floors.layers(counts)} | self._sums(cuts), free
+
+    def _sums(self, cuts: dict[str, list[int]]) -> Groups:
+        return self._others(
+            {name: {how: ("sums_of", cut) for how, cut in cuts.items()} for name in self._ways}
+        )
+
+    def _others(self, asks: dict[str, dict[str, tuple[Any, ...]]]) -> dict[str, list[Contender]]:
+        """Group what peers are asked for by their libraries; a variant's name has both."""
+        groups: dict[str, list[Contender]] = {}
+        for name, variants in asks.items():
+            library, _, variant = name.partition("-")
+            for how, (what, *arguments) in variants.items():
+                ask = None
+                if name in self._peers:
+                    ask = partial(getattr(self, f"_{what}"), self._peers[name], *arguments)
+                label = " ".join(filter(None, (variant, how)))
+                one = Contender(label, asked(self._context, ask))
+                groups.setdefault(library, []).append(one)
+        return groups
+
+    def _ping(self, peer: Peer, way: str, nbytes: int, calls: int) -> list[float]:
+        return peer.ping(way, nbytes, calls)
+
+    def _sums_of(self, peer: Peer, cut: list[int], calls: int) -> list[float]:
+        ranks = self._ranks
+        return peer.allreduce(cut, calls, paced=ranks.paced, fill_share=ranks.fill_share)
+
+
+def pieces(count: int) -> list[int]:
+    """Cut an array into pieces of 4 MB."""
+    return [min(_PIECE, count - start) for start in range(0, count, _PIECE)]
+
+
+def buckets(counts: Sequence[int], nbytes: int) -> list[int]:
+    """Put layers together: a bucket takes layers until it has so many bytes."""
+    found: list[int] = []
+    room = 0
+    for count in counts:
+        if room <= 0:
+            found.append(0)
+            room = nbytes
+        found[-1] += count
+        room -= 4 * count
+    return found
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line, and refuse what cannot be measured."""
+    parser = argparse.ArgumentParser(description="Measure pgasdl beside other libraries.")
+    add = parser.add_argument
+    add("op", choices=SIZES)
+    add("models", nargs="?", default="all", help=f"{', '.join(models.NAMES)}, by commas, or all")
+    add("--sizes", help=f"bytes, such as {SIZES['mpi']}")
+    add("--peers", default="all", help=f"{', '.join(PEER_KINDS)}, by commas, or all")
+    add("--plan", help="name of a plan; without it, chosen by size")
+    add("--repeat", type=int, default=10, help="rounds")
+    add("--seconds", type=float, default=0.02, help="length of one turn in a round, about")
+    add("--json", action="store_true", help="only one JSON document")
+    given = parser.parse_args(arguments)
+    try:
+        check_rounds(given.repeat, given.seconds)
+        given.sizes = parse_sizes(
+            given.sizes or SIZES[given.op], 4 if given.op == "allreduce" else 1
+        )
+        given.peers = parse_names(given.peers, tuple(PEER_KINDS), "peer")
+        given.models = parse_names(given.models, models.NAMES, "model")
+    except ConfigError as error:
+        parser.error(str(error))
+    return given
+
+
+def payload(given: argparse.Namespace) -> int:
+    """Return the bytes that the floor exchanges at most."""
+    if given.op == "model":
+        return max(sum(-(-n // 16) * 64 for n in models.layers(name)) for name in given.models)
+    return 2 * max(-(-size // 4096) * 4096 for size in given.sizes)
+
+
+def beside_jobs(ctx: pgasdl.Context, given: argparse.Namespace, output: Output) -> None:
+    """Measure beside jobs of other libraries."""
+    # They start before the ranks are pinned, which they would inherit.
+    started, missing = start(given.peers, ctx.size) if ctx.rank == 0 else ([], [])
+    with contextlib.ExitStack() as stack:
+        for peer in started:
+            stack.callback(peer.close)
+        ctx.barrier(timeout=PATIENCE)
+        session = Session(
+            ctx, output, rounds=given.repeat, seconds=given.seconds, payload=payload(given)
+        )
+        if session.floors is None:
+            raise UnavailableError("the floor is measured in memory that all ranks map")
+        session.header(f"beside others: {given.op}")
+        for peer in started:
+            session.say(f"peer       {peer.name}: {peer.version}")
+        for reason in missing:
+            output.warn(f"no peer    {reason}")
+        beside, comparison = (
+            Beside(session, session.floors, started, given.plan),
+            Comparison(session),
+        )
+        comparison.begin()
+        if given.op == "model":
+            for name in given.models:
+                groups, free = beside.model(name)
+                comparison.measure(name, 4 * sum(models.layers(name)), groups)
+                free()
+        else:
+            make = beside.writes if given.op == "write_notify" else beside.allreduce
+            for nbytes in given.sizes:
+                groups, free = make(nbytes)
+                comparison.measure(given.op, nbytes, groups)
+                free()
+        comparison.end()
+
+
+def beside_calls(ctx: pgasdl.Context, given: argparse.Namespace, output: Output) -> None:
+    """Measure beside mpi4py in the same ranks, or perftest on the same device."""
+    session = Session(ctx, output, rounds=given.repeat, seconds=given.seconds, pinned=False)
+    session.header(f"beside others: {given.op}")
+    comparison = Comparison(session)
+    one: Any
+    if given.op == "mpi":
+        from bench.peers.same_ranks import SameRanks  # not without mpi4py
+
+        one = SameRanks(session, comparison, given.plan)
+    else:
+        from bench.peers.perftest import OnDevice
+
+        one = OnDevice(session, comparison)
+    comparison.begin()
+    for nbytes in given.sizes:
+        one.size(nbytes)
+    one.close()
+    comparison.end()
+
+
+def main() -> None:
+    """Join the job and measure."""
+    given = options()
+    with pgasdl.init() as ctx:
+        output = Output(ctx.rank, as_json=given.json)
+        (beside_jobs if given.op in _JOBS else beside_calls)(ctx, given, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The parts of apps/pipeline_bench.py."""
