@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from bench.timeline import Bar, Span, draw_bars, legend, new_figure
 
 if TYPE_CHECKING:
     from torch import nn
@@ -190,20 +191,13 @@ def draw(
     tested : (iterations done, share of the test images read rightly)
     title : what was run
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure = plt.figure(figsize=(12, 5), layout="constrained")
+    figure = new_figure(12, 5)
     grid = figure.add_gridspec(2, 2, width_ratios=(1, 2))
     _draw_course(
         figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0]), loss, correct, tested
     )
     _draw_timeline(figure.add_subplot(grid[:, 1]), trace, title)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _smooth(values: Floats, n: int) -> tuple[Floats, Floats]:
@@ -234,36 +228,19 @@ def _draw_course(
     above.set_title("Course of the training", loc="left", fontweight="bold")
 
 
-_COLOURS = {
-    "backward": "#2f5d9b",
-    "forward": "#9bb7dc",
-    "turn": "#7a4a12",
-    "update": "#5a9a5a",
-    "exchange": "#f0a04b",
-    "waiting": "#cc2936",
-}
-_NAMES = {"forward": "next forward", "turn": "turn", "update": "optimizer step"}
-
-
 def _draw_timeline(axes: Any, trace: Trace, title: str) -> None:
-    from matplotlib.patches import Patch
-
     chosen = typical(trace)
     origin = trace.backward_from[chosen]
+    bars = []
     for name, (begins, ends) in trace.spans().items():
         # The forward pass that ends this iteration's waits is the next iteration's.
         which = chosen + 1 if name == "forward" else chosen
-        height, shift = (0.3, 0.2) if name == "exchange" else (0.4, -0.18)
-        for layer in range(len(trace.layers)):
-            begin, end = begins[which, layer] - origin, ends[which, layer] - origin
-            axes.barh(
-                layer + shift,
-                1e3 * (end - begin),
-                left=1e3 * begin,
-                height=height,
-                color=_COLOURS[name],
-                linewidth=0,
-            )
+        shift, height = (0.05, 0.3) if name == "exchange" else (-0.38, 0.4)
+        bars += [
+            Bar(Span(name, name, begins[which, at], ends[which, at]), at + shift, height)
+            for at in range(len(trace.layers))
+        ]
+    draw_bars(axes, bars, origin)
     turned = 1e3 * (trace.moment("turned")[chosen].max() - origin)
     axes.axvline(turned, 0, 0.9, color="#888888", linewidth=0.8, linestyle=":")
     axes.annotate(
@@ -277,17 +254,8 @@ def _draw_timeline(axes: Any, trace: Trace, title: str) -> None:
     axes.set_yticks(range(len(trace.layers)), trace.layers)
     axes.set_xlim(0)
     axes.set_xlabel("milliseconds since the backward pass began")
-    handles = [
-        Patch(color=colour, label=_NAMES.get(name, name)) for name, colour in _COLOURS.items()
-    ]
-    axes.legend(
-        handles=handles,
-        loc="upper center",
-        ncols=len(handles),
-        frameon=False,
-        bbox_to_anchor=(0.5, 1.0),
-        columnspacing=1.2,
-        handlelength=1.2,
-    )
+    names = {"next forward": "forward", "optimizer step": "update"}
+    same = {name: name for name in ("backward", "turn", "exchange", "waiting")}
+    legend(axes, same | names, 6, bottom=0.92)
     axes.set_ylim(-0.6, len(trace.layers) - 0.1)
     axes.set_title(f"Iteration {chosen + 1} on rank 0: {title}", loc="left", fontweight="bold")

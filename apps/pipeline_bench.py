@@ -37,8 +37,8 @@ from bench.pipeline.networks import NETWORKS
 from bench.pipeline.ours import Average
 from bench.pipeline.picture import draw
 from bench.pipeline.settings import Settings
-from bench.pipeline.trace import Recorded, Span, write
 from bench.pipeline.variants import BASELINES, VARIANTS, Job, Variant
+from bench.timeline import Recorded, Span, write
 
 import pgasdl
 from pgasdl.errors import PlanError, UnavailableError

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from bench.pipeline.trace import Recorder
+from bench.timeline import Recorder
 from pgasdl.torch import DDPState
 
 LAYERS, FUSED = 0, 1 << 62

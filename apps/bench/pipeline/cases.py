@@ -16,7 +16,7 @@ import numpy as np
 
 import pgasdl
 from bench.jobs import Peer
-from bench.pipeline.trace import Recorder, Span
+from bench.timeline import Recorder, Span
 from pgasdl import _native
 from pgasdl.tools.bench.turns import PATIENCE, Contender
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from bench.pipeline.cases import Case
-from bench.pipeline.trace import Span
 from bench.pipeline.workload import Workload
+from bench.timeline import Span
 from pgasdl.tools.bench.turns import Contender
 
 

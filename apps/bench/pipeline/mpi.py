@@ -13,11 +13,11 @@ from bench.jobs import Peer, PeerKind
 from bench.pipeline.buckets import FUSED, cuts
 from bench.pipeline.cases import Local
 from bench.pipeline.settings import Settings
-from bench.pipeline.trace import Recorder, Span
 from bench.pipeline.training import ByLayers
 from bench.pipeline.waiting import WaitingRunner
 from bench.pipeline.workload import workload
 from bench.serving import run, serve
+from bench.timeline import Recorder, Span
 
 _PIECE = 1 << 20  # elements: large calls are faster in 4 MB pieces
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import pgasdl
-from bench.pipeline.trace import Recorder
+from bench.timeline import Recorder
 from pgasdl.training.exchange import GradientExchange
 
 

@@ -15,9 +15,9 @@ import pgasdl
 import pgasdl.torch
 from bench.pipeline.buckets import DDP, Buckets, cuts, describe
 from bench.pipeline.networks import NETWORKS, data
-from bench.pipeline.trace import Recorder
 from bench.pipeline.waiting import LayerExchange
 from bench.pipeline.workload import Workload
+from bench.timeline import Recorder
 
 
 class Training:

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.pipeline.trace import Recorder
 from bench.pipeline.workload import Workload
+from bench.timeline import Recorder
 
 
 class LayerExchange(Protocol):

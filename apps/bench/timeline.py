@@ -6,7 +6,7 @@ Moments are those of CLOCK_MONOTONIC, which all ranks of one machine share.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ def chrome(recorded: Recorded, origin: float) -> dict[str, Any]:
             process += 1
             names += _metadata(process, 0, "process", f"{variant}: rank {rank}", process)
             threads: dict[str, int] = {}
-            for row, span in _rows(spans):
+            for row, span in zip(_rows(spans), spans, strict=True):
                 if row not in threads:
                     threads[row] = 10 * _place(span) + len(threads)
                     names += _metadata(process, threads[row], "thread", row, threads[row])
@@ -86,16 +86,11 @@ def write(path: str, recorded: Recorded) -> None:
     Path(path).write_text(json.dumps(document), encoding="ascii")
 
 
-def _rows(spans: Sequence[Span]) -> Iterator[tuple[str, Span]]:
-    """Yield each span and its row; spans of one row do not overlap, exchanges need several."""
-    ends: list[float] = []
-    for span in sorted(spans, key=lambda span: span.begin):
-        if span.track != "exchange":
-            yield ("compute" if span.track in ("forward", "backward") else span.track), span
-            continue
-        row = next((row for row, end in enumerate(ends) if end <= span.begin), len(ends))
-        ends[row : row + 1] = [span.end]
-        yield f"exchange {row + 1}", span
+def _rows(spans: Sequence[Span]) -> list[str]:
+    """Return the row of each span; spans of one row do not overlap, exchanges need several."""
+    lane = iter(lanes([span for span in spans if span.track == "exchange"]))
+    usual = {"forward": "compute", "backward": "compute", "host": "host"}
+    return [usual.get(span.track) or f"exchange {next(lane) + 1}" for span in spans]
 
 
 def _place(span: Span) -> int:
@@ -108,3 +103,78 @@ def _metadata(process: int, thread: int, of: str, name: str, index: int) -> list
         {**at, "name": f"{of}_name", "args": {"name": name}},
         {**at, "name": f"{of}_sort_index", "args": {"sort_index": index}},
     ]
+
+
+# --- pictures
+
+
+COLOURS = {
+    "forward": "#9bb7dc",
+    "backward": "#2f5d9b",
+    "host": "#7a4a12",
+    "turn": "#7a4a12",
+    "update": "#5a9a5a",
+    "exchange": "#f0a04b",
+    "exposed": "#cc2936",
+    "waiting": "#cc2936",
+}
+
+
+class Bar(NamedTuple):
+    """A span's box in a picture: where it begins from top to bottom, and its height."""
+
+    span: Span
+    top: float
+    height: float
+
+
+def lanes(spans: Sequence[Span]) -> list[int]:
+    """Return a lane for each; those of one lane do not overlap."""
+    ends: list[float] = []
+    found = {}
+    for place, span in sorted(enumerate(spans), key=lambda each: each[1].begin):
+        lane = next((i for i, end in enumerate(ends) if end <= span.begin), len(ends))
+        ends[lane : lane + 1] = [span.end]
+        found[place] = lane
+    return [found[place] for place in range(len(spans))]
+
+
+def draw_bars(axes: Any, bars: Iterable[Bar], origin: float) -> None:
+    """Draw a timeline, in milliseconds after ``origin``; what began before is cut."""
+    for span, top, height in bars:
+        begin = max(span.begin, origin)
+        if span.end > begin:
+            axes.broken_barh(
+                [(1e3 * (begin - origin), 1e3 * (span.end - begin))],
+                (top, height),
+                facecolor=COLOURS[span.track],
+                edgecolor="white",
+                linewidth=0.15,
+            )
+
+
+def legend(axes: Any, labels: Mapping[str, str], columns: int, bottom: float = 1.0) -> None:
+    """Explain colours by names of tracks: above the axes, or from ``bottom`` of their height on."""
+    from matplotlib.patches import Patch
+
+    axes.legend(
+        handles=[Patch(color=COLOURS[track], label=label) for label, track in labels.items()],
+        loc="lower right",
+        bbox_to_anchor=(1.0, bottom),
+        ncols=columns,
+        frameon=False,
+        fontsize=7.5,
+        handlelength=1.0,
+        columnspacing=1.0,
+    )
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty picture, in inches."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    return plt.figure(figsize=(width, height), layout="constrained")
