@@ -63,9 +63,11 @@ class Beside:
         """Return the contenders of a notified write, and a function that frees their memory."""
         (core, python), free = self._ours.notified_writes(nbytes)
         ours = {"core": [core], "python": [python], "floor": self._floors.puts(nbytes)}
-        ways = {name: {way: ("ping", way, nbytes) for way in ways}
-                for name, ways in self._ways.items()}  # fmt: skip
-        return ours | self._others(ways), free
+        asks = {
+            name: {way: partial(Peer.ping, way=way, nbytes=nbytes) for way in ways}
+            for name, ways in self._ways.items()
+        }
+        return ours | self._others(asks), free
 
     def allreduce(self, nbytes: int) -> tuple[Groups, Callable[[], None]]:
         """Return the contenders of an allreduce: in segments, and of arrays outside."""
@@ -96,30 +98,23 @@ class Beside:
         return {"pgasdl": [exchange], "floor": self._floors.layers(counts)} | self._sums(cuts), free
 
     def _sums(self, cuts: dict[str, list[int]]) -> Groups:
-        return self._others(
-            {name: {how: ("sums_of", cut) for how, cut in cuts.items()} for name in self._ways}
-        )
+        ranks = self._ranks
+        common = {"paced": ranks.paced, "fill_share": ranks.fill_share}
+        asks = {how: partial(Peer.allreduce, cuts=cut, **common) for how, cut in cuts.items()}
+        return self._others(dict.fromkeys(self._ways, asks))
 
-    def _others(self, asks: dict[str, dict[str, tuple[Any, ...]]]) -> dict[str, list[Contender]]:
+    def _others(self, asks: dict[str, dict[str, Callable[..., list[float]]]]) -> Groups:
         """Group what peers are asked for by their libraries; a variant's name has both."""
         groups: dict[str, list[Contender]] = {}
         for name, variants in asks.items():
             library, _, variant = name.partition("-")
-            for how, (what, *arguments) in variants.items():
-                ask = None
-                if name in self._peers:
-                    ask = partial(getattr(self, f"_{what}"), self._peers[name], *arguments)
+            for how, ask in variants.items():
+                peer = self._peers.get(name)  # None: this is not rank 0
+                ours = None if peer is None else lambda n, peer=peer, ask=ask: ask(peer, calls=n)
                 label = " ".join(filter(None, (variant, how)))
-                one = Contender(label, asked(self._context, ask))
+                one = Contender(label, asked(self._context, ours))
                 groups.setdefault(library, []).append(one)
         return groups
-
-    def _ping(self, peer: Peer, way: str, nbytes: int, calls: int) -> list[float]:
-        return peer.ping(way, nbytes, calls)
-
-    def _sums_of(self, peer: Peer, cut: list[int], calls: int) -> list[float]:
-        ranks = self._ranks
-        return peer.allreduce(cut, calls, paced=ranks.paced, fill_share=ranks.fill_share)
 
 
 def pieces(count: int) -> list[int]:

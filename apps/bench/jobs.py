@@ -122,10 +122,10 @@ class Peer:
         began, ended = ([int(moment) for moment in moments] for moments in latest)
         return durations(began, ended, paced=paced, clock_ns=self._clock_ns, fill_ns=fill_ns)
 
-    def ping(self, way: str, nbytes: int, n_batches: int) -> list[float]:
+    def ping(self, way: str, nbytes: int, calls: int) -> list[float]:
         """Return the microseconds one way, per batch of round trips."""
         answers = self.ask(
-            op="ping", way=way, nbytes=nbytes, n_batches=n_batches, rounds=rounds_of(nbytes)
+            op="ping", way=way, nbytes=nbytes, n_batches=calls, rounds=rounds_of(nbytes)
         )
         return [ns / 1e3 for ns in answers[0]]
 

@@ -96,11 +96,9 @@ def command(
 ) -> int:
     """Start the job; return its status."""
     # Here, not at the top: help and completion need neither sockets nor processes.
-    from pgasdl.runtime.launch.run import Job, check, run
+    from pgasdl.runtime.launch.run import Job, check, inherited, run
 
-    environ = dict(os.environ)
-    for name in ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD"):
-        environ.pop(name, None)  # a job that started this one may have set it
+    environ = inherited()
     if transport is not None:
         environ["PGASDL_TRANSPORT"] = transport
     if timeout is not None:

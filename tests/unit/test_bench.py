@@ -70,6 +70,7 @@ def test_sizes_hold_whole_elements() -> None:
         (["allreduce", "-n", "0"], "-n 0"),
         (["allreduce", "-n", "17"], "-n 17"),
         (["write_notify", "-n", "1"], "-n 2"),
+        (["c10d", "--transport", "loopback"], "no transport loopback"),
         (["allreduce", "--sizes", "7"], "size 7"),
         (["allreduce", "--sizes", "many"], "many"),
         (["allreduce", "--repeat", "0"], "--repeat 0"),

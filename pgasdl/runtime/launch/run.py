@@ -61,6 +61,12 @@ class Job:
     keep_going: bool = False
 
 
+def inherited() -> dict[str, str]:
+    """Return this process's variables without what a job that started it may have set."""
+    own = ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD")
+    return {name: text for name, text in os.environ.items() if name not in own}
+
+
 def check(job: Job) -> Config:
     """Raise ConfigError for a job that cannot work, before anything starts."""
     if job.n_ranks < 1:

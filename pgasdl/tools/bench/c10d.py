@@ -29,8 +29,8 @@ _untyped: Any = dist  # PyTorch's stubs do not export all
 Way = Callable[[], object]
 
 
-def measure(context: Context, request: Request) -> list[dict[str, Any]]:
-    """Measure every size. Rank 0 prints the rows and returns them."""
+def measure(context: Context, request: Request) -> None:
+    """Measure every size. Rank 0 prints the rows."""
     torch.set_num_threads(1)
     output = Output(context.rank, as_json=request.as_json)
     # Not on a processor each: gloo's own threads need some.
@@ -53,7 +53,6 @@ def measure(context: Context, request: Request) -> list[dict[str, Any]]:
         context.barrier(timeout=60.0)
         dist.destroy_process_group()
     output.write(rows)
-    return rows
 
 
 def _rows(

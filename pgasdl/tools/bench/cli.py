@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +14,7 @@ from pgasdl.plans import PLANS
 from pgasdl.tools.bench.options import check_rounds, seconds_option, transport_option
 from pgasdl.tools.bench.plans_cli import plans_command
 from pgasdl.tools.bench.request import DEFAULT_SIZES, Request
+from pgasdl.tools.bench.starting import start
 from pgasdl.tools.command import Function, Group, Names, json_option
 from pgasdl.tools.sizes import ALL, parse_size, parse_sizes
 
@@ -116,7 +115,7 @@ def _add(op: str) -> None:
     )
     @_options(op)
     def _(mpi: str, **given: Any) -> int:
-        return _measure(_request(op, **given), mpi)
+        return start(_request(op, **given), mpi)
 
 
 for _op in _OPERATIONS:
@@ -144,6 +143,8 @@ def _request(
         raise ConfigError(f"{op} is measured between two ranks: -n 2")
     if op == "c10d" and importlib.util.find_spec("torch") is None:
         raise ConfigError("c10d is measured in PyTorch, which is not installed: pip install torch")
+    if op == "c10d" and transport == "loopback":
+        raise ConfigError("the ranks of torch.distributed are processes: no transport loopback")
     check_rounds(repeat, seconds)
     return Request(
         op=op,
@@ -157,28 +158,3 @@ def _request(
         seconds=seconds,
         as_json=as_json,
     )
-
-
-def _measure(request: Request, mpi: str) -> int:
-    """Measure, and return the exit status."""
-    if request.transport == "loopback":
-        from pgasdl import loopback
-        from pgasdl.tools.bench.worker import measure
-
-        loopback.run(request.ranks, lambda context: measure(context, request))
-        return 0
-    from pgasdl.runtime.launch.run import Job, run
-
-    environ = dict(os.environ)
-    for name in ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD"):
-        environ.pop(name, None)  # a job that started this one may have set it
-    environ["PGASDL_TRANSPORT"] = request.transport
-    environ.setdefault("PGASDL_LOG", "warning")  # the header says it
-    sys.stdout.flush()
-    program = ["-P", "-m", "pgasdl.tools.bench.worker", request.dump()]
-    if request.transport == "mpi":
-        from pgasdl.runtime.launch import mpiexec
-
-        found = mpiexec.find_any() if mpi == "any" else mpiexec.find(mpi)
-        mpiexec.run(found, request.ranks, program, environ)
-    return run(Job(program, request.ranks, environ, prefix=False))

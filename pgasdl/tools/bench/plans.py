@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pgasdl.collectives.policy import Choice, Policy
 from pgasdl.context import Context
@@ -113,7 +112,7 @@ class PlanBench:
         )
         return policy
 
-    def plans(self) -> list[PlanRow]:
+    def plans(self) -> None:
         """Measure every plan at every size."""
         request, context = self.request, self.context
         calibration = self.header()
@@ -142,7 +141,6 @@ class PlanBench:
             ]
             self._say_size(nbytes, measured, predicted, chosen)
         self.output.write([asdict(row) for row in rows])
-        return rows
 
     def _say_size(
         self, nbytes: int, measured: Figures, predicted: Figures, chosen: Choice | None
@@ -153,9 +151,12 @@ class PlanBench:
             self.say(f"  {mark} {choice!s:<28} {us:>11.2f} {predicted[choice]:>11.2f}")
 
 
-def measure(context: Context, request: Request) -> Any:
-    """Run ``request.op``, and return its result."""
+def measure(context: Context, request: Request) -> None:
+    """Run ``request.op``."""
     bench = PlanBench(
         context, request, Output(context.rank, as_json=request.as_json, file=request.rows_file)
     )
-    return bench.tune() if request.op == "tune" else bench.plans()
+    if request.op == "tune":
+        bench.tune()
+    else:
+        bench.plans()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from pgasdl.errors import ConfigError
 from pgasdl.plans import plugins
 from pgasdl.tools.bench.options import check_rounds, seconds_option, transport_option
 from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.starting import start
 from pgasdl.tools.chart import Chart, Series, draw
 from pgasdl.tools.command import Command, Function, json_option
 from pgasdl.tools.json_document import write_json
@@ -89,7 +89,7 @@ def plans_command(jobs: str, out: str, as_json: bool, **given: Any) -> int:
         for ranks in counts:
             file = os.path.join(scratch, f"{ranks}.json")
             request = _request("plans", ranks, **given)
-            status = _start(replace(request, as_json=as_json, rows_file=file))
+            status = start(replace(request, as_json=as_json, rows_file=file))
             if status:
                 return status
             rows += json.loads(Path(file).read_text(encoding="utf-8"))
@@ -131,7 +131,7 @@ def command(n_ranks: int, out: str, print_request: bool, as_json: bool, **given:
     if print_request:
         print(request.dump())
         return 0
-    return _start(request)
+    return start(request)
 
 
 def _request(
@@ -157,30 +157,6 @@ def _request(
         seconds=seconds,
         plan_modules=plan_modules,
     )
-
-
-def _start(request: Request) -> int:
-    from pgasdl.runtime.launch.run import Job, run
-
-    environ = dict(os.environ)
-    # A job that started this one may have set these; and the policy is the result here.
-    for name in ("PGASDL_RANK", "PGASDL_LOCAL_RANK", "PGASDL_SECRET_FD", "PGASDL_POLICY"):
-        environ.pop(name, None)
-    environ["PGASDL_TRANSPORT"] = request.transport
-    environ.setdefault("PGASDL_LOG", "warning")
-    sys.stdout.flush()
-    if request.transport == "loopback":
-        from pgasdl import loopback
-        from pgasdl.tools.bench.plans import measure
-
-        loopback.run(
-            request.ranks,
-            lambda context: measure(context, request),
-            plan_modules=request.plan_modules,
-        )
-        return 0
-    program = ["-P", "-m", "pgasdl.tools.bench.worker", request.dump()]
-    return run(Job(program, request.ranks, environ, prefix=False))
 
 
 def cases(rows: list[Row]) -> list[tuple[Row, Row]]:

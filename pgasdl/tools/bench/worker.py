@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple
@@ -22,20 +22,22 @@ from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import Contender, best_of, usual
 
 
-def measure(context: Context, request: Request) -> list[Row]:
-    """Measure everything that the request names; return the rows on rank 0.
+def measure(context: Context, request: Request) -> None:
+    """Measure everything that the request names.
 
     Raises
     ------
     UnavailableError
         Ranks do not map each other's memory.
     """
-    bench = _Bench(context, request, Output(context.rank, as_json=request.as_json))
-    bench.header()
-    for step in bench.steps():
-        step()
-    bench.footer()
-    return bench.report.rows
+    if request.op in ("plans", "tune"):
+        plans.measure(context, request)
+    elif request.op == "c10d":
+        from pgasdl.tools.bench import c10d  # not without PyTorch
+
+        c10d.measure(context, request)
+    else:
+        _Bench(context, request, Output(context.rank, as_json=request.as_json)).run()
 
 
 class _Case(NamedTuple):
@@ -70,7 +72,8 @@ class _Bench:
             return max(self.request.sizes)
         return max(sum(-(-n // 16) * 64 for n in layers(name)) for name in self.request.models)
 
-    def header(self) -> None:
+    def run(self) -> None:
+        """Print the header, a row for each size or model, and where the ranks ran."""
         request, say = self.request, self.output.say
         self.session.header(request.command)
         say(f"plan       {request.plan or 'auto (chosen by size, see the table)'}")
@@ -79,22 +82,16 @@ class _Bench:
             f"figures    microseconds, medians of {request.rounds} rounds in turns; a row keeps "
             "to one placement, probed around every turn"
         )
-        if self.context.rank == 0:
-            self.report.begin()
-
-    def footer(self) -> None:
+        self.report.begin()
+        for name in request.models:
+            self.model(name)
+        for size in request.sizes:
+            if request.op == "write_notify":
+                self.write_notify(size)
+            else:
+                self.allreduce(size)
         self.session.say_placement()
-        if self.context.rank == 0:
-            self.report.close()
-
-    def steps(self) -> Iterator[Callable[[], None]]:
-        """Yield one step for each size or model."""
-        request = self.request
-        if request.op == "model":
-            yield from (partial(self.model, name) for name in request.models)
-            return
-        one = self.write_notify if request.op == "write_notify" else self.allreduce
-        yield from (partial(one, size) for size in request.sizes)
+        self.report.close()
 
     def write_notify(self, nbytes: int) -> None:
         floor = self.floors.puts(nbytes)
@@ -168,14 +165,7 @@ def main() -> None:
     request = Request.load(sys.argv[1])
     sys.excepthook = partial(_tell, request.command)
     with pgasdl.init(plan_modules=request.plan_modules) as context:
-        if request.op in ("plans", "tune"):
-            plans.measure(context, request)
-        elif request.op == "c10d":
-            from pgasdl.tools.bench import c10d  # not without PyTorch
-
-            c10d.measure(context, request)
-        else:
-            measure(context, request)
+        measure(context, request)
 
 
 if __name__ == "__main__":
