@@ -317,7 +317,6 @@ PROBES: tuple[tuple[str, Callable[[str], ProbeResult]], ...] = (
     ("mpi4py", _optional),
     ("mpich", _mpi),
     ("openmpi", _mpi),
-    ("pyverbs", _optional),
     ("GPUs", _gpus),
     ("RDMA devices", _devices),
     *((f"{row.name} transport", _transport) for row in TRANSPORTS.values() if row.processes),

