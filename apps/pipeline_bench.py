@@ -207,7 +207,7 @@ class Bench:
         if self.ctx.rank != 0:
             return
         of, say = self.settings, self.output.say
-        line = statistics.median(self.session.lines)
+        line = statistics.median(self.session.lines or [0.0])
         if of.compute == "wait":
             say(f"compute    waits of {1e3 * of.seconds:.2f} ms an iteration")
         else:

@@ -54,7 +54,7 @@ class Comparison:
             }
             self.rows.append(row)
             times = [short(us) for us in (samples.median, samples.least, samples.p90)]
-            rate = f"{nbytes / samples.median:.0f}"
+            rate = short(nbytes / samples.median)
             cells = (op, str(nbytes), who, *times, rate, ratio(samples.median, first), where)
             self._say(cells, best.name)
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_COLOURS = 10  # matplotlib's own; further lines are dashed
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -39,11 +41,12 @@ def draw(chart: Chart, folder: Path) -> str:
         return f"no picture of {chart.name}: {error}; pip install 'pgasdl[apps]'"
     figure = Figure(figsize=(8.6, 4.4), dpi=120, layout="constrained")
     axes = figure.subplots()
-    for series in chart.series:
+    for place, series in enumerate(chart.series):
         if series.paper:
             axes.plot(series.x, series.y, "D", ms=7, mfc="none", mew=1.8, label=series.label)
         else:
-            axes.plot(series.x, series.y, "-", marker=".", lw=1.6, label=series.label)
+            line = "-" if place < _COLOURS else "--"
+            axes.plot(series.x, series.y, line, marker=".", lw=1.6, label=series.label)
     if chart.log_x:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({x for series in chart.series for x in series.x}))
@@ -51,8 +54,10 @@ def draw(chart: Chart, folder: Path) -> str:
         axes.tick_params(axis="x", labelsize=8, rotation=30)
     if chart.log_y:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        plain = FuncFormatter(lambda y, _: f"{y:g}")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_formatter(plain if high < 20 * low else NullFormatter())
     else:
         axes.set_ylim(bottom=0)
     axes.set_title(chart.title, fontsize=11)

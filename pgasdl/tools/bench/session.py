@@ -76,8 +76,10 @@ class Session:
         self.say(f"transport  {transport}")
 
     def probe(self) -> str:
-        """Return the placement of the ranks' processors."""
-        self.lines.append(0.0 if self.floors is None else self.floors.line_ns())
+        """Return the placement of the ranks' processors; "-" without common memory."""
+        if self.floors is None:
+            return "-"
+        self.lines.append(self.floors.line_ns())
         return placement(self.lines[-1], self.oversubscribed)
 
     def say_placement(self) -> None:
