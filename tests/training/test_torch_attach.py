@@ -1,4 +1,4 @@
-"""``pgasdl.torch.attach``: several ranks train the model of one process."""
+"""``pgasdl.torch.attach`` in both kinds: several ranks train the model of one process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tiers import full
 
 torch = pytest.importorskip("torch")
 
@@ -16,6 +17,7 @@ from torch_tools import (  # noqa: E402
     STEPS,
     adamw,
     alone,
+    bits,
     loss_of,
     made,
     made_small,
@@ -28,6 +30,18 @@ from torch_tools import (  # noqa: E402
 from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
 
+kinds = pytest.mark.parametrize("kind", ["average", "update"])
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"bucket_bytes": 1 << 20},
+    {"deferred": False},
+    {"kind": "update", "plan": "gdraa-direct"},
+    {"kind": "update", "plan": "tree"},
+    {"kind": "update", "plan": "gdraa", "bucket_bytes": 1 << 20},
+    {"kind": "update", "plan": "tree", "bucket_bytes": 1 << 10, "rotate_root": True},
+    {"kind": "update", "deferred": False},
+]
+
 
 def train(ctx: Any, optimizer_of: Callable[..., Any], **options: Any) -> Any:
     net = made(seed=ctx.rank)  # the others get rank 0's
@@ -38,7 +52,7 @@ def train(ctx: Any, optimizer_of: Callable[..., Any], **options: Any) -> Any:
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
-        return copy.deepcopy(net.state_dict()), net
+    return net, optimizer
 
 
 def _drawn(seed: int) -> dict[str, Any]:
@@ -46,24 +60,29 @@ def _drawn(seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("optimizer_of", [sgd, adamw])
-@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 1 << 20}, {"deferred": False}], ids=str)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("options", full(WAYS, quick=6), ids=str)
+@pytest.mark.parametrize("size", full([3, 2, 4], quick=1))
 def test_ranks_train_the_model_of_one_process(
     size: int, options: dict[str, Any], optimizer_of: Callable[..., Any]
 ) -> None:
+    """Frozen, tied, and rarely or never used parameters included."""
     expected = reference(size, optimizer_of)
     results = loopback.run(size, lambda ctx: train(ctx, optimizer_of, **options))
-    for state, net in results:
+    for net, _ in results:
         same(net, expected)
-        assert all(torch.equal(state[name], results[0][0][name]) for name in state)
+        assert bits(net) == bits(results[0][0])
 
 
-def test_an_unused_parameter_is_left_alone() -> None:
-    """By weight decay too, as in one process, where its gradient is None."""
-    start = made().never.weight
-    for _, net in loopback.run(2, lambda ctx: train(ctx, adamw)):
-        assert torch.equal(net.never.weight, start)
-        assert not torch.equal(net.rare.weight, made().rare.weight)
+@kinds
+def test_an_unused_parameter_is_left_alone(kind: str) -> None:
+    """By weight decay and momentum too, whichever rank owns it, as where its gradient is None."""
+    start = made()
+    options = {"kind": kind, "plan": "gdraa", "bucket_bytes": 1 << 20}
+    for net, optimizer in loopback.run(3, lambda ctx: train(ctx, adamw, **options)):
+        assert torch.equal(net.never.weight, start.never.weight)
+        assert net.never.weight not in optimizer.state
+        assert not torch.equal(net.rare.weight, start.rare.weight)
+        assert optimizer.state[net.rare.weight]["step"] == STEPS - 2
 
 
 @pytest.mark.parametrize("deferred", [None, False])
@@ -88,28 +107,30 @@ def test_a_closure_is_called_before_the_step(deferred: bool | None) -> None:
         same(net, reference(2, adamw))
 
 
-@pytest.mark.parametrize("deferred", [None, False])
-def test_gradients_add_up_and_are_clipped(deferred: bool | None) -> None:
+@pytest.mark.parametrize("options", [{}, {"deferred": False}, {"kind": "update"}], ids=str)
+def test_gradients_add_up_and_are_clipped(options: dict[str, Any]) -> None:
+    """The mean gradient is: kind "update" has none."""
+    clip = None if options.get("kind") == "update" else 0.5
+
     def program(ctx: Any) -> Any:
         net = made()
         optimizer, scheduler = sgd(net)
-        with attach(net, optimizer, context=ctx, deferred=deferred) as attached:
+        with attach(net, optimizer, context=ctx, **options) as attached:
             for step in range(STEPS):
                 optimizer.zero_grad()
                 with attached.no_sync():
                     loss_of(net, step, ctx.rank, 0).backward()
                 loss_of(net, step, ctx.rank, 1).backward()
-                attached.wait()  # as not every rank's backward reaches all
-                norm = nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+                if clip:
+                    attached.wait()  # as not every rank's backward reaches all
+                    assert nn.utils.clip_grad_norm_(net.parameters(), clip) > 0
                 optimizer.step()
                 scheduler.step()
-        return float(norm), net
+        return net
 
-    expected = reference(2, sgd, parts=2, clip=0.5)
-    (norm, net), (other_norm, other) = loopback.run(2, program)
-    assert norm == other_norm > 0
-    same(net, expected)
-    same(other, expected)
+    expected = reference(2, sgd, parts=2, clip=clip)
+    for net in loopback.run(2, program):
+        same(net, expected)
 
 
 def test_gradients_lie_in_the_exchange_as_the_parameters_do() -> None:
@@ -153,8 +174,9 @@ def test_a_gradient_that_the_program_removed_is_taken_in() -> None:
     assert all(gradient.abs().sum() > 0 for gradient in alone(program))
 
 
+@kinds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_other_dtypes_and_a_narrow_wire(dtype: Any) -> None:
+def test_other_dtypes_and_a_narrow_wire(dtype: Any, kind: str) -> None:
     def program(ctx: Any) -> Any:
         net = nn.Linear(4, 2).to(dtype)
         with torch.no_grad():
@@ -162,7 +184,8 @@ def test_other_dtypes_and_a_narrow_wire(dtype: Any) -> None:
                 each.fill_(0.5)
         optimizer = torch.optim.SGD(net.parameters(), 1)
         wire = "bfloat16" if dtype is torch.float32 else None
-        with attach(net, optimizer, context=ctx, wire=wire):
+        plan = "gdraa" if wire and kind == "update" else None
+        with attach(net, optimizer, context=ctx, kind=kind, wire=wire, plan=plan):
             net(torch.full((1, 4), ctx.rank, dtype=dtype)).sum().backward()
             optimizer.step()
         return net
@@ -171,56 +194,78 @@ def test_other_dtypes_and_a_narrow_wire(dtype: Any) -> None:
         assert (net.weight == 0).all() and (net.bias == -0.5).all()
 
 
-def test_two_models_in_one_process() -> None:
+@kinds
+def test_two_models_in_one_process(kind: str) -> None:
     def program(ctx: Any) -> Any:
         (one, first), (two, second) = small(), small(momentum=0.5)
         x = torch.full((2, 4), 1.0 + ctx.rank, dtype=torch.float64)
-        with attach(one, first, context=ctx), attach(two, second, context=ctx):
+        with (
+            attach(one, first, context=ctx, kind=kind),
+            attach(two, second, context=ctx, kind=kind, plan="tree"),
+        ):
             for _ in range(3):
                 (one(x).sum() + two(x).sum()).backward()
                 for optimizer in (second, first):
                     optimizer.step()
                     optimizer.zero_grad()
-        return one.state_dict(), two.state_dict()
+        return bits(one), bits(two)
 
     ours, theirs = loopback.run(2, program)
-    for state, other in zip(ours, theirs, strict=True):
-        assert all(torch.equal(state[name], other[name]) for name in state)
+    assert ours == theirs
 
 
-def test_state_is_what_it_is_without() -> None:
-    """Copies of model and optimizer during training: steps that are due are made first."""
+@kinds
+def test_state_is_what_it_is_without(kind: str) -> None:
+    """Steps that are due are made first; one process, or another number of ranks, goes on."""
 
-    def program(ctx: Any) -> Any:
+    def first(ctx: Any) -> Any:
         net = made()
-        optimizer, _ = adamw(net)
-        with attach(net, optimizer, context=ctx):
-            loss_of(net, 0, ctx.rank).backward()
+        optimizer, scheduler = adamw(net)
+        with attach(net, optimizer, context=ctx, kind=kind, plan="gdraa"):
+            for step in range(2):
+                loss_of(net, step, 0).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+            saved = [each.state_dict() for each in (net, optimizer, scheduler)]
+            saved = copy.deepcopy(saved)
+            loss_of(net, 2, 0).backward()
             optimizer.step()
-            saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
-            loss_of(net, 1, ctx.rank).backward()
-            optimizer.step()
-            net.load_state_dict(saved[0])
-            optimizer.load_state_dict(saved[1])
+            net.load_state_dict(saved[0])  # and back
+            optimizer.load_state_dict(copy.deepcopy(saved[1]))  # PyTorch's takes it as it is
             optimizer.zero_grad()
-            loss_of(net, 1, ctx.rank).backward()
+            loss_of(net, 2, 0).backward()
             optimizer.step()
-            again = copy.deepcopy(net.state_dict())
-        return saved, again, net
+        return saved, net
 
-    (saved, again, net), _ = loopback.run(2, program)
+    def second(ctx: Any, saved: Any, kind: str) -> Any:
+        net = made()
+        optimizer, scheduler = adamw(net)
+        for each, state in zip((net, optimizer, scheduler), saved, strict=True):
+            each.load_state_dict(copy.deepcopy(state))
+        with attach(net, optimizer, context=ctx, kind=kind, plan="gdraa"):
+            loss_of(net, 2, 0).backward()
+            optimizer.step()
+        return net
+
     plain = made()
-    optimizer, _ = adamw(plain)
-    for step in range(2):
+    optimizer, scheduler = adamw(plain)
+    for step in range(3):
         optimizer.zero_grad()
-        for rank in range(2):
-            (loss_of(plain, step, rank) / 2).backward()
+        loss_of(plain, step, 0).backward()
         optimizer.step()
-    same(net, plain)
-    assert all(torch.equal(again[name], value) for name, value in net.state_dict().items())
-    plain_state = optimizer.state_dict()
-    assert saved[1]["param_groups"] == plain_state["param_groups"]
-    assert saved[1]["state"].keys() == plain_state["state"].keys()
+        scheduler.step()
+        if step == 1:
+            wanted = copy.deepcopy(optimizer.state_dict())
+    results = loopback.run(3, first)
+    for saved, net in results:
+        assert saved[1]["param_groups"] == wanted["param_groups"]
+        assert saved[1]["state"].keys() == wanted["state"].keys()
+        same(net, plain)
+    saved = results[0][0]
+    for size, other in ((1, "average"), (2, "update"), (4, "update")):
+        for net in loopback.run(size, lambda ctx, other=other: second(ctx, saved, other)):
+            same(net, plain)
 
 
 def test_the_end_gives_back_what_was_there() -> None:
@@ -265,13 +310,15 @@ def test_a_scheduler_may_come_later() -> None:
     assert second - first == pytest.approx(-0.05)
 
 
+@kinds
 @pytest.mark.parametrize("first", ["compile", "attach"])
-def test_a_compiled_model(first: str) -> None:
+def test_a_compiled_model(first: str, kind: str) -> None:
     def program(ctx: Any) -> Any:
         net = made()
         compiled = torch.compile(net, backend="eager")
         optimizer, _ = sgd(net)
-        with attach(compiled if first == "compile" else net, optimizer, context=ctx):
+        given = compiled if first == "compile" else net
+        with attach(given, optimizer, context=ctx, kind=kind):
             for step in range(2):
                 loss_of(compiled, step, 0).backward()
                 optimizer.step()
@@ -313,24 +360,27 @@ def test_scaled_gradients_and_a_step_that_is_left_out() -> None:
         torch.testing.assert_close(change.detach(), torch.full((2,), -0.1))
 
 
+@kinds
 @pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
-def test_a_step_may_be_left_out(bucket_bytes: int) -> None:
+def test_a_step_may_be_left_out(bucket_bytes: int, kind: str) -> None:
     """By all ranks: its gradients are forgotten."""
 
     def program(ctx: Any) -> Any:
         net = made()
         optimizer, scheduler = sgd(net)
-        with attach(net, optimizer, context=ctx, bucket_bytes=bucket_bytes):
-            for step in (0, 5, 1, 6, 2, 3):
+        options = {"kind": kind, "bucket_bytes": bucket_bytes, "plan": "gdraa"}
+        with attach(net, optimizer, context=ctx, **options):
+            for step in (0, 5, 1, 6, 2, 3, 7):
                 loss_of(net, step, ctx.rank).backward()
                 if step < STEPS:
                     optimizer.step()
                     scheduler.step()
-                optimizer.zero_grad()
+                if step < 7:  # the end, too, forgets it
+                    optimizer.zero_grad()
         return net
 
-    expected = reference(2, sgd)
-    for net in loopback.run(2, program):
+    expected = reference(3, sgd)
+    for net in loopback.run(3, program):
         same(net, expected)
 
 

@@ -108,6 +108,10 @@ def same(net: Any, other: Any) -> None:
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def bits(net: Any) -> list[bytes]:
+    return [each.contiguous().numpy().tobytes() for each in net.state_dict().values()]
+
+
 def small(**options: Any) -> Any:
     """A model that needs no more, and its optimizer."""
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
