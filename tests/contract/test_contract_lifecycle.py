@@ -331,6 +331,11 @@ def test_fork(ctx: Any) -> None:
     assert ctx.allreduce(np.ones(5, np.float32), "sum")[0] == 2
 
 
+test_fork_beside_a_progress_thread = contract(ranks=2, on=PROCESSES, progress="thread")(
+    test_fork.program  # type: ignore[attr-defined]
+)
+
+
 @contextlib.contextmanager
 def interrupted() -> Any:
     """Ctrl-C a moment after the block began must end it, long before the deadline of its call."""
@@ -353,7 +358,7 @@ def interrupted() -> Any:
 def test_keyboard_interrupt(ctx: Any) -> None:
     """Every blocking call ends with KeyboardInterrupt, and can be repeated as after a Timeout."""
     flag, board = ctx.segment(0), ctx.segment(0)
-    array = np.ones(1000, np.float32)
+    array, bound = np.ones(1000, np.float32), np.zeros(64)
     handle = ctx.allreduce_handle(np.ones(1000, np.float32), op="mean")
     blocking: dict[str, Callable[[], Any]] = {
         "notify_waitsome": lambda: ctx.notify_waitsome(board, 5, 1),
@@ -361,7 +366,9 @@ def test_keyboard_interrupt(ctx: Any) -> None:
         "group.allreduce": lambda: ctx.world.allreduce(np.ones(3000)),
         "allgather": lambda: ctx.world.allgather("x", b"x"),
         "segment": lambda: ctx.segment(128),
+        "bind": lambda: ctx.bind(bound),
         "group": lambda: ctx.group([0, 1]),
+        "survivors": ctx.survivors,
         "allreduce": lambda: ctx.allreduce(array, op="mean"),
         "handle.wait": handle.wait,
         "passive_receive": ctx.passive_receive,

@@ -1,4 +1,4 @@
-"""fork while a context is open: all calls of the child are refused, the parent goes on."""
+"""Workers that a data loader forks while a context is open. Calls of a child: tests/contract."""
 
 from __future__ import annotations
 
@@ -7,24 +7,6 @@ from collections.abc import Callable
 
 import pytest
 from failure_harness import Job
-
-
-@pytest.mark.parametrize(
-    ("how", "progress"),
-    [("exit", "turn"), ("exit", "thread"), ("_exit", "turn"), ("close", "thread"),
-     ("process", "thread")],
-)  # fmt: skip
-def test_child_is_refused_and_parent_goes_on(
-    job: Callable[..., Job], how: str, progress: str
-) -> None:
-    ranks = job("forks.py", 2, how, PGASDL_TIMEOUT="20", PGASDL_PROGRESS=progress)
-    assert ranks.ended() == [0, 0], ranks.transcript()
-    for rank in (0, 1):
-        child, parent = ranks.event(rank, "child"), ranks.event(rank, "parent")
-        assert set(child["ends"].values()) == {"closed"}, child["ends"]
-        assert parent["status"] == 0, ranks.transcript()
-        assert parent["value"] == 1.5
-        assert parent["health"] == ["healthy", "healthy"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
