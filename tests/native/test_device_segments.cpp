@@ -312,34 +312,6 @@ void a_copy_that_cannot_be(const Settings& settings) {
   });
 }
 
-// A wait that was ended by its deadline is told of once; one that was reset is not taken for one.
-void late_notifications(const Settings& settings) {
-  run(kSize, settings, [](Local& local) {
-    const ProgramStream stream;
-    const auto segment = on_device(local, 64);
-    local.barrier();
-    if (local.rank() == 0) {
-      local.notify(1, *segment, 0);
-      local.barrier();
-      return;
-    }
-    local.context.notify_wait_on(stream.order(), segment, 0, Deadline::in(2));
-    local.context.notify_reset_on(stream.order(), segment, 0);
-    stream.synchronize();
-    std::this_thread::sleep_for(std::chrono::milliseconds(2400));
-    local.context.notify_wait_on(stream.order(), segment, 1, Deadline::in(0.1));
-    stream.synchronize();
-    std::string said;
-    require_error(
-        ErrorKind::kTimeout, [&] { local.context.notify_reset_on(stream.order(), segment, 1); },
-        &said);
-    CHECK_NOTE(said.find("notification 1 of") != said.npos, "%s", said.c_str());
-    local.context.notify_reset_on(stream.order(), segment, 1);
-    stream.synchronize();
-    local.barrier();
-  });
-}
-
 // A lane goes on as soon as its piece is here, and the piece goes back while others still come.
 void pieces_of_an_array() {
   constexpr std::size_t kPieces = 40;
@@ -435,7 +407,6 @@ int main() {
     told_of_another_collective(shm);
     a_copy_that_cannot_be({});
     a_copy_that_cannot_be(shm);
-    late_notifications({});
     pieces_of_an_array();
   };
   {

@@ -1,5 +1,5 @@
-// An execution promises more than its result: it can be continued or has ended, never takes
-// another's flags for its own, keeps what it still needs, and releases it when it is done.
+// An execution promises more than its result: it never takes another's flags for its own, keeps
+// what it still needs, and releases it when it is done.
 
 #include <pthread.h>
 
@@ -87,69 +87,6 @@ void numbers_come_again() {
         CHECK_NOTE(data[i] == Exchange::sum(2, round, i), "round %u", round);
       }
     }
-  });
-}
-
-// A wait that timed out is continued also when the steps have ended meanwhile.
-void ended_between_two_calls(const Settings& settings) {
-  std::atomic<std::uint32_t> timed_out{0};
-  run(2, settings, [&](Local& local) {
-    Exchange exchange(local, Kind::kGdraa, 50);
-    Execution& execution = exchange.plan();
-    for (std::uint32_t round = 0; round < 5; ++round) {
-      exchange.fill(local.rank(), round);
-      while (local.rank() == 1 && timed_out.load() <= round) std::this_thread::yield();
-      local.executor.start(execution);
-      if (local.rank() == 0) {
-        CHECK(local.executor.wait(execution, Deadline::once()) == Waited::kTimeout);
-        timed_out.store(round + 1);
-        const Deadline deadline = soon();
-        while (execution.state() == State::kRunning) {
-          CHECK(!deadline.passed());
-          local.executor.progress();
-        }
-        CHECK(execution.state() == State::kDone && execution.under_way());
-        require_error(ErrorKind::kPlan, [&] { local.executor.start(execution); });
-      }
-      finish(local, execution);
-      CHECK(execution.state() == State::kIdle);
-      exchange.verify(exchange.data(), 2, round);
-    }
-  });
-}
-
-// A closed execution does nothing, whatever arrives; what was kept for it is released at once.
-void closed_under_way() {
-  run(2, {}, [](Local& local) {
-    Exchange exchange(local, Kind::kGdraa, 50);
-    Execution& execution = exchange.plan();
-    auto kept = std::make_shared<int>(1);
-    const std::weak_ptr<int> watched = kept;
-    if (local.rank() == 0) {
-      exchange.fill(0, 0);
-      local.executor.start(execution);
-      CHECK(local.executor.wait(execution, Deadline::once()) == Waited::kTimeout);
-      execution.interrupt(std::move(kept));
-      CHECK(!watched.expired() && execution.interrupted());
-      execution.close();
-      CHECK(watched.expired() && execution.state() == State::kClosed);
-    }
-    local.barrier();
-    if (local.rank() == 1) {
-      local.executor.start(execution);
-      CHECK(local.executor.wait(execution, Deadline::in(0.05)) == Waited::kTimeout);
-      execution.close();
-    }
-    local.barrier();
-    for (int round = 0; round < 100; ++round) local.executor.progress();
-    if (local.rank() == 0) {
-      for (std::uint64_t i = 0; i < exchange.count(); ++i) {
-        CHECK(exchange.data()[i] == Exchange::value(0, 0, i));
-      }
-    }
-    CHECK(!local.executor.live());
-    require_error(ErrorKind::kClosed, [&] { local.executor.start(execution); });
-    require_error(ErrorKind::kClosed, [&] { (void)local.executor.wait(execution, soon()); });
   });
 }
 
@@ -287,30 +224,14 @@ void closed_while_taken() {
   });
 }
 
-// Two threads in calls of one numbering: the second is refused, the first one's entry stays valid.
-void one_thread_inside() {
-  run(1, {}, [](Local& local) {
-    Numbering numbering(local.segment(64), 0, 8, true);
-    {
-      const Numbering::Entry first(numbering, "a test");
-      require_error(ErrorKind::kMismatch, [&] { Numbering::Entry second(numbering, "a test"); });
-      require_error(ErrorKind::kMismatch, [&] { Numbering::Entry third(numbering, "a test"); });
-    }
-    const Numbering::Entry again(numbering, "a test");
-  });
-}
-
 }  // namespace
 
 int main() {
   any_difference_is_told();
   numbers_come_again();
-  for (const Settings& settings : adversaries(7)) ended_between_two_calls(settings);
-  closed_under_way();
   kept_until_taken();
   no_memory_for_progress();
   begins_while_another_is_copied();
   closed_while_taken();
-  one_thread_inside();
   std::puts("ok");
 }

@@ -1,5 +1,4 @@
-// Regions and their seals, and the shm transport between threads of one process: descriptors by
-// AF_UNIX, everything mapped twice, bound memory by process_vm_writev.
+// Regions and their seals, and what the shm transport does with mail of strangers and of the dead.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +11,7 @@
 #include <cstring>
 
 #include "memory/region.hpp"
-#include "plans.hpp"
+#include "ranks.hpp"
 
 namespace {
 
@@ -147,75 +146,6 @@ void unclaimed() {
   CHECK_NOTE(open_descriptors() == before, "%d, then %d descriptors", before, open_descriptors());
 }
 
-Settings over_shm() {
-  Settings settings;
-  settings.shm = true;
-  return settings;
-}
-
-void bound_memory() {
-  run(2, over_shm(), [&](Local& local) {
-    std::vector<std::byte> memory(300'000);
-    const auto bound = local.segment(memory.size(), 16, memory.data());
-    const auto segment = local.segment(1000);
-    CHECK(bound->bound() && bound->local().data == memory.data());
-    local.barrier();
-    const Rank peer = local.peer(1);
-    items<unsigned char>(segment)[3] = 42;
-    const Slice source{segment, 0, 1000};
-    const Slice target{bound, 299'000, 1000};
-    const Pair pair{&source, &target};
-    CHECK(local.context.write_notify({&pair, 1}, peer, *bound, 1, 8, 0, soon()) == Outcome::kDone);
-    CHECK(local.await(*bound, 1) == 8);
-    CHECK(memory[299'003] == std::byte{42});
-    const Slice back{segment, 0, 500};
-    const Slice from{bound, 299'003, 500};
-    const Pair reading{&back, &from};
-    CHECK(local.context.read_notify({&reading, 1}, peer, *bound, 2, 9, 0, soon()) ==
-          Outcome::kDone);
-    CHECK(local.await(*bound, 2) == 9);
-    CHECK(items<unsigned char>(segment)[0] == 42);
-    std::uint64_t old = 0;
-    const Slice word{bound, 0, 8};
-    require_error(ErrorKind::kUnavailable, [&] {
-      (void)local.context.atomic(Atomic::Kind::kFetchAdd, word, peer, 1, 0, soon(), old);
-    });
-    local.barrier();
-  });
-}
-
-void exchanges() {
-  for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {
-    run(3, over_shm(), [&](Local& local) {
-      Exchange exchange(local, kind, 5000);
-      for (std::uint32_t round = 0; round < 30; ++round) {
-        exchange.fill(local.rank(), round);
-        local.executor.start(exchange.plan());
-        CHECK(local.executor.wait(exchange.plan(), soon()) == Executor::Waited::kDone);
-        exchange.verify(exchange.data(), 3, round);
-      }
-      local.barrier();
-    });
-  }
-}
-
-// Every descriptor is released with its owners.
-void nothing_left() {
-  const auto live = [] {
-    run(2, over_shm(), [&](Local& local) {
-      for (int i = 0; i < 5; ++i) {
-        const auto segment = local.segment(100'000);
-        local.barrier();
-        Group::delete_segment(local.context, *segment);
-      }
-    });
-  };
-  live();
-  const int before = open_descriptors();
-  for (int i = 0; i < 5; ++i) live();
-  CHECK_NOTE(open_descriptors() == before, "%d, then %d descriptors", before, open_descriptors());
-}
-
 }  // namespace
 
 int main() {
@@ -223,8 +153,5 @@ int main() {
   private_regions();
   strangers();
   unclaimed();
-  bound_memory();
-  exchanges();
-  nothing_left();
   std::puts("ok");
 }

@@ -1,4 +1,5 @@
-// One-sided operations between ranks that are threads: order, completeness, atomicity.
+// One-sided operations between ranks that are threads, as the thread sanitizer sees them: flags and
+// the data ahead of them, counts, and a queue that threads share. tests/contract has all the rest.
 
 #include <array>
 #include <atomic>
@@ -118,48 +119,6 @@ void any_order() {
   CHECK(overtaken(true, 200) == 0);
 }
 
-// Lists, reads and their notifications, and a second queue.
-void lists_and_reads(const Settings& settings) {
-  run(3, settings, [&](Local& local) {
-    constexpr std::size_t kPieces = 40;
-    const auto segment = local.segment(16384);
-    auto* bytes = items<unsigned char>(segment);
-    const Rank peer = local.peer(1);
-    const QueueId queue = local.context.queue_create();
-    for (std::uint64_t i = 0; i < 4096; ++i) bytes[i] = pattern(local.rank(), 1, i);
-    std::vector<Slice> sources;
-    std::vector<Slice> targets;
-    for (std::uint64_t i = 0; i < kPieces; ++i) {
-      sources.push_back({segment, i * 100, 100});
-      targets.push_back({segment, 4096 + (kPieces - 1 - i) * 100, 100});
-    }
-    std::vector<Pair> pairs;
-    for (std::size_t i = 0; i < kPieces; ++i) pairs.push_back({&sources[i], &targets[i]});
-    CHECK(local.context.write_notify(pairs, peer, *segment, 0, 1, queue, soon()) == Outcome::kDone);
-    CHECK(local.await(*segment, 0) == 1);
-    const Rank writer = local.peer(2);
-    for (std::uint64_t i = 0; i < kPieces * 100; ++i) {
-      const std::uint64_t from = (kPieces - 1 - i / 100) * 100 + i % 100;
-      CHECK(bytes[4096 + i] == pattern(writer, 1, from));
-    }
-    // Read it back from the peer, where it has arrived by now: a read is not ordered after a write.
-    local.barrier();
-    std::vector<Slice> here;
-    for (std::uint64_t i = 0; i < kPieces; ++i) here.push_back({segment, 8192 + i * 100, 100});
-    for (std::size_t i = 0; i < kPieces; ++i) pairs[i] = {&here[i], &targets[i]};
-    CHECK(local.context.read_notify(pairs, peer, *segment, 1, 9, queue, soon()) == Outcome::kDone);
-    CHECK(local.await(*segment, 1) == 9);
-    CHECK(std::memcmp(bytes + 8192, bytes, kPieces * 100) == 0);
-    std::memset(bytes + 8192, 0, kPieces * 100);
-    CHECK(local.context.read(pairs, peer, queue, soon()) == Outcome::kDone);
-    local.flush(queue);
-    CHECK(std::memcmp(bytes + 8192, bytes, kPieces * 100) == 0);
-    CHECK(local.context.queue_size(queue) == 0);
-    local.barrier();
-    local.context.queue_delete(queue);
-  });
-}
-
 // Several threads of a rank wait for and reset what two other ranks raise: each value comes once.
 void several_takers(const Settings& settings, std::uint32_t values) {
   constexpr std::uint32_t kIds = 6;
@@ -264,81 +223,6 @@ void counts(const Settings& settings, Rank size, std::uint64_t rounds) {
   });
 }
 
-// fetch_add never loses an addition; a lock built from compare_swap protects plain memory.
-void atomics(const Settings& settings, std::uint64_t rounds) {
-  constexpr Rank kSize = 3;
-  run(kSize, settings, [&](Local& local) {
-    const auto segment = local.segment(64);
-    const Slice counter{segment, 0, 8};
-    const Slice lock{segment, 8, 8};
-    const Slice guarded{segment, 16, 8};
-    const Slice own{segment, 24, 8};
-    std::uint64_t old = 0;
-    std::uint64_t last = 0;
-    for (std::uint64_t i = 0; i < rounds; ++i) {
-      CHECK(local.context.atomic(Atomic::Kind::kFetchAdd, counter, 0, 1, 0, soon(), old) ==
-            Outcome::kDone);
-      CHECK(i == 0 || old > last);
-      last = old;
-      do {
-        CHECK(local.context.atomic(Atomic::Kind::kCompareSwap, lock, 0, 1, 0, soon(), old) ==
-              Outcome::kDone);
-        if (old != 0) std::this_thread::yield();
-      } while (old != 0);
-      const Pair pair{&own, &guarded};
-      CHECK(local.context.read({&pair, 1}, 0, 0, soon()) == Outcome::kDone);
-      local.flush();
-      ++*items<std::uint64_t>(segment, 24);
-      CHECK(local.context.write({&pair, 1}, 0, 0, soon()) == Outcome::kDone);
-      local.flush();
-      CHECK(local.context.atomic(Atomic::Kind::kCompareSwap, lock, 0, 0, 1, soon(), old) ==
-            Outcome::kDone);
-      CHECK(old == 1);
-    }
-    local.barrier();
-    if (local.rank() == 0) {
-      CHECK(*items<std::uint64_t>(segment) == kSize * rounds);
-      CHECK(*items<std::uint64_t>(segment, 16) == kSize * rounds);
-    }
-    local.barrier();
-  });
-}
-
-// A post to a full queue returns kFull at once, or waits for room; several threads share a queue.
-void queues(Settings settings) {
-  settings.options.queue_depth = 4;
-  run(2, settings, [&](Local& local) {
-    const auto segment = local.segment(4096);
-    const Slice source{segment, 0, 8};
-    const Slice target{segment, 1024, 8};
-    const Pair pair{&source, &target};
-    const auto post = [&](Deadline deadline) {
-      return local.context.write({&pair, 1}, local.peer(1), 0, deadline);
-    };
-    for (int i = 0; i < 4; ++i) CHECK(post(soon()) == Outcome::kDone);
-    CHECK(post(Deadline::once()) == Outcome::kFull);
-    CHECK(local.context.queue_size(0) == 4);
-    CHECK(post(soon()) == Outcome::kDone);
-    local.flush();
-    CHECK(local.context.queue_size(0) == 0);
-    std::vector<std::thread> threads;
-    for (std::uint64_t number = 0; number < 3; ++number) {
-      threads.emplace_back([&, number] {
-        const Slice mine{segment, 64 * number, 8};
-        const Slice there{segment, 2048 + 64 * number, 8};
-        const Pair own{&mine, &there};
-        for (int i = 0; i < 300; ++i) {
-          CHECK(local.context.write({&own, 1}, local.peer(1), 0, soon()) == Outcome::kDone);
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    local.flush();
-    CHECK(local.context.queue_size(0) == 0);
-    local.barrier();
-  });
-}
-
 // A thread posts while another waits on the same queue: its own wait still ends when its request is
 // complete, not before, and the queue's size stays the number of its requests.
 void shared_queue(Settings settings, std::uint32_t rounds) {
@@ -384,54 +268,14 @@ void shared_queue(Settings settings, std::uint32_t rounds) {
   });
 }
 
-// Wrong arguments are refused before they reach a transport.
-void refusals() {
-  run(2, {}, [&](Local& local) {
-    const auto segment = local.segment(64, 8);
-    const auto wrong = [&](ErrorKind kind, std::uint64_t offset, std::uint64_t bytes, Rank peer,
-                           std::uint64_t id, std::uint64_t value, QueueId queue) {
-      const Slice source{segment, 0, bytes};
-      const Slice target{segment, offset, bytes};
-      const Pair pair{&source, &target};
-      require_error(kind, [&] {
-        (void)local.context.write_notify({&pair, 1}, peer, *segment, id, value, queue, soon());
-      });
-    };
-    wrong(ErrorKind::kSegment, 60, 8, 1, 0, 1, 0);
-    wrong(ErrorKind::kSegment, UINT64_MAX, 8, 1, 0, 1, 0);
-    wrong(ErrorKind::kSegment, 8, UINT64_MAX, 1, 0, 1, 0);
-    wrong(ErrorKind::kRank, 0, 8, 2, 0, 1, 0);
-    wrong(ErrorKind::kRank, 0, 8, -1, 0, 1, 0);
-    wrong(ErrorKind::kNotification, 0, 8, 1, 8, 1, 0);
-    wrong(ErrorKind::kNotification, 0, 8, 1, UINT64_MAX, 1, 0);
-    wrong(ErrorKind::kNotification, 0, 8, 1, 0, 0, 0);
-    wrong(ErrorKind::kNotification, 0, 8, 1, 0, std::uint64_t{1} << 32, 0);
-    wrong(ErrorKind::kQueue, 0, 8, 1, 0, 1, 5);
-    std::uint32_t found = 0;
-    require_error(ErrorKind::kNotification, [&] {
-      (void)local.context.notify_waitsome(*segment, 4, UINT64_MAX, soon(), found);
-    });
-    std::uint64_t old = 0;
-    const Slice odd{segment, 4, 8};
-    require_error(ErrorKind::kAlignment, [&] {
-      (void)local.context.atomic(Atomic::Kind::kFetchAdd, odd, 1, 1, 0, soon(), old);
-    });
-    CHECK(local.context.queue_size(0) == 0);
-    local.barrier();
-  });
-}
-
 }  // namespace
 
 int main() {
   any_order();
   for (const Settings& settings : adversaries(11)) {
     flag_is_last(settings, 3, 40);
-    lists_and_reads(settings);
     several_takers(settings, 60);
     counts(settings, 3, 40);
-    atomics(settings, 40);
-    queues(settings);
     shared_queue(settings, 100);
   }
   Settings refusing;
@@ -440,12 +284,10 @@ int main() {
   flag_is_last({}, 4, 300);
   several_takers({}, 800);
   counts({}, 4, 500);
-  atomics({}, 300);
   Settings sleeping;
   sleeping.options = sleepy();
   flag_is_last(sleeping, 2, 100);
   several_takers(sleeping, 100);
   counts(sleeping, 2, 100);
-  refusals();
   std::puts("ok");
 }

@@ -35,67 +35,6 @@ void iterations(const Settings& settings, Kind kind, Rank size, std::uint64_t co
   });
 }
 
-// Several layers in flight, started and awaited in different orders on different ranks.
-void layers(const Settings& settings, Rank size, bool progress_thread) {
-  run(size, settings, [&](Local& local) {
-    std::vector<std::unique_ptr<Exchange>> all;
-    for (const std::uint64_t count : {5, 900, 64, 3000, 1, 333}) {
-      const auto number = all.size();
-      const bool mapped = local.context.transport().name() == "shm" || settings.faults.mapped;
-      const Kind kind = number % 3 == 0   ? Kind::kGdraa
-                        : number % 3 == 1 ? Kind::kTree
-                        : mapped          ? Kind::kDirect
-                                          : Kind::kGdraa;
-      all.push_back(std::make_unique<Exchange>(local, kind, count));
-    }
-    if (progress_thread) local.executor.start_thread();
-    std::mt19937_64 random(static_cast<std::uint64_t>(local.rank()) * 17 + 1);
-    std::vector<std::size_t> order{0, 1, 2, 3, 4, 5};
-    for (std::uint32_t round = 0; round < 12; ++round) {
-      std::shuffle(order.begin(), order.end(), random);
-      for (std::size_t layer : order) {
-        all[layer]->fill(local.rank(), round);
-        local.executor.start(all[layer]->plan());
-        if (random() % 2 == 0) local.executor.progress();
-      }
-      std::shuffle(order.begin(), order.end(), random);
-      for (std::size_t layer : order) {
-        finish(local, *all[layer]);
-        all[layer]->verify(all[layer]->data(), size, round);
-      }
-    }
-    local.executor.stop_thread();
-    local.barrier();
-  });
-}
-
-// Update in the middle: the owner's hook computes weights from the gradients' sum.
-void updates(const Settings& settings, Kind kind, Rank size, bool progress_thread) {
-  run(size, settings, [&](Local& local) {
-    Exchange exchange(local, kind, 200, true);
-    if (progress_thread) local.executor.start_thread();
-    for (std::uint32_t round = 0; round < 15; ++round) {
-      exchange.fill(local.rank(), round);
-      local.executor.start(exchange.plan());
-      for (;;) {
-        const Waited waited = local.executor.wait(exchange.plan(), soon());
-        CHECK(waited != Waited::kTimeout);
-        if (waited == Waited::kDone) break;
-        Executor::Call call{};
-        if (!local.executor.take_call(call)) continue;
-        CHECK(call.execution == &exchange.plan() && call.hook == "update");
-        for (std::uint64_t i = call.offset; i < call.offset + call.count; ++i) {
-          exchange.weights()[i] = exchange.data()[i];
-        }
-        local.executor.answer(call);
-      }
-      exchange.verify(exchange.weights(), size, round);
-    }
-    local.executor.stop_thread();
-    local.barrier();
-  });
-}
-
 // Each execution works on another array, which each rank takes from one of two segments of all,
 // where it likes: peers are told where.
 void arrays_that_move(const Settings& settings, Rank size, std::uint64_t count,
@@ -236,46 +175,6 @@ void arrays_that_are_given_up(const Settings& settings) {
   });
 }
 
-// A plan that timed out continues where it was; one that runs cannot be started again.
-void resumed(const Settings& settings) {
-  std::atomic<std::uint32_t> timed_out{0};  // iterations in which rank 0's wait timed out
-  run(2, settings, [&](Local& local) {
-    Exchange exchange(local, Kind::kGdraa, 50);
-    for (std::uint32_t round = 0; round < 3; ++round) {
-      exchange.fill(local.rank(), round);
-      while (local.rank() == 1 && timed_out.load() <= round) std::this_thread::yield();
-      local.executor.start(exchange.plan());
-      if (local.rank() == 0) {
-        require_error(ErrorKind::kPlan, [&] { local.executor.start(exchange.plan()); });
-        CHECK(local.executor.wait(exchange.plan(), Deadline::in(0.002)) == Waited::kTimeout);
-        CHECK(local.executor.missing(exchange.plan()).find("owed by rank 1") != std::string::npos);
-        timed_out.store(round + 1);
-      }
-      finish(local, exchange);
-      exchange.verify(exchange.data(), 2, round);
-    }
-  });
-}
-
-// Ranks disagree about what they run: an error on every rank, no hang.
-void mismatch() {
-  const auto thrown = outcomes(2, {}, [&](Local& local) {
-    Exchange exchange(local, Kind::kGdraa, 40, false, local.rank() == 0 ? 3 : 5);
-    exchange.fill(local.rank(), 0);
-    local.executor.start(exchange.plan());
-    finish(local, exchange);
-  });
-  for (const auto& error : thrown) {
-    CHECK(error != nullptr);
-    try {
-      std::rethrow_exception(error);
-    } catch (const Error& told) {
-      CHECK_NOTE(told.kind() == ErrorKind::kMismatch || told.kind() == ErrorKind::kPeerLost, "%s",
-                 told.what());
-    }
-  }
-}
-
 // A plan that does not fit is refused before anything runs.
 void refusals() {
   run(2, {}, [&](Local& local) {
@@ -326,13 +225,6 @@ int main() {
       for (const Rank size : {2, 3}) iterations(settings, kind, size, 100, 15);
       iterations(settings, kind, 4, 2, 15);
     }
-    layers(settings, 3, false);
-    layers(settings, 2, true);
-    for (const Kind kind : {Kind::kGdraa, Kind::kTree}) {
-      updates(settings, kind, 3, false);
-      updates(settings, kind, 2, true);
-    }
-    resumed(settings);
     if (settings.faults.mapped) {
       arrays_that_move(settings, 2, 100, false);
       arrays_that_move(settings, 3, 50, true);
@@ -356,8 +248,6 @@ int main() {
     iterations(sleeping, kind, 3, 100, 60, true);
     iterations({}, kind, 2, 1'300'000, 2);  // reductions in several passes
   }
-  updates(sleeping, Kind::kGdraa, 3, true);
-  mismatch();
   refusals();
   std::puts("ok");
 }

@@ -216,7 +216,7 @@ def test_the_same_link_without_a_bug_passes(build: Build, tmp_path: Path) -> Non
     # If this failed, every seeded bug above would seem to be found.
     for file, test in (
         ("native/pgas/group.cpp", "test_groups"),
-        ("tests/native/plans.hpp", "test_memory"),
+        ("tests/native/plans.hpp", "test_executions"),
     ):
         program = build.link_changed(test, Path(file), (ROOT / file).read_text(), tmp_path)
         status, output = outcome(program)
