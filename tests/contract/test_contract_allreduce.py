@@ -375,27 +375,6 @@ def test_resumes_after_timeout(ctx: Any) -> None:
 
 @contract(ranks=(2, 3))
 @pytest.mark.parametrize("inside", [False, True])
-def test_handles(ctx: Any, inside: bool) -> None:
-    """Persistent handles of every plan, used several times."""
-    for plan in usable_plans(ctx, inside):
-        for n in (1, 333, 70_001):
-            array = in_segment(ctx, n, np.float32) if inside else np.empty(n, np.float32)
-            handle = ctx.allreduce_handle(array, op="mean", plan=plan)
-            assert plan is None or handle.plan == plan
-            for _ in range(3):
-                array[:] = operand(ctx.rank, n, np.float32)
-                handle()
-                assert (array == expected(ctx.size, n, np.float32, "mean")).all()
-    for dtype in DTYPES.values():
-        array = in_segment(ctx, 99, dtype) if inside else np.empty(99, dtype)
-        handle = ctx.allreduce_handle(array, "sum")
-        array[:] = operand(ctx.rank, 99, dtype)
-        handle()
-        assert array.tobytes() == expected(ctx.size, 99, dtype, "sum").tobytes()
-
-
-@contract(ranks=(2, 3))
-@pytest.mark.parametrize("inside", [False, True])
 def test_handles_in_flight_in_any_order(ctx: Any, inside: bool) -> None:
     """Started in different orders on different ranks, waited for in others."""
     sizes = (5, 1000, 3, 20_000, 77, 4096)

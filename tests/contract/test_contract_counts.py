@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -196,11 +196,8 @@ def test_threads_take_their_own(ctx: Any) -> None:
             ctx.notify_wait_count(segment, 0, count)
 
     work = add if ctx.rank == 0 else take
-    threads = [threading.Thread(target=work, args=(count,)) for count in counts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(counts)) as threads:
+        list(threads.map(work, counts))
     if ctx.rank == 1:
         assert ctx.notify_reset(segment, 0) == 0
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -147,11 +147,8 @@ def test_several_senders_of_one_rank(ctx: Any) -> None:
             for number in range(n):
                 ctx.passive_send(bytes([thread, number]) * 500, 1)
 
-        threads = [threading.Thread(target=send, args=(thread,)) for thread in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(send, range(3)))
     else:
         seen = []
         for _ in range(3 * n):

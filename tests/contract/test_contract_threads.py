@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,23 +20,8 @@ import pgasdl
 
 def in_threads(n: int, work: Callable[[int], object]) -> list[Any]:
     """``work(0)`` to ``work(n - 1)`` at once; what they returned, or the first exception."""
-    results: list[Any] = [None] * n
-    errors: list[BaseException] = []
-
-    def main(number: int) -> None:
-        try:
-            results[number] = work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=main, args=(number,)) for number in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(work, range(n)))
 
 
 @contract(ranks=2)

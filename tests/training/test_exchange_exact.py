@@ -77,58 +77,6 @@ def test_layers_longer_than_a_turn() -> None:
     loopback.run(2, program)
 
 
-def test_update_is_average_and_a_local_update() -> None:
-    # The NumPy reference already shows this; here the library's own average is the reference.
-    average = Case("gdraa", "average", ("float32", "float64"))
-    update = Case("gdraa", "update", ("float32", "float64"))
-
-    def program(ctx: Context) -> list[bytes]:
-        means, owners = average.make(ctx), update.make(ctx)
-        layers = range(len(average.shapes))
-        weights = [owners.weight(layer).copy() for layer in layers]
-        for iteration in range(4):
-            for layer in reversed(layers):
-                for exchange in (means, owners):
-                    mine = contribution(average, ctx.rank, iteration, layer)
-                    exchange.gradient(layer)[...] = mine
-                    exchange.ready(layer)
-            for layer in layers:
-                means.wait(layer)
-                owners.wait(layer)
-                gradient = means.gradient(layer)
-                weights[layer] -= gradient * gradient.dtype.type(0.25)
-                assert same_bits(owners.weight(layer), weights[layer])
-        return [array.tobytes() for array in weights]
-
-    results = loopback.run(3, program)
-    assert results[0] == results[1] == results[2]
-
-
-def test_buckets_and_kinds_of_plan_change_no_bit() -> None:
-    # All of these add in the order of the ranks.
-    variants = [
-        Case(plan, "average", bucket_bytes=nbytes)
-        for plan in ("gdraa", "gdraa-direct", "staged")
-        for nbytes in (0, 200, 1 << 20)
-    ]
-
-    def program(ctx: Context) -> list[bytes]:
-        digests = []
-        for case in variants:
-            exchange = case.make(ctx)
-            for layer in range(len(case.shapes)):
-                exchange.gradient(layer)[...] = contribution(case, ctx.rank, 0, layer)
-                exchange.ready(layer)
-            exchange.finish()
-            arrays = [exchange.gradient(layer).tobytes() for layer in range(len(case.shapes))]
-            digests.append(b"".join(arrays))
-            exchange.close()
-        return digests
-
-    results = loopback.run(4, program)
-    assert len({digest for digests in results for digest in digests}) == 1
-
-
 def test_the_reference_would_notice_another_order() -> None:
     case = Case("gdraa", "average")
     terms = [contribution(case, rank, 0, 5) for rank in range(3)]

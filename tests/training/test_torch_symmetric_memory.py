@@ -8,6 +8,7 @@ import re
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,23 +25,13 @@ from symmetric_programs import (  # noqa: E402
     ring_of_puts,
     ring_through_buffers,
 )
+from torch_tools import WORLDS, run  # noqa: E402
 
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import symmetric_memory as symm_mem  # noqa: E402
 
-ADVERSARY = {"seed": 1, "delay": 3, "reorder": True, "late_source": True}
-WORLDS: dict[str, dict[str, Any]] = {
-    "mapped": {},
-    "unmapped-adversary": ADVERSARY | {"mapped": False, "refuse": 2},
-    "unmapped": {"mapped": False},
-    "adversary": ADVERSARY,
-}
 worlds = pytest.mark.parametrize("world", full(WORLDS, quick=1))
-
-
-def run(size: int, program: Any, world: str = "mapped", timeout: float = 20) -> list[Any]:
-    return loopback.run(size, program, timeout=timeout, **WORLDS[world])
 
 
 def parameters(docstring: str) -> list[str]:
@@ -382,29 +373,21 @@ def test_a_barrier_goes_on_after_a_timeout(world: str) -> None:
 def test_threads_on_channels_of_their_own(world: str) -> None:
     def program(ctx: Any) -> None:
         tensor, handle = made(ctx, 4, dtype=torch.int64)
-        peer, errors = 1 - ctx.rank, []
+        peer = 1 - ctx.rank
 
         def talk(channel: int) -> None:
-            try:
-                for number in range(30):
-                    if ctx.mapped:
-                        there = handle.get_buffer(peer, (1,), torch.int64, channel)
-                        there.fill_(1000 * channel + number)
-                    handle.put_signal(peer, channel)
-                    handle.wait_signal(peer, channel)
-                    if ctx.mapped:
-                        assert tensor[channel] == 1000 * channel + number
-                    handle.barrier(channel)
-            except BaseException as error:
-                errors.append(error)
+            for number in range(30):
+                if ctx.mapped:
+                    there = handle.get_buffer(peer, (1,), torch.int64, channel)
+                    there.fill_(1000 * channel + number)
+                handle.put_signal(peer, channel)
+                handle.wait_signal(peer, channel)
+                if ctx.mapped:
+                    assert tensor[channel] == 1000 * channel + number
+                handle.barrier(channel)
 
-        threads = [threading.Thread(target=talk, args=(channel,)) for channel in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(talk, range(4)))
 
     run(2, program, world)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +13,9 @@ from tiers import full
 torch = pytest.importorskip("torch")
 
 from symmetric_programs import ring_through_windows  # noqa: E402
+from torch_tools import WORLDS, run  # noqa: E402
 
 import pgasdl  # noqa: E402
-from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import (  # noqa: E402
     Window,
     WindowAccessType,
@@ -22,19 +23,8 @@ from pgasdl.torch import (  # noqa: E402
     symmetric_memory,
 )
 
-ADVERSARY = {"seed": 1, "delay": 3, "reorder": True, "late_source": True}
-WORLDS: dict[str, dict[str, Any]] = {
-    "mapped": {},
-    "unmapped-adversary": ADVERSARY | {"mapped": False, "refuse": 2},
-    "unmapped": {"mapped": False},
-    "adversary": ADVERSARY,
-}
 worlds = pytest.mark.parametrize("world", full(WORLDS, quick=2))
 homes = pytest.mark.parametrize("home", ["symmetric", "plain", "mixed"])
-
-
-def run(size: int, program: Any, world: str = "mapped", timeout: float = 20) -> list[Any]:
-    return loopback.run(size, program, timeout=timeout, **WORLDS[world])
 
 
 def zeros(ctx: Any, home: str, count: int, dtype: torch.dtype = torch.int64) -> Any:
@@ -336,24 +326,16 @@ def test_threads_that_put_to_one_peer(world: str) -> None:
 
     def program(ctx: Any) -> None:
         memory = torch.zeros(4 * 20 * 50, dtype=torch.int64)
-        window, errors = Window(ctx, memory), []
+        window = Window(ctx, memory)
 
         def put(part: int) -> None:
-            try:
-                for number in range(20 * part, 20 * part + 20):
-                    window.put(torch.full((50,), number), 1, 50 * number)
-                window.signal(1)
-            except BaseException as error:
-                errors.append(error)
+            for number in range(20 * part, 20 * part + 20):
+                window.put(torch.full((50,), number), 1, 50 * number)
+            window.signal(1)
 
         if ctx.rank == 0:
-            threads = [threading.Thread(target=put, args=(part,)) for part in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            if errors:
-                raise errors[0]
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(put, range(4)))
         else:
             for _ in range(4):
                 window.wait_signal(0)

@@ -12,6 +12,13 @@ from torch import nn
 from pgasdl import loopback
 
 STEPS = 4
+ADVERSARY = {"seed": 1, "delay": 3, "reorder": True, "late_source": True}
+WORLDS: dict[str, dict[str, Any]] = {
+    "mapped": {},
+    "unmapped-adversary": ADVERSARY | {"mapped": False, "refuse": 2},
+    "unmapped": {"mapped": False},
+    "adversary": ADVERSARY,
+}
 
 
 class Net(nn.Module):
@@ -121,3 +128,8 @@ def small(**options: Any) -> Any:
 def alone(program: Callable[[Any], Any]) -> Any:
     """The result of a program of one rank."""
     return loopback.run(1, program)[0]
+
+
+def run(size: int, program: Any, world: str = "mapped", timeout: float = 20) -> list[Any]:
+    """Run a program of ranks that are threads, in one of the worlds."""
+    return loopback.run(size, program, timeout=timeout, **WORLDS[world])
