@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_launchers import ALLOWED, tool
-from support.environment import environment
-from support.starting import succeeded
 
 from pgasdl.config import Config
 from pgasdl.errors import BootstrapError, MismatchError, Timeout
@@ -26,21 +22,6 @@ from pgasdl.runtime.init import start_joined
 from pgasdl.topology import Launch
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed, so root")
-
-# The program of a rank in the tests with processes.
-RANK = """
-import sys
-from pgasdl.runtime.bootstrap import connect
-from pgasdl.config import Config
-from pgasdl.runtime.bootstrap.detect import detect
-from pgasdl.topology import Launch
-config = Config.from_environment(timeout=30)
-launch = detect(config)
-for turn in range(2):
-    with connect(config, launch) as store:
-        peers = store.exchange("who", str(launch.rank).encode())
-sys.stdout.write(f"{launch.kind} {launch.rank} {b','.join(peers).decode()}\\n")
-"""
 
 
 def together(n: int, start: Callable[[int], Store]) -> list[list[bytes]]:
@@ -301,34 +282,6 @@ def test_another_user_cannot_pose_as_rank_0() -> None:
     os.waitpid(pid, 0)
     for descriptor in ready:
         os.close(descriptor)
-
-
-# Real launchers.
-
-
-def launched(*command: str) -> list[list[str]]:
-    """Run ``command`` and return the words of each rank's line, by rank."""
-    output = succeeded(command, env=environment(**ALLOWED), timeout=90)
-    return sorted((line.split() for line in output.splitlines() if line), key=lambda w: w[1])
-
-
-@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "through a shell"])
-def test_mpich(tmp_path: Path, wrapped: bool) -> None:
-    program = tmp_path / "rank.py"
-    program.write_text(RANK)
-    command = [sys.executable, str(program)]
-    if wrapped:  # then each rank's parent is a shell
-        command = ["/bin/sh", "-c", f"{sys.executable} {program}; exit $?"]
-    words = launched(tool("mpiexec.hydra"), "-n", "3", *command)
-    assert words == [["mpich", str(rank), "0,1,2"] for rank in range(3)]
-
-
-def test_openmpi(tmp_path: Path) -> None:
-    program = tmp_path / "rank.py"
-    program.write_text(RANK)
-    personality = ["--personality", "ompi"]
-    words = launched(tool("prterun"), *personality, "-n", "2", sys.executable, str(program))
-    assert words == [["openmpi", str(rank), "0,1"] for rank in range(2)]
 
 
 def test_nothing_is_left_in_the_file_system(tmp_path: Path) -> None:

@@ -53,8 +53,11 @@ def test_alone(program: Path) -> None:
     assert launched(program, sys.executable) == ["rank 0 of 1: 1"]
 
 
-def test_mpich(program: Path) -> None:
-    lines = launched(program, tool("mpiexec.hydra"), "-n", "2", sys.executable)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "through a shell"])
+def test_mpich(program: Path, wrapped: bool) -> None:
+    shell = ["/bin/sh", "-c", f'{sys.executable} "$0"; exit $?']  # then it is each rank's parent
+    command = shell if wrapped else [sys.executable]
+    lines = launched(program, tool("mpiexec.hydra"), "-n", "2", *command)
     assert lines == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
 
 
