@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pgasdl
-from pgasdl import PeerLost, PgasError
+from pgasdl import PeerLost
 
 
 def say(event: str, **data: Any) -> None:
@@ -36,12 +35,3 @@ def report(ctx: pgasdl.Context, error: BaseException, event: str = "lost") -> No
         text=str(error),
         health=ctx.health(),
     )
-
-
-@contextlib.contextmanager
-def reporting(ctx: pgasdl.Context, event: str = "lost") -> Iterator[None]:
-    """Turn an error of pgasdl into an event."""
-    try:
-        yield
-    except PgasError as error:
-        report(ctx, error, event)
