@@ -262,4 +262,9 @@ class Exchange {
   std::unique_ptr<Execution> execution_;
 };
 
+inline void finish(Local& local, Execution& execution) {
+  const Executor::Waited waited = local.executor.wait(execution, soon());
+  CHECK_NOTE(waited == Executor::Waited::kDone, "%s", local.executor.missing(execution).c_str());
+}
+
 }  // namespace pgasdl::testing

@@ -4,6 +4,7 @@
 // mapping (loopback) or over memfd mappings (shm).
 
 #include <barrier>
+#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <functional>
@@ -59,6 +60,25 @@ inline std::vector<Settings> adversaries(std::uint64_t seed) {
 }
 
 inline Deadline soon() { return Deadline::in(20); }
+
+inline void nap(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+template <typename Reached>
+void until(const Reached& reached) {
+  for (const Deadline deadline = Deadline::in(60); !reached(); nap(1)) CHECK(!deadline.passed());
+}
+
+inline std::vector<Rank> everybody(Rank size) {
+  std::vector<Rank> ranks;
+  for (Rank rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+struct Failure : std::exception {
+  const char* what() const noexcept override { return "failed on purpose"; }
+};
 
 // One rank, as a test's program sees it.
 class Local {

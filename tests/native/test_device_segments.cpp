@@ -201,13 +201,6 @@ void ends_under_way(const Settings& settings, bool failing) {
   }
 }
 
-void until(const std::function<bool()>& reached) {
-  for (const Deadline deadline = Deadline::in(10); !reached();) {
-    CHECK(!deadline.passed());
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
 // A stream that the program holds comes to its waits when a peer, which runs another collective,
 // has written over what this rank had raised there. Whoever closes what comes after waits for that.
 void let_go_late(const Settings& settings, bool closes) {

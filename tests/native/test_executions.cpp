@@ -41,11 +41,6 @@ using namespace pgasdl::testing;
 using Waited = Executor::Waited;
 using State = Execution::State;
 
-void finish(Local& local, Execution& execution) {
-  const Waited waited = local.executor.wait(execution, soon());
-  CHECK_NOTE(waited == Waited::kDone, "%s", local.executor.missing(execution).c_str());
-}
-
 // Ranks whose fingerprints differ in any one bit: always reported.
 void any_difference_is_told() {
   for (int bit = 0; bit < 64; ++bit) {

@@ -11,32 +11,19 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
-struct Failure : std::exception {
-  const char* what() const noexcept override { return "failed on purpose"; }
-};
-
 constexpr Rank kSize = 3;
 constexpr Rank kVictim = 2;
-
-void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
 // A loss interrupts the creation of a segment; once it is acknowledged the same call goes on.
 void creation_continued(const Settings& settings) {
   std::atomic<bool> begun{false};
   std::atomic<bool> told{false};
   const auto thrown = outcomes(kSize, settings, [&](Local& local) {
-    const auto await = [](const std::atomic<bool>& flag) {
-      const auto begin = Clock::now();
-      while (!flag.load()) {
-        CHECK(Clock::now() - begin < std::chrono::seconds(60));
-        std::this_thread::yield();
-      }
-    };
     const auto pair =
         local.group(local.rank() == kVictim ? std::vector{kVictim} : std::vector<Rank>{0, 1});
     local.barrier();
     if (local.rank() == kVictim) {
-      await(begun);
+      until([&] { return begun.load(); });
       nap(5);
       throw Failure();
     }
@@ -48,7 +35,7 @@ void creation_continued(const Settings& settings) {
                     [&] { (void)pair->create_segment(64, 4, nullptr, soon(), made); });
       told.store(true);
     } else {
-      await(told);
+      until([&] { return told.load(); });
       require_error(ErrorKind::kPeerLost, [&] { (void)pair->barrier(soon()); });
     }
     local.context.liveness().acknowledge();
@@ -73,18 +60,11 @@ void flush_after_loss() {
   settings.faults.breaks = true;
   std::atomic<int> begun{0};
   std::atomic<int> told{0};
-  const auto until = [](auto&& reached) {
-    const auto begin = Clock::now();
-    while (!reached()) {
-      CHECK(Clock::now() - begin < std::chrono::seconds(60));
-      std::this_thread::yield();
-    }
-  };
   const auto thrown = outcomes(kSize, settings, [&](Local& local) {
-    Exchange everybody(local, Kind::kGdraa, 60);
-    everybody.fill(local.rank(), 1);
-    local.executor.start(everybody.plan());
-    CHECK(local.executor.wait(everybody.plan(), soon()) == Executor::Waited::kDone);
+    Exchange all(local, Kind::kGdraa, 60);
+    all.fill(local.rank(), 1);
+    local.executor.start(all.plan());
+    CHECK(local.executor.wait(all.plan(), soon()) == Executor::Waited::kDone);
     const auto segment = local.segment(256);
     if (local.rank() == kVictim) {
       until([&] { return begun.load() == kSize - 1; });

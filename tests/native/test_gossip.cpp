@@ -12,17 +12,6 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
-void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
-
-template <typename Reached>
-void until(const Reached& reached) {
-  const auto begin = Clock::now();
-  while (!reached()) {
-    CHECK(Clock::now() - begin < std::chrono::seconds(60));
-    nap(2);
-  }
-}
-
 // The most heartbeats that a loss takes from one rank to another, where `gone` ranks pass on none.
 Rank farthest(Rank size, const std::vector<bool>& gone) {
   const std::vector<Rank> distances = Gossip::distances(size);

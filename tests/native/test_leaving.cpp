@@ -14,27 +14,8 @@ using namespace pgasdl::testing;
 using Waited = Executor::Waited;
 using State = Execution::State;
 
-void await(const std::function<bool()>& reached) {
-  const Deadline deadline = Deadline::in(60);
-  while (!reached()) {
-    CHECK(!deadline.passed());
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
 void await_leave(Local& local, Rank gone) {
-  await([&] { return local.context.liveness().health(gone) == Health::kClosed; });
-}
-
-std::vector<Rank> everybody(const Local& local) {
-  std::vector<Rank> ranks;
-  for (Rank rank = 0; rank < local.size(); ++rank) ranks.push_back(rank);
-  return ranks;
-}
-
-void finish(Local& local, Execution& execution) {
-  CHECK_NOTE(local.executor.wait(execution, soon()) == Waited::kDone, "%s",
-             local.executor.missing(execution).c_str());
+  until([&] { return local.context.liveness().health(gone) == Health::kClosed; });
 }
 
 // A rank left before an operation: every other rank gets an error, however it waits, and again at
@@ -42,7 +23,7 @@ void finish(Local& local, Execution& execution) {
 void never_came(const Settings& settings, Rank size, bool tries) {
   for (Rank gone = 0; gone < size; ++gone) {
     run(size, settings, [&](Local& local) {
-      const auto group = local.group(everybody(local));
+      const auto group = local.group(everybody(local.size()));
       Exchange exchange(local, Kind::kTree, 50);
       local.barrier();
       if (local.rank() == gone) return;
@@ -109,12 +90,12 @@ void awaited_elsewhere(bool thread) {
     if (local.rank() < 2) chain.flag(local.rank() + 1, 0);
     const BufferBinding nowhere{board, 0, DType::kF32};
     const auto first = bound(local, plan_of("chain", local.rank(), 3, 0, chain),
-                             {nowhere, nowhere, nowhere}, everybody(local), board, 0);
+                             {nowhere, nowhere, nowhere}, everybody(local.size()), board, 0);
     Steps back;  // 2 tells 1
     if (local.rank() == 1) back.wait(0, 2);
     if (local.rank() == 2) back.flag(1, 0);
     const auto second = bound(local, plan_of("back", local.rank(), 3, 0, back),
-                              {nowhere, nowhere, nowhere}, everybody(local), board, 100);
+                              {nowhere, nowhere, nowhere}, everybody(local.size()), board, 100);
     local.barrier();
     if (local.rank() == 0) return;
     local.executor.start(*first);
@@ -127,7 +108,7 @@ void awaited_elsewhere(bool thread) {
     }
     if (thread) {
       local.executor.start_thread();
-      await([&] { return told.load(); });
+      until([&] { return told.load(); });
     }
     local.executor.start(*second);
     finish(local, *second);
@@ -146,7 +127,7 @@ void alone_with_a_call() {
     if (local.rank() == 1) lane.flag(0, 0);
     const BufferBinding nowhere{board, 0, DType::kF32};
     const auto execution = bound(local, plan_of("update", local.rank(), 2, 0, lane),
-                                 {nowhere, nowhere, nowhere}, everybody(local), board, 0);
+                                 {nowhere, nowhere, nowhere}, everybody(local.size()), board, 0);
     local.executor.start(*execution);
     if (local.rank() == 1) return finish(local, *execution);
     await_leave(local, 1);
@@ -174,7 +155,7 @@ void broken_by_its_leave() {
       return;
     }
     local.notify(1, *segment, 0);
-    await([&] {
+    until([&] {
       (void)local.context.complete(0);
       return local.context.liveness().health(1) != Health::kHealthy;
     });

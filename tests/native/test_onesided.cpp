@@ -6,70 +6,12 @@
 #include <cstring>
 #include <random>
 
-#include "ranks.hpp"
+#include "flags.hpp"
 
 namespace {
 
 using namespace pgasdl;
 using namespace pgasdl::testing;
-
-constexpr std::uint64_t kSlot = 512;  // bytes
-
-unsigned char pattern(Rank from, std::uint32_t round, std::uint64_t i) {
-  return static_cast<unsigned char>(static_cast<std::uint64_t>(from) * 31 + round * 7 + i * 13 + 1);
-}
-
-// Every rank writes several unordered pieces to every other, the last one with a flag: who sees the
-// flag sees all pieces. The answer proves that the slot is free again.
-void flag_is_last(const Settings& settings, Rank size, std::uint32_t rounds) {
-  run(size, settings, [&](Local& local) {
-    const auto n = static_cast<std::uint64_t>(size);
-    const auto inbox = local.segment(n * kSlot);
-    const auto outbox = local.segment(n * kSlot);
-    const auto me = static_cast<std::uint64_t>(local.rank());
-    std::mt19937_64 random(static_cast<std::uint64_t>(local.rank()) + 5);
-    for (std::uint32_t round = 1; round <= rounds; ++round) {
-      for (Rank distance = 1; distance < size; ++distance) {
-        const Rank peer = local.peer(distance);
-        const std::uint64_t from = static_cast<std::uint64_t>(peer) * kSlot;
-        for (std::uint64_t i = 0; i < kSlot; ++i) {
-          items<unsigned char>(outbox)[from + i] = pattern(local.rank(), round, i);
-        }
-        std::uint64_t at = 0;
-        while (at < kSlot) {
-          const std::uint64_t bytes = std::min(kSlot - at, 1 + random() % 200);
-          const Slice source{outbox, from + at, bytes};
-          const Slice target{inbox, me * kSlot + at, bytes};
-          const Pair pair{&source, &target};
-          at += bytes;
-          if (at < kSlot) {
-            CHECK(local.context.write({&pair, 1}, peer, 0, soon()) == Outcome::kDone);
-          } else {
-            CHECK(local.context.write_notify({&pair, 1}, peer, *inbox, me, round, 0, soon()) ==
-                  Outcome::kDone);
-          }
-        }
-      }
-      for (Rank distance = 1; distance < size; ++distance) {
-        // One sender at a time: ranks that have all their answers are a round ahead.
-        const auto from = static_cast<std::uint32_t>(local.peer(distance));
-        std::uint32_t found = 0;
-        CHECK(local.context.notify_waitsome(*inbox, from, 1, soon(), found) == Outcome::kDone);
-        for (std::uint64_t i = 0; i < kSlot; ++i) {
-          CHECK_NOTE(items<unsigned char>(inbox)[from * kSlot + i] ==
-                         pattern(static_cast<Rank>(from), round, i),
-                     "round %u, from %u, byte %zu", round, from, std::size_t(i));
-        }
-        CHECK(local.context.notify_reset(*inbox, from) == round);
-        local.notify(static_cast<Rank>(from), *inbox, n + me, round);
-      }
-      local.flush();  // sources may be read late
-      for (Rank distance = 1; distance < size; ++distance) {
-        CHECK(local.await(*inbox, n, n) == round);
-      }
-    }
-  });
-}
 
 // Over a fabric that keeps no order, of `rounds` flags the number of those that were seen before
 // all data ahead of them, or whose word in the end had not their last value. One thread, one seed.
@@ -273,7 +215,7 @@ void shared_queue(Settings settings, std::uint32_t rounds) {
 int main() {
   any_order();
   for (const Settings& settings : adversaries(11)) {
-    flag_is_last(settings, 3, 40);
+    flag_is_last(settings, 3, 512, 40);
     several_takers(settings, 60);
     counts(settings, 3, 40);
     shared_queue(settings, 100);
@@ -281,12 +223,12 @@ int main() {
   Settings refusing;
   refusing.faults = {.seed = 5, .delay = 20, .late_source = true, .refuse = 40};
   shared_queue(refusing, 20);
-  flag_is_last({}, 4, 300);
+  flag_is_last({}, 4, 512, 300);
   several_takers({}, 800);
   counts({}, 4, 500);
   Settings sleeping;
   sleeping.options = sleepy();
-  flag_is_last(sleeping, 2, 100);
+  flag_is_last(sleeping, 2, 512, 100);
   several_takers(sleeping, 100);
   counts(sleeping, 2, 100);
   std::puts("ok");

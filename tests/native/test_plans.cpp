@@ -15,11 +15,6 @@ using namespace pgasdl::testing;
 
 using Waited = Executor::Waited;
 
-void finish(Local& local, Exchange& exchange) {
-  const Waited waited = local.executor.wait(exchange.plan(), soon());
-  CHECK_NOTE(waited == Waited::kDone, "%s", local.executor.missing(exchange.plan()).c_str());
-}
-
 void iterations(const Settings& settings, Kind kind, Rank size, std::uint64_t count,
                 std::uint32_t rounds, bool progress_thread = false) {
   run(size, settings, [&](Local& local) {
@@ -28,7 +23,7 @@ void iterations(const Settings& settings, Kind kind, Rank size, std::uint64_t co
     for (std::uint32_t round = 0; round < rounds; ++round) {
       exchange.fill(local.rank(), round);
       local.executor.start(exchange.plan());
-      finish(local, exchange);
+      finish(local, exchange.plan());
       exchange.verify(exchange.data(), size, round);
     }
     CHECK(exchange.plan().number() == rounds);
@@ -45,8 +40,7 @@ void arrays_that_move(const Settings& settings, Rank size, std::uint64_t count,
     const std::vector homes{local.segment(2 * bytes), local.segment(3 * bytes)};
     const auto rest = local.segment((1 + static_cast<std::uint64_t>(size)) * bytes);
     const auto directory = std::make_shared<Directory>(entries, 56, homes);
-    std::vector<Rank> ranks;
-    for (Rank rank = 0; rank < size; ++rank) ranks.push_back(rank);
+    const auto ranks = everybody(local.size());
     const auto somewhere = std::make_shared<Segment>(homes[0]->local().data, bytes);
     const auto plan = bound(local, gdraa_direct(local.rank(), size, count),
                             {{somewhere, 0, DType::kF32, {}, directory}, {rest, 0}, {rest, bytes}},
@@ -100,8 +94,7 @@ struct Reading {
         rest(local.segment((1 + static_cast<std::uint64_t>(local.size())) * count * sizeof(float))),
         array(count),
         bytes(count * sizeof(float)) {
-    std::vector<Rank> ranks;
-    for (Rank rank = 0; rank < local.size(); ++rank) ranks.push_back(rank);
+    const auto ranks = everybody(local.size());
     auto& transport = local.context.transport();
     transport.admit_readers();
     for (const Rank rank : ranks) {  // threads have one memory

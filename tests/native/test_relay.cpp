@@ -15,16 +15,6 @@ using namespace pgasdl::testing;
 
 using Kind = Group::Kind;
 
-struct Failure : std::exception {
-  const char* what() const noexcept override { return "failed on purpose"; }
-};
-
-std::vector<Rank> everybody(Rank size) {
-  std::vector<Rank> ranks;
-  for (Rank rank = 0; rank < size; ++rank) ranks.push_back(rank);
-  return ranks;
-}
-
 // Every step carries each block once, in the order of distance, and from neighbours only.
 void steps() {
   for (std::size_t members = 1; members <= 300; ++members) {

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <random>
 
+#include "flags.hpp"
 #include "plans.hpp"
-#include "ranks.hpp"
 #include "verbs.hpp"
 
 namespace {
@@ -37,53 +37,6 @@ Settings patiently(VerbsOptions verbs) {
   Settings settings = over_verbs(verbs);
   settings.options.stopped_after = verbs.timeout_s;
   return settings;
-}
-
-unsigned char pattern(Rank from, std::uint32_t round, std::uint64_t i) {
-  return static_cast<unsigned char>(static_cast<std::uint64_t>(from) * 31 + round * 7 + i * 13 + 1);
-}
-
-// Every rank writes pieces to every other and then raises a flag: who sees it sees all pieces.
-void flag_is_last(const Settings& settings, Rank size, std::uint64_t slot, std::uint32_t rounds) {
-  run(size, settings, [&](Local& local) {
-    const auto n = static_cast<std::uint64_t>(size);
-    const auto me = static_cast<std::uint64_t>(local.rank());
-    const auto inbox = local.segment(n * slot);
-    const auto outbox = local.segment(slot);
-    std::mt19937_64 random(me + 5);
-    for (std::uint32_t round = 1; round <= rounds; ++round) {
-      for (std::uint64_t i = 0; i < slot; ++i) {
-        items<unsigned char>(outbox)[i] = pattern(local.rank(), round, i);
-      }
-      for (Rank distance = 1; distance < size; ++distance) {
-        const Rank peer = local.peer(distance);
-        for (std::uint64_t at = 0; at < slot;) {
-          const std::uint64_t bytes = std::min(slot - at, 1 + random() % (slot / 2));
-          const Slice source{outbox, at, bytes};
-          const Slice target{inbox, me * slot + at, bytes};
-          const Pair pair{&source, &target};
-          at += bytes;
-          CHECK((at < slot ? local.context.write({&pair, 1}, peer, 0, soon())
-                           : local.context.write_notify({&pair, 1}, peer, *inbox, me, round, 0,
-                                                        soon())) == Outcome::kDone);
-        }
-      }
-      for (Rank distance = 1; distance < size; ++distance) {
-        const auto from = static_cast<std::uint64_t>(local.peer(distance));
-        CHECK(local.await(*inbox, from) == round);
-        for (std::uint64_t i = 0; i < slot; ++i) {
-          CHECK_NOTE(items<unsigned char>(inbox)[from * slot + i] ==
-                         pattern(static_cast<Rank>(from), round, i),
-                     "round %u, from %zu, byte %zu", round, std::size_t(from), std::size_t(i));
-        }
-        local.notify(static_cast<Rank>(from), *inbox, n + me, round);
-      }
-      local.flush();
-      for (Rank distance = 1; distance < size; ++distance) {
-        CHECK(local.await(*inbox, n + static_cast<std::uint64_t>(local.peer(distance))) == round);
-      }
-    }
-  });
 }
 
 // Lists that fit and lists many times longer than a queue pair is deep, reads, and their flags.
@@ -132,44 +85,6 @@ void lists_and_reads(const Settings& settings, std::size_t pieces) {
     check_back();
     CHECK(local.context.read_notify({}, peer, *segment, 2, 4, queue, soon()) == Outcome::kDone);
     CHECK(local.await(*segment, 2) == 4);
-    local.barrier();
-  });
-}
-
-// The owner and two others add to one word, and guard plain memory with a lock.
-void atomics(const Settings& settings, std::uint64_t rounds) {
-  constexpr Rank kSize = 3;
-  run(kSize, settings, [&](Local& local) {
-    const auto segment = local.segment(64);
-    const Slice counter{segment, 0, 8};
-    const Slice lock{segment, 8, 8};
-    const Slice guarded{segment, 16, 8};
-    const Slice own{segment, 24, 8};
-    const auto atomic = [&](Atomic::Kind kind, const Slice& target, std::uint64_t operand,
-                            std::uint64_t compare) {
-      std::uint64_t old = ~std::uint64_t{0};
-      CHECK(local.context.atomic(kind, target, 0, operand, compare, soon(), old) == Outcome::kDone);
-      return old;
-    };
-    std::uint64_t last = 0;
-    for (std::uint64_t i = 0; i < rounds; ++i) {
-      const std::uint64_t old = atomic(Atomic::Kind::kFetchAdd, counter, 1, 0);
-      CHECK(old < kSize * rounds && (i == 0 || old > last));
-      last = old;
-      while (atomic(Atomic::Kind::kCompareSwap, lock, 1, 0) != 0) std::this_thread::yield();
-      const Pair pair{&own, &guarded};
-      CHECK(local.context.read({&pair, 1}, 0, 0, soon()) == Outcome::kDone);
-      local.flush();
-      ++*items<std::uint64_t>(segment, 24);
-      CHECK(local.context.write({&pair, 1}, 0, 0, soon()) == Outcome::kDone);
-      local.flush();
-      CHECK(atomic(Atomic::Kind::kCompareSwap, lock, 0, 1) == 1);
-    }
-    local.barrier();
-    if (local.rank() == 0) {
-      CHECK(*items<std::uint64_t>(segment) == kSize * rounds);
-      CHECK(*items<std::uint64_t>(segment, 16) == kSize * rounds);
-    }
     local.barrier();
   });
 }
@@ -260,39 +175,6 @@ void beats_are_lost(Settings settings, std::uint32_t rounds) {
   });
 }
 
-// More than the device carries in one message, from and into bound memory, and an empty segment.
-void large_and_empty(const Settings& settings, std::uint64_t bytes) {
-  run(2, settings, [&](Local& local) {
-    std::vector<std::byte> memory(bytes + 64);
-    const auto segment = local.segment(bytes, 8, memory.data() + 24);
-    const auto target = local.segment(bytes + 3, 8);
-    const auto empty = local.segment(0, 8);
-    for (std::uint64_t i = 0; i < bytes; i += 509) {
-      items<unsigned char>(segment)[i] = pattern(local.rank(), 1, i);
-    }
-    const Slice from{segment, 0, bytes};
-    const Slice to{target, 3, bytes};
-    const Pair pair{&from, &to};
-    CHECK(local.context.write_notify({&pair, 1}, local.peer(1), *empty, 5, 1, 0, soon()) ==
-          Outcome::kDone);
-    CHECK(local.await(*empty, 5) == 1);
-    for (std::uint64_t i = 0; i < bytes; ++i) {
-      CHECK(items<unsigned char>(target)[3 + i] ==
-            (i % 509 == 0 ? pattern(local.peer(1), 1, i) : 0));
-    }
-    local.flush();
-    std::fill(memory.begin(), memory.end(), std::byte{0});
-    local.barrier();
-    CHECK(local.context.read_notify({&pair, 1}, local.peer(1), *segment, 1, 1, 0, soon()) ==
-          Outcome::kDone);
-    CHECK(local.await(*segment, 1) == 1);
-    for (std::uint64_t i = 0; i < bytes; i += 509) {
-      CHECK(items<unsigned char>(segment)[i] == pattern(local.rank(), 1, i));
-    }
-    local.barrier();
-  });
-}
-
 // The device that was asked for is chosen, or refused with the reason.
 void choice() {
   const auto best = verbs_devices();
@@ -328,27 +210,6 @@ VerbsOptions unusual() {
   return options;
 }
 
-// A rank can be its own peer.
-void self(const Settings& settings) {
-  run(1, settings, [&](Local& local) {
-    const auto segment = local.segment(256);
-    const Slice low{segment, 0, 64};
-    const Slice high{segment, 128, 64};
-    const Slice word{segment, 128, 8};
-    const Pair pair{&low, &high};
-    *items<std::uint64_t>(segment) = 41;
-    CHECK(local.context.write_notify({&pair, 1}, 0, *segment, 1, 2, 0, soon()) == Outcome::kDone);
-    CHECK(local.await(*segment, 1) == 2);
-    std::uint64_t old = 0;
-    CHECK(local.context.atomic(Atomic::Kind::kFetchAdd, word, 0, 1, 0, soon(), old) ==
-          Outcome::kDone);
-    CHECK(old == 41);
-    CHECK(local.context.read_notify({&pair, 1}, 0, *segment, 3, 4, 0, soon()) == Outcome::kDone);
-    CHECK(local.await(*segment, 3) == 4 && *items<std::uint64_t>(segment) == 42);
-    local.flush();
-  });
-}
-
 // Plans of three shapes in flight together, no barrier between iterations.
 void plans(const Settings& settings, Rank size, bool progress_thread) {
   run(size, settings, [&](Local& local) {
@@ -370,45 +231,6 @@ void plans(const Settings& settings, Rank size, bool progress_thread) {
       }
     }
     local.executor.stop_thread();
-    local.barrier();
-  });
-}
-
-// Barriers, an all-gather in groups, passive messages, and segments that come and go.
-void groups(const Settings& settings, Rank size) {
-  // Atomic because the thread sanitizer cannot see what the device orders.
-  std::vector<std::atomic<std::uint64_t>> cells(static_cast<std::size_t>(size));
-  run(size, settings, [&](Local& local) {
-    for (std::uint64_t round = 1; round <= 20; ++round) {
-      cells[static_cast<std::size_t>(local.rank())].store(round, std::memory_order_relaxed);
-      local.barrier();
-      for (const auto& cell : cells) CHECK(cell.load(std::memory_order_relaxed) == round);
-      local.barrier();
-    }
-    std::vector<Rank> alike;
-    for (Rank rank = local.rank() % 2; rank < size; rank += 2) alike.push_back(rank);
-    const auto half = local.group(alike);
-    for (Rank round = 0; round < 5; ++round) {
-      const std::string mine(static_cast<std::size_t>(100 * round + local.rank()), 'x');
-      std::vector<std::string> got;
-      CHECK(half->allgather(Group::Kind::kReduce, "gather", 7, std::as_bytes(std::span(mine)),
-                            soon(), got) == Outcome::kDone);
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        CHECK(got[i].size() == static_cast<std::size_t>(100 * round + half->ranks()[i]));
-      }
-      const auto segment = local.segment(64 * static_cast<std::uint64_t>(round), 4);
-      local.notify(local.peer(1), *segment, 3, 5);
-      CHECK(local.await(*segment, 3) == 5);
-      local.barrier();
-      Group::delete_segment(local.context, *segment);
-      const std::string message = text("from ", local.rank(), " in ", round);
-      CHECK(local.world().passive_send(local.peer(1), std::as_bytes(std::span(message)), soon()) ==
-            Outcome::kDone);
-      Rank sender = -1;
-      std::string received;
-      CHECK(local.world().passive_receive(soon(), sender, received) == Outcome::kDone);
-      CHECK(sender == local.peer(size - 1) && received == text("from ", sender, " in ", round));
-    }
     local.barrier();
   });
 }
@@ -482,16 +304,12 @@ int main() {
   step("flags, shallow", [] { flag_is_last(over_verbs(depth(8)), 2, 20000, 10); });
   step("lists", [] { lists_and_reads(over_verbs(), 40); });
   step("long lists", [] { lists_and_reads(over_verbs(depth(8)), 500); });
-  step("atomics", [] { atomics(over_verbs(), 20); });
   step("beats", [] { beats_are_lost(over_verbs(), 60); });
   step("many", [] { many_in_flight(over_verbs(depth(8)), 300); });
   step("away", [] { away(over_verbs()); });
-  step("large", [] { large_and_empty(over_verbs(), 20'000'001); });
-  step("self", [] { self(over_verbs()); });
   step("settings", [] { flag_is_last(over_verbs(unusual()), 2, 20000, 5); });
   step("plans", [] { plans(over_verbs(), 3, false); });
   step("plans, thread", [] { plans(over_verbs(depth(8)), 2, true); });
-  step("groups", [] { groups(over_verbs(), 4); });
   step("relayed", [] { relayed(patiently({})); });
   step("all at once", all_at_once);
   const auto held = [](std::uint32_t requests) { return over_verbs(completion_first(requests)); };
@@ -501,7 +319,6 @@ int main() {
   step("many", [&] { many_in_flight(held(8), 300); });
   step("away", [&] { away(held(127)); });
   step("plans, thread", [&] { plans(held(8), 2, true); });
-  step("groups", [&] { groups(held(127), 3); });
   step("relayed", [&] { relayed(patiently(completion_first(127))); });
   std::puts("ok");
 }

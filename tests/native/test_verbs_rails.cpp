@@ -7,7 +7,7 @@
 #include <fstream>
 #include <random>
 
-#include "ranks.hpp"
+#include "flags.hpp"
 #include "transport/verbs/rails.hpp"
 #include "verbs.hpp"
 
@@ -58,10 +58,6 @@ std::vector<VerbsDeviceInfo> rails() {
 void set_link(const VerbsDeviceInfo& rail, bool up) {
   const std::string command = text("ip link set ", rail.net_device, up ? " up" : " down");
   CHECK_NOTE(std::system(command.c_str()) == 0, "%s", command.c_str());
-}
-
-unsigned char pattern(Rank from, std::uint32_t round, std::uint64_t i) {
-  return static_cast<unsigned char>(static_cast<std::uint64_t>(from) * 31 + round * 7 + i * 13 + 1);
 }
 
 void fill(const std::shared_ptr<Segment>& segment, Rank from, std::uint32_t round,
