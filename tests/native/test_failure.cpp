@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <vector>
 
 #include "plans.hpp"
 
@@ -13,6 +15,86 @@ using namespace pgasdl::testing;
 
 constexpr Rank kSize = 3;
 constexpr Rank kVictim = 2;
+
+// The victim throws while the others are in `call`, which must end with PeerLost naming it, soon.
+void lost_during(const char* what, const Settings& settings,
+                 const std::function<void(Local&, const std::shared_ptr<Segment>&)>& call) {
+  std::atomic<int> begun{0};
+  std::atomic<int> told{0};
+  const auto thrown = outcomes(kSize, settings, [&](Local& local) {
+    const auto segment = local.segment(256);
+    local.barrier();
+    begun.fetch_add(1);
+    if (local.rank() == kVictim) {
+      until([&] { return begun.load() == kSize; });  // none is still in the barrier
+      nap(5);
+      throw Failure();
+    }
+    const auto begin = Clock::now();
+    try {
+      call(local, segment);
+    } catch (const Error& error) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      CHECK_NOTE(error.kind() == ErrorKind::kPeerLost, "%s: %s", what, error.what());
+      CHECK_NOTE(error.rank() == kVictim, "%s names rank %d: %s", what, error.rank(), error.what());
+      CHECK_NOTE(seconds < 3, "%s: %g s", what, seconds);
+      CHECK(local.context.liveness().health(kVictim) == Health::kFailed);
+      // All waits fail until the loss is acknowledged; then the survivors go on among themselves.
+      std::uint32_t found = 0;
+      require_error(ErrorKind::kPeerLost,
+                    [&] { (void)local.context.notify_waitsome(*segment, 0, 8, soon(), found); });
+      local.context.liveness().acknowledge();
+      told.fetch_add(1);
+      until([&] { return told.load() == kSize - 1; });
+      const Rank other = 1 - local.rank();
+      local.notify(other, *segment, 9, 4);
+      CHECK(local.await(*segment, 9) == 4);
+      CHECK(require_error(ErrorKind::kPeerLost, [&] { local.notify(kVictim, *segment, 9); }) ==
+            kVictim);
+      return;
+    }
+    CHECK_NOTE(false, "%s ended as if nothing had happened", what);
+  });
+  for (Rank rank = 0; rank < kSize; ++rank) {
+    const auto& error = thrown[static_cast<std::size_t>(rank)];
+    CHECK_NOTE((error != nullptr) == (rank == kVictim), "%s, rank %d: %s", what, rank,
+               error != nullptr ? words(error).c_str() : "no error");
+  }
+}
+
+void every_wait(const Settings& settings) {
+  lost_during("barrier", settings, [](Local& local, const auto&) { local.barrier(); });
+  lost_during("allgather", settings, [](Local& local, const auto&) {
+    std::vector<std::string> all;
+    (void)local.world().allgather(Group::Kind::kReduce, "gather", 1, {}, soon(), all);
+  });
+  lost_during("segment", settings, [](Local& local, const auto&) { (void)local.segment(64); });
+  lost_during("notify_waitsome", settings,
+              [](Local& local, const auto& segment) { local.await(*segment, 0, 5); });
+  lost_during("passive_receive", settings, [](Local& local, const auto&) {
+    Rank sender = -1;
+    std::string message;
+    (void)local.world().passive_receive(soon(), sender, message);
+  });
+  lost_during("passive_send", settings, [](Local& local, const auto&) {
+    for (;;) (void)local.world().passive_send(kVictim, {}, soon());
+  });
+  for (const Kind kind : {Kind::kGdraa, Kind::kTree}) {
+    std::atomic<int> progress{0};
+    lost_during("a plan", settings, [&](Local& local, const std::shared_ptr<Segment>& segment) {
+      const std::vector<Rank> ranks{0, 1, 2};
+      const BufferBinding data{segment, 0, DType::kF32};
+      const BufferBinding weights{segment, 64, DType::kF32};
+      const BufferBinding inbox{segment, 128, DType::kF32};
+      const Plan plan = kind == Kind::kGdraa ? gdraa(local.rank(), kSize, 4, false)
+                                             : tree(local.rank(), kSize, 4, false);
+      const auto execution = bound(local, plan, {data, weights, inbox}, ranks, segment, 20);
+      if (progress.fetch_add(1) == 0) local.executor.start_thread();
+      local.executor.start(*execution);
+      (void)local.executor.wait(*execution, soon());
+    });
+  }
+}
 
 // A loss interrupts the creation of a segment; once it is acknowledged the same call goes on.
 void creation_continued(const Settings& settings) {
@@ -249,6 +331,11 @@ void closed_under_its_threads() {
 
 int main() {
   const auto all = adversaries(47);
+  Settings sleeping;
+  sleeping.options = sleepy();
+  every_wait(all[0]);
+  every_wait(all[4]);
+  every_wait(sleeping);
   for (const Kind kind : {Kind::kGdraa, Kind::kDirect, Kind::kTree}) {
     failing_operation(all[0], kind);
   }

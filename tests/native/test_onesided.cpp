@@ -210,12 +210,55 @@ void shared_queue(Settings settings, std::uint32_t rounds) {
   });
 }
 
+// Lists, reads and their notifications, and a second queue.
+void lists_and_reads(const Settings& settings) {
+  run(3, settings, [&](Local& local) {
+    constexpr std::size_t kPieces = 40;
+    const auto segment = local.segment(16384);
+    auto* bytes = items<unsigned char>(segment);
+    const Rank peer = local.peer(1);
+    const QueueId queue = local.context.queue_create();
+    for (std::uint64_t i = 0; i < 4096; ++i) bytes[i] = pattern(local.rank(), 1, i);
+    std::vector<Slice> sources;
+    std::vector<Slice> targets;
+    for (std::uint64_t i = 0; i < kPieces; ++i) {
+      sources.push_back({segment, i * 100, 100});
+      targets.push_back({segment, 4096 + (kPieces - 1 - i) * 100, 100});
+    }
+    std::vector<Pair> pairs;
+    for (std::size_t i = 0; i < kPieces; ++i) pairs.push_back({&sources[i], &targets[i]});
+    CHECK(local.context.write_notify(pairs, peer, *segment, 0, 1, queue, soon()) == Outcome::kDone);
+    CHECK(local.await(*segment, 0) == 1);
+    const Rank writer = local.peer(2);
+    for (std::uint64_t i = 0; i < kPieces * 100; ++i) {
+      const std::uint64_t from = (kPieces - 1 - i / 100) * 100 + i % 100;
+      CHECK(bytes[4096 + i] == pattern(writer, 1, from));
+    }
+    // Read it back from the peer, where it has arrived by now: a read is not ordered after a write.
+    local.barrier();
+    std::vector<Slice> here;
+    for (std::uint64_t i = 0; i < kPieces; ++i) here.push_back({segment, 8192 + i * 100, 100});
+    for (std::size_t i = 0; i < kPieces; ++i) pairs[i] = {&here[i], &targets[i]};
+    CHECK(local.context.read_notify(pairs, peer, *segment, 1, 9, queue, soon()) == Outcome::kDone);
+    CHECK(local.await(*segment, 1) == 9);
+    CHECK(std::memcmp(bytes + 8192, bytes, kPieces * 100) == 0);
+    std::memset(bytes + 8192, 0, kPieces * 100);
+    CHECK(local.context.read(pairs, peer, queue, soon()) == Outcome::kDone);
+    local.flush(queue);
+    CHECK(std::memcmp(bytes + 8192, bytes, kPieces * 100) == 0);
+    CHECK(local.context.queue_size(queue) == 0);
+    local.barrier();
+    local.context.queue_delete(queue);
+  });
+}
+
 }  // namespace
 
 int main() {
   any_order();
   for (const Settings& settings : adversaries(11)) {
     flag_is_last(settings, 3, 512, 40);
+    lists_and_reads(settings);
     several_takers(settings, 60);
     counts(settings, 3, 40);
     shared_queue(settings, 100);
