@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from bench.comparison import Comparison, Groups, asked
+from bench.cuts import DDP, buckets, pieces
 from bench.jobs import PEER_KINDS, Peer, start
 
 import pgasdl
@@ -41,8 +42,6 @@ SIZES = {
     "rdma": "8,4K,64K,1M",
 }
 _JOBS = ("write_notify", "allreduce", "model")
-_PIECE = 1 << 20  # elements: 4 MB, for peers that are faster with pieces
-_BUCKET = 25 << 20  # bytes: the default of DistributedDataParallel
 
 
 class Beside:
@@ -81,7 +80,7 @@ class Beside:
             "array": [array],
             "array's floor": self._floors.private_arrays(count, fill_ns),
         }
-        cuts = {"": [count]} | ({"4 MB pieces": pieces(count)} if count > _PIECE else {})
+        cuts = {"": [count]} | ({"4 MB pieces": cut} if len(cut := pieces(count)) > 1 else {})
         return ours | self._sums(cuts), free
 
     def model(self, name: str) -> tuple[Groups, Callable[[], None]]:
@@ -91,7 +90,7 @@ class Beside:
         exchange.name = f"layers, {plan}"
         cuts = {
             "layers": list(counts),
-            "25 MB buckets": buckets(counts, _BUCKET),
+            "DDP's buckets": [sum(counts[n] for n in layers) for layers in buckets(counts, DDP)],
             "4 MB pieces": pieces(sum(counts)),
             "fused": [sum(counts)],
         }
@@ -115,24 +114,6 @@ class Beside:
                 one = Contender(label, asked(self._context, ours))
                 groups.setdefault(library, []).append(one)
         return groups
-
-
-def pieces(count: int) -> list[int]:
-    """Cut an array into pieces of 4 MB."""
-    return [min(_PIECE, count - start) for start in range(0, count, _PIECE)]
-
-
-def buckets(counts: Sequence[int], nbytes: int) -> list[int]:
-    """Put layers together: a bucket takes layers until it has so many bytes."""
-    found: list[int] = []
-    room = 0
-    for count in counts:
-        if room <= 0:
-            found.append(0)
-            room = nbytes
-        found[-1] += count
-        room -= 4 * count
-    return found
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.serving import Reduction, messages, run, serve_library
+from pgasdl.runtime.mpi.library import version
 from pgasdl.tools.bench.machine import pin
 
 _POLLS_PER_PROGRESS = 64
@@ -25,7 +26,7 @@ class Mpi:
         self._comm, self._created = MPI.COMM_WORLD, created
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
-        self.version = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+        self.version = version(MPI)
         self.barrier = self._comm.Barrier
         self._array = np.zeros(0, np.float32)
         self._window: tuple[int, Any] | None = None

@@ -10,30 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from bench.cuts import DDP, buckets
 from bench.timeline import Recorder
 from pgasdl.torch import DDPState
 
-LAYERS, FUSED = 0, 1 << 62
-DDP = 25 << 20
-_DDP_FIRST = 1 << 20  # so that its first exchange starts early
 
-
-def cuts(counts: Sequence[int], nbytes: int) -> list[list[int]]:
-    """Divide layers into buckets: a bucket takes layers until it has so many bytes."""
-    buckets: list[list[int]] = []
-    room = 0
-    for layer, count in enumerate(counts):
-        if room <= 0:
-            room = _DDP_FIRST if nbytes == DDP and not buckets else nbytes
-            buckets.append([])
-        buckets[-1].append(layer)
-        room -= 4 * count
-    return buckets
-
-
-def describe(buckets: Sequence[Sequence[int]]) -> str:
+def describe(cut: Sequence[Sequence[int]]) -> str:
     """Say how many there are."""
-    return "1 bucket" if len(buckets) == 1 else f"{len(buckets)} buckets"
+    return "1 bucket" if len(cut) == 1 else f"{len(cut)} buckets"
 
 
 class Buckets:
@@ -56,7 +40,7 @@ class Buckets:
     ) -> None:
         self.recorder, self._state = Recorder(), state
         self._group, self._size = group, distributed.get_world_size(group)
-        self._buckets = cuts(counts, nbytes)
+        self._buckets = buckets(counts, nbytes)
         self._names = [names[layers[0]] for layers in self._buckets]
         self._memory = [torch.zeros(sum(counts[e] for e in layers)) for layers in self._buckets]
         self.gradients: list[Tensor] = []

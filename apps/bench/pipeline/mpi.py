@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.cuts import FUSED, buckets, pieces
 from bench.jobs import Peer, PeerKind
-from bench.pipeline.buckets import FUSED, cuts
 from bench.pipeline.cases import Local
 from bench.pipeline.settings import Settings
 from bench.pipeline.training import ByLayers
@@ -18,8 +18,7 @@ from bench.pipeline.waiting import WaitingRunner
 from bench.pipeline.workload import workload
 from bench.serving import run, serve
 from bench.timeline import Recorder, Span
-
-_PIECE = 1 << 20  # elements: large calls are faster in 4 MB pieces
+from pgasdl.runtime.mpi.library import version
 
 
 class MpiLayers:
@@ -33,7 +32,7 @@ class MpiLayers:
         self._mpi, self._comm = MPI, MPI.COMM_WORLD
         self.recorder, self._names = Recorder(), names
         self._fused = nbytes == FUSED
-        self.plan = "in 4 MB pieces" if self._fused else f"{len(cuts(counts, nbytes))} calls"
+        self.plan = "in 4 MB pieces" if self._fused else f"{len(buckets(counts, nbytes))} calls"
         self._memory = np.zeros(sum(counts), np.float32)
         self.gradients = np.split(self._memory, np.cumsum(counts)[:-1])
         self._under_way: dict[int, tuple[Any, float]] = {}
@@ -50,8 +49,8 @@ class MpiLayers:
         if not self._fused:
             return
         began = time.monotonic()
-        for start in range(0, len(self._memory), _PIECE):
-            piece = [self._memory[start : start + _PIECE], self._mpi.FLOAT]
+        for part in np.split(self._memory, np.cumsum(pieces(len(self._memory)))[:-1]):
+            piece = [part, self._mpi.FLOAT]
             self._comm.Allreduce(self._mpi.IN_PLACE, piece, self._mpi.SUM)
         self.recorder.add("exchange", "all", began, time.monotonic())
 
@@ -125,8 +124,7 @@ def main() -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    version = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
-    serve(Cases(comm), comm.Get_rank(), comm.Get_size(), version)
+    serve(Cases(comm), comm.Get_rank(), comm.Get_size(), version(MPI))
 
 
 if __name__ == "__main__":

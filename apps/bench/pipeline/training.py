@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pgasdl
 import pgasdl.torch
-from bench.pipeline.buckets import DDP, Buckets, cuts, describe
+from bench.cuts import DDP, buckets
+from bench.pipeline.buckets import Buckets, describe
 from bench.pipeline.networks import NETWORKS, data
 from bench.pipeline.waiting import LayerExchange
 from bench.pipeline.workload import Workload
@@ -148,7 +149,7 @@ class Ddp(Training):
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
-        self.plan = describe(cuts(work.counts, DDP))
+        self.plan = describe(buckets(work.counts, DDP))
         if self._state is not None:
             self.model.register_comm_hook(self._state, pgasdl.torch.ddp_hook)
         self._buckets: Buckets | None = None

@@ -15,8 +15,9 @@ from torch import distributed
 
 import pgasdl
 import pgasdl.torch
+from bench.cuts import DDP, FUSED, LAYERS
 from bench.jobs import Peer
-from bench.pipeline.buckets import DDP, FUSED, LAYERS, Buckets
+from bench.pipeline.buckets import Buckets
 from bench.pipeline.cases import Case, Local, Ours, Runner, Theirs
 from bench.pipeline.mpi import start
 from bench.pipeline.ours import Average, SCaffe

@@ -6,8 +6,9 @@ choice on all sizes.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pgasdl.collectives.policy import Choice, Policy
 from pgasdl.context import Context
@@ -24,28 +25,6 @@ from pgasdl.tools.bench.tuner import (
     predict_all,
     tune,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """One plan at one size; microseconds.
-
-    Attributes
-    ----------
-    chosen : bool
-        The tuner's policy takes it at this size.
-    tuned : bool
-        The tuner measured this size.
-    """
-
-    ranks: int
-    transport: str
-    bytes: int
-    plan: str
-    us: float
-    predicted_us: float
-    chosen: bool
-    tuned: bool
 
 
 class PlanBench:
@@ -120,27 +99,27 @@ class PlanBench:
         policy, _ = tune(self.session, calibration, seen, lambda _: None, (IN_SEGMENTS,))
         self.say(f"policy     {policy}")
         choices = choices_here(context)
-        rows: list[PlanRow] = []
+        rows: list[dict[str, Any]] = []
         for nbytes in request.sizes:
             predicted = predict_all(context, calibration, choices, nbytes)
             measured = measure_all(self.session, choices, nbytes)
             chosen = policy.find(IN_SEGMENTS, nbytes)
             transport = "+".join(sorted(set(context.topology.routes.names)))
             rows += [
-                PlanRow(
-                    ranks=context.size,
-                    transport=transport,
-                    bytes=nbytes,
-                    plan=str(choice),
-                    us=us,
-                    predicted_us=predicted[choice],
-                    chosen=choice == chosen,
-                    tuned=nbytes in seen,
-                )
+                {
+                    "ranks": context.size,
+                    "transport": transport,
+                    "bytes": nbytes,
+                    "plan": str(choice),
+                    "us": us,
+                    "predicted_us": predicted[choice],
+                    "chosen": choice == chosen,  # by the tuner's policy
+                    "tuned": nbytes in seen,
+                }
                 for choice, us in measured.items()
             ]
             self._say_size(nbytes, measured, predicted, chosen)
-        self.output.write([asdict(row) for row in rows])
+        self.output.write(rows)
 
     def _say_size(
         self, nbytes: int, measured: Figures, predicted: Figures, chosen: Choice | None
