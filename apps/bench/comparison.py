@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from pgasdl.context import Context
-from pgasdl.tools.bench.report import ratio, short
+from pgasdl.tools.bench.report import Table, ratio, short
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import PATIENCE, Contender, best_of, usual
 
 Groups = Mapping[str, Sequence[Contender]]
-_HEADINGS = ("", "bytes", "who", "us", "least", "p90", "MB/s", "x first", "placed")
-_WIDTHS = (14, 10, 16, 10, 10, 10, 9, 8, 15)
+_COLUMNS = {"": 14, "bytes": 10, "who": 16, "us": 10, "least": 10, "p90": 10, "MB/s": 9,
+            "x first": 8, "placed": 15, "how": 30}  # fmt: skip
 
 
 class Comparison:
     """Prints a row for the best contender of each group; all are compared with the first group."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
-        self.rows: list[dict[str, Any]] = []
+        self._session, self._table = session, Table(session.output, _COLUMNS)
+        self.rows, self.end = self._table.rows, self._table.close
 
     def begin(self) -> None:
         """Print the table's headings."""
-        self._session.say(
-            f"figures    microseconds, medians of {self._session.rounds} rounds in turns, in one "
-            "placement"
-        )
-        self._say(_HEADINGS, "how")
+        rounds = self._session.rounds
+        self._session.say(f"figures    microseconds, medians of {rounds} rounds in turns")
+        self._table.begin()
 
     def measure(self, op: str, nbytes: int, groups: Groups) -> None:
         """Measure all contenders in turns. Collective."""
@@ -52,19 +49,10 @@ class Comparison:
                 "p90_us": samples.p90,
                 "placement": where,
             }
-            self.rows.append(row)
             times = [short(us) for us in (samples.median, samples.least, samples.p90)]
             rate = short(nbytes / samples.median)
-            cells = (op, str(nbytes), who, *times, rate, ratio(samples.median, first), where)
-            self._say(cells, best.name)
-
-    def end(self) -> None:
-        """Write the rows as JSON, if asked for."""
-        self._session.output.write(self.rows)
-
-    def _say(self, cells: Sequence[str], last: str) -> None:
-        aligned = [cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)]
-        self._session.say(" ".join([*aligned, f" {last}"]))
+            multiple = ratio(samples.median, first)
+            self._table.add(row, (op, str(nbytes), who, *times, rate, multiple, where, best.name))
 
 
 def asked(

@@ -41,7 +41,7 @@ class Library(Protocol):
 
 
 class Measured:
-    """What a library's process answers."""
+    """The answers of a library's process."""
 
     def __init__(self, library: Library) -> None:
         self._library = library

@@ -18,7 +18,7 @@ from pgasdl import models
 from pgasdl.errors import ConfigError
 from pgasdl.tools.bench.floors import placement
 from pgasdl.tools.bench.output import Output
-from pgasdl.tools.bench.report import Report, Row, ratio, short
+from pgasdl.tools.bench.report import Table, ratio, short
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.timing import Samples, durations
 from pgasdl.tools.bench.turns import Contender, best_of, usual
@@ -147,21 +147,14 @@ def test_figures_are_short() -> None:
     assert ratio(3, 2) == "1.50" and ratio(3, 0) == "-"
 
 
-def test_the_report_writes_what_it_prints(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
-    report = Report(Output(file=str(file)))
-    report.begin()
-    report.add(
-        Row("allreduce", "segment", "shm", "staged", 2, 8, "float32", 0.5, 0.4, 0.6, 0.25, 0.2,
-            "near", [0.04, 0.05], "this one")
-    )  # fmt: skip
-    report.close()
-    headings, row = capsys.readouterr().out.splitlines()
-    assert headings.endswith("placed") and len(headings) == len(row)
-    assert row.split()[-3:] == ["2.00", "2.00", "near"]
-    assert rows_of(file.read_text())[0]["us"] == 0.5
+    table = Table(Output(file=str(file)), {"plan": 6, "us": 5})
+    table.begin()
+    table.add({"plan": "tree", "us": 0.5}, ("tree", "0.500"))
+    table.close()
+    assert capsys.readouterr().out == "  plan    us\n  tree 0.500\n"
+    assert json.loads(file.read_text()) == [{"plan": "tree", "us": 0.5}]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pgasdl.models import layers
 from pgasdl.tools.bench import plans
 from pgasdl.tools.bench.ours import Ours
 from pgasdl.tools.bench.output import Output
-from pgasdl.tools.bench.report import Report, Row, figures
+from pgasdl.tools.bench.report import Table, ratio, short
 from pgasdl.tools.bench.request import Request
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import Contender, best_of, usual
@@ -38,6 +38,10 @@ def measure(context: Context, request: Request) -> None:
         c10d.measure(context, request)
     else:
         _Bench(context, request, Output(context.rank, as_json=request.as_json)).run()
+
+
+_COLUMNS = {"variant": 24, "bytes": 11, "plan": 13, "us": 10, "min": 10, "p90": 10, "floor": 10,
+            "x floor": 8, "x min": 8, "placed": 8}  # fmt: skip
 
 
 class _Case(NamedTuple):
@@ -62,7 +66,7 @@ class _Bench:
             raise UnavailableError("the floor is measured in memory that all ranks map")
         self.floors = self.session.floors
         self.ours = Ours(self.session, request.plan)
-        self.report = Report(output)
+        self.table = Table(output, _COLUMNS)
         self.transport = context.transport_of((context.rank + 1) % context.size)
 
     def _payload(self) -> int:
@@ -82,7 +86,7 @@ class _Bench:
             f"figures    microseconds, medians of {request.rounds} rounds in turns; a row keeps "
             "to one placement, probed around every turn"
         )
-        self.report.begin()
+        self.table.begin()
         for name in request.models:
             self.model(name)
         for size in request.sizes:
@@ -91,7 +95,7 @@ class _Bench:
             else:
                 self.allreduce(size)
         self.session.say_placement()
-        self.report.close()
+        self.table.close()
 
     def write_notify(self, nbytes: int) -> None:
         floor = self.floors.puts(nbytes)
@@ -129,24 +133,31 @@ class _Bench:
         session.take_turns(list(contenders.values()), probe=session.probe)
         for case in cases if self.context.rank == 0 else ():
             where = usual([case.ours, *case.floor])
-            floor = best_of(case.floor, where).samples(where)
-            self.report.add(
-                Row(
-                    op=self.request.op,
-                    variant=case.ours.name,
-                    transport=self.transport,
-                    plan=case.plan,
-                    ranks=self.context.size,
-                    bytes=nbytes,
-                    dtype="uint8" if self.request.op == "write_notify" else "float32",
-                    floor_us=floor.median,
-                    floor_min_us=floor.least,
-                    placement=where,
-                    line_us=[before / 1e3, session.lines[-1] / 1e3],
-                    machine=session.machine,
-                    **figures(case.ours.samples(where)),
-                )
-            )
+            self._row(case, nbytes, where, [before / 1e3, session.lines[-1] / 1e3])
+
+    def _row(self, case: _Case, nbytes: int, where: str, line_us: list[float]) -> None:
+        """Add a row of figures in one placement, in microseconds."""
+        ours, floor = case.ours.samples(where), best_of(case.floor, where).samples(where)
+        row = {
+            "op": self.request.op,
+            "variant": case.ours.name,
+            "transport": self.transport,
+            "plan": case.plan,
+            "ranks": self.context.size,
+            "bytes": nbytes,
+            "dtype": "uint8" if self.request.op == "write_notify" else "float32",
+            "us": ours.median,
+            "min_us": ours.least,
+            "p90_us": ours.p90,
+            "floor_us": floor.median,
+            "floor_min_us": floor.least,
+            "placement": where,
+            "line_us": line_us,  # at the beginning and the end
+            "machine": self.session.machine,
+        }
+        times = [short(us) for us in (ours.median, ours.least, ours.p90, floor.median)]
+        ratios = ratio(ours.median, floor.median), ratio(ours.least, floor.least)
+        self.table.add(row, (case.ours.name, str(nbytes), case.plan, *times, *ratios, where))
 
 
 def _tell(
