@@ -78,7 +78,7 @@ void BoundPlan::announce_given_up(const Numbering& numbering, std::uint32_t why)
 }
 
 void BoundPlan::require_same_plan(const Numbering& numbering) const {
-  for (std::uint64_t id = numbering.first(); id < numbering.first() + numbering.count(); ++id) {
+  for (std::uint64_t id = numbering.first(); id < numbering.reach(); ++id) {
     const std::uint32_t seen = board_->local().board[id].load(std::memory_order_acquire);
     if (seen == 0 || seen >> kTagBits != generation_) continue;
     const std::uint64_t own = id - first_notification_;

@@ -30,10 +30,15 @@ inline constexpr std::uint32_t kMismatched = 1u << 31;
 class Numbering {
  public:
   // Its executions raise the notifications [first, first + count) of `board`, and nobody else does.
-  // After them comes one for each of the plan's ranks: by which it tells why it gave up.
+  // After them comes one for each of the plan's ranks: by which it tells why it gave up. `region`:
+  // plans have as many each at most, in the order of their first executions; 0: not so.
   Numbering(std::shared_ptr<Segment> board, std::uint64_t first, std::uint64_t count,
-            bool exclusive)
-      : board_(std::move(board)), first_(first), count_(count), exclusive_(exclusive) {}
+            bool exclusive, std::uint64_t region = 0)
+      : board_(std::move(board)),
+        first_(first),
+        count_(count),
+        exclusive_(exclusive),
+        region_(region) {}
 
   // One thread at a time is in a call that begins or ends an execution: the second is refused
   // before it has touched anything.
@@ -52,7 +57,12 @@ class Numbering {
 
   const std::shared_ptr<Segment>& board() const { return board_; }
   std::uint64_t first() const { return first_; }
-  std::uint64_t count() const { return count_; }
+  // A rank that runs something else as this execution raises none from here on: at most it has
+  // begun with the next plan. To look at all would leave no room in a cache for anything else.
+  std::uint64_t reach() const {
+    const std::uint64_t end = first_ + count_;
+    return region_ == 0 ? end : std::min(end, std::max(first_, raised_end_) + 2 * region_);
+  }
   std::uint64_t given_up_id(std::size_t of) const { return first_ + count_ + of; }
   bool exclusive() const { return exclusive_; }
   std::uint64_t number() const { return number_; }
@@ -84,6 +94,7 @@ class Numbering {
   const std::uint64_t first_;
   const std::uint64_t count_;
   const bool exclusive_;
+  const std::uint64_t region_;
   std::uint64_t number_ = 0;
   std::uint32_t generation_ = 0;
   std::uint64_t turns_ = 0;

@@ -275,11 +275,11 @@ void bind_exchange(nb::module_& module) {
       .def(
           "__init__",
           [](NumberingHandle* self, const SegmentHandle& board, std::uint64_t first,
-             std::uint64_t count, bool exclusive) {
+             std::uint64_t count, bool exclusive, std::uint64_t region) {
             new (self) NumberingHandle{
-                std::make_shared<Numbering>(board.segment, first, count, exclusive)};
+                std::make_shared<Numbering>(board.segment, first, count, exclusive, region)};
           },
-          "board"_a, "first"_a, "count"_a, "exclusive"_a = false)
+          "board"_a, "first"_a, "count"_a, "exclusive"_a = false, "region"_a = 0)
       .def_prop_ro(
           "under_way", [](const NumberingHandle& self) { return self.numbering->under_way(); },
           "An exclusive one has begun, and its result was not taken.")

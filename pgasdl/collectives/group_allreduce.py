@@ -113,7 +113,9 @@ class GroupAllreduce:
         flags = self._first + self.REGION * self.REGIONS
         on_host = Workspace(segments, group, None, flags + group.size, timeout, with_pairwise=too)
         self._workspaces[None] = on_host
-        self._numbers = numbers = _native.Numbering(on_host.segment, 0, flags, exclusive=True)
+        self._numbers = numbers = _native.Numbering(
+            on_host.segment, 0, flags, exclusive=True, region=self.REGION
+        )
         self.calls = _native.AllreduceCalls(numbers)
         if too:
             inbox = on_host.pairwise_inbox
