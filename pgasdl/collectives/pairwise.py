@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from pgasdl import _native
 from pgasdl.buffers import DTYPES
-from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind
+from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, piece_bytes
 from pgasdl.group import Group
 from pgasdl.plans.algorithms import pairwise
 from pgasdl.plans.algorithms.pairwise import Blocks
@@ -21,8 +21,8 @@ from pgasdl.segment import Segment
 
 # Pieces of a block in one execution.
 MOST = 32
-# Bytes of a piece between two ranks; with more ranks those of all together stay in the caches.
-_PIECE, _LEAST, _ALL = 128 << 10, 4 << 10, 512 << 10
+# Bytes of a piece, and of those of all other ranks together, which stay in the caches.
+_LEAST, _ALL = 4 << 10, 512 << 10
 _MOST_BOUND = 256
 _REBASED = ArrayAccess(_native.BufferAccess.REBASED)
 
@@ -67,7 +67,7 @@ class BoundPairs:
 
 def _piece_bytes(group: Group) -> int:
     piece = _ALL // max(1, group.size - 1) // _LEAST * _LEAST
-    return min(_PIECE, max(_LEAST, piece))
+    return min(piece_bytes(group.topology), max(_LEAST, piece))
 
 
 def inbox_bytes(group: Group) -> int:
