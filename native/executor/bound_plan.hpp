@@ -89,6 +89,7 @@ class BoundPlan {
 
  private:
   friend class Executor;
+  class Binder;
   // Begins where a cache line does: what a wait looks at is one line, what a transfer needs two.
   struct alignas(64) Step {
     PlanStep::Kind kind;
