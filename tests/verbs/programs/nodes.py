@@ -23,7 +23,7 @@ from pgasdl.tools.bench.tuner import choices_here
 
 SHAPES = ((7,), (33, 3), (0,), (1,), (5000,), (640,))
 N_ITERATIONS = 4
-NODE = 2  # ranks on each host, where they are neighbours
+NODE = 2  # ranks on each host
 VARIANTS: dict[str, tuple[dict[str, int], ...]] = {
     "gdraa-nodes": ({}, {"group_size": NODE, "direct": 0}, {"group_size": 1, "direct": 0}),
     "chain-chain": ({}, {"chain_size": NODE, "chunks": 3}),
@@ -85,11 +85,9 @@ def exchanges(ctx: Context) -> None:
     here = [
         rank for rank in range(ctx.size) if ctx.topology.hosts[rank] == ctx.topology.hosts[ctx.rank]
     ]
-    neighbours = here[-1] - here[0] == len(here) - 1
-    node = NODE if neighbours else 1
-    assert not ctx.mapped and ctx.topology.mapped_on_host and ctx.world.node_size == node
+    assert not ctx.mapped and ctx.topology.mapped_on_host and ctx.world.node_size == NODE
     chosen = options_for(ctx.world, "gdraa-nodes", "float32")
-    assert chosen == {"group_size": node, "direct": 1}
+    assert chosen == {"group_size": NODE, "direct": 1}
     n_checked = 0
     for plan, options in variants(ctx.world):
         for kind in EXCHANGES:
@@ -99,15 +97,20 @@ def exchanges(ctx: Context) -> None:
             exchange(ctx.world, plan, "average", np.float64, wire="float32", **options)
             n_checked += 1
     print(f"checked {n_checked} exchanges")
-    if neighbours:
-        direct = exchange(ctx.world, "gdraa-nodes", "average", np.float32)
-        messages = exchange(ctx.world, "gdraa-nodes", "average", np.float32, direct=0)
-        assert direct < messages, (direct, messages)
-        for array in (ctx.segment(4000).numpy(np.float32), np.empty(5000, np.float32)):
-            assert ctx.allreduce_handle(array, op="mean").plan == "gdraa-nodes"
-        ctx.allreduce(np.ones(5000, np.float32))
-        assert "plans gdraa-nodes" in ctx.describe()
-        print("loads inside a node, messages between nodes")
+    direct = exchange(ctx.world, "gdraa-nodes", "average", np.float32)
+    messages = exchange(ctx.world, "gdraa-nodes", "average", np.float32, direct=0)
+    assert direct < messages, (direct, messages)
+    for array in (ctx.segment(4000).numpy(np.float32), np.empty(5000, np.float32)):
+        assert ctx.allreduce_handle(array, op="mean").plan == "gdraa-nodes"
+    ctx.allreduce(np.ones(5000, np.float32))
+    assert "plans gdraa-nodes" in ctx.describe()
+    print("loads inside a node, messages between nodes")
+    for root in range(ctx.size):
+        array[:] = 60 * ctx.rank
+        ctx.collective_handle("reduce", array, root=root)()
+        assert ctx.rank != root or (array == 30 * ctx.size * (ctx.size - 1)).all()
+        ctx.collective_handle("broadcast", array, root=root)()
+        assert (array == 30 * ctx.size * (ctx.size - 1)).all()
     mine = ctx.group(here)
     assert mine.mapped and mine.node_size == len(here)
     for plan, options in variants(mine):
