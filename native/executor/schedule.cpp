@@ -120,12 +120,6 @@ std::uint64_t LayerSchedule::executions(std::size_t layer) const {
   return buckets_[layers_.at(layer).bucket].taken;
 }
 
-std::uint64_t LayerSchedule::iterations() const {
-  std::uint64_t least = UINT64_MAX;
-  for (const Bucket& bucket : buckets_) least = std::min(least, bucket.taken);
-  return buckets_.empty() ? 0 : least;
-}
-
 std::int64_t LayerSchedule::bucket_of(const Executor::Call& call) const {
   for (std::size_t number = 0; number < buckets_.size(); ++number) {
     const Bucket& bucket = buckets_[number];

@@ -49,9 +49,8 @@ class LayerSchedule {
   void note_wait(std::size_t layer, double began, double ended);
 
   const Layer& layer(std::size_t number) const { return layers_.at(number); }
-  // How often the exchange of a layer's bucket is over, and that of every bucket.
+  // How often the exchange of a layer's bucket is over.
   std::uint64_t executions(std::size_t layer) const;
-  std::uint64_t iterations() const;
   // Which bucket's update a Call asks for; -1: none of these.
   std::int64_t bucket_of(const Executor::Call& call) const;
 

@@ -124,9 +124,6 @@ void bind_schedule(nb::module_& module) {
             return self.schedule->executions(layer);
           },
           "layer"_a, "How often the exchange of the layer's bucket is over.")
-      .def(
-          "iterations", [](const ScheduleHandle& self) { return self.schedule->iterations(); },
-          "How often that of every bucket is.")
       .def("timing", &timing, "layer"_a, "(waiting, ready, began, ended, waited), in seconds.")
       .def(
           "bucket_of",

@@ -139,7 +139,8 @@ class GroupAllreduce:
                 group,
                 kind,
                 memory.nbytes,
-                in_place=place.chosen_in_place(group.members, kind),
+                in_place=place.reached,
+                on_gpu=place.on_gpu,
                 readable=place.readable and not place.homes,
                 shares=True,
             )

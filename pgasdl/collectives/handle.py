@@ -180,8 +180,7 @@ class Collective:
     def _select(self, place: Place) -> Choice:
         """Choose the plan."""
         policy, nbytes = self._state.policy, place.memory.nbytes
-        in_place = place.chosen_in_place(self.group.members, self.kind)
-        where = {"in_place": in_place, "readable": place.readable}
+        where = {"in_place": place.reached, "on_gpu": place.on_gpu, "readable": place.readable}
         return select(policy, self.group, self.kind, nbytes, **where)
 
     def run(self, *, timeout: float | None = None, stream: object = None) -> None:

@@ -18,15 +18,13 @@ from pgasdl.collectives.selection import works_anywhere
 from pgasdl.collectives.state import CollectiveState, Steps
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
-from pgasdl.plans import EXCHANGES, Members, spec_of
+from pgasdl.plans import spec_of
 from pgasdl.plans.algorithms.blocks import ALIGN
 from pgasdl.segment import Segment
 
 Home = tuple[Segment, int]  # and the offset in it
 # An array of the pool is faster in place from so many bytes on: each execution tells where it is.
 _LEAST_IN_POOL = 4096
-# So is one in a segment where ranks share cores: each round of flags is a turn of every rank.
-_LEAST_CROWDED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +69,6 @@ class Place:
     def reached(self) -> bool:
         """Plans that load and store peers' arrays can have it: where it is, or copied on a GPU."""
         return bool(self.homes or self.pool) or self.on_gpu
-
-    def chosen_in_place(self, members: Members, kind: str) -> bool:
-        """Whether to choose a plan as for arrays in segments, which peers reach.
-
-        Else each rank stages what others need of it, which is a round of flags less.
-        """
-        crowded = members.oversubscribed and members.mapped and not self.on_gpu
-        few = self.memory.nbytes < _LEAST_CROWDED and kind in EXCHANGES
-        return self.reached and not (crowded and few)
 
     def access(self, plan: str, group: Group) -> BufferAccess:
         """Return how a plan gets at the array.

@@ -20,6 +20,7 @@ def select(
     nbytes: int,
     *,
     in_place: bool,
+    on_gpu: bool = False,
     readable: bool = False,
     wire: bool = False,
     shares: bool = False,
@@ -33,6 +34,8 @@ def select(
         One of :data:`pgasdl.plans.KINDS`.
     in_place : bool
         The array lies in a segment on every rank.
+    on_gpu : bool, default False
+        It lies on a GPU.
     readable : bool, default False
         It lies elsewhere, and every rank can read every other's.
     wire : bool, default False
@@ -42,7 +45,7 @@ def select(
     phases : bool, default True
         Its executions may alternate between phases; a policy may name such a plan all the same.
     """
-    case = Case(group.members, kind, nbytes, in_place, readable, wire)
+    case = Case(group.members, kind, nbytes, in_place, readable, wire, on_gpu)
     operation = operation_of(kind)
     names = (operation,) if in_place else (f"{operation}-array", operation)
     for name in names:
@@ -57,7 +60,14 @@ def select(
 
 
 def select_candidates(
-    policy: Policy, group: Group, kind: str, nbytes: int, plans: Sequence[str], *, wire: bool
+    policy: Policy,
+    group: Group,
+    kind: str,
+    nbytes: int,
+    plans: Sequence[str],
+    *,
+    wire: bool,
+    on_gpu: bool,
 ) -> list[Choice]:
     """Return the plans of a bucket: those that were asked for, or the selected one.
 
@@ -67,14 +77,15 @@ def select_candidates(
         No such plan, or it cannot run here.
     """
     if not plans:
-        return [select(policy, group, kind, nbytes, in_place=True, wire=wire, phases=False)]
+        how = {"on_gpu": on_gpu, "wire": wire, "phases": False}
+        return [select(policy, group, kind, nbytes, in_place=True, **how)]
     for plan in plans:
         if spec_of(plan).mapped and not group.mapped:
             raise PlanError(
                 f"plan {plan} loads and stores peers' memory, which is not mapped here: use "
                 "gdraa or tree"
             )
-        case = Case(group.members, kind, nbytes, in_segments=True, wire=wire)
+        case = Case(group.members, kind, nbytes, in_segments=True, wire=wire, on_gpu=on_gpu)
         if len(plans) > 1 and not able(plan, case):
             raise PlanError(f"plan {plan} is no candidate for kind {kind!r} here")
     return [Choice(plan) for plan in plans]
@@ -88,7 +99,9 @@ def able(plan: str, case: Case) -> bool:
     if spec.mapped and not case.members.mapped:
         return False
     if spec.works_on == "private":
-        return not spec.mapped if case.in_segments else works_anywhere(plan, case.members)
+        if case.in_segments:
+            return not (spec.mapped and case.on_gpu)
+        return works_anywhere(plan, case.members)
     where = {"segment": True, "mapped": case.in_segments, "readable": case.readable}
     return where[spec.works_on]
 

@@ -222,6 +222,8 @@ class Case:
         It lies elsewhere, and every rank can read every other's.
     wire : bool, default False
         It travels in another dtype.
+    on_gpu : bool, default False
+        It lies on a GPU.
     """
 
     members: Members
@@ -230,6 +232,7 @@ class Case:
     in_segments: bool
     readable: bool = False
     wire: bool = False
+    on_gpu: bool = False
 
 
 def never(case: Case) -> bool:
@@ -285,8 +288,8 @@ class PlanSpec:
         Names of the integer options of ``build``.
     phases : int
         Executions alternate between this many plans, built with the option ``phase``. All have the
-        same buffers and notifications at the same places. Execution i has phase ``i % phases`` and
-        generation i, the same on every rank.
+        same buffers and notifications at the same places. All ranks take part in each execution;
+        where several plans with phases share a numbering, as in ``ctx.allreduce``, they take turns.
     shares : bool
         Arrays of other counts, and other such plans, may take turns on one inbox, as in
         ``ctx.allreduce``: at the end of an execution a rank knows that all have read their slots.

@@ -27,9 +27,9 @@ from pgasdl.plans.validation import validate
 PLANS: dict[str, PlanSpec] = {
     spec.name: spec
     for spec in (
-        gdraa_direct.SPEC,
         gdraa_read.SPEC,
         staged.SPEC,
+        gdraa_direct.SPEC,
         one_shot.SPEC,
         halving_doubling.SPEC,
         gdraa_nodes.SPEC,

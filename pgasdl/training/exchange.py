@@ -179,7 +179,13 @@ class GradientExchange:
         # Each bucket gets its plan, or all that are tried.
         for bucket in self._buckets:
             bucket.choices = select_candidates(
-                context.policy, self.group, kind, bucket.nbytes, asked, wire=wire is not None
+                context.policy,
+                self.group,
+                kind,
+                bucket.nbytes,
+                asked,
+                wire=wire is not None,
+                on_gpu=self._device is not None,
             )
         tried = len(candidates) > 1 and plan is None
         if tried:

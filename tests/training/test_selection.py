@@ -13,7 +13,8 @@ from support.launcher import run
 from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.collectives.selection import select
 from pgasdl.errors import MismatchError, PeerLost
-from pgasdl.plans import PLANS, register
+from pgasdl.group import Group
+from pgasdl.plans import PLANS, Members, register
 from pgasdl.topology import Topology
 from pgasdl.training.autotune import ROUNDS
 
@@ -120,6 +121,29 @@ def test_a_plan_works_where_its_row_says(name: str) -> None:
         loopback.run(3, program, mapped=PLANS[name].mapped)
     finally:
         del PLANS["mine"]
+
+
+def test_few_bytes_in_segments_are_staged_where_ranks_share_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A policy that names another plan goes first; exchanges, without phases, load in place."""
+    members = Members(4, 4, mapped=True, oversubscribed=True)
+    monkeypatch.setattr(Group, "members", members)
+
+    def program(ctx: Context) -> list[str]:
+        sizes = 8, 4092, 4096
+        found = [select(ctx.policy, ctx.world, "sum", n, in_place=True).plan for n in sizes]
+        on_gpu = select(ctx.policy, ctx.world, "sum", 8, in_place=True, on_gpu=True)
+        array = ctx.segment(40).numpy(np.float32)
+        for turn in range(3):
+            array[:] = ctx.rank + turn
+            ctx.allreduce(array)
+            assert np.all(array == 6 + 4 * turn)
+        return [*found, on_gpu.plan, GradientExchange(ctx, SHAPES[:1]).plan]
+
+    direct = "gdraa-direct"
+    assert loopback.run(4, program)[0] == ["staged", "staged", direct, direct, direct]
+    assert loopback.run(4, program, policy="allreduce:0-inf:gdraa-direct")[0] == [direct] * 5
 
 
 @pytest.mark.parametrize("loads", [False, True])

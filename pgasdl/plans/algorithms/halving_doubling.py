@@ -65,15 +65,13 @@ from dataclasses import dataclass
 
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import ALIGN, edge, flag, flushed, padded
+from pgasdl.plans.algorithms.hierarchy import LATENCY, LATENCY_INSIDE, STARTUP
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import EXCHANGES, Case, Plan, PlanSpec, Put, Reduce, Span, Step, Wait
 
 PER_LEVEL = 5
-# Estimates for RDMA adapters: nanoseconds that a message takes, and that it occupies its sender.
-# `pgasdl tune` measures them.
-_LATENCY, _STARTUP = 1500, 300
-# Inside a node: nanoseconds that a message takes, and bytes that save one where mates load them.
-_LATENCY_INSIDE, _LOADED = 600, 25
+# Bytes that save a nanosecond inside a node where mates load them.
+_LOADED = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +286,8 @@ def _suits(case: Case) -> bool:
     # Blocks are whole cache lines: few elements have few owners.
     owners = min(size, -(-case.nbytes // (4 * ALIGN)))
     rounds = (size - 1).bit_length()
-    to_all = 2 * _LATENCY + (owners + size) * _STARTUP
-    return size > 4 and to_all > 2 * rounds * (_LATENCY + _STARTUP)
+    to_all = 2 * LATENCY + (owners + size) * STARTUP
+    return size > 4 and to_all > 2 * rounds * (LATENCY + STARTUP)
 
 
 def _suits_nodes(case: Case) -> bool:
@@ -308,9 +306,9 @@ def _suits_nodes(case: Case) -> bool:
         return False
     owners = min(nodes, -(-case.nbytes // (4 * ALIGN * each)))
     messages = min(owners, nodes - 1) + nodes - 1
-    by_nodes = 2 * _LATENCY + 2 * _LATENCY_INSIDE + messages * _STARTUP
-    inside = 2 * (each.bit_length() - 1) * _LATENCY_INSIDE
-    across = 2 * (nodes - 1).bit_length() * (_LATENCY + _STARTUP)
+    by_nodes = 2 * LATENCY + 2 * LATENCY_INSIDE + messages * STARTUP
+    inside = 2 * (each.bit_length() - 1) * LATENCY_INSIDE
+    across = 2 * (nodes - 1).bit_length() * (LATENCY + STARTUP)
     loads = case.nbytes // _LOADED if members.mapped_on_node and not case.wire else 0
     return inside + across + loads < by_nodes
 

@@ -32,7 +32,7 @@ from functools import lru_cache
 from pgasdl.plans.plan import EXCHANGES, ROOTED, Case
 
 # Estimates for RDMA adapters: nanoseconds that a message takes, inside a node and across, and that
-# it occupies its sender; bytes in a nanosecond.
+# it occupies its sender; bytes in a nanosecond. `pgasdl tune` measures them.
 LATENCY_INSIDE, LATENCY, STARTUP, BANDWIDTH = 600, 1500, 300, 10
 # A rank that sleeps wakes up after so long.
 LATENCY_CROWDED = 10_000
