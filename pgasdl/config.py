@@ -171,7 +171,7 @@ class Config:
             "heartbeat_ms": self.heartbeat_ms,
             "stopped_after": self.stopped_after,
             "mpi_created": self.mpi_windows == "created",
-            "maps_devices": self.gpu == "auto",
+            "reach_devices": self.gpu == "auto",
         }
 
     def verbs_options(self) -> dict[str, Any]:

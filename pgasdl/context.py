@@ -76,7 +76,7 @@ class Context(_native.ContextCore):
         self.world = Group(self, topology, self._world())
         self.segments = SegmentTable(self)
         self.state = CollectiveState(
-            self, self.segments, policy, self.takes_devices, config.gpu_piece
+            self, self.segments, policy, self._maps_devices, config.gpu_piece
         )
         self._pool = Pool(self.segments, self.world)
         self._allreduces = Allreduces(self.state, self.world)
@@ -95,12 +95,13 @@ class Context(_native.ContextCore):
 
     @property
     def takes_devices(self) -> bool:
-        """Whether peers reach segments on a GPU: transports can, and PGASDL_GPU allows it.
+        """Whether peers reach segments on the first GPU, and PGASDL_GPU allows it.
 
-        Else such segments have notifications, and their arrays take part in collectives, by way
-        of the host; but nobody writes to them or reads from them.
+        By shared memory they do, by verbs where the adapter reaches the GPU's memory. Else such
+        segments have notifications, and their arrays take part in collectives, by way of the host;
+        but nobody writes to them or reads from them.
         """
-        return self._takes_devices and self.config.gpu == "auto"
+        return not _native.cuda_missing() and not self._why_unreached(0)
 
     def segment(
         self,
@@ -603,10 +604,12 @@ class Context(_native.ContextCore):
     def _gpu_path(self) -> str:
         if missing := _native.cuda_missing():
             return missing
-        if self.takes_devices:
+        if self._maps_devices:
             return "mapped by the peers"
-        why = "PGASDL_GPU=staged" if self._takes_devices else "of this transport"
-        return f"by way of the host, in pieces of {self.config.gpu_piece} bytes ({why})"
+        why = self._why_unreached(0)
+        one_sided = f"peers do not reach it ({why})" if why else "peers reach it by the adapter"
+        pieces = f"collectives go by way of the host, in pieces of {self.config.gpu_piece} bytes"
+        return f"{one_sided}; {pieces}"
 
     def flight_record(self) -> str:
         """Return the last operations of this rank, one a line, with microseconds before now.

@@ -14,6 +14,7 @@ namespace pgasdl {
 // Instead of a device's number.
 inline constexpr int kHost = -1;
 inline constexpr int kUnreached = -2;  // some device of a peer, which nobody reaches from here
+inline constexpr int kAway = -3;       // likewise, which an adapter reaches
 
 // The handle by which another process maps an allocation, besides a descriptor if it is
 // `kDescriptor`.

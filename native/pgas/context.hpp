@@ -56,8 +56,15 @@ class Context {
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
   const Options& options() const { return options_; }
-  // Peers reach segments on a GPU as if they were on the host.
-  bool maps_devices() const { return options_.maps_devices && transport_->takes_devices(); }
+  // Why peers do not reach segments on a GPU of this process; "": as if they were on the host.
+  std::string why_unreached(int device) const {
+    return options_.reach_devices ? transport_->refuses_device(device) : "PGASDL_GPU=staged";
+  }
+  // What an adapter writes to memory of this GPU its kernels see only after a flush; from now on
+  // whoever has waited for something flushes.
+  void flush_before_kernels(int device) {
+    flushed_devices_.fetch_or(std::uint64_t{1} << device, std::memory_order_relaxed);
+  }
   Transport& transport() { return *transport_; }
   Liveness& liveness() { return liveness_; }
   Recorder& recorder() { return recorder_; }
@@ -181,6 +188,12 @@ class Context {
   // True if nothing is left of what was enqueued on streams.
   bool look_after_streams(bool a_rank_is_lost);
   [[noreturn]] void refuse_use() const;
+  // Inline: every wait ends with it.
+  [[gnu::always_inline]] void flush_adapters_writes() const {
+    if (flushed_devices_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      flush_devices();
+  }
+  void flush_devices() const;
   [[noreturn]] void refuse_rank(Rank peer, const char* operation) const;
   [[noreturn]] void refuse_queue(QueueId queue) const;
   Queue& queue_at(QueueId queue) {
@@ -226,6 +239,7 @@ class Context {
   std::atomic<std::uint64_t> own_bytes_{0};
   std::shared_ptr<Group> world_;
   std::atomic<SegmentId> n_segments_{0};
+  std::atomic<std::uint64_t> flushed_devices_{0};  // a bit for each
   std::mutex queue_mutex_;                            // create, delete
   std::vector<std::unique_ptr<std::uint64_t>> late_;  // results of atomics that were given up
   std::atomic<bool> closed_{false};

@@ -57,7 +57,9 @@ void Group::begin_creation(std::uint64_t bytes, std::uint32_t notifications, Seg
   try {
     creation.segment =
         std::make_shared<Segment>(head.id, bytes, notifications, home, context_.size());
+    const LocalSegment& local = creation.segment->local();
     rest = context_.transport().publish(creation.segment->local(), ranks_);
+    if (local.needs_flush) context_.flush_before_kernels(local.device);
   } catch (const Error& error) {
     // The others cannot go on without it, and have to know.
     if (home.device == kHost || error.kind() == ErrorKind::kSegment) throw;
@@ -97,15 +99,19 @@ void Group::take_descriptions(const std::vector<std::string>& all, const char* w
       RemoteSegment& remote = creation.attached[member];
       if (heads[member].on_device == 0 || ranks_[member] == context_.rank()) continue;
       if (creation.home.device != kHost && heads[member].reached != head.reached) {
-        throw Error(ErrorKind::kMismatch,
-                    text(what, ": rank ", ranks_[member], " and rank ", context_.rank(),
-                         " differ in PGASDL_GPU: it must be the same on all ranks"),
-                    ranks_[member]);
+        throw Error(
+            ErrorKind::kMismatch,
+            text(what, ": rank ", head.reached != 0 ? ranks_[member] : context_.rank(),
+                 " does not let peers reach memory of its GPU, rank ",
+                 head.reached != 0 ? context_.rank() : ranks_[member], " does (",
+                 head.reached != 0 ? "it" : context_.why_unreached(creation.home.device),
+                 "); set PGASDL_GPU=staged on all ranks where one cannot"),
+            ranks_[member]);
       }
       if (heads[member].reached == 0) {
         remote.device = kUnreached;
         remote.bytes = heads[member].bytes;
-      } else if (creation.home.device != kHost) {
+      } else if (creation.home.device != kHost && remote.device >= 0) {
         require_reach(creation.home.device, remote.device);
       }
     }
@@ -153,7 +159,7 @@ Outcome Group::create_segment(const Inside& inside, std::uint64_t bytes,
   const char* const what = home.bound != nullptr ? "bind" : "segment";
   Exchange& exchange = exchanges_[static_cast<std::size_t>(Kind::kExchange)];
   check_members(what);
-  home.reached = home.device == kHost || context_.maps_devices();
+  home.reached = home.device == kHost || context_.why_unreached(home.device).empty();
   if (!exchange.under_way && remotes_.empty()) {
     begin_creation(bytes, notifications, home);
   } else if (!creation_ || creation_->bytes != bytes || creation_->notifications != notifications ||

@@ -323,7 +323,10 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
         return queued_streams_.passed(id) && complete(id);
       },
       deadline, "wait(queue)");
-  if (outcome == Outcome::kDone) give_back(queue, posted);
+  if (outcome == Outcome::kDone) {
+    give_back(queue, posted);
+    flush_adapters_writes();
+  }
   return outcome;
 }
 
@@ -374,6 +377,7 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
   const Outcome outcome = waiter_.until(ready, slow, deadline, "notify_waitsome");
   if (outcome == Outcome::kDone) {
     recorder_.record(Operation::kWaitsome, -1, segment.id(), found, 0, began);
+    flush_adapters_writes();
   }
   return outcome;
 }
@@ -415,6 +419,7 @@ Outcome Context::notify_wait_count(Segment& segment, std::uint64_t notification,
   const Outcome outcome = waiter_.until(ready, slow, deadline, "notify_wait_count");
   if (outcome == Outcome::kDone) {
     recorder_.record(Operation::kWaitCount, -1, segment.id(), notification, 0, began);
+    flush_adapters_writes();
   }
   return outcome;
 }
@@ -429,7 +434,22 @@ std::uint32_t Context::notify_reset(Segment& segment, std::uint64_t notification
     if (progresses_) transport_->progress();  // whoever polls by this call alone waits, too
     return 0;
   }
-  return word.exchange(0, std::memory_order_acq_rel);
+  const std::uint32_t value = word.exchange(0, std::memory_order_acq_rel);
+  if (value != 0) flush_adapters_writes();  // nobody need have waited
+  return value;
+}
+
+void Context::flush_devices() const {
+  // CUflushGPUDirectRDMAWritesTarget: the current context; of its own GPU.
+  constexpr int kCurrentContext = 0;
+  constexpr int kToOwner = 100;
+  const std::uint64_t devices = flushed_devices_.load(std::memory_order_relaxed);
+  for (int device = 0; device < 64; ++device) {
+    if ((devices >> device & 1) == 0) continue;
+    const cuda::Current current(device);
+    cuda::check(cuda::driver().flush_gpu_direct_rdma_writes(kCurrentContext, kToOwner),
+                text("letting GPU ", device, " see what an adapter has written"));
+  }
 }
 
 Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::uint64_t operand,

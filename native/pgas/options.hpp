@@ -14,7 +14,7 @@ struct Options {
   double yield_us = 1000;
   std::uint32_t heartbeat_ms = 200;
   double stopped_after = 3;  // seconds without a heartbeat
-  bool maps_devices = true;  // peers reach a GPU's memory, where their transport can
+  bool reach_devices = true;  // peers reach a GPU's memory, where their transport can
 };
 
 // Fewer heartbeats than these within `stopped_after`, and a rank that was stopped cannot be told

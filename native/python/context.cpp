@@ -66,7 +66,7 @@ void bind_context(nb::module_& module) {
              std::uint32_t queue_depth, std::uint32_t queues, std::uint64_t passive_bytes,
              double spin_us, double yield_us, std::uint32_t heartbeat_ms, double stopped_after,
              const VerbsOptions& verbs, std::shared_ptr<MpiWorld> mpi, bool mpi_created,
-             bool maps_devices) {
+             bool reach_devices) {
             Options options;
             options.timeout = timeout;
             options.queue_depth = queue_depth;
@@ -76,7 +76,7 @@ void bind_context(nb::module_& module) {
             options.yield_us = yield_us;
             options.heartbeat_ms = heartbeat_ms;
             options.stopped_after = stopped_after;
-            options.maps_devices = maps_devices;
+            options.reach_devices = reach_devices;
             TransportSetup setup;
             setup.rank = rank;
             setup.size = size;
@@ -97,7 +97,7 @@ void bind_context(nb::module_& module) {
           "rank"_a, "size"_a, "transports"_a, "token"_a, "world"_a.none(), nb::kw_only(),
           "timeout"_a, "queue_depth"_a, "queues"_a, "passive_bytes"_a, "spin_us"_a, "yield_us"_a,
           "heartbeat_ms"_a, "stopped_after"_a, "verbs"_a, "mpi"_a.none() = nb::none(),
-          "mpi_created"_a = false, "maps_devices"_a = true)
+          "mpi_created"_a = false, "reach_devices"_a = true)
       .def("_endpoint",
            [](const ContextHandle& self) { return as_bytes(self.context().endpoint()); })
       .def("_connect",
@@ -191,9 +191,18 @@ void bind_context(nb::module_& module) {
           "closed", [](const ContextHandle& self) { return self.context().closed(); },
           "Whether the context was closed.")
       .def_prop_ro(
-          "_takes_devices",
-          [](const ContextHandle& self) { return self.context().transport().takes_devices(); },
-          "Whether the transport to every rank reaches memory of a GPU.")
+          "_maps_devices",
+          [](const ContextHandle& self) {
+            Context& context = self.context();
+            return context.options().reach_devices && context.transport().maps_devices();
+          },
+          "Whether memory of every rank's GPU is mapped here.")
+      .def(
+          "_why_unreached",
+          [](const ContextHandle& self, int device) {
+            return self.context().why_unreached(device);
+          },
+          "device"_a, "Why peers do not reach segments on a GPU; empty: they do.")
       .def_prop_ro(
           "_own_bytes", [](const ContextHandle& self) { return self.context().own_bytes(); },
           "Bytes of the groups' own memory on this rank.")

@@ -99,9 +99,16 @@ void Router::admit_readers() {
   for (const auto& transport : transports_) transport->admit_readers();
 }
 
-bool Router::takes_devices() const {
+std::string Router::refuses_device(int device) const {
+  for (const auto& transport : transports_) {
+    if (auto why = transport->refuses_device(device); !why.empty()) return why;
+  }
+  return "";
+}
+
+bool Router::maps_devices() const {
   return std::all_of(transports_.begin(), transports_.end(),
-                     [](const auto& transport) { return transport->takes_devices(); });
+                     [](const auto& transport) { return transport->maps_devices(); });
 }
 
 void Router::retract(const LocalSegment& segment) {

@@ -41,6 +41,7 @@ struct LocalSegment {
   std::uint32_t notifications = 0;
   int device = kHost;              // where data lies; the board is always the host's
   bool bound = false;              // data is the caller's memory, not part of a region
+  bool needs_flush = false;        // what an adapter has written there; the transport says so
   std::shared_ptr<Region> region;  // the board, and the data unless bound or on a device
   UniqueFd descriptor;             // of `region`; closed once every peer was offered it
   std::shared_ptr<DeviceRegion> device_region;  // of what lies on a device
@@ -52,7 +53,7 @@ struct LocalSegment {
 struct RemoteSegment {
   std::uint64_t bytes = 0;
   std::uint32_t notifications = 0;
-  int device = kHost;              // of this process, through which `data` is reached
+  int device = kHost;              // of this process, through which `data` is reached; kAway
   std::byte* data = nullptr;       // mapped here, for direct loads and stores; else nullptr
   FlagWord* board = nullptr;       // likewise
   std::uint64_t address = 0;       // the peer's own address of the data, where not mapped
@@ -112,9 +113,13 @@ class Transport {
   // may give it other memory until the last of them was attached.
   virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;
   virtual RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) = 0;
-  // Segments may lie on a device. Peers reach them as if they were host memory, and no call returns
-  // before the device has done its part.
-  virtual bool takes_devices() const { return false; }
+  // Why segments may not lie on a device of this process; "": they may. Peers reach them as if they
+  // were host memory, and no call returns before the device has done its part.
+  virtual std::string refuses_device(int /*device*/) const {
+    return text("transport ", name(), " reaches host memory only");
+  }
+  // Peers' copies on a device are mapped here, for kernels and streams.
+  virtual bool maps_devices() const { return false; }
   // All peers of a segment were attached, and `remotes` is theirs, by member: what can only be done
   // where all members are there at once, and adds what is known only then. kTimeout: they were not;
   // it is to be called again. Whoever does not, for a while, leaves, so that the others do not

@@ -62,7 +62,7 @@ class Transport:
                 pytest.skip(f"{self.name}: {missing}")
             start = partial(pool.run_mpi, mpi_rows.ROWS[self.mpi])
         if self.gpu:
-            command = command | {"gpu": cuda_double.variables()}
+            command = command | {"gpu": cuda_double.variables(adapter="verbs" in self.name)}
         answers = start(command, ranks, SETTINGS | self.settings | settings, deadline)
         skipped = [answer["skip"] for answer in answers if "skip" in answer]
         if len(skipped) == len(answers):
@@ -129,6 +129,7 @@ TRANSPORTS = (
     _mpi("debian_openmpi", *CORE, windows="created"),
     Transport("loopback", threads=True),
     Transport("gpu", gpu=True, modules=ON_GPU, settings={"transport": "shm"}),
+    Transport("verbs-gpu", gpu=True, modules=ON_GPU, settings={"transport": "verbs"}),
     Transport("gpu-threads", gpu=True, threads=True, modules=ON_GPU),
     Transport("unmapped", threads=True, settings={"mapped": False}),
     _adversary(1),

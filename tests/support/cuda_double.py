@@ -21,7 +21,7 @@ def built() -> Build:
     if missing := missing_tools():
         pytest.skip(f"building the double of the CUDA driver needs {', '.join(missing)}")
     build = Build("plain")
-    build.make("cuda_double", "test_cuda")
+    build.make("cuda_double", "cuda_double_rdma", "test_cuda")
     return build
 
 
@@ -30,14 +30,16 @@ def folder() -> Path:
     return built().folder / "cuda_double"
 
 
-def variables(**settings: object) -> dict[str, str]:
+def variables(*, adapter: bool = False, **settings: object) -> dict[str, str]:
     """Environment variables of a process that is to use the double.
 
     Parameters
     ----------
+    adapter : adapters reach its memory
     settings : the double's own, in lower case and without its prefix: ``devices=1``,
         ``lacks="vmm,dmabuf"``; ``tests/gpu/double/double.hpp`` lists them
     """
     own = {f"DOUBLE_{name.upper()}": str(value) for name, value in settings.items()}
     paths = [str(folder()), os.environ.get("LD_LIBRARY_PATH", "")]
+    own |= {"LD_PRELOAD": str(folder() / "libcuda_rdma.so")} if adapter else {}
     return {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))} | own

@@ -29,7 +29,8 @@ class ShmTransport final : public Transport {
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
   void retract(const LocalSegment& segment) override;
-  bool takes_devices() const override { return true; }
+  std::string refuses_device(int) const override { return ""; }
+  bool maps_devices() const override { return true; }
   void admit_readers() override { admit_peers(false); }
   std::string try_read(Rank peer, std::uint64_t address, std::span<std::byte> to) override;
   bool reads_anywhere(Rank peer) const override {

@@ -39,6 +39,8 @@ VerbsLibrary load() {
 #define PGASDL_FIND(name) find(handle, "ibv_" #name, library.name);
   PGASDL_VERBS_FUNCTIONS(PGASDL_FIND)
 #undef PGASDL_FIND
+  library.reg_dmabuf_mr =
+      reinterpret_cast<decltype(library.reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));
   // A parent's registered pages stay its own. Recent kernels see to that by themselves; on others
   // ibv_fork_init does, by leaving these pages out of the child, which then has no views of them.
   if (kernel_before(5, 12)) {

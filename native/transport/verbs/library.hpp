@@ -3,6 +3,8 @@
 
 #include <infiniband/verbs.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 
 namespace pgasdl {
@@ -40,6 +42,9 @@ struct VerbsLibrary {
 #define PGASDL_MEMBER(name) decltype(&::ibv_##name) name = nullptr;
   PGASDL_VERBS_FUNCTIONS(PGASDL_MEMBER)
 #undef PGASDL_MEMBER
+  // Null in rdma-core before version 34, whose headers lack it, too.
+  ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t length,
+                           std::uint64_t iova, int descriptor, int access) = nullptr;
 };
 
 // Loads it at the first call, made safe for fork before any device is opened; throws kUnavailable.

@@ -23,6 +23,7 @@ struct Description {
   std::uint32_t data_key;
   std::uint32_t board_key;
   std::uint32_t board;
+  std::uint32_t on_device;
 };
 
 // Advice about a failed registration.
@@ -38,10 +39,16 @@ std::string advice(int error, std::uint64_t bytes, std::uint64_t registered) {
               "memlock=-1 --device=/dev/infiniband)");
 }
 
-// `before`: bytes that were registered already.
+// `before`: bytes that were registered already. `gpu`: kHost, or where the memory lies.
 VerbsPtr<ibv_mr> registered(const VerbsDevice& device, std::byte* data, std::uint64_t bytes,
-                            int access, const std::string& what, std::uint64_t before) {
-  VerbsPtr<ibv_mr> region(verbs_library().reg_mr(device.domain(), data, bytes, access));
+                            int access, const std::string& what, std::uint64_t before,
+                            int gpu = kHost) {
+  VerbsPtr<ibv_mr> region;
+  if (gpu == kHost) {
+    region.reset(verbs_library().reg_mr(device.domain(), data, bytes, access));
+  } else {
+    region = register_gpu_memory(device, gpu_access(device, gpu), gpu, data, bytes, access);
+  }
   if (region != nullptr) return region;
   const int error = errno;
   throw Error(ErrorKind::kBuffer,
@@ -58,11 +65,13 @@ VerbsBuffer::VerbsBuffer(const VerbsDevice& device, std::size_t bytes, int acces
                                   "the library's own memory", 0);
 }
 
-VerbsPtr<ibv_mr> VerbsMemory::reg(std::byte* data, std::uint64_t bytes, SegmentId segment) {
+VerbsPtr<ibv_mr> VerbsMemory::reg(std::byte* data, std::uint64_t bytes, SegmentId segment,
+                                  int device) {
   if (bytes == 0) return nullptr;
   const int access = device_->atomics() ? kAccess : kAccess & ~IBV_ACCESS_REMOTE_ATOMIC;
-  auto region =
-      registered(*device_, data, bytes, access, text("segment ", segment), registered_bytes_);
+  const std::string what =
+      device == kHost ? text("segment ", segment) : text("segment ", segment, " on GPU ", device);
+  auto region = registered(*device_, data, bytes, access, what, registered_bytes_, device);
   registered_bytes_ += bytes;
   return region;
 }
@@ -72,7 +81,7 @@ std::string VerbsMemory::publish(LocalSegment& segment) {
     auto keys = std::make_unique<VerbsLocalKeys>();
     {
       const std::lock_guard lock(mutex_);
-      keys->data = reg(segment.data, segment.bytes, segment.id);
+      keys->data = reg(segment.data, segment.bytes, segment.id, segment.device);
       keys->board = reg(reinterpret_cast<std::byte*>(segment.board),
                         std::uint64_t{segment.notifications} * sizeof(FlagWord), segment.id);
       if (keys->data != nullptr) own_[segment.data] = keys->data->rkey;
@@ -82,6 +91,10 @@ std::string VerbsMemory::publish(LocalSegment& segment) {
       keys->board_number = boards_->add(segment.board, segment.notifications);
     }
     keys->region = segment.region;
+    keys->device_region = segment.device_region;
+    if (segment.device != kHost) {
+      segment.needs_flush = gpu_access(*device_, segment.device).needs_flush;
+    }
     // Whoever drops a segment that was never retracted must not take it from requests under way.
     segment.keep = std::shared_ptr<VerbsLocalKeys>(
         keys.release(), [memory = shared_from_this()](VerbsLocalKeys* dropped) {
@@ -98,6 +111,7 @@ std::string VerbsMemory::publish(LocalSegment& segment) {
   description.data_key = keys.data == nullptr ? 0 : keys.data->rkey;
   description.board_key = keys.board == nullptr ? 0 : keys.board->rkey;
   description.board = keys.board_number;
+  description.on_device = segment.device != kHost;
   return packed(description);
 }
 
@@ -106,6 +120,7 @@ RemoteSegment VerbsMemory::attach(Rank peer, const std::string& bytes) {
   RemoteSegment remote;
   remote.bytes = description.bytes;
   remote.notifications = description.notifications;
+  remote.device = description.on_device != 0 ? kAway : kHost;
   remote.address = description.data_address;
   remote.keep = std::make_shared<VerbsRemoteKeys>(
       VerbsRemoteKeys{description.data_address, description.board_address, description.data_key,
@@ -125,11 +140,11 @@ VerbsRemoteKeys VerbsMemory::own_keys(const std::byte* data) const {
 
 void VerbsMemory::retract(VerbsLocalKeys& keys) {
   if (keys.board != nullptr) boards_->remove(keys.board_number);
-  Retired retired{std::move(keys.data), std::move(keys.board), std::move(keys.region), false, {}};
+  Retired retired{std::move(keys.region), std::move(keys.device_region), std::move(keys.data),
+                  std::move(keys.board),  false,                         {}};
   const std::lock_guard lock(mutex_);
   if (retired.data != nullptr) {
-    const auto found = own_.find(static_cast<const std::byte*>(retired.data->addr));
-    if (found != own_.end() && found->second == retired.data->rkey) own_.erase(found);
+    std::erase_if(own_, [&](const auto& own) { return own.second == retired.data->rkey; });
   }
   for (const auto& region : {retired.data.get(), retired.board.get()}) {
     if (region != nullptr) registered_bytes_ -= region->length;

@@ -7,6 +7,7 @@
 
 #include "transport/verbs/device.hpp"
 #include "transport/verbs/flags.hpp"
+#include "transport/verbs/gpu_memory.hpp"
 
 namespace pgasdl {
 
@@ -14,11 +15,13 @@ class VerbsConnection;
 
 // The content of LocalSegment::keep once it was published.
 struct VerbsLocalKeys {
+  // What is registered stays mapped as long.
+  std::shared_ptr<Region> region;
+  std::shared_ptr<DeviceRegion> device_region;
   VerbsPtr<ibv_mr> data;   // null: no bytes
   VerbsPtr<ibv_mr> board;  // null: no notifications
   std::uint32_t data_key = 0;
   std::uint32_t board_number = 0;
-  std::shared_ptr<Region> region;  // stays mapped as long as it is registered
 };
 
 // The content of RemoteSegment::keep.
@@ -49,6 +52,9 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
   // How this rank reaches its own copy through the adapter.
   VerbsRemoteKeys own_keys(const std::byte* data) const;
 
+  // Why memory of a GPU cannot be registered; "": it can.
+  std::string refuses_device(int device) const { return gpu_access(*device_, device).refusal; }
+
   // Deregisters once every request posted by now is over; also when LocalSegment::keep goes.
   void retract(VerbsLocalKeys& keys);
   bool has_retired() const { return n_retired_.load(std::memory_order_relaxed) != 0; }
@@ -66,13 +72,15 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
 
  private:
   struct Retired {
+    std::shared_ptr<Region> region;
+    std::shared_ptr<DeviceRegion> device_region;
     VerbsPtr<ibv_mr> data;
     VerbsPtr<ibv_mr> board;
-    std::shared_ptr<Region> region;
     bool listed = false;
     std::vector<Pending> pending;
   };
-  VerbsPtr<ibv_mr> reg(std::byte* data, std::uint64_t bytes, SegmentId segment);
+  VerbsPtr<ibv_mr> reg(std::byte* data, std::uint64_t bytes, SegmentId segment,
+                       int device = kHost);
 
   const std::shared_ptr<VerbsDevice> device_;
   const std::shared_ptr<VerbsBoards> boards_;

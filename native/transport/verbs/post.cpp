@@ -136,6 +136,8 @@ void VerbsConnection::add(Chain& chain, Operation operation, const Transfer& tra
   const std::uint32_t key = data_key(*transfer.local);
   const VerbsRemoteKeys& remote = keys_of(*transfer.remote);
   const bool write = operation == Operation::kWrite;
+  // The processor copies what goes inline.
+  const bool inlined = write && transfer.local->device == kHost;
   const std::byte* local = transfer.local->data + transfer.local_offset;
   for (std::uint64_t done = 0; done < transfer.bytes;) {
     const auto bytes = static_cast<std::uint32_t>(std::min(transfer.bytes - done, most_));
@@ -144,7 +146,7 @@ void VerbsConnection::add(Chain& chain, Operation operation, const Transfer& tra
         chain.add(write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, local + done, bytes, key,
                   {offset, bytes, operation, false, 0, nullptr, nullptr, nullptr});
     request.wr.rdma = {remote.data_address + offset, remote.data_key};
-    if (write && bytes <= inline_bytes_) request.send_flags = IBV_SEND_INLINE;
+    if (inlined && bytes <= inline_bytes_) request.send_flags = IBV_SEND_INLINE;
     done += bytes;
   }
 }

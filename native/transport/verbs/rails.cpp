@@ -158,6 +158,7 @@ std::string VerbsRails::publish(LocalSegment& segment, std::span<const Rank> pee
   std::vector<std::string> parts;
   for (std::size_t rail = 0; rail < rails_.size(); ++rail) {
     parts.push_back(rails_[rail]->publish(memory.rails[rail], peers));
+    segment.needs_flush |= memory.rails[rail].needs_flush;
   }
   return joined(parts);
 }
@@ -172,9 +173,17 @@ RemoteSegment VerbsRails::attach(Rank peer, const std::string& description, Dead
   RemoteSegment remote;
   remote.bytes = first.bytes;
   remote.notifications = first.notifications;
+  remote.device = first.device;
   remote.address = first.address;
   remote.keep = std::move(memory);
   return remote;
+}
+
+std::string VerbsRails::refuses_device(int device) const {
+  for (const auto& rail : rails_) {
+    if (auto why = rail->refuses_device(device); !why.empty()) return why;
+  }
+  return "";
 }
 
 void VerbsRails::retract(const LocalSegment& segment) {

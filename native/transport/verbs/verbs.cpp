@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "memory/device_stream.hpp"
 #include "reduce/copy.hpp"
 #include "transport/raise_flag.hpp"
 #include "transport/verbs/connection_manager.hpp"
@@ -21,6 +22,16 @@ FlagWord* own_board(const RemoteSegment& segment) {
   if (segment.board != nullptr) return segment.board;
   return reinterpret_cast<FlagWord*>(
       static_cast<const VerbsRemoteKeys*>(segment.keep.get())->board_address);
+}
+
+// The GPU that has a part in a transfer of this rank to itself, or kHost.
+int device_of(const Transfer& transfer) {
+  return transfer.local->device != kHost ? transfer.local->device : transfer.remote->device;
+}
+
+void copy(int device, std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  if (device == kHost) return pgasdl::copy(to, from, bytes);
+  device_copy(device, to, from, bytes);
 }
 
 }  // namespace
@@ -68,6 +79,10 @@ RemoteSegment VerbsTransport::attach(Rank peer, const std::string& description, 
   return VerbsMemory::attach(peer, description);
 }
 
+std::string VerbsTransport::refuses_device(int device) const {
+  return memory_->refuses_device(device);
+}
+
 void VerbsTransport::retract(const LocalSegment& segment) {
   if (segment.keep == nullptr) return;
   memory_->retract(*static_cast<VerbsLocalKeys*>(segment.keep.get()));
@@ -90,8 +105,8 @@ bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transf
                                 const RemoteFlag* flag) {
   if (peer == rank_) [[unlikely]] {
     for (const Transfer& transfer : transfers) {
-      pgasdl::copy(own_data(*transfer.remote) + transfer.remote_offset,
-                   transfer.local->data + transfer.local_offset, transfer.bytes);
+      copy(device_of(transfer), own_data(*transfer.remote) + transfer.remote_offset,
+           transfer.local->data + transfer.local_offset, transfer.bytes);
     }
     if (flag == nullptr) return true;
     raise_flag(own_board(*flag->remote)[flag->notification], flag->value, flag->add);
@@ -111,8 +126,8 @@ bool VerbsTransport::post_read(QueueId queue, Rank peer, std::span<const Transfe
   WakeWord* const wake_word = boards_->wake_word();
   if (peer == rank_) [[unlikely]] {
     for (const Transfer& transfer : transfers) {
-      pgasdl::copy(transfer.local->data + transfer.local_offset,
-                   own_data(*transfer.remote) + transfer.remote_offset, transfer.bytes);
+      copy(device_of(transfer), transfer.local->data + transfer.local_offset,
+           own_data(*transfer.remote) + transfer.remote_offset, transfer.bytes);
     }
     if (flag == nullptr) return true;
     flag->local->board[flag->notification].store(flag->value, std::memory_order_release);

@@ -126,6 +126,7 @@ class VerbsTransport final : public Transport {
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  std::string refuses_device(int device) const override;
   void retract(const LocalSegment& segment) override;
   int service_descriptor() const override;
   bool service() override;
