@@ -76,7 +76,7 @@ class Context(_native.ContextCore):
         self.world = Group(self, topology, self._world())
         self.segments = SegmentTable(self)
         self.state = CollectiveState(
-            self, self.segments, policy, self._maps_devices, config.gpu_piece
+            self, self.segments, policy, config.gpu_piece
         )
         self._pool = Pool(self.segments, self.world)
         self._allreduces = Allreduces(self.state, self.world)
@@ -604,12 +604,9 @@ class Context(_native.ContextCore):
     def _gpu_path(self) -> str:
         if missing := _native.cuda_missing():
             return missing
-        if self._maps_devices:
-            return "mapped by the peers"
-        why = self._why_unreached(0)
-        one_sided = f"peers do not reach it ({why})" if why else "peers reach it by the adapter"
-        pieces = f"collectives go by way of the host, in pieces of {self.config.gpu_piece} bytes"
-        return f"{one_sided}; {pieces}"
+        if why := self._why_unreached(0):
+            return f"by way of the host, in pieces of {self.config.gpu_piece} bytes ({why})"
+        return "peers reach it"
 
     def flight_record(self) -> str:
         """Return the last operations of this rank, one a line, with microseconds before now.

@@ -118,7 +118,10 @@ void BoundPlan::begin(std::uint32_t generation) {
 
 bool BoundPlan::arrived(const Step& step) const {
   const std::uint32_t seen = step.word->load(std::memory_order_acquire);
-  if (seen == value(step.salt)) return true;
+  if (seen == value(step.salt)) {
+    if (device_ != kHost) context_.flush_adapters_writes();
+    return true;
+  }
   if (seen != 0 && seen >> kTagBits == generation_) [[unlikely]] {
     throw Error(
         ErrorKind::kMismatch,

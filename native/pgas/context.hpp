@@ -65,6 +65,11 @@ class Context {
   void flush_before_kernels(int device) {
     flushed_devices_.fetch_or(std::uint64_t{1} << device, std::memory_order_relaxed);
   }
+  // Inline: every wait ends with it, before the waiter lets a GPU go on.
+  [[gnu::always_inline]] void flush_adapters_writes() const {
+    if (flushed_devices_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      flush_devices();
+  }
   Transport& transport() { return *transport_; }
   Liveness& liveness() { return liveness_; }
   Recorder& recorder() { return recorder_; }
@@ -188,11 +193,6 @@ class Context {
   // True if nothing is left of what was enqueued on streams.
   bool look_after_streams(bool a_rank_is_lost);
   [[noreturn]] void refuse_use() const;
-  // Inline: every wait ends with it.
-  [[gnu::always_inline]] void flush_adapters_writes() const {
-    if (flushed_devices_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      flush_devices();
-  }
   void flush_devices() const;
   [[noreturn]] void refuse_rank(Rank peer, const char* operation) const;
   [[noreturn]] void refuse_queue(QueueId queue) const;

@@ -190,13 +190,6 @@ void bind_context(nb::module_& module) {
       .def_prop_ro(
           "closed", [](const ContextHandle& self) { return self.context().closed(); },
           "Whether the context was closed.")
-      .def_prop_ro(
-          "_maps_devices",
-          [](const ContextHandle& self) {
-            Context& context = self.context();
-            return context.options().reach_devices && context.transport().maps_devices();
-          },
-          "Whether memory of every rank's GPU is mapped here.")
       .def(
           "_why_unreached",
           [](const ContextHandle& self, int device) {

@@ -106,11 +106,6 @@ std::string Router::refuses_device(int device) const {
   return "";
 }
 
-bool Router::maps_devices() const {
-  return std::all_of(transports_.begin(), transports_.end(),
-                     [](const auto& transport) { return transport->maps_devices(); });
-}
-
 void Router::retract(const LocalSegment& segment) {
   for (const auto& transport : transports_) transport->retract(segment);
 }

@@ -21,7 +21,6 @@ class Router final : public Transport {
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
   std::string refuses_device(int device) const override;
-  bool maps_devices() const override;
   void retract(const LocalSegment& segment) override;
   void admit_readers() override;
   std::string try_read(Rank peer, std::uint64_t address, std::span<std::byte> bytes) override {

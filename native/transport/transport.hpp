@@ -118,8 +118,6 @@ class Transport {
   virtual std::string refuses_device(int /*device*/) const {
     return text("transport ", name(), " reaches host memory only");
   }
-  // Peers' copies on a device are mapped here, for kernels and streams.
-  virtual bool maps_devices() const { return false; }
   // All peers of a segment were attached, and `remotes` is theirs, by member: what can only be done
   // where all members are there at once, and adds what is known only then. kTimeout: they were not;
   // it is to be called again. Whoever does not, for a while, leaves, so that the others do not

@@ -86,7 +86,7 @@ class Collective:
         self._reduction = reduction
         self._memory, self._given = _memories(kind, array, out, reduction)
         # Where the plan works: beside the array, or on the host where no peer reaches a GPU.
-        self._device = self._memory.device if state.maps_gpus else None
+        self._device = state.place_on(self._memory.device)
         self._by_host = self._memory.device is not None and self._device is None
         self.closed = False
         limit = self.context._seconds(timeout)

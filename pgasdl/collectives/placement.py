@@ -149,7 +149,7 @@ def place_of_call(
     named : bool
         The caller names the plan.
     """
-    if memory.device is not None and not state.maps_gpus:
+    if memory.device is not None and state.place_on(memory.device) is None:
         return Place(memory, None)
     segment, offset = state.segments.at(memory)
     readable = memory.device is None and group.unreadable == ""
@@ -177,7 +177,7 @@ def agreed_homes(
     ``what`` : what the members are about to make; they all must
     """
     segments = state.segments
-    by_host = memory.device is not None and not state.maps_gpus
+    by_host = memory.device is not None and state.place_on(memory.device) is None
     segment, offset = (None, 0) if by_host else segments.at(memory)
     mine = b"" if segment is None else f"{segment.id} {offset}".encode()
     segment, places = steps(lambda: (segment, group.allgather(what, mine, steps.left)))

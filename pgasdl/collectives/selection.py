@@ -100,7 +100,7 @@ def able(plan: str, case: Case) -> bool:
         return False
     if spec.works_on == "private":
         if case.in_segments:
-            return not (spec.mapped and case.on_gpu)
+            return not case.on_gpu
         return works_anywhere(plan, case.members)
     where = {"segment": True, "mapped": case.in_segments, "readable": case.readable}
     return where[spec.works_on]

@@ -42,8 +42,6 @@ class CollectiveState:
         The context's segments, and where they lie.
     policy : Policy
         Which plan for which size; may be empty.
-    maps_gpus : bool
-        Plans work on memory of a GPU where it is; else on copies on the host.
     gpu_piece : int
         Bytes of a piece that is copied while others travel.
     unfinished : Unfinished
@@ -57,11 +55,17 @@ class CollectiveState:
     core: _native.ContextCore
     segments: SegmentTable
     policy: Policy
-    maps_gpus: bool
     gpu_piece: int
     unfinished: Unfinished = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
     abandoned: list[object] = field(default_factory=list)
+
+    def place_on(self, device: int | None) -> int | None:
+        """Return the GPU that plans work on for an array there; None: on the host.
+
+        They do where peers reach its memory: mapped, or by an adapter.
+        """
+        return None if device is None or self.core._why_unreached(device) else device
 
     def clear(self) -> None:
         """Forget everything: the context is closed.

@@ -79,12 +79,12 @@ class Setup:
     @property
     def copied(self) -> bool:
         """Its memory is on a GPU, and the plans work on copies on the host."""
-        return self.device is not None and not self.context.state.maps_gpus
+        return self.device is not None and self.works_on is None
 
     @property
     def works_on(self) -> int | None:
         """Where the plans work."""
-        return None if self.copied else self.device
+        return self.context.state.place_on(self.device)
 
     def pieces(self, plan: str, bucket: Bucket) -> tuple[int, ...]:
         """Return the elements of each piece in which a bucket is copied from a GPU and back."""

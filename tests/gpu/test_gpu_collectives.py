@@ -44,6 +44,13 @@ def test_staged_if_asked_for(double: Double, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", full([3, 2], quick=0))
+def test_threads_that_map_nothing(double: Double, size: int) -> None:
+    """Plans work on a GPU's memory, and the transport carries it."""
+    command = [sys.executable, str(PROGRAM), f"unmapped {size}", *PARTS]
+    assert json.loads(succeeded(command, env=double(), timeout=120)) == PARTS
+
+
+@pytest.mark.parametrize("size", full([3, 2], quick=0))
 def test_staged_threads_that_map_nothing(double: Double, size: int) -> None:
     command = [sys.executable, str(PROGRAM), f"unmapped {size}", "staged", *PARTS]
     shown = succeeded(command, env=double() | STAGED, timeout=300)

@@ -1,4 +1,4 @@
-"""Arrays on a GPU over verbs, by way of the host; the GPU is the driver's double."""
+"""Arrays on a GPU over verbs, by way of the host and by the adapter; the GPU is a double."""
 
 from __future__ import annotations
 
@@ -14,24 +14,38 @@ from support.places import INSTALLED, TESTS
 pytestmark = pytest.mark.full
 
 PROGRAMS = TESTS / "gpu" / "programs"
-PARTS = ["staged", "allreduces", "handles", "exchanges"]
+PARTS = ["allreduces", "handles", "exchanges"]
 
 
-def told(*program: object) -> str:
-    """The output of two ranks in a guest."""
-    ranks = [sys.executable, "-P", "-m", "pgasdl", "run", "-n", "2", "--no-prefix", *program]
-    environ = cuda_double.variables() | {
+def told(*program: object, size: int = 2, adapter: bool = False, **double: object) -> str:
+    """The output of ranks in a guest, whose adapter may reach the GPU's memory."""
+    ranks = [sys.executable, "-P", "-m", "pgasdl", "run", "-n", size, "--no-prefix", *program]
+    environ = cuda_double.variables(adapter=adapter, **double) | {
         "PYTHONPATH": f"{INSTALLED}:{TESTS}",
         "PGASDL_TRANSPORT": "verbs",
         "PGASDL_GPU_PIECE": "768",
         "PGASDL_TIMEOUT": "120",
     }
     command = shlex.join(map(str, ranks))
-    return rig.run(command, env=environ, timeout=300).check().output
+    memory = 6 << 30 if adapter else 2 << 30  # what is registered is there, page by page
+    return rig.run(command, env=environ, memory=memory, timeout=300).check().output
 
 
-def test_collectives() -> None:
-    assert json.dumps(PARTS) in told(PROGRAMS / "collectives.py", "0", *PARTS)
+def test_collectives_by_the_host() -> None:
+    parts = ["staged", *PARTS]
+    assert json.dumps(parts) in told(PROGRAMS / "collectives.py", "0", *parts)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_by_the_adapter(size: int) -> None:
+    parts = [*PARTS, "long_arrays"]
+    shown = told(PROGRAMS / "collectives.py", "0", *parts, size=size, adapter=True)
+    assert json.dumps(parts) in shown
+
+
+def test_collectives_where_adapters_writes_are_flushed() -> None:
+    shown = told(PROGRAMS / "collectives.py", "0", *PARTS, adapter=True, lacks="writes-ordering")
+    assert json.dumps(PARTS) in shown
 
 
 def test_what_peers_do_not_reach() -> None:

@@ -109,7 +109,6 @@ class LoopbackTransport final : public Transport {
   }
   bool reads_anywhere(Rank) const override { return true; }
   std::string refuses_device(int) const override { return ""; }
-  bool maps_devices() const override { return true; }
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                   const RemoteFlag* flag) override;

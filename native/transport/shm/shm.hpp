@@ -30,7 +30,6 @@ class ShmTransport final : public Transport {
   RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
   void retract(const LocalSegment& segment) override;
   std::string refuses_device(int) const override { return ""; }
-  bool maps_devices() const override { return true; }
   void admit_readers() override { admit_peers(false); }
   std::string try_read(Rank peer, std::uint64_t address, std::span<std::byte> to) override;
   bool reads_anywhere(Rank peer) const override {

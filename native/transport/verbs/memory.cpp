@@ -39,21 +39,19 @@ std::string advice(int error, std::uint64_t bytes, std::uint64_t registered) {
               "memlock=-1 --device=/dev/infiniband)");
 }
 
-// `before`: bytes that were registered already. `gpu`: kHost, or where the memory lies.
-VerbsPtr<ibv_mr> registered(const VerbsDevice& device, std::byte* data, std::uint64_t bytes,
-                            int access, const std::string& what, std::uint64_t before,
-                            int gpu = kHost) {
-  VerbsPtr<ibv_mr> region;
-  if (gpu == kHost) {
-    region.reset(verbs_library().reg_mr(device.domain(), data, bytes, access));
-  } else {
-    region = register_gpu_memory(device, gpu_access(device, gpu), gpu, data, bytes, access);
-  }
-  if (region != nullptr) return region;
-  const int error = errno;
+// `before`: bytes that were registered already.
+[[noreturn]] void refuse(int error, const VerbsDevice& device, std::uint64_t bytes,
+                         const std::string& what, std::uint64_t before) {
   throw Error(ErrorKind::kBuffer,
               text("registering ", bytes, " bytes of ", what, " with ", device.name(), ": ",
                    std::strerror(error), " (errno ", error, ")", advice(error, bytes, before)));
+}
+
+VerbsPtr<ibv_mr> registered(const VerbsDevice& device, std::byte* data, std::uint64_t bytes,
+                            int access, const std::string& what, std::uint64_t before) {
+  VerbsPtr<ibv_mr> region(verbs_library().reg_mr(device.domain(), data, bytes, access));
+  if (region == nullptr) refuse(errno, device, bytes, what, before);
+  return region;
 }
 
 }  // namespace
@@ -65,13 +63,25 @@ VerbsBuffer::VerbsBuffer(const VerbsDevice& device, std::size_t bytes, int acces
                                   "the library's own memory", 0);
 }
 
+GpuAccess VerbsMemory::access_to(int gpu) const {
+  const std::lock_guard lock(gpus_mutex_);
+  const auto found = gpus_.find(gpu);
+  return found != gpus_.end() ? found->second : gpus_[gpu] = gpu_access(*device_, gpu);
+}
+
 VerbsPtr<ibv_mr> VerbsMemory::reg(std::byte* data, std::uint64_t bytes, SegmentId segment,
-                                  int device) {
+                                  int gpu) {
   if (bytes == 0) return nullptr;
   const int access = device_->atomics() ? kAccess : kAccess & ~IBV_ACCESS_REMOTE_ATOMIC;
-  const std::string what =
-      device == kHost ? text("segment ", segment) : text("segment ", segment, " on GPU ", device);
-  auto region = registered(*device_, data, bytes, access, what, registered_bytes_, device);
+  VerbsPtr<ibv_mr> region;
+  if (gpu == kHost) {
+    region = registered(*device_, data, bytes, access, text("segment ", segment), registered_bytes_);
+  } else {
+    region = register_gpu_memory(*device_, access_to(gpu), gpu, data, bytes, access);
+    if (region == nullptr) {
+      refuse(errno, *device_, bytes, text("segment ", segment, " on GPU ", gpu), registered_bytes_);
+    }
+  }
   registered_bytes_ += bytes;
   return region;
 }
@@ -93,7 +103,7 @@ std::string VerbsMemory::publish(LocalSegment& segment) {
     keys->region = segment.region;
     keys->device_region = segment.device_region;
     if (segment.device != kHost) {
-      segment.needs_flush = gpu_access(*device_, segment.device).needs_flush;
+      segment.needs_flush = access_to(segment.device).needs_flush;
     }
     // Whoever drops a segment that was never retracted must not take it from requests under way.
     segment.keep = std::shared_ptr<VerbsLocalKeys>(

@@ -53,7 +53,7 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
   VerbsRemoteKeys own_keys(const std::byte* data) const;
 
   // Why memory of a GPU cannot be registered; "": it can.
-  std::string refuses_device(int device) const { return gpu_access(*device_, device).refusal; }
+  std::string refuses_device(int device) const { return access_to(device).refusal; }
 
   // Deregisters once every request posted by now is over; also when LocalSegment::keep goes.
   void retract(VerbsLocalKeys& keys);
@@ -80,10 +80,14 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
     std::vector<Pending> pending;
   };
   VerbsPtr<ibv_mr> reg(std::byte* data, std::uint64_t bytes, SegmentId segment,
-                       int device = kHost);
+                       int gpu = kHost);
+
+  GpuAccess access_to(int gpu) const;
 
   const std::shared_ptr<VerbsDevice> device_;
   const std::shared_ptr<VerbsBoards> boards_;
+  mutable std::mutex gpus_mutex_;
+  mutable std::map<int, GpuAccess> gpus_;  // asked for by now
   mutable std::mutex mutex_;
   std::map<const std::byte*, std::uint32_t> own_;  // data of every segment, and its key
   std::vector<Retired> retired_;
