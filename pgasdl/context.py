@@ -75,9 +75,7 @@ class Context(_native.ContextCore):
         self._join(job.exchange("world", self._open()), config.timeout)
         self.world = Group(self, topology, self._world())
         self.segments = SegmentTable(self)
-        self.state = CollectiveState(
-            self, self.segments, policy, config.gpu_piece
-        )
+        self.state = CollectiveState(self, self.segments, policy, config.gpu_piece)
         self._pool = Pool(self.segments, self.world)
         self._allreduces = Allreduces(self.state, self.world)
         self.segments.watch(self._allreduces.forget)

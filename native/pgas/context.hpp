@@ -28,6 +28,8 @@
 
 namespace pgasdl {
 
+inline constexpr const char* kStreamWait = "a stream's wait for a notification";
+
 class Group;
 
 // A source here and a target there, or for reads a target here and a source there.
@@ -239,7 +241,7 @@ class Context {
   std::atomic<std::uint64_t> own_bytes_{0};
   std::shared_ptr<Group> world_;
   std::atomic<SegmentId> n_segments_{0};
-  std::atomic<std::uint64_t> flushed_devices_{0};  // a bit for each
+  std::atomic<std::uint64_t> flushed_devices_{0};     // a bit for each
   std::mutex queue_mutex_;                            // create, delete
   std::vector<std::unique_ptr<std::uint64_t>> late_;  // results of atomics that were given up
   std::atomic<bool> closed_{false};

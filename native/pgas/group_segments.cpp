@@ -99,14 +99,13 @@ void Group::take_descriptions(const std::vector<std::string>& all, const char* w
       RemoteSegment& remote = creation.attached[member];
       if (heads[member].on_device == 0 || ranks_[member] == context_.rank()) continue;
       if (creation.home.device != kHost && heads[member].reached != head.reached) {
-        throw Error(
-            ErrorKind::kMismatch,
-            text(what, ": rank ", head.reached != 0 ? ranks_[member] : context_.rank(),
-                 " does not let peers reach memory of its GPU, rank ",
-                 head.reached != 0 ? context_.rank() : ranks_[member], " does (",
-                 head.reached != 0 ? "it" : context_.why_unreached(creation.home.device),
-                 "); set PGASDL_GPU=staged on all ranks where one cannot"),
-            ranks_[member]);
+        throw Error(ErrorKind::kMismatch,
+                    text(what, ": rank ", head.reached != 0 ? ranks_[member] : context_.rank(),
+                         " does not let peers reach memory of its GPU, rank ",
+                         head.reached != 0 ? context_.rank() : ranks_[member], " does (",
+                         head.reached != 0 ? "it" : context_.why_unreached(creation.home.device),
+                         "); set PGASDL_GPU=staged on all ranks where one cannot"),
+                    ranks_[member]);
       }
       if (heads[member].reached == 0) {
         remote.device = kUnreached;

@@ -13,7 +13,7 @@ struct Options {
   double spin_us = 20;                  // a wait spins, then yields, then sleeps
   double yield_us = 1000;
   std::uint32_t heartbeat_ms = 200;
-  double stopped_after = 3;  // seconds without a heartbeat
+  double stopped_after = 3;   // seconds without a heartbeat
   bool reach_devices = true;  // peers reach a GPU's memory, where their transport can
 };
 

@@ -73,14 +73,9 @@ void Context::notify_wait_on(const StreamOrder& order, const std::shared_ptr<Seg
                              std::uint64_t notification, Deadline deadline) {
   require_usable();
   require_reached(*segment);
-  if (flushed_devices_.load(std::memory_order_relaxed) >> order.device & 1) {
-    throw Error(ErrorKind::kUnavailable,
-                text("GPU ", order.device, " sees an adapter's writes only when the host has ",
-                     "flushed them: wait by ctx.notify_waitsome"));
-  }
   stream_waits_.require();
   const FlagWord& word = own_word(*segment, notification);
-  refuse_capture(order, "a stream's wait for a notification");
+  refuse_capture(order, kStreamWait);
   segment->local().region->pin();
   recorder_.record(Operation::kWaitsome, -1, segment->id(), notification, 0);
   const cuda::Current current(order.device);

@@ -516,6 +516,9 @@ Timeout, PeerLost
 
 Notes
 -----
+Where an adapter carries notifications (verbs), the processor has to raise them: the call itself
+waits, and the stream finds it raised.
+
 If it does not come in time, or a rank is lost, this rank raises it itself, so that the stream goes
 on; the next call that names a stream raises Timeout or PeerLost with the reason.)";
 

@@ -97,15 +97,18 @@ StreamOrder order_of(nb::handle stream, int device) {
   return {device, reinterpret_cast<cuda::Stream>(nb::cast<std::uintptr_t>(named))};
 }
 
+void synchronize(const StreamOrder& order) {
+  const WithoutGil release;
+  const cuda::Current current(order.device);
+  cuda::check(cuda::driver().stream_synchronize(order.stream), "waiting for a stream");
+}
+
 // Copies of a GPU's bytes in this call come after the work that the program has enqueued there.
 void follow_current_stream(std::span<const Pair> pairs, Rank peer) {
   const int device = device_of(pairs, peer);
   if (device == kHost) [[likely]]
     return;
-  const StreamOrder order = order_of(nb::none(), device);
-  const WithoutGil release;
-  const cuda::Current current(device);
-  cuda::check(cuda::driver().stream_synchronize(order.stream), "waiting for the current stream");
+  synchronize(order_of(nb::none(), device));
 }
 
 int require_device(const Segment& segment) {
@@ -137,9 +140,7 @@ bool enqueue(const ContextHandle& self, nb::handle stream, std::span<const Pair>
     require_posted(self, outcome, queue);
     return true;
   }
-  const WithoutGil release;
-  const cuda::Current current(device);
-  cuda::check(cuda::driver().stream_synchronize(order.stream), "waiting for a stream");
+  synchronize(order);
   return false;
 }
 
@@ -332,6 +333,20 @@ std::optional<std::uint32_t> notify_waitsome(const ContextHandle& self,
   return found;
 }
 
+void notify_wait_on(const ContextHandle& self, nb::handle stream, const SegmentHandle& segment,
+                    Integer notification, std::optional<double> timeout) {
+  Context& context = self.context();
+  const StreamOrder order = order_of(stream, require_device(*segment.segment));
+  if (context.transport().needs_progress() && segment.segment->reached()) {
+    // Flags come by the processor there: it waits, once the stream has come so far.
+    refuse_capture(order, kStreamWait);
+    synchronize(order);
+    notify_waitsome(self, segment, notification, Integer{1}, timeout);
+  }
+  context.notify_wait_on(order, segment.segment, notification.natural(),
+                         Deadline::in(seconds(context, timeout)));
+}
+
 std::uint32_t notify_wait_count(const ContextHandle& self, const SegmentHandle& segment,
                                 Integer notification, Integer count,
                                 std::optional<double> timeout) {
@@ -500,16 +515,8 @@ void bind_operations(nb::class_<ContextHandle>& context) {
       .def("write_list_notify_on", &write_list_notify_on, "stream"_a.none(), "pairs"_a, "peer"_a,
            "segment"_a, "notification"_a, "value"_a = Integer{1}, nb::kw_only(),
            "queue"_a = Integer{0}, "timeout"_a.none() = nb::none(), docs::kWriteListNotifyOn)
-      .def(
-          "notify_wait_on",
-          [](const ContextHandle& self, nb::handle stream, const SegmentHandle& segment,
-             Integer notification, std::optional<double> timeout) {
-            self.context().notify_wait_on(order_of(stream, require_device(*segment.segment)),
-                                          segment.segment, notification.natural(),
-                                          Deadline::in(seconds(self.context(), timeout)));
-          },
-          "stream"_a.none(), "segment"_a, "notification"_a, nb::kw_only(),
-          "timeout"_a.none() = nb::none(), docs::kNotifyWaitOn)
+      .def("notify_wait_on", &notify_wait_on, "stream"_a.none(), "segment"_a, "notification"_a,
+           nb::kw_only(), "timeout"_a.none() = nb::none(), docs::kNotifyWaitOn)
       .def(
           "notify_reset_on",
           [](const ContextHandle& self, nb::handle stream, const SegmentHandle& segment,

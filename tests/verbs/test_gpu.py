@@ -43,9 +43,30 @@ def test_collectives_by_the_adapter(size: int) -> None:
     assert json.dumps(parts) in shown
 
 
-def test_collectives_where_adapters_writes_are_flushed() -> None:
-    shown = told(PROGRAMS / "collectives.py", "0", *PARTS, adapter=True, lacks="writes-ordering")
-    assert json.dumps(PARTS) in shown
+FLUSHED = {"lacks": "writes-ordering"}
+
+
+@pytest.mark.parametrize("double", [{}, FLUSHED], ids=["ordered", "flushed"])
+def test_one_sided_by_the_adapter(double: dict[str, str]) -> None:
+    assert "right" in told(PROGRAMS / "adapter.py", adapter=True, **double)
+
+
+def test_adapters_writes_are_flushed_where_the_gpu_needs_it() -> None:
+    fails = {"fail": "flush_gpu_direct_rdma_writes:2"}
+    with pytest.raises(AssertionError, match="letting GPU 0 see what an adapter has written"):
+        told(PROGRAMS / "adapter.py", adapter=True, **FLUSHED, **fails)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "why"),
+    [
+        ("dmabuf", "have neither dmabuf"),
+        ("rdma-with-vmm", "lacks RDMA to shareable allocations"),
+        ("writes-ordering,flush-writes", "has no call that flushes such writes"),
+    ],
+)
+def test_why_the_adapter_does_not_reach_it(lacks: str, why: str) -> None:
+    assert why in told(PROGRAMS / "adapter.py", "why", adapter=True, lacks=lacks)
 
 
 def test_what_peers_do_not_reach() -> None:

@@ -79,8 +79,8 @@ VerbsPtr<ibv_mr> register_gpu_memory(const VerbsDevice& adapter, const GpuAccess
                 "asking for a descriptor (dmabuf) of GPU memory");
   }
   const UniqueFd closes(descriptor);  // the kernel keeps the memory
-  return VerbsPtr<ibv_mr>(library.reg_dmabuf_mr(adapter.domain(), address - first, bytes, address,
-                                                descriptor, access));
+  return VerbsPtr<ibv_mr>(
+      library.reg_dmabuf_mr(adapter.domain(), address - first, bytes, address, descriptor, access));
 }
 
 }  // namespace pgasdl

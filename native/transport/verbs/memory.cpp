@@ -75,7 +75,8 @@ VerbsPtr<ibv_mr> VerbsMemory::reg(std::byte* data, std::uint64_t bytes, SegmentI
   const int access = device_->atomics() ? kAccess : kAccess & ~IBV_ACCESS_REMOTE_ATOMIC;
   VerbsPtr<ibv_mr> region;
   if (gpu == kHost) {
-    region = registered(*device_, data, bytes, access, text("segment ", segment), registered_bytes_);
+    region =
+        registered(*device_, data, bytes, access, text("segment ", segment), registered_bytes_);
   } else {
     region = register_gpu_memory(*device_, access_to(gpu), gpu, data, bytes, access);
     if (region == nullptr) {
@@ -150,8 +151,12 @@ VerbsRemoteKeys VerbsMemory::own_keys(const std::byte* data) const {
 
 void VerbsMemory::retract(VerbsLocalKeys& keys) {
   if (keys.board != nullptr) boards_->remove(keys.board_number);
-  Retired retired{std::move(keys.region), std::move(keys.device_region), std::move(keys.data),
-                  std::move(keys.board),  false,                         {}};
+  Retired retired{std::move(keys.region),
+                  std::move(keys.device_region),
+                  std::move(keys.data),
+                  std::move(keys.board),
+                  false,
+                  {}};
   const std::lock_guard lock(mutex_);
   if (retired.data != nullptr) {
     std::erase_if(own_, [&](const auto& own) { return own.second == retired.data->rkey; });

@@ -79,8 +79,7 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
     bool listed = false;
     std::vector<Pending> pending;
   };
-  VerbsPtr<ibv_mr> reg(std::byte* data, std::uint64_t bytes, SegmentId segment,
-                       int gpu = kHost);
+  VerbsPtr<ibv_mr> reg(std::byte* data, std::uint64_t bytes, SegmentId segment, int gpu = kHost);
 
   GpuAccess access_to(int gpu) const;
 

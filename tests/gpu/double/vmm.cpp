@@ -243,7 +243,8 @@ Result mem_get_handle_for_range(void* handle, DevicePtr address, std::size_t byt
   const Mapping* mapping = memory().find(address, &first);
   // The descriptor says nothing of where in the memory the range begins, unlike a real one.
   if (mapping == nullptr || type != kRangeHandleDmaBuf || flags != 0 || address % page != 0 ||
-      bytes % page != 0 || bytes == 0 || address - first + bytes > mapping->bytes) {
+      bytes % page != 0 || bytes == 0 ||
+      address - first + bytes > (mapping->bytes + page - 1) / page * page) {
     return kInvalidValue;
   }
   const Allocation& allocation = *mapping->allocation;
