@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,13 @@ def _pause(guest: int) -> None:
 
 
 def run(
-    folder: Path, jobs: Sequence[Job], *, loss: float = 0.0, mode: str = "dummy"
+    folder: Path,
+    jobs: Sequence[Job],
+    *,
+    loss: float = 0.0,
+    mode: str = "dummy",
+    memory: int = 2 << 30,
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, Story]:
     """Boot one guest, or two if the jobs have two hosts, and run the jobs one after the other.
 
@@ -156,6 +162,8 @@ def run(
     folder : an empty one, through which the hosts wait for each other
     loss : percent of the packets lost between two hosts, each way
     mode : devices of one host, as of rig.run
+    memory : bytes of each host
+    env : of the hosts' own processes, of which ranks are children
     """
     n_hosts = len(jobs[0].ranks)
     orders: dict[str, Any] = {"secret": secrets.token_hex(32), "folder": str(folder), "jobs": []}
@@ -175,10 +183,11 @@ def run(
     command = shlex.join([sys.executable, str(PROGRAMS / "host.py"), str(file)])
     listener = _Listener(jobs)
     settings: dict[str, Any] = {
-        "env": {"PYTHONPATH": f"{INSTALLED}:{TESTS}"},
+        "env": {"PYTHONPATH": f"{INSTALLED}:{TESTS}"} | dict(env or {}),
         "writable": [folder],
         "timeout": _BOOT_SECONDS + sum(job.seconds for job in jobs),
         "on_output": listener,
+        "memory": memory,
     }
     if n_hosts == 2:
         results = rig.run_pair((command, command), loss=loss, **settings)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from pathlib import Path
 
+import hosts
 import pytest
 import rig
+from hosts import Job
 from support import cuda_double
 from support.places import INSTALLED, TESTS
 
 pytestmark = pytest.mark.full
 
 PROGRAMS = TESTS / "gpu" / "programs"
+ROOM = 6 << 30  # bytes: what is registered is there, page by page
+QUIET = {"PGASDL_LOG": "warning"}
 PARTS = ["allreduces", "handles", "exchanges"]
 
 
-def told(*program: object, size: int = 2, adapter: bool = False, **double: object) -> str:
+def told(*program: object, adapter: bool = False, **double: object) -> str:
     """The output of ranks in a guest, whose adapter may reach the GPU's memory."""
-    ranks = [sys.executable, "-P", "-m", "pgasdl", "run", "-n", size, "--no-prefix", *program]
+    ranks = [sys.executable, "-P", "-m", "pgasdl", "run", "-n", "2", "--no-prefix", *program]
     environ = cuda_double.variables(adapter=adapter, **double) | {
         "PYTHONPATH": f"{INSTALLED}:{TESTS}",
         "PGASDL_TRANSPORT": "verbs",
@@ -27,8 +32,7 @@ def told(*program: object, size: int = 2, adapter: bool = False, **double: objec
         "PGASDL_TIMEOUT": "120",
     }
     command = shlex.join(map(str, ranks))
-    memory = 6 << 30 if adapter else 2 << 30  # what is registered is there, page by page
-    return rig.run(command, env=environ, memory=memory, timeout=300).check().output
+    return rig.run(command, env=environ, memory=ROOM, timeout=300).check().output
 
 
 def test_collectives_by_the_host() -> None:
@@ -36,11 +40,19 @@ def test_collectives_by_the_host() -> None:
     assert json.dumps(parts) in told(PROGRAMS / "collectives.py", "0", *parts)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_collectives_by_the_adapter(size: int) -> None:
+def test_collectives_by_the_adapter() -> None:
     parts = [*PARTS, "long_arrays"]
-    shown = told(PROGRAMS / "collectives.py", "0", *parts, size=size, adapter=True)
-    assert json.dumps(parts) in shown
+    assert json.dumps(parts) in told(PROGRAMS / "collectives.py", "0", *parts, adapter=True)
+
+
+def test_collectives_of_two_nodes(tmp_path: Path) -> None:
+    """Between two nodes the adapter carries what the nodes' ranks map inside."""
+    double = cuda_double.variables(adapter=True)
+    program = "gpu/programs/collectives.py"
+    parts = ["handles", "exchanges"]
+    job = Job("gpu", program, [[0, 1], [2, 3]], ["0", *parts], QUIET, seconds=250)
+    story = hosts.run(tmp_path, [job], memory=ROOM, env=double)["gpu"].check(4)
+    assert story.of(0) == [json.dumps(parts)], str(story)
 
 
 FLUSHED = {"lacks": "writes-ordering"}
