@@ -22,8 +22,11 @@ QUIET = {"PGASDL_LOG": "warning"}
 PARTS = ["allreduces", "handles", "exchanges"]
 
 
-def told(*program: object, adapter: bool = False, **double: object) -> str:
-    """The output of ranks in a guest, whose adapter may reach the GPU's memory."""
+def told(*program: object, before: str = "", adapter: bool = False, **double: object) -> str:
+    """The output of ranks in a guest, whose adapter may reach the GPU's memory.
+
+    ``before`` : commands of a shell
+    """
     ranks = [sys.executable, "-P", "-m", "pgasdl", "run", "-n", "2", "--no-prefix", *program]
     environ = cuda_double.variables(adapter=adapter, **double) | {
         "PYTHONPATH": f"{INSTALLED}:{TESTS}",
@@ -31,7 +34,7 @@ def told(*program: object, adapter: bool = False, **double: object) -> str:
         "PGASDL_GPU_PIECE": "768",
         "PGASDL_TIMEOUT": "120",
     }
-    command = shlex.join(map(str, ranks))
+    command = before + shlex.join(map(str, ranks))
     return rig.run(command, env=environ, memory=ROOM, timeout=300).check().output
 
 
@@ -58,9 +61,18 @@ def test_collectives_of_two_nodes(tmp_path: Path) -> None:
 FLUSHED = {"lacks": "writes-ordering"}
 
 
+# As if the kernel had it.
+PEERMEM = "mount -t tmpfs none /sys/module && mkdir /sys/module/nvidia_peermem && "
+
+
 @pytest.mark.parametrize("double", [{}, FLUSHED], ids=["ordered", "flushed"])
 def test_one_sided_by_the_adapter(double: dict[str, str]) -> None:
     assert "right" in told(PROGRAMS / "adapter.py", adapter=True, **double)
+
+
+def test_one_sided_by_addresses() -> None:
+    """nvidia-peermem, where the GPU's driver makes no descriptors."""
+    assert "right" in told(PROGRAMS / "adapter.py", before=PEERMEM, adapter=True, lacks="dmabuf")
 
 
 def test_adapters_writes_are_flushed_where_the_gpu_needs_it() -> None:

@@ -1,6 +1,7 @@
 // Lets an adapter reach memory of the double: `ibv_reg_dmabuf_mr`, which soft-RoCE's driver lacks,
-// put in front of libibverbs by LD_PRELOAD. The adapter gets the memory where the double itself has
-// it; requests name it by the device's addresses, as with a GPU.
+// and `ibv_reg_mr` as it is with nvidia-peermem, put in front of libibverbs by LD_PRELOAD. The
+// adapter gets the memory where the double itself has it; requests name it by the device's
+// addresses, as with a GPU.
 #include <dlfcn.h>
 #include <fcntl.h>
 
@@ -13,12 +14,32 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 
-// Of a library that the process has loaded.
+// Of a library, if the process has loaded it.
 template <typename Function>
-Function* loaded(const char* library, const char* name) {
+Function* loaded(const char* library, const char* name, const char* version = nullptr) {
   void* const handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
-  return handle == nullptr ? nullptr
-                           : reinterpret_cast<Function*>(dlvsym(handle, name, "IBVERBS_1.7"));
+  if (handle == nullptr) return nullptr;
+  return reinterpret_cast<Function*>(version == nullptr ? dlsym(handle, name)
+                                                        : dlvsym(handle, name, version));
+}
+
+constexpr const char* kVerbs = "libibverbs.so.1";
+constexpr const char* kCuda = "libcuda.so.1";
+
+bool on_device(std::uint64_t address) {
+  auto* const ask = loaded<int(void*, int, std::uint64_t)>(kCuda, "cuPointerGetAttribute");
+  unsigned type = 0;
+  constexpr int kMemoryType = 2;
+  constexpr unsigned kDevice = 2;
+  return ask != nullptr && ask(&type, kMemoryType, address) == 0 && type == kDevice;
+}
+
+void* registered(void* domain, std::uint64_t address, std::size_t length, int access) {
+  using RegMrIova = void*(void*, void*, std::size_t, std::uint64_t, int);
+  auto* const reg_mr_iova = loaded<RegMrIova>(kVerbs, "ibv_reg_mr_iova", "IBVERBS_1.7");
+  auto* const host_address = loaded<void*(std::uint64_t)>(kCuda, "doubleHostAddress");
+  if (reg_mr_iova == nullptr || host_address == nullptr) return nullptr;
+  return reg_mr_iova(domain, host_address(address), length, address, access);
 }
 
 void* reg_dmabuf_mr(void* domain, std::uint64_t offset, std::size_t length, std::uint64_t iova,
@@ -26,14 +47,14 @@ void* reg_dmabuf_mr(void* domain, std::uint64_t offset, std::size_t length, std:
   errno = EBADF;
   if (fcntl(descriptor, F_GETFD) < 0) return nullptr;
   errno = EINVAL;
-  void* const cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (cuda == nullptr || offset != iova % kPage) return nullptr;
-  auto* const host_address =
-      reinterpret_cast<void* (*)(std::uint64_t)>(dlsym(cuda, "doubleHostAddress"));
-  using RegMrIova = void*(void*, void*, std::size_t, std::uint64_t, int);
-  auto* const reg_mr_iova = loaded<RegMrIova>("libibverbs.so.1", "ibv_reg_mr_iova");
-  if (host_address == nullptr || reg_mr_iova == nullptr) return nullptr;
-  return reg_mr_iova(domain, host_address(iova), length, iova, access);
+  return offset == iova % kPage ? registered(domain, iova, length, access) : nullptr;
+}
+
+void* reg_mr(void* domain, void* address, std::size_t length, int access) {
+  const auto number = reinterpret_cast<std::uint64_t>(address);
+  if (on_device(number)) return registered(domain, number, length, access);
+  using RegMr = void*(void*, void*, std::size_t, int);
+  return loaded<RegMr>(kVerbs, "ibv_reg_mr", "IBVERBS_1.1")(domain, address, length, access);
 }
 
 }  // namespace
@@ -41,6 +62,7 @@ void* reg_dmabuf_mr(void* domain, std::uint64_t offset, std::size_t length, std:
 // What the library looks up at run time goes by this.
 extern "C" __attribute__((visibility("default"))) void* dlsym(void* handle, const char* name) {
   if (std::strcmp(name, "ibv_reg_dmabuf_mr") == 0) return reinterpret_cast<void*>(reg_dmabuf_mr);
+  if (std::strcmp(name, "ibv_reg_mr") == 0) return reinterpret_cast<void*>(reg_mr);
   using Dlsym = void*(void*, const char*);
   static auto* const real = reinterpret_cast<Dlsym*>(dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
   return real(handle, name);
