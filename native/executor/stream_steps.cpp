@@ -46,7 +46,7 @@ void BoundPlan::enqueue(const StreamOrder& order, const std::byte* from, std::by
 void BoundPlan::enqueue_step(const Step& step, cuda::Stream stream) const {
   const auto& driver = cuda::driver();
   if (step.kind == PlanStep::Kind::kWait) {
-    board_->local().region->pin();
+    board_->local().region->pin(device_);
     cuda::check(driver.stream_wait_value(stream, device_address(step.word), value(step.salt),
                                          cuda::kWaitValueEq),
                 "letting a stream wait for a peer");
@@ -55,7 +55,7 @@ void BoundPlan::enqueue_step(const Step& step, cuda::Stream stream) const {
   if (step.on_device) enqueue_work(step, stream);
   if (step.kind != PlanStep::Kind::kPut || !step.flagged) return;
   const RemoteSegment& remote = *step.flag.remote;
-  remote.region->pin();
+  remote.region->pin(device_);
   cuda::check(
       driver.stream_write_value(stream, device_address(&remote.board[step.flag.notification]),
                                 value(step.salt), cuda::kWriteValueDefault),

@@ -1,5 +1,6 @@
 #include "memory/device_region.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -37,15 +38,24 @@ bool reaches(cuda::Device from, cuda::Device to) {
   return can != 0;
 }
 
-// Every device here that can load from and store to memory of `device`.
+// Every device here that can load from and store to memory of `device`; of one that is not visible
+// (kHost) nobody says which can.
 std::vector<cuda::MemAccessDesc> access_to(cuda::Device device) {
   std::vector<cuda::MemAccessDesc> all;
   for (cuda::Device each = 0; each < cuda::device_count(); ++each) {
-    if (!reaches(each, device)) continue;
+    if (device != kHost && !reaches(each, device)) continue;
     cuda::MemAccessDesc& access = all.emplace_back();
     access.location.id = each;
   }
   return all;
+}
+
+// The device of this process that has this UUID, or kHost: each rank may see a GPU of its own only.
+cuda::Device visible(const cuda::Uuid& uuid) {
+  for (cuda::Device device = 0; device < cuda::device_count(); ++device) {
+    if (std::memcmp(uuid_of(device).bytes, uuid.bytes, sizeof uuid.bytes) == 0) return device;
+  }
+  return kHost;
 }
 
 void require_shareable(cuda::Device device) {
@@ -106,7 +116,8 @@ cuda::Device device_of(const std::byte* address) {
   return device;
 }
 
-void DeviceRegion::map(cuda::AllocationHandle allocation, std::size_t bytes) {
+void DeviceRegion::map(cuda::AllocationHandle allocation, std::size_t bytes,
+                       std::span<const cuda::MemAccessDesc> access) {
   const auto& driver = cuda::driver();
   cuda::DevicePtr address = 0;
   check(driver.mem_address_reserve(&address, bytes, 0, 0, 0),
@@ -115,7 +126,6 @@ void DeviceRegion::map(cuda::AllocationHandle allocation, std::size_t bytes) {
   reserved_ = bytes;
   check(driver.mem_map(address, bytes, 0, allocation, 0), "mapping GPU memory");
   mapped_ = true;
-  const auto access = access_to(device_);
   check(driver.mem_set_access(address, bytes, access.data(), access.size()),
         "opening GPU memory to the devices of this process");
 }
@@ -141,7 +151,7 @@ std::shared_ptr<DeviceRegion> DeviceRegion::create(cuda::Device device, std::siz
   check(driver.mem_create(&handle, rounded, &properties, 0),
         text("allocating ", rounded, " bytes on GPU ", device));
   const Allocation allocation(handle);
-  region->map(handle, rounded);
+  region->map(handle, rounded, access_to(device));
   // Zero before a peer knows of it. The program's streams have work that may take any time.
   device_clear(device, region->data_, rounded);
   export_to(fd, handle);
@@ -193,26 +203,9 @@ std::shared_ptr<DeviceRegion> DeviceRegion::describe(cuda::Device device, std::b
   return region;
 }
 
-std::shared_ptr<DeviceRegion> DeviceRegion::attach(const DeviceHandle& handle, int fd,
-                                                   std::size_t bytes) {
+void DeviceRegion::open(const DeviceHandle& handle, int fd,
+                        std::span<const cuda::MemAccessDesc> access) {
   const auto& driver = cuda::driver();
-  cuda::Device device = 0;
-  const int n_devices = cuda::device_count();
-  while (device < n_devices &&
-         std::memcmp(uuid_of(device).bytes, handle.uuid.bytes, sizeof handle.uuid.bytes) != 0) {
-    ++device;
-  }
-  if (device == n_devices) {
-    throw Error(ErrorKind::kUnavailable,
-                "a peer's segment is on a GPU that this process does not see: let "
-                "CUDA_VISIBLE_DEVICES name it here, too");
-  }
-  if (handle.offset > handle.bytes || bytes > handle.bytes - handle.offset) {
-    throw Error(ErrorKind::kMismatch, "impossible description of a peer's GPU memory");
-  }
-  const cuda::Current current(device);
-  std::shared_ptr<DeviceRegion> region(new DeviceRegion(device));
-  region->handle_ = handle;
   if (handle.kind == DeviceHandle::Kind::kDescriptor) {
     cuda::AllocationHandle imported = 0;
     // The interface takes the descriptor in the place of a pointer.
@@ -220,12 +213,34 @@ std::shared_ptr<DeviceRegion> DeviceRegion::attach(const DeviceHandle& handle, i
                             cuda::kHandlePosixFileDescriptor),
           "opening a peer's GPU memory");
     const Allocation allocation(imported);
-    region->map(imported, handle.bytes);
+    map(imported, handle.bytes, access);
   } else if (handle.kind == DeviceHandle::Kind::kIpc) {
     cuda::DevicePtr base = 0;
+    const cuda::Current current(device_);  // for whose kernels it is opened
     check(driver.ipc_open_mem_handle(&base, handle.ipc, cuda::kIpcLazyEnablePeerAccess),
           "opening a peer's GPU memory");
-    region->base_ = region->data_ = address_of(base);
+    base_ = data_ = address_of(base);
+  }
+}
+
+std::shared_ptr<DeviceRegion> DeviceRegion::attach(const DeviceHandle& handle, int fd,
+                                                   std::size_t bytes, int device) {
+  const cuda::Device theirs = visible(handle.uuid);
+  if (device == kHost) device = std::max(theirs, 0);
+  if (theirs != kHost) require_reach(device, theirs);
+  if (handle.offset > handle.bytes || bytes > handle.bytes - handle.offset) {
+    throw Error(ErrorKind::kMismatch, "impossible description of a peer's GPU memory");
+  }
+  std::shared_ptr<DeviceRegion> region(new DeviceRegion(device));
+  region->handle_ = handle;
+  try {
+    region->open(handle, fd, access_to(theirs));
+  } catch (const Error& error) {
+    if (theirs != kHost) throw;
+    throw Error(
+        ErrorKind::kUnavailable,
+        text("a peer's segment is on a GPU that this process does not see, and GPU ", device,
+             " does not reach (", error.what(), "): let CUDA_VISIBLE_DEVICES name it"));
   }
   if (region->data_ != nullptr) region->data_ += handle.offset;
   return region;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "sys/cuda.hpp"
 #include "sys/process.hpp"
@@ -37,22 +38,27 @@ class DeviceRegion {
   // other process can be let into it.
   static std::shared_ptr<DeviceRegion> describe(cuda::Device device, std::byte* address,
                                                 std::size_t bytes, UniqueFd& fd);
-  // A peer's, by what it handed out. Throws kUnavailable if this process does not see the device.
-  static std::shared_ptr<DeviceRegion> attach(const DeviceHandle& handle, int fd,
-                                              std::size_t bytes);
+  // A peer's, by what it handed out, for `device` of this process; kHost: for the same one, if it
+  // is visible here. Throws kUnavailable if that does not reach it.
+  static std::shared_ptr<DeviceRegion> attach(const DeviceHandle& handle, int fd, std::size_t bytes,
+                                              int device);
 
   DeviceRegion(const DeviceRegion&) = delete;
   DeviceRegion& operator=(const DeviceRegion&) = delete;
   ~DeviceRegion();
 
+  // Which reaches it.
   cuda::Device device() const { return device_; }
   std::byte* data() const { return data_; }
   const DeviceHandle& handle() const { return handle_; }
 
  private:
   explicit DeviceRegion(cuda::Device device) : device_(device) {}
-  // Maps an allocation of cuMemCreate at an address of its own.
-  void map(cuda::AllocationHandle allocation, std::size_t bytes);
+  // Maps an allocation of cuMemCreate at an address of its own, for these devices.
+  void map(cuda::AllocationHandle allocation, std::size_t bytes,
+           std::span<const cuda::MemAccessDesc> access);
+  // A peer's, for these devices.
+  void open(const DeviceHandle& handle, int fd, std::span<const cuda::MemAccessDesc> access);
 
   const cuda::Device device_;
   std::byte* data_ = nullptr;

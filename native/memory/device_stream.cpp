@@ -82,9 +82,9 @@ bool streams_wait(cuda::Device device) {
   static std::mutex mutex;
   static std::map<cuda::Device, bool> known;
   // Never unmapped.
-  static const auto* const page = [] {
+  static const auto* const page = [device] {
     auto* const made = new std::shared_ptr<Region>(Region::create_private(page_bytes()));
-    (*made)->pin();
+    (*made)->pin(device);
     return made;
   }();
   const std::lock_guard lock(mutex);

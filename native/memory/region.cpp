@@ -82,22 +82,23 @@ std::shared_ptr<Region> Region::attach(int fd, std::size_t bytes) {
   return std::shared_ptr<Region>(new Region(map(fd, bytes), bytes));
 }
 
-void Region::pin() {
+void Region::pin(int device) {
   if (pinned_.load(std::memory_order_acquire)) [[likely]]
     return;
   const std::lock_guard lock(pinning_);
   if (pinned_.load(std::memory_order_relaxed)) return;
-  const cuda::Current current(0);
+  const cuda::Current current(device);
   cuda::check(cuda::driver().mem_host_register(
                   data_, bytes_, cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap),
               text("registering ", bytes_, " bytes of host memory with the GPU's driver"));
+  pinned_by_ = device;
   pinned_.store(true, std::memory_order_release);
 }
 
 Region::~Region() {
   if (pinned_) {
     try {
-      const cuda::Current current(0);
+      const cuda::Current current(pinned_by_);
       // Memory that stays registered stays mapped: nothing else at its place could be registered.
       if (cuda::driver().mem_host_unregister(data_) != cuda::kSuccess) return;
     } catch (const Error&) {

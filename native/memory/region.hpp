@@ -30,8 +30,9 @@ class Region {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  // Lets the GPUs of this process reach it, as long as it lives. Throws where there are none.
-  void pin();
+  // Lets the GPUs of this process reach it, as long as it lives. `device`: one that the process
+  // uses, so that no context of another has to be made.
+  void pin(int device);
 
  private:
   Region(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
@@ -39,6 +40,7 @@ class Region {
   std::size_t bytes_;
   std::mutex pinning_;
   std::atomic<bool> pinned_{false};
+  int pinned_by_ = 0;
 };
 
 std::size_t page_bytes();

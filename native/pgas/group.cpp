@@ -113,7 +113,7 @@ std::string Group::describe() { return context_.transport().publish(control_->lo
 
 Outcome Group::attach(const std::vector<std::string>& descriptions, Deadline deadline) {
   handed_over(*control_);
-  if (remotes_.empty()) remotes_ = attach(descriptions, 0, deadline);
+  if (remotes_.empty()) remotes_ = attach(descriptions, 0, kHost, deadline);
   if (settle(*control_, remotes_, deadline) == Outcome::kDone) return Outcome::kDone;
   context_.transport().leave(control_->local());
   return Outcome::kTimeout;

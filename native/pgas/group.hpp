@@ -226,7 +226,7 @@ class Group {
   void forget(const std::vector<std::string>& all, Deadline deadline) const;
   std::vector<Head> require_all(const std::vector<std::string>& all, const char* what) const;
   std::vector<RemoteSegment> attach(const std::vector<std::string>& descriptions,
-                                    std::size_t skipped, Deadline deadline);
+                                    std::size_t skipped, int device, Deadline deadline);
   static void handed_over(Segment& segment);
   Outcome settle(Segment& segment, std::vector<RemoteSegment>& remotes, Deadline deadline);
   [[noreturn]] void refuse_another(const Exchange& exchange, const std::string& what) const;

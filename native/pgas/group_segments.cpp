@@ -8,7 +8,7 @@
 namespace pgasdl {
 
 std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descriptions,
-                                         std::size_t skipped, Deadline deadline) {
+                                         std::size_t skipped, int device, Deadline deadline) {
   if (descriptions.size() != ranks_.size()) {
     throw Error(ErrorKind::kMismatch, text("descriptions of ", descriptions.size(),
                                            " ranks for a group of ", ranks_.size()));
@@ -22,7 +22,7 @@ std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descrip
     // All are taken, also after one that cannot be: the transport keeps them until then.
     try {
       remotes[member] =
-          context_.transport().attach(peer, descriptions[member].substr(skipped), deadline);
+          context_.transport().attach(peer, descriptions[member].substr(skipped), device, deadline);
     } catch (const Error&) {
       if (!fault) fault = std::current_exception();
     }
@@ -87,14 +87,14 @@ void Group::take_descriptions(const std::vector<std::string>& all, const char* w
   }
   creation.segment->set_id(heads[0].id);
   if (std::ranges::none_of(heads, [](const Head& head) { return head.on_device != 0; })) {
-    remotes_ = attach(all, sizeof(Head), deadline);
+    remotes_ = attach(all, sizeof(Head), kHost, deadline);
     return;
   }
   // Not every rank sees every GPU: each tells whether it can reach all of it.
   Head head{creation.bytes, heads[0].id, kNoFault, 1, creation.home.reached};
   std::string rest;
   try {
-    creation.attached = attach(all, sizeof(Head), deadline);
+    creation.attached = attach(all, sizeof(Head), creation.home.device, deadline);
     for (std::size_t member = 0; member < heads.size(); ++member) {
       RemoteSegment& remote = creation.attached[member];
       if (heads[member].on_device == 0 || ranks_[member] == context_.rank()) continue;
@@ -110,8 +110,6 @@ void Group::take_descriptions(const std::vector<std::string>& all, const char* w
       if (heads[member].reached == 0) {
         remote.device = kUnreached;
         remote.bytes = heads[member].bytes;
-      } else if (creation.home.device != kHost && remote.device >= 0) {
-        require_reach(creation.home.device, remote.device);
       }
     }
   } catch (const Error& error) {
@@ -129,7 +127,7 @@ void Group::forget(const std::vector<std::string>& all, Deadline deadline) const
     try {
       const auto head = take_packed<Head>(rest, "segment description", ranks_[member]);
       if (head.fault != kNoFault || ranks_[member] == context_.rank()) continue;
-      (void)context_.transport().attach(ranks_[member], std::string(rest), deadline);
+      (void)context_.transport().attach(ranks_[member], std::string(rest), kHost, deadline);
     } catch (const Error&) {
       continue;
     }

@@ -33,7 +33,7 @@ std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
   }
   recorder_.record(Operation::kWriteNotify, peer, segment->id(), notification,
                    pairs.empty() ? 0 : pairs[0].local->bytes);
-  flag.remote->region->pin();
+  flag.remote->region->pin(order.device);
   const auto& driver = cuda::driver();
   const cuda::Current current(order.device);
   const auto enqueue = [&] {
@@ -76,7 +76,7 @@ void Context::notify_wait_on(const StreamOrder& order, const std::shared_ptr<Seg
   stream_waits_.require();
   const FlagWord& word = own_word(*segment, notification);
   refuse_capture(order, kStreamWait);
-  segment->local().region->pin();
+  segment->local().region->pin(order.device);
   recorder_.record(Operation::kWaitsome, -1, segment->id(), notification, 0);
   const cuda::Current current(order.device);
   const auto enqueue = [&] {
@@ -93,7 +93,7 @@ void Context::notify_reset_on(const StreamOrder& order, const std::shared_ptr<Se
   require_reached(*segment);
   stream_waits_.require();
   const FlagWord& word = own_word(*segment, notification);
-  segment->local().region->pin();
+  segment->local().region->pin(order.device);
   const cuda::Current current(order.device);
   stream_waits_.touch(order, segment, [&] {
     cuda::check(cuda::driver().stream_write_value(order.stream, device_address(&word), 0,

@@ -89,10 +89,11 @@ std::string Router::publish(LocalSegment& segment, std::span<const Rank> peers) 
   return all;
 }
 
-RemoteSegment Router::attach(Rank peer, const std::string& description, Deadline deadline) {
+RemoteSegment Router::attach(Rank peer, const std::string& description, int device,
+                             Deadline deadline) {
   const std::size_t route = routes_[static_cast<std::size_t>(peer)];
   return transports_[route]->attach(peer, parts_of(peer, description, transports_.size())[route],
-                                    deadline);
+                                    device, deadline);
 }
 
 void Router::admit_readers() {

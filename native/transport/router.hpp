@@ -19,7 +19,8 @@ class Router final : public Transport {
   void connect(Rank peer, const std::string& endpoint) override;
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
-  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  RemoteSegment attach(Rank peer, const std::string& description, int device,
+                       Deadline deadline) override;
   std::string refuses_device(int device) const override;
   void retract(const LocalSegment& segment) override;
   void admit_readers() override;

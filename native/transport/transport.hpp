@@ -112,7 +112,9 @@ class Transport {
   // Makes a segment reachable for `peers`; the answer is what they need for attach(). The transport
   // may give it other memory until the last of them was attached.
   virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;
-  virtual RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) = 0;
+  // `device`: of this process, which reaches a copy on a peer's; kHost: this rank's is on the host.
+  virtual RemoteSegment attach(Rank peer, const std::string& description, int device,
+                               Deadline deadline) = 0;
   // Why segments may not lie on a device of this process; "": they may. Peers reach them as if they
   // were host memory, and no call returns before the device has done its part.
   virtual std::string refuses_device(int /*device*/) const {

@@ -226,7 +226,7 @@ class GroupAllreduce:
             device = request.place.device
             room = steps(lambda: Workspace(state.segments, group, device, 0, steps.left, copied))
             if by_host:
-                room.segment.pin()
+                room.segment.pin(request.place.memory.device)
             self._workspaces[request.room] = room
 
     def _agree(self, what: str, limit: float) -> None:

@@ -147,7 +147,7 @@ class Collective:
         )
         self._segment.prefault()
         if place.by_host:
-            self._segment.pin()
+            self._segment.pin(memory.device)
         self._pooled = bool(homes) and homes[group.rank][0].pooled
         directory = _native.Directory(self._segment, entry, []) if looked_up else None
         data = place.data(how, group, memory.nbytes, (self._segment, 0), directory)

@@ -156,7 +156,7 @@ class Setup:
         inbox = segment(inbox_bytes, 0, self.works_on, workspace=True) if inbox_bytes else None
         copies = segment(nbytes, 0, None, workspace=True) if self.copied else None
         if copies is not None:
-            copies.pin()
+            copies.pin(self.device)
             inbox_bytes += nbytes
         return ExchangeMemory(gradients, weights, inbox, inbox_bytes, segments, copies)
 

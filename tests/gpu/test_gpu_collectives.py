@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from support import launcher, mpi_rows
-from support.starting import succeeded
+from support.starting import finished, succeeded
 from tiers import full
 
 pytestmark = pytest.mark.gate  # the double is built first
 
 PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
 ONE_SIDED = PROGRAM.with_name("one_sided.py")
-PARTS = ["allreduces", "long_arrays", "handles", "pool", "exchanges"]
+PARTS = ["allreduces", "long_arrays", "handles", "bound", "pool", "exchanges"]
 Double = Callable[..., dict[str, str]]
 
 
@@ -30,6 +30,19 @@ def test_threads(double: Double, size: int) -> None:
 def test_processes(double: Double, size: int) -> None:
     command = launcher.command("-n", str(size), "--no-prefix", str(PROGRAM), "0", *PARTS)
     assert json.loads(succeeded(command, env=double(), timeout=200)) == PARTS
+
+
+@pytest.mark.parametrize("how", full(["abreast", "apart"], quick=2))
+def test_a_gpu_for_each_rank(double: Double, how: str) -> None:
+    parts = ["allreduces", "handles", "bound", "exchanges"]
+    command = launcher.command("-n", "2", "--no-prefix", str(PROGRAM), f"{how} 0", *parts)
+    assert json.loads(succeeded(command, env=double(devices=2), timeout=200)) == parts
+
+
+def test_a_gpu_that_is_not_seen_and_not_reached(double: Double) -> None:
+    command = launcher.command("-n", "2", "--no-prefix", str(PROGRAM), "apart 0", "bound")
+    done = finished(command, env=double(devices=2, lacks="unseen"), timeout=60)
+    assert done.returncode != 0 and "let CUDA_VISIBLE_DEVICES name it" in done.stderr
 
 
 # Arrays of 12 kB have 16 pieces then, in which nearly every plan travels.

@@ -313,7 +313,7 @@ void pieces_of_an_array() {
     UniqueFd fd;
     const auto array = DeviceRegion::create(kDevice, kPieces * kBytes, fd);
     const auto copy = Region::create(kPieces * kBytes, fd);
-    copy->pin();
+    copy->pin(0);
     std::vector<unsigned char> bytes(kPieces * kBytes);
     std::iota(bytes.begin(), bytes.end(), 0);
     device_copy(kDevice, array->data(), bytes.data(), bytes.size());

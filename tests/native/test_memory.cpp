@@ -108,8 +108,9 @@ void strangers() {
   CHECK(open_descriptors() == before);
   for (std::size_t bytes : {0, 3, 48, 500}) {
     require_error(ErrorKind::kMismatch, [&] { transport.connect(1, std::string(bytes, 'y')); });
-    require_error(ErrorKind::kMismatch,
-                  [&] { (void)transport.attach(1, std::string(bytes, 'y'), Deadline::once()); });
+    require_error(ErrorKind::kMismatch, [&] {
+      (void)transport.attach(1, std::string(bytes, 'y'), kHost, Deadline::once());
+    });
   }
 }
 
@@ -141,8 +142,9 @@ void unclaimed() {
       if (segment.id == 2) survivor.forget(1);
     }
   }
-  CHECK(survivor.attach(2, of_living, Deadline::once()).region != nullptr);
-  require_error(ErrorKind::kSystem, [&] { (void)survivor.attach(1, of_dead, Deadline::once()); });
+  CHECK(survivor.attach(2, of_living, kHost, Deadline::once()).region != nullptr);
+  require_error(ErrorKind::kSystem,
+                [&] { (void)survivor.attach(1, of_dead, kHost, Deadline::once()); });
   CHECK_NOTE(open_descriptors() == before, "%d, then %d descriptors", before, open_descriptors());
 }
 

@@ -32,7 +32,7 @@ std::uint32_t overtaken(bool completion_first, std::uint32_t rounds) {
     ends[i].board = &board[i];
     ends[i].notifications = 1;
   }
-  const RemoteSegment there = writer.attach(1, reader.publish(ends[1], both), soon());
+  const RemoteSegment there = writer.attach(1, reader.publish(ends[1], both), kHost, soon());
   std::uint32_t wrong = 0;
   for (std::uint32_t round = 1; round <= rounds; ++round) {
     data[0].fill(static_cast<std::byte>(round));

@@ -114,7 +114,7 @@ void run_bare(const VerbsOptions& options, const BareProgram& program, Rank sile
       bare.transport.connect(1 - rank, endpoints[1 - me]);
       const std::string& theirs = descriptions[1 - me];
       bare.segment.set_remote(
-          1 - rank, bare.transport.attach(1 - rank, forge ? forge(theirs) : theirs, soon()));
+          1 - rank, bare.transport.attach(1 - rank, forge ? forge(theirs) : theirs, kHost, soon()));
       together.arrive_and_wait();
       program(bare);
       together.arrive_and_wait();

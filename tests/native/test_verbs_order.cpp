@@ -41,7 +41,7 @@ class Pair {
       segment->notifications = static_cast<std::uint32_t>(memory->board.size());
       transport->publish(*segment, both);
     }
-    remote = sender.attach(1, receiver.publish(far, both), Deadline::in(5));
+    remote = sender.attach(1, receiver.publish(far, both), kHost, Deadline::in(5));
     const auto connected = [&] {
       sender.service();
       receiver.service();

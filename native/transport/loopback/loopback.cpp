@@ -150,7 +150,8 @@ std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Ra
   return std::to_string(segment.id);
 }
 
-RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& description, Deadline) {
+RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& description, int device,
+                                        Deadline) {
   auto& state = world_->ranks_[static_cast<std::size_t>(peer)];
   const std::lock_guard lock(state.mutex);
   SegmentId id = 0;
@@ -162,6 +163,7 @@ RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& descriptio
   }
   RemoteSegment remote = found->second.as_peers_see;
   if (--found->second.n_to_attach == 0) state.published.erase(found);
+  if (device != kHost && remote.device != kHost) require_reach(device, remote.device);
   return remote;
 }
 

@@ -102,7 +102,8 @@ class LoopbackTransport final : public Transport {
   void connect(Rank, const std::string&) override {}
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
-  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  RemoteSegment attach(Rank peer, const std::string& description, int device,
+                       Deadline deadline) override;
   std::string try_read(Rank, std::uint64_t address, std::span<std::byte> to) override {
     std::memcpy(to.data(), reinterpret_cast<const void*>(address), to.size());
     return "";

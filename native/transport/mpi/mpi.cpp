@@ -47,7 +47,7 @@ std::string MpiTransport::publish(LocalSegment& segment, std::span<const Rank> p
   return world_->publish(segment, peers, options_.created);
 }
 
-RemoteSegment MpiTransport::attach(Rank peer, const std::string& description, Deadline) {
+RemoteSegment MpiTransport::attach(Rank peer, const std::string& description, int, Deadline) {
   return MpiWorld::attach(peer, description);
 }
 

@@ -41,7 +41,8 @@ class MpiTransport final : public Transport {
   std::string endpoint() override { return {}; }
   void connect(Rank, const std::string&) override {}
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
-  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  RemoteSegment attach(Rank peer, const std::string& description, int device,
+                       Deadline deadline) override;
   Outcome settle(LocalSegment& own, std::span<const Rank> members, std::span<RemoteSegment> remotes,
                  Deadline deadline) override;
   void leave(LocalSegment& own) override;

@@ -337,7 +337,8 @@ UniqueFd ShmTransport::await_descriptor(Rank peer, SegmentId segment, Part part,
   }
 }
 
-RemoteSegment ShmTransport::attach(Rank peer, const std::string& bytes, Deadline deadline) {
+RemoteSegment ShmTransport::attach(Rank peer, const std::string& bytes, int device,
+                                   Deadline deadline) {
   const auto description = unpacked<Description>(bytes, "segment description", peer);
   const std::uint64_t board_bytes = std::uint64_t{description.notifications} * sizeof(FlagWord);
   if (description.board_offset > description.region_bytes ||
@@ -359,7 +360,7 @@ RemoteSegment ShmTransport::attach(Rank peer, const std::string& bytes, Deadline
     if (description.device.kind == DeviceHandle::Kind::kDescriptor) {
       memory = await_descriptor(peer, description.id, Part::kDevice, deadline);
     }
-    auto mapped = DeviceRegion::attach(description.device, memory.get(), description.bytes);
+    auto mapped = DeviceRegion::attach(description.device, memory.get(), description.bytes, device);
     remote.device = mapped->device();
     remote.data = mapped->data();
     using Both = std::pair<std::shared_ptr<Region>, std::shared_ptr<DeviceRegion>>;

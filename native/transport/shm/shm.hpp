@@ -27,7 +27,8 @@ class ShmTransport final : public Transport {
   void connect(Rank peer, const std::string& endpoint) override;
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
-  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  RemoteSegment attach(Rank peer, const std::string& description, int device,
+                       Deadline deadline) override;
   void retract(const LocalSegment& segment) override;
   std::string refuses_device(int) const override { return ""; }
   void admit_readers() override { admit_peers(false); }

@@ -163,11 +163,12 @@ std::string VerbsRails::publish(LocalSegment& segment, std::span<const Rank> pee
   return joined(parts);
 }
 
-RemoteSegment VerbsRails::attach(Rank peer, const std::string& description, Deadline deadline) {
+RemoteSegment VerbsRails::attach(Rank peer, const std::string& description, int device,
+                                 Deadline deadline) {
   const std::vector<std::string> parts = parts_of(peer, description);
   auto memory = std::make_shared<RailRemote>();
   for (std::size_t rail = 0; rail < std::min(parts.size(), rails_.size()); ++rail) {
-    memory->rails.push_back(rails_[rail]->attach(peer, parts[rail], deadline));
+    memory->rails.push_back(rails_[rail]->attach(peer, parts[rail], device, deadline));
   }
   const RemoteSegment& first = memory->rails[0];
   RemoteSegment remote;

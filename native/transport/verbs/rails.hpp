@@ -30,7 +30,8 @@ class VerbsRails final : public Transport {
   void connect(Rank peer, const std::string& endpoint) override;
   void set_wake_word(Rank peer, WakeWord* wake_word) override;
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
-  RemoteSegment attach(Rank peer, const std::string& description, Deadline deadline) override;
+  RemoteSegment attach(Rank peer, const std::string& description, int device,
+                       Deadline deadline) override;
   std::string refuses_device(int device) const override;
   void retract(const LocalSegment& segment) override;
   int service_descriptor() const override { return ready_.get(); }

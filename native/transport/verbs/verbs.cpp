@@ -75,7 +75,7 @@ std::string VerbsTransport::publish(LocalSegment& segment, std::span<const Rank>
   return memory_->publish(segment);
 }
 
-RemoteSegment VerbsTransport::attach(Rank peer, const std::string& description, Deadline) {
+RemoteSegment VerbsTransport::attach(Rank peer, const std::string& description, int, Deadline) {
   return VerbsMemory::attach(peer, description);
 }
 

@@ -1,7 +1,8 @@
 """Collectives on memory of a GPU have the bits of those on the host; streams order them.
 
 ``collectives.py N [PART...]`` : ranks are N threads, of which ``unmapped N`` map nothing of each
-other's memory; 0: processes that a launcher started.
+other's memory; 0: processes that a launcher started, ``abreast 0`` each on a GPU of its own,
+``apart 0`` where each sees only that.
 
 Streams of the double are late: a step that does not wait for its stream works on old bytes.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -24,6 +26,7 @@ from pgasdl.plans import PLANS
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
 N_TURNS = 3
+GPU = 0  # that this rank works on
 
 
 def numbers(ctx: Any, count: int, dtype: npt.DTypeLike, turn: int) -> npt.NDArray[Any]:
@@ -39,7 +42,7 @@ def same(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> bool:
 def allreduces(ctx: Any) -> None:
     """Arrays in a segment and elsewhere, of all dtypes."""
     stream = Stream()
-    segment = ctx.segment(1 << 16, device="cuda:0")
+    segment = ctx.segment(1 << 16, device=f"cuda:{GPU}")
     for dtype in DTYPES:
         size = np.dtype(dtype).itemsize
         for count in (1, 1000):
@@ -75,7 +78,7 @@ def handles(ctx: Any) -> None:
         for kind in spec.kinds:
             if kind == "update":
                 continue
-            segment = ctx.segment(4 * count, device="cuda:0")
+            segment = ctx.segment(4 * count, device=f"cuda:{GPU}")
             array = Array(count, np.float32, segment.address)
             on_host = ctx.segment(4 * count)
             there = on_host.numpy(np.float32)
@@ -117,6 +120,23 @@ def compared(ctx: Any, kind: str, found: npt.NDArray[Any], wanted: npt.NDArray[A
         begin, n = pgasdl.plans.blocks(len(wanted), ctx.size)[ctx.rank]
         return same(found[begin : begin + n], wanted[begin : begin + n])
     return same(found, wanted)
+
+
+def bound(ctx: Any) -> None:
+    """The GPUs load and store memory that others allocated, the older way, too."""
+    stream, count = Stream(), 3000
+    array = Array(count, np.float32)
+    segment = ctx.bind(array)
+    handle = ctx.allreduce_handle(array)
+    for turn in range(N_TURNS):
+        mine = numbers(ctx, count, np.float32, turn)
+        wanted = ctx.allreduce(mine.copy(), plan="gdraa")
+        array.fill(mine, stream)
+        handle.run(stream=stream)
+        assert same(array.values(stream), wanted), turn
+    handle.close()
+    ctx.barrier()
+    segment.delete()
 
 
 def pool(ctx: Any) -> None:
@@ -165,12 +185,12 @@ def exchanges(ctx: Any) -> None:
     layers = [(shape, "f4") for shape in shapes]
     for plan in PLANS:
         if not exchanged(ctx, layers, plan, "cpu"):
-            assert not exchanged(ctx, layers, plan, "cuda:0"), plan
+            assert not exchanged(ctx, layers, plan, f"cuda:{GPU}"), plan
             continue
         for bucket_bytes in (0, 1 << 12):
             with (
                 GradientExchange(
-                    ctx, layers, plan=plan, bucket_bytes=bucket_bytes, device="cuda:0"
+                    ctx, layers, plan=plan, bucket_bytes=bucket_bytes, device=f"cuda:{GPU}"
                 ) as exchange,
                 GradientExchange(ctx, layers, plan=plan, bucket_bytes=bucket_bytes) as host,
             ):
@@ -238,12 +258,13 @@ def staged(ctx: Any) -> None:
 
 
 PARTS = {
-    part.__name__: part for part in (allreduces, long_arrays, handles, pool, exchanges, staged)
+    part.__name__: part
+    for part in (allreduces, long_arrays, handles, bound, pool, exchanges, staged)
 }
 
 
 def run(ctx: Any, parts: list[str]) -> list[str]:
-    with Device():
+    with Device(GPU):
         for part in parts:
             PARTS[part](ctx)
     return parts
@@ -252,6 +273,11 @@ def run(ctx: Any, parts: list[str]) -> list[str]:
 def main() -> None:
     how, parts = sys.argv[1].split(), sys.argv[2:] or list(PARTS)
     size = int(how[-1])
+    if "abreast" in how:
+        global GPU
+        GPU = int(os.environ["PGASDL_RANK"])
+    if "apart" in how:
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["PGASDL_RANK"]
     if size:
         done = loopback.run(size, lambda ctx: run(ctx, parts), mapped="unmapped" not in how)
         print(json.dumps(done[0]))
