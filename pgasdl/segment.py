@@ -397,6 +397,8 @@ class SegmentTable:
         )
         # It must stay when its name goes out of scope.
         self.kept[segment.id] = segment
+        if device is not None:  # mapped by peers, as memory of the host is not
+            self._add(segment)
         return segment
 
     def _warn_of_open_memory(self) -> None:

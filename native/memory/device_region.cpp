@@ -99,6 +99,16 @@ void require_reach(cuda::Device from, cuda::Device to) {
               text("GPU ", from, " has no peer access to memory of GPU ", to));
 }
 
+void open_to(cuda::Device from, cuda::Device to) {
+  require_reach(from, to);
+  if (from == to) return;
+  const cuda::Context peer = cuda::primary_context(to);
+  const cuda::Current current(from);
+  const cuda::Result result = cuda::driver().ctx_enable_peer_access(peer, 0);
+  if (result == cuda::kPeerAccessAlreadyEnabled) return;
+  check(result, text("opening memory of GPU ", to, " to GPU ", from));
+}
+
 cuda::Device device_of(const std::byte* address) {
   int type = 0;
   int device = 0;

@@ -69,8 +69,9 @@ class DeviceRegion {
 };
 
 // Throws kUnavailable unless kernels and copies of one device of this process reach the memory of
-// another.
+// another; and lets them reach also what others have allocated there in this process.
 void require_reach(cuda::Device from, cuda::Device to);
+void open_to(cuda::Device from, cuda::Device to);
 
 // The device that an address lies on. Throws kBuffer if it is none of a device's.
 cuda::Device device_of(const std::byte* address);

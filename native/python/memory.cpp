@@ -180,20 +180,20 @@ void bind_memory(nb::module_& module) {
           "Make the pages of all copies that are mapped here present now; changes nothing.")
       .def(
           "pin",
-          [](const SegmentHandle& self, int device) {
+          [](const SegmentHandle& self, std::optional<int> device) {
             const LocalSegment& local = self.segment->local();
             // Memory that MPI allocated for a window is MPI's to pin.
             const bool ours = local.region != nullptr && local.data == local.region->data();
             if (!ours || self.segment->deleted()) return false;
             const WithoutGil release;
-            local.region->pin(device);
+            local.region->pin(device.value_or(0));
             return true;
           },
-          "device"_a = 0,
+          "device"_a = nb::none(),
           "Register this rank's copy, on the host, with the GPU's driver: copies between it and a "
           "GPU are then faster, and streams make them without the host. device: the number of a "
-          "GPU "
-          "that this process uses; the others reach it, too. It lasts as long as the memory. "
+          "GPU that this process uses, None: the first; the others reach it, too. It lasts as long "
+          "as the memory. "
           "False, and nothing is done: the memory is not the library's own (bound, a "
           "GPU's, "
           "MPI's). UnavailableError without a GPU. CaffeGPI, gaspi_segment_use of pinned memory.")

@@ -97,6 +97,10 @@ const Library& loaded() {
   return library;
 }
 
+}  // namespace
+
+const Driver& driver() { return loaded(); }
+
 Context primary_context(Device device) {
   static std::mutex mutex;
   static std::vector<Context> contexts(static_cast<std::size_t>(loaded().n_devices));
@@ -112,10 +116,6 @@ Context primary_context(Device device) {
   }
   return context;
 }
-
-}  // namespace
-
-const Driver& driver() { return loaded(); }
 
 std::string missing() {
   try {

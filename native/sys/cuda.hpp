@@ -31,6 +31,7 @@ inline constexpr Result kDeinitialized = 4;
 inline constexpr Result kStubLibrary = 34;
 inline constexpr Result kNoDevice = 100;
 inline constexpr Result kNotReady = 600;
+inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kAlreadyRegistered = 712;  // of host memory
 inline constexpr Result kNotSupported = 801;
 inline constexpr Result kDriverMismatch = 803;
@@ -125,6 +126,7 @@ inline constexpr unsigned kIpcLazyEnablePeerAccess = 1;
   X(primary_ctx_release, "cuDevicePrimaryCtxRelease_v2", (Device device))                          \
   X(ctx_push, "cuCtxPushCurrent_v2", (Context context))                                            \
   X(ctx_pop, "cuCtxPopCurrent_v2", (Context * context))                                            \
+  X(ctx_enable_peer_access, "cuCtxEnablePeerAccess", (Context peer, unsigned flags))               \
   X(ctx_get_stream_priority_range, "cuCtxGetStreamPriorityRange", (int* least, int* greatest))     \
   X(thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                \
   X(mem_get_granularity, "cuMemGetAllocationGranularity",                                          \
@@ -217,13 +219,16 @@ int device_count();
 // An attribute of a device, 0 if the driver does not know it.
 int attribute(Device device, DeviceAttribute which);
 
+// The context of a device that PyTorch and CuPy use, too, retained at first use and kept until the
+// process ends.
+Context primary_context(Device device);
+
 // Throws for any result but success: what was attempted, and the driver's name and words for it.
 // kUnavailable for what the driver does not support, else kSystem, for lack of memory, too.
 void check(Result result, const std::string& what);
 
-// Makes a device's primary context, the one that PyTorch and CuPy use, this thread's current one
-// for a scope. It is retained at first use and kept until the process ends. Calls in the
-// scope have no part in a graph that some thread captures meanwhile, and do not spoil it.
+// Makes a device's primary context this thread's current one for a scope. Calls in the scope have
+// no part in a graph that some thread captures meanwhile, and do not spoil it.
 class Current {
  public:
   explicit Current(Device device);

@@ -57,6 +57,7 @@ PARTS = (
     Part("hazards", 120),
     Part("one_sided", 45),
     Part("collectives", 100),
+    Part("several", 130),
     Part("allreduce", 100),
     Part("puts", 30, confirms=True),
     Part("staged", 45),

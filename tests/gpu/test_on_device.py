@@ -14,8 +14,8 @@ from support.starting import finished, succeeded
 pytestmark = pytest.mark.gate  # the double is built first
 
 SCRIPT = Path(__file__).with_name("on_device.py")
-# The parts that need a driver with graphs, MPS, compute-sanitizer.
-ABSENT = {"graphs", "mps", "sanitizer"}
+# The parts that need a driver with graphs, MPS, compute-sanitizer, two GPUs.
+ABSENT = {"graphs", "mps", "sanitizer", "several"}
 
 
 def shown(env: dict[str, str], folder: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -34,6 +34,12 @@ def test_one_part(double: Callable[..., dict[str, str]], tmp_path: Path) -> None
     (part,) = shown(double(devices=1), tmp_path, "--only", "one_sided")
     assert part["status"] == "done"
     assert [finding["value"] for finding in part["findings"]] == ["holds"] * 4
+
+
+def test_a_machine_with_two(double: Callable[..., dict[str, str]], tmp_path: Path) -> None:
+    (part,) = shown(double(devices=2), tmp_path, "--only", "several")
+    assert part["status"] == "done"
+    assert [finding["value"] for finding in part["findings"]] == ["holds"] * 2
 
 
 PINNED = """

@@ -163,7 +163,7 @@ RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& descriptio
   }
   RemoteSegment remote = found->second.as_peers_see;
   if (--found->second.n_to_attach == 0) state.published.erase(found);
-  if (device != kHost && remote.device != kHost) require_reach(device, remote.device);
+  if (device != kHost && remote.device != kHost) open_to(device, remote.device);
   return remote;
 }
 

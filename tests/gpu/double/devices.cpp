@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "double.hpp"
+#include "memory.hpp"
 
 namespace gpu_double {
 namespace {
@@ -215,6 +215,15 @@ Result device_can_access_peer(int* can, Device device, Device peer) {
   if (!is_device(device) || !is_device(peer)) return kInvalidDevice;
   *can = device != peer && !lacks("peer");
   return kSuccess;
+}
+
+Result ctx_enable_peer_access(Context peer, unsigned flags) {
+  if (const Result refused = enter(Entry::ctx_enable_peer_access, Needs::kContext)) return refused;
+  const Device device = current_context()->device;
+  if (flags != 0 || peer == nullptr || peer->device == device) return kInvalidValue;
+  if (lacks("peer")) return kPeerAccessUnsupported;
+  const std::scoped_lock lock(memory().mutex);
+  return memory().open_peer(device, peer->device) ? kSuccess : kPeerAccessAlreadyEnabled;
 }
 
 Result primary_ctx_retain(Context* context, Device device) {

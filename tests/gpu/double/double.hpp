@@ -42,6 +42,7 @@ enum class Entry : std::uint8_t {
 inline constexpr Result kInvalidDevice = 101;
 inline constexpr Result kInvalidImage = 200;
 inline constexpr Result kInvalidContext = 201;
+inline constexpr Result kPeerAccessUnsupported = 217;
 inline constexpr Result kInvalidPtx = 218;
 inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotFound = 500;

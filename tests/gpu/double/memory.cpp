@@ -228,8 +228,9 @@ void* Memory::resolve(DevicePtr address, std::size_t bytes, Device device, Use u
       DevicePtr first = 0;
       const Mapping* mapping = find(at, &first);
       if (mapping == nullptr) return nullptr;
-      const bool copied = use == Use::kCopy && mapping->allocation->legacy;
-      if (!copied && (mapping->devices & bit(device)) == 0) return nullptr;
+      const Allocation& allocation = *mapping->allocation;
+      const bool reached = use == Use::kCopy || opened_.contains({device, allocation.device});
+      if (!(reached && allocation.legacy) && (mapping->devices & bit(device)) == 0) return nullptr;
       at = first + mapping->bytes;
     }
     return behind(address);

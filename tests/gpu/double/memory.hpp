@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <shared_mutex>
+#include <utility>
 
 #include "double.hpp"
 #include "sys/process.hpp"
@@ -68,6 +70,9 @@ class Memory {
   bool remove_host(std::uintptr_t address);
   const Registration* find_host(std::uintptr_t address, std::uintptr_t* first = nullptr) const;
 
+  // Lets kernels of one device get at what is allocated on another; false: they do already.
+  bool open_peer(Device device, Device peer) { return opened_.emplace(device, peer).second; }
+
   // Null: the device cannot get at all of these bytes.
   void* resolve(DevicePtr address, std::size_t bytes, Device device, Use use) const;
   // Neither a device's memory nor registered.
@@ -84,6 +89,7 @@ class Memory {
   std::map<DevicePtr, std::size_t> reserved_;
   std::map<DevicePtr, Mapping> mapped_;
   std::map<std::uintptr_t, Registration> registered_;
+  std::set<std::pair<Device, Device>> opened_;
 };
 
 Memory& memory();

@@ -26,7 +26,7 @@ from pgasdl.plans import PLANS
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
 N_TURNS = 3
-GPU = 0  # that this rank works on
+GPU = int(os.environ["PGASDL_RANK"]) if "abreast" in sys.argv[1] else 0
 
 
 def numbers(ctx: Any, count: int, dtype: npt.DTypeLike, turn: int) -> npt.NDArray[Any]:
@@ -273,9 +273,6 @@ def run(ctx: Any, parts: list[str]) -> list[str]:
 def main() -> None:
     how, parts = sys.argv[1].split(), sys.argv[2:] or list(PARTS)
     size = int(how[-1])
-    if "abreast" in how:
-        global GPU
-        GPU = int(os.environ["PGASDL_RANK"])
     if "apart" in how:
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["PGASDL_RANK"]
     if size:
