@@ -12,6 +12,10 @@ from torch import Tensor
 from pgasdl.errors import BufferRefused
 
 
+class OnGpu(BufferRefused):
+    """A tensor is on a GPU: a copy of it is needed."""
+
+
 def options_of(
     kind: Any, given: Any, field: str | None = None, timeout: timedelta | None = None
 ) -> Any:
@@ -49,7 +53,14 @@ def message_of(tensors: list[Tensor]) -> Tensor:
 
 
 def readable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return what tensors hold, without their history; refuse what is not in host memory."""
+    """Return what tensors hold, without their history; refuse what is not in host memory.
+
+    Raises
+    ------
+    OnGpu
+        Copies of them can be taken: see :func:`pgasdl.torch.backend.on_gpu.takes_gpus`.
+    BufferRefused
+    """
     return [_alias(each) for each in tensors]
 
 
@@ -57,21 +68,46 @@ def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
     """As :func:`readable`; refuse elements that share their memory, too."""
     aliases = readable(tensors)
     for each in aliases:
-        strides = each.stride()
-        if 0 in strides and any(n > 1 for n, s in zip(each.shape, strides, strict=True) if s == 0):
-            raise BufferRefused(
-                f"a result in an expanded tensor, of shape {list(each.shape)}, whose elements "
-                "share memory: give tensor.contiguous()"
-            )
+        if 0 in each.stride():
+            require_unshared(each)
     return aliases
+
+
+def require_unshared(tensor: Tensor) -> None:
+    """Refuse a result whose elements share their memory."""
+    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise BufferRefused(
+            f"a result in an expanded tensor, of shape {list(tensor.shape)}, whose elements "
+            "share memory: give tensor.contiguous()"
+        )
+
+
+def require_host(tensor: Tensor) -> None:
+    """Refuse a tensor that is elsewhere."""
+    where = tensor.device
+    if where.type != "cpu":
+        kind = OnGpu if where.type == "cuda" else BufferRefused
+        raise kind(f"a tensor on {where}: backend pgasdl takes those of the host and of CUDA")
+
+
+def on_device(tensor: Tensor) -> Tensor:
+    """Return what a tensor holds, without its history, wherever it is."""
+    _require_dense(tensor)
+    if hasattr(tensor, "trigger_wait"):  # the result of a functional collective
+        tensor = tensor.trigger_wait()
+    return tensor.detach()
+
+
+def _require_dense(tensor: Tensor) -> None:
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else f"{tensor.layout}, {tensor.dtype}"
+        raise BufferRefused(f"a tensor ({kind}) that is no dense array of numbers")
 
 
 def _alias(tensor: Tensor) -> Tensor:
     if not tensor.is_cpu:
-        raise BufferRefused(f"a tensor on {tensor.device}: backend pgasdl takes host memory only")
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
-        kind = "nested" if tensor.is_nested else f"{tensor.layout}, {tensor.dtype}"
-        raise BufferRefused(f"a tensor ({kind}) that is no dense array of numbers")
+        require_host(tensor)
+    _require_dense(tensor)
     plain = type(tensor) is Tensor and not tensor.requires_grad
     alias = tensor if plain else tensor.detach()
     try:
@@ -80,7 +116,7 @@ def _alias(tensor: Tensor) -> Tensor:
         in_memory = False
     if in_memory:
         return alias
-    if hasattr(tensor, "trigger_wait"):  # the result of a functional collective
+    if hasattr(tensor, "trigger_wait"):
         return _alias(tensor.trigger_wait())
     raise BufferRefused(f"a tensor without memory ({type(tensor).__name__})")
 

@@ -11,7 +11,8 @@ def register() -> None:
 
     if not distributed.is_available() or hasattr(distributed.Backend, "PGASDL"):
         return
-    distributed.Backend.register_backend("pgasdl", _create, extended_api=True, devices=["cpu"])
+    devices = ["cpu", "cuda"]
+    distributed.Backend.register_backend("pgasdl", _create, extended_api=True, devices=devices)
 
 
 def _create(*given: Any) -> Any:

@@ -228,10 +228,10 @@ class Collectives:
         self._monitored += 1
         tag = _MONITORED - self._monitored
         peers = range(1, self._group.size)
-        passed = bytes_of(torch.ones(1, dtype=torch.uint8))
+        passed = bytes_of(torch.ones(1, dtype=torch.uint8, device="cpu"))
         if self._group.rank != 0:
             self._messages.send(0, tag, passed)
-            answer = bytes_of(torch.zeros(1, dtype=torch.uint8))
+            answer = bytes_of(torch.zeros(1, dtype=torch.uint8, device="cpu"))
             try:
                 self._messages.wait(self._messages.receive(0, tag, answer), seconds)
             except Timeout:
@@ -255,7 +255,7 @@ class Collectives:
 
     def _absent(self, tag: int, deadline: float, *, all_of_them: bool) -> list[int]:
         """Return the places of members that do not come in time; the first, or all of them."""
-        token = bytes_of(torch.zeros(1, dtype=torch.uint8))
+        token = bytes_of(torch.zeros(1, dtype=torch.uint8, device="cpu"))
         peers = range(1, self._group.size)
         received = {peer: self._messages.receive(peer, tag, token.copy()) for peer in peers}
         absent: list[int] = []
@@ -394,7 +394,8 @@ class Collectives:
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         """Return memory for what other ranks have like ``tensor``, with that in its place."""
-        parts = list(torch.empty((self._size, *tensor.shape), dtype=tensor.dtype).unbind())
+        whole = torch.empty((self._size, *tensor.shape), dtype=tensor.dtype, device="cpu")
+        parts = list(whole.unbind())
         parts[self._rank] = tensor
         return parts
 

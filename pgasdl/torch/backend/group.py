@@ -37,11 +37,11 @@ from pgasdl.torch.backend.collectives import (
 from pgasdl.torch.backend.meet import SharedContext, find, keep, meet
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
+from pgasdl.torch.backend.on_gpu import takes_gpus, together
 from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import (
     MessageWork,
     Result,
-    Together,
     Work,
     seconds_of,
     torch_errors,
@@ -133,7 +133,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    # Asked for each device; PyTorch looks up no such thing of groups in Python.
+    supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        return self
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Take the name that torch.distributed gives."""
@@ -157,11 +163,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     # --- all ranks get the same
 
+    @takes_gpus(writes="tensors", reads="tensors")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Reduce a tensor over all ranks, in place."""
         options = options_of(c10d.AllreduceOptions, opts, "reduceOp", timeout)
         return self._all_reduced(listed(tensors), options)
 
+    @takes_gpus(writes="tensors", reads="tensors")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         options = options_of(c10d.AllreduceCoalescedOptions, opts, "reduceOp")
@@ -193,6 +201,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         return call
 
+    @takes_gpus(writes="tensors", reads="tensors")
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Give every rank the tensor of one."""
         options = options_of(c10d.BroadcastOptions, opts, "rootRank", timeout)
@@ -208,6 +217,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         return self._begin(tensors, options, call)
 
+    @takes_gpus(writes="outputs", reads="tensors")
     def allgather(
         self, outputs: Any, tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -216,6 +226,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         tensors, outputs = listed(tensors), nested(outputs)
         return self._gather_all(outputs, tensors, options)
 
+    @takes_gpus(writes="outputs", reads="tensors")
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None
     ) -> Work:
@@ -230,6 +241,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
+    @takes_gpus(writes="outputs", reads="tensors")
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
     ) -> Work:
@@ -269,6 +281,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     # --- one rank gets something
 
+    @takes_gpus(writes="tensors", reads="tensors")
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -289,6 +302,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         return self._begin(tensors, options, call)
 
+    @takes_gpus(writes="outputs", reads="tensors")
     def gather(
         self, outputs: Any, tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -312,6 +326,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         return self._begin(parts, options, call)
 
+    @takes_gpus(writes="outputs", reads="tensors")
     def scatter(
         self, outputs: Any, tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -337,6 +352,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     # --- every rank gets something else
 
+    @takes_gpus(writes="outputs", reads="tensors")
     def reduce_scatter(
         self, outputs: Any, tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -355,6 +371,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @takes_gpus(writes="outputs", reads="tensors")
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
     ) -> Work:
@@ -385,6 +402,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         return self._begin(outputs, options, call)
 
+    @takes_gpus(writes="outputs", reads="tensors")
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Work:
         """Give every rank the tensors of all ranks that are meant for it."""
         options = options_of(c10d.AllToAllOptions, opts)
@@ -404,6 +422,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         return self._begin(outputs, options, call)
 
+    @takes_gpus(writes="output", reads="tensor")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -446,6 +465,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     # --- messages
 
+    @takes_gpus(reads="tensors", at_once=True)
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
         """Send a tensor to another rank."""
         tensor, to = message_of(tensors), self._require_member(peer)
@@ -453,10 +473,12 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             message = self._messages.send(to, tag, bytes_of(tensor))
         return self._passes(tensor, message)
 
+    @takes_gpus(writes="tensors", at_once=True)
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
         """Receive a tensor from another rank."""
         return self._receive(tensors, self._require_member(peer), tag)
 
+    @takes_gpus(writes="tensors", at_once=True)
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         """Receive a tensor from whatever rank sends one."""
         return self._receive(tensors, None, tag)
@@ -504,7 +526,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def _end_coalescing(self, device: torch.device) -> Work:
         works, self._coalesced = self._coalesced, None
-        return Together(works or [])
+        return together(works or [])
 
     def abort(self) -> None:
         """End what is under way on this rank, with an error, and refuse more."""

@@ -151,7 +151,7 @@ class Reduction:
 @functools.cache
 def _combines(kind: Any, dtype: torch.dtype) -> bool:
     """Whether PyTorch has this operator for this dtype."""
-    number = torch.empty(1, dtype=dtype)
+    number = torch.empty(1, dtype=dtype, device="cpu")
     try:
         return kind in _BY_TORCH and _BY_TORCH[kind](number, number).dtype == dtype
     except RuntimeError:
@@ -163,5 +163,5 @@ def _scales(factor: float | Tensor, dtype: torch.dtype) -> bool:
     if isinstance(factor, Tensor) and (factor.numel() != 1 or factor.device.type != "cpu"):
         return False
     return _combines(Kind.PRODUCT, dtype) and (
-        torch.result_type(torch.empty(1, dtype=dtype), factor) == dtype
+        torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), factor) == dtype
     )

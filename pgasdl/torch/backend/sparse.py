@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pgasdl.errors import BufferRefused
-from pgasdl.torch.backend.arguments import contiguous
+from pgasdl.torch.backend.arguments import contiguous, require_host
 from pgasdl.torch.backend.collectives import Collectives, block_of, cut, rows
 from pgasdl.torch.backend.reductions import Kind, ReduceOp
 
@@ -19,9 +19,9 @@ def require_summable(tensor: Tensor, op: Any) -> None:
     kind = op.op if isinstance(op, ReduceOp) else op
     if kind != Kind.SUM:
         raise BufferRefused(f"{kind.name} of sparse tensors is not defined: they can be summed")
-    if tensor.device.type != "cpu":
-        raise BufferRefused(f"a tensor on {tensor.device}: backend pgasdl takes host memory only")
-    place, number = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=tensor.dtype)
+    require_host(tensor)
+    place = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
+    number = torch.zeros(1, dtype=tensor.dtype, device="cpu")
     try:
         torch.sparse_coo_tensor(place, number, (1,)).coalesce()
     except RuntimeError as error:
@@ -32,7 +32,8 @@ def add_up(collectives: Collectives, tensor: Tensor, size: int, seconds: float) 
     """Replace a sparse COO tensor by the sum of all ranks'."""
     deadline = time.monotonic() + seconds
     mine = tensor.detach().coalesce()
-    number, numbers = torch.tensor([mine._nnz()]), torch.empty(size, dtype=torch.int64)
+    number = torch.tensor([mine._nnz()], device="cpu")
+    numbers = torch.empty(size, dtype=torch.int64, device="cpu")
     collectives.all_gather(rows(numbers, size), block_of(number), (number, numbers), seconds)
     counts = numbers.tolist()
 

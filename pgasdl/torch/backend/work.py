@@ -223,7 +223,8 @@ class Together(Work):
 
     def exception(self) -> BaseException | None:
         """Return what made the first one fail."""
-        return next((work._error for work in self._works if work._error is not None), None)
+        errors = (work.exception() for work in self._works)
+        return next((error for error in errors if error is not None), None)
 
     def get_future(self) -> Future[Result]:
         """Return a future of the results' tensors."""

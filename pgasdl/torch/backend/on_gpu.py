@@ -1,0 +1,210 @@
+"""Collectives and messages of tensors on a GPU: the same ones, made with copies on the host.
+
+A call that finds a tensor on a GPU is made again with copies (:func:`takes_gpus`). In the queue of
+the group's collectives the host waits for the copies right before it: the caller of an asynchronous
+one does not wait, and the order is that of the calls. Who sends a message waits. ``Work.wait()``
+waits for the host's part, and lets the stream that is current then wait for the results' copies.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from pgasdl.errors import BufferRefused
+from pgasdl.torch.backend.arguments import OnGpu, on_device, require_unshared
+from pgasdl.torch.backend.copies import Copies
+from pgasdl.torch.backend.work import Result, Together, Work
+
+
+class GpuWork(Work):
+    """A call with tensors on a GPU.
+
+    Parameters
+    ----------
+    result : list[Tensor]
+        Tensors that hold the result when it is done.
+    on_host : Work
+        The same with their copies.
+    copies : Copies
+        The copies.
+    """
+
+    def __init__(self, result: Result, on_host: Work, copies: Copies) -> None:
+        super().__init__(result)
+        self._on_host, self.copies = on_host, copies
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the host's part, and let the current stream wait for the rest."""
+        self._on_host.wait(timeout)
+        self.copies.wait_here()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over, on the GPU, too."""
+        if not self._on_host.is_completed():
+            return False
+        return self.exception() is not None or bool(self.copies.bring_back().query())
+
+    def is_success(self) -> bool:
+        """Whether it is over and did not fail."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return what made it fail."""
+        return self._on_host.exception()
+
+    def source_rank(self) -> int:
+        """Return who sent it, as a place in the group."""
+        rank: int = self._on_host.source_rank()
+        return rank
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Result]:
+        """Return a future of the result's tensors, for which streams wait."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future = self._future = self.copies.future()
+        self._on_host.get_future().add_done_callback(lambda _: self.complete())
+        return future
+
+    def complete(self) -> None:
+        """Complete the future, behind the way back."""
+        assert self._future is not None
+        error = self.exception()
+        try:
+            self.copies.bring_back()
+        except Exception as failed:
+            error = error or failed
+        if error is not None:
+            self._future.set_exception(error)  # type: ignore[arg-type]
+            return
+        with self.copies.on_stream():  # it records an event there
+            self._future.set_result(self._result)
+
+
+class GpuTogether(Together):
+    """Several calls as one, the last one with tensors on a GPU."""
+
+    def get_future(self) -> Future[Result]:
+        """Return a future of the results' tensors, for which streams wait."""
+        last, futures = self._works[-1], [work.get_future() for work in self._works]
+        assert isinstance(last, GpuWork)
+        future = last.copies.future()
+
+        def complete(_: object) -> None:
+            try:
+                with last.copies.on_stream():  # it waits for all of them
+                    future.set_result([tensor for each in futures for tensor in each.wait()])
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type]
+
+        torch.futures.collect_all(futures).add_done_callback(complete)
+        return future
+
+
+def together(works: list[Work]) -> Together:
+    """Return several calls as one."""
+    return (GpuTogether if works and isinstance(works[-1], GpuWork) else Together)(works)
+
+
+def takes_gpus(
+    *, reads: str | None = None, writes: str | None = None, at_once: bool = False
+) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+    """Let a method of a process group take tensors on a GPU, too.
+
+    Tensors on the host cost no look: the method itself finds those that are not, before it does
+    anything.
+
+    Parameters
+    ----------
+    reads, writes : str or None
+        Names of the parameters that hold tensors; what is written as a whole is not read.
+    at_once : bool
+        The method does not queue its call: messages.
+    """
+
+    def decorate(method: Callable[..., Work]) -> Callable[..., Work]:
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def call(group: Any, *given: Any, **named: Any) -> Work:
+            try:
+                return method(group, *given, **named)
+            except OnGpu:
+                pass
+            bound = signature.bind(group, *given, **named)
+            return _by_host(group, method, bound, reads, writes, at_once)
+
+        return call
+
+    return decorate
+
+
+def _by_host(
+    group: Any,
+    method: Callable[..., Work],
+    bound: inspect.BoundArguments,
+    reads: str | None,
+    writes: str | None,
+    at_once: bool,
+) -> Work:
+    """Make a call with copies of its tensors."""
+    names = [name for name in dict.fromkeys((writes, reads)) if name is not None]
+    result = list(_leaves(bound.arguments[names[0]]))
+    given = {name: _each(bound.arguments[name], on_device) for name in names}
+    if writes:
+        for each in _leaves(given[writes]):
+            require_unshared(each)
+    copies = Copies(_device_of(given.values()))
+    for name in names:
+        make = functools.partial(copies.make, reads=name == reads, writes=name == writes)
+        bound.arguments[name] = _each(given[name], make)
+    copies.begin()
+    if at_once:
+        if reads:
+            copies.arrive()
+        work = method(*bound.args, **bound.kwargs)
+    else:
+        # Three calls of the queue, one behind the other; what fails ends those behind it.
+        later = group._coalesced is not None or getattr(
+            bound.arguments.get("opts"), "asyncOp", True
+        )
+        group._work_queue.run(Work([]), copies.arrive, later=later)
+        method(*bound.args, **bound.kwargs)
+        work = group._work_queue.run(Work([]), copies.bring_back, later=later)
+    made = GpuWork(result, work, copies)
+    if group._coalesced is not None:
+        group._coalesced[-1] = made  # instead of the copies'
+    return made
+
+
+def _each(tensors: Any, call: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same lists with what ``call`` makes of each tensor."""
+    return call(tensors) if isinstance(tensors, Tensor) else [_each(each, call) for each in tensors]
+
+
+def _leaves(tensors: Any) -> Iterator[Tensor]:
+    if isinstance(tensors, Tensor):
+        yield tensors
+    else:
+        for each in tensors:
+            yield from _leaves(each)
+
+
+def _device_of(tensors: Any) -> torch.device:
+    """Return where all tensors are."""
+    devices = {each.device for each in _leaves(tensors)}
+    if len(devices) > 1:
+        found = " and ".join(sorted(map(str, devices)))
+        raise BufferRefused(f"tensors on {found} in one call: give all on one device")
+    return devices.pop()
