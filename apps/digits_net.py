@@ -11,11 +11,12 @@ from torch import Tensor, nn
 class Digits:
     """1797 images of 8 by 8 pixels: 1437 to train with, 360 to test with, always the same."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, device: str = "cpu") -> None:
         bunch = load_digits()
         # Pixels are 0 to 16; mean and deviation are 4.9 and 6.
         images = (torch.tensor(bunch.images, dtype=dtype).unsqueeze(1) - 4.9) / 6
-        labels = torch.tensor(bunch.target, dtype=torch.int64)
+        images = images.to(device)
+        labels = torch.tensor(bunch.target, dtype=torch.int64, device=device)
         rows = torch.arange(len(labels))
         train, test = train_test_split(rows, test_size=360, stratify=labels, random_state=0)
         self.train, self.train_labels = images[train], labels[train]

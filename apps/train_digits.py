@@ -76,8 +76,8 @@ class Training:
 
 def train(ctx: pgasdl.Context, given: argparse.Namespace) -> Training:
     """Train, and test after every epoch."""
-    digits = Digits(torch.get_default_dtype())
-    network = Network(given.seed)
+    digits = Digits(torch.get_default_dtype(), given.device)
+    network = Network(given.seed).to(given.device)
     place = {"rank": ctx.rank, "size": ctx.size}
     batches = Batches(len(digits.train), given.batch, seed=given.seed, **place)
     per_epoch = batches.per_epoch
@@ -131,7 +131,7 @@ def accuracy(network: nn.Module, digits: Digits) -> float:
 def weights(network: nn.Module) -> dict[str, np.ndarray]:
     """Return each layer's weights and biases, flat."""
     return {
-        name: torch.cat([each.detach().flatten() for each in layer.parameters()]).numpy()
+        name: torch.cat([each.detach().flatten() for each in layer.parameters()]).cpu().numpy()
         for name, layer in network.named_children()
     }
 
@@ -200,6 +200,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default="turn",
         help="exchanges advance at each layer, or by a thread of their own",
     )
+    add("--device", default="cpu", help="or cuda, with kind average: all ranks use one GPU")
     add("--threads", type=int, default=1, help="threads of each rank; changes the bits")
     add("--picture", default="train_digits.png", metavar="FILE", help="empty for none")
     add("--save", metavar="FILE", help="the weights, as .npz")
@@ -209,7 +210,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def prepare(given: argparse.Namespace) -> None:
     """Make PyTorch compute the same bits in every run."""
-    torch.use_deterministic_algorithms(True)
+    # On a GPU PyTorch warns where it cannot; ranks have the same weights all the same.
+    torch.use_deterministic_algorithms(True, warn_only=given.device != "cpu")
     torch.set_num_threads(given.threads)
     torch.set_default_dtype(getattr(torch, given.dtype))
 

@@ -65,6 +65,7 @@ PARTS = (
     Part("losses", 30),
     Part("graphs", 40),
     Part("foreign", 110),
+    Part("backend", 90),
     Part("mps", 60),
     Part("kernels", 90, confirms=True),
     Part("peers", 70),
