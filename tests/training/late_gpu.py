@@ -150,7 +150,7 @@ class LateTensor(torch.Tensor):
             if func == getter:
                 return value
         name = func.__name__
-        assert name not in ("data_ptr", "numpy", "tolist", "item"), f"{name} of memory of a GPU"
+        assert name not in ("numpy", "tolist", "item"), f"{name} of memory of a GPU"
         given = [bare(each) for each in args]
         if name.endswith("_") and not name.startswith("__"):
             gpu.current(DEVICE).enqueue(lambda: getattr(given[0], name)(*given[1:]))

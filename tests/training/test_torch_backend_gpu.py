@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from backend_tools import drawn, options, run
+from support.environment import environment
+from support.starting import succeeded
 
 torch = pytest.importorskip("torch")
 
@@ -214,6 +218,42 @@ def test_what_is_refused_is_so_at_once() -> None:
         assert (on_host(tensor) == SIZE).all()
 
     run(SIZE, program)
+
+
+NAMED = """
+import sys
+import torch
+from torch import distributed
+store = distributed.FileStore(sys.argv[2], 1)
+distributed.init_process_group(sys.argv[1], store=store, rank=0, world_size=1)
+world, numbers = distributed.group.WORLD, torch.ones(2)
+distributed.all_reduce(numbers)
+distributed.broadcast_object_list([1])
+distributed.barrier()
+assert world._device_types == [torch.device("cpu"), torch.device("cuda")]
+assert not world._get_backend(torch.device("cuda", 0)).supports_splitting
+print(distributed.get_backend(), distributed.get_backend_config())
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("name", ["pgasdl", "cpu:pgasdl,cuda:pgasdl"])
+def test_the_backend_is_that_of_both_devices(name: str, tmp_path: Path) -> None:
+    """Also where there is no GPU."""
+    command = [sys.executable, "-c", NAMED, name, str(tmp_path / "store")]
+    told = succeeded(command, env=environment(), timeout=60)
+    assert told.split() == [name, "cpu:pgasdl,cuda:pgasdl"]
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_tensors_without_memory_are_refused() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    def program(group: Any) -> None:
+        with FakeTensorMode(), pytest.raises(pgasdl.BufferRefused, match="without memory"):
+            group.allreduce([torch.ones(2, device="cuda")], options(c10d.AllreduceOptions))
+
+    run(1, program)
 
 
 def test_what_fails_on_the_host_fails() -> None:

@@ -91,11 +91,21 @@ def require_host(tensor: Tensor) -> None:
 
 
 def on_device(tensor: Tensor) -> Tensor:
-    """Return what a tensor holds, without its history, wherever it is."""
+    """Return what a tensor holds, without its history, wherever it is.
+
+    Who writes to it does not count as one who changes the tensor: as where memory is written to.
+    """
     _require_dense(tensor)
     if hasattr(tensor, "trigger_wait"):  # the result of a functional collective
         tensor = tensor.trigger_wait()
-    return tensor.detach()
+    alias = tensor.data
+    try:
+        in_memory = alias.numel() == 0 or alias.data_ptr() != 0
+    except RuntimeError:
+        in_memory = False
+    if not in_memory:
+        raise _without_memory(tensor)
+    return alias
 
 
 def _require_dense(tensor: Tensor) -> None:
@@ -118,7 +128,11 @@ def _alias(tensor: Tensor) -> Tensor:
         return alias
     if hasattr(tensor, "trigger_wait"):
         return _alias(tensor.trigger_wait())
-    raise BufferRefused(f"a tensor without memory ({type(tensor).__name__})")
+    raise _without_memory(tensor)
+
+
+def _without_memory(tensor: Tensor) -> BufferRefused:
+    return BufferRefused(f"a tensor without memory ({type(tensor).__name__})")
 
 
 def require_alike(tensor: Tensor, others: Sequence[Tensor], count: int | None = None) -> None:

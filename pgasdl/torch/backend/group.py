@@ -135,11 +135,15 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), torch.device("cuda")]
 
-    # Asked for each device; PyTorch looks up no such thing of groups in Python.
-    supports_splitting = False
-
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        return self
+        return self  # of all devices; it is asked for what it can do besides
+
+    supports_splitting = supports_coalescing = supports_shrinking = False
+    supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether it makes tensors."""
+        return False
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Take the name that torch.distributed gives."""
