@@ -133,7 +133,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), torch.device("cuda")]
+        built: bool = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+        types = ["cpu", "cuda"] if built else ["cpu"]
+        return [torch.device(each) for each in types]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
         return self  # of all devices; it is asked for what it can do besides
