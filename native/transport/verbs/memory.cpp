@@ -24,6 +24,7 @@ struct Description {
   std::uint32_t board_key;
   std::uint32_t board;
   std::uint32_t on_device;
+  std::uint32_t padding;
 };
 
 // Advice about a failed registration.

@@ -40,7 +40,8 @@ PKEY = 0xFFFF
 # magic, token, from, to, queue, count; number, first packet, shared memory, its key and padding of
 # the end; joined, answer
 DATAGRAM = struct.Struct("<Q16siiIIIIQIIII")
-DESCRIPTION = struct.Struct("<QQQIIII")  # bytes, data, board, notifications, keys, board's number
+# bytes, data, board, notifications, keys, board's number, whether it is on a GPU
+DESCRIPTION = struct.Struct("<QQQIIIIII")
 SLOT = struct.Struct("<IIII")  # board, notification, middle bits of the value, whether it is used
 N_SLOTS = 256
 TAKEN = N_SLOTS * SLOT.size  # where the number of immediates that were taken is
@@ -99,7 +100,7 @@ class Memory:
 
     def describe(self) -> bytes:
         return DESCRIPTION.pack(self.nbytes, self.data.buf, self.board.buf, self.notifications,
-                                self.data.rkey, self.board.rkey, self.number)  # fmt: skip
+                                self.data.rkey, self.board.rkey, self.number, 0, 0)  # fmt: skip
 
     def flag(self, number: int) -> int:
         return int.from_bytes(self.board.read(4, 4 * number), "little")
