@@ -77,6 +77,9 @@ void BoundPlan::Binder::bind_lane(const std::vector<PlanStep>& steps) {
       case PlanStep::Kind::kReduce:
         bind_reduce(from, step, lane);
         break;
+      case PlanStep::Kind::kCopy:
+        bind_copy(from, step);
+        break;
       case PlanStep::Kind::kCall:
         if (!from.targets.empty()) step.offset = from.targets[0].offset;
         break;
@@ -215,6 +218,36 @@ void BoundPlan::Binder::bind_reduce(const PlanStep& from, Step& step, Lane& lane
   lane.part_destinations.reserve(
       std::max(lane.part_destinations.capacity(), step.destinations.size()));
   step.pass = std::max<std::uint64_t>(1024, kBytesPerPass / (widest * streams) / 64 * 64);
+}
+
+void BoundPlan::Binder::bind_copy(const PlanStep& from, Step& step) const {
+  if (from.sources.size() != 1 || from.targets.size() != 1 || from.rows == 0 || from.count == 0) {
+    throw refuse("malformed Copy");
+  }
+  if (bound_.device_ != kHost) throw refuse("rows are copied on the host only");
+  const auto extent = [&](std::uint64_t apart) {
+    const std::uint64_t more = from.rows - 1;
+    if (more != 0 && apart > (UINT64_MAX - from.count) / more) throw refuse("rows too far apart");
+    return more * apart + from.count;
+  };
+  const PlanSpan& source = from.sources[0];
+  const PlanSpan& target = from.targets[0];
+  const Place here = place(source, extent(from.source_step), true);
+  const Place there = place(target, extent(from.target_step), true);
+  if (here.announced_by >= 0 || there.announced_by >= 0) {
+    throw refuse("a Copy of rows where a peer has yet to tell");
+  }
+  step.sources.push_back({here.address, here.dtype});
+  note(source, here, step);
+  step.destinations.push_back({there.address, there.dtype});
+  note(target, there, step);
+  check_dtypes(step);
+  const std::uint64_t item = item_size(here.dtype);
+  const std::uint64_t target_item = item_size(there.dtype);
+  step.rows = {from.rows, from.source_step * item, from.target_step * target_item};
+  const std::uint64_t bytes = from.count * (item + target_item);
+  bound_.bytes_moved_ += from.rows * bytes;
+  step.pass = std::max<std::uint64_t>(1, kBytesPerPass / bytes);
 }
 
 void BoundPlan::Binder::bind_source(const PlanStep& from, const PlanSpan& span, Step& step) const {

@@ -39,6 +39,7 @@ class BoundPlan::Binder {
   void bind_transfer(const PlanStep& from, Step& step) const;
   void bind_wait(const PlanStep& from, Step& step) const;
   void bind_reduce(const PlanStep& from, Step& step, Lane& lane) const;
+  void bind_copy(const PlanStep& from, Step& step) const;
   void bind_source(const PlanStep& from, const PlanSpan& span, Step& step) const;
   void bind_destination(const PlanStep& from, const PlanSpan& span, Step& step) const;
   // Whose copy a source or a destination is, and how a peer's is found.

@@ -207,6 +207,21 @@ bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
   return true;
 }
 
+bool BoundPlan::copy_some(Lane& lane, const Step& step) const {
+  Source source = step.sources[0];
+  Destination target = step.destinations[0];
+  const std::uint64_t end = std::min(lane.progress + step.pass, step.rows.count);
+  for (std::uint64_t row = lane.progress; row < end; ++row) {
+    source.address =
+        static_cast<const std::byte*>(step.sources[0].address) + row * step.rows.source_step;
+    target.address =
+        static_cast<std::byte*>(step.destinations[0].address) + row * step.rows.target_step;
+    reduce({&target, 1}, {&source, 1}, step.count, 1);
+  }
+  lane.progress = end == step.rows.count ? 0 : end;
+  return lane.progress == 0;
+}
+
 void BoundPlan::enqueue_work(const Step& step, cuda::Stream stream) const {
   if (step.kind == PlanStep::Kind::kPut) {
     cuda::check(cuda::driver().memcpy_async(
@@ -296,6 +311,9 @@ bool BoundPlan::advance_lane(std::size_t number) {
         } else if (!reduce_some(lane, step)) {
           return true;
         }
+        break;
+      case PlanStep::Kind::kCopy:
+        if (!copy_some(lane, step)) return true;
         break;
       case PlanStep::Kind::kCall:
         if (lane.call == Lane::Call::kNone) {

@@ -106,8 +106,13 @@ class BoundPlan {
     struct {
       std::byte* to = nullptr;
       const std::byte* from = nullptr;
-    } device_copy;              // of `count` bytes; of a kPut into a GPU's memory
-    std::uint64_t pass = 0;     // elements reduced per call of progress() at most
+    } device_copy;  // of `count` bytes; of a kPut into a GPU's memory
+    struct {
+      std::uint64_t count = 0;
+      std::uint64_t source_step = 0;  // bytes
+      std::uint64_t target_step = 0;
+    } rows;                     // of a kCopy
+    std::uint64_t pass = 0;     // elements reduced, or rows copied, per call of progress() at most
     std::uint64_t staging = 0;  // bytes, of a plain copy into an inbox that peers load from
     std::uint64_t offset = 0;   // kCall: of the span, in elements
     std::vector<Source> sources;
@@ -134,7 +139,7 @@ class BoundPlan {
   struct Lane {
     std::vector<Step> steps;
     std::size_t at = 0;
-    std::uint64_t progress = 0;                  // kReduce: elements done
+    std::uint64_t progress = 0;                  // kReduce: elements done; kCopy: rows
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
     enum class Call : std::uint8_t { kNone, kAsked, kTaken, kAnswered } call = Call::kNone;
@@ -194,6 +199,7 @@ class BoundPlan {
   // Posts the step's read, once; true when it is here.
   bool read_done(Lane& lane, Step& step);
   bool reduce_some(Lane& lane, const Step& step);
+  bool copy_some(Lane& lane, const Step& step) const;
   // Enqueues the step's work on the GPU, once; true when it has ended.
   bool device_done(std::size_t lane_number, const Step& step);
   void enqueue_work(const Step& step, cuda::Stream stream) const;

@@ -17,7 +17,7 @@ struct PlanSpan {
 };
 
 struct PlanStep {
-  enum class Kind : std::uint8_t { kPut, kWait, kReduce, kCall, kFlush };
+  enum class Kind : std::uint8_t { kPut, kWait, kReduce, kCopy, kCall, kFlush };
   Kind kind;
   std::vector<PlanSpan> targets;
   std::vector<PlanSpan> sources;
@@ -26,6 +26,10 @@ struct PlanStep {
   std::int64_t notification = -1;  // kPut: -1 for none
   double scale = 1;
   std::string hook;
+  // kCopy: of `count` elements each, which begin so many elements apart.
+  std::uint64_t rows = 1;
+  std::uint64_t target_step = 0;
+  std::uint64_t source_step = 0;
 };
 
 struct Plan {

@@ -15,9 +15,11 @@ using namespace nb::literals;
 
 // (buffer, offset, rank; -1: my own)
 using SpanTuple = std::tuple<std::uint32_t, std::uint64_t, Rank>;
-// (kind, targets, sources, count, peer, notification, scale, hook)
+// (kind, targets, sources, count, peer, notification, scale, hook, (rows, and the elements that
+// their targets and sources are apart))
 using StepTuple = std::tuple<std::string, std::vector<SpanTuple>, std::vector<SpanTuple>,
-                             std::uint64_t, Rank, std::int64_t, double, std::string>;
+                             std::uint64_t, Rank, std::int64_t, double, std::string,
+                             std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>;
 // (segment, byte offset)
 using HomeTuple = std::tuple<const SegmentHandle*, std::uint64_t>;
 // (segment, byte offset, dtype, each rank's; empty: all alike, directory)
@@ -36,6 +38,7 @@ PlanStep::Kind kind_of(const std::string& wanted) {
   if (wanted == "put") return PlanStep::Kind::kPut;
   if (wanted == "wait") return PlanStep::Kind::kWait;
   if (wanted == "reduce") return PlanStep::Kind::kReduce;
+  if (wanted == "copy") return PlanStep::Kind::kCopy;
   if (wanted == "call") return PlanStep::Kind::kCall;
   if (wanted == "flush") return PlanStep::Kind::kFlush;
   throw Error(ErrorKind::kPlan, text("no step of kind ", wanted));
@@ -65,9 +68,11 @@ Plan plan_of(const PlanTuple& tuple) {
   }
   for (const auto& steps : lanes) {
     auto& lane = plan.lanes.emplace_back();
-    for (const auto& [kind, targets, sources, count, peer, notification, scale, hook] : steps) {
+    for (const auto& [kind, targets, sources, count, peer, notification, scale, hook, rows] :
+         steps) {
+      const auto& [n_rows, target_step, source_step] = rows;
       lane.push_back({kind_of(kind), spans_of(targets), spans_of(sources), count, peer,
-                      notification, scale, hook});
+                      notification, scale, hook, n_rows, target_step, source_step});
     }
   }
   return plan;

@@ -10,12 +10,13 @@ from pgasdl import _native
 from pgasdl.buffers import DTYPES
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
-from pgasdl.plans import Call, Flush, Plan, Put, Reduce, Span, Step, Wait, spec_of
+from pgasdl.plans import Call, Copy, Flush, Plan, Put, Reduce, Span, Step, Wait, spec_of
 from pgasdl.plans.pieces import ArrayPlan
 from pgasdl.topology import Topology
 
 _Span = tuple[int, int, int]
-_Step = tuple[str, list[_Span], list[_Span], int, int, int, float, str]
+_Rows = tuple[int, int, int]
+_Step = tuple[str, list[_Span], list[_Span], int, int, int, float, str, _Rows]
 _Lowered = tuple[str, int, int, int, list[tuple[str, int]], list[list[_Step]]]
 
 
@@ -100,20 +101,29 @@ def _lowered(plan: Plan) -> _Lowered:
         return numbers[of.buffer], of.offset, -1 if of.rank is None else of.rank
 
     def step(of: Step) -> _Step:
+        targets: list[_Span] = []
+        sources: list[_Span] = []
+        n, peer, flag, scale, hook, rows = 0, -1, -1, 1.0, "", (1, 0, 0)
         match of:
             case Put(src, n, peer, dst, notify):
-                flag = -1 if notify is None else notify
+                kind, flag = "put", -1 if notify is None else notify
                 targets, sources = ([span(dst)], [span(src)]) if n > 0 else ([], [])
-                return "put", targets, sources, n, peer, flag, 1.0, ""
-            case Wait(notification, peer):
-                return "wait", [], [], 0, -1 if peer is None else peer, notification, 1.0, ""
+            case Wait(flag, owing):
+                kind, peer = "wait", -1 if owing is None else owing
             case Reduce(dsts, srcs, n, scale):
-                return "reduce", list(map(span, dsts)), list(map(span, srcs)), n, -1, -1, scale, ""
+                kind, targets, sources = "reduce", list(map(span, dsts)), list(map(span, srcs))
+            case Copy(dst, src, n, number, dst_step, src_step):
+                kind, targets, sources = "copy", [span(dst)], [span(src)]
+                rows = number, dst_step, src_step
+                if number == 1 or dst_step == src_step == n:  # one run of elements
+                    kind, n, rows = "reduce", of.total, (1, 0, 0)
             case Call(hook, at, n):
-                return "call", [span(at)], [], n, -1, -1, 1.0, hook
+                kind, targets = "call", [span(at)]
             case Flush():
-                return "flush", [], [], 0, -1, -1, 1.0, ""
-        raise PlanError(f"plan {plan.name}: no step {of!r}")
+                kind = "flush"
+            case _:
+                raise PlanError(f"plan {plan.name}: no step {of!r}")
+        return kind, targets, sources, n, peer, flag, scale, hook, rows
 
     lanes = [[step(of) for of in lane] for lane in plan.lanes]
     buffers = list(plan.buffers.items())

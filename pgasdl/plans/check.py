@@ -23,6 +23,7 @@ from pgasdl.errors import PlanError
 from pgasdl.plans import build_phases
 from pgasdl.plans.checker.findings import Finding
 from pgasdl.plans.checker.happens_before import happens_before
+from pgasdl.plans.checker.results import Region
 from pgasdl.plans.checker.symbolic_run import symbolic_run
 from pgasdl.plans.plan import KINDS, Plan
 from pgasdl.plans.validation import validate_phases
@@ -40,6 +41,7 @@ def check(
     iterations: int | None = None,
     layers: int = 2,
     seeds: int = 2,
+    results: Sequence[Sequence[Region]] | None = None,
     **options: int,
 ) -> list[Finding]:
     """Check one plan for all ranks and list what is wrong with it.
@@ -60,6 +62,9 @@ def check(
         Instances in flight at once, each on its own buffers, in the schedules that are run.
     seeds : int, default 2
         Schedules to run, besides the proof over all schedules.
+    results : Sequence[Sequence[Region]], optional
+        What each rank has in the end, of plans that no kind describes; in the buffer ``result``, if
+        the plans have one.
 
     Returns
     -------
@@ -91,6 +96,7 @@ def check(
             layers=layers,
             seed=seed,
             root=options.get("root", 0),
+            results=results,
         )
         if found:
             return findings + found
@@ -107,6 +113,7 @@ def assert_ok(
     iterations: int | None = None,
     layers: int = 2,
     seeds: int = 2,
+    results: Sequence[Sequence[Region]] | None = None,
     **options: int,
 ) -> None:
     """Raise unless :func:`check` finds nothing.
@@ -125,6 +132,7 @@ def assert_ok(
         iterations=iterations,
         layers=layers,
         seeds=seeds,
+        results=results,
         **options,
     )
     if findings:

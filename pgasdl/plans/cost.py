@@ -31,7 +31,7 @@ from heapq import heappop, heappush
 from itertools import count as counter
 
 from pgasdl.errors import PlanError
-from pgasdl.plans.plan import Call, Flush, Plan, Put, Reduce, Span, Wait, is_wire
+from pgasdl.plans.plan import Call, Copy, Flush, Plan, Put, Reduce, Span, Wait, is_wire
 
 Number = float | Fraction
 
@@ -77,10 +77,14 @@ class Model:
         return self.across
 
 
-def work(step: Reduce | Call, model: Model, item: int, wire_item: int) -> Number:
-    """Return the time of a Reduce or Call."""
+def work(step: Reduce | Copy | Call, model: Model, item: int, wire_item: int) -> Number:
+    """Return the time of a Reduce, Copy or Call."""
     if isinstance(step, Call):
         return model.update * step.n * item
+    if isinstance(step, Copy):
+        near = step.src.rank is None and step.dst.rank is None
+        per_byte = model.copy if near else model.remote
+        return per_byte * step.total * bytes_of(step.dst, item, wire_item)
     added, remote = additions(step), remote_spans(step)
     per_byte = model.gamma * added + model.remote * remote
     if not added and not remote:
@@ -214,7 +218,7 @@ class _Execution:
                 if raised > self.now:
                     self.push(raised, "lane", lane)
                 return raised <= self.now
-            case Reduce() | Call():
+            case Reduce() | Copy() | Call():
                 lane.next += 1
                 cost = work(step, self.model, self.item, self.wire_item)
                 if cost:

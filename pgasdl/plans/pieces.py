@@ -18,6 +18,7 @@ from pgasdl.plans.plan import (
     EXCHANGES,
     ROOTED,
     Call,
+    Copy,
     Members,
     Plan,
     PlanSpec,
@@ -130,6 +131,8 @@ def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
                 return of if peer is None else replace(of, peer=order[peer])
             case Reduce(dsts, srcs):
                 return replace(of, dsts=tuple(map(span, dsts)), srcs=tuple(map(span, srcs)))
+            case Copy(dst, src):
+                return replace(of, dst=span(dst), src=span(src))
         return of
 
     lanes = tuple(tuple(map(step, lane)) for lane in plan.lanes)
@@ -182,6 +185,8 @@ def _mover(at: dict[str, int], flags: int) -> Callable[[Step], Step]:
                 return Wait(notification + flags, peer)
             case Reduce(dsts, srcs, n, scale):
                 return Reduce(tuple(map(span, dsts)), tuple(map(span, srcs)), n, scale)
+            case Copy(dst, src):
+                return replace(step, dst=span(dst), src=span(src))
             case Call(hook, where, n):
                 return Call(hook, span(where), n)
         return step

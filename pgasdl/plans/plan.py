@@ -4,11 +4,13 @@ A plan says what one rank does in one execution of one collective. A native exec
 any transport; ``check`` proves it over all interleavings. Spans count elements, not bytes, so a
 plan serves every dtype.
 
-Buffers are symmetric: each rank holds all of ``Plan.buffers``. Binding says where they lie.
+Buffers are symmetric: each rank holds all of ``Plan.buffers``. Binding says where they lie. Only
+``Plan.private`` ones may be longer on one rank than on another: no peer touches them.
 
 =============  ===================================================================================
 ``data``       ``count`` elements, reduced in place; the application's, between executions
 ``weights``    ``count`` elements, kind ``update`` only; the application's, between executions
+``result``     where plans that leave ``data`` alone put the result; the application's, too
 ``inbox``      where peers put or find contributions; the plan's own
 ``wire_out``   like ``data``, in the wire's dtype: what is sent, and where results arrive
 ``wire_in``    like ``inbox``, in the wire's dtype
@@ -36,7 +38,7 @@ KINDS = (*EXCHANGES, *ROOTED, "reduce-scatter", "all-gather", "all-to-all")
 HOOKS = frozenset({"update"})
 # Where the application's ``data`` may lie, for a plan to work on it: see PlanSpec.
 PLACES = ("segment", "mapped", "readable", "private")
-APPLICATION_BUFFERS = ("data", "weights")
+APPLICATION_BUFFERS = ("data", "weights", "result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,35 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """``dst[i * dst_step + j] = src[i * src_step + j]`` for ``rows`` rows i of ``n`` elements j.
+
+    A cast where the buffers' dtypes differ. Neither rows of ``dst`` nor those of ``src`` overlap,
+    and they are in two buffers. On the host only.
+    """
+
+    dst: Span
+    src: Span
+    n: int
+    rows: int = 1
+    dst_step: int = 0
+    src_step: int = 0
+
+    @property
+    def total(self) -> int:
+        """Elements of all rows."""
+        return self.n * self.rows
+
+    def row(self, number: int) -> tuple[Span, Span]:
+        """Return where a row goes, and where it comes from."""
+        to, of = number * self.dst_step, number * self.src_step
+        return (
+            Span(self.dst.buffer, self.dst.offset + to, self.dst.rank),
+            Span(self.src.buffer, self.src.offset + of, self.src.rank),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Run the application's ``hook`` on ``n`` elements from ``span``.
 
@@ -107,7 +138,7 @@ class Flush:
     """Hold this lane until the sources of all its Puts have been read (local completion)."""
 
 
-Step = Put | Wait | Reduce | Call | Flush
+Step = Put | Wait | Reduce | Copy | Call | Flush
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +156,13 @@ class Plan:
     lanes : tuple[tuple[Step, ...], ...]
         Steps of each lane, in order. Lanes run concurrently; none holds up another.
     buffers : dict[str, int]
-        Elements of each buffer, the same on every rank.
+        Elements of each buffer, the same on every rank, unless it is private.
     notifications : int
         Upper limit of the ids, the same on every rank.
     mapped : bool
         It loads from and stores to peers' memory; the transport must map it.
+    private : frozenset[str]
+        Buffers that no peer touches, with a length of their own on each rank.
     """
 
     name: str
@@ -140,6 +173,7 @@ class Plan:
     buffers: dict[str, int] = field(hash=False)
     notifications: int
     mapped: bool = False
+    private: frozenset[str] = frozenset()
 
     def steps(self) -> Iterator[tuple[int, int, Step]]:
         """Yield ``(lane, index in the lane, step)`` in order."""
@@ -336,19 +370,22 @@ def describe(step: Step) -> str:
     match step:
         case Put(src, n, peer, dst, notify):
             flag = "" if notify is None else f", notify {notify}"
-            if n == 0:
-                return f"Put nothing -> rank {peer}{flag}"
-            return f"Put {span_text(src, n)} -> rank {peer} {span_text(dst, n)}{flag}"
+            to = f" {span_text(dst, n)}" if n else ""
+            text = f"{span_text(src, n) if n else 'nothing'} -> rank {peer}{to}{flag}"
         case Wait(notification):
-            return f"Wait {notification}"
+            text = str(notification)
         case Reduce(dsts, srcs, n, scale):
             times = "" if scale == 1.0 else f"{scale:.4g} * "
             sources = " + ".join(span_text(span, n) for span in srcs)
-            return f"Reduce {', '.join(span_text(span, n) for span in dsts)} = {times}({sources})"
+            text = f"{', '.join(span_text(span, n) for span in dsts)} = {times}({sources})"
+        case Copy(dst, src, n, rows):
+            several = "" if rows == 1 else f"{rows} rows, the first "
+            text = f"{several}{span_text(dst, n)} = {span_text(src, n)}"
         case Call(hook, span, n):
-            return f"Call {hook} on {span_text(span, n)}"
+            text = f"{hook} on {span_text(span, n)}"
         case Flush():
-            return "Flush"
+            text = ""
+    return f"{type(step).__name__} {text}".rstrip()
 
 
 def span_text(span: Span, n: int) -> str:

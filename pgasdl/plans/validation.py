@@ -10,6 +10,7 @@ from pgasdl.plans.plan import (
     APPLICATION_BUFFERS,
     HOOKS,
     Call,
+    Copy,
     Flush,
     Plan,
     Put,
@@ -87,8 +88,13 @@ def validate_phases(phases: Sequence[Sequence[Plan]]) -> None:
 
 
 def _check_alike(plan: Plan, model: Plan, whose: str) -> None:
-    for what in ("name", "size", "count", "buffers", "notifications", "mapped"):
+    for what in ("name", "size", "count", "private", "buffers", "notifications", "mapped"):
         mine, first = getattr(plan, what), getattr(model, what)
+        if what == "buffers":  # in their order, since they are known by number
+            mine, first = (
+                [(name, -1 if name in of.private else n) for name, n in of.buffers.items()]
+                for of in (plan, model)
+            )
         if mine != first:
             raise PlanError(
                 f"plan {plan.name}, rank {plan.rank}: {what} is {mine!r}, but {whose} has {first!r}"
@@ -137,7 +143,8 @@ def _check_header(plan: Plan) -> None:
     for buffer, elements in plan.buffers.items():
         if elements < 0:
             raise PlanError(f"{at}: buffer {buffer} of {elements} elements")
-        if buffer in APPLICATION_BUFFERS and elements != plan.count:
+        own = buffer in plan.private
+        if buffer in APPLICATION_BUFFERS and elements != plan.count and not own:
             raise PlanError(f"{at}: buffer {buffer} of {elements} elements, not {plan.count}")
 
 
@@ -150,6 +157,8 @@ def _faults(plan: Plan, step: Step) -> Iterator[str]:
             yield from _faults_of_notification(plan, notification)
         case Reduce():
             yield from _faults_of_reduce(plan, step)
+        case Copy():
+            yield from _faults_of_copy(plan, step)
         case Call(hook, span, n):
             if hook not in HOOKS:
                 yield f"no hook named {hook!r}, only {', '.join(sorted(HOOKS))}"
@@ -181,6 +190,8 @@ def _faults_of_put(plan: Plan, put: Put) -> Iterator[str]:
         yield from _faults_of_notification(plan, put.notify)
     yield from _faults_of_span(plan, put.src, put.n, local=True)
     yield from _faults_of_span(plan, put.dst, put.n, local=True)
+    if put.n and put.dst.buffer in plan.private:
+        yield f"{span_text(put.dst, put.n)} is private to its rank"
 
 
 def _faults_of_notification(plan: Plan, notification: int) -> Iterator[str]:
@@ -207,6 +218,18 @@ def _faults_of_reduce(plan: Plan, step: Reduce) -> Iterator[str]:
                 yield f"{span_text(dst, step.n)} overlaps the source {span_text(src, step.n)}"
 
 
+def _faults_of_copy(plan: Plan, step: Copy) -> Iterator[str]:
+    if step.n < 1 or step.rows < 1:
+        yield f"{step.rows} rows of {step.n} elements: nothing to do"
+    if step.dst.buffer == step.src.buffer:
+        yield "rows are copied between two buffers"
+    if step.rows > 1 and min(step.dst_step, step.src_step) < step.n:
+        yield f"rows of {step.n} elements, {step.dst_step} and {step.src_step} apart, overlap"
+    for span, apart in ((step.dst, step.dst_step), (step.src, step.src_step)):
+        whole = (step.rows - 1) * apart + step.n
+        yield from _faults_of_span(plan, span, whole, local=not plan.mapped)
+
+
 def _faults_of_span(plan: Plan, span: Span, n: int, *, local: bool) -> Iterator[str]:
     elements = plan.buffers.get(span.buffer, -1)
     if elements < 0:
@@ -214,6 +237,8 @@ def _faults_of_span(plan: Plan, span: Span, n: int, *, local: bool) -> Iterator[
     if span.offset < 0 or span.offset + n > elements:
         yield f"{span_text(span, n)} leaves its buffer of {elements} elements"
     if span.rank is not None:
+        if span.buffer in plan.private:
+            yield f"{span_text(span, n)} is private to its rank"
         if not 0 <= span.rank < plan.size:
             yield f"{span_text(span, n)}: not one of {plan.size} ranks"
         if span.rank == plan.rank:

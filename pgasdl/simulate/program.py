@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.errors import PlanError
-from pgasdl.plans import Call, Flush, Plan, Put, Reduce, Step, Wait, blocks, build, spec_of
+from pgasdl.plans import Call, Copy, Flush, Plan, Put, Reduce, Step, Wait, blocks, build, spec_of
 from pgasdl.plans.cost import additions, bytes_of, remote_spans
 from pgasdl.plans.plan import APPLICATION_BUFFERS
 
@@ -131,6 +131,9 @@ def _row(step: Step, item: int) -> tuple[int, int, int, int]:
             return _WAIT, 0, notification, 0
         case Reduce(_, _, n):
             return _REDUCE, additions(step), remote_spans(step), n * item
+        case Copy(dst, src):
+            remote = (dst.rank is not None) + (src.rank is not None)
+            return _REDUCE, 0, remote, step.total * item
         case Call(_, _, n):
             return _CALL, 0, 0, n * item
         case Flush():

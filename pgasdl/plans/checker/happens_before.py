@@ -32,6 +32,7 @@ from pgasdl.plans.checker.findings import Finding
 from pgasdl.plans.plan import (
     APPLICATION_BUFFERS,
     Call,
+    Copy,
     Flush,
     Plan,
     Put,
@@ -179,14 +180,9 @@ class _Unrolled:
             match step:
                 case Put():
                     self._post(lane, step, ready)
-                case Reduce(dsts, srcs, n, _):
-                    for span in srcs:
-                        self._record(lane, span, n, write=False)
-                    for span in dsts:
-                        self._record(lane, span, n, write=True)
-                case Call(_, span, n):
-                    self._record(lane, span, n, write=False)
-                    self._record(lane, Span("weights", span.offset), n, write=True)
+                case Reduce() | Copy() | Call():
+                    for span, n, writes in _touched(step):
+                        self._record(lane, span, n, write=writes)
                 case Flush():
                     for flight in lane.unflushed:
                         flight.read_ends.append((lane.chain, lane.position))
@@ -336,6 +332,21 @@ class _Unrolled:
     def _steps(self, lane: _Lane) -> tuple[Step, ...]:
         lanes = self._plan(lane.rank, self._iteration[lane.rank]).lanes
         return lanes[lane.index] if lane.index < len(lanes) else ()
+
+
+def _touched(step: Reduce | Copy | Call) -> Iterator[tuple[Span, int, bool]]:
+    """Yield what a step reads and writes: the span, its elements, and whether it is written."""
+    match step:
+        case Reduce(dsts, srcs, n, _):
+            yield from ((span, n, False) for span in srcs)
+            yield from ((span, n, True) for span in dsts)
+        case Copy(n=n, rows=rows):
+            for dst, src in map(step.row, range(rows)):
+                yield src, n, False
+                yield dst, n, True
+        case Call(_, span, n):
+            yield span, n, False
+            yield Span("weights", span.offset), n, True
 
 
 def _join(lane: _Lane, clock: Clock, chain: int, position: int) -> Clock:

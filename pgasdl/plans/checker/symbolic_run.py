@@ -23,16 +23,29 @@ from functools import partial
 from itertools import count
 
 from pgasdl.plans.checker.findings import Finding
+from pgasdl.plans.checker.results import Region
 from pgasdl.plans.checker.symbols import Expr, Memory, Piece, Symbols, combine
 from pgasdl.plans.checker.verdict import Verdict
-from pgasdl.plans.plan import Call, Flush, Plan, Put, Reduce, Span, Step, Wait, describe, is_wire
+from pgasdl.plans.plan import (
+    Call,
+    Copy,
+    Flush,
+    Plan,
+    Put,
+    Reduce,
+    Span,
+    Step,
+    Wait,
+    describe,
+    is_wire,
+)
 
 MAX_FINDINGS = 20
 
 
 @dataclass(slots=True, eq=False)
 class _Pass:
-    """A running Reduce or Call."""
+    """A running Reduce or Call, or a row of a Copy."""
 
     sources: list[tuple[Span, list[Piece]]]
     targets: list[Span]
@@ -70,6 +83,7 @@ class _Lane:
     steps: tuple[Step, ...]
     iteration: int
     next_step: int = 0
+    next_row: int = 0  # of a Copy
     unread: int = 0
     flushing: bool = False
     under_way: _Pass | None = None
@@ -95,24 +109,26 @@ def symbolic_run(
     layers: int = 2,
     seed: int = 0,
     root: int = 0,
+    results: Sequence[Sequence[Region]] | None = None,
 ) -> list[Finding]:
     """Run one schedule and report its faults.
 
     ``phases[f][r]`` is rank r's plan of phase f. ``iterations`` is two rounds and one more, if not
-    given. ``root`` is the root of kinds ``reduce`` and ``broadcast``.
+    given. ``root`` is the root of kinds ``reduce`` and ``broadcast``. ``results`` are those of each
+    rank, in the place of a kind's.
     """
-    return _Replay(phases, kind, iterations or 2 * len(phases) + 1, layers, seed, root).run()
+    verdict = partial(Verdict, phases[0], kind, root=root, results=results)
+    return _Replay(phases, verdict, iterations or 2 * len(phases) + 1, layers, seed).run()
 
 
 class _Replay:
     def __init__(
         self,
         phases: Sequence[Sequence[Plan]],
-        kind: str,
+        verdict: Callable[[Symbols], Verdict],
         iterations: int,
         layers: int,
         seed: int,
-        root: int,
     ) -> None:
         plans = phases[0]
         self._phases = phases
@@ -122,7 +138,7 @@ class _Replay:
         self._together = seed % 2 == 1
         self._pace = [self._random.random() for _ in plans]
         self._symbols = Symbols()
-        self._verdict = Verdict(plans, kind, self._symbols, root)
+        self._verdict = verdict(self._symbols)
         self._findings: dict[tuple[object, ...], Finding] = {}
         self._board: dict[tuple[int, int, int], tuple[int, bool]] = {}
         self._sleepers: dict[tuple[int, int, int], _Lane] = {}
@@ -171,7 +187,10 @@ class _Replay:
         plan = self._phases[application.iteration % len(self._phases)][rank]
         if "data" in plan.buffers:
             fresh = self._symbols.gradient(rank, application.iteration)
-            self._memory[layer, rank, "data"].write(0, [(plan.count, 0, fresh)])
+            self._memory[layer, rank, "data"].write(0, [(plan.buffers["data"], 0, fresh)])
+        if "result" in plan.buffers:
+            old = self._symbols.garbage(f"not written in iteration {application.iteration}")
+            self._memory[layer, rank, "result"].write(0, [(plan.buffers["result"], 0, old)])
         if "weights" in plan.buffers and application.iteration:
             weights = self._memory[layer, rank, "weights"]
             touch = self._symbols.touch
@@ -211,8 +230,9 @@ class _Replay:
     def _advance(self, lane: _Lane) -> None:
         """Run one step of a lane, or the second half of one."""
         if lane.under_way is not None:
-            self._finish_pass(lane, lane.under_way)
-            lane.under_way = None
+            if not self._finish_pass(lane, lane.under_way):
+                self._push(lane.rank, partial(self._advance, lane))
+                return
         elif lane.next_step < len(lane.steps):
             step = lane.steps[lane.next_step]
             match step:
@@ -225,16 +245,8 @@ class _Replay:
                     if lane.unread:
                         lane.flushing = True
                         return
-                case Reduce(dsts, srcs, n, scale):
-                    self._begin_pass(lane, srcs, dsts, n, lambda v: self._symbols.add(v, scale))
-                    self._push(lane.rank, partial(self._advance, lane))
-                    return
-                case Call(_, span, n):
-                    weights = Span("weights", span.offset)
-                    update = self._symbols.update
-                    self._begin_pass(
-                        lane, (weights, span), (weights,), n, lambda v: update(v[0], v[1])
-                    )
+                case Reduce() | Copy() | Call():
+                    self._begin(lane, step)
                     self._push(lane.rank, partial(self._advance, lane))
                     return
         if lane.next_step < len(lane.steps):
@@ -260,6 +272,19 @@ class _Replay:
         owner = lane.rank if span.rank is None else span.rank
         return self._memory[lane.layer, owner, span.buffer]
 
+    def _begin(self, lane: _Lane, step: Reduce | Copy | Call) -> None:
+        """Begin a Reduce or Call, or the next row of a Copy."""
+        match step:
+            case Reduce(dsts, srcs, n, scale):
+                self._begin_pass(lane, srcs, dsts, n, lambda v: self._symbols.add(v, scale))
+            case Copy(n=n):
+                dst, src = step.row(lane.next_row)
+                self._begin_pass(lane, (src,), (dst,), n, lambda v: v[0])
+            case Call(_, span, n):
+                weights = Span("weights", span.offset)
+                update = self._symbols.update
+                self._begin_pass(lane, (weights, span), (weights,), n, lambda v: update(*v))
+
     def _begin_pass(
         self,
         lane: _Lane,
@@ -276,7 +301,9 @@ class _Replay:
             self._at(lane, span).write(span.offset, [(n, span.offset, torn)])
         lane.under_way = _Pass(sources, list(dsts), result, n, torn)
 
-    def _finish_pass(self, lane: _Lane, work: _Pass) -> None:
+    def _finish_pass(self, lane: _Lane, work: _Pass) -> bool:
+        """End it; False: rows of a Copy are left."""
+        lane.under_way = None
         for span, pieces in work.sources:
             changed = self._at(lane, span).read(span.offset, work.n) != pieces
             if changed and span not in work.targets:
@@ -293,6 +320,12 @@ class _Replay:
             if is_wire(span.buffer):
                 pieces = [(n, origin, self._symbols.rounded(v)) for n, origin, v in pieces]
             memory.write(span.offset, pieces)
+        step = lane.steps[lane.next_step]
+        lane.next_row += 1
+        if isinstance(step, Copy) and lane.next_row < step.rows:
+            return False
+        lane.next_row = 0
+        return True
 
     # Puts
 
