@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pgasdl.errors import ClosedError as ClosedError
     from pgasdl.errors import ConfigError as ConfigError
     from pgasdl.errors import DataError as DataError
+    from pgasdl.errors import LayoutError as LayoutError
     from pgasdl.errors import MismatchError as MismatchError
     from pgasdl.errors import NotificationError as NotificationError
     from pgasdl.errors import PeerLost as PeerLost
@@ -57,6 +58,7 @@ _HOMES = {
         "ClosedError",
         "ConfigError",
         "DataError",
+        "LayoutError",
         "MismatchError",
         "NotificationError",
         "PeerLost",

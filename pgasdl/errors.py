@@ -85,6 +85,10 @@ class PlanError(PgasError, ValueError):
     """A wrong plan, or one that the transport cannot run."""
 
 
+class LayoutError(PgasError, ValueError):
+    """Blocks that do not cover a matrix, or overlap; or matrices that do not fit together."""
+
+
 class DataError(PgasError, ValueError):
     """Striped files that are damaged, cut, missing, or not of one set."""
 

@@ -1,19 +1,21 @@
 """Pairwise collectives: blocks for each other in arrays that lie anywhere, of any length.
 
-One inbox and one set of notifications serve them all, one after the other, in the workspace of the
-group's allreduces. A collective is cut into executions of :data:`MOST` pieces at most, so that no
-plan is long, whatever the arrays are.
+One inbox and one set of notifications serve them all, one after the other; and remaps of matrices,
+too. A collective is cut into executions of :data:`MOST` pieces at most, so that no plan is long,
+whatever the arrays are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pgasdl import _native
 from pgasdl.buffers import DTYPES
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, piece_bytes
 from pgasdl.group import Group
+from pgasdl.plans import Plan
 from pgasdl.plans.algorithms import pairwise
 from pgasdl.plans.algorithms.pairwise import Blocks
 from pgasdl.plans.pieces import ArrayPlan
@@ -48,6 +50,31 @@ class Pairs:
     blocks: Blocks
     reduction: str = "sum"
 
+    def bind(self, calls: PairwiseCalls) -> BoundPairs:
+        """Return what makes it."""
+        item = item_bytes(self.dtype)
+        longest, part = self.blocks.longest, MOST * calls.piece(item)
+        made: dict[Blocks, _native.Execution] = {}
+        parts = []
+        for begin in range(0, longest, part):
+            blocks = _cut(self.blocks, begin, part) if longest > part else self.blocks
+            if blocks not in made:
+                made[blocks] = self._execution(calls, blocks, item)
+            parts.append((made[blocks], begin * item))
+        return BoundPairs(self.what, parts)
+
+    def _execution(self, calls: PairwiseCalls, blocks: Blocks, item: int) -> _native.Execution:
+        group = calls.group
+        plan = pairwise.build(
+            group.rank, blocks, piece=calls.piece(item), most=MOST, mapped=group.mapped
+        )
+        # Equal on all ranks; what they have for each other may differ.
+        how = blocks.same, blocks.reduces, blocks.scale, self.reduction
+        signature = str((self.what, self.dtype, blocks.longest, *how))
+        return calls.execution(
+            plan, dict.fromkeys(plan.buffers, self.dtype), signature, self.reduction
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class BoundPairs:
@@ -56,13 +83,18 @@ class BoundPairs:
     Attributes
     ----------
     what : str
-        The description's.
+        The description's, for messages.
     parts : list[tuple[Execution, int]]
         Executions, and the bytes of each block that lie before theirs.
     """
 
     what: str
     parts: list[tuple[_native.Execution, int]]
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the bytes of an element, by the core's name."""
+    return 1 if dtype == "bytes" else DTYPES[dtype].itemsize
 
 
 def _piece_bytes(group: Group) -> int:
@@ -78,6 +110,14 @@ def inbox_bytes(group: Group) -> int:
 def notifications(group: Group) -> int:
     """Return the number of notifications."""
     return pairwise.notifications(group.size, MOST)
+
+
+class Exchange(Protocol):
+    """A collective that can be bound."""
+
+    def bind(self, calls: PairwiseCalls) -> BoundPairs:
+        """Return what makes it."""
+        ...
 
 
 class PairwiseCalls:
@@ -96,7 +136,7 @@ class PairwiseCalls:
     def __init__(
         self, group: Group, segment: Segment, inbox: int, numbers: _native.Numbering
     ) -> None:
-        self._group, self._segment, self._inbox = group, segment, inbox
+        self.group, self._segment, self._inbox = group, segment, inbox
         self._numbers = numbers
         self._piece = _piece_bytes(group)
         self._bound: dict[Hashable, BoundPairs] = {}
@@ -106,16 +146,21 @@ class PairwiseCalls:
         """Collectives that are bound."""
         return len(self._bound)
 
-    def bound(self, key: Hashable, pairs: Callable[[], Pairs]) -> BoundPairs:
+    def piece(self, item: int) -> int:
+        """Return the elements of a piece, of so many bytes each."""
+        return self._piece // item
+
+    def bound(self, key: Hashable, exchange: Callable[[], Exchange]) -> BoundPairs:
         """Return what makes a collective, bound at its first use.
 
-        Its addresses are those of the buffers ``give`` and ``take``, 0 where there is none, and 0.
+        Its addresses are those of the plan's buffers but for the inbox, 0 where there is none,
+        and 0.
 
         Parameters
         ----------
         key : Hashable
             Tells it from all others of this rank.
-        pairs : Callable[[], Pairs]
+        exchange : Callable[[], Exchange]
             Describes it.
         """
         found = self._bound.get(key)
@@ -123,35 +168,25 @@ class PairwiseCalls:
             if len(self._bound) >= _MOST_BOUND:
                 for old in list(self._bound)[: _MOST_BOUND // 2]:
                     del self._bound[old]
-            found = self._bound[key] = self._bind(pairs())
+            found = self._bound[key] = exchange().bind(self)
         return found
 
-    def _bind(self, pairs: Pairs) -> BoundPairs:
-        item = 1 if pairs.dtype == "bytes" else DTYPES[pairs.dtype].itemsize
-        longest, part = pairs.blocks.longest, MOST * (self._piece // item)
-        made: dict[Blocks, _native.Execution] = {}
-        parts = []
-        for begin in range(0, longest, part):
-            blocks = _cut(pairs.blocks, begin, part) if longest > part else pairs.blocks
-            if blocks not in made:
-                made[blocks] = self._execution(pairs, blocks, item)
-            parts.append((made[blocks], begin * item))
-        return BoundPairs(pairs.what, parts)
+    def execution(
+        self, plan: Plan, dtypes: dict[str, str], signature: str, reduction: str = "sum"
+    ) -> _native.Execution:
+        """Bind one part of a collective. Every call names the places of its arrays.
 
-    def _execution(self, pairs: Pairs, blocks: Blocks, item: int) -> _native.Execution:
-        group, dtype, longest = self._group, pairs.dtype, blocks.longest
-        plan = pairwise.build(
-            group.rank, blocks, piece=self._piece // item, most=MOST, mapped=group.mapped
-        )
-        array = ArrayPlan((plan,), (longest,), ((1,),))
-        # Every call names the places of the arrays.
-        anywhere = _native.local_memory(group.context, self._segment.address, longest * item)
-        places = {name: PlanBuffer(anywhere, 0, dtype) for name in plan.buffers}
-        places["inbox"] = PlanBuffer(self._segment, self._inbox, dtype)
-        # Equal on all ranks; what they have for each other may differ.
-        how = blocks.same, blocks.reduces, blocks.scale, pairs.reduction
-        tags = Tags(self._numbers, 0, str((pairs.what, dtype, longest, *how)))
-        return bind(group, array, places, tags, _REBASED, pairs.reduction)
+        ``plan`` : its last buffer is the inbox
+        ``signature`` : equal on all ranks
+        """
+        *arrays, inbox = plan.buffers
+        nbytes = max(plan.buffers[name] * item_bytes(dtypes[name]) for name in arrays)
+        anywhere = _native.local_memory(self.group.context, self._segment.address, nbytes)
+        places = {name: PlanBuffer(anywhere, 0, dtypes[name]) for name in arrays}
+        places[inbox] = PlanBuffer(self._segment, self._inbox, dtypes[inbox])
+        tags = Tags(self._numbers, 0, signature)
+        array = ArrayPlan((plan,), (plan.count,), ((1,),))
+        return bind(self.group, array, places, tags, _REBASED, reduction)
 
     def close(self) -> None:
         """Give up the executions."""

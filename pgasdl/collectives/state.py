@@ -30,6 +30,14 @@ class Server(Protocol):
         ...
 
 
+class Space(Protocol):
+    """What the matrices of a group share."""
+
+    def close(self) -> None:
+        """Give it up."""
+        ...
+
+
 @dataclass(eq=False)
 class CollectiveState:
     """The state that all collectives of a context share.
@@ -50,6 +58,8 @@ class CollectiveState:
         Gradient exchanges, which answer calls.
     abandoned : list[object]
         Arrays of the pool whose handles were given up under way: others may write there.
+    spaces : dict[Group, Space]
+        Of the groups that have matrices.
     """
 
     core: _native.ContextCore
@@ -59,6 +69,7 @@ class CollectiveState:
     unfinished: Unfinished = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
     abandoned: list[object] = field(default_factory=list)
+    spaces: dict[Group, Space] = field(default_factory=dict)
 
     def place_on(self, device: int | None) -> int | None:
         """Return the GPU that plans work on for an array there; None: on the host.
@@ -66,6 +77,12 @@ class CollectiveState:
         They do where peers reach its memory: mapped, or by an adapter.
         """
         return None if device is None or self.core._why_unreached(device) else device
+
+    def drop(self, group: Group) -> None:
+        """Give up what a group's matrices share."""
+        space = self.spaces.pop(group, None)
+        if space is not None:
+            space.close()
 
     def clear(self) -> None:
         """Forget everything: the context is closed.
@@ -75,6 +92,8 @@ class CollectiveState:
         self.unfinished.clear()
         self.servers.clear()
         self.abandoned.clear()
+        for group in list(self.spaces):
+            self.drop(group)
         self.segments.kept.clear()
 
 

@@ -137,7 +137,7 @@ ROOMS = (
     ("pool",),
     ("collectives",),
     ("context",),
-    ("training", "input"),
+    ("training", "input", "matrix"),
     ("torch",),
     ("runtime.bootstrap",),
     ("runtime.launch",),

@@ -13,16 +13,20 @@ import pgasdl
 NAMES = {
     "pgasdl": (
         "AlignmentError Block BootstrapError BufferRefused ClosedError Collective ConfigError "
-        "Context DataError Footprint GradientExchange Group Limits MismatchError "
+        "Context DataError Footprint GradientExchange Group LayoutError Limits MismatchError "
         "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
         "Segment SegmentError Timeout UnavailableError __version__ init"
     ),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
     "pgasdl.input": "Batches Iterations Prefetcher StripedFiles StripedWriter",
     "pgasdl.loopback": "run",
+    "pgasdl.matrix": (
+        "Block DistributedMatrix DistributedVector Layout LayoutError array columns cyclic empty "
+        "fromfunction full grid random replicated rows standard_normal zeros"
+    ),
     "pgasdl.models": "layers",
     "pgasdl.plans": (
-        "EXCHANGES KINDS PLANS Call Flush Plan PlanError PlanSpec Put Reduce Span Step Wait blocks "
+        "EXCHANGES KINDS PLANS Call Copy Flush Plan PlanError PlanSpec Put Reduce Span Step Wait blocks "
         "build build_all build_phases describe register validate_all validate_phases"
     ),
     "pgasdl.plans.check": "Finding assert_ok check",

@@ -86,7 +86,7 @@ def build(rank: int, blocks: Blocks, *, piece: int, most: int, mapped: bool) -> 
         Peers load from each other's inbox; else they put into it.
     """
     size = len(blocks.sends)
-    sides = _Sides(rank, size, blocks, piece, most, mapped)
+    sides = Sides(rank, size, blocks, piece, most, mapped)
     gives = 1 if blocks.same else size
     takes = 1 if blocks.reduces else size
     names = [f"give{number}" for number in range(gives)]
@@ -107,7 +107,7 @@ def notifications(size: int, most: int) -> int:
     return 2 * most * size
 
 
-class _Sides:
+class Sides:
     """One rank, as a sender and as a receiver."""
 
     def __init__(
@@ -136,8 +136,7 @@ class _Sides:
             n = self.length(k, self.blocks.sends[peer])
             slot = self.slot(k, 0 if self.blocks.same else peer)
             if number == 0 or not self.blocks.same:
-                name = "give0" if self.blocks.same else f"give{peer}"
-                yield Reduce((slot,), (Span(name, k * self.piece),), n)
+                yield from self.load(k, peer, n, slot)
             here = k * self.size + self.rank
             yield Put(slot, 0 if self.mapped else n, peer, self.landing(k, self.rank), here)
 
@@ -149,8 +148,7 @@ class _Sides:
             yield Wait(k * self.size + peer, peer)
             if self.blocks.reduces:
                 continue
-            n = self.length(k, self.blocks.receives[peer])
-            yield Reduce((Span(f"take{peer}", begin),), (self.source(k, peer),), n)
+            yield from self.store(k, peer, self.length(k, self.blocks.receives[peer]))
             yield self.flag(peer, self.taken(k, self.rank))
         own = self.blocks.receives[self.rank]
         if own > begin and not self.blocks.reduces:
@@ -166,6 +164,15 @@ class _Sides:
             yield Reduce((Span("take0", begin),), everywhere, n, self.blocks.scale)
             for peer in senders:
                 yield self.flag(peer, self.taken(k, self.rank))
+
+    def load(self, k: int, peer: int, n: int, slot: Span) -> Iterator[Step]:
+        """Copy piece ``k`` for ``peer`` into its slot."""
+        name = "give0" if self.blocks.same else f"give{peer}"
+        yield Reduce((slot,), (Span(name, k * self.piece),), n)
+
+    def store(self, k: int, peer: int, n: int) -> Iterator[Step]:
+        """Copy piece ``k`` of ``peer`` from where it is to where it belongs."""
+        yield Reduce((Span(f"take{peer}", k * self.piece),), (self.source(k, peer),), n)
 
     def await_taken(self, k: int) -> Iterator[Step]:
         """Wait until all receivers have taken piece ``k``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgasdl.plans.algorithms.blocks import blocks
+from pgasdl.plans.algorithms.remap import Moves
 from pgasdl.plans.plan import EXCHANGES
 
 
@@ -56,3 +57,13 @@ def regions(kind: str, rank: int, size: int, count: int, root: int = 0) -> list[
         found = [Region(r * n, n, r, rank * n) for r in range(size)]
         found.append(Region(size * n, count - size * n, rank, size * n))
     return [region for region in found if region.n]
+
+
+def moved(moves: Moves) -> list[Region]:
+    """List the parts of a rank's ``result`` after a remap: every row that it receives."""
+    return [
+        Region(rows.dst + i * rows.dst_step, rows.n, sender, rows.src + i * rows.src_step)
+        for sender, received in enumerate(moves.receives)
+        for rows in received
+        for i in range(rows.rows)
+    ]

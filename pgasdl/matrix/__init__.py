@@ -1,0 +1,35 @@
+"""Matrices and vectors that are spread over ranks, and move by one-sided transfers (dMath).
+
+>>> import pgasdl.matrix as pm                                   # doctest: +SKIP
+>>> a = pm.standard_normal(ctx, (4096, 4096), seed=1)            # by rows
+>>> b = pm.standard_normal(ctx, (4096, 4096), seed=2, layout="columns")
+>>> c = np.tanh(a + 0.5 * b)      # by rows; b is moved once, and kept until it changes
+>>> c.sum(axis=0)[:3]             # three numbers, on every rank
+"""
+
+from __future__ import annotations
+
+from pgasdl.errors import LayoutError
+from pgasdl.matrix.layout import Block, Layout, columns, cyclic, grid, replicated, rows
+from pgasdl.matrix.making import array, empty, fromfunction, full, random, standard_normal, zeros
+from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
+
+__all__ = [
+    "Block",
+    "DistributedMatrix",
+    "DistributedVector",
+    "Layout",
+    "LayoutError",
+    "array",
+    "columns",
+    "cyclic",
+    "empty",
+    "fromfunction",
+    "full",
+    "grid",
+    "random",
+    "replicated",
+    "rows",
+    "standard_normal",
+    "zeros",
+]

@@ -1,0 +1,128 @@
+"""Elementwise operations: NumPy's ufuncs, block by block, whatever the operands' layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pgasdl.errors import LayoutError
+from pgasdl.matrix.array import DistributedArray, as_computed, make, require_same_space
+from pgasdl.matrix.layout import Block
+from pgasdl.matrix.space import Array
+
+
+def apply(ufunc: np.ufunc, inputs: Sequence[Any], out: tuple[Any, ...] | None = None) -> Any:
+    """Return what a ufunc makes of its operands, in the layout of the result.
+
+    The result has the layout of ``out``, or of the first operand of its shape. Others are moved
+    there, and kept as replicas. A vector stands for a row, as in NumPy; arrays of NumPy are those
+    that every rank has.
+
+    Raises
+    ------
+    LayoutError
+        Shapes that do not fit, operands of different groups, or ``out`` is a replica.
+    """
+    result = out[0] if out else None
+    if ufunc.nout != 1 or ufunc.signature is not None:
+        return NotImplemented
+    arrays = [each for each in (*inputs, *(out or ())) if isinstance(each, DistributedArray)]
+    if result is not None and not isinstance(result, DistributedArray):
+        return NotImplemented
+    require_same_space(*arrays)
+    model = result if result is not None else max(arrays, key=lambda each: each.ndim)
+    for each in inputs:
+        _require_fit(each, model)
+    if result is None:
+        result = make(model.ndim, model.space, model.layout, _dtype_of(ufunc, inputs))
+    else:
+        result.require_original()
+        if not np.can_cast(_dtype_of(ufunc, inputs), result.dtype, "same_kind"):
+            raise LayoutError(f"{ufunc.__name__} into {result.dtype}: of another kind")
+    for target, operands in _parts(result, inputs):
+        target[...] = ufunc(*map(_as_computed, operands))
+    if out:
+        result.changed()
+    return result
+
+
+def axpy(target: DistributedArray, alpha: float, other: DistributedArray) -> None:
+    """Add ``alpha`` times another one, in place."""
+    require_same_space(target, other)
+    target.require_original()
+    _require_fit(other, target)
+    for mine, (theirs,) in _parts(target, [other]):
+        mine[...] = as_computed(mine) + as_computed(theirs) * alpha
+    target.changed()
+
+
+def _as_computed(operand: Any) -> Any:
+    return as_computed(operand) if isinstance(operand, np.ndarray) else operand
+
+
+def _dtype_of(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.dtype[Any]:
+    """Return the dtype that NumPy gives the result."""
+
+    def empty(each: Any) -> Any:
+        known = isinstance(each, DistributedArray | np.ndarray)
+        return np.empty(0, each.dtype) if known and each.ndim else each
+
+    found: Array = ufunc(*map(empty, inputs))
+    return found.dtype
+
+
+def _require_fit(operand: Any, model: DistributedArray) -> None:
+    shape = np.shape(operand) if not isinstance(operand, DistributedArray) else operand.shape
+    distributed = isinstance(operand, DistributedArray)
+    fits = shape in (model.shape, model.shape[1:]) if distributed else _spreads(shape, model.shape)
+    if not fits:
+        raise LayoutError(f"an operand of shape {shape} does not fit {model.shape}")
+
+
+def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, over) == over
+    except ValueError:
+        return False
+
+
+def _parts(result: DistributedArray, inputs: Sequence[Any]) -> Iterator[tuple[Array, list[Any]]]:
+    """Yield parts of this rank's result, and the operands' elements for each."""
+    operands = [_aligned(each, result) for each in inputs]
+    alike = all(isinstance(each, DistributedArray) or np.ndim(each) == 0 for each in operands)
+    if alike:
+        yield (
+            result.flat,
+            [each.flat if isinstance(each, DistributedArray) else each for each in operands],
+        )
+        return
+    local = [
+        [mine for _, mine in each.blocks()] if isinstance(each, DistributedArray) else each
+        for each in operands
+    ]
+    for number, (block, target) in enumerate(result.blocks()):
+        yield (
+            target,
+            [
+                each[number] if isinstance(each, list) else _window(each, block, result)
+                for each in local
+            ],
+        )
+
+
+def _aligned(operand: Any, result: DistributedArray) -> Any:
+    """Return an operand as blocks like those of the result, or as what every rank has."""
+    if not isinstance(operand, DistributedArray):
+        return operand
+    return operand.replica(result.layout) if operand.ndim == result.ndim else operand.everywhere()
+
+
+def _window(operand: Any, block: Block, result: DistributedArray) -> Any:
+    """Return what belongs to a block, of a scalar or an array that every rank has."""
+    if np.ndim(operand) == 0:
+        return operand
+    if result.ndim == 1:
+        return np.broadcast_to(operand, result.shape)[block.where[0], None]
+    return np.broadcast_to(operand, result.shape)[block.where]

@@ -1,0 +1,86 @@
+"""Elements by index: only what is asked for moves."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from pgasdl.matrix.array import DistributedArray
+from pgasdl.matrix.layout import replicated
+from pgasdl.matrix.space import Array
+
+
+def get(array: DistributedArray, key: Any) -> Any:
+    """Return elements as NumPy has them, on every rank. Collective."""
+    ranges, single = _ranges(array, key)
+    (top, bottom), (left, right) = ranges
+    shape = bottom - top, right - left
+    window = replicated(shape, range(array.space.group.size))
+    found = np.empty(shape[0] * shape[1], array.dtype)
+    array.space.move(array.layout, array.flat, window, found, (top, left))
+    return _dropped(found.reshape(shape)[:, : shape[1]], single, array.ndim)
+
+
+def put(array: DistributedArray, key: Any, value: Any) -> None:
+    """Set elements to a scalar, or to an array that every rank has."""
+    array.require_original()
+    ranges, single = _ranges(array, key)
+    (top, bottom), (left, right) = ranges
+    whole = np.empty((bottom - top, right - left), array.dtype)
+    _dropped(whole, single, array.ndim)[...] = np.asarray(value)
+    for block, mine in array.blocks():
+        rows = max(top, block.row), min(bottom, block.row + block.rows)
+        columns = max(left, block.column), min(right, block.column + block.columns)
+        if rows[0] < rows[1] and columns[0] < columns[1]:
+            here = mine[_less(rows, block.row), _less(columns, block.column)]
+            here[...] = whole[_less(rows, top), _less(columns, left)]
+    array.changed()
+
+
+def _less(limits: tuple[int, int], by: int) -> slice:
+    return slice(limits[0] - by, limits[1] - by)
+
+
+def _ranges(
+    array: DistributedArray, key: Any
+) -> tuple[tuple[tuple[int, int], tuple[int, int]], tuple[bool, bool]]:
+    """Return the rows and columns that are meant, and for which of them one number was given."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in [each for each in keys if isinstance(each, type(Ellipsis))]:
+        at = keys.index(Ellipsis)
+        keys[at : at + 1] = [slice(None)] * (array.ndim - len(keys) + 1)
+    keys += [slice(None)] * (array.ndim - len(keys))
+    if len(keys) > array.ndim:
+        raise IndexError(f"{len(keys)} indices of an array of {array.ndim} dimensions")
+    found = [_range(each, n) for each, n in zip(keys, array.shape, strict=True)]
+    if array.ndim == 1:
+        found.append((0, 1, False))
+    (top, bottom, row), (left, right, column) = found
+    return ((top, bottom), (left, right)), (row, column)
+
+
+def _range(key: Any, n: int) -> tuple[int, int, bool]:
+    if isinstance(key, slice):
+        begin, end, step = key.indices(n)
+        if step != 1:
+            raise IndexError(f"a slice with a step of {step}: only whole ranges are cut out")
+        return begin, max(begin, end), False
+    try:
+        number = operator.index(key)
+    except TypeError:
+        raise IndexError(
+            f"an index of type {type(key).__name__}: numbers and slices only"
+        ) from None
+    if not -n <= number < n:
+        raise IndexError(f"index {number} of {n}")
+    return number % n, number % n + 1, True
+
+
+def _dropped(found: Array, single: tuple[bool, bool], ndim: int) -> Any:
+    """Return it without the dimensions for which one number was given; a vector's column goes."""
+    places: list[Any] = [0 if one else slice(None) for one in single]
+    if ndim == 1:
+        places[1] = 0
+    return found[tuple(places)]

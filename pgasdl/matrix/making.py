@@ -1,0 +1,221 @@
+"""Functions that make distributed matrices and vectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl.buffers import as_numpy_dtype
+from pgasdl.errors import BufferRefused, LayoutError, RankError
+from pgasdl.group import Group
+from pgasdl.matrix.array import make
+from pgasdl.matrix.layout import Layout, replicated
+from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
+from pgasdl.matrix.space import Array, space_of
+
+if TYPE_CHECKING:
+    from pgasdl.context import Context
+
+Made = DistributedMatrix | DistributedVector
+_Shape = int | tuple[int, ...]
+_TILE = 64  # random numbers are drawn in tiles of so many rows and columns
+
+
+def empty(
+    where: Context | Group,
+    shape: _Shape,
+    layout: Layout | str = "rows",
+    dtype: npt.DTypeLike = np.float32,
+) -> Any:
+    """Make a matrix or vector whose elements are not set. Collective in a group's first use.
+
+    Parameters
+    ----------
+    where : Context or Group
+        The ranks: all, or those of a group. Layouts name them by their places in it.
+    shape : int or tuple[int, ...]
+        Rows and columns; or the elements of a vector.
+    layout : Layout or str, default "rows"
+        Which rank has which block; or "rows", "columns", "grid", "cyclic", "replicated", over all
+        ranks of the group.
+    dtype : dtype, default np.float32
+        float32, float64, int32, int64, bool; float16 and bfloat16, which are computed in float32.
+
+    Returns
+    -------
+    DistributedMatrix or DistributedVector
+
+    Raises
+    ------
+    LayoutError
+        The layout does not fit.
+    BufferRefused
+        Another dtype.
+    """
+    whole = _two(shape)
+    space = space_of(where)
+    return make(np.size(shape), space, space.layout(whole, layout), dtype)
+
+
+def full(
+    where: Context | Group,
+    shape: _Shape,
+    value: Any,
+    layout: Layout | str = "rows",
+    dtype: npt.DTypeLike = np.float32,
+) -> Any:
+    """Make one of equal elements; parameters as for :func:`empty`."""
+    made = empty(where, shape, layout, dtype)
+    made.flat[:] = value
+    return made
+
+
+def zeros(
+    where: Context | Group,
+    shape: _Shape,
+    layout: Layout | str = "rows",
+    dtype: npt.DTypeLike = np.float32,
+) -> Any:
+    """Make one of zeros; parameters as for :func:`empty`."""
+    return full(where, shape, 0, layout, dtype)
+
+
+def fromfunction(
+    where: Context | Group,
+    function: Callable[..., Any],
+    shape: _Shape,
+    layout: Layout | str = "rows",
+    dtype: npt.DTypeLike = np.float32,
+) -> Any:
+    """Make one whose elements a function of their indices gives, as ``numpy.fromfunction``.
+
+    ``function`` takes arrays of rows and of columns, or of the places in a vector. Other parameters
+    as for :func:`empty`.
+    """
+    made = empty(where, shape, layout, dtype)
+    for block, mine in made.blocks():
+        at = np.ogrid[block.where] if made.ndim == 2 else [np.ogrid[block.where[0]]]
+        mine[...] = np.reshape(function(*at), (-1, 1)) if made.ndim == 1 else function(*at)
+    return made
+
+
+def array(
+    where: Context | Group,
+    values: npt.ArrayLike | None,
+    layout: Layout | str = "rows",
+    dtype: npt.DTypeLike | None = None,
+    *,
+    root: int | None = None,
+) -> Any:
+    """Make one of an array of NumPy. Collective if one rank has it.
+
+    Parameters
+    ----------
+    values : array_like, optional
+        Of one or two dimensions, equal on all ranks, of which each takes its blocks.
+    dtype : dtype, optional
+        None: that of the array.
+    root : int, optional
+        The only rank that has it, by its place in the group; others pass anything. None: all have.
+    where, layout
+        As for :func:`empty`.
+    """
+    if root is None:
+        given = _array(values, dtype)
+        made = empty(where, given.shape, layout, given.dtype)
+        for block, mine in made.blocks():
+            mine[...] = _column(given)[block.where]
+        return made
+    space = space_of(where)
+    if not 0 <= root < space.group.size:
+        raise RankError(f"root {root}: the group has {space.group.size} ranks")
+    given = _array(values, dtype) if space.rank == root else np.empty(0)
+    about = json.dumps([given.shape, given.dtype.name]).encode() if space.rank == root else b""
+    shape, name = json.loads(space.group.allgather("matrix.array", about)[root])
+    found = replicated(_two(tuple(shape)), [root])
+    flat = np.ascontiguousarray(given).reshape(-1) if space.rank == root else None
+    whole = make(len(shape), space, found, name, flat)
+    return whole.remap(layout)
+
+
+def random(
+    where: Context | Group,
+    shape: _Shape,
+    seed: int,
+    layout: Layout | str = "rows",
+    dtype: npt.DTypeLike = np.float32,
+) -> Any:
+    """Make one of random numbers from 0 to 1; see :func:`standard_normal`."""
+    return _drawn(where, shape, seed, layout, dtype, lambda dice, n: dice.random(n))
+
+
+def standard_normal(
+    where: Context | Group,
+    shape: _Shape,
+    seed: int,
+    layout: Layout | str = "rows",
+    dtype: npt.DTypeLike = np.float32,
+) -> Any:
+    """Make one of normally distributed random numbers, of mean 0 and variance 1.
+
+    Parameters
+    ----------
+    seed : int
+        0 <= seed. The elements depend on it and on their places alone: not on the layout, the
+        number of ranks or the shape.
+    where, shape, layout, dtype
+        As for :func:`empty`.
+
+    Notes
+    -----
+    dMath: runs are reproduced by the seeds that its master hands out; here by one seed and a
+    generator that counts (Philox).
+    """
+    return _drawn(where, shape, seed, layout, dtype, lambda dice, n: dice.standard_normal(n))
+
+
+def _drawn(
+    where: Context | Group,
+    shape: _Shape,
+    seed: int,
+    layout: Layout | str,
+    dtype: npt.DTypeLike,
+    draw: Callable[[np.random.Generator, int], Array],
+) -> Any:
+    if as_numpy_dtype(dtype).kind in "iub":
+        raise BufferRefused(f"random numbers are no {as_numpy_dtype(dtype)}")
+    made = empty(where, shape, layout, dtype)
+    for block, mine in made.blocks():
+        bottom, right = block.row + block.rows, block.column + block.columns
+        for row in range(block.row // _TILE, -(-bottom // _TILE)):
+            for column in range(block.column // _TILE, -(-right // _TILE)):
+                dice = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, row, column]))
+                tile = draw(dice, _TILE * _TILE).reshape(_TILE, _TILE)
+                top, left = max(block.row, row * _TILE), max(block.column, column * _TILE)
+                part = tile[
+                    top - row * _TILE : bottom - row * _TILE,
+                    left - column * _TILE : right - column * _TILE,
+                ]
+                into = mine[top - block.row :, left - block.column :]
+                into[: part.shape[0], : part.shape[1]] = part
+    return made
+
+
+def _two(shape: _Shape) -> tuple[int, int]:
+    """Return the shape of a layout."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if len(sizes) not in (1, 2):
+        raise LayoutError(f"shape {shape}: matrices have two dimensions, vectors one")
+    return sizes[0], sizes[1] if len(sizes) == 2 else 1
+
+
+def _array(values: npt.ArrayLike | None, dtype: npt.DTypeLike | None) -> Array:
+    return np.asarray(values, None if dtype is None else as_numpy_dtype(dtype))
+
+
+def _column(given: Array) -> Array:
+    return given if given.ndim == 2 else given.reshape(-1, 1)

@@ -1,0 +1,111 @@
+"""Distributed matrices and vectors, with the manners of NumPy's arrays."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from pgasdl.matrix import elementwise, index, products, reductions
+from pgasdl.matrix.array import DistributedArray
+
+
+class _Operators(DistributedArray, NDArrayOperatorsMixin):
+    """Arithmetic and indices, the same for matrices and vectors."""
+
+    __array_priority__ = 100.0
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__" or options.keys() - {"out"}:
+            return NotImplemented
+        if ufunc is np.matmul and not options:
+            return products.matmul(*inputs)
+        return elementwise.apply(ufunc, inputs, **options)
+
+    def sum(self, axis: int | None = None) -> Any:
+        """Return the sum, or the sums over an axis, as ``numpy.sum``. Collective.
+
+        Returns
+        -------
+        scalar or DistributedVector
+            The order of the additions depends on the layout alone: the same bits on every rank and
+            in every run. A vector is laid out as the columns if no column is cut (axis 0), as the
+            rows if no row is cut (axis 1); else every rank has it all.
+        """
+        return reductions.reduce(self, "sum", axis)
+
+    def max(self, axis: int | None = None) -> Any:
+        """Return the maximum, or the maxima over an axis; as :meth:`sum`."""
+        return reductions.reduce(self, "max", axis)
+
+    def min(self, axis: int | None = None) -> Any:
+        """Return the minimum, or the minima over an axis; as :meth:`sum`."""
+        return reductions.reduce(self, "min", axis)
+
+    def mean(self, axis: int | None = None) -> Any:
+        """Return the mean, or the means over an axis; as :meth:`sum`."""
+        total = self.sum(axis)
+        return total / (self.size if axis is None else self.shape[axis])
+
+    def norm(self) -> Any:
+        """Return the Frobenius or Euclidean norm, as ``numpy.linalg.norm``. Collective."""
+        return reductions.norm(self)
+
+    def axpy(self, alpha: float, other: DistributedArray) -> Self:
+        """Add ``alpha`` times another one to it, in place, and return it."""
+        elementwise.axpy(self, alpha, other)
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return elements as NumPy has them, on every rank. Collective.
+
+        Numbers, and slices without a step. Only what is asked for moves.
+        """
+        return index.get(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set elements to a scalar, or to an array that every rank has. All ranks call it."""
+        index.put(self, key, value)
+
+    def __bool__(self) -> bool:
+        raise ValueError("a distributed array has no truth: ask for (a == b).min()")
+
+    __hash__ = None  # type: ignore[assignment]  # == compares elements
+
+
+class DistributedMatrix(_Operators, ndim=2):
+    """A matrix in blocks on ranks of a group. All of them run the same statements.
+
+    Made by the functions of :mod:`pgasdl.matrix`. Operators, in-place forms and NumPy's ufuncs work
+    element by element, whatever the operands' layouts: the first matrix says where the result lies,
+    and others are moved there, once until they change.
+
+    Attributes
+    ----------
+    layout : Layout
+        Which rank has which block.
+    flat : ndarray
+        This rank's blocks, one after another, of one dimension.
+    """
+
+    @property
+    def T(self) -> DistributedMatrix:  # noqa: N802 (NumPy's name)
+        """The transposed matrix: a copy, with each block where it was. Nothing moves."""
+        turned = DistributedMatrix(self.space, self.layout.T, self.dtype)
+        for (_, mine), (_, other) in zip(self.blocks(), turned.blocks(), strict=True):
+            other[...] = mine.T
+        return turned
+
+    def softmax(self) -> DistributedMatrix:
+        """Return the softmax of each row, in the same layout. Collective if rows are cut."""
+        found: DistributedMatrix = reductions.softmax(self)
+        return found
+
+
+class DistributedVector(_Operators, ndim=1):
+    """A vector in blocks on ranks of a group; as :class:`DistributedMatrix`."""
+
+    def dot(self, other: Any) -> Any:
+        """Return the inner product, as ``numpy.dot``. Collective."""
+        return products.matmul(self, other)

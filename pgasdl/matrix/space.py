@@ -1,0 +1,153 @@
+"""Spaces: what the matrices of a group share, and how their blocks move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl import _native
+from pgasdl.buffers import DTYPES
+from pgasdl.collectives.pairwise import PairwiseCalls, inbox_bytes, notifications
+from pgasdl.collectives.remap import Remap
+from pgasdl.collectives.state import Steps
+from pgasdl.errors import BufferRefused, LayoutError, MismatchError
+from pgasdl.group import Group
+from pgasdl.matrix.layout import Layout, Shape, named
+from pgasdl.matrix.moves import moves_between
+
+if TYPE_CHECKING:
+    from pgasdl.context import Context
+
+Array = npt.NDArray[Any]
+_NAMES = {dtype: name for name, dtype in DTYPES.items()} | {np.dtype(bool): "bytes"}
+
+
+class Space:
+    """What the matrices of a group share: notifications, and memory through which blocks move.
+
+    Matrices lie in memory of their rank alone, which peers never touch.
+
+    Attributes
+    ----------
+    context : Context
+        This rank.
+    group : Group
+        The ranks that layouts name, by their places in it.
+    moves : int
+        How often blocks moved.
+    """
+
+    def __init__(self, context: Context, group: Group) -> None:
+        self.context, self.group, self.moves = context, group, 0
+        segments, size = context.segments, group.size
+        flags = notifications(group)
+        with Steps(
+            context.state.unfinished, group, "the first matrix", context._seconds(None)
+        ) as s:
+            self._segment = s(
+                lambda: segments.make(
+                    group, inbox_bytes(group), flags + size, s.left, workspace=True
+                )
+            )
+        self._numbers = _native.Numbering(self._segment, 0, flags, exclusive=True)
+        self._calls = PairwiseCalls(group, self._segment, 0, self._numbers)
+
+    @property
+    def rank(self) -> int:
+        """The place of this rank in the group."""
+        return self.group.rank
+
+    def layout(self, shape: Shape, wanted: Layout | str) -> Layout:
+        """Return the layout of a name, on all ranks of the group.
+
+        Raises
+        ------
+        LayoutError
+            No such name, or a layout of another shape or of more ranks.
+        """
+        size = self.group.size
+        if isinstance(wanted, str):
+            return named(wanted, shape, range(size))
+        if wanted.shape != shape or max(wanted.ranks, default=0) >= size:
+            raise LayoutError(f"{wanted} for a matrix of {shape[0]} x {shape[1]} on {size} ranks")
+        return wanted
+
+    def move(
+        self,
+        source: Layout,
+        given: Array,
+        target: Layout,
+        taken: Array,
+        at: tuple[int, int] | None = None,
+    ) -> None:
+        """Fill this rank's part of ``target`` from all ranks' parts of ``source``. Collective.
+
+        Parameters
+        ----------
+        given, taken : ndarray
+            What this rank stores, of one dimension.
+        at : tuple[int, int], optional
+            Where the target begins in the source, if it is a part of that.
+
+        Raises
+        ------
+        MismatchError
+            Ranks move different matrices.
+        PeerLost, Timeout
+        """
+        names = core_dtype(given.dtype), core_dtype(taken.dtype)
+        what = f"remap of {source} ({source.digest}) to {target} ({target.digest}) at {at}"
+
+        def describe() -> Remap:
+            moves = moves_between(source, target, self.rank, self.group.size, at)
+            return Remap(what, moves, *names)
+
+        bound = self._calls.bound((source, target, at, *names), describe)
+        places = [array.ctypes.data if array.size else 0 for array in (given, taken)]
+        self._numbers.enter("a remap of a matrix")
+        self.moves += 1
+        try:
+            for execution, _ in bound.parts:
+                execution.run_at((given, taken), [*places, 0])
+        except MismatchError as error:
+            raise MismatchError(f"{what}: {error}") from error
+        finally:
+            self._numbers.leave()
+
+    def add_up(self, array: Array, op: str = "sum") -> None:
+        """Replace every rank's array by the sum of all, or another reduction. Collective."""
+        if array.size:
+            self.context.allreduce(array, op, group=self.group)
+
+    def close(self) -> None:
+        """Give up the executions and, unless peers may still write there, the memory."""
+        broken = self._numbers.under_way or self._numbers.failed
+        self._calls.close()
+        if self.group.mapped or not broken:
+            self._segment.close()
+
+
+def space_of(where: Context | Group) -> Space:
+    """Return the space of a group, or of all ranks of a context. Collective at its first use."""
+    group: Group = where if isinstance(where, Group) else where.world
+    context: Any = group.context
+    spaces = context.state.spaces
+    if group not in spaces:
+        spaces[group] = Space(context, group)
+    return spaces[group]  # type: ignore[no-any-return]
+
+
+def core_dtype(dtype: np.dtype[Any]) -> str:
+    """Return the core's name of a matrix's dtype.
+
+    Raises
+    ------
+    BufferRefused
+        Matrices do not have it.
+    """
+    name = _NAMES.get(dtype)
+    if name is None:
+        raise BufferRefused(f"matrices are of {', '.join(DTYPES)} or bool, not of {dtype}")
+    return name

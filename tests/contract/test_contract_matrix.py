@@ -1,0 +1,226 @@
+"""Matrices on ranks: what NumPy has, whatever the layouts, on every transport."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from contract_harness import contract
+
+import pgasdl
+import pgasdl.matrix as pm
+from pgasdl.buffers import DTYPES
+from pgasdl.errors import BufferRefused, LayoutError, MismatchError, UnavailableError
+
+FLOATS = ("float32", "float64")
+
+
+def drawn(dice: random.Random, shape: tuple[int, ...], size: int) -> pm.Layout:
+    """Some layout, the same on all ranks, on some of them."""
+    whole = (*shape, 1)[:2]
+    ranks = dice.sample(range(size), dice.randint(1, size))
+    if dice.random() < 0.25:
+        return pm.cyclic(whole, ranks, (dice.randint(1, 3), dice.randint(1, 3)))
+    return dice.choice((pm.rows, pm.columns, pm.grid, pm.replicated))(whole, ranks)
+
+
+def same(found: Any, due: Any) -> None:
+    found, due = np.asarray(found), np.asarray(due)
+    assert (found.shape, found.dtype) == (due.shape, due.dtype)
+    assert np.array_equal(found, due, equal_nan=due.dtype.kind == "f")
+
+
+def near(found: Any, due: Any) -> None:
+    found, due = np.asarray(found), np.asarray(due)
+    assert (found.shape, found.dtype) == (due.shape, due.dtype)
+    assert np.allclose(found, due, rtol=1e-4, atol=1e-4)
+
+
+@contract(ranks=(1, 2, 3))
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_numpy_has_the_same(ctx: Any, dtype: str) -> None:
+    """Elementwise, in place, transposed, extremes, indices: the same bits for any layouts."""
+    dice = random.Random(dtype)
+    for shape in ((6, 5), (1, 1), (7, 1), (0, 3), (2, 0), (5, 9)):
+        values = np.random.default_rng(dice.randint(0, 99))
+        A, B, v = (
+            (9 * values.standard_normal(s)).astype(DTYPES[dtype]) for s in (shape, shape, shape[1:])
+        )
+        a, b, w = (pm.array(ctx, x, drawn(dice, x.shape, ctx.size)) for x in (A, B, v))
+        same(a, A)
+        same(a.remap(drawn(dice, shape, ctx.size)), A)
+        same(a + b, A + B)
+        same(2 * a - w, 2 * A - v)
+        same(w + a, v + A)
+        same(np.maximum(a, v), np.maximum(A, v))
+        same(a > b, A > B)
+        same(a.T, A.T)
+        same(a.T.T + b, A + B)
+        c, C = a.copy(), A.copy()
+        c += b
+        C += B
+        same(c, C)
+        rows, columns = (sorted(dice.choices(range(n + 1), k=2)) for n in shape)
+        where = slice(*rows), slice(*columns)
+        same(a[where], A[where])
+        c[where] = 3
+        C[where] = 3
+        same(c, C)
+        if A.size:
+            same(a[-1], A[-1])
+            same(a[..., 0], A[..., 0])
+            assert a[0, 0] == A[0, 0]
+            for axis in (None, 0, 1) if dtype != "bfloat16" else ():
+                same(a.max(axis), A.max(axis))
+                same(a.min(axis), A.min(axis))
+        if dtype.startswith("int"):
+            for axis in (None, 0, 1):
+                same(a.sum(axis), A.sum(axis))
+
+
+@contract(ranks=(1, 2, 3))
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sums_and_products(ctx: Any, dtype: str) -> None:
+    dice = random.Random(dtype)
+    for shape in ((6, 5), (1, 4), (0, 3), (33, 65)):
+        values = np.random.default_rng(dice.randint(0, 99))
+        A, B, v, u = (
+            values.standard_normal(s).astype(dtype) for s in (shape, shape, shape[1:], shape[:1])
+        )
+        a, b, w, x = (pm.array(ctx, y, drawn(dice, y.shape, ctx.size)) for y in (A, B, v, u))
+        for axis in (None, 0, 1):
+            near(a.sum(axis), A.sum(axis))
+        near(a @ w, A @ v)
+        near(x @ a, u @ A)
+        near(a @ v, A @ v)
+        near(w @ w, v @ v)
+        near(w.dot(v), v @ v)
+        near(a.norm(), np.linalg.norm(A))
+        near(a.copy().axpy(2.5, b), A + 2.5 * B)
+        if A.size:
+            near(a.mean(0), A.mean(0))
+            E = np.exp(A - A.max(1, keepdims=True))
+            near(a.softmax(), E / E.sum(1, keepdims=True))
+
+
+@contract(ranks=(2, 3))
+def test_the_sum_has_the_same_bits_on_every_rank_and_in_every_run(ctx: Any) -> None:
+    for layout in ("rows", "columns", "grid"):
+        a = pm.standard_normal(ctx, (130, 70), 5, layout)
+        sums = [np.asarray(a.sum(axis)).tobytes() for axis in (None, 0, 1) for _ in range(2)]
+        assert sums[::2] == sums[1::2]
+        assert len(set(ctx.world.allgather("sums", b"".join(sums)))) == 1
+
+
+@contract(ranks=(2, 3))
+def test_another_precision_travels(ctx: Any) -> None:
+    A = np.random.default_rng(3).standard_normal((40, 30)).astype(np.float32)
+    a = pm.array(ctx, A)
+    for dtype in ("float16", "bfloat16"):
+        half = a.remap("columns", dtype)
+        same(half, A.astype(DTYPES[dtype]))
+        same(half.remap("grid", "float32"), A.astype(DTYPES[dtype]).astype(np.float32))
+        same(np.exp(half), np.exp(A.astype(DTYPES[dtype]).astype(np.float32)).astype(half.dtype))
+    same(a.remap("columns", "float64"), A.astype(np.float64))
+
+
+@contract(ranks=(2, 3))
+def test_a_replica_moves_once_until_its_original_changes(ctx: Any) -> None:
+    a = pm.standard_normal(ctx, (50, 20), 1)
+    first = a.replica("columns")
+    memory, executions = first.flat.ctypes.data, a.space.moves
+    assert a.replica("columns") is first
+    assert a.space.moves == executions
+    due = np.asarray(a) + 1
+    a += 1
+    renewed = a.replica("columns")
+    assert renewed.flat.ctypes.data == memory
+    same(renewed, due)
+    with pytest.raises(LayoutError, match="its original"):
+        renewed += 1
+    with pytest.raises(LayoutError, match="its original"):
+        renewed[0] = 1
+    b = pm.zeros(ctx, (50, 20), "columns")
+    executions = a.space.moves
+    for _ in range(3):
+        b += a
+    assert a.space.moves == executions  # b is laid out as the replica
+    a.forget()
+    b += a
+    assert a.space.moves == executions + 1
+
+
+@contract(ranks=(2, 3))
+def test_random_numbers_depend_on_their_places_alone(ctx: Any) -> None:
+    shape, dice = (70, 130), random.Random(1)
+    for make in (pm.standard_normal, pm.random):
+        due = np.asarray(make(ctx, shape, 3))
+        same(make(ctx, shape, 3, drawn(dice, shape, ctx.size)), due)
+        same(make(ctx, (65, 66), 3, "grid"), due[:65, :66])
+        assert not np.array_equal(make(ctx, shape, 4), due)
+    assert abs(np.asarray(pm.standard_normal(ctx, shape, 3)).std() - 1) < 0.05
+    same(pm.standard_normal(ctx, 100, 3), np.asarray(pm.standard_normal(ctx, (100, 1), 3))[:, 0])
+
+
+@contract(ranks=(2, 3))
+def test_one_rank_has_the_array(ctx: Any) -> None:
+    A = np.arange(35.0).reshape(5, 7)
+    for root in range(ctx.size):
+        same(pm.array(ctx, A if ctx.rank == root else None, "grid", root=root), A)
+    same(pm.fromfunction(ctx, lambda i, j: 7 * i + j, A.shape, "columns", np.float64), A)
+    same(pm.fromfunction(ctx, lambda i: 2 * i, 5), 2 * np.arange(5, dtype=np.float32))
+
+
+@contract(ranks=3)
+def test_matrices_of_a_group(ctx: Any) -> None:
+    """Layouts name places in it; the others take no part."""
+    if ctx.rank == 1:
+        return
+    group = ctx.group([0, 2])
+    a = pm.standard_normal(group, (9, 4), 1)
+    b = a.remap(pm.replicated((9, 4), [1]))
+    assert len(b.flat) == (36 if ctx.rank == 2 else 0)
+    same(b, a)
+    group.delete()
+
+
+@contract(ranks=(1, 2))
+def test_long_moves_go_in_parts(ctx: Any) -> None:
+    """More than one execution has room for; narrow rows, and rows longer than a piece."""
+    for shape in ((3_000_001, 2), (5, 2_000_000)):
+        a = pm.fromfunction(ctx, lambda i, j: i + 10 * j, shape, "rows", np.float64)
+        b = a.remap("columns")
+        for block, mine in b.blocks():
+            rows, columns = np.ogrid[block.where]
+            assert np.array_equal(mine, rows + 10.0 * columns)
+
+
+@contract(ranks=2)
+def test_wrong_input_is_refused_on_all_ranks(ctx: Any) -> None:
+    a, b = pm.zeros(ctx, (4, 3)), pm.zeros(ctx, (3, 4))
+    with pytest.raises(LayoutError, match="does not fit"):
+        a + b
+    with pytest.raises(LayoutError, match="product of shapes"):
+        a @ pm.zeros(ctx, 4)
+    with pytest.raises(UnavailableError, match="two distributed matrices"):
+        a @ b
+    with pytest.raises(LayoutError, match="on 2 ranks"):
+        a.remap(pm.rows((4, 3), range(4)))
+    with pytest.raises(LayoutError, match="no layout"):
+        a.remap("diagonal")
+    with pytest.raises(BufferRefused, match="matrices are of"):
+        a.astype(np.int16)
+    with pytest.raises(IndexError, match="step"):
+        a[::2]
+    with pytest.raises(pgasdl.PlanError, match="integers"):
+        pm.zeros(ctx, (4, 3), dtype=np.int32).remap("columns", np.float32)
+    same(a.remap("columns"), np.zeros((4, 3), np.float32))  # nothing was lost
+
+
+@contract(ranks=2)
+def test_ranks_that_disagree_are_told(ctx: Any) -> None:
+    a = pm.zeros(ctx, (4, 4))
+    with pytest.raises(MismatchError, match="remap of"):
+        a.remap("columns" if ctx.rank else "replicated")
