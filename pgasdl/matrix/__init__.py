@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from pgasdl.errors import LayoutError
+from pgasdl.matrix.dtensor import from_dtensor, to_dtensor
 from pgasdl.matrix.layout import Block, Layout, columns, cyclic, grid, replicated, rows
 from pgasdl.matrix.making import array, empty, fromfunction, full, random, standard_normal, zeros
 from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
@@ -24,6 +25,7 @@ __all__ = [
     "columns",
     "cyclic",
     "empty",
+    "from_dtensor",
     "fromfunction",
     "full",
     "grid",
@@ -31,5 +33,6 @@ __all__ = [
     "replicated",
     "rows",
     "standard_normal",
+    "to_dtensor",
     "zeros",
 ]

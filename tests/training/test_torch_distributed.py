@@ -233,3 +233,9 @@ def test_it_shares_the_programs_own_context(tmp_path: Path) -> None:
     program.write_text(OWN.replace("{STORE}", str(tmp_path / "store")))
     shown: Any = jobs.run(2, program)
     assert "rank 0: [4.0, 4.0, 4.0]" in shown and "rank 1: [4.0, 4.0, 4.0]" in shown
+
+
+def test_dtensors_and_matrices_share_their_memory() -> None:
+    done = torchrun("--nproc-per-node=2", str(jobs.PROGRAMS / "dtensor_matrix.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["same memory"]

@@ -22,12 +22,13 @@ NAMES = {
     "pgasdl.loopback": "run",
     "pgasdl.matrix": (
         "Block DistributedMatrix DistributedVector Layout LayoutError array columns cyclic empty "
-        "fromfunction full grid random replicated rows standard_normal zeros"
+        "from_dtensor fromfunction full grid random replicated rows standard_normal to_dtensor "
+        "zeros"
     ),
     "pgasdl.models": "layers",
     "pgasdl.plans": (
-        "EXCHANGES KINDS PLANS Call Copy Flush Plan PlanError PlanSpec Put Reduce Span Step Wait blocks "
-        "build build_all build_phases describe register validate_all validate_phases"
+        "EXCHANGES KINDS PLANS Call Copy Flush Plan PlanError PlanSpec Put Reduce Span Step Wait "
+        "blocks build build_all build_phases describe register validate_all validate_phases"
     ),
     "pgasdl.plans.check": "Finding assert_ok check",
     "pgasdl.plans.cost": "Model predict",
