@@ -11,20 +11,25 @@ from __future__ import annotations
 
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.dtensor import from_dtensor, to_dtensor
+from pgasdl.matrix.explain import Explanation, Movement
 from pgasdl.matrix.layout import Block, Layout, columns, cyclic, grid, replicated, rows
 from pgasdl.matrix.making import array, empty, fromfunction, full, random, standard_normal, zeros
 from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
+from pgasdl.matrix.space import explain
 
 __all__ = [
     "Block",
     "DistributedMatrix",
     "DistributedVector",
+    "Explanation",
     "Layout",
     "LayoutError",
+    "Movement",
     "array",
     "columns",
     "cyclic",
     "empty",
+    "explain",
     "from_dtensor",
     "fromfunction",
     "full",

@@ -110,7 +110,9 @@ class DistributedArray:
         self.version += 1
 
     def require_original(self) -> None:
-        """Raise LayoutError for a replica, which only its original changes."""
+        """Raise LayoutError for a replica, which only its original changes, and in explain()."""
+        if self.space.told is not None:
+            raise LayoutError("what is explained cannot be in place: it is not done")
         if self._is_replica:
             raise LayoutError("a replica is not changed, but its original: or take a copy()")
 
@@ -168,7 +170,8 @@ class DistributedArray:
         if version != self.version:
             self._fill(replica)
             replica.version += 1
-            self._seen[wanted, element] = self.version, replica
+            if self.space.told is None:
+                self._seen[wanted, element] = self.version, replica
         return replica
 
     def forget(self) -> None:

@@ -16,10 +16,14 @@ from pgasdl.plans.algorithms.remap import Moves, Rows, total
 _Ints = npt.NDArray[np.int64]
 
 
-def moves_between(
-    source: Layout, target: Layout, rank: int, size: int, at: tuple[int, int] | None = None
-) -> Moves:
-    """Return what one of ``size`` ranks sends and receives, and keeps.
+# By the rank that gives and the rank that takes.
+Pairs = dict[tuple[int, int], list[Rows]]
+
+
+def pairs_between(
+    source: Layout, target: Layout, size: int, at: tuple[int, int] | None = None
+) -> Pairs:
+    """Return what moves between any two of ``size`` ranks, or stays on one.
 
     A rank takes a block from itself if it has it, else from one of the ranks that have it: those
     that want it are spread over them.
@@ -42,23 +46,33 @@ def moves_between(
     stored = {block: src for holder in source.ranks for block, src in source.placed(holder)}
     extents = list(source.holders)
     edges = _edges(extents)
-    found: dict[tuple[int, int], list[Rows]] = defaultdict(list)
+    found: Pairs = defaultdict(list)
     for wanting in target.ranks:
         for taken, dst in target.placed(wanting):
             block = replace(taken, row=taken.row + down, column=taken.column + right)
             for number in _touching(edges, block):
                 holder = _giver(source.holders[extents[number]], wanting)
                 giving = Block(holder, *extents[number])
-                rows = _shared(giving, stored[giving], block, dst)
-                found[holder, wanting].append(rows)
-    longest = max((total(rows) for (s, r), rows in found.items() if s != r), default=0)
+                found[holder, wanting].append(_shared(giving, stored[giving], block, dst))
+    return found
+
+
+def moves_of(pairs: Pairs, rank: int, source: Layout, target: Layout, size: int) -> Moves:
+    """Return what one of ``size`` ranks sends and receives, and keeps."""
     return Moves(
-        tuple(tuple(found.get((rank, peer), ())) for peer in range(size)),
-        tuple(tuple(found.get((peer, rank), ())) for peer in range(size)),
+        tuple(tuple(pairs.get((rank, peer), ())) for peer in range(size)),
+        tuple(tuple(pairs.get((peer, rank), ())) for peer in range(size)),
         source.count(rank),
         target.count(rank),
-        longest,
+        max((total(rows) for (s, r), rows in pairs.items() if s != r), default=0),
     )
+
+
+def moves_between(
+    source: Layout, target: Layout, rank: int, size: int, at: tuple[int, int] | None = None
+) -> Moves:
+    """Return what one of ``size`` ranks sends and receives; as for :func:`pairs_between`."""
+    return moves_of(pairs_between(source, target, size, at), rank, source, target, size)
 
 
 def _edges(extents: list[Extent]) -> _Ints:

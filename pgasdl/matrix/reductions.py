@@ -44,7 +44,7 @@ def combined(array: DistributedArray, parts: list[Any], op: str, dtype: np.dtype
     """Return the reduction of all ranks' numbers, the same on each."""
     core = _core(dtype)
     mine = _UFUNCS[op].reduce([_identity(op, core), *parts]).astype(core)
-    return array.space.group.allreduce(mine.reshape(1), op)[0]
+    return array.space.combine(mine, op)
 
 
 def over_axis(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from pgasdl.collectives.remap import Remap
 from pgasdl.collectives.state import Steps
 from pgasdl.errors import BufferRefused, LayoutError, MismatchError
 from pgasdl.group import Group
+from pgasdl.matrix.explain import MAPPED, NETWORK, Explanation
 from pgasdl.matrix.layout import Layout, Shape, named
 from pgasdl.matrix.moves import moves_between
+from pgasdl.plans.cost import Model
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
@@ -37,10 +40,13 @@ class Space:
         The ranks that layouts name, by their places in it.
     moves : int
         How often blocks moved.
+    told : Explanation, optional
+        Where it is noted what would move, while nothing does.
     """
 
     def __init__(self, context: Context, group: Group) -> None:
         self.context, self.group, self.moves = context, group, 0
+        self.told: Explanation | None = None
         segments, size = context.segments, group.size
         flags = notifications(group)
         with Steps(
@@ -98,6 +104,9 @@ class Space:
         PeerLost, Timeout
         """
         names = core_dtype(given.dtype), core_dtype(taken.dtype)
+        if self.told is not None:
+            self.told.note_move(source, target, at, min(given.itemsize, taken.itemsize))
+            return
         what = f"remap of {source} ({source.digest}) to {target} ({target.digest}) at {at}"
 
         def describe() -> Remap:
@@ -118,8 +127,17 @@ class Space:
 
     def add_up(self, array: Array, op: str = "sum") -> None:
         """Replace every rank's array by the sum of all, or another reduction. Collective."""
-        if array.size:
+        if self.told is not None:
+            self.told.note_reduction(array)
+        elif array.size:
             self.context.allreduce(array, op, group=self.group)
+
+    def combine(self, number: Any, op: str) -> Any:
+        """Return the sum of all ranks' numbers, or another reduction. Collective."""
+        if self.told is not None:
+            self.told.note_reduction(np.reshape(number, 1))
+            return number
+        return self.group.allreduce(np.reshape(number, 1), op)[0]
 
     def close(self) -> None:
         """Give up the executions and, unless peers may still write there, the memory."""
@@ -137,6 +155,44 @@ def space_of(where: Context | Group) -> Space:
     if group not in spaces:
         spaces[group] = Space(context, group)
     return spaces[group]  # type: ignore[no-any-return]
+
+
+def explain(
+    where: Context | Group, expression: Callable[[], Any], model: Model | None = None
+) -> Explanation:
+    """Return what an expression of matrices would move. Nothing moves, and nothing is kept.
+
+    What replicas spare is not in it.
+
+    Parameters
+    ----------
+    where : Context or Group
+        Of the matrices.
+    expression : Callable[[], object]
+        Without in-place forms: ``lambda: np.tanh(a + b).sum(0)``. Its result is meaningless.
+    model : Model, optional
+        The machine that times are predicted for; None: the order of magnitude of memory or, where
+        ranks do not map each other's memory, of a network of 80 Gbit/s.
+
+    Returns
+    -------
+    Explanation
+        The same on all ranks.
+
+    Raises
+    ------
+    LayoutError
+        The expression changes a matrix.
+    """
+    space = space_of(where)
+    mapped = space.group.mapped
+    told = Explanation(space.group.size, mapped, model or (MAPPED if mapped else NETWORK))
+    space.told = told
+    try:
+        expression()
+    finally:
+        space.told = None
+    return told
 
 
 def core_dtype(dtype: np.dtype[Any]) -> str:

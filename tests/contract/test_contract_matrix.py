@@ -224,3 +224,23 @@ def test_ranks_that_disagree_are_told(ctx: Any) -> None:
     a = pm.zeros(ctx, (4, 4))
     with pytest.raises(MismatchError, match="remap of"):
         a.remap("columns" if ctx.rank else "replicated")
+
+
+@contract(ranks=3)
+def test_what_would_move_is_told(ctx: Any) -> None:
+    a, b = (pm.standard_normal(ctx, (12, 6), seed) for seed in (1, 2))
+    c = b.remap("columns")
+    before = a.space.moves
+    assert pm.explain(ctx, lambda: a + b).movements == []
+    told = pm.explain(ctx, lambda: a + c)
+    # Each rank lacks two thirds of its third, from the two others.
+    assert (told.nbytes, told.messages) == (48 * 4, 6)
+    assert told.seconds > 0
+    assert "columns of 12 x 6" in str(told)
+    assert pm.explain(ctx, lambda: a.sum(0)).nbytes == 2 * 2 * 6 * 4
+    assert pm.explain(ctx, lambda: a.sum(1)).nbytes == 0
+    assert pm.explain(ctx, lambda: a[0, 0]).messages == 2
+    with pytest.raises(LayoutError, match="in place"):
+        pm.explain(ctx, lambda: a.axpy(2, b))
+    assert a.space.moves == before
+    same(a + c, np.asarray(a) + np.asarray(b))

@@ -21,9 +21,9 @@ NAMES = {
     "pgasdl.input": "Batches Iterations Prefetcher StripedFiles StripedWriter",
     "pgasdl.loopback": "run",
     "pgasdl.matrix": (
-        "Block DistributedMatrix DistributedVector Layout LayoutError array columns cyclic empty "
-        "from_dtensor fromfunction full grid random replicated rows standard_normal to_dtensor "
-        "zeros"
+        "Block DistributedMatrix DistributedVector Explanation Layout LayoutError Movement array "
+        "columns cyclic empty explain from_dtensor fromfunction full grid random replicated rows "
+        "standard_normal to_dtensor zeros"
     ),
     "pgasdl.models": "layers",
     "pgasdl.plans": (
