@@ -91,13 +91,14 @@ void export_to(UniqueFd& fd, cuda::AllocationHandle handle) {
   fd.reset(descriptor);
 }
 
-}  // namespace
-
+// Throws kUnavailable unless kernels and copies of one device reach the memory of another.
 void require_reach(cuda::Device from, cuda::Device to) {
   if (reaches(from, to)) return;
   throw Error(ErrorKind::kUnavailable,
               text("GPU ", from, " has no peer access to memory of GPU ", to));
 }
+
+}  // namespace
 
 void open_to(cuda::Device from, cuda::Device to) {
   require_reach(from, to);

@@ -68,9 +68,8 @@ class DeviceRegion {
   bool mapped_ = false;
 };
 
-// Throws kUnavailable unless kernels and copies of one device of this process reach the memory of
-// another; and lets them reach also what others have allocated there in this process.
-void require_reach(cuda::Device from, cuda::Device to);
+// Lets kernels and copies of one device reach what this process has allocated on another. Throws
+// kUnavailable unless they have peer access to it.
 void open_to(cuda::Device from, cuda::Device to);
 
 // The device that an address lies on. Throws kBuffer if it is none of a device's.

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 #include "sys/packed.hpp"
 
@@ -27,7 +28,12 @@ struct Description {
   std::uint32_t padding;
 };
 
-// Advice about a failed registration.
+// Advice about a failed registration of memory on a GPU.
+constexpr std::string_view kStaged =
+    "; the adapter was to reach this GPU, and does not: PGASDL_GPU=staged lets arrays there go by "
+    "way of the host";
+
+// Advice about a failed registration of the host's memory.
 std::string advice(int error, std::uint64_t bytes, std::uint64_t registered) {
   if (error == EFAULT) return "; the memory is not mapped, is read-only, or is another device's";
   rlimit limit{};
@@ -40,18 +46,21 @@ std::string advice(int error, std::uint64_t bytes, std::uint64_t registered) {
               "memlock=-1 --device=/dev/infiniband)");
 }
 
-// `before`: bytes that were registered already.
 [[noreturn]] void refuse(int error, const VerbsDevice& device, std::uint64_t bytes,
-                         const std::string& what, std::uint64_t before) {
+                         const std::string& what, std::string_view advice) {
   throw Error(ErrorKind::kBuffer,
               text("registering ", bytes, " bytes of ", what, " with ", device.name(), ": ",
-                   std::strerror(error), " (errno ", error, ")", advice(error, bytes, before)));
+                   std::strerror(error), " (errno ", error, ")", advice));
 }
 
+// `before`: bytes that were registered already.
 VerbsPtr<ibv_mr> registered(const VerbsDevice& device, std::byte* data, std::uint64_t bytes,
                             int access, const std::string& what, std::uint64_t before) {
   VerbsPtr<ibv_mr> region(verbs_library().reg_mr(device.domain(), data, bytes, access));
-  if (region == nullptr) refuse(errno, device, bytes, what, before);
+  if (region == nullptr) {
+    const int error = errno;
+    refuse(error, device, bytes, what, advice(error, bytes, before));
+  }
   return region;
 }
 
@@ -81,7 +90,7 @@ VerbsPtr<ibv_mr> VerbsMemory::reg(std::byte* data, std::uint64_t bytes, SegmentI
   } else {
     region = register_gpu_memory(*device_, access_to(gpu), gpu, data, bytes, access);
     if (region == nullptr) {
-      refuse(errno, *device_, bytes, text("segment ", segment, " on GPU ", gpu), registered_bytes_);
+      refuse(errno, *device_, bytes, text("segment ", segment, " on GPU ", gpu), kStaged);
     }
   }
   registered_bytes_ += bytes;

@@ -40,7 +40,7 @@ PKEY = 0xFFFF
 # magic, token, from, to, queue, count; number, first packet, shared memory, its key and padding of
 # the end; joined, answer
 DATAGRAM = struct.Struct("<Q16siiIIIIQIIII")
-# bytes, data, board, notifications, keys, board's number, whether it is on a GPU
+# bytes, data, board, notifications, keys, board's number, whether it is on a GPU; padding
 DESCRIPTION = struct.Struct("<QQQIIIIII")
 SLOT = struct.Struct("<IIII")  # board, notification, middle bits of the value, whether it is used
 N_SLOTS = 256
