@@ -193,8 +193,15 @@ class Context(_native.ContextCore):
         number = self.config.notifications if notifications is None else notifications
         return self.segments.bind(group or self.world, memory, number, timeout)
 
-    def pool(self, nbytes: int, *, device: object = "cpu", timeout: float | None = None) -> None:
-        """Make the pool of arrays, or add to it. Collective over all ranks.
+    def pool(
+        self,
+        nbytes: int,
+        *,
+        device: object = "cpu",
+        group: Group | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Make the pool of arrays, or add to it. Collective.
 
         From then on :meth:`empty`, :meth:`zeros` and :meth:`empty_like` cut arrays from it, each
         rank by itself. :meth:`allreduce`, from 4 KB on, and persistent handles reduce them in
@@ -206,6 +213,8 @@ class Context(_native.ContextCore):
             Size of this rank's new segment, 0 <= nbytes; ranks may differ. No array spans two.
         device : str, torch.device or cupy.cuda.Device, default "cpu"
             Where this rank's new segment lies; as for :meth:`segment`.
+        group : Group, optional
+            The members have it; None: all ranks. Arrays for groups within it are cut from it.
         timeout : float, optional
             Seconds; None: the context's default. After a Timeout the same call continues.
 
@@ -227,7 +236,7 @@ class Context(_native.ContextCore):
         :meth:`describe` tells how much is free.
         dMath: persistent memory, registered once.
         """
-        self._pool.grow(nbytes, ordinal_of(device), timeout)
+        self._pool.grow(nbytes, ordinal_of(device), timeout, group)
 
     def empty(
         self,
@@ -235,6 +244,7 @@ class Context(_native.ContextCore):
         dtype: Any = np.float32,
         *,
         device: object = "cpu",
+        group: Group | None = None,
     ) -> Any:
         """Cut an array from the pool. Local; any thread may call it.
 
@@ -246,6 +256,8 @@ class Context(_native.ContextCore):
             NumPy's, "bfloat16", or PyTorch's: then it is a tensor.
         device : str, torch.device or cupy.cuda.Device, default "cpu"
             Where it is to lie; the pool has memory there.
+        group : Group, optional
+            Whose collectives are to find it in place; None: those of all ranks.
 
         Returns
         -------
@@ -264,7 +276,7 @@ class Context(_native.ContextCore):
             The name of no device, or of one that is not available.
         """
         self._require_usable()
-        return self._pool.empty(shape, dtype, ordinal_of(device))
+        return self._pool.empty(shape, dtype, ordinal_of(device), group)
 
     def zeros(
         self,
@@ -272,9 +284,10 @@ class Context(_native.ContextCore):
         dtype: Any = np.float32,
         *,
         device: object = "cpu",
+        group: Group | None = None,
     ) -> Any:
         """Cut an array of zeros from the pool. Local; as :meth:`empty`."""
-        array = self.empty(shape, dtype, device=device)
+        array = self.empty(shape, dtype, device=device, group=group)
         array[...] = 0
         return array
 
@@ -321,7 +334,13 @@ class Context(_native.ContextCore):
         for member in members:
             self._require_peer(member, "group")
         core = self._job.form(self, members, self._seconds(timeout))
-        return Group(self, self.topology, core, self._allreduces.drop)
+        return Group(self, self.topology, core, self._drop)
+
+    def _drop(self, group: Group) -> None:
+        """Give up what a group has: it is deleted."""
+        self._allreduces.drop(group)
+        self.state.drop(group)
+        self._pool.drop(group)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """``world.barrier``: wait until every rank is here."""

@@ -224,6 +224,10 @@ class Group:
         if self._deleted is not None:
             self._deleted(self)
 
+    def within(self, other: Group) -> bool:
+        """Whether every member is in another group, too."""
+        return self is other or set(self.ranks) <= set(other.ranks)
+
     def __contains__(self, rank: int) -> bool:
         return rank in self.ranks
 

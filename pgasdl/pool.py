@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import sys
@@ -98,16 +99,27 @@ class Pool:
         self._parts: dict[int | None, list[_Part]] = {}  # by device
         self._dropped: deque[tuple[Arena, int]] = deque()
 
-    def grow(self, nbytes: int, device: int | None, timeout: float | None) -> None:
+    def grow(
+        self, nbytes: int, device: int | None, timeout: float | None, group: Group | None = None
+    ) -> None:
         """Add a segment. Collective; see :meth:`Context.pool`."""
         if operator.index(nbytes) < 0:
             raise SegmentError(f"a pool of {nbytes} bytes")
-        segment = self._segments.make(self._world, aligned(nbytes), 0, timeout, device)
+        members = group or self._world
+        segment = self._segments.make(members, aligned(nbytes), 0, timeout, device)
         segment.pooled = True
         with self._lock:
-            self._parts.setdefault(device, []).append((segment, Arena(segment.nbytes)))
+            parts = self._parts.setdefault(device, [])
+            parts.append((segment, Arena(segment.nbytes)))
+            parts.sort(key=lambda part: part[0].group.size)  # those of few ranks are for them
 
-    def empty(self, shape: int | Iterable[int], dtype: Any, device: int | None) -> Any:
+    def empty(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any,
+        device: int | None,
+        group: Group | None = None,
+    ) -> Any:
         """Return an array, or a tensor if ``dtype`` is PyTorch's. See :meth:`Context.empty`."""
         sizes = shape if isinstance(shape, Iterable) else (shape,)
         sizes = tuple(map(operator.index, sizes))
@@ -115,7 +127,7 @@ class Pool:
             raise BufferRefused(f"an array of shape {sizes}")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(dtype, torch.dtype):
-            raw = self._bytes(math.prod(sizes) * dtype.itemsize, device)
+            raw = self._bytes(math.prod(sizes) * dtype.itemsize, device, group)
             if isinstance(raw, DeviceBytes):
                 return torch_view(raw, dtype, sizes)
             if raw.size == 0:  # torch views no empty bytes as anything else
@@ -124,7 +136,7 @@ class Pool:
         element = as_numpy_dtype(dtype)
         if element.hasobject or element.itemsize == 0:
             raise BufferRefused(f"dtype {dtype}: peers can use numbers and records of them only")
-        raw = self._bytes(math.prod(sizes) * element.itemsize, device)
+        raw = self._bytes(math.prod(sizes) * element.itemsize, device, group)
         if isinstance(raw, DeviceBytes):
             return cupy_view(raw, element, sizes)
         return raw.view(element).reshape(sizes)
@@ -140,56 +152,84 @@ class Pool:
         array = np.asarray(array)
         return self.empty(array.shape, array.dtype, None)
 
+    def drop(self, group: Group) -> None:
+        """Give up the segments of a group that is deleted. Arrays keep theirs."""
+        with self._lock:
+            for device, parts in self._parts.items():
+                for segment, _ in parts:
+                    if segment.group is group:
+                        segment.close()
+                self._parts[device] = [part for part in parts if part[0].group is not group]
+
     def describe(self) -> str:
         """One line."""
         with self._lock:
             self._free_dropped()
-            return "; ".join(map(self._state, self._parts)) or "no pool"
+            parts = {device: each for device, each in self._parts.items() if each}
+            return "; ".join(itertools.starmap(_state, parts.items())) or "no pool"
 
     def clear(self) -> None:
         """Give up the segments: the context is closed. Arrays keep theirs."""
         with self._lock:
             self._parts.clear()
 
-    def _bytes(self, nbytes: int, device: int | None) -> npt.NDArray[np.uint8] | DeviceBytes:
+    def host_bytes(self, nbytes: int, group: Group) -> npt.NDArray[np.uint8] | None:
+        """Cut bytes from a group's pool on the host; None if there is none, or it is full."""
         with self._lock:
             self._free_dropped()
-            if device not in self._parts:
+            found = self._take(nbytes, self._parts_of(None, group)) if nbytes else None
+            return None if found is None else _on_host(*found)
+
+    def _bytes(
+        self, nbytes: int, device: int | None, group: Group | None
+    ) -> npt.NDArray[np.uint8] | DeviceBytes:
+        with self._lock:
+            self._free_dropped()
+            parts = self._parts_of(device, group or self._world)
+            if not parts:
                 raise PoolFull(
                     f"there is no pool{_where(device)}: call {_growth('nbytes', device)} on every "
                     "rank first"
                 )
-            where, block = 0, None
-            if nbytes > 0:
-                segment, arena, offset = self._take(nbytes, device)
-                where, block = segment.address + offset, _Block(segment)
-                weakref.finalize(block, self._dropped.append, (arena, offset)).atexit = False
+            found = self._take(nbytes, parts) if nbytes else (0, 0, None)
+            if found is None:
+                raise PoolFull(
+                    f"{nbytes} bytes do not fit into the {_state(device, parts)}: drop arrays, or "
+                    f"add a segment by {_growth(aligned(nbytes), device)} on every rank"
+                )
+        where, _, block = found
         if device is not None:
             return DeviceBytes(block, where, nbytes, device)
-        if nbytes == 0:
-            return np.empty(0, np.uint8)
-        return Memory(where, nbytes, np.dtype(np.uint8), (nbytes,), block).on_host()
+        return _on_host(*found) if nbytes else np.empty(0, np.uint8)
 
-    def _take(self, nbytes: int, device: int | None) -> tuple[Segment, Arena, int]:
-        for segment, arena in self._parts[device]:
+    def _parts_of(self, device: int | None, group: Group) -> list[_Part]:
+        """Return the parts that all members of a group have."""
+        return [part for part in self._parts.get(device, ()) if group.within(part[0].group)]
+
+    def _take(self, nbytes: int, parts: list[_Part]) -> tuple[int, int, object] | None:
+        """Return address and length of a block, and what keeps it; None: none is so long."""
+        for segment, arena in parts:
             offset = arena.take(nbytes)
             if offset is not None:
-                return segment, arena, offset
-        raise PoolFull(
-            f"{nbytes} bytes do not fit into the {self._state(device)}: drop arrays, or add a "
-            f"segment by {_growth(aligned(nbytes), device)} on every rank"
-        )
-
-    def _state(self, device: int | None) -> str:
-        parts = self._parts[device]
-        total = sum(arena.nbytes for _, arena in parts)
-        free = [length for _, arena in parts for _, length in arena.free]
-        return (
-            f"pool of {total} bytes{_where(device)} in {len(parts)} segments: {sum(free)} are "
-            f"free, the largest block has {max(free, default=0)}"
-        )
+                block = _Block(segment)
+                weakref.finalize(block, self._dropped.append, (arena, offset)).atexit = False
+                return segment.address + offset, nbytes, block
+        return None
 
     def _free_dropped(self) -> None:
         while self._dropped:
             arena, offset = self._dropped.popleft()
             arena.give_back(offset)
+
+
+def _on_host(address: int, nbytes: int, owner: object) -> npt.NDArray[np.uint8]:
+    return Memory(address, nbytes, np.dtype(np.uint8), (nbytes,), owner).on_host()
+
+
+def _state(device: int | None, parts: list[_Part]) -> str:
+    total = sum(arena.nbytes for _, arena in parts)
+    free = [length for _, arena in parts for _, length in arena.free]
+    return (
+        f"pool of {total} bytes{_where(device)} in {len(parts)} segments: {sum(free)} are free, "
+        f"the largest block has {max(free, default=0)}"
+    )

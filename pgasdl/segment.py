@@ -439,9 +439,9 @@ class SegmentTable:
                     return segment, first - begin
         return None, 0
 
-    def pooled(self) -> list[Segment]:
-        """Return the segments of the pool, in the order in which all ranks made them."""
-        pooled = [segment for segment in self._alive() if segment.pooled]
+    def pooled(self, group: Group) -> list[Segment]:
+        """Return the segments of the pool that a group's members have, in the order of making."""
+        pooled = [each for each in self._alive() if each.pooled and group.within(each.group)]
         return sorted(pooled, key=lambda segment: segment.id)
 
     def of(self, number: int) -> Segment | None:

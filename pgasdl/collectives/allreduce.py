@@ -112,7 +112,6 @@ class Allreduces:
         """Give up a group's executions and their memory: the group is deleted."""
         made = self._groups.pop(group, None)
         self._state.unfinished.pop(group, None)
-        self._state.drop(group)
         if made is not None:
             made.close()
 

@@ -209,7 +209,8 @@ class GroupAllreduce:
             return
         if len(self._outside) >= self.MOST_BOUND:
             self._outside.clear()
-        self._outside.add((len(self._state.segments.pooled()), declined[1], declined[-1]))
+        pool = self._state.segments.pooled(self.group)
+        self._outside.add((len(pool), declined[1], declined[-1]))
 
     def _make_room(self, request: AllreduceRequest, limit: float) -> None:
         """Make the workspace for arrays on GPUs, in the first call that needs it. Collective.

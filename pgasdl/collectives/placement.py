@@ -156,9 +156,9 @@ def place_of_call(
     if segment is not None and not segment.pooled:
         homes = ((segment, offset),) * group.size if group.mapped else ()
         return Place(memory, memory.device, homes, readable=readable)
-    pool = state.segments.pooled() if group.mapped else []
+    pool = state.segments.pooled(group) if group.mapped else []
     if named or memory.device is not None:
-        in_pool = segment is not None and (named or memory.nbytes >= _LEAST_IN_POOL)
+        in_pool = segment in pool and (named or memory.nbytes >= _LEAST_IN_POOL)
     else:
         in_pool = (
             memory.nbytes >= _LEAST_IN_POOL

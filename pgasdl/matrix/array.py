@@ -58,7 +58,7 @@ class DistributedArray:
         element = as_numpy_dtype(dtype)
         core_dtype(element)
         self.space, self.layout, self.version = space, layout, 0
-        self.flat = np.empty(layout.count(space.rank), element) if flat is None else flat
+        self.flat = space.empty(layout.count(space.rank), element) if flat is None else flat
         # Copies in other layouts that were made before, and the version that each has.
         self._seen: dict[tuple[Layout, np.dtype[Any]], tuple[int, Self]] = {}
         self._is_replica = False
@@ -197,11 +197,13 @@ class DistributedArray:
         """Return it with elements of another dtype."""
         element = as_numpy_dtype(dtype)
         core_dtype(element)
-        return type(self)(self.space, self.layout, element, self.flat.astype(element))
+        found = type(self)(self.space, self.layout, element)
+        found.flat[:] = self.flat
+        return found
 
     def copy(self) -> Self:
         """Return a copy."""
-        return type(self)(self.space, self.layout, self.dtype, self.flat.copy())
+        return self.astype(self.dtype)
 
     def _fill(self, other: DistributedArray) -> None:
         self.space.move(self.layout, self.flat, other.layout, other.flat)

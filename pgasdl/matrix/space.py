@@ -30,7 +30,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {np.dtype(bool): "byt
 class Space:
     """What the matrices of a group share: notifications, and memory through which blocks move.
 
-    Matrices lie in memory of their rank alone, which peers never touch.
+    Matrices lie in memory that no peer touches: in the pool, where the group has one.
 
     Attributes
     ----------
@@ -138,6 +138,11 @@ class Space:
             self.told.note_reduction(np.reshape(number, 1))
             return number
         return self.group.allreduce(np.reshape(number, 1), op)[0]
+
+    def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return memory for a rank's blocks: out of the group's pool, if that has room."""
+        found = self.context._pool.host_bytes(count * dtype.itemsize, self.group)
+        return np.empty(count, dtype) if found is None else found.view(dtype)
 
     def close(self) -> None:
         """Give up the executions and, unless peers may still write there, the memory."""

@@ -11,7 +11,7 @@ from contract_harness import contract
 
 import pgasdl
 import pgasdl.matrix as pm
-from pgasdl.buffers import DTYPES
+from pgasdl.buffers import DTYPES, memory_of
 from pgasdl.errors import BufferRefused, LayoutError, MismatchError, UnavailableError
 
 FLOATS = ("float32", "float64")
@@ -244,3 +244,22 @@ def test_what_would_move_is_told(ctx: Any) -> None:
         pm.explain(ctx, lambda: a.axpy(2, b))
     assert a.space.moves == before
     same(a + c, np.asarray(a) + np.asarray(b))
+
+
+@contract(ranks=2)
+def test_matrices_lie_in_the_pool(ctx: Any) -> None:
+    """A loop takes the same memory again and again; what does not fit lies elsewhere."""
+    ctx.pool(1 << 18)
+    a, b = (pm.standard_normal(ctx, (64, 32), seed, "rows") for seed in (1, 2))
+    segment, _ = ctx.segments.at(memory_of(a.flat))
+    assert segment is not None and segment.pooled
+    places = set()
+    for _ in range(20):
+        c = (a + b).remap("columns")
+        places.add(c.flat.ctypes.data)
+        same(c, np.asarray(a) + np.asarray(b))
+    assert len(places) <= 4
+    large = pm.zeros(ctx, (512, 512))
+    assert ctx.segments.at(memory_of(large.flat)) == (None, 0)
+    large += 1
+    assert (np.asarray(large) == 1).all()

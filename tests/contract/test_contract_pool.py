@@ -172,6 +172,33 @@ def test_in_a_group(ctx: Any) -> None:
     assert between.size
 
 
+@contract(ranks=3)
+def test_a_pool_of_a_group(ctx: Any) -> None:
+    """Others neither have it nor look there; all arrays are reduced, wherever they lie."""
+    first = ctx.group([0, 1]) if ctx.rank < 2 else None
+    if first is not None:
+        with pytest.raises(pgasdl.PoolFull, match="no pool"):
+            ctx.empty(8, group=first)
+        ctx.pool(1 << 16, group=first)
+        with pytest.raises(pgasdl.PoolFull, match="no pool"):
+            ctx.empty(8)  # that of all ranks
+    ctx.pool(1 << 16)
+    ours = ctx.empty(4096, group=first)
+    alls = ctx.empty(4096)
+    for _ in range(3):
+        for group, array in ((ctx.world, ours), (ctx.world, alls), (first, ours), (first, alls)):
+            if group is not None:
+                array[:] = operand(ctx.rank, 4096)
+                ctx.allreduce(array, group=group)
+                due = sum(operand(rank, 4096) for rank in group.ranks)
+                assert np.allclose(array, due, rtol=1e-5)
+    if first is not None:
+        ours[:] = 7
+        first.delete()
+        assert (ours == 7).all()  # its memory stays
+    ctx.barrier()
+
+
 @contract(ranks=(2, 3))
 def test_allreduce_of_what_lies_anywhere(ctx: Any) -> None:
     """Arrays of the pool at different places; small ones beside a plain array of another rank."""
