@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from checkpoint import Checkpoints
 from images_net import Images, Network
 from torch import nn
 
 import pgasdl
 import pgasdl.torch
+from pgasdl.checkpoint import Checkpoints
 from pgasdl.input import Batches
 
 

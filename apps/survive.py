@@ -16,11 +16,11 @@ import signal
 from collections.abc import Sequence
 from functools import partial
 
-from checkpoint import FORMATS, Checkpoints
 from images_course import Course, Team, add_options, prepare
 from torch import Tensor
 
 import pgasdl
+from pgasdl.checkpoint import FORMATS, Checkpoints
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from checkpoint import FORMATS, Checkpoints
 from images_course import Course, Team, add_options, prepare
 
 import pgasdl
+from pgasdl.checkpoint import FORMATS, Checkpoints
 from pgasdl.plans import PLANS
 
 

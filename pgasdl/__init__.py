@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pgasdl.errors import AlignmentError as AlignmentError
     from pgasdl.errors import BootstrapError as BootstrapError
     from pgasdl.errors import BufferRefused as BufferRefused
+    from pgasdl.errors import CheckpointError as CheckpointError
     from pgasdl.errors import ClosedError as ClosedError
     from pgasdl.errors import ConfigError as ConfigError
     from pgasdl.errors import DataError as DataError
@@ -55,6 +56,7 @@ _HOMES = {
         "AlignmentError",
         "BootstrapError",
         "BufferRefused",
+        "CheckpointError",
         "ClosedError",
         "ConfigError",
         "DataError",

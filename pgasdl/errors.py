@@ -93,5 +93,9 @@ class DataError(PgasError, ValueError):
     """Striped files that are damaged, cut, missing, or not of one set."""
 
 
+class CheckpointError(PgasError, ValueError):
+    """A checkpoint is damaged, cannot be read, or could not be written by all of its ranks."""
+
+
 class UnavailableError(PgasError, RuntimeError):
     """A transport or feature that is not available here; the message gives the reason."""

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import jobs
 import pytest
-from support.environment import environment
 from support.places import APPS
 from tiers import full
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-import checkpoint  # noqa: E402
-from checkpoint import FORMATS, CheckpointError, Checkpoints  # noqa: E402
 from image_tools import SMALL, Course, Team, as_before, digests, same, small  # noqa: E402, F401
 
 from pgasdl import loopback  # noqa: E402
+from pgasdl.checkpoint import FORMATS, Checkpoints  # noqa: E402
+from pgasdl.checkpoint.state import flatten  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 every_format = pytest.mark.parametrize("format", FORMATS)
@@ -49,8 +43,7 @@ def trained(
 
 def bits(state: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     """Everything in a state, to be compared."""
-    tensors: dict[str, Any] = {}
-    rest = json.dumps(checkpoint._flatten(state, "", tensors))
+    tensors, rest = flatten(state)
     del tensors["random"]  # threads share PyTorch's generator
     return rest, {name: each.numpy().tobytes() for name, each in tensors.items()}
 
@@ -145,39 +138,6 @@ def test_ranks_with_different_folders_are_told(tmp_path: Path) -> None:
     assert all("iterations [0, -1]" in text for text in loopback.run(2, program))
 
 
-# --- what is stored
-
-
-@every_format
-def test_any_state_comes_back_as_it_was(format: str, tmp_path: Path) -> None:
-    tied = torch.arange(6.0).view(2, 3)
-    state = {
-        "flat": {"a.b": tied, "a": {"c": tied.T}, "empty": torch.empty(0, 2)},
-        "state": {0: {"step": torch.tensor(3.0), "half": torch.ones(3, dtype=torch.bfloat16)}},
-        "groups": [{"betas": (0.9, 0.1 + 0.2), "fused": None, "on": True, "params": [0, 1]}],
-        "numbers": [1e-300, float("inf"), 2**60, torch.tensor([True, False])],
-        "nothing": {},
-    }
-    Checkpoints(tmp_path, format).save(7, state)
-    found = Checkpoints(tmp_path, format).load_last()
-    assert found is not None
-    assert checkpoint._digest(*flat(found)) == checkpoint._digest(*flat(state))
-    assert found["groups"][0]["betas"] == [0.9, 0.1 + 0.2]
-    assert list(found["state"]) == [0]
-
-
-def flat(state: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    tensors: dict[str, Any] = {}
-    rest = json.dumps(checkpoint._flatten(state, "", tensors))
-    return tensors, rest
-
-
-def test_what_json_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="complex"):
-        Checkpoints(tmp_path).save(1, {"x": 1j})
-    assert Checkpoints(tmp_path).load_last() is None
-
-
 def test_other_programs_read_the_weights(tmp_path: Path) -> None:
     """By the libraries of the formats alone."""
     import safetensors.torch
@@ -198,136 +158,3 @@ def test_other_programs_read_the_weights(tmp_path: Path) -> None:
         {"model": other.model.state_dict()}, checkpoint_id=tmp_path / "00000001.dcp", no_dist=True
     )
     assert other.digest() == course.digest()
-
-
-# --- damage
-
-
-def files(path: Path) -> list[Path]:
-    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-
-
-@pytest.fixture
-def two(tmp_path: Path, format: str) -> Checkpoints:
-    """Checkpoints of iterations 1 and 2."""
-    checkpoints = Checkpoints(tmp_path, format)
-    for iteration in (1, 2):
-        weights = torch.arange(1000.0) * iteration
-        checkpoints.save(iteration, {"iteration": iteration, "weights": weights})
-    return checkpoints
-
-
-def refused(checkpoints: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last checkpoint is, by name, and the one before it is used."""
-    last = checkpoints.path(2)
-    with pytest.raises(CheckpointError, match=f"{last} is damaged or unreadable"):
-        checkpoint.load(last)
-    found = checkpoints.load_last()
-    assert found is not None and found["iteration"] == 1
-    assert f"{last} is damaged" in capsys.readouterr().err
-
-
-@every_format
-def test_a_truncated_checkpoint_is_refused(
-    two: Checkpoints, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for file in files(two.path(2)):
-        whole = file.read_bytes()
-        for left in (0, 4, len(whole) // 2, len(whole) - 1):
-            file.write_bytes(whole[:left])
-            # The last byte of a zip archive may be missing: nothing of the state is.
-            if file.suffix == ".distcp" and left == len(whole) - 1:
-                continue
-            refused(two, capsys)
-        file.write_bytes(whole)
-    found = two.load_last()
-    assert found is not None and found["iteration"] == 2
-
-
-@every_format
-def test_a_flipped_bit_is_refused_or_changes_nothing(
-    two: Checkpoints, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expected = checkpoint._digest(*flat(checkpoint.load(two.path(2))))
-    n_refused = 0
-    for file in files(two.path(2)):
-        whole = file.read_bytes()
-        for at in range(0, len(whole), max(1, len(whole) // 60)):
-            file.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
-            try:
-                found = checkpoint.load(two.path(2))
-            except CheckpointError:
-                n_refused += 1
-            else:  # padding, or a time
-                assert checkpoint._digest(*flat(found)) == expected
-        file.write_bytes(whole)
-    assert n_refused > 30
-
-
-@pytest.mark.parametrize("format", ["dcp"])
-def test_a_missing_part_is_refused(two: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
-    for file in files(two.path(2)):
-        whole = file.read_bytes()
-        file.unlink()
-        refused(two, capsys)
-        file.write_bytes(whole)
-
-
-@every_format
-def test_none_or_only_damaged_ones(two: Checkpoints, tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "nowhere").load_last() is None
-    for iteration in (1, 2):
-        for file in files(two.path(iteration)):
-            file.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="every checkpoint"):
-        two.load_last()
-
-
-@every_format
-def test_one_that_could_not_be_finished_does_not_count(
-    two: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_sync", full_disk)
-        with pytest.raises(OSError, match="no space"):
-            two.save(3, {"iteration": 3})
-    found = two.load_last()
-    assert found is not None and found["iteration"] == 2
-    two.save(3, {"iteration": 3})  # in spite of what is left of the first try
-    two.save(3, {"iteration": 3})
-    assert two.load_last() == {"iteration": 3}
-    assert len(os.listdir(two.folder)) == 3
-
-
-WRITER = """
-import itertools, sys
-import torch
-from checkpoint import Checkpoints
-for iteration in itertools.count(1):
-    state = {"iteration": iteration, "weights": torch.full((100_000,), float(iteration))}
-    Checkpoints(sys.argv[1], sys.argv[2]).save(iteration, state)
-    print(iteration, flush=True)
-"""
-
-
-@pytest.mark.full
-@every_format
-def test_a_writer_that_is_killed(format: str, tmp_path: Path) -> None:
-    for number in range(3):
-        folder = tmp_path / str(number)
-        command = [sys.executable, "-c", WRITER, str(folder), format]
-        with subprocess.Popen(
-            command, env=environment(APPS), stdout=subprocess.PIPE, text=True
-        ) as writer:
-            assert writer.stdout is not None
-            said = [writer.stdout.readline() for _ in range(2 + number)]
-            time.sleep(0.003 * number)
-            writer.send_signal(signal.SIGKILL)
-            said += writer.stdout.readlines()
-        found = Checkpoints(folder, format).load_last()
-        assert found is not None
-        assert found["iteration"] >= int(said[-1])
-        assert (found["weights"] == found["iteration"]).all()

@@ -22,10 +22,10 @@ pytest.importorskip("safetensors")
 
 import safetensors.torch
 import survive
-from checkpoint import Checkpoints
 from image_tools import Course, as_before, digests, prepare  # noqa: F401
 
 from pgasdl import loopback
+from pgasdl.checkpoint import Checkpoints
 
 PROGRAM = APPS / "survive.py"
 SHORT = ("--pixels", "32", "--batch", "6", "--iterations", "8", "--every", "2")

@@ -137,7 +137,8 @@ ROOMS = (
     ("pool",),
     ("collectives",),
     ("context",),
-    ("training", "input", "matrix"),
+    ("training", "input", "checkpoint"),
+    ("matrix",),
     ("torch",),
     ("runtime.bootstrap",),
     ("runtime.launch",),
@@ -240,7 +241,7 @@ def top_level_imports(path: Path) -> set[str]:
 
 
 def test_optional_packages_are_imported_where_they_are_used() -> None:
-    optional = {"torch", "cupy", "mpi4py", "matplotlib", "sklearn"}
+    optional = {"torch", "cupy", "mpi4py", "matplotlib", "sklearn", "safetensors"}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         if "bench" not in parts and "torch" not in parts:

@@ -12,11 +12,13 @@ import pgasdl
 
 NAMES = {
     "pgasdl": (
-        "AlignmentError Block BootstrapError BufferRefused ClosedError Collective ConfigError "
-        "Context DataError Footprint GradientExchange Group LayoutError Limits MismatchError "
+        "AlignmentError Block BootstrapError BufferRefused CheckpointError ClosedError Collective "
+        "ConfigError Context DataError Footprint GradientExchange Group LayoutError Limits "
+        "MismatchError "
         "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
         "Segment SegmentError Timeout UnavailableError __version__ init"
     ),
+    "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints load"),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
     "pgasdl.input": "Batches Iterations Prefetcher StripedFiles StripedWriter",
     "pgasdl.loopback": "run",

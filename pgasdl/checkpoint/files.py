@@ -1,0 +1,75 @@
+"""The common part of all forms: partial names, syncing, hashing files, telling damage."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pgasdl.errors import CheckpointError, PgasError, UnavailableError
+
+
+def require(package: str, reason: str) -> None:
+    """Raise UnavailableError unless a package is installed; it is not imported."""
+    if importlib.util.find_spec(package) is None:
+        raise UnavailableError(f"{reason} needs {package}: pip install {package}")
+
+
+def partial(path: Path) -> Path:
+    """Return the name that a checkpoint has until it is complete."""
+    return path.with_name(path.name + ".partial")
+
+
+def begin(path: Path) -> Path:
+    """Remove the leftovers of an earlier try; return the name to write to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove(partial(path))
+    return partial(path)
+
+
+def finish(path: Path) -> None:
+    """Let a checkpoint reach the disk, and then give it its name."""
+    sync(partial(path))
+    if path.is_dir():  # only an empty folder can be replaced
+        remove(path)
+    partial(path).replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Let a file, or the names in a folder, reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise CheckpointError that names ``path`` for whatever goes wrong meanwhile."""
+    try:
+        yield
+    except PgasError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"checkpoint {path} is damaged or unreadable ({reason})") from error

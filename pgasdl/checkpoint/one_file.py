@@ -1,0 +1,41 @@
+"""Format "safetensors": one file without any pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pgasdl.checkpoint.files import require
+from pgasdl.checkpoint.state import Leaves, arrays_of, digest, tensor_of
+
+PACKAGE = "safetensors"
+
+
+def write(path: Path, leaves: Leaves, rest: str) -> None:
+    """Write a file; arrays are written as tensors if there are tensors, too."""
+    metadata = {"rest": rest, "sha256": digest(leaves, rest)}
+    arrays = arrays_of(rest)
+    if leaves.keys() <= arrays:
+        from safetensors.numpy import save_file
+    else:
+        from safetensors.torch import save_file
+
+        metadata["format"] = "pt"
+        leaves = {
+            name: tensor_of(leaf) if name in arrays else leaf for name, leaf in leaves.items()
+        }
+    save_file(leaves, path, metadata)
+
+
+def read(path: Path) -> tuple[Leaves, str, str]:
+    """Return what a file holds: arrays and tensors, all the rest, and the SHA-256 of both."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        metadata, names = file.metadata(), set(file.keys())
+        arrays = arrays_of(metadata["rest"]) & names
+        leaves: Leaves = {name: file.get_tensor(name) for name in arrays}
+    if names > arrays:
+        require("torch", f"{path}, which holds tensors,")
+        with safe_open(path, framework="pt") as file:
+            leaves |= {name: file.get_tensor(name) for name in names - arrays}
+    return leaves, metadata["rest"], metadata["sha256"]

@@ -1,0 +1,140 @@
+"""A state, flat: arrays and tensors by their place ("optimizer.state.0.exp_avg"), the rest as JSON.
+
+Arrays become tensors, and tensors arrays, where a form stores only one of the two kinds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Leaves = dict[str, Any]  # arrays and tensors
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# The dtypes that safetensors has in NumPy, by name.
+_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64"
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in _NAMES.split()}
+DTYPES["bfloat16"] = _BFLOAT16
+
+
+def flatten(state: dict[str, Any]) -> tuple[Leaves, str]:
+    """Return the arrays and tensors of a state by place, and all the rest as JSON.
+
+    Raises
+    ------
+    TypeError
+        JSON cannot hold a value, or an array has a dtype that is not in ``DTYPES``.
+    ValueError
+        Two arrays or tensors have one place: ``{"a.b": x, "a": {"b": y}}``.
+    """
+    leaves: Leaves = {}
+    tree = _flatten(state, "", leaves)
+    arrays = [name for name, leaf in leaves.items() if _is_array(leaf)]
+    return leaves, json.dumps({"arrays": arrays, "state": tree})
+
+
+def unflatten(leaves: Leaves, rest: str) -> dict[str, Any]:
+    """Return the state that was flattened."""
+    state: dict[str, Any] = _unflatten(json.loads(rest)["state"], leaves)
+    return state
+
+
+def arrays_of(rest: str) -> set[str]:
+    """Return the places of arrays; the other leaves are tensors."""
+    return set(json.loads(rest)["arrays"])
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")  # without it nothing is
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _flatten(value: Any, place: str, leaves: Leaves) -> Any:
+    if _is_array(value) or _is_tensor(value):
+        if place in leaves:
+            raise ValueError(f"two values of the state have the place {place!r}")
+        leaves[place] = packed(value, place) if _is_array(value) else _own(value)
+        return {"stored": place}
+    if isinstance(value, dict):  # JSON's keys are strings, an optimizer's are numbers
+        return {
+            "items": [
+                [key, _flatten(each, f"{place}.{key}".lstrip("."), leaves)]
+                for key, each in value.items()
+            ]
+        }
+    if isinstance(value, list | tuple):
+        return [_flatten(each, f"{place}.{at}", leaves) for at, each in enumerate(value)]
+    return value
+
+
+def _unflatten(value: Any, leaves: Leaves) -> Any:
+    if isinstance(value, list):
+        return [_unflatten(each, leaves) for each in value]
+    if isinstance(value, dict) and "stored" in value:
+        return leaves[value["stored"]]
+    if isinstance(value, dict):
+        return {key: _unflatten(each, leaves) for key, each in value["items"]}
+    return value
+
+
+# --- leaves
+
+
+def packed(array: Array, name: str) -> Array:
+    """Return an array in C order and native byte order, or raise TypeError for its dtype."""
+    if array.dtype.name not in DTYPES:
+        raise TypeError(f"{name}: an array of dtype {array.dtype}; there are {', '.join(DTYPES)}")
+    return np.asarray(array, DTYPES[array.dtype.name], order="C")
+
+
+def _own(tensor: Any) -> Any:
+    return tensor.detach().cpu().contiguous().clone()  # tied ones are stored twice
+
+
+def tensor_of(array: Array) -> Any:
+    """Return a copy of an array as a tensor. Needs PyTorch."""
+    import torch
+
+    if array.dtype == _BFLOAT16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def array_of(tensor: Any) -> Array:
+    """Return the memory of a tensor as an array. Needs PyTorch."""
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        bits: Array = tensor.view(torch.int16).numpy()
+        return bits.view(_BFLOAT16)
+    array: Array = tensor.numpy()
+    return array
+
+
+def digest(leaves: Leaves, rest: str) -> str:
+    """Return the SHA-256 of all that a state holds."""
+    sha = hashlib.sha256(rest.encode())
+    for name, leaf in sorted(leaves.items()):
+        sha.update(f"{name} {leaf.dtype} {list(leaf.shape)}".encode())
+        sha.update(_bytes(leaf))
+    return sha.hexdigest()
+
+
+def _bytes(leaf: Any) -> Any:
+    flat = leaf.reshape(-1)
+    if _is_array(leaf):
+        return flat.view(np.uint8).data
+    import torch
+
+    return flat.view(torch.uint8).numpy().data
