@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pgasdl.checkpoint import dcp_folder, one_file
-from pgasdl.checkpoint.files import begin, finish, reading, require
-from pgasdl.checkpoint.state import digest, flatten, unflatten
+from pgasdl.checkpoint import spread
+from pgasdl.checkpoint.files import begin, finish, require
+from pgasdl.checkpoint.forms import FORMATS, FORMS, load
+from pgasdl.checkpoint.shard import Shard
+from pgasdl.checkpoint.sharded import Sharded, open_sharded
+from pgasdl.checkpoint.state import flatten
 from pgasdl.errors import CheckpointError
-
-_FORMS: dict[str, Any] = {"safetensors": one_file, "dcp": dcp_folder}
-FORMATS = tuple(_FORMS)
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Checkpoints:
     def __init__(self, folder: str | Path, format: str = "safetensors") -> None:
         if format not in FORMATS:
             raise ValueError(f"format {format!r}: there are {', '.join(FORMATS)}")
-        require(_FORMS[format].PACKAGE, f"a checkpoint of format {format!r}")
+        require(FORMS[format].PACKAGE, f"a checkpoint of format {format!r}")
         self.folder, self.format = Path(folder), format
 
     def path(self, iteration: int) -> Path:
@@ -69,7 +69,7 @@ class Checkpoints:
         """
         leaves, rest = flatten(state)
         path = self.path(iteration)
-        _FORMS[self.format].write(begin(path), leaves, rest)
+        FORMS[self.format].write(begin(path), leaves, rest)
         finish(path)
 
     def load_last(self) -> dict[str, Any] | None:
@@ -86,6 +86,61 @@ class Checkpoints:
         """
         return self._last(self.format, load)
 
+    # --- written by several ranks
+
+    def sharded_path(self, iteration: int) -> Path:
+        """Return the folder that :meth:`save_sharded` writes for an iteration."""
+        return self.folder / f"{iteration:08d}.sharded"
+
+    def save_sharded(
+        self,
+        iteration: int,
+        state: dict[str, Any],
+        shards: Iterable[Shard],
+        gather: Callable[[bytes], list[bytes]],
+    ) -> None:
+        """Write a checkpoint together with other ranks. Collective.
+
+        It has its name only once all files are complete on the disk, and then on all ranks.
+
+        Parameters
+        ----------
+        iteration : int
+            0 <= iteration; a sharded checkpoint of the same iteration is replaced.
+        state : dict
+            All else, as for :meth:`save`; the first rank's is stored.
+        shards : iterable of Shard
+            This rank's blocks; there may be none.
+        gather : function
+            Returns every rank's bytes, in the order of the ranks, as
+            ``lambda blob: ctx.world.allgather("checkpoint", blob, timeout)`` does. It is called
+            four times; one of them waits for the rank that writes longest.
+
+        Raises
+        ------
+        CheckpointError
+            A rank could not write, the ranks have different folders, or the blocks do not cover
+            each element once. All ranks raise it; the checkpoints before stay as they are.
+        UnavailableError
+            safetensors is not installed.
+        """
+        require("safetensors", "a sharded checkpoint")
+        spread.write(self.sharded_path(iteration), state, shards, gather)
+
+    def open_last(self) -> Sharded | None:
+        """Open the last sharded checkpoint that is complete; None if there is none at all.
+
+        It passes over damaged ones, each with a line to standard error.
+
+        Raises
+        ------
+        CheckpointError
+            Every checkpoint is damaged.
+        UnavailableError
+            safetensors is not installed.
+        """
+        return self._last("sharded", open_sharded)
+
     def _last(self, suffix: str, read: Callable[[Path], T]) -> T | None:
         paths = sorted(self.folder.glob(f"*.{suffix}"), reverse=True)
         for path in paths:
@@ -96,28 +151,3 @@ class Checkpoints:
         if paths:
             raise CheckpointError(f"every checkpoint in {self.folder} is damaged")
         return None
-
-
-def load(path: str | Path) -> dict[str, Any]:
-    """Read one checkpoint that :meth:`Checkpoints.save` wrote.
-
-    Parameters
-    ----------
-    path : str or Path
-        A file of format "safetensors", or a folder of format "dcp".
-
-    Raises
-    ------
-    CheckpointError
-        It is damaged or cannot be read.
-    UnavailableError
-        What it needs is not installed: safetensors, or PyTorch for tensors and "dcp".
-    """
-    path = Path(path)
-    form = dcp_folder if path.is_dir() else one_file
-    require(form.PACKAGE, f"reading {path}")
-    with reading(path):
-        leaves, rest, stored = form.read(path)
-        if stored != digest(leaves, rest):
-            raise ValueError("its SHA-256 is not that of what it holds")
-        return unflatten(leaves, rest)

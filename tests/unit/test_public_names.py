@@ -18,7 +18,7 @@ NAMES = {
         "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
         "Segment SegmentError Timeout UnavailableError __version__ init"
     ),
-    "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints load"),
+    "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints Shard Sharded load open_sharded"),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
     "pgasdl.input": "Batches Iterations Prefetcher StripedFiles StripedWriter",
     "pgasdl.loopback": "run",

@@ -1,0 +1,38 @@
+"""The forms of a checkpoint that one rank writes, and how each is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pgasdl.checkpoint import dcp_folder, one_file
+from pgasdl.checkpoint.files import reading, require
+from pgasdl.checkpoint.state import digest, unflatten
+
+FORMS: dict[str, Any] = {"safetensors": one_file, "dcp": dcp_folder}
+FORMATS = tuple(FORMS)
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """Read one checkpoint that :meth:`Checkpoints.save` wrote.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of format "safetensors", or a folder of format "dcp".
+
+    Raises
+    ------
+    CheckpointError
+        It is damaged or cannot be read.
+    UnavailableError
+        What it needs is not installed: safetensors, or PyTorch for tensors and "dcp".
+    """
+    path = Path(path)
+    form = dcp_folder if path.is_dir() else one_file
+    require(form.PACKAGE, f"reading {path}")
+    with reading(path):
+        leaves, rest, stored = form.read(path)
+        if stored != digest(leaves, rest):
+            raise ValueError("its SHA-256 is not that of what it holds")
+        return unflatten(leaves, rest)

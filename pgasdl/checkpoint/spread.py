@@ -1,0 +1,112 @@
+"""Write a checkpoint by several ranks: a folder with a file of each, and an index.
+
+A rank's file holds its blocks; ``state.safetensors`` holds the state that is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pgasdl.checkpoint import one_file
+from pgasdl.checkpoint.files import begin, finish, partial, sha256, sync
+from pgasdl.checkpoint.shard import Place, Shard, block_of, check
+from pgasdl.checkpoint.state import digest, flatten
+from pgasdl.errors import CheckpointError
+
+Gather = Callable[[bytes], list[bytes]]
+
+INDEX, STATE = "index.json", "state.safetensors"
+FORMAT = {"format": "pgasdl sharded checkpoint", "version": 1}
+
+
+def write(path: Path, state: dict[str, Any], shards: Iterable[Shard], gather: Gather) -> None:
+    """Write the checkpoint. Collective; each step is over when it is on all ranks."""
+    mine = os.urandom(16)
+    rank = gather(mine).index(mine)
+
+    def together(step: Callable[[], list[Any]]) -> list[Any]:
+        return _together(path, step, gather)
+
+    together(lambda: _prepare(path) if rank == 0 else [])
+    files = together(lambda: _write_files(partial(path), rank, state, shards))
+    together(lambda: _publish(path, files) if rank == 0 else [])
+
+
+def _together(path: Path, step: Callable[[], list[Any]], gather: Gather) -> list[Any]:
+    """Take a step; return the results of all ranks in a row, or raise on all if one failed."""
+    cause, told = None, {}
+    try:
+        told = {"result": step()}
+    except Exception as error:
+        cause, told = error, {"error": f"{type(error).__name__}: {error}"}
+    everybody = [json.loads(blob) for blob in gather(json.dumps(told).encode())]
+    failed = [f"rank {k}: {each['error']}" for k, each in enumerate(everybody) if "error" in each]
+    if failed:
+        raise CheckpointError(f"checkpoint {path} was not written ({'; '.join(failed)})") from cause
+    return [result for each in everybody for result in each["result"]]
+
+
+def _prepare(path: Path) -> list[Any]:
+    begin(path).mkdir()
+    return []
+
+
+def _write_files(
+    folder: Path, rank: int, state: dict[str, Any], shards: Iterable[Shard]
+) -> list[Any]:
+    """Write this rank's file, and rank 0 the state; return what the index says of them."""
+    from safetensors.numpy import save_file
+
+    blocks = [block_of(shard) for shard in shards]
+    name = f"rank-{rank:04d}.safetensors"
+    save_file({place.key: array for place, array in blocks}, folder / name)
+    written = [_entry(folder / name, [place for place, _ in blocks])]
+    if rank == 0:
+        one_file.write(folder / STATE, *flatten(state))
+        written.append(_entry(folder / STATE, []))
+    return written
+
+
+def _entry(path: Path, places: list[Place]) -> dict[str, Any]:
+    sync(path)
+    return {"file": path.name, "sha256": sha256(path), "blocks": [asdict(each) for each in places]}
+
+
+def places_of(file: dict[str, Any]) -> list[Place]:
+    """Return the places of the blocks in a file of the index."""
+    return [Place(**{**each, "shape": tuple(each["shape"])}) for each in file["blocks"]]
+
+
+def _publish(path: Path, files: list[Any]) -> list[Any]:
+    """Write the index, and give the folder its name, if all is there."""
+    folder = partial(path)
+    missing = [each["file"] for each in files if not (folder / each["file"]).exists()]
+    if missing:
+        raise ValueError(f"no {', '.join(missing)} in {folder}: all ranks need the same folder")
+    check(place for file in files for place in places_of(file))
+    document = {**FORMAT, "files": files}
+    (folder / INDEX).write_text(json.dumps({**document, "sha256": _digest(document)}) + "\n")
+    sync(folder / INDEX)
+    finish(path)
+    return []
+
+
+def read_index(path: Path) -> list[Any]:
+    """Return what the index of a checkpoint says of its files, or raise ValueError or OSError."""
+    document = json.loads((path / INDEX).read_text())
+    if document.pop("sha256") != _digest(document):
+        raise ValueError("its SHA-256 is not that of what it holds")
+    found = {name: document[name] for name in FORMAT}
+    if found != FORMAT:
+        raise ValueError(f"it is {found}, this reads {FORMAT}")
+    files: list[Any] = document["files"]
+    return files
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return digest({}, json.dumps(document))
