@@ -19,29 +19,32 @@ _TEXTS = ("pgasdl.rest", "pgasdl.sha256")  # tensors beside the state's
 
 def write(path: Path, leaves: Leaves, rest: str) -> None:
     """Write a folder."""
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     arrays = arrays_of(rest)
     tensors = {name: tensor_of(leaf) if name in arrays else leaf for name, leaf in leaves.items()}
     texts = zip(_TEXTS, map(_tensor_of, (rest, digest(leaves, rest))), strict=True)
     with _alone():
-        dcp.save({**tensors, **dict(texts)}, checkpoint_id=path, no_dist=True)
+        save({**tensors, **dict(texts)}, checkpoint_id=path, no_dist=True)
 
 
 def read(path: Path) -> tuple[Leaves, str, str]:
     """Return what a folder holds: arrays and tensors, all the rest, and the SHA-256 of both."""
     import torch
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = dcp.FileSystemReader(path)
+    reader = FileSystemReader(path)
+    metadata: Any = reader.read_metadata()
     leaves: Leaves = {
         name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in reader.read_metadata().state_dict_metadata.items()
+        for name, each in metadata.state_dict_metadata.items()
     }
     try:
         with _alone():
-            dcp.load(leaves, storage_reader=reader, no_dist=True)
-    except dcp.api.CheckpointException as error:  # not an Exception to Python
+            load(leaves, storage_reader=reader, no_dist=True)
+    except CheckpointException as error:  # not an Exception to Python
         raise ValueError(str(error)) from error
     rest, stored = (bytes(leaves.pop(name).tolist()).decode() for name in _TEXTS)
     for name in arrays_of(rest):

@@ -16,14 +16,13 @@ def write(path: Path, leaves: Leaves, rest: str) -> None:
     arrays = arrays_of(rest)
     if leaves.keys() <= arrays:
         from safetensors.numpy import save_file
-    else:
-        from safetensors.torch import save_file
 
-        metadata["format"] = "pt"
-        leaves = {
-            name: tensor_of(leaf) if name in arrays else leaf for name, leaf in leaves.items()
-        }
-    save_file(leaves, path, metadata)
+        save_file(leaves, path, metadata)
+        return
+    from safetensors.torch import save_file as save_tensors
+
+    tensors = {name: tensor_of(leaf) if name in arrays else leaf for name, leaf in leaves.items()}
+    save_tensors(tensors, path, {"format": "pt", **metadata})
 
 
 def read(path: Path) -> tuple[Leaves, str, str]:

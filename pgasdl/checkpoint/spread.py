@@ -39,7 +39,8 @@ def write(path: Path, state: dict[str, Any], shards: Iterable[Shard], gather: Ga
 
 def _together(path: Path, step: Callable[[], list[Any]], gather: Gather) -> list[Any]:
     """Take a step; return the results of all ranks in a row, or raise on all if one failed."""
-    cause, told = None, {}
+    cause: Exception | None = None
+    told: dict[str, Any]
     try:
         told = {"result": step()}
     except Exception as error:

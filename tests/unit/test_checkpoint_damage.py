@@ -166,7 +166,7 @@ for iteration in itertools.count(1):
 def test_a_writer_that_is_killed(format: str, tmp_path: Path) -> None:
     for number in range(3):
         folder = tmp_path / str(number)
-        command = [sys.executable, "-c", WRITER, str(folder), format]
+        command = [sys.executable, "-P", "-c", WRITER, str(folder), format]
         with subprocess.Popen(
             command, env=environment(), stdout=subprocess.PIPE, text=True
         ) as writer:
