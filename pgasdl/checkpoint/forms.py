@@ -7,6 +7,7 @@ from typing import Any
 
 from pgasdl.checkpoint import dcp_folder, one_file
 from pgasdl.checkpoint.files import reading, require
+from pgasdl.checkpoint.spread import INDEX
 from pgasdl.checkpoint.state import digest, unflatten
 
 FORMS: dict[str, Any] = {"safetensors": one_file, "dcp": dcp_folder}
@@ -25,10 +26,14 @@ def load(path: str | Path) -> dict[str, Any]:
     ------
     CheckpointError
         It is damaged or cannot be read.
+    ValueError
+        :meth:`Checkpoints.save_sharded` wrote it.
     UnavailableError
         What it needs is not installed: safetensors, or PyTorch for tensors and "dcp".
     """
     path = Path(path)
+    if (path / INDEX).exists():
+        raise ValueError(f"{path} was written by several ranks: open_sharded reads it")
     form = dcp_folder if path.is_dir() else one_file
     require(form.PACKAGE, f"reading {path}")
     with reading(path):
