@@ -101,7 +101,7 @@ def _span(window: slice, extent: int) -> range:
     first, last, step = window.indices(extent)
     if step != 1:
         raise ValueError(f"{window}: windows have no steps")
-    return range(first, max(first, last))
+    return range(first, last)
 
 
 def _common(one: range, other: range) -> range:

@@ -255,6 +255,26 @@ def test_a_full_disk_of_one_rank_ends_the_writing_on_all(
     assert sorted(os.listdir(tmp_path)) == ["00000001.sharded", "00000002.sharded"]
 
 
+def test_all_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    def named(path: Path, name: Path) -> None:
+        assert {path.name, *os.listdir(path)} == set(synced)
+        assert name.name == "00000001.sharded"
+        os.rename(path, name)
+        synced.clear()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", named)
+    save(tmp_path, 1, {"w": matrix(9, 4)})
+    assert synced == [tmp_path.name]
+
+
 @pytest.mark.parametrize("files_left", range(6))
 def test_killed_between_files(
     files_left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
