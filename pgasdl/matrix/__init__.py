@@ -16,6 +16,7 @@ from pgasdl.matrix.layout import Block, Layout, columns, cyclic, grid, replicate
 from pgasdl.matrix.making import array, empty, fromfunction, full, random, standard_normal, zeros
 from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
 from pgasdl.matrix.space import explain
+from pgasdl.matrix.storage import load, load_state, save
 
 __all__ = [
     "Block",
@@ -34,9 +35,12 @@ __all__ = [
     "fromfunction",
     "full",
     "grid",
+    "load",
+    "load_state",
     "random",
     "replicated",
     "rows",
+    "save",
     "standard_normal",
     "to_dtensor",
     "zeros",

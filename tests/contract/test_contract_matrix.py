@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from contract_harness import contract
 import pgasdl
 import pgasdl.matrix as pm
 from pgasdl.buffers import DTYPES, memory_of
+from pgasdl.checkpoint import Checkpoints
 from pgasdl.errors import BufferRefused, LayoutError, MismatchError, UnavailableError
 
 FLOATS = ("float32", "float64")
@@ -263,3 +267,37 @@ def test_matrices_lie_in_the_pool(ctx: Any) -> None:
     assert ctx.segments.at(memory_of(large.flat)) == (None, 0)
     large += 1
     assert (np.asarray(large) == 1).all()
+
+
+@contract(ranks=3)
+def test_a_checkpoint_is_resumed_by_other_ranks_in_another_layout(ctx: Any) -> None:
+    made = tempfile.mkdtemp() if ctx.rank == 0 else ""
+    folder = ctx.world.allgather("folder", made.encode())[0].decode()
+    checkpoints, dice = Checkpoints(folder), random.Random(2)
+    A = {
+        "weights": np.random.default_rng(1).standard_normal((9, 7)).astype(DTYPES["bfloat16"]),
+        "bias": np.arange(11.0),
+        "none": np.empty((0, 4), np.float32),
+        "mask": np.arange(12).reshape(3, 4) % 3 == 0,
+    }
+    arrays = {name: pm.array(ctx, a, drawn(dice, a.shape, ctx.size)) for name, a in A.items()}
+    for iteration in (3, 4):
+        pm.save(checkpoints, iteration, arrays, {"iteration": iteration})
+    found = checkpoints.open_last()
+    assert found is not None and pm.load_state(found) == {"iteration": 4}
+    for name, a in A.items():
+        same(pm.load(ctx, found, name, drawn(dice, a.shape, ctx.size)), a)
+    if ctx.rank != 1:
+        group = ctx.group([0, 2])
+        for name, a in A.items():
+            same(pm.load(group, found, name, drawn(dice, a.shape, 2)), a)
+    ctx.barrier()
+    (torn,) = (Path(folder) / "00000004.sharded").glob("rank-0001.*")
+    if ctx.rank == 0:
+        torn.write_bytes(torn.read_bytes()[:-1])
+    ctx.barrier()
+    found = checkpoints.open_last()
+    assert found is not None and pm.load_state(found) == {"iteration": 3}
+    ctx.barrier()
+    if ctx.rank == 0:
+        shutil.rmtree(folder)

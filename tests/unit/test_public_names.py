@@ -24,8 +24,8 @@ NAMES = {
     "pgasdl.loopback": "run",
     "pgasdl.matrix": (
         "Block DistributedMatrix DistributedVector Explanation Layout LayoutError Movement array "
-        "columns cyclic empty explain from_dtensor fromfunction full grid random replicated rows "
-        "standard_normal to_dtensor zeros"
+        "columns cyclic empty explain from_dtensor fromfunction full grid load load_state random "
+        "replicated rows save standard_normal to_dtensor zeros"
     ),
     "pgasdl.models": "layers",
     "pgasdl.plans": (
