@@ -14,22 +14,22 @@ from pgasdl.matrix.space import Array
 
 def get(array: DistributedArray, key: Any) -> Any:
     """Return elements as NumPy has them, on every rank. Collective."""
-    ranges, single = _ranges(array, key)
+    ranges, single = ranges_of(array, key)
     (top, bottom), (left, right) = ranges
     shape = bottom - top, right - left
     window = replicated(shape, range(array.space.group.size))
     found = np.empty(shape[0] * shape[1], array.dtype)
     array.space.move(array.layout, array.flat, window, found, (top, left))
-    return _dropped(found.reshape(shape)[:, : shape[1]], single, array.ndim)
+    return dropped(found.reshape(shape)[:, : shape[1]], single, array.ndim)
 
 
 def put(array: DistributedArray, key: Any, value: Any) -> None:
     """Set elements to a scalar, or to an array that every rank has."""
     array.require_original()
-    ranges, single = _ranges(array, key)
+    ranges, single = ranges_of(array, key)
     (top, bottom), (left, right) = ranges
     whole = np.empty((bottom - top, right - left), array.dtype)
-    _dropped(whole, single, array.ndim)[...] = np.asarray(value)
+    dropped(whole, single, array.ndim)[...] = np.asarray(value)
     for block, mine in array.blocks():
         rows = max(top, block.row), min(bottom, block.row + block.rows)
         columns = max(left, block.column), min(right, block.column + block.columns)
@@ -43,7 +43,7 @@ def _less(limits: tuple[int, int], by: int) -> slice:
     return slice(limits[0] - by, limits[1] - by)
 
 
-def _ranges(
+def ranges_of(
     array: DistributedArray, key: Any
 ) -> tuple[tuple[tuple[int, int], tuple[int, int]], tuple[bool, bool]]:
     """Return the rows and columns that are meant, and for which of them one number was given."""
@@ -78,7 +78,7 @@ def _range(key: Any, n: int) -> tuple[int, int, bool]:
     return number % n, number % n + 1, True
 
 
-def _dropped(found: Array, single: tuple[bool, bool], ndim: int) -> Any:
+def dropped(found: Array, single: tuple[bool, bool], ndim: int) -> Any:
     """Return it without the dimensions for which one number was given; a vector's column goes."""
     places: list[Any] = [0 if one else slice(None) for one in single]
     if ndim == 1:

@@ -9,6 +9,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from pgasdl.matrix import elementwise, index, products, reductions
 from pgasdl.matrix.array import DistributedArray
+from pgasdl.matrix.reader import Reader
 
 
 class _Operators(DistributedArray, NDArrayOperatorsMixin):
@@ -67,6 +68,16 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
     def __setitem__(self, key: Any, value: Any) -> None:
         """Set elements to a scalar, or to an array that every rank has. All ranks call it."""
         index.put(self, key, value)
+
+    def reader(self) -> Reader:
+        """Return what reads elements by one-sided reads, with no other rank. Collective.
+
+        Raises
+        ------
+        PoolFull
+            Some rank's blocks lie outside the pool; all raise it.
+        """
+        return Reader(self)
 
     def __bool__(self) -> bool:
         raise ValueError("a distributed array has no truth: ask for (a == b).min()")

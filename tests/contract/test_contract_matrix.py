@@ -301,3 +301,31 @@ def test_a_checkpoint_is_resumed_by_other_ranks_in_another_layout(ctx: Any) -> N
     ctx.barrier()
     if ctx.rank == 0:
         shutil.rmtree(folder)
+
+
+@contract(ranks=(1, 3))
+def test_one_rank_reads_alone(ctx: Any) -> None:
+    dice = random.Random(7)
+    outside = pm.zeros(ctx, (4, 4))
+    with pytest.raises(pgasdl.PoolFull, match="outside the pool"):
+        outside.reader()
+    ctx.pool(1 << 16)
+    A, v = np.arange(63.0).reshape(9, 7), np.arange(20, dtype=np.int32)
+    reader = pm.array(ctx, A, drawn(dice, A.shape, ctx.size)).reader()
+    of_vector = pm.array(ctx, v, "rows").reader()
+    ctx.barrier()
+    if ctx.rank == ctx.size - 1:
+        for _ in range(20):
+            rows, columns = (sorted(dice.choices(range(n + 1), k=2)) for n in A.shape)
+            where = slice(*rows), slice(*columns)
+            same(reader[where], A[where])
+        same(reader[-1], A[-1])
+        assert reader[3, 2] == A[3, 2]
+        same(of_vector[1:17], v[1:17])
+        assert of_vector[-1] == 19
+        with pytest.raises(pgasdl.PoolFull, match="to read into"):
+            large = [reader[:] for _ in range(1000)]
+            del large
+    ctx.barrier()
+    assert pm.zeros(ctx, (2, 2)).reader()[0, 0] == 0
+    ctx.barrier()

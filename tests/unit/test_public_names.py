@@ -23,9 +23,9 @@ NAMES = {
     "pgasdl.input": "Batches Iterations Prefetcher StripedFiles StripedWriter",
     "pgasdl.loopback": "run",
     "pgasdl.matrix": (
-        "Block DistributedMatrix DistributedVector Explanation Layout LayoutError Movement array "
-        "columns cyclic empty explain from_dtensor fromfunction full grid load load_state random "
-        "replicated rows save standard_normal to_dtensor zeros"
+        "Block DistributedMatrix DistributedVector Explanation Layout LayoutError Movement Reader "
+        "array columns cyclic empty explain from_dtensor fromfunction full grid load load_state "
+        "random replicated rows save standard_normal to_dtensor zeros"
     ),
     "pgasdl.models": "layers",
     "pgasdl.plans": (
