@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pgasdl.collectives.handle import Collective as Collective
     from pgasdl.config import Limits as Limits
     from pgasdl.context import Context as Context
+    from pgasdl.counters import Counters as Counters
+    from pgasdl.counters import Traffic as Traffic
     from pgasdl.errors import AlignmentError as AlignmentError
     from pgasdl.errors import BootstrapError as BootstrapError
     from pgasdl.errors import BufferRefused as BufferRefused
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "config": ["Limits"],
     "context": ["Context"],
+    "counters": ["Counters", "Traffic"],
     "errors": [
         "AlignmentError",
         "BootstrapError",

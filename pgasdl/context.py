@@ -24,6 +24,7 @@ from pgasdl.collectives.operators import kind_of, reduction_of
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.state import AnswerCalls, CollectiveState
 from pgasdl.config import Config, Limits
+from pgasdl.counters import Counters, Traffic
 from pgasdl.device.names import ordinal_of
 from pgasdl.errors import PeerLost, RankError, UnavailableError
 from pgasdl.footprint import Footprint
@@ -590,6 +591,23 @@ class Context(_native.ContextCore):
     def footprint(self) -> Footprint:
         """Return what this rank holds now: the library's own memory, and connections."""
         return Footprint(self._own_bytes, self.segments.workspace_bytes, *self._connections())
+
+    def counters(self) -> Counters:
+        """Return what this rank has moved and registered since it joined.
+
+        ``ctx.counters() - before`` is what a piece of a program moved.
+
+        Notes
+        -----
+        It counts one-sided operations once they are posted, and collectives, exchanges and
+        everything else that plans make once an execution has ended, the same over all transports:
+        a Put that is a copy into mapped memory counts as one that an adapter makes. It leaves out
+        the library's own messages (start-up, heartbeats, barriers, small collectives of groups),
+        passive messages, operations in captured graphs, and what the program itself loads from
+        mapped memory or stores there. Any thread may call it.
+        """
+        peers = tuple(Traffic(*words) for words in self._traffic())
+        return Counters(peers, self._registrations)
 
     def describe(self) -> str:
         """Describe this context, for a log: ranks, transport, limits, plans and inboxes."""

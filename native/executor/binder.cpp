@@ -153,7 +153,7 @@ auto BoundPlan::Binder::place_in_segment(const PlanSpan& span, const BufferHome&
   return {base == nullptr ? nullptr : base + offset, dtype, remote, offset};
 }
 
-void BoundPlan::Binder::bind_put(const PlanStep& from, Step& step) const {
+void BoundPlan::Binder::bind_put(const PlanStep& from, Step& step) {
   step.peer = world_rank(from.peer);
   if (from.count > 0) bind_transfer(from, step);
   step.flagged = from.notification >= 0;
@@ -161,10 +161,11 @@ void BoundPlan::Binder::bind_put(const PlanStep& from, Step& step) const {
     const RemoteSegment& remote = remote_board(step.peer);
     const std::uint64_t id = id_of(from.notification, remote.notifications);
     step.flag = {&remote, static_cast<std::uint32_t>(id), 0};
+    ++put_traffic_[step.peer].notifications;
   }
 }
 
-void BoundPlan::Binder::bind_transfer(const PlanStep& from, Step& step) const {
+void BoundPlan::Binder::bind_transfer(const PlanStep& from, Step& step) {
   if (from.sources.size() != 1 || from.targets.size() != 1) throw refuse("malformed Put");
   PlanSpan target = from.targets[0];
   target.rank = from.peer;
@@ -179,6 +180,9 @@ void BoundPlan::Binder::bind_transfer(const PlanStep& from, Step& step) const {
   step.transfer = {&bound_.buffers_[buffer].segment->local(), source.offset, goal.remote,
                    goal.offset, from.count * item_size(source.dtype)};
   bound_.bytes_moved_ += step.transfer.bytes;
+  Traffic& traffic = put_traffic_[step.peer];
+  traffic.bytes_written += step.transfer.bytes;
+  ++traffic.messages_written;
   // An adapter reaches what is not mapped, on a GPU, too.
   if (bound_.device_ == kHost || goal.address == nullptr) return;
   // A copy by the GPU, which is awaited here and not in the transport; then the flag.
@@ -195,7 +199,7 @@ void BoundPlan::Binder::bind_wait(const PlanStep& from, Step& step) const {
   step.word = &board.local().board[id_of(from.notification, board.notifications())];
 }
 
-void BoundPlan::Binder::bind_reduce(const PlanStep& from, Step& step, Lane& lane) const {
+void BoundPlan::Binder::bind_reduce(const PlanStep& from, Step& step, Lane& lane) {
   if (from.sources.empty() || from.targets.empty()) throw refuse("malformed Reduce");
   for (const PlanSpan& span : from.sources) bind_source(from, span, step);
   for (const PlanSpan& span : from.targets) bind_destination(from, span, step);
@@ -220,7 +224,7 @@ void BoundPlan::Binder::bind_reduce(const PlanStep& from, Step& step, Lane& lane
   step.pass = std::max<std::uint64_t>(1024, kBytesPerPass / (widest * streams) / 64 * 64);
 }
 
-void BoundPlan::Binder::bind_copy(const PlanStep& from, Step& step) const {
+void BoundPlan::Binder::bind_copy(const PlanStep& from, Step& step) {
   if (from.sources.size() != 1 || from.targets.size() != 1 || from.rows == 0 || from.count == 0) {
     throw refuse("malformed Copy");
   }
@@ -247,10 +251,12 @@ void BoundPlan::Binder::bind_copy(const PlanStep& from, Step& step) const {
   step.rows = {from.rows, from.source_step * item, from.target_step * target_item};
   const std::uint64_t bytes = from.count * (item + target_item);
   bound_.bytes_moved_ += from.rows * bytes;
+  note_traffic(source, here, from.rows * from.count, false);
+  note_traffic(target, there, from.rows * from.count, true);
   step.pass = std::max<std::uint64_t>(1, kBytesPerPass / bytes);
 }
 
-void BoundPlan::Binder::bind_source(const PlanStep& from, const PlanSpan& span, Step& step) const {
+void BoundPlan::Binder::bind_source(const PlanStep& from, const PlanSpan& span, Step& step) {
   // A copy out of a peer's memory, which need not be mapped.
   const Rank owner = from.sources[0].rank;
   const bool copies = from.sources.size() == 1 && from.targets.size() == 1 && from.scale == 1 &&
@@ -267,17 +273,18 @@ void BoundPlan::Binder::bind_source(const PlanStep& from, const PlanSpan& span, 
         source.remote != nullptr ? source.offset : 0, from.count * item_size(source.dtype)};
     if (!bound_.context_.transport().reads_anywhere(step.peer)) throw refuse(unmapped(step.peer));
   }
+  note_traffic(span, source, from.count, false);
   step.sources.push_back({source.address, source.dtype});
   note(span, source, step);
 }
 
-void BoundPlan::Binder::bind_destination(const PlanStep& from, const PlanSpan& span,
-                                         Step& step) const {
+void BoundPlan::Binder::bind_destination(const PlanStep& from, const PlanSpan& span, Step& step) {
   const Place target = place(span, from.count, true);
   if (step.read != nullptr && (target.address == nullptr || target.remote != nullptr ||
                                target.dtype != step.sources[0].dtype)) {
     throw refuse("a peer's memory that is not mapped is only copied, as it is, to own");
   }
+  note_traffic(span, target, from.count, true);
   step.destinations.push_back({target.address, target.dtype});
   note(span, target, step);
 }
@@ -289,6 +296,14 @@ void BoundPlan::Binder::note(const PlanSpan& span, const Place& at, Step& step) 
     step.looked_up.push_back({step.own.size(), span.buffer, at.announced_by, at.offset, needed});
   }
   step.own.push_back(own ? static_cast<std::int32_t>(span.buffer) : -1);
+}
+
+void BoundPlan::Binder::note_traffic(const PlanSpan& span, const Place& at, std::uint64_t count,
+                                     bool written) {
+  if (at.remote == nullptr && at.announced_by < 0) return;
+  Traffic& traffic = reduce_traffic_[world_rank(span.rank)];
+  (written ? traffic.bytes_written : traffic.bytes_read) += count * item_size(at.dtype);
+  ++(written ? traffic.messages_written : traffic.messages_read);
 }
 
 void BoundPlan::Binder::check_dtypes(const Step& step) const {

@@ -2,6 +2,7 @@
 // bound.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ class BoundPlan::Binder {
   // Throws unless every rank has the plan's buffers, on one device.
   void bind_buffers();
   void bind_lane(const std::vector<PlanStep>& steps);
+  // Of one execution, by world rank.
+  const std::map<Rank, Traffic>& put_traffic() const { return put_traffic_; }
+  const std::map<Rank, Traffic>& reduce_traffic() const { return reduce_traffic_; }
 
  private:
   // Where a span lies. No `remote`: here.
@@ -35,19 +39,23 @@ class BoundPlan::Binder {
   Place place(const PlanSpan& span, std::uint64_t count, bool mapped) const;
   Place place_in_segment(const PlanSpan& span, const BufferHome& home, Rank peer,
                          bool mapped) const;
-  void bind_put(const PlanStep& from, Step& step) const;
-  void bind_transfer(const PlanStep& from, Step& step) const;
+  void bind_put(const PlanStep& from, Step& step);
+  void bind_transfer(const PlanStep& from, Step& step);
   void bind_wait(const PlanStep& from, Step& step) const;
-  void bind_reduce(const PlanStep& from, Step& step, Lane& lane) const;
-  void bind_copy(const PlanStep& from, Step& step) const;
-  void bind_source(const PlanStep& from, const PlanSpan& span, Step& step) const;
-  void bind_destination(const PlanStep& from, const PlanSpan& span, Step& step) const;
+  void bind_reduce(const PlanStep& from, Step& step, Lane& lane);
+  void bind_copy(const PlanStep& from, Step& step);
+  void bind_source(const PlanStep& from, const PlanSpan& span, Step& step);
+  void bind_destination(const PlanStep& from, const PlanSpan& span, Step& step);
   // Whose copy a source or a destination is, and how a peer's is found.
   void note(const PlanSpan& span, const Place& at, Step& step) const;
+  // Counts elements of a peer's memory that a step loads or stores.
+  void note_traffic(const PlanSpan& span, const Place& at, std::uint64_t count, bool written);
   void check_dtypes(const Step& step) const;
 
   BoundPlan& bound_;
   const Plan& plan_;
+  std::map<Rank, Traffic> put_traffic_;
+  std::map<Rank, Traffic> reduce_traffic_;
   std::size_t lane_ = 0;
   std::size_t step_ = 0;
 };

@@ -38,6 +38,8 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     (void)shared_stream(device_, first_stream_);
   }
   for (const auto& steps : plan.lanes) binder.bind_lane(steps);
+  put_traffic_.assign(binder.put_traffic().begin(), binder.put_traffic().end());
+  reduce_traffic_.assign(binder.reduce_traffic().begin(), binder.reduce_traffic().end());
   by_stream_ = device_ != kHost && is_by_stream() && streams_wait(device_);
   if (by_stream_) stream_end_ = std::make_unique<DeviceMoment>(device_);
 }

@@ -116,6 +116,11 @@ void BoundPlan::begin(std::uint32_t generation) {
   }
 }
 
+void BoundPlan::count_traffic() const {
+  context_.counters().add_executed(put_traffic_);
+  if (!declined_) context_.counters().add_executed(reduce_traffic_);
+}
+
 bool BoundPlan::arrived(const Step& step) const {
   const std::uint32_t seen = step.word->load(std::memory_order_acquire);
   if (seen == value(step.salt)) {

@@ -132,6 +132,7 @@ bool Executor::advance(Execution& execution) {
   }
   if (plan.over()) {
     record(Operation::kPlanDone, execution, execution.ended());
+    plan.count_traffic();
     expect_no_more(execution);
     execution.state_.store(Execution::State::kDone, std::memory_order_release);
   }

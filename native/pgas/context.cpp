@@ -27,6 +27,7 @@ Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, con
       fork_depth_(fork_depth()),
       transport_(std::move(transport)),
       progresses_(transport_->needs_progress()),
+      counters_(size),
       liveness_(rank, size, options),
       waiter_(liveness_, *transport_, options),
       queues_(options.queues + kOwnQueues),
@@ -199,6 +200,12 @@ void Context::queue_delete(QueueId queue) {
 void Context::reconnect(Rank peer) {
   require_peer(peer, "reconnect");
   transport_->reconnect(peer);
+}
+
+std::string Context::publish(LocalSegment& segment, std::span<const Rank> peers) {
+  std::string description = transport_->publish(segment, peers);
+  counters_.add_registration();
+  return description;
 }
 
 std::size_t Context::connections(QueueId first, QueueId end) const {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "memory/device_stream.hpp"
+#include "pgas/counters.hpp"
 #include "pgas/liveness.hpp"
 #include "pgas/options.hpp"
 #include "pgas/queued_streams.hpp"
@@ -169,6 +170,11 @@ class Context {
     own_bytes_.fetch_add(static_cast<std::uint64_t>(more), std::memory_order_relaxed);
   }
   std::size_t connections(QueueId first, QueueId end) const;
+  // The traffic of operations and plans. What the library itself sends (barriers, all-gathers,
+  // mail, heartbeats) is in none of them.
+  Counters& counters() { return counters_; }
+  // Transport::publish, counted.
+  std::string publish(LocalSegment& segment, std::span<const Rank> peers);
 
   // This process is a forked child of the one that made the context: it has none of its threads.
   bool inherited() const { return forked_since(fork_depth_); }
@@ -217,8 +223,10 @@ class Context {
   // Where the queue was full.
   Outcome take_place_later(QueueId id, Queue& queue, Deadline deadline);
   static void give_back(Queue& queue, std::uint32_t places);
+  // `traffic`: counted once, unless nothing is posted.
   template <typename Post>
-  Outcome post(QueueId queue, Rank peer, Deadline deadline, Post&& try_post);
+  Outcome post(QueueId queue, Rank peer, const Traffic& traffic, Deadline deadline,
+               Post&& try_post);
   // Where the first try did not go through.
   Outcome post_later(const std::function<bool()>& in_turn, Deadline deadline);
   RemoteFlag checked_flag(const Segment& segment, Rank peer, std::uint64_t notification,
@@ -232,6 +240,7 @@ class Context {
   std::unique_ptr<Transport> transport_;
   const bool progresses_;  // the transport needs calls to move on
   Recorder recorder_;
+  Counters counters_;
   Liveness liveness_;
   Waiter waiter_;
   StreamWaits stream_waits_;

@@ -109,7 +109,7 @@ std::int64_t Group::control_bytes() const {
   return static_cast<std::int64_t>(control_->bytes() + board);
 }
 
-std::string Group::describe() { return context_.transport().publish(control_->local(), ranks_); }
+std::string Group::describe() { return context_.publish(control_->local(), ranks_); }
 
 Outcome Group::attach(const std::vector<std::string>& descriptions, Deadline deadline) {
   handed_over(*control_);

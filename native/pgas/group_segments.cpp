@@ -58,7 +58,7 @@ void Group::begin_creation(std::uint64_t bytes, std::uint32_t notifications, Seg
     creation.segment =
         std::make_shared<Segment>(head.id, bytes, notifications, home, context_.size());
     const LocalSegment& local = creation.segment->local();
-    rest = context_.transport().publish(creation.segment->local(), ranks_);
+    rest = context_.publish(creation.segment->local(), ranks_);
     if (local.needs_flush) context_.flush_before_kernels(local.device);
   } catch (const Error& error) {
     // The others cannot go on without it, and have to know.

@@ -192,19 +192,24 @@ void Context::give_back(Queue& queue, std::uint32_t places) {
 }
 
 template <typename Post>
-Outcome Context::post(QueueId id, Rank peer, Deadline deadline, Post&& try_post) {
+Outcome Context::post(QueueId id, Rank peer, const Traffic& traffic, Deadline deadline,
+                      Post&& try_post) {
   Queue& queue = queue_at(id);
   if (take_place(id, queue, deadline) != Outcome::kDone) return Outcome::kFull;
+  // Before it is posted: afterwards, an addition would wait until its flag has left this processor.
+  counters_.add(peer, traffic);
   const auto in_turn = [&] { return queued_streams_.passed(id) && try_post(); };
   try {
     if (in_turn()) [[likely]]
       return Outcome::kDone;
     if (post_later(in_turn, deadline) == Outcome::kDone) return Outcome::kDone;
   } catch (...) {
+    counters_.take_back(peer, traffic);
     give_back(queue, 1);
     liveness_.hear(peer);  // the transport may notice first that it has left
     throw;
   }
+  counters_.take_back(peer, traffic);
   give_back(queue, 1);
   return transport_->connecting(id, peer) ? Outcome::kConnecting : Outcome::kFull;
 }
@@ -224,7 +229,7 @@ Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, De
   const Transfers transfers(pairs, peer, true);
   const Recording recording(recorder_, Operation::kWrite, peer,
                             pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0, pairs);
-  return post(queue, peer, deadline,
+  return post(queue, peer, traffic_written(transfers.get(), false), deadline,
               [&] { return transport_->post_write(queue, peer, transfers.get(), nullptr); });
 }
 
@@ -233,7 +238,7 @@ Outcome Context::read(std::span<const Pair> pairs, Rank peer, QueueId queue, Dea
   const Transfers transfers(pairs, peer, false);
   const Recording recording(recorder_, Operation::kRead, peer,
                             pairs.empty() ? 0 : pairs[0].remote->segment->id(), 0, pairs);
-  return post(queue, peer, deadline,
+  return post(queue, peer, traffic_read(transfers.get()), deadline,
               [&] { return transport_->post_read(queue, peer, transfers.get(), nullptr); });
 }
 
@@ -261,7 +266,7 @@ Outcome Context::write_notify(std::span<const Pair> pairs, Rank peer, const Segm
   const RemoteFlag flag = flag_of(segment, peer, notification, value, false);
   const Recording recording(recorder_, pairs.empty() ? Operation::kNotify : Operation::kWriteNotify,
                             peer, segment.id(), notification, pairs);
-  return post(queue, peer, deadline,
+  return post(queue, peer, traffic_written(transfers.get(), true), deadline,
               [&] { return transport_->post_write(queue, peer, transfers.get(), &flag); });
 }
 
@@ -274,7 +279,7 @@ Outcome Context::write_notify_add(std::span<const Pair> pairs, Rank peer, const 
   const Recording recording(recorder_,
                             pairs.empty() ? Operation::kNotifyAdd : Operation::kWriteNotifyAdd,
                             peer, segment.id(), notification, pairs);
-  return post(queue, peer, deadline,
+  return post(queue, peer, traffic_written(transfers.get(), true), deadline,
               [&] { return transport_->post_write(queue, peer, transfers.get(), &flag); });
 }
 
@@ -290,7 +295,7 @@ Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segme
                        static_cast<std::uint32_t>(value)};
   const Recording recording(recorder_, Operation::kReadNotify, peer, segment.id(), notification,
                             pairs);
-  return post(queue, peer, deadline,
+  return post(queue, peer, traffic_read(transfers.get()), deadline,
               [&] { return transport_->post_read(queue, peer, transfers.get(), &flag); });
 }
 
@@ -486,7 +491,10 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
                        operand, compare, progresses_ ? late.old.get() : &old};
   const Outcome outcome = waiter_.until(
       [&] {
-        if (!late.posted) late.posted = transport_->post_atomic(atomic_queue(), peer, request);
+        if (!late.posted && transport_->post_atomic(atomic_queue(), peer, request)) {
+          late.posted = true;
+          counters_.add(peer, {.messages_written = 1});
+        }
         if (progresses_) transport_->progress();
         return late.posted && complete(atomic_queue());
       },

@@ -66,6 +66,7 @@ std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
     give_back(places, 1);
     throw;
   }
+  counters_.add(peer, traffic_written(transfers, true));
   return Outcome::kDone;
 }
 

@@ -207,6 +207,22 @@ void bind_context(nb::module_& module) {
              return std::make_tuple(core.connections(0, own), core.connections(own, plans),
                                     core.connections(plans, plans + 1));
            })
+      .def("_traffic",
+           [](const ContextHandle& self) {
+             const auto words = [](const Traffic& traffic) {
+               return std::make_tuple(traffic.bytes_written, traffic.messages_written,
+                                      traffic.bytes_read, traffic.messages_read,
+                                      traffic.notifications);
+             };
+             std::vector<decltype(words({}))> peers;
+             for (Rank peer = 0; peer < self.context().size(); ++peer) {
+               peers.push_back(words(self.context().counters().with(peer)));
+             }
+             return peers;
+           })
+      .def_prop_ro(
+          "_registrations",
+          [](const ContextHandle& self) { return self.context().counters().registrations(); })
       .def_prop_ro(
           "timeout", [](const ContextHandle& self) { return self.context().options().timeout; },
           "Seconds that a call waits at most when it names no timeout.");

@@ -123,7 +123,7 @@ ROOMS = (
     ("errors", "_native"),
     ("transports", "kernel", "models", "device"),
     ("settings",),
-    ("config", "buffers", "footprint"),
+    ("config", "buffers", "footprint", "counters"),
     ("topology",),
     ("plans.plan",),
     ("plans.validation",),

@@ -13,10 +13,10 @@ import pgasdl
 NAMES = {
     "pgasdl": (
         "AlignmentError Block BootstrapError BufferRefused CheckpointError ClosedError Collective "
-        "ConfigError Context DataError Footprint GradientExchange Group LayoutError Limits "
+        "ConfigError Context Counters DataError Footprint GradientExchange Group LayoutError Limits "
         "MismatchError "
         "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
-        "Segment SegmentError Timeout UnavailableError __version__ init"
+        "Segment SegmentError Timeout Traffic UnavailableError __version__ init"
     ),
     "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints Shard Sharded load open_sharded"),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
