@@ -1,5 +1,6 @@
 // One-sided operations between ranks that are threads, as the thread sanitizer sees them: flags and
-// the data ahead of them, counts, and a queue that threads share. tests/contract has all the rest.
+// the data ahead of them, counts, what is counted, and a queue that threads share. tests/contract
+// has all the rest.
 
 #include <array>
 #include <atomic>
@@ -151,6 +152,10 @@ void counts(const Settings& settings, Rank size, std::uint64_t rounds) {
       other.join();
       local.barrier();
     }
+    const Traffic traffic = local.context.counters().with(0);
+    CHECK(traffic.bytes_written == kThreads * rounds * kBytes);
+    CHECK(traffic.messages_written == kThreads * rounds);
+    CHECK(traffic.notifications == 2 * kThreads * rounds);
     if (local.rank() == 0) {
       const std::uint64_t all = n * rounds * (rounds + 1) / 2;
       std::uint32_t left = 1;
@@ -207,6 +212,9 @@ void shared_queue(Settings settings, std::uint32_t rounds) {
     other.join();
     local.flush();
     CHECK(local.context.queue_size(0) == 0);
+    const Traffic traffic = local.context.counters().with(1);
+    CHECK(traffic.bytes_written == 4 * rounds);
+    CHECK(traffic.messages_written == rounds && traffic.notifications == rounds);
   });
 }
 
