@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -89,29 +88,6 @@ def test_what_is_refused_is_not_counted(ctx: Any) -> None:
         ctx.wait()
 
     assert moved(ctx, post).total == Traffic(32, 4, notifications=4)
-
-
-@contract(ranks=2)
-def test_several_threads(ctx: Any) -> None:
-    """No addition is lost."""
-    n_threads, n_writes = 4, 500
-    segment = ctx.segment(64)
-    peer = 1 - ctx.rank
-
-    def post() -> None:
-        for _ in range(n_writes):
-            ctx.write(segment[0:8], peer, segment[8:16])
-
-    def program() -> None:
-        threads = [threading.Thread(target=post) for _ in range(n_threads)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        ctx.wait()
-
-    n = n_threads * n_writes
-    assert moved(ctx, program).total == Traffic(8 * n, n)
 
 
 @contract(ranks=(2, 3, 4))
