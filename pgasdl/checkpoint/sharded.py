@@ -40,6 +40,8 @@ class Sharded:
 
         Raises
         ------
+        CheckpointError
+            Its file cannot be read any more.
         UnavailableError
             It holds tensors, and PyTorch is not installed.
         """
