@@ -38,14 +38,12 @@ class Space:
         This rank.
     group : Group
         The ranks that layouts name, by their places in it.
-    moves : int
-        How often blocks moved.
     told : Explanation, optional
         Where it is noted what would move, while nothing does.
     """
 
     def __init__(self, context: Context, group: Group) -> None:
-        self.context, self.group, self.moves = context, group, 0
+        self.context, self.group = context, group
         self.told: Explanation | None = None
         segments, size = context.segments, group.size
         flags = notifications(group)
@@ -116,7 +114,6 @@ class Space:
         bound = self._calls.bound((source, target, at, *names), describe)
         places = [array.ctypes.data if array.size else 0 for array in (given, taken)]
         self._numbers.enter("a remap of a matrix")
-        self.moves += 1
         try:
             for execution, _ in bound.parts:
                 execution.run_at((given, taken), [*places, 0])

@@ -134,26 +134,47 @@ def test_another_precision_travels(ctx: Any) -> None:
 def test_a_replica_moves_once_until_its_original_changes(ctx: Any) -> None:
     a = pm.standard_normal(ctx, (50, 20), 1)
     first = a.replica("columns")
-    memory, executions = first.flat.ctypes.data, a.space.moves
+    memory, before = first.flat.ctypes.data, ctx.counters()
     assert a.replica("columns") is first
-    assert a.space.moves == executions
+    b = pm.zeros(ctx, (50, 20), "columns")
+    for _ in range(3):
+        b += a  # it is laid out as the replica
+    assert ctx.counters() == before
     due = np.asarray(a) + 1
     a += 1
+    before = ctx.counters()
     renewed = a.replica("columns")
+    moved = (ctx.counters() - before).total
+    rows, columns = len(a.flat) // 20, first.layout.count(ctx.rank) // 50
+    taken = 4 * (50 - rows) * columns  # what this rank lacks
+    given = 4 * rows * (20 - columns)
+    assert (moved.bytes_written, moved.bytes_read) == ((0, taken) if ctx.mapped else (given, 0))
     assert renewed.flat.ctypes.data == memory
     same(renewed, due)
     with pytest.raises(LayoutError, match="its original"):
         renewed += 1
     with pytest.raises(LayoutError, match="its original"):
         renewed[0] = 1
-    b = pm.zeros(ctx, (50, 20), "columns")
-    executions = a.space.moves
-    for _ in range(3):
-        b += a
-    assert a.space.moves == executions  # b is laid out as the replica
+    before = ctx.counters()
     a.forget()
     b += a
-    assert a.space.moves == executions + 1
+    assert (ctx.counters() - before).total == moved
+
+
+@contract(ranks=(2, 3))
+def test_a_steady_loop_registers_nothing(ctx: Any) -> None:
+    ctx.pool(1 << 18)
+    a, w = pm.standard_normal(ctx, (64, 32), 1), pm.standard_normal(ctx, 32, 2)
+    before = None
+    for step in range(6):
+        h = np.tanh(a @ w)
+        a -= 0.01 * a.remap("columns").softmax()
+        a.axpy(float(h.sum()) / 1e3, a.replica("grid"))
+        if step == 1:
+            before = ctx.counters(), ctx.footprint()
+    assert before is not None
+    assert ctx.counters().registrations == before[0].registrations
+    assert ctx.footprint() == before[1]
 
 
 @contract(ranks=(2, 3))
@@ -234,7 +255,7 @@ def test_ranks_that_disagree_are_told(ctx: Any) -> None:
 def test_what_would_move_is_told(ctx: Any) -> None:
     a, b = (pm.standard_normal(ctx, (12, 6), seed) for seed in (1, 2))
     c = b.remap("columns")
-    before = a.space.moves
+    before = ctx.counters()
     assert pm.explain(ctx, lambda: a + b).movements == []
     told = pm.explain(ctx, lambda: a + c)
     # Each rank lacks two thirds of its third, from the two others.
@@ -246,7 +267,7 @@ def test_what_would_move_is_told(ctx: Any) -> None:
     assert pm.explain(ctx, lambda: a[0, 0]).messages == 2
     with pytest.raises(LayoutError, match="in place"):
         pm.explain(ctx, lambda: a.axpy(2, b))
-    assert a.space.moves == before
+    assert ctx.counters() == before
     same(a + c, np.asarray(a) + np.asarray(b))
 
 
