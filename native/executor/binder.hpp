@@ -16,7 +16,7 @@ class BoundPlan::Binder {
   // Throws unless every rank has the plan's buffers, on one device.
   void bind_buffers();
   void bind_lane(const std::vector<PlanStep>& steps);
-  // Of one execution, by world rank.
+  // One execution causes it, by world rank.
   const std::map<Rank, Traffic>& put_traffic() const { return put_traffic_; }
   const std::map<Rank, Traffic>& reduce_traffic() const { return reduce_traffic_; }
 

@@ -81,7 +81,7 @@ class BoundPlan {
   const std::vector<Rank>& ranks() const { return ranks_; }
   // Written, read and sent by this rank in one execution.
   std::uint64_t bytes_moved() const { return bytes_moved_; }
-  // Counts the execution that has ended.
+  // Adds the execution that has ended to the context's counters.
   void count_traffic() const;
   // Its notifications are below this one.
   std::uint64_t end_notification() const { return first_notification_ + notifications_; }
@@ -227,7 +227,7 @@ class BoundPlan {
   const ReduceOp op_;
   std::vector<Lane> lanes_;
   std::uint64_t bytes_moved_ = 0;
-  // In one execution: by Puts, and by reductions, which load from peers' memory and store there.
+  // One execution causes it by Puts, and by reductions that load from peers' memory or store there.
   std::vector<PeerTraffic> put_traffic_;
   std::vector<PeerTraffic> reduce_traffic_;
   StagingCopy stage_;

@@ -170,8 +170,8 @@ class Context {
     own_bytes_.fetch_add(static_cast<std::uint64_t>(more), std::memory_order_relaxed);
   }
   std::size_t connections(QueueId first, QueueId end) const;
-  // The traffic of operations and plans. What the library itself sends (barriers, all-gathers,
-  // mail, heartbeats) is in none of them.
+  // They have the traffic of operations and plans, without the library's own messages (barriers,
+  // all-gathers, mail, heartbeats).
   Counters& counters() { return counters_; }
   // Transport::publish, counted.
   std::string publish(LocalSegment& segment, std::span<const Rank> peers);
@@ -223,7 +223,7 @@ class Context {
   // Where the queue was full.
   Outcome take_place_later(QueueId id, Queue& queue, Deadline deadline);
   static void give_back(Queue& queue, std::uint32_t places);
-  // `traffic`: counted once, unless nothing is posted.
+  // Counts `traffic` once, unless nothing is posted.
   template <typename Post>
   Outcome post(QueueId queue, Rank peer, const Traffic& traffic, Deadline deadline,
                Post&& try_post);

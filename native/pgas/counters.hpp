@@ -1,5 +1,5 @@
-// The traffic of one rank, by peer, and its registrations of memory, since it joined. Always kept:
-// adding to it costs no cache line that another process writes to.
+// Counters tell the traffic of one rank with each peer, and its registrations of memory, since it
+// joined. They are always kept: no other process touches their cache lines.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace pgasdl {
 
-// Between this rank and a peer.
+// A rank causes it with one peer.
 struct Traffic {
   std::uint64_t bytes_written = 0;
   std::uint64_t messages_written = 0;
@@ -40,21 +40,21 @@ class Counters {
  public:
   explicit Counters(Rank size) : peers_(static_cast<std::size_t>(size)) {}
 
-  // Of an operation; any thread.
+  // An operation adds its traffic, in any thread.
   void add(Rank peer, const Traffic& traffic) {
     auto& words = at(peer).operations;
     each(traffic, [&](std::size_t i, std::uint64_t more) {
       words[i].fetch_add(more, std::memory_order_relaxed);
     });
   }
-  // Of an operation that was added, and then not posted.
+  // An operation that was not posted takes back what it has added.
   void take_back(Rank peer, const Traffic& traffic) {
     auto& words = at(peer).operations;
     each(traffic, [&](std::size_t i, std::uint64_t less) {
       words[i].fetch_sub(less, std::memory_order_relaxed);
     });
   }
-  // Of executions of plans; one thread at a time, under the executor's lock.
+  // An execution adds the traffic of its plan, under the executor's lock: one thread at a time.
   void add_executed(std::span<const PeerTraffic> peers) {
     for (const auto& [peer, traffic] : peers) {
       auto& words = at(peer).plans;
@@ -76,16 +76,16 @@ class Counters {
   std::uint64_t registrations() const { return registrations_.load(std::memory_order_relaxed); }
 
  private:
-  // In the order of Traffic.
+  // They have the order of Traffic.
   using Words = std::array<std::atomic<std::uint64_t>, 5>;
-  // Each is of other threads than the other.
+  // Threads that post and the thread that advances plans write to different cache lines.
   struct Peer {
     alignas(64) Words operations{};
     alignas(64) Words plans{};
   };
 
   Peer& at(Rank peer) { return peers_[static_cast<std::size_t>(peer)]; }
-  // Where nothing is to be added, a word is not touched.
+  // Words to which nothing is added are not touched.
   template <typename Change>
   [[gnu::always_inline]] static void each(const Traffic& traffic, Change&& change) {
     if (traffic.bytes_written != 0) change(0, traffic.bytes_written);

@@ -19,7 +19,7 @@ NOTHING = Traffic()
 
 
 def moved(ctx: Any, program: Callable[[], object]) -> pgasdl.Counters:
-    """What this rank moves in a program. Nobody begins it early or leaves it early."""
+    """Return what this rank moves in a program, which nobody begins or leaves early."""
     ctx.barrier()
     before = ctx.counters()
     program()

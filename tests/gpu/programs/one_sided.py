@@ -29,6 +29,7 @@ def rings(ctx: Any) -> None:
     inbox = Array(COUNT, np.float32, segment.address + nbytes)
     taken = [Array(COUNT, np.float32) for _ in range(N_TURNS)]
     full, empty = 1, 2
+    before = ctx.counters()
     for turn in range(N_TURNS):
         source.fill(numbers(ctx.rank, turn), out)
         if turn > 0:  # the right one has taken what was there before
@@ -39,6 +40,8 @@ def rings(ctx: Any) -> None:
         into.copy(taken[turn].address, inbox.address, nbytes)
         ctx.notify_reset_on(into, segment, full)
         ctx.notify_on(into, left, segment, empty)
+    posted = pgasdl.Traffic(N_TURNS * nbytes, N_TURNS, notifications=2 * N_TURNS)
+    assert (ctx.counters() - before).total == posted
     for turn, array in enumerate(taken):
         assert (array.values(into) == numbers(left, turn)).all(), turn
     out.synchronize()
