@@ -1,10 +1,15 @@
 """Matrices and vectors that are spread over ranks, and move by one-sided transfers (dMath).
 
->>> import pgasdl.matrix as pm                                   # doctest: +SKIP
->>> a = pm.standard_normal(ctx, (4096, 4096), seed=1)            # by rows
->>> b = pm.standard_normal(ctx, (4096, 4096), seed=2, layout="columns")
->>> c = np.tanh(a + 0.5 * b)      # by rows; b is moved once, and kept until it changes
->>> c.sum(axis=0)[:3]             # three numbers, on every rank
+>>> import numpy as np
+>>> import pgasdl.matrix as pm
+>>> from pgasdl import loopback
+>>> def program(ctx):
+...     a = pm.standard_normal(ctx, (64, 32), seed=1)  # by rows
+...     b = pm.standard_normal(ctx, (64, 32), seed=2, layout="columns")
+...     c = np.tanh(a + 0.5 * b)  # by rows; b is moved once, and kept until it changes
+...     return c.sum(axis=0).shape, bool(c.max() < 1)
+>>> loopback.run(2, program)
+[((32,), True), ((32,), True)]
 """
 
 from __future__ import annotations

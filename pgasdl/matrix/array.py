@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
-from pgasdl.matrix.layout import Block, Layout, replicated
+from pgasdl.matrix.layout import Block, Layout
 from pgasdl.matrix.space import Array, Space, core_dtype
 
 # Arithmetic of these is done in float32; they only store.
@@ -183,8 +183,7 @@ class DistributedArray:
 
         The same as ``numpy.asarray``, without a copy.
         """
-        ranks = range(self.space.group.size)
-        whole = self.replica(replicated(self.layout.shape, ranks)).flat.reshape(self.shape)
+        whole = self.replica("replicated").flat.reshape(self.shape)
         whole.flags.writeable = False
         return whole
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from pgasdl.matrix.array import DistributedArray
-from pgasdl.matrix.layout import replicated
 from pgasdl.matrix.space import Array
 
 
@@ -17,7 +16,7 @@ def get(array: DistributedArray, key: Any) -> Any:
     ranges, single = ranges_of(array, key)
     (top, bottom), (left, right) = ranges
     shape = bottom - top, right - left
-    window = replicated(shape, range(array.space.group.size))
+    window = array.space.layout(shape, "replicated")
     found = np.empty(shape[0] * shape[1], array.dtype)
     array.space.move(array.layout, array.flat, window, found, (top, left))
     return dropped(found.reshape(shape)[:, : shape[1]], single, array.ndim)

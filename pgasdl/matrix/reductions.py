@@ -10,7 +10,7 @@ import numpy as np
 
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray, as_computed, computed, make
-from pgasdl.matrix.layout import Block, Layout, replicated, rows
+from pgasdl.matrix.layout import Block, Layout, rows
 from pgasdl.matrix.space import Array
 
 _UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -84,7 +84,7 @@ def over_axis(
         here = whole[begin : begin + length]
         _UFUNCS[op](here, part(block, mine), out=here, casting="unsafe")
     array.space.add_up(whole, op)
-    everywhere = replicated((n, 1), range(array.space.group.size))
+    everywhere = array.space.layout((n, 1), "replicated")
     return make(1, array.space, everywhere, result, whole.astype(result))
 
 

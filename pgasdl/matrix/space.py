@@ -73,7 +73,7 @@ class Space:
         """
         size = self.group.size
         if isinstance(wanted, str):
-            return named(wanted, shape, range(size))
+            return named(wanted, shape, size)
         if wanted.shape != shape or max(wanted.ranks, default=0) >= size:
             raise LayoutError(f"{wanted} for a matrix of {shape[0]} x {shape[1]} on {size} ranks")
         return wanted

@@ -350,3 +350,13 @@ def test_one_rank_reads_alone(ctx: Any) -> None:
     ctx.barrier()
     assert pm.zeros(ctx, (2, 2)).reader()[0, 0] == 0
     ctx.barrier()
+
+
+@contract(ranks=3, meet=False)
+def test_a_rank_that_left_is_named(ctx: Any) -> None:
+    a = pm.zeros(ctx, (6, 6))
+    a.remap("columns")
+    if ctx.rank == 1:
+        return
+    with pytest.raises(pgasdl.PeerLost, match="rank 1"):
+        a.remap("columns")
