@@ -603,8 +603,8 @@ class Context(_native.ContextCore):
         everything else that plans make once an execution has ended, the same over all transports:
         a Put that is a copy into mapped memory counts as one that an adapter makes. It leaves out
         the library's own messages (start-up, heartbeats, barriers, small collectives of groups),
-        passive messages, operations in captured graphs, and what the program itself loads from
-        mapped memory or stores there. Any thread may call it.
+        passive messages, operations in captured graphs, and what the program itself, or ``send``
+        of torch.distributed, loads from mapped memory or stores there. Any thread may call it.
         """
         peers = tuple(Traffic(*words) for words in self._traffic())
         return Counters(peers, self._registrations)

@@ -24,15 +24,22 @@ struct Traffic {
 
 using PeerTraffic = std::pair<Rank, Traffic>;
 
+// A transfer of nothing is no message.
 inline Traffic traffic_written(std::span<const Transfer> transfers, bool flagged) {
-  Traffic traffic{.messages_written = transfers.size(), .notifications = flagged ? 1u : 0u};
-  for (const Transfer& each : transfers) traffic.bytes_written += each.bytes;
+  Traffic traffic{.notifications = flagged ? 1u : 0u};
+  for (const Transfer& each : transfers) {
+    traffic.bytes_written += each.bytes;
+    traffic.messages_written += each.bytes != 0 ? 1 : 0;
+  }
   return traffic;
 }
 
 inline Traffic traffic_read(std::span<const Transfer> transfers) {
-  Traffic traffic{.messages_read = transfers.size()};
-  for (const Transfer& each : transfers) traffic.bytes_read += each.bytes;
+  Traffic traffic;
+  for (const Transfer& each : transfers) {
+    traffic.bytes_read += each.bytes;
+    traffic.messages_read += each.bytes != 0 ? 1 : 0;
+  }
   return traffic;
 }
 

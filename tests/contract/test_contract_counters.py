@@ -54,6 +54,9 @@ def test_operations(ctx: Any) -> None:
     assert counted(lambda: ctx.write_notify(word, peer, word, 0)) == Traffic(8, 1, notifications=1)
     assert counted(lambda: ctx.write_notify_add(a, peer, b, 1)) == replace(written, notifications=1)
     assert counted(lambda: ctx.notify(peer, segment, 0)) == Traffic(notifications=1)
+    nothing = segment[0:0]
+    assert counted(lambda: ctx.write_notify(nothing, peer, nothing, 0)) == Traffic(notifications=1)
+    assert counted(lambda: ctx.read(nothing, peer, nothing)) == NOTHING
     assert counted(lambda: ctx.notify_add(peer, segment, 1)) == Traffic(notifications=1)
     assert counted(lambda: ctx.read_notify(b, peer, a, 2)) == read
     assert counted(lambda: ctx.write_list(pairs, peer)) == Traffic(56, 3)
