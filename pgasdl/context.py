@@ -422,8 +422,8 @@ class Context(_native.ContextCore):
         ----------
         array : array_like
             Any array or tensor. One of the pool (:meth:`empty`), or a view of a segment
-            (``segment.numpy("f32")``), is reduced in place if it is such on every rank, wherever
-            it lies there.
+            (``segment.numpy(np.float32)``), is reduced in place if it is such on every rank,
+            wherever it lies there.
         op, group, plan, timeout
             As for :meth:`allreduce`.
         out : array_like, optional
