@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from pgasdl.errors import LayoutError
+from pgasdl.errors import BufferRefused, LayoutError
 from pgasdl.matrix.array import DistributedArray, as_computed, make, require_same_space
 from pgasdl.matrix.layout import Block
 from pgasdl.matrix.space import Array
 
+Function = Callable[..., Any]
 
-def apply(ufunc: np.ufunc, inputs: Sequence[Any], out: tuple[Any, ...] | None = None) -> Any:
-    """Return what a ufunc makes of its operands, in the layout of the result.
+
+def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None = None) -> Any:
+    """Return what a function makes of its operands, element by element, in the result's layout.
 
     The result has the layout of ``out``, or of the first operand of its shape. Others are moved
     there, and kept as replicas. A vector stands for a row, as in NumPy; arrays of NumPy are those
@@ -24,10 +26,10 @@ def apply(ufunc: np.ufunc, inputs: Sequence[Any], out: tuple[Any, ...] | None = 
     ------
     LayoutError
         Shapes that do not fit, operands of different groups, or ``out`` is a replica.
+    BufferRefused
+        The result is of another kind than ``out``: floating point numbers into integers.
     """
     result = out[0] if out else None
-    if ufunc.nout != 1 or ufunc.signature is not None:
-        return NotImplemented
     arrays = [each for each in (*inputs, *(out or ())) if isinstance(each, DistributedArray)]
     if result is not None and not isinstance(result, DistributedArray):
         return NotImplemented
@@ -36,13 +38,16 @@ def apply(ufunc: np.ufunc, inputs: Sequence[Any], out: tuple[Any, ...] | None = 
     for each in inputs:
         _require_fit(each, model)
     if result is None:
-        result = make(model.ndim, model.space, model.layout, _dtype_of(ufunc, inputs))
+        result = make(model.ndim, model.space, model.layout, _dtype_of(function, inputs))
     else:
         result.require_original()
-        if not np.can_cast(_dtype_of(ufunc, inputs), result.dtype, "same_kind"):
-            raise LayoutError(f"{ufunc.__name__} into {result.dtype}: of another kind")
+        found = _dtype_of(function, inputs)
+        if not np.can_cast(found, result.dtype, "same_kind"):
+            raise BufferRefused(
+                f"a result of {found} into {result.dtype}, which is of another kind"
+            )
     for target, operands in _parts(result, inputs):
-        target[...] = ufunc(*map(_as_computed, operands))
+        target[...] = function(*map(_as_computed, operands))
     if out:
         result.changed()
     return result
@@ -62,14 +67,14 @@ def _as_computed(operand: Any) -> Any:
     return as_computed(operand) if isinstance(operand, np.ndarray) else operand
 
 
-def _dtype_of(ufunc: np.ufunc, inputs: Sequence[Any]) -> np.dtype[Any]:
+def _dtype_of(function: Function, inputs: Sequence[Any]) -> np.dtype[Any]:
     """Return the dtype that NumPy gives the result."""
 
     def empty(each: Any) -> Any:
         known = isinstance(each, DistributedArray | np.ndarray)
         return np.empty(0, each.dtype) if known and each.ndim else each
 
-    found: Array = ufunc(*map(empty, inputs))
+    found: Array = function(*map(empty, inputs))
     return found.dtype
 
 

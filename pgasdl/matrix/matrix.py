@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from pgasdl.matrix import elementwise, index, products, reductions
+from pgasdl.matrix import elementwise, functions, index, products, reductions
 from pgasdl.matrix.array import DistributedArray
 from pgasdl.matrix.reader import Reader
 
@@ -22,7 +22,18 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
             return NotImplemented
         if ufunc is np.matmul and not options:
             return products.matmul(*inputs)
+        if ufunc.nout != 1 or ufunc.signature is not None:
+            return NotImplemented
         return elementwise.apply(ufunc, inputs, **options)
+
+    def __array_function__(
+        self, function: Any, types: Any, inputs: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        del types
+        if function in functions.DISTRIBUTED:
+            return functions.DISTRIBUTED[function](*inputs, **options)
+        # Whatever else NumPy has works on the whole, as every rank has it.
+        return function(*map(functions.whole, inputs), **options)
 
     def sum(self, axis: int | None = None) -> Any:
         """Return the sum, or the sums over an axis, as ``numpy.sum``. Collective.
@@ -90,7 +101,9 @@ class DistributedMatrix(_Operators, ndim=2):
 
     Made by the functions of :mod:`pgasdl.matrix`. Operators, in-place forms and NumPy's ufuncs work
     element by element, whatever the operands' layouts: the first matrix says where the result lies,
-    and others are moved there, once until they change.
+    and others are moved there, once until they change. Of NumPy's functions sum, max, min, mean,
+    dot, transpose, where, clip, copy, linalg.norm and those like zeros_like leave it distributed;
+    all others get the whole of it, as ``numpy.asarray`` has it.
 
     Attributes
     ----------

@@ -109,6 +109,36 @@ def test_sums_and_products(ctx: Any, dtype: str) -> None:
             near(a.softmax(), E / E.sum(1, keepdims=True))
 
 
+@contract(ranks=2)
+def test_functions_of_numpy(ctx: Any) -> None:
+    A = np.random.default_rng(3).standard_normal((6, 5))
+    a, v = pm.array(ctx, A, "grid"), pm.array(ctx, A[0])
+    for function in (np.sum, np.max, np.min, np.mean):
+        near(function(a), function(A))
+        found = function(a, axis=0)
+        assert isinstance(found, pm.DistributedVector)
+        near(found, function(A, axis=0))
+    near(np.linalg.norm(a), np.linalg.norm(A))
+    near(np.dot(a, v), A @ A[0])
+    for found, due in (
+        (np.transpose(a), A.T),
+        (np.where(a > v, a, 0.0), np.where(A[0] < A, A, 0.0)),
+        (np.clip(a, -0.5, v), np.clip(A, -0.5, A[0])),
+        (np.zeros_like(a), np.zeros_like(A)),
+        (np.full_like(v, 3, dtype=np.float32), np.full(5, 3, np.float32)),
+        (np.copy(a), A),
+    ):
+        assert isinstance(found, pm.DistributedMatrix | pm.DistributedVector)
+        same(found, due)
+    assert (np.shape(a), np.ndim(v), np.size(a)) == ((6, 5), 1, 30)
+    same(np.cumsum(a, 1), np.cumsum(A, 1))  # any other, on the whole
+    same(np.concatenate([a, A]), np.concatenate([A, A]))
+    assert np.allclose(a, A)
+    b = pm.zeros(ctx, (6, 5), dtype=np.int32)
+    with pytest.raises(BufferRefused, match="another kind"):
+        b += 0.5
+
+
 @contract(ranks=(2, 3))
 def test_the_sum_has_the_same_bits_on_every_rank_and_in_every_run(ctx: Any) -> None:
     for layout in ("rows", "columns", "grid"):
