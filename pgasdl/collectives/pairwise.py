@@ -112,7 +112,7 @@ def notifications(group: Group) -> int:
     return pairwise.notifications(group.size, MOST)
 
 
-class Exchange(Protocol):
+class Bindable(Protocol):
     """A collective that can be bound."""
 
     def bind(self, calls: PairwiseCalls) -> BoundPairs:
@@ -150,7 +150,7 @@ class PairwiseCalls:
         """Return the elements of a piece, of so many bytes each."""
         return self._piece // item
 
-    def bound(self, key: Hashable, exchange: Callable[[], Exchange]) -> BoundPairs:
+    def bound(self, key: Hashable, describe: Callable[[], Bindable]) -> BoundPairs:
         """Return what makes a collective, bound at its first use.
 
         Its addresses are those of the plan's buffers but for the inbox, 0 where there is none,
@@ -160,7 +160,7 @@ class PairwiseCalls:
         ----------
         key : Hashable
             Tells it from all others of this rank.
-        exchange : Callable[[], Exchange]
+        describe : Callable[[], Bindable]
             Describes it.
         """
         found = self._bound.get(key)
@@ -168,7 +168,7 @@ class PairwiseCalls:
             if len(self._bound) >= _MOST_BOUND:
                 for old in list(self._bound)[: _MOST_BOUND // 2]:
                     del self._bound[old]
-            found = self._bound[key] = exchange().bind(self)
+            found = self._bound[key] = describe().bind(self)
         return found
 
     def execution(

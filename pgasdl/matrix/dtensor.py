@@ -11,7 +11,7 @@ from pgasdl.errors import LayoutError
 from pgasdl.group import Group
 from pgasdl.matrix.array import DistributedArray, make
 from pgasdl.matrix.layout import Layout, columns, replicated, rows
-from pgasdl.matrix.space import space_of
+from pgasdl.matrix.space import Space, space_of
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
@@ -36,9 +36,8 @@ def from_dtensor(where: Context | Group, dtensor: Any) -> Any:
         have.
     """
     space = space_of(where)
-    mesh, shape = dtensor.device_mesh, tuple(dtensor.shape)
-    if mesh.ndim != 1 or mesh.size() != space.group.size or mesh.get_local_rank() != space.rank:
-        raise LayoutError(f"{mesh} has not the ranks of {space.group}, in their order")
+    shape = tuple(dtensor.shape)
+    _require_ranks(dtensor.device_mesh, space)
     if len(shape) not in (1, 2):
         raise LayoutError(f"a DTensor of shape {shape}: matrices have two dimensions, vectors one")
     whole = (*shape, 1)[:2]
@@ -71,8 +70,7 @@ def to_dtensor(array: DistributedArray, mesh: Any) -> Any:
     from torch.distributed.tensor import DTensor
 
     space = array.space
-    if mesh.ndim != 1 or mesh.size() != space.group.size or mesh.get_local_rank() != space.rank:
-        raise LayoutError(f"{mesh} has not the ranks of {space.group}, in their order")
+    _require_ranks(mesh, space)
     layouts = _layouts(array.layout.shape, space.group.size)
     placement = next((p for p, layout in layouts.items() if layout == array.layout), None)
     if placement is None:
@@ -89,6 +87,11 @@ def to_dtensor(array: DistributedArray, mesh: Any) -> Any:
     return DTensor.from_local(
         local, mesh, [placement], run_check=False, shape=torch.Size(array.shape), stride=stride
     )
+
+
+def _require_ranks(mesh: Any, space: Space) -> None:
+    if mesh.ndim != 1 or mesh.size() != space.group.size or mesh.get_local_rank() != space.rank:
+        raise LayoutError(f"{mesh} has not the ranks of {space.group}, in their order")
 
 
 def _layouts(shape: tuple[int, int], size: int) -> dict[Any, Layout]:

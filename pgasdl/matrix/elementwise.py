@@ -53,16 +53,6 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
     return result
 
 
-def axpy(target: DistributedArray, alpha: float, other: DistributedArray) -> None:
-    """Add ``alpha`` times another one, in place."""
-    require_same_space(target, other)
-    target.require_original()
-    _require_fit(other, target)
-    for mine, (theirs,) in _parts(target, [other]):
-        mine[...] = as_computed(mine) + as_computed(theirs) * alpha
-    target.changed()
-
-
 def _as_computed(operand: Any) -> Any:
     return as_computed(operand) if isinstance(operand, np.ndarray) else operand
 

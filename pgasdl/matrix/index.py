@@ -19,7 +19,7 @@ def get(array: DistributedArray, key: Any) -> Any:
     window = array.space.layout(shape, "replicated")
     found = np.empty(shape[0] * shape[1], array.dtype)
     array.space.move(array.layout, array.flat, window, found, (top, left))
-    return dropped(found.reshape(shape)[:, : shape[1]], single, array.ndim)
+    return dropped(found.reshape(shape), single, array.ndim)
 
 
 def put(array: DistributedArray, key: Any, value: Any) -> None:
@@ -47,8 +47,7 @@ def ranges_of(
 ) -> tuple[tuple[tuple[int, int], tuple[int, int]], tuple[bool, bool]]:
     """Return the rows and columns that are meant, and for which of them one number was given."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    if Ellipsis in [each for each in keys if isinstance(each, type(Ellipsis))]:
-        at = keys.index(Ellipsis)
+    for at in [place for place, each in enumerate(keys) if each is Ellipsis][:1]:
         keys[at : at + 1] = [slice(None)] * (array.ndim - len(keys) + 1)
     keys += [slice(None)] * (array.ndim - len(keys))
     if len(keys) > array.ndim:

@@ -14,13 +14,11 @@ from pgasdl.errors import BufferRefused, LayoutError, RankError
 from pgasdl.group import Group
 from pgasdl.matrix.array import make
 from pgasdl.matrix.layout import Layout, replicated
-from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
 from pgasdl.matrix.space import Array, space_of
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
 
-Made = DistributedMatrix | DistributedVector
 _Shape = int | tuple[int, ...]
 _TILE = 64  # random numbers are drawn in tiles of so many rows and columns
 

@@ -15,8 +15,6 @@ from pgasdl.matrix.reader import Reader
 class _Operators(DistributedArray, NDArrayOperatorsMixin):
     """Arithmetic and indices, the same for matrices and vectors."""
 
-    __array_priority__ = 100.0
-
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options.keys() - {"out"}:
             return NotImplemented
@@ -33,7 +31,8 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         if function in functions.DISTRIBUTED:
             return functions.DISTRIBUTED[function](*inputs, **options)
         # Whatever else NumPy has works on the whole, as every rank has it.
-        return function(*map(functions.whole, inputs), **options)
+        given = {name: functions.whole(each) for name, each in options.items()}
+        return function(*map(functions.whole, inputs), **given)
 
     def sum(self, axis: int | None = None) -> Any:
         """Return the sum, or the sums over an axis, as ``numpy.sum``. Collective.
@@ -41,9 +40,9 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         Returns
         -------
         scalar or DistributedVector
-            The order of the additions depends on the layout alone: the same bits on every rank and
-            in every run. A vector is laid out as the columns if no column is cut (axis 0), as the
-            rows if no row is cut (axis 1); else every rank has it all.
+            The layout and the plan of the all-reduce fix the order of the additions: the same bits
+            on every rank and in every run. A vector is laid out as the columns if no column is cut
+            (axis 0), as the rows if no row is cut (axis 1); else every rank has it all.
         """
         return reductions.reduce(self, "sum", axis)
 
@@ -66,7 +65,7 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
 
     def axpy(self, alpha: float, other: DistributedArray) -> Self:
         """Add ``alpha`` times another one to it, in place, and return it."""
-        elementwise.axpy(self, alpha, other)
+        elementwise.apply(lambda y, x: y + x * alpha, (self, other), (self,))
         return self
 
     def __getitem__(self, key: Any) -> Any:

@@ -21,7 +21,8 @@ class Reader:
 
     Made by :meth:`DistributedMatrix.reader`, collectively. Reading is local: any rank does it at
     any time, as with segments. The program orders it after the owner's last change and before the
-    next one, by a notification or a barrier.
+    next one, by a notification or a barrier. Every rank keeps its reader as long as any reads: it
+    keeps the memory.
     """
 
     def __init__(self, array: DistributedArray) -> None:

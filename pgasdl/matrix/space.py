@@ -47,13 +47,10 @@ class Space:
         self.told: Explanation | None = None
         segments, size = context.segments, group.size
         flags = notifications(group)
-        with Steps(
-            context.state.unfinished, group, "the first matrix", context._seconds(None)
-        ) as s:
-            self._segment = s(
-                lambda: segments.make(
-                    group, inbox_bytes(group), flags + size, s.left, workspace=True
-                )
+        seconds, nbytes = context._seconds(None), inbox_bytes(group)
+        with Steps(context.state.unfinished, group, "the first matrix", seconds) as steps:
+            self._segment = steps(
+                lambda: segments.make(group, nbytes, flags + size, steps.left, workspace=True)
             )
         self._numbers = _native.Numbering(self._segment, 0, flags, exclusive=True)
         self._calls = PairwiseCalls(group, self._segment, 0, self._numbers)
@@ -105,9 +102,9 @@ class Space:
         if self.told is not None:
             self.told.note_move(source, target, at, min(given.itemsize, taken.itemsize))
             return
-        what = f"remap of {source} ({source.digest}) to {target} ({target.digest}) at {at}"
 
         def describe() -> Remap:
+            what = f"remap of {source} ({source.digest}) to {target} ({target.digest}) at {at}"
             moves = moves_between(source, target, self.rank, self.group.size, at)
             return Remap(what, moves, *names)
 
@@ -118,7 +115,7 @@ class Space:
             for execution, _ in bound.parts:
                 execution.run_at((given, taken), [*places, 0])
         except MismatchError as error:
-            raise MismatchError(f"{what}: {error}") from error
+            raise MismatchError(f"{bound.what}: {error}") from error
         finally:
             self._numbers.leave()
 

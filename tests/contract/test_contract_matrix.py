@@ -134,9 +134,12 @@ def test_functions_of_numpy(ctx: Any) -> None:
     same(np.cumsum(a, 1), np.cumsum(A, 1))  # any other, on the whole
     same(np.concatenate([a, A]), np.concatenate([A, A]))
     assert np.allclose(a, A)
+    near(np.average(a, 1, weights=v), np.average(A, 1, weights=A[0]))
     b = pm.zeros(ctx, (6, 5), dtype=np.int32)
     with pytest.raises(BufferRefused, match="another kind"):
         b += 0.5
+    with pytest.raises(BufferRefused, match="another kind"):
+        b.axpy(0.5, b)
 
 
 @contract(ranks=(2, 3))

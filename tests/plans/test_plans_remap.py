@@ -58,7 +58,7 @@ def parts(moves: list[Moves], piece: int, how: dict[str, bool]) -> list[list[Pla
 @given(remaps(), st.integers(1, 40))
 def test_any_remap_is_right(drawn: tuple[list[Moves], dict[str, bool]], piece: int) -> None:
     moves, how = drawn
-    (plans, *more) = parts(moves, piece, how)
+    plans, *more = parts(moves, piece, how)
     if not more:
         assert check(plans, results=[moved(each) for each in moves]) == []
     # A remap in parts has the rows of all its parts.
@@ -78,7 +78,7 @@ def test_any_remap_is_right(drawn: tuple[list[Moves], dict[str, bool]], piece: i
 def test_a_missing_step_is_found(mapped: bool) -> None:
     shape = 5, 4
     moves = [moves_between(rows(shape, range(3)), columns(shape, range(3)), r, 3) for r in range(3)]
-    ((plans),) = parts(moves, 3, {"mapped": mapped})
+    (plans,) = parts(moves, 3, {"mapped": mapped})
     results = [moved(each) for each in moves]
     assert check(plans, results=results) == []
     found = [bool(check(broken, results=results)) for _, broken in deletions(plans)]
@@ -89,7 +89,7 @@ def test_a_missing_step_is_found(mapped: bool) -> None:
 def test_a_wrong_row_is_found() -> None:
     shape, dice = (4, 6), random.Random(1)
     moves = [moves_between(rows(shape, range(2)), columns(shape, range(2)), r, 2) for r in range(2)]
-    ((plans),) = parts(moves, 8, {"mapped": True})
+    (plans,) = parts(moves, 8, {"mapped": True})
     results = [moved(each) for each in moves]
     copies = [(plan, at, step) for plan in plans for _, at, step in plan.steps()]
     copies = [each for each in copies if isinstance(each[2], Copy) and each[2].rows > 1]
