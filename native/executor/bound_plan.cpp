@@ -213,16 +213,14 @@ bool BoundPlan::reduce_some(Lane& lane, const Step& step) {
 }
 
 bool BoundPlan::copy_some(Lane& lane, const Step& step) const {
+  const std::uint64_t end = std::min(lane.progress + step.pass, step.rows.count);
   Source source = step.sources[0];
   Destination target = step.destinations[0];
-  const std::uint64_t end = std::min(lane.progress + step.pass, step.rows.count);
-  for (std::uint64_t row = lane.progress; row < end; ++row) {
-    source.address =
-        static_cast<const std::byte*>(step.sources[0].address) + row * step.rows.source_step;
-    target.address =
-        static_cast<std::byte*>(step.destinations[0].address) + row * step.rows.target_step;
-    reduce({&target, 1}, {&source, 1}, step.count, 1);
-  }
+  source.address =
+      static_cast<const std::byte*>(source.address) + lane.progress * step.rows.source_step;
+  target.address = static_cast<std::byte*>(target.address) + lane.progress * step.rows.target_step;
+  copy_rows(target, source, step.count, end - lane.progress, step.rows.target_step,
+            step.rows.source_step);
   lane.progress = end == step.rows.count ? 0 : end;
   return lane.progress == 0;
 }

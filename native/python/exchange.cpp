@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <span>
 
 #include "python/direct_calls.hpp"
 
@@ -33,6 +34,11 @@ DType dtype_of(const std::string& wanted) {
   }
   throw Error(ErrorKind::kBuffer, text("no arithmetic for dtype ", wanted));
 }
+
+// Rows of a matrix, in items: as Rows of pgasdl/plans/algorithms/remap.py.
+struct LoadedRows {
+  std::uint64_t n, rows, source, source_step, target, target_step;
+};
 
 PlanStep::Kind kind_of(const std::string& wanted) {
   if (wanted == "put") return PlanStep::Kind::kPut;
@@ -460,6 +466,27 @@ void bind_exchange(nb::module_& module) {
       },
       "destinations"_a, "sources"_a, "count"_a, "scale"_a, "op"_a,
       "The kernel the executor uses, on (address, dtype) pairs; nothing is checked.");
+  module.def(
+      "load_rows",
+      [](const ContextHandle& context, Rank peer, std::uintptr_t rows, std::uint64_t count,
+         const std::pair<std::uintptr_t, std::string>& target,
+         const std::pair<std::uintptr_t, std::string>& source) {
+        const DType to = dtype_of(target.second), from = dtype_of(source.second);
+        const std::uint64_t item = item_size(from), target_item = item_size(to);
+        Traffic traffic{.messages_read = 1};
+        const WithoutGil release;
+        for (const LoadedRows& each : std::span(reinterpret_cast<const LoadedRows*>(rows), count)) {
+          copy_rows({reinterpret_cast<void*>(target.first + each.target * target_item), to},
+                    {reinterpret_cast<const void*>(source.first + each.source * item), from},
+                    each.n, each.rows, each.target_step * target_item, each.source_step * item);
+          traffic.bytes_read += each.n * each.rows * item;
+        }
+        if (peer != context.context().rank()) context.context().counters().add(peer, traffic);
+      },
+      "context"_a, "peer"_a, "rows"_a, "count"_a, "target"_a, "source"_a,
+      "Copy ``count`` sets of rows, whose numbers lie at ``rows``, out of memory of ``peer`` at "
+      "one "
+      "(address, dtype) to another; nothing is checked.");
 }
 
 }  // namespace pgasdl

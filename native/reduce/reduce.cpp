@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "reduce/copy.hpp"
 #include "reduce/kernels.hpp"
@@ -124,6 +125,18 @@ void reduce_with(const Kernels& kernels, std::span<const Destination> destinatio
 void reduce(std::span<const Destination> destinations, std::span<const Source> sources,
             std::size_t n, double scale, ReduceOp op) {
   run(best_kernels(), destinations, sources, n, scale, op);
+}
+
+void copy_rows(Destination target, Source source, std::size_t n, std::size_t rows,
+               std::size_t target_step, std::size_t source_step) {
+  if (target_step == n * item_size(target.dtype) && source_step == n * item_size(source.dtype)) {
+    n *= std::exchange(rows, 1);
+  }
+  for (std::size_t row = 0; row < rows; ++row) {
+    reduce({&target, 1}, {&source, 1}, n, 1);
+    target.address = static_cast<std::byte*>(target.address) + target_step;
+    source.address = static_cast<const std::byte*>(source.address) + source_step;
+  }
 }
 
 }  // namespace pgasdl

@@ -28,4 +28,9 @@ std::string_view name(DType dtype);
 void reduce(std::span<const Destination> destinations, std::span<const Source> sources,
             std::size_t n, double scale, ReduceOp op = ReduceOp::kSum);
 
+/// Copies rows of n items, converted as by reduce(). A row begins so many bytes after the one
+/// before it.
+void copy_rows(Destination target, Source source, std::size_t n, std::size_t rows,
+               std::size_t target_step, std::size_t source_step);
+
 }  // namespace pgasdl

@@ -20,6 +20,7 @@ from pgasdl.matrix.explain import Explanation, Movement
 from pgasdl.matrix.layout import Block, Layout, columns, cyclic, grid, replicated, rows
 from pgasdl.matrix.making import array, empty, fromfunction, full, random, standard_normal, zeros
 from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
+from pgasdl.matrix.products import matmul
 from pgasdl.matrix.reader import Reader
 from pgasdl.matrix.space import explain
 from pgasdl.matrix.storage import load, load_state, save
@@ -44,6 +45,7 @@ __all__ = [
     "grid",
     "load",
     "load_state",
+    "matmul",
     "random",
     "replicated",
     "rows",

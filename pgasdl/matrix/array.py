@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
+from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.layout import Block, Layout
-from pgasdl.matrix.space import Array, Space, core_dtype
-
-# Arithmetic of these is done in float32; they only store.
-_STORED = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-
-
-def computed(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which elements of this one are computed."""
-    return np.dtype(np.float32) if dtype in _STORED else dtype
-
-
-def as_computed(array: Array) -> Array:
-    """Return elements as they are computed: a copy in float32, or the array itself."""
-    return array.astype(computed(array.dtype), copy=False)
+from pgasdl.matrix.space import Space
 
 
 class DistributedArray:
@@ -173,6 +160,12 @@ class DistributedArray:
             if self.space.told is None:
                 self._seen[wanted, element] = self.version, replica
         return replica
+
+    def nearest(self) -> Self:
+        """Return the replica of it on all ranks, if that is up to date, or itself."""
+        everywhere = self.space.layout(self.layout.shape, "replicated")
+        version, replica = self._seen.get((everywhere, self.dtype), (-1, None))
+        return self if replica is None or version != self.version else replica
 
     def forget(self) -> None:
         """Give up the memory of all replicas."""

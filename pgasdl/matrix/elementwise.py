@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pgasdl.errors import BufferRefused, LayoutError
-from pgasdl.matrix.array import DistributedArray, as_computed, make, require_same_space
+from pgasdl.matrix.array import DistributedArray, make, require_same_space
+from pgasdl.matrix.elements import Array, as_computed
 from pgasdl.matrix.layout import Block
-from pgasdl.matrix.space import Array
 
 Function = Callable[..., Any]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from pgasdl.matrix.choice import Way
 from pgasdl.matrix.layout import Layout
 from pgasdl.matrix.moves import moves_of, pairs_between
 from pgasdl.plans import build_all
@@ -102,6 +103,11 @@ class Explanation:
         seconds = float(predict(plans, self.model, item=item))
         what = f"{source} to {target}" + ("" if at is None else f" at {at}")
         self.movements.append(Movement(what, item * sum(moved), len(moved), seconds))
+
+    def note_product(self, a: Layout, b: Layout, way: Way) -> None:
+        """Note a product of two matrices."""
+        what = f"product of {a} and {b}, {way.name}"
+        self.movements.append(Movement(what, way.nbytes, way.messages, way.seconds))
 
     def note_reduction(self, array: npt.NDArray[Any]) -> None:
         """Note that all ranks' arrays are reduced, as by plan gdraa."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pgasdl.matrix.array import DistributedArray
-from pgasdl.matrix.space import Array
+from pgasdl.matrix.elements import Array
 
 
 def get(array: DistributedArray, key: Any) -> Any:

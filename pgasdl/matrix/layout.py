@@ -118,6 +118,11 @@ class Layout:
             many = "several blocks that differ" if covered[tuple(place)] else "no block"
             raise LayoutError(f"element [{row}, {column}] is in {many}")
 
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole matrix."""
+        return self.shape[0] * self.shape[1]
+
     @cached_property
     def holders(self) -> dict[Extent, tuple[int, ...]]:
         """The ranks that have each block."""
@@ -165,7 +170,7 @@ class Layout:
         """No row is cut."""
         return all(block.columns == self.shape[1] for block in self.blocks)
 
-    @property
+    @cached_property
     def T(self) -> Layout:  # noqa: N802 (NumPy's name)
         """The layout of the transposed matrix, with each block where it was."""
         names = {"rows": "columns", "columns": "rows"}

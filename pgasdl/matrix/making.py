@@ -13,8 +13,9 @@ from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import BufferRefused, LayoutError, RankError
 from pgasdl.group import Group
 from pgasdl.matrix.array import make
+from pgasdl.matrix.elements import Array
 from pgasdl.matrix.layout import Layout, replicated
-from pgasdl.matrix.space import Array, space_of
+from pgasdl.matrix.space import space_of
 
 if TYPE_CHECKING:
     from pgasdl.context import Context

@@ -18,8 +18,8 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options.keys() - {"out"}:
             return NotImplemented
-        if ufunc is np.matmul and not options:
-            return products.matmul(*inputs)
+        if ufunc is np.matmul:
+            return products.matmul_into(*inputs, **options)
         if ufunc.nout != 1 or ufunc.signature is not None:
             return NotImplemented
         return elementwise.apply(ufunc, inputs, **options)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import astuple, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pgasdl.errors import LayoutError
-from pgasdl.matrix.layout import Block, Extent, Layout
+from pgasdl.matrix.layout import Block, Extent, Layout, Shape, replicated
 from pgasdl.plans.algorithms.remap import Moves, Rows, total
-
-_Ints = npt.NDArray[np.int64]
-
 
 # By the rank that gives and the rank that takes.
 Pairs = dict[tuple[int, int], list[Rows]]
+# The rank that gives, and the numbers of each of :class:`Rows`.
+Pieces = tuple[tuple[int, npt.NDArray[np.int64]], ...]
 
 
 def pairs_between(
@@ -38,23 +38,42 @@ def pairs_between(
     LayoutError
         The layouts are of different shapes, or of more ranks.
     """
-    if source.shape != target.shape and at is None:
-        raise LayoutError(f"{source} and {target} differ in shape")
-    down, right = at or (0, 0)
-    if max((*source.ranks, *target.ranks), default=0) >= size:
-        raise LayoutError(f"{source} or {target}: there are {size} ranks")
-    stored = {block: src for holder in source.ranks for block, src in source.placed(holder)}
-    extents = list(source.holders)
-    edges = _edges(extents)
-    found: Pairs = defaultdict(list)
-    for wanting in target.ranks:
-        for taken, dst in target.placed(wanting):
-            block = replace(taken, row=taken.row + down, column=taken.column + right)
-            for number in _touching(edges, block):
-                holder = _giver(source.holders[extents[number]], wanting)
-                giving = Block(holder, *extents[number])
-                found[holder, wanting].append(_shared(giving, stored[giving], block, dst))
-    return found
+    _require_match(source, target, size, at)
+    blocks = _Blocks(source)
+    return {
+        (holder, wanting): rows
+        for wanting in target.ranks
+        for holder, rows in blocks.wanted(target, wanting, at).items()
+    }
+
+
+@lru_cache(1024)
+def pieces_between(
+    source: Layout, target: Layout, rank: int, size: int, at: tuple[int, int] | None = None
+) -> Pieces:
+    """Return what one of ``size`` ranks takes from each, as for :func:`pairs_between`."""
+    _require_match(source, target, size, at)
+    return tuple(
+        (holder, np.array([astuple(each) for each in rows], np.int64))
+        for holder, rows in _Blocks(source).wanted(target, rank, at).items()
+    )
+
+
+def pieces_of(layout: Layout, window: Extent, rank: int, size: int) -> Pieces:
+    """Return what one of ``size`` ranks takes from each, to have a window of a matrix."""
+    row, column, rows, columns = window
+    target = _whole((rows, columns), rank)
+    return pieces_between(layout, target, rank, size, (row, column))
+
+
+def elements(table: npt.NDArray[np.int64]) -> int:
+    """Return the elements of all rows."""
+    return int((table[:, 0] * table[:, 1]).sum())
+
+
+@lru_cache(1024)
+def _whole(shape: Shape, rank: int) -> Layout:
+    return replicated(shape, [rank])
 
 
 def moves_of(pairs: Pairs, rank: int, source: Layout, target: Layout, size: int) -> Moves:
@@ -75,20 +94,42 @@ def moves_between(
     return moves_of(pairs_between(source, target, size, at), rank, source, target, size)
 
 
-def _edges(extents: list[Extent]) -> _Ints:
-    """Return the first and last row, and the first and last column, of each block."""
-    table: Any = np.array(extents, np.int64).reshape(-1, 4)
-    return np.stack(
-        [table[:, 0], table[:, 0] + table[:, 2], table[:, 1], table[:, 1] + table[:, 3]]
-    )
+def _require_match(source: Layout, target: Layout, size: int, at: tuple[int, int] | None) -> None:
+    if source.shape != target.shape and at is None:
+        raise LayoutError(f"{source} and {target} differ in shape")
+    if max((*source.ranks, *target.ranks), default=0) >= size:
+        raise LayoutError(f"{source} or {target}: there are {size} ranks")
 
 
-def _touching(edges: _Ints, block: Block) -> list[int]:
-    """Return the numbers of the blocks that share elements with one."""
-    top, bottom, left, right = edges
-    shares = (top < block.row + block.rows) & (bottom > block.row)
-    shares &= (left < block.column + block.columns) & (right > block.column)
-    return [int(number) for number in np.flatnonzero(shares)]
+class _Blocks:
+    """The blocks of a layout, by their edges."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._stored = {
+            block: src for holder in layout.ranks for block, src in layout.placed(holder)
+        }
+        self._holders = layout.holders
+        self._extents = list(layout.holders)
+        table: Any = np.array(self._extents, np.int64).reshape(-1, 4)
+        self._begins, self._ends = table[:, :2], table[:, :2] + table[:, 2:]
+
+    def wanted(
+        self, target: Layout, wanting: int, at: tuple[int, int] | None
+    ) -> dict[int, list[Rows]]:
+        """Return what a rank takes from each, which begins ``at`` some place."""
+        down, right = at or (0, 0)
+        found: dict[int, list[Rows]] = defaultdict(list)
+        for taken, dst in target.placed(wanting):
+            block = replace(taken, row=taken.row + down, column=taken.column + right)
+            begin = block.row, block.column
+            end = block.row + block.rows, block.column + block.columns
+            shares = ((self._begins < end) & (self._ends > begin)).all(1)
+            for number in np.flatnonzero(shares):
+                extent = self._extents[number]
+                holder = _giver(self._holders[extent], wanting)
+                giving = Block(holder, *extent)
+                found[holder].append(_shared(giving, self._stored[giving], block, dst))
+        return found
 
 
 def _giver(holders: tuple[int, ...], wanting: int) -> int:

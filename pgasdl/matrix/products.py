@@ -6,29 +6,66 @@ from typing import Any
 
 import numpy as np
 
-from pgasdl.errors import LayoutError, UnavailableError
-from pgasdl.matrix.array import DistributedArray, as_computed, require_same_space
-from pgasdl.matrix.layout import Block
+from pgasdl.errors import BufferRefused, LayoutError
+from pgasdl.matrix.array import DistributedArray, make, require_same_space
+from pgasdl.matrix.choice import STATIONARY, single
+from pgasdl.matrix.elements import Array, as_computed
+from pgasdl.matrix.layout import Block, Layout
+from pgasdl.matrix.multiply import multiply
+from pgasdl.matrix.operand import Operand
 from pgasdl.matrix.reductions import combined, over_axis
-from pgasdl.matrix.space import Array
+from pgasdl.matrix.space import Space
 
 
-def matmul(left: Any, right: Any) -> Any:
-    """Return the product of two vectors, or of a matrix and a vector, as ``numpy.matmul``.
+def matmul(
+    left: Any,
+    right: Any,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    layout: Layout | str | None = None,
+    stationary: str | None = None,
+) -> Any:
+    """Return a product of matrices and vectors, as ``numpy.matmul`` and operator ``@``. Collective.
 
-    A vector of NumPy is one that every rank has.
+    Operands may lie in any layouts; an array of NumPy is one that every rank has. A product of two
+    matrices is computed where the least is to be moved, and lies there. Where ranks map each
+    other's memory, and the matrices lie in the pool (:meth:`Context.pool`), BLAS reads peers'
+    blocks in place; elsewhere they are read panel by panel while the one before is multiplied.
+
+    Parameters
+    ----------
+    transpose_a, transpose_b : bool, default False
+        Take a matrix for its transpose, which is not copied.
+    layout : Layout or str, optional
+        Of the matrix that is returned; None: where it is computed.
+    stationary : str, optional
+        What stays where it is: "result", "a" or "b"; None: what is predicted to be fastest.
+
+    Returns
+    -------
+    DistributedMatrix, DistributedVector or scalar
 
     Raises
     ------
     LayoutError
-        Shapes that do not fit, or operands of different groups.
-    UnavailableError
-        Two matrices: their product is not offered yet.
+        Shapes that do not fit, operands of different groups, or a stationary operand of which some
+        rank has several blocks, or a block that others have, too.
+    MismatchError
+        Ranks multiply different matrices.
+    PeerLost, Timeout
+
+    Notes
+    -----
+    dMath: cyclic GEMM. float16 and bfloat16 are multiplied in float32. The layouts fix the order
+    of the additions: the same bits in every run.
     """
     require_same_space(*(each for each in (left, right) if isinstance(each, DistributedArray)))
     shapes = left.shape, right.shape
     if len(shapes[0]) == len(shapes[1]) == 2:
-        raise UnavailableError("the product of two distributed matrices is not offered yet")
+        return _matrices(left, right, (transpose_a, transpose_b), layout, stationary)
+    if transpose_a or transpose_b or layout is not None or stationary is not None:
+        raise LayoutError("a vector is not transposed, and its product has a layout of its own")
     if not all(shapes) or shapes[0][-1] != shapes[1][0]:
         raise LayoutError(f"a product of shapes {shapes[0]} and {shapes[1]}")
     result = np.result_type(left.dtype, right.dtype)
@@ -46,6 +83,60 @@ def matmul(left: Any, right: Any) -> Any:
         return found
 
     return over_axis(matrix, axis, "sum", part, result)
+
+
+def matmul_into(left: Any, right: Any, out: tuple[Any] | None = None) -> Any:
+    """Return a product, or put it into ``out``: ``a @= b``."""
+    if out is None:
+        return matmul(left, right)
+    (goal,) = out
+    if not isinstance(goal, DistributedArray):
+        return NotImplemented
+    goal.require_original()
+    found = matmul(left, right)
+    if np.shape(found) != goal.shape:
+        raise LayoutError(f"a product of shape {np.shape(found)} into {goal.shape}")
+    if not np.can_cast(found.dtype, goal.dtype, "same_kind"):
+        raise BufferRefused(
+            f"a result of {found.dtype} into {goal.dtype}, which is of another kind"
+        )
+    goal.flat[:] = found.remap(goal.layout).flat
+    goal.changed()
+    return goal
+
+
+def _matrices(
+    left: Any,
+    right: Any,
+    turned: tuple[bool, bool],
+    layout: Layout | str | None,
+    stationary: str | None,
+) -> Any:
+    space = (left if isinstance(left, DistributedArray) else right).space
+    a, b = (
+        Operand(_distributed(each, space), turn)
+        for each, turn in zip((left, right), turned, strict=True)
+    )
+    shape = a.layout.shape[0], b.layout.shape[1]
+    if a.layout.shape[1] != b.layout.shape[0]:
+        raise LayoutError(f"a product of shapes {a.layout.shape} and {b.layout.shape}")
+    if stationary not in (None, *STATIONARY):
+        raise LayoutError(f"stationary {stationary!r}; there are {', '.join(STATIONARY)}")
+    for name, operand in (("a", a), ("b", b)):
+        if stationary == name and not single(operand.layout):
+            raise LayoutError(
+                f"{name} cannot stay: {operand.layout} is not one block for each rank"
+            )
+    return multiply(a, b, None if layout is None else space.layout(shape, layout), stationary)
+
+
+def _distributed(operand: Any, space: Space) -> DistributedArray:
+    """Return a matrix that every rank has, or the replica that it has of one."""
+    if isinstance(operand, DistributedArray):
+        return operand.nearest()
+    everywhere = space.layout(operand.shape, "replicated")
+    flat = np.ascontiguousarray(operand).reshape(-1)
+    return make(2, space, everywhere, operand.dtype, flat)  # type: ignore[no-any-return]
 
 
 def _inner(left: Any, right: Any, result: np.dtype[Any]) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pgasdl.errors import LayoutError
-from pgasdl.matrix.array import DistributedArray, as_computed, computed, make
+from pgasdl.matrix.array import DistributedArray, make
+from pgasdl.matrix.elements import Array, as_computed, computed
 from pgasdl.matrix.layout import Block, Layout, rows
-from pgasdl.matrix.space import Array
 
 _UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pgasdl import _native
-from pgasdl.buffers import DTYPES
 from pgasdl.collectives.pairwise import PairwiseCalls, inbox_bytes, notifications
 from pgasdl.collectives.remap import Remap
 from pgasdl.collectives.state import Steps
-from pgasdl.errors import BufferRefused, LayoutError, MismatchError
+from pgasdl.errors import LayoutError, MismatchError
 from pgasdl.group import Group
+from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.explain import MAPPED, NETWORK, Explanation
+from pgasdl.matrix.homes import find_homes
 from pgasdl.matrix.layout import Layout, Shape, named
-from pgasdl.matrix.moves import moves_between
+from pgasdl.matrix.moves import moves_between, pieces_between
 from pgasdl.plans.cost import Model
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
 
-Array = npt.NDArray[Any]
-_NAMES = {dtype: name for name, dtype in DTYPES.items()} | {np.dtype(bool): "bytes"}
+
+# Smaller matrices are sent: telling where they lie takes longer than copying them twice.
+_LEAST_LOADED = 1 << 20
 
 
 class Space:
@@ -46,9 +48,8 @@ class Space:
         self.context, self.group = context, group
         self.told: Explanation | None = None
         segments, size = context.segments, group.size
-        flags = notifications(group)
-        seconds, nbytes = context._seconds(None), inbox_bytes(group)
-        with Steps(context.state.unfinished, group, "the first matrix", seconds) as steps:
+        flags, nbytes = notifications(group), inbox_bytes(group)
+        with self.steps("the first matrix") as steps:
             self._segment = steps(
                 lambda: segments.make(group, nbytes, flags + size, steps.left, workspace=True)
             )
@@ -59,6 +60,13 @@ class Space:
     def rank(self) -> int:
         """The place of this rank in the group."""
         return self.group.rank
+
+    @property
+    def model(self) -> Model:
+        """The machine that times are predicted for."""
+        if self.told is not None:
+            return self.told.model
+        return MAPPED if self.group.mapped else NETWORK
 
     def layout(self, shape: Shape, wanted: Layout | str) -> Layout:
         """Return the layout of a name, on all ranks of the group.
@@ -102,11 +110,13 @@ class Space:
         if self.told is not None:
             self.told.note_move(source, target, at, min(given.itemsize, taken.itemsize))
             return
+        large = target.size * given.itemsize >= _LEAST_LOADED
+        if large and self.group.mapped and self._load(source, given, target, taken, at):
+            return
 
         def describe() -> Remap:
-            what = f"remap of {source} ({source.digest}) to {target} ({target.digest}) at {at}"
             moves = moves_between(source, target, self.rank, self.group.size, at)
-            return Remap(what, moves, *names)
+            return Remap(_what(source, target, at), moves, *names)
 
         bound = self._calls.bound((source, target, at, *names), describe)
         places = [array.ctypes.data if array.size else 0 for array in (given, taken)]
@@ -118,6 +128,29 @@ class Space:
             raise MismatchError(f"{bound.what}: {error}") from error
         finally:
             self._numbers.leave()
+
+    def _load(
+        self,
+        source: Layout,
+        given: Array,
+        target: Layout,
+        taken: Array,
+        at: tuple[int, int] | None,
+    ) -> bool:
+        """Fill ``taken`` out of peers' memory; False: some rank's part lies outside the pool."""
+        what = f"{_what(source, target, at)}, {given.dtype.num} to {taken.dtype.num}"
+        pieces = pieces_between(source, target, self.rank, self.group.size, at)
+        with self.steps(what) as steps:
+            homes, outside = steps(lambda: find_homes(self.group, what, [given], steps.left))
+            if not outside:
+                steps(lambda: homes[0].fetch(pieces, taken))
+                steps(lambda: self.group.barrier(timeout=steps.left))
+        return not outside
+
+    def steps(self, what: str) -> Steps:
+        """Return the steps of an operation: all ranks must agree on what it is."""
+        state = self.context.state
+        return Steps(state.unfinished, self.group, what, self.context._seconds(None))
 
     def add_up(self, array: Array, op: str = "sum") -> None:
         """Replace every rank's array by the sum of all, or another reduction. Collective."""
@@ -184,8 +217,7 @@ def explain(
         The expression changes a matrix.
     """
     space = space_of(where)
-    mapped = space.group.mapped
-    told = Explanation(space.group.size, mapped, model or (MAPPED if mapped else NETWORK))
+    told = Explanation(space.group.size, space.group.mapped, model or space.model)
     space.told = told
     try:
         expression()
@@ -194,15 +226,6 @@ def explain(
     return told
 
 
-def core_dtype(dtype: np.dtype[Any]) -> str:
-    """Return the core's name of a matrix's dtype.
-
-    Raises
-    ------
-    BufferRefused
-        Matrices do not have it.
-    """
-    name = _NAMES.get(dtype)
-    if name is None:
-        raise BufferRefused(f"matrices are of {', '.join(DTYPES)} or bool, not of {dtype}")
-    return name
+@lru_cache(1024)
+def _what(source: Layout, target: Layout, at: tuple[int, int] | None) -> str:
+    return f"remap of {source} ({source.digest}) to {target} ({target.digest}) at {at}"

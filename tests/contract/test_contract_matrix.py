@@ -16,7 +16,7 @@ import pgasdl
 import pgasdl.matrix as pm
 from pgasdl.buffers import DTYPES, memory_of
 from pgasdl.checkpoint import Checkpoints
-from pgasdl.errors import BufferRefused, LayoutError, MismatchError, UnavailableError
+from pgasdl.errors import BufferRefused, LayoutError, MismatchError
 
 FLOATS = ("float32", "float64")
 
@@ -262,8 +262,14 @@ def test_wrong_input_is_refused_on_all_ranks(ctx: Any) -> None:
         a + b
     with pytest.raises(LayoutError, match="product of shapes"):
         a @ pm.zeros(ctx, 4)
-    with pytest.raises(UnavailableError, match="two distributed matrices"):
-        a @ b
+    with pytest.raises(LayoutError, match=r"product of shapes .4, 3. and .4, 3."):
+        a @ a
+    with pytest.raises(LayoutError, match="a cannot stay"):
+        pm.matmul(a.remap(pm.cyclic((4, 3), range(2), (1, 1))), b, stationary="a")
+    with pytest.raises(LayoutError, match="stationary 'c'"):
+        pm.matmul(a, b, stationary="c")
+    with pytest.raises(LayoutError, match=r"shape .4, 4. into .4, 3."):
+        np.matmul(a, b, out=a)
     with pytest.raises(LayoutError, match="on 2 ranks"):
         a.remap(pm.rows((4, 3), range(4)))
     with pytest.raises(LayoutError, match="no layout"):
@@ -321,6 +327,28 @@ def test_matrices_lie_in_the_pool(ctx: Any) -> None:
     assert ctx.segments.at(memory_of(large.flat)) == (None, 0)
     large += 1
     assert (np.asarray(large) == 1).all()
+
+
+@contract(ranks=(2, 3))
+def test_large_matrices_of_the_pool_are_loaded_where_they_lie(ctx: Any) -> None:
+    """Those of several blocks, too, and in another precision; not if one rank's lies elsewhere."""
+    ctx.pool(24 << 20)
+    shape = 700, 520
+    A = np.random.default_rng(1).standard_normal(shape)
+    a = pm.array(ctx, A, "rows")
+    told = pm.explain(ctx, lambda: a.remap("columns"))
+    before = ctx.counters()
+    c = a.remap("columns")
+    moved = np.array([(ctx.counters() - before).total.bytes_read])
+    if ctx.world.mapped:
+        assert ctx.world.allreduce(moved)[0] == told.nbytes
+    same(c, A)
+    same(a.remap(pm.cyclic(shape, range(ctx.size), (33, 47))).remap("grid"), A)
+    same(a.remap("columns", np.float32), A.astype(np.float32))
+    same(a[3:680, 9:500], A[3:680, 9:500])
+    if ctx.rank == 1:
+        a.flat = a.flat.copy()
+    same(a.remap("columns"), A)
 
 
 @contract(ranks=3)

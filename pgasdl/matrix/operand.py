@@ -1,0 +1,93 @@
+"""Operands of a product: parts of a matrix or of its transpose, in place where that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pgasdl.matrix.array import DistributedArray
+from pgasdl.matrix.elements import Array
+from pgasdl.matrix.homes import Homes
+from pgasdl.matrix.layout import Extent, Layout
+from pgasdl.matrix.moves import Pieces, elements, pieces_of
+
+Range = tuple[int, int]
+
+
+class Operand:
+    """A matrix as this rank sees it, or its transpose, which is not copied.
+
+    Attributes
+    ----------
+    homes : Homes
+        Where its parts lie; at first this rank knows its own.
+    buffers : list[ndarray]
+        Two, for windows that are not in place: one is filled while the other is used.
+    """
+
+    def __init__(self, array: DistributedArray, turned: bool = False) -> None:
+        self.array, self._turned = array, turned
+        space = array.space
+        self.homes = Homes(space.group, array.flat, [None] * space.group.size)
+        self.buffers: list[Array] = []
+
+    @property
+    def layout(self) -> Layout:
+        """As it is multiplied."""
+        return self.array.layout.T if self._turned else self.array.layout
+
+    @property
+    def T(self) -> Operand:  # noqa: N802 (NumPy's name)
+        """The transposed one."""
+        return Operand(self.array, not self._turned)
+
+    def missing(self, rows: Range, columns: Range) -> int:
+        """Return how many elements of a window other ranks have."""
+        pieces = self._pieces(self._extent(rows, columns))
+        rank = self.array.space.rank
+        return sum(elements(table) for holder, table in pieces if holder != rank)
+
+    def reserve(self, windows: Iterable[tuple[Range, Range]]) -> None:
+        """Make the buffers for some windows, in the pool if that has room."""
+        extents = [self._extent(*each) for each in windows]
+        longest = max((each[2] * each[3] for each in extents if not self._direct(each)), default=0)
+        space, dtype = self.array.space, self.array.dtype
+        self.buffers = [space.empty(longest, dtype) for _ in range(2 if longest else 0)]
+
+    def window(self, rows: Range, columns: Range, number: int) -> Array:
+        """Return a window: in place, or in one of the buffers.
+
+        There it is read from peers that are not mapped: it is there after ``context.wait()``.
+        """
+        extent = self._extent(rows, columns)
+        pieces = self._pieces(extent)
+        if self._direct(extent):
+            found = self.homes.view(pieces)
+        else:
+            target = self.buffers[number % 2][: extent[2] * extent[3]]
+            self.homes.fetch(pieces, target)
+            found = target.reshape(extent[2:])
+        return found.T if self._turned else found
+
+    def everywhere(self) -> Operand:
+        """Return it as all ranks have all of it. Collective."""
+        return Operand(self.array.replica("replicated"), self._turned)
+
+    def _direct(self, extent: Extent) -> bool:
+        """Whether a window is in one piece, here or where memory is mapped."""
+        pieces, space = self._pieces(extent), self.array.space
+        if len(pieces) != 1 or len(pieces[0][1]) != 1:
+            return False
+        return space.group.mapped or pieces[0][0] == space.rank
+
+    def _pieces(self, extent: Extent) -> Pieces:
+        space = self.array.space
+        return pieces_of(self.array.layout, extent, space.rank, space.group.size)
+
+    def _extent(self, rows: Range, columns: Range) -> Extent:
+        if self._turned:
+            rows, columns = columns, rows
+        return rows[0], columns[0], _length(rows), _length(columns)
+
+
+def _length(each: Range) -> int:
+    return each[1] - each[0]
