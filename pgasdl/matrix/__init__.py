@@ -22,6 +22,7 @@ from pgasdl.matrix.making import array, empty, fromfunction, full, random, stand
 from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
 from pgasdl.matrix.products import matmul
 from pgasdl.matrix.reader import Reader
+from pgasdl.matrix.serving import serve
 from pgasdl.matrix.space import explain
 from pgasdl.matrix.storage import load, load_state, save
 
@@ -50,6 +51,7 @@ __all__ = [
     "replicated",
     "rows",
     "save",
+    "serve",
     "standard_normal",
     "to_dtensor",
     "zeros",

@@ -12,10 +12,11 @@ from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import LayoutError
 from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.layout import Block, Layout
+from pgasdl.matrix.serving import Numbered, served
 from pgasdl.matrix.space import Space
 
 
-class DistributedArray:
+class DistributedArray(Numbered):
     """A matrix or vector in blocks on ranks. All ranks of its group run the same statements.
 
     Attributes
@@ -44,7 +45,8 @@ class DistributedArray:
     ) -> None:
         element = as_numpy_dtype(dtype)
         core_dtype(element)
-        self.space, self.layout, self.version = space, layout, 0
+        self.space: Space = space
+        self.layout, self.version = layout, 0
         self.flat = space.empty(layout.count(space.rank), element) if flat is None else flat
         # Copies in other layouts that were made before, and the version that each has.
         self._seen: dict[tuple[Layout, np.dtype[Any]], tuple[int, Self]] = {}
@@ -83,6 +85,7 @@ class DistributedArray:
             if self.layout.keeper(block) == self.space.rank:
                 yield block, mine
 
+    @served
     def changed(self) -> None:
         """Tell that its elements are others now: replicas are renewed when they are used next.
 
@@ -105,6 +108,7 @@ class DistributedArray:
 
     # --- other layouts
 
+    @served
     def remap(self, layout: Layout | str, dtype: npt.DTypeLike | None = None) -> Self:
         """Return it in another layout. Collective.
 
@@ -137,6 +141,7 @@ class DistributedArray:
         self._fill(found)
         return found
 
+    @served
     def replica(self, layout: Layout | str, dtype: npt.DTypeLike | None = None) -> Self:
         """Return a copy in another layout that is kept, and moved again only after a change.
 
@@ -167,10 +172,12 @@ class DistributedArray:
         version, replica = self._seen.get((everywhere, self.dtype), (-1, None))
         return self if replica is None or version != self.version else replica
 
+    @served
     def forget(self) -> None:
         """Give up the memory of all replicas."""
         self._seen.clear()
 
+    @served
     def everywhere(self) -> Array:
         """Return the whole of it as every rank has it in a replica, read-only. Collective.
 
@@ -180,11 +187,13 @@ class DistributedArray:
         whole.flags.writeable = False
         return whole
 
+    @served
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("a distributed array has to be copied")
         return self.everywhere().astype(self.dtype if dtype is None else dtype)
 
+    @served
     def astype(self, dtype: npt.DTypeLike) -> Self:
         """Return it with elements of another dtype."""
         element = as_numpy_dtype(dtype)
@@ -193,6 +202,7 @@ class DistributedArray:
         found.flat[:] = self.flat
         return found
 
+    @served
     def copy(self) -> Self:
         """Return a copy."""
         return self.astype(self.dtype)

@@ -15,6 +15,7 @@ from pgasdl.group import Group
 from pgasdl.matrix.array import make
 from pgasdl.matrix.elements import Array
 from pgasdl.matrix.layout import Layout, replicated
+from pgasdl.matrix.serving import Local, is_master, served
 from pgasdl.matrix.space import space_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _Shape = int | tuple[int, ...]
 _TILE = 64  # random numbers are drawn in tiles of so many rows and columns
 
 
+@served
 def empty(
     where: Context | Group,
     shape: _Shape,
@@ -60,6 +62,7 @@ def empty(
     return make(np.size(shape), space, space.layout(whole, layout), dtype)
 
 
+@served
 def full(
     where: Context | Group,
     shape: _Shape,
@@ -73,6 +76,7 @@ def full(
     return made
 
 
+@served
 def zeros(
     where: Context | Group,
     shape: _Shape,
@@ -83,6 +87,7 @@ def zeros(
     return full(where, shape, 0, layout, dtype)
 
 
+@served
 def fromfunction(
     where: Context | Group,
     function: Callable[..., Any],
@@ -123,16 +128,29 @@ def array(
     where, layout
         As for :func:`empty`.
     """
+    if is_master(where) and root is None:
+        root = 0
     if root is None:
         given = _array(values, dtype)
         made = empty(where, given.shape, layout, given.dtype)
         for block, mine in made.blocks():
             mine[...] = _column(given)[block.where]
         return made
+    return _from_root(where, Local(values), layout, dtype, root)
+
+
+@served
+def _from_root(
+    where: Context | Group,
+    values: Local,
+    layout: Layout | str,
+    dtype: npt.DTypeLike | None,
+    root: int,
+) -> Any:
     space = space_of(where)
     if not 0 <= root < space.group.size:
         raise RankError(f"root {root}: the group has {space.group.size} ranks")
-    given = _array(values, dtype) if space.rank == root else np.empty(0)
+    given = _array(values.value, dtype) if space.rank == root else np.empty(0)
     about = json.dumps([given.shape, given.dtype.name]).encode() if space.rank == root else b""
     shape, name = json.loads(space.group.allgather("matrix.array", about)[root])
     found = replicated(_two(tuple(shape)), [root])
@@ -141,6 +159,7 @@ def array(
     return whole.remap(layout)
 
 
+@served
 def random(
     where: Context | Group,
     shape: _Shape,
@@ -152,6 +171,7 @@ def random(
     return _drawn(where, shape, seed, layout, dtype, lambda dice, n: dice.random(n))
 
 
+@served
 def standard_normal(
     where: Context | Group,
     shape: _Shape,

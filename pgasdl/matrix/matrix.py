@@ -10,11 +10,13 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from pgasdl.matrix import elementwise, functions, index, products, reductions
 from pgasdl.matrix.array import DistributedArray
 from pgasdl.matrix.reader import Reader
+from pgasdl.matrix.serving import served
 
 
 class _Operators(DistributedArray, NDArrayOperatorsMixin):
     """Arithmetic and indices, the same for matrices and vectors."""
 
+    @served
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options.keys() - {"out"}:
             return NotImplemented
@@ -24,6 +26,7 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
             return NotImplemented
         return elementwise.apply(ufunc, inputs, **options)
 
+    @served
     def __array_function__(
         self, function: Any, types: Any, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
@@ -34,6 +37,7 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         given = {name: functions.whole(each) for name, each in options.items()}
         return function(*map(functions.whole, inputs), **given)
 
+    @served
     def sum(self, axis: int | None = None) -> Any:
         """Return the sum, or the sums over an axis, as ``numpy.sum``. Collective.
 
@@ -46,28 +50,34 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         """
         return reductions.reduce(self, "sum", axis)
 
+    @served
     def max(self, axis: int | None = None) -> Any:
         """Return the maximum, or the maxima over an axis; as :meth:`sum`."""
         return reductions.reduce(self, "max", axis)
 
+    @served
     def min(self, axis: int | None = None) -> Any:
         """Return the minimum, or the minima over an axis; as :meth:`sum`."""
         return reductions.reduce(self, "min", axis)
 
+    @served
     def mean(self, axis: int | None = None) -> Any:
         """Return the mean, or the means over an axis; as :meth:`sum`."""
         total = self.sum(axis)
         return total / (self.size if axis is None else self.shape[axis])
 
+    @served
     def norm(self) -> Any:
         """Return the Frobenius or Euclidean norm, as ``numpy.linalg.norm``. Collective."""
         return reductions.norm(self)
 
+    @served
     def axpy(self, alpha: float, other: DistributedArray) -> Self:
         """Add ``alpha`` times another one to it, in place, and return it."""
         elementwise.apply(lambda y, x: y + x * alpha, (self, other), (self,))
         return self
 
+    @served
     def __getitem__(self, key: Any) -> Any:
         """Return elements as NumPy has them, on every rank. Collective.
 
@@ -75,6 +85,7 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         """
         return index.get(self, key)
 
+    @served
     def __setitem__(self, key: Any, value: Any) -> None:
         """Set elements to a scalar, or to an array that every rank has. All ranks call it."""
         index.put(self, key, value)
@@ -113,6 +124,7 @@ class DistributedMatrix(_Operators, ndim=2):
     """
 
     @property
+    @served
     def T(self) -> DistributedMatrix:  # noqa: N802 (NumPy's name)
         """The transposed matrix: a copy, with each block where it was. Nothing moves."""
         turned = DistributedMatrix(self.space, self.layout.T, self.dtype)
@@ -120,6 +132,7 @@ class DistributedMatrix(_Operators, ndim=2):
             other[...] = mine.T
         return turned
 
+    @served
     def softmax(self) -> DistributedMatrix:
         """Return the softmax of each row, in the same layout. Collective if rows are cut."""
         found: DistributedMatrix = reductions.softmax(self)
@@ -129,6 +142,7 @@ class DistributedMatrix(_Operators, ndim=2):
 class DistributedVector(_Operators, ndim=1):
     """A vector in blocks on ranks of a group; as :class:`DistributedMatrix`."""
 
+    @served
     def dot(self, other: Any) -> Any:
         """Return the inner product, as ``numpy.dot``. Collective."""
         return products.matmul(self, other)

@@ -14,9 +14,11 @@ from pgasdl.matrix.layout import Block, Layout
 from pgasdl.matrix.multiply import multiply
 from pgasdl.matrix.operand import Operand
 from pgasdl.matrix.reductions import combined, over_axis
+from pgasdl.matrix.serving import served
 from pgasdl.matrix.space import Space
 
 
+@served
 def matmul(
     left: Any,
     right: Any,

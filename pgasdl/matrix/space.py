@@ -19,6 +19,7 @@ from pgasdl.matrix.explain import MAPPED, NETWORK, Explanation
 from pgasdl.matrix.homes import find_homes
 from pgasdl.matrix.layout import Layout, Shape, named
 from pgasdl.matrix.moves import moves_between, pieces_between
+from pgasdl.matrix.serving import quiet, served
 from pgasdl.plans.cost import Model
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ class Space:
             self._segment.close()
 
 
+@served
 def space_of(where: Context | Group) -> Space:
     """Return the space of a group, or of all ranks of a context. Collective at its first use."""
     group: Group = where if isinstance(where, Group) else where.world
@@ -220,7 +222,8 @@ def explain(
     told = Explanation(space.group.size, space.group.mapped, model or space.model)
     space.told = told
     try:
-        expression()
+        with quiet(space.context):
+            expression()
     finally:
         space.told = None
     return told

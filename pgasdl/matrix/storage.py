@@ -9,6 +9,7 @@ from pgasdl.errors import BufferRefused
 from pgasdl.group import Group
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.layout import Layout
+from pgasdl.matrix.serving import served
 from pgasdl.matrix.space import space_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _VECTORS = "vectors"  # beside the caller's state: a vector is stored as a column
 
 
+@served
 def save(
     checkpoints: Checkpoints,
     iteration: int,
@@ -73,6 +75,7 @@ def save(
     )
 
 
+@served
 def load(where: Context | Group, found: Sharded, name: str, layout: Layout | str = "rows") -> Any:
     """Read a matrix or vector out of a checkpoint; each rank reads only its own blocks.
 

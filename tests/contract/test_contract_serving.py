@@ -1,0 +1,79 @@
+"""A master and its workers: what a program on all ranks has, one on rank 0 has, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from contract_harness import contract
+
+import pgasdl
+import pgasdl.matrix as pm
+
+
+def program(ctx: Any) -> list[Any]:
+    """The same text for all ranks, and for a master."""
+    ones = np.ones((9, 6), np.float32)
+    a, b = pm.standard_normal(ctx, (9, 6), 1), pm.array(ctx, 3 * ones, "columns")
+    v = pm.fromfunction(ctx, np.square, 6)
+    found = [np.asarray(a @ b.T), a.sum(), (a + b * 2 - ones).max(0), np.linalg.norm(v), v.dot(v)]
+    a += b
+    a[2:4, 1] = 5
+    a.axpy(2, b)
+    found += [a[1:5], np.where(a > 4, a, 0), np.cumsum(a, 0), pm.matmul(a, b, transpose_a=True)]
+    for _ in range(3):
+        a = a.remap("grid", np.float64).copy()  # the one before is dropped
+    kept = a.replica("replicated")
+    a *= 2
+    a.changed()
+    found += [kept.softmax(), a.astype(np.float32), pm.zeros(ctx, (0, 3)), a.everywhere()]
+    told = pm.explain(ctx, lambda: a @ b.T)
+    return [np.asarray(each) for each in found] + [(told.nbytes, told.messages)]
+
+
+@contract(ranks=(1, 2, 3))
+def test_a_master_has_the_same(ctx: Any) -> None:
+    due = program(ctx)
+    found = pm.serve(ctx, program)
+    if ctx.rank:
+        assert found is None
+        return
+    for one, other in zip(found, due, strict=True):
+        assert np.array_equal(one, other)
+
+
+@contract(ranks=2)
+def test_what_a_master_is_refused(ctx: Any) -> None:
+    """Rank 0 is told, and goes on; a workers' failure would end both."""
+    before = pm.zeros(ctx, (2, 2))
+
+    def refused(ctx: Any) -> float:
+        a = pm.zeros(ctx, (4, 3))
+        with pytest.raises(pgasdl.LayoutError, match="product of shapes"):
+            a @ a
+        with pytest.raises(IndexError, match="step"):
+            a[::2]
+        with pytest.raises(TypeError, match="for which they need its name"):
+            pm.fromfunction(ctx, lambda i: i, 3)
+        with pytest.raises(pgasdl.LayoutError, match="not made by the program"):
+            before + 1
+        with pytest.raises(pgasdl.LayoutError, match="not of a group"):
+            pm.zeros(ctx.group([0]), (2, 2))
+        large = pm.array(ctx, np.full((300, 400), 2.0)) + np.ones((300, 400))  # many messages
+        return float((large + (a + 1).sum()).max())
+
+    assert pm.serve(ctx, refused) == (15 if ctx.rank == 0 else None)
+    with pytest.raises(KeyError) if ctx.rank == 0 else pytest.MonkeyPatch.context():
+        pm.serve(ctx, lambda ctx: {}["nothing"])
+    assert (np.asarray(before) == 0).all()  # the workers have left, and all go on
+
+
+@contract(ranks=3, meet=False)
+def test_a_worker_that_died_is_told(ctx: Any) -> None:
+    pm.zeros(ctx, (2, 2))
+    if ctx.rank == 1:
+        return
+    with pytest.raises(pgasdl.PeerLost, match="rank 1") as lost:
+        pm.serve(ctx, lambda ctx: [pm.zeros(ctx, (4, 4)).sum() for _ in range(9)])
+    assert lost.value.rank == 1
