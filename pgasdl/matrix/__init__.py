@@ -23,7 +23,7 @@ from pgasdl.matrix.matrix import DistributedMatrix, DistributedVector
 from pgasdl.matrix.products import matmul
 from pgasdl.matrix.reader import Reader
 from pgasdl.matrix.serving import serve
-from pgasdl.matrix.space import explain
+from pgasdl.matrix.space import Span, explain, trace
 from pgasdl.matrix.storage import load, load_state, save
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "LayoutError",
     "Movement",
     "Reader",
+    "Span",
     "array",
     "columns",
     "cyclic",
@@ -54,5 +55,6 @@ __all__ = [
     "serve",
     "standard_normal",
     "to_dtensor",
+    "trace",
     "zeros",
 ]

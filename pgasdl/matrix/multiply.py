@@ -74,7 +74,8 @@ def _run(space: Space, way: Way, a: Operand, b: Operand, element: np.dtype[Any])
             steps(job.add_up)
         steps(job.end)
         if job.moving or products is not None:
-            steps(space.group.barrier)  # with seconds of its own: BLAS may take longer
+            with space.during("wait"):
+                steps(space.group.barrier)  # with seconds of its own: BLAS may take longer
         return job.result
 
 
@@ -131,7 +132,8 @@ class _Product:
         """Learn where parts of operands lie; False: outside the pool. Collective."""
         flats = [each.array.flat for each in operands]
         buffers = [buffer for each in operands for buffer in each.buffers]
-        homes, outside = find_homes(self._space.group, what, flats, None, buffers)
+        with self._space.during("wait"):
+            homes, outside = find_homes(self._space.group, what, flats, None, buffers)
         for each, home in zip(operands, homes, strict=False):
             each.homes = home
         return not outside
@@ -163,7 +165,8 @@ class _Product:
                 here = out[_slice(down, rows), _slice(across, columns)]
                 first = (down, across) not in begun
                 begun.add((down, across))
-                add_product(self._exactly(x), self._exactly(y), here, first, spare)
+                with self._space.during("compute"):
+                    add_product(self._exactly(x), self._exactly(y), here, first, spare)
 
     def add_up(self) -> None:
         """Add up the products of all ranks in this one's blocks of the result."""
@@ -176,7 +179,8 @@ class _Product:
             return products.window(*part[1:], number)
 
         for (out, _, _), product in ahead(self._space, self._sums, fetch):
-            np.add(out, product, out=out)
+            with self._space.during("compute"):
+                np.add(out, product, out=out)
 
     def end(self) -> None:
         """Put the result into its dtype."""

@@ -78,14 +78,17 @@ def _rotated(a: Operand, b: Operand, parts: list[Panel]) -> list[Panel]:
 
 def ahead(space: Space, parts: Sequence[T], fetch: Callable[[T, int], U]) -> Iterator[tuple[T, U]]:
     """Yield parts, and what is fetched for each: the next one is on its way by then."""
-    found = fetch(parts[0], 0) if parts else None
-    for number, part in enumerate(parts):
-        if not space.group.mapped:
-            space.context.wait()
+    found = None
+    for number in range(-1, len(parts)):
         here = found
+        if number >= 0 and not space.group.mapped:
+            with space.during("wait"):
+                space.context.wait()
         if number + 1 < len(parts):
-            found = fetch(parts[number + 1], number + 1)
-        yield part, here  # type: ignore[misc]
+            with space.during("move"):
+                found = fetch(parts[number + 1], number + 1)
+        if number >= 0:
+            yield parts[number], here  # type: ignore[misc]
 
 
 def add_product(x: Array, y: Array, out: Array, first: bool, spare: Array) -> None:

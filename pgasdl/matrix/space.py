@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +28,25 @@ if TYPE_CHECKING:
     from pgasdl.context import Context
 
 
+_NOT_NOTED = nullcontext()
 # Smaller matrices are sent: telling where they lie takes longer than copying them twice.
 _LEAST_LOADED = 1 << 20
+
+
+class Span(NamedTuple):
+    """What a rank did for its matrices, in seconds of ``time.monotonic()``.
+
+    Attributes
+    ----------
+    kind : str
+        "compute": multiplied or added; "move": copied, or posted reads; "wait": waited for peers,
+        or for what it reads.
+    begin, end : float
+    """
+
+    kind: str
+    begin: float
+    end: float
 
 
 class Space:
@@ -43,11 +62,14 @@ class Space:
         The ranks that layouts name, by their places in it.
     told : Explanation, optional
         Where it is noted what would move, while nothing does.
+    spans : list[Span], optional
+        Where it is noted what this rank does.
     """
 
     def __init__(self, context: Context, group: Group) -> None:
         self.context, self.group = context, group
         self.told: Explanation | None = None
+        self.spans: list[Span] | None = None
         segments, size = context.segments, group.size
         flags, nbytes = notifications(group), inbox_bytes(group)
         with self.steps("the first matrix") as steps:
@@ -123,8 +145,9 @@ class Space:
         places = [array.ctypes.data if array.size else 0 for array in (given, taken)]
         self._numbers.enter("a remap of a matrix")
         try:
-            for execution, _ in bound.parts:
-                execution.run_at((given, taken), [*places, 0])
+            with self.during("move"):
+                for execution, _ in bound.parts:
+                    execution.run_at((given, taken), [*places, 0])
         except MismatchError as error:
             raise MismatchError(f"{bound.what}: {error}") from error
         finally:
@@ -142,11 +165,26 @@ class Space:
         what = f"{_what(source, target, at)}, {given.dtype.num} to {taken.dtype.num}"
         pieces = pieces_between(source, target, self.rank, self.group.size, at)
         with self.steps(what) as steps:
-            homes, outside = steps(lambda: find_homes(self.group, what, [given], steps.left))
+            with self.during("wait"):
+                homes, outside = steps(lambda: find_homes(self.group, what, [given], steps.left))
             if not outside:
-                steps(lambda: homes[0].fetch(pieces, taken))
-                steps(lambda: self.group.barrier(timeout=steps.left))
+                with self.during("move"):
+                    steps(lambda: homes[0].fetch(pieces, taken))
+                with self.during("wait"):
+                    steps(lambda: self.group.barrier(timeout=steps.left))
         return not outside
+
+    def during(self, kind: str) -> AbstractContextManager[None]:
+        """Note what is done inside, if anybody wants to know it."""
+        return _NOT_NOTED if self.spans is None else self._noted(kind, self.spans)
+
+    @contextmanager
+    def _noted(self, kind: str, spans: list[Span]) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            spans.append(Span(kind, begin, time.monotonic()))
 
     def steps(self, what: str) -> Steps:
         """Return the steps of an operation: all ranks must agree on what it is."""
@@ -189,6 +227,30 @@ def space_of(where: Context | Group) -> Space:
     if group not in spaces:
         spaces[group] = Space(context, group)
     return spaces[group]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def trace(where: Context | Group) -> Iterator[list[Span]]:
+    """Record what this rank does for its matrices inside a ``with`` statement, in order.
+
+    Examples
+    --------
+    >>> import pgasdl.matrix as pm
+    >>> from pgasdl import loopback
+    >>> def program(ctx):
+    ...     a = pm.zeros(ctx, (64, 64))
+    ...     with pm.trace(ctx) as spans:
+    ...         a @ a
+    ...     return {span.kind for span in spans} >= {"compute"}
+    >>> loopback.run(2, program)
+    [True, True]
+    """
+    space = space_of(where)
+    before, space.spans = space.spans, []
+    try:
+        yield space.spans
+    finally:
+        space.spans = before
 
 
 def explain(

@@ -1,6 +1,7 @@
-"""Link pgasdl into PyTorch: gradients of a model, and peers' tensors to write to.
+"""Link pgasdl into PyTorch: gradients of a model, wide layers, and peers' tensors to write to.
 
-:func:`attach` a model, or give DistributedDataParallel a hook. Write to peers' tensors through a
+:func:`attach` a model, or give DistributedDataParallel a hook. Spread the weights of wide layers by
+:class:`DistributedLinear`. Write to peers' tensors through a
 :class:`Window`, or by the verbs of torch's symmetric memory, in :mod:`symmetric_memory`.
 
 For ``torch.distributed`` there is a backend: ``init_process_group("pgasdl")``, which works without
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pgasdl.torch.attachment import Attachment as Attachment
     from pgasdl.torch.ddp import DDPState as DDPState
     from pgasdl.torch.ddp import ddp_hook as ddp_hook
+    from pgasdl.torch.linear import DistributedLinear as DistributedLinear
     from pgasdl.torch.window import Window as Window
     from pgasdl.torch.window import WindowAccessType as WindowAccessType
     from pgasdl.torch.window import WindowAttr as WindowAttr
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "Attachment": "attachment",
     "DDPState": "ddp",
+    "DistributedLinear": "linear",
     "Window": "window",
     "WindowAccessType": "window",
     "WindowAttr": "window",

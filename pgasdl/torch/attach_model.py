@@ -16,6 +16,7 @@ from pgasdl.context import Context
 from pgasdl.errors import ConfigError
 from pgasdl.group import Group
 from pgasdl.torch.attachment import Attachment
+from pgasdl.torch.linear import DistributedLinear
 from pgasdl.torch.steps import steps_by_parameter
 
 
@@ -67,8 +68,9 @@ def attach(
     Raises
     ------
     ConfigError
-        The optimizer has parameters that are not the model's, one is attached already, or
-        the optimizer needs kind "average", or wraps another one (Accelerate's, Lightning's).
+        The optimizer has parameters that are not the model's, one is attached already, the
+        optimizer needs kind "average", or wraps another one (Accelerate's, Lightning's), or the
+        model has a :class:`DistributedLinear`, which exchanges its own gradients.
     BufferRefused
         A parameter that is on another device, has sparse gradients, or a dtype that cannot be
         reduced; names it.
@@ -107,6 +109,12 @@ def attach(
             f"{type(optimizer).__name__} wraps the {type(inner).__name__} that makes the steps: "
             "attach to that one, which is its attribute optimizer"
         )
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedLinear):
+            raise ConfigError(
+                f"layer {name!r} exchanges its own gradients: attach a module of the other layers, "
+                "and give this one an optimizer of its own"
+            )
     if kind not in ("average", "update"):
         raise ConfigError(f'no kind {kind!r}: there are "average" and "update"')
     return Attachment(

@@ -1,0 +1,134 @@
+"""A linear layer whose weight is a distributed matrix, for networks with wide layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pgasdl.matrix as pm
+from pgasdl.context import Context
+from pgasdl.errors import BufferRefused
+from pgasdl.group import Group
+
+
+class DistributedLinear(nn.Module):
+    """A linear layer whose weight is spread over ranks. Each gives, and gets, its share of a batch.
+
+    To the rest of the network it is one of data parallelism: inputs and outputs are those of this
+    rank's samples, and gradients are means over the ranks, as those of
+    :class:`~torch.nn.parallel.DistributedDataParallel`. No rank has all of the weight, its gradient
+    or the state of its optimizer. Any optimizer that treats each element alone makes its step.
+
+    Parameters
+    ----------
+    where : Context or Group
+        The ranks.
+    linear : nn.Linear
+        The layer that it replaces, equal on all ranks, on the host.
+    layout : Layout or str, default "rows"
+        Of the weight, which has a row for each output: see :func:`pgasdl.matrix.empty`.
+
+    Attributes
+    ----------
+    matrix : DistributedMatrix
+        The weight, of ``(out_features, in_features)``.
+    weight : nn.Parameter
+        This rank's blocks of it, one after another; the same memory.
+    bias : nn.Parameter, optional
+        Every rank has all of it.
+
+    Raises
+    ------
+    BufferRefused
+        A weight of another dtype than float32 or float64, or not on the host.
+
+    Notes
+    -----
+    Forward and backward are collective: all ranks call them in the same order, with as many samples
+    each. Attach pgasdl, or give DistributedDataParallel, the rest of the network alone: this layer
+    exchanges its own gradients. Where memory is mapped, nothing but the inputs' own copy moves;
+    elsewhere inputs that came by in forward are kept for backward, unless they are larger than the
+    weight. Matrices lie in the pool (:meth:`pgasdl.Context.pool`), if it has room. dMath and
+    Expresso: model parallelism of wide layers, beside data-parallel convolutions.
+    """
+
+    def __init__(
+        self, where: Context | Group, linear: nn.Linear, layout: pm.Layout | str = "rows"
+    ) -> None:
+        super().__init__()
+        if linear.weight.device.type != "cpu" or linear.weight.dtype not in _DTYPES:
+            raise BufferRefused(
+                f"a weight of {linear.weight.dtype} on {linear.weight.device}: distributed layers "
+                "are of float32 or float64, on the host"
+            )
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.matrix = pm.array(where, linear.weight.detach().numpy(), layout)
+        self.weight = nn.Parameter(torch.from_numpy(self.matrix.flat))
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of this rank's samples. Collective."""
+        if x.shape[-1] != self.in_features or x.dtype != self.weight.dtype:
+            raise BufferRefused(
+                f"inputs of {x.dtype} {tuple(x.shape)} into a layer of {self.weight.dtype} "
+                f"with {self.in_features} inputs"
+            )
+        inputs = x.reshape(-1, self.in_features)
+        apply: Any = _Linear.apply
+        found: Tensor = apply(inputs, self.weight, self.bias, self.matrix)
+        return found.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Return what ``repr`` shows."""
+        bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
+
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+class _Linear(torch.autograd.Function):
+    """The products, and those of backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Any) -> Tensor:
+        del weight  # the matrix
+        matrix.changed()  # by the optimizer
+        inputs = _kept(x, matrix)
+        outputs = pm.matmul(inputs, matrix, transpose_b=True, layout="rows")
+        ctx.inputs, ctx.matrix, ctx.has_bias = inputs, matrix, bias is not None
+        found = torch.from_numpy(outputs.flat).view(len(x), -1)
+        return found if bias is None else found.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, matrix = ctx.inputs, ctx.matrix
+        (of_outputs,) = gradients
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        given = _kept(of_outputs, matrix)
+        group = matrix.space.group
+        of_x = of_weight = of_bias = None
+        if needs_x:
+            found = pm.matmul(given, matrix, layout="rows")
+            of_x = torch.from_numpy(found.flat).view(len(of_outputs), -1)
+        if needs_weight:
+            found = pm.matmul(given, inputs, transpose_a=True, layout=matrix.layout)
+            of_weight = torch.from_numpy(found.flat).div_(group.size)
+        if needs_bias:
+            sums = of_outputs.sum(0).numpy()
+            matrix.space.add_up(sums)
+            of_bias = torch.from_numpy(sums).div_(group.size)
+        return of_x, of_weight, of_bias, None
+
+
+def _kept(rows: Tensor, matrix: Any) -> Any:
+    """Return the matrix of all ranks' rows; all of it comes to each rank where it is used twice."""
+    space = matrix.space
+    shape = len(rows) * space.group.size, rows.shape[1]
+    found = pm.empty(space.group, shape, "rows", matrix.dtype)
+    found.flat.reshape(rows.shape)[...] = rows.detach().numpy()
+    if not space.group.mapped and found.size <= matrix.size:
+        found.everywhere()
+    return found

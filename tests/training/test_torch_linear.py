@@ -1,0 +1,118 @@
+"""Wide layers that are spread over ranks: the gradients are those of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import pgasdl  # noqa: E402
+import pgasdl.torch  # noqa: E402
+from pgasdl import loopback  # noqa: E402
+from pgasdl.torch import DistributedLinear  # noqa: E402
+
+UNMAPPED = {"mapped": False, "seed": 1, "delay": 1, "reorder": True, "late_source": True}
+
+
+def network(dtype: Any) -> nn.Sequential:
+    """Two wide layers, one of them without a bias."""
+    torch.manual_seed(1)
+    made = nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 7, bias=False))
+    return made.to(dtype)
+
+
+def losses(model: nn.Module, x: Any, y: Any, n: int = 4) -> list[float]:
+    """Of a few steps of Adam on a batch, or this rank's share of one."""
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    found = []
+    for _ in range(n):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        found.append(loss.item())
+        optimizer.step()
+    return found
+
+
+@pytest.mark.parametrize("layouts", [("rows", "columns"), ("grid", "cyclic")])
+@pytest.mark.parametrize("transport", [{}, UNMAPPED], ids=["mapped", "unmapped"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_train_as_one_process(
+    size: int, transport: dict[str, Any], layouts: tuple[str, str]
+) -> None:
+    dtype = torch.float64
+    dice = torch.Generator().manual_seed(2)
+    x, y = (torch.randn(size, 5, n, dtype=dtype, generator=dice) for n in (12, 7))
+    alone = network(dtype)
+    due = losses(alone, x, y)  # of more than two dimensions, too
+
+    def program(ctx: Any) -> tuple[list[float], list[Any]]:
+        ctx.pool(1 << 20)
+        model = made[ctx.rank]
+        for place, layout in zip((0, 2), layouts, strict=True):
+            model[place] = DistributedLinear(ctx, model[place], layout)
+        here = x[ctx.rank].clone().requires_grad_()
+        found = losses(model, here, y[ctx.rank])
+        weights = [torch.from_numpy(model[place].matrix.everywhere().copy()) for place in (0, 2)]
+        return found, [*weights, model[0].bias.detach(), here.grad]
+
+    made = [network(dtype) for _ in range(size)]  # not in threads: they share torch's seed
+    results = loopback.run(size, program, **transport)
+    for step, loss in enumerate(due):
+        mean = sum(found[step] for found, _ in results) / size
+        assert mean == pytest.approx(loss, rel=1e-12)
+    for _, (first, last, bias, of_inputs) in results:
+        torch.testing.assert_close(first, alone[0].weight.detach(), rtol=0, atol=1e-11)
+        torch.testing.assert_close(last, alone[2].weight.detach(), rtol=0, atol=1e-11)
+        torch.testing.assert_close(bias, alone[0].bias.detach(), rtol=0, atol=1e-11)
+        assert of_inputs.abs().sum() > 0
+
+
+def test_backward_moves_no_inputs_again() -> None:
+    """They came by in forward; of the gradient of the outputs, each rank gets the rest once."""
+    torch.manual_seed(1)
+    layer = nn.Linear(512, 256, dtype=torch.float64)
+
+    def program(ctx: Any) -> tuple[int, int]:
+        ctx.pool(4 << 20)
+        model = DistributedLinear(ctx, layer)
+        x = torch.ones(4, 512, dtype=torch.float64, requires_grad=True)
+        before = ctx.counters()
+        loss = model(x).sum()
+        between = ctx.counters()
+        loss.backward()
+        moved = between - before, ctx.counters() - between
+        forward, backward = (each.total.bytes_read + each.total.bytes_written for each in moved)
+        return forward, backward
+
+    inputs, outputs, bias = 4 * 512 * 8, 4 * 256 * 8, 256 * 8
+    for forward, backward in loopback.run(2, program, mapped=False):
+        assert forward == inputs + outputs // 2  # the other's inputs, and its part of the outputs
+        # The other's gradients of outputs, and its products for the gradient of this one's inputs.
+        assert backward == outputs + inputs + bias
+
+
+def test_wrong_inputs_are_refused() -> None:
+    layer = nn.Linear(4, 3)
+
+    def program(ctx: Any) -> None:
+        model = DistributedLinear(ctx, layer)
+        assert "in_features=4, out_features=3, bias=True" in repr(model)
+        with pytest.raises(pgasdl.BufferRefused, match=r"layer of torch.float32 with 4 inputs"):
+            model(torch.ones(2, 5))
+        with pytest.raises(pgasdl.BufferRefused, match=r"layer of torch.float32 with 4 inputs"):
+            model(torch.ones(2, 4, dtype=torch.float64))
+        with pytest.raises(pgasdl.BufferRefused, match="of float32 or float64"):
+            DistributedLinear(ctx, nn.Linear(4, 3, dtype=torch.float16))
+        optimizer = torch.optim.SGD(model.parameters())
+        with pytest.raises(pgasdl.ConfigError, match="exchanges its own gradients"):
+            pgasdl.torch.attach(nn.Sequential(model), optimizer, context=ctx)
+        x = torch.ones(2 + ctx.rank, 4)
+        with pytest.raises(pgasdl.MismatchError):
+            model(x)
+
+    loopback.run(2, program)

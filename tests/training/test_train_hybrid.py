@@ -1,0 +1,26 @@
+"""The app whose wide layers are spread: it trains as the data-parallel one, and holds less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jobs
+import pytest
+from support.places import APPS
+from tiers import full
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("size", full([2, 3], quick=1))
+def test_both_trainings_lose_the_same(size: int, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "hybrid.png"
+    given = ["--network", "tiny", "--iterations", "3", "--picture", str(picture)]
+    out = jobs.run(size, APPS / "train_hybrid.py", *given)
+    (worst,) = re.findall(r"differ by at most (\S+)", out)
+    assert float(worst) < 1e-5
+    held = dict(re.findall(r"(data-parallel|hybrid) +holds +(\S+) MiB", out))
+    assert float(held["hybrid"]) < 0.75 * float(held["data-parallel"])
+    assert picture.read_bytes()[:4] == b"\x89PNG"
