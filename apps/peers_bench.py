@@ -4,11 +4,15 @@
     pgasdl run -n 2 apps/peers_bench.py model resnet50
     pgasdl run -n 2 --mpi=mpich apps/peers_bench.py mpi
     pgasdl run -n 2 --transport verbs apps/peers_bench.py rdma
+    pgasdl run -n 2 apps/peers_bench.py product --sizes 512,2048 --repeat 5
+    pgasdl run -n 2 apps/peers_bench.py remap
 
 ``write_notify``, ``allreduce`` and ``model`` run each library in a job of its own, which rank 0
 asks in its turn; of a library the best of its variants is shown, beside the physical floor. ``mpi``
 measures transport mpi and mpi4py's own calls in the same ranks, ``rdma`` transport verbs and
-perftest on the same device. Times are microseconds; those of writes are one way.
+perftest on the same device. ``product`` and ``remap`` are of square matrices of float32: beside one
+process's BLAS with a thread for each rank, ScaLAPACK and DTensor; beside a copy of as many rows,
+``MPI_Alltoallw`` and DTensor. Times are microseconds; those of writes are one way.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from typing import Any
 
 from bench.comparison import Comparison, Groups, asked
 from bench.cuts import DDP, buckets, pieces
-from bench.jobs import PEER_KINDS, Peer, start
+from bench.jobs import PEER_KINDS, Peer, serving, start
+from bench.matrices import Matrices
 
 import pgasdl
 from pgasdl import models
@@ -40,7 +45,10 @@ SIZES = {
     "model": "8",
     "mpi": "8,4K,64K,1M,4M,16M",
     "rdma": "8,4K,64K,1M",
+    "product": "512,1024,2048,4096",
+    "remap": "64,256,1024,2048,4096",
 }
+_MATRICES = ("product", "remap")
 _JOBS = ("write_notify", "allreduce", "model")
 
 
@@ -122,8 +130,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("op", choices=SIZES)
     add("models", nargs="?", default="all", help=f"{', '.join(models.NAMES)}, by commas, or all")
-    add("--sizes", help=f"bytes, such as {SIZES['mpi']}")
-    add("--peers", default="all", help=f"{', '.join(PEER_KINDS)}, by commas, or all")
+    add("--sizes", help=f"bytes, such as {SIZES['mpi']}; of matrices the edge")
+    add("--peers", default="all", help=f"{', '.join(PEER_KINDS)}, by commas, or all that have it")
     add("--plan", help="name of a plan; without it, chosen by size")
     add("--repeat", type=int, default=10, help="rounds")
     add("--seconds", type=float, default=0.02, help="length of one turn in a round, about")
@@ -134,7 +142,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         given.sizes = parse_sizes(
             given.sizes or SIZES[given.op], 4 if given.op == "allreduce" else 1
         )
-        given.peers = parse_names(given.peers, tuple(PEER_KINDS), "peer")
+        given.peers = parse_names(given.peers, serving(given.op), "peer")
         given.models = parse_names(given.models, models.NAMES, "model")
     except ConfigError as error:
         parser.error(str(error))
@@ -185,6 +193,26 @@ def beside_jobs(ctx: pgasdl.Context, given: argparse.Namespace, output: Output) 
         comparison.end()
 
 
+def beside_matrices(ctx: pgasdl.Context, given: argparse.Namespace, output: Output) -> None:
+    """Measure products or remaps beside jobs of other libraries."""
+    started, missing = start(given.peers, ctx.size) if ctx.rank == 0 else ([], [])
+    with contextlib.ExitStack() as stack:
+        for peer in started:
+            stack.callback(peer.close)
+        ctx.barrier(timeout=PATIENCE)
+        session = Session(ctx, output, rounds=given.repeat, seconds=given.seconds)
+        session.header(f"beside others: {given.op}")
+        for peer in started:
+            session.say(f"peer       {peer.name}: {peer.version}")
+        for reason in missing:
+            output.warn(f"no peer    {reason}")
+        matrices, comparison = Matrices(session, started, max(given.sizes)), Comparison(session)
+        comparison.begin()
+        for n in given.sizes:
+            comparison.measure(given.op, 4 * n * n, getattr(matrices, given.op)(n))
+        comparison.end()
+
+
 def beside_calls(ctx: pgasdl.Context, given: argparse.Namespace, output: Output) -> None:
     """Measure beside mpi4py in the same ranks, or perftest on the same device."""
     session = Session(ctx, output, rounds=given.repeat, seconds=given.seconds, pinned=False)
@@ -211,7 +239,8 @@ def main() -> None:
     given = options()
     with pgasdl.init() as ctx:
         output = Output(ctx.rank, as_json=given.json)
-        (beside_jobs if given.op in _JOBS else beside_calls)(ctx, given, output)
+        run = beside_matrices if given.op in _MATRICES else beside_calls
+        (beside_jobs if given.op in _JOBS else run)(ctx, given, output)
 
 
 if __name__ == "__main__":

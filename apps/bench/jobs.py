@@ -48,6 +48,10 @@ class PeerKind:
         Variables of its processes.
     ways : tuple[str, ...]
         How it sends: with messages ("send"), and with "put".
+    matrices : tuple[str, ...]
+        What it does with matrices: "product", "remap".
+    alone : bool
+        It is one process, with a thread for each rank.
     """
 
     module: str
@@ -55,14 +59,22 @@ class PeerKind:
     mpi: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
     ways: tuple[str, ...] = ("send", "put")
+    matrices: tuple[str, ...] = ()
+    alone: bool = False
+
+
+def _dtensor(backend: str, environ: dict[str, str]) -> PeerKind:
+    environ = {"BENCH_BACKEND": backend} | environ
+    both = ("product", "remap")
+    return PeerKind("bench.peers.dtensor", ("torch",), environ=environ, ways=(), matrices=both)
 
 
 _MPI = "bench.peers.mpi"
 # A variant has the name of its library, "-", and its own.
 PEER_KINDS = {
-    "mpich": PeerKind(_MPI, ("mpi4py",), "mpich"),
+    "mpich": PeerKind(_MPI, ("mpi4py",), "mpich", matrices=("remap",)),
     "mpich-generic": PeerKind(_MPI, ("mpi4py",), "mpich", {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}),
-    "openmpi": PeerKind(_MPI, ("mpi4py",), "openmpi"),
+    "openmpi": PeerKind(_MPI, ("mpi4py",), "openmpi", matrices=("remap",)),
     # The kernel copies from process to process, where something else might be chosen.
     "openmpi-cma": PeerKind(
         _MPI,
@@ -73,7 +85,28 @@ PEER_KINDS = {
     "gloo": PeerKind(
         "bench.peers.gloo", ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}, ways=("send",)
     ),
+    "blas": PeerKind("bench.peers.blas", (), ways=(), matrices=("product",), alone=True),
+    "dtensor-gloo": _dtensor("gloo", {"GLOO_SOCKET_IFNAME": "lo"}),
+    "dtensor-pgasdl": _dtensor("pgasdl", {}),
+    "scalapack": PeerKind(
+        "bench.peers.scalapack",
+        (),
+        "openmpi",
+        {"OPENBLAS_NUM_THREADS": "1"},
+        ways=(),
+        matrices=("product",),
+    ),
 }
+
+
+def serving(op: str) -> tuple[str, ...]:
+    """Return the peers that have an operation."""
+    of_matrices = op in ("product", "remap")
+    return tuple(
+        name
+        for name, kind in PEER_KINDS.items()
+        if (op in kind.matrices if of_matrices else kind.ways)
+    )
 
 
 class Peer:
@@ -89,7 +122,8 @@ class Peer:
         self.name = name
         kind = kind or PEER_KINDS[name]
         self.ways = kind.ways
-        self._size = size
+        self._size = 1 if kind.alone else size
+        self._n_threads = size if kind.alone else 1
         self._clock_ns = clock_cost()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: list[IO[str]] = []
@@ -128,6 +162,13 @@ class Peer:
             op="ping", way=way, nbytes=nbytes, n_batches=calls, rounds=rounds_of(nbytes)
         )
         return [ns / 1e3 for ns in answers[0]]
+
+    def times(self, what: str, n: int, calls: int) -> list[float]:
+        """Return the microseconds of each call of an operation on matrices."""
+        return [
+            max(each)
+            for each in zip(*self.ask(op="times", what=what, n=n, calls=calls), strict=True)
+        ]
 
     def close(self) -> None:
         """End its processes; idempotent."""
@@ -186,7 +227,12 @@ class Peer:
     def _launch(self, kind: PeerKind, path: str, store: str) -> None:
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PGASDL_", "PMI"))}
         paths = filter(None, (_APPS, environ.get("PYTHONPATH")))
-        environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **kind.environ}
+        n_threads = str(self._n_threads)
+        environ |= {
+            "OMP_NUM_THREADS": n_threads,
+            "PYTHONPATH": os.pathsep.join(paths),
+            **kind.environ,
+        }
         program = [sys.executable, "-P", "-m", kind.module, path]
         if kind.mpi is not None:
             found = mpiexec.find(kind.mpi)

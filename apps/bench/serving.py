@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -61,6 +62,16 @@ class Measured:
         began, ended = timed(calls, fill, barrier if paced else None, call)
         sums = [float(array[place]) for place in (0, len(array) // 2, -1)]
         return {"began": began, "ended": ended, "fill": fill_ns, "sums": sums}
+
+    def times(self, what: str, n: int, calls: int) -> list[float]:
+        """Return the microseconds of each call of an operation on matrices, on this process."""
+        call, found = getattr(self._library, what)(n), []
+        for _ in range(calls):
+            self._library.barrier()
+            began = time.perf_counter()
+            call()
+            found.append(1e6 * (time.perf_counter() - began))
+        return found
 
 
 def messages(

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pgasdl.matrix.layout import Block, Extent, Layout, columns, grid, rows
-from pgasdl.matrix.moves import elements, pieces_of
+from pgasdl.matrix.moves import pieces_of
 from pgasdl.plans.cost import Model
 
-# Seconds of a multiplication and an addition: the order of magnitude of a core.
-_FLOP = 2e-11
 STATIONARY = ("result", "a", "b")
 
 
@@ -107,17 +105,18 @@ def stack(a: Layout, n: int) -> Layout:
     return Layout((row, n), found, "products")
 
 
-def addends(a: Layout, tile: Block) -> Iterator[tuple[int, int, int]]:
+def addends(a: Layout, tile: Block) -> Iterator[tuple[int, int, int, int]]:
     """Yield what is added up in a block of the result.
 
-    The first of its rows, the first of the :func:`stack`, and how many. Columns are the block's.
+    The rank that has it; the first of the result's rows, the first of the :func:`stack`, and how
+    many. Columns are the block's.
     """
     row = 0
     for block in a.blocks:
         top = max(block.row, tile.row)
         bottom = min(block.row + block.rows, tile.row + tile.rows)
         if top < bottom:
-            yield top - tile.row, row + top - block.row, bottom - top
+            yield block.rank, top - tile.row, row + top - block.row, bottom - top
         row += block.rows
 
 
@@ -152,7 +151,7 @@ class _Costs:
                 moved, many, seconds = self._fetch(operand, window, tile.rank)
                 nbytes, messages, busy = nbytes + moved, messages + many, busy + seconds
                 moving[which] |= many > 0
-            slowest = max(slowest, busy, _FLOP * tile.count * k)
+            slowest = max(slowest, busy, float(self._model.flop) * tile.count * k)
         return Way("result", layout, (moving[0], moving[1]), nbytes, messages, slowest)
 
     def operand(self, a: Layout, b: Layout, layout: Layout) -> Way:
@@ -164,15 +163,15 @@ class _Costs:
             window = block.column, 0, block.columns, n
             moved, many, seconds = self._fetch(b, window, block.rank)
             nbytes, messages, moving = nbytes + moved, messages + many, moving or many > 0
-            first = max(first, seconds, _FLOP * block.count * n)
-        products = stack(a, n)
+            first = max(first, seconds, float(self._model.flop) * block.count * n)
         for tile in layout.blocks:
             busy = 0.0
-            for _, row, height in addends(a, tile):
-                window = row, tile.column, height, tile.columns
-                moved, many, seconds = self._fetch(products, window, tile.rank)
-                nbytes, messages, busy = nbytes + moved, messages + many, busy + seconds
-                busy += float(self._model.gamma) * height * tile.columns * self._item
+            for rank, _, _, height in addends(a, tile):
+                moved = self._item * height * tile.columns
+                busy += float(self._model.gamma) * moved
+                if rank != tile.rank:
+                    nbytes, messages = nbytes + moved, messages + 1
+                    busy += self._message(tile.rank, rank, moved)
             then = max(then, busy)
         return Way("a", layout, (False, moving), nbytes, messages, first + then)
 
@@ -189,13 +188,16 @@ class _Costs:
     def _fetch(self, layout: Layout, window: Extent, rank: int) -> tuple[int, int, float]:
         """Return bytes, messages and seconds of getting a window of a matrix."""
         nbytes, messages, seconds = 0, 0, 0.0
-        for holder, table in pieces_of(layout, window, rank, self._size):
+        for holder, _, n in pieces_of(layout, window, rank, self._size):
             if holder == rank:
                 continue
-            moved = self._item * elements(table)
-            pair = self._model.pair(rank, holder)
-            seconds += float(pair.latency + pair.startup + pair.beta * moved)
-            if self._mapped:
-                seconds += float(self._model.remote) * moved
+            moved = self._item * n
+            seconds += self._message(rank, holder, moved)
             nbytes, messages = nbytes + moved, messages + 1
         return nbytes, messages, seconds
+
+    def _message(self, rank: int, holder: int, nbytes: int) -> float:
+        """Return the seconds of one read, or of loads out of mapped memory."""
+        pair = self._model.pair(rank, holder)
+        loaded = float(self._model.remote) * nbytes if self._mapped else 0.0
+        return float(pair.latency + pair.startup + pair.beta * nbytes) + loaded

@@ -48,7 +48,7 @@ class Homes:
 
     def view(self, pieces: Pieces) -> Array:
         """Return rows of one rank's part, as they lie there: here, or mapped."""
-        ((holder, table),) = pieces
+        ((holder, table, _),) = pieces
         ((n, rows, source, step, _, _),) = table.tolist()
         item, dtype = self._flat.itemsize, self._flat.dtype
         length = (rows - 1) * step + n
@@ -71,7 +71,7 @@ class Homes:
             Of one dimension; in the pool, if anything is read.
         """
         names = core_dtype(target.dtype), core_dtype(self._flat.dtype)
-        for holder, table in pieces:
+        for holder, table, _ in pieces:
             begin, peer = self.address(holder), self._group.ranks[holder]
             if begin:
                 rows = table.ctypes.data, len(table)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,17 @@ from pgasdl.plans.algorithms.remap import Moves, Rows, total
 
 # By the rank that gives and the rank that takes.
 Pairs = dict[tuple[int, int], list[Rows]]
-# The rank that gives, and the numbers of each of :class:`Rows`.
-Pieces = tuple[tuple[int, npt.NDArray[np.int64]], ...]
+
+
+class Piece(NamedTuple):
+    """What one rank gives: the numbers of each of its :class:`Rows`, and all their elements."""
+
+    holder: int
+    table: npt.NDArray[np.int64]
+    n: int
+
+
+Pieces = tuple[Piece, ...]
 
 
 def pairs_between(
@@ -39,7 +48,7 @@ def pairs_between(
         The layouts are of different shapes, or of more ranks.
     """
     _require_match(source, target, size, at)
-    blocks = _Blocks(source)
+    blocks = _blocks_of(source)
     return {
         (holder, wanting): rows
         for wanting in target.ranks
@@ -54,8 +63,8 @@ def pieces_between(
     """Return what one of ``size`` ranks takes from each, as for :func:`pairs_between`."""
     _require_match(source, target, size, at)
     return tuple(
-        (holder, np.array([astuple(each) for each in rows], np.int64))
-        for holder, rows in _Blocks(source).wanted(target, rank, at).items()
+        Piece(holder, np.array([_numbers(each) for each in rows], np.int64), total(rows))
+        for holder, rows in _blocks_of(source).wanted(target, rank, at).items()
     )
 
 
@@ -66,9 +75,8 @@ def pieces_of(layout: Layout, window: Extent, rank: int, size: int) -> Pieces:
     return pieces_between(layout, target, rank, size, (row, column))
 
 
-def elements(table: npt.NDArray[np.int64]) -> int:
-    """Return the elements of all rows."""
-    return int((table[:, 0] * table[:, 1]).sum())
+def _numbers(rows: Rows) -> tuple[int, ...]:
+    return rows.n, rows.rows, rows.src, rows.src_step, rows.dst, rows.dst_step
 
 
 @lru_cache(1024)
@@ -130,6 +138,11 @@ class _Blocks:
                 giving = Block(holder, *extent)
                 found[holder].append(_shared(giving, self._stored[giving], block, dst))
         return found
+
+
+@lru_cache(64)
+def _blocks_of(layout: Layout) -> _Blocks:
+    return _Blocks(layout)
 
 
 def _giver(holders: tuple[int, ...], wanting: int) -> int:

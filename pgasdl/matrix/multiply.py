@@ -125,6 +125,7 @@ class _Product:
             self.products.reserve((down, across) for _, down, across in self._sums)
         self._goals = [(panels(a, b, whole), whole, out) for whole, out in goals]
         todo = [each for parts, _, _ in self._goals for each in parts]
+        self._adds = len({(rows, columns) for rows, _, columns in todo}) < len(todo)
         a.reserve((rows, inner) for rows, inner, _ in todo)
         b.reserve((inner, columns) for _, inner, columns in todo)
 
@@ -142,7 +143,7 @@ class _Product:
         """Yield what products are added to, and which: their rows and columns."""
         for tile, out in self._tiles:
             height = max(1, _LARGEST // tile.columns)
-            for first, row, rows in addends(a, tile):
+            for _, first, row, rows in addends(a, tile):
                 for at in range(0, rows, height):
                     end = min(at + height, rows)
                     here = out[first + at : first + end]
@@ -151,7 +152,8 @@ class _Product:
     def multiply(self) -> None:
         """Multiply what this rank multiplies."""
         a, b = self._a, self._b
-        spare = self._space.empty(SPARE * SPARE, self._exact).reshape(SPARE, SPARE)
+        edge = SPARE if self._adds else 0
+        spare = self._space.empty(edge * edge, self._exact).reshape(edge, edge)
 
         def fetch(part: Panel, number: int) -> tuple[Array, Array]:
             rows, inner, columns = part

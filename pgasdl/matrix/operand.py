@@ -8,7 +8,7 @@ from pgasdl.matrix.array import DistributedArray
 from pgasdl.matrix.elements import Array
 from pgasdl.matrix.homes import Homes
 from pgasdl.matrix.layout import Extent, Layout
-from pgasdl.matrix.moves import Pieces, elements, pieces_of
+from pgasdl.matrix.moves import Pieces, pieces_of
 
 Range = tuple[int, int]
 
@@ -44,7 +44,7 @@ class Operand:
         """Return how many elements of a window other ranks have."""
         pieces = self._pieces(self._extent(rows, columns))
         rank = self.array.space.rank
-        return sum(elements(table) for holder, table in pieces if holder != rank)
+        return sum(n for holder, _, n in pieces if holder != rank)
 
     def reserve(self, windows: Iterable[tuple[Range, Range]]) -> None:
         """Make the buffers for some windows, in the pool if that has room."""
@@ -75,9 +75,9 @@ class Operand:
     def _direct(self, extent: Extent) -> bool:
         """Whether a window is in one piece, here or where memory is mapped."""
         pieces, space = self._pieces(extent), self.array.space
-        if len(pieces) != 1 or len(pieces[0][1]) != 1:
+        if len(pieces) != 1 or len(pieces[0].table) != 1:
             return False
-        return space.group.mapped or pieces[0][0] == space.rank
+        return space.group.mapped or pieces[0].holder == space.rank
 
     def _pieces(self, extent: Extent) -> Pieces:
         space = self.array.space

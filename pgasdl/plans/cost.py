@@ -57,6 +57,8 @@ class Model:
         Ranks r and s are in one node if ``r // per_node == s // per_node``.
     gamma, copy, remote, update : Number
         Per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
+    flop : Number
+        Of a multiplication and an addition in a product of matrices.
     blocking : bool
         A Put holds up its lane until it has left, because the processor copies it.
     """
@@ -68,6 +70,7 @@ class Model:
     copy: Number = 0
     remote: Number = 0
     update: Number = 0
+    flop: Number = 2e-11
     blocking: bool = False
 
     def pair(self, one: int, other: int) -> Pair:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import pgasdl.tools.cli
-from pgasdl.simulate.papers import STUDIES, caffegpi, mimatrix, s_caffe, swcaffe
+from pgasdl.simulate.papers import STUDIES, caffegpi, dmath, mimatrix, s_caffe, swcaffe
 from pgasdl.simulate.papers.study import Study, Table, figures
 from pgasdl.tools.chart import Chart, Series, draw
 
@@ -52,6 +52,23 @@ def test_s_caffe_has_the_papers_order_at_4_mb() -> None:
     assert both[0] > both[1] > 1
     at = dict(zip(column(crossing, "ranks"), column(crossing, "ours, MB"), strict=True))
     assert float(str(at[8])) <= 8 <= float(str(at[128]))
+
+
+def test_dmath_products_are_what_links_allow() -> None:
+    for size, seconds in figures("dmath")["gemm_seconds"].items():
+        alone = seconds["1"]
+        ours = [dmath.square(int(size), gpus, alone) for gpus in (2, 8)]
+        assert alone / 2 <= ours[0] < seconds["2"] < 1.5 * ours[0]
+        assert alone / 8 <= ours[1] < seconds["8"]
+
+
+@pytest.mark.full
+def test_dmath_spreads_what_is_wide() -> None:
+    *trainings, _ = dmath.study().tables
+    for table in trainings:
+        spread, shared = column(table, "ours"), column(table, "ours", 1)
+        gains = [float(str(a)) / float(str(b)) for a, b in zip(spread, shared, strict=True)]
+        assert gains[0] < min(gains[1:]) and gains[-1] > 1.5 * gains[0]
 
 
 def test_caffegpi_gains_by_overlap() -> None:

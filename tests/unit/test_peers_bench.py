@@ -79,6 +79,23 @@ def test_peers_take_turns(op: str) -> None:
     assert ours <= set(rows)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(("op", "first"), [("product", "blas"), ("remap", "copy")])
+def test_matrices_beside_others(op: str, first: str) -> None:
+    """Of those that are installed; the first row is what the machine can do."""
+    words = [op, "--sizes", "64", "--json", *FAST]
+    done = run("--no-prefix", "-n", "2", str(APPS / "peers_bench.py"), *words, timeout=240)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    names = [row["who"] for row in rows]
+    assert names[0] == first and "pgasdl" in names
+    assert all(row["op"] == op and row["bytes"] == 4 * 64 * 64 and row["us"] > 0 for row in rows)
+    from bench.jobs import serving
+
+    for name in serving(op):
+        assert (name in names) == (f"no peer    {name}: " not in done.stderr)
+
+
 def test_the_best_of_a_group_is_shown(
     app: Any, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

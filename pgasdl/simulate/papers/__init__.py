@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pgasdl.simulate.papers import caffegpi, mimatrix, s_caffe, swcaffe
+from pgasdl.simulate.papers import caffegpi, dmath, mimatrix, s_caffe, swcaffe
 from pgasdl.simulate.papers.study import Study
 
 STUDIES: dict[str, Callable[[], Study]] = {
@@ -12,4 +12,5 @@ STUDIES: dict[str, Callable[[], Study]] = {
     "swcaffe": swcaffe.study,
     "mimatrix": mimatrix.study,
     "caffegpi": caffegpi.study,
+    "dmath": dmath.study,
 }
