@@ -85,7 +85,15 @@ PEER_KINDS = {
     "gloo": PeerKind(
         "bench.peers.gloo", ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}, ways=("send",)
     ),
-    "blas": PeerKind("bench.peers.blas", (), ways=(), matrices=("product",), alone=True),
+    # Its threads would go on looking for work for a while, on the processor of whose turn it is.
+    "blas": PeerKind(
+        "bench.peers.blas",
+        (),
+        environ={"OPENBLAS_THREAD_TIMEOUT": "20"},
+        ways=(),
+        matrices=("product",),
+        alone=True,
+    ),
     "dtensor-gloo": _dtensor("gloo", {"GLOO_SOCKET_IFNAME": "lo"}),
     "dtensor-pgasdl": _dtensor("pgasdl", {}),
     "scalapack": PeerKind(

@@ -123,7 +123,11 @@ class _Product:
             ]
             self._sums = list(self._to_add(a.layout))
             self.products.reserve((down, across) for _, down, across in self._sums)
-        self._goals = [(panels(a, b, whole), whole, out) for whole, out in goals]
+        group = space.group
+        where = group.rank, group.size, group.mapped
+        self._goals = [
+            (panels(a.layout, b.layout, whole, *where), whole, out) for whole, out in goals
+        ]
         todo = [each for parts, _, _ in self._goals for each in parts]
         self._adds = len({(rows, columns) for rows, _, columns in todo}) < len(todo)
         a.reserve((rows, inner) for rows, inner, _ in todo)

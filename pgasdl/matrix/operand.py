@@ -40,12 +40,6 @@ class Operand:
         """The transposed one."""
         return Operand(self.array, not self._turned)
 
-    def missing(self, rows: Range, columns: Range) -> int:
-        """Return how many elements of a window other ranks have."""
-        pieces = self._pieces(self._extent(rows, columns))
-        rank = self.array.space.rank
-        return sum(n for holder, _, n in pieces if holder != rank)
-
     def reserve(self, windows: Iterable[tuple[Range, Range]]) -> None:
         """Make the buffers for some windows, in the pool if that has room."""
         extents = [self._extent(*each) for each in windows]
@@ -84,10 +78,9 @@ class Operand:
         return pieces_of(self.array.layout, extent, space.rank, space.group.size)
 
     def _extent(self, rows: Range, columns: Range) -> Extent:
-        if self._turned:
-            rows, columns = columns, rows
-        return rows[0], columns[0], _length(rows), _length(columns)
+        return extent_of(columns, rows) if self._turned else extent_of(rows, columns)
 
 
-def _length(each: Range) -> int:
-    return each[1] - each[0]
+def extent_of(rows: Range, columns: Range) -> Extent:
+    """Return the extent of some rows and columns."""
+    return rows[0], columns[0], rows[1] - rows[0], columns[1] - columns[0]

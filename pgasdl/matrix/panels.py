@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import TypeVar
 
 import numpy as np
 
 from pgasdl.matrix.elements import Array
-from pgasdl.matrix.operand import Operand, Range
+from pgasdl.matrix.layout import Layout
+from pgasdl.matrix.moves import pieces_of
+from pgasdl.matrix.operand import Range, extent_of
 from pgasdl.matrix.space import Space
 
 T = TypeVar("T")
@@ -24,25 +27,34 @@ SPARE = 1024
 Panel = tuple[Range, Range, Range]
 
 
-def panels(a: Operand, b: Operand, whole: Panel) -> list[Panel]:
-    """Cut a product, so that BLAS takes operands in place, or else panels that are not too large.
+@lru_cache(1024)
+def panels(
+    a: Layout, b: Layout, whole: Panel, rank: int, size: int, mapped: bool
+) -> tuple[Panel, ...]:
+    """Cut a rank's product, so that BLAS takes operands in place, or else panels not too large.
 
-    They begin with what this rank has.
+    They begin with what the rank has.
     """
     rows, inner, columns = whole
     if not all(begin < end for begin, end in whole):
-        return []
-    tall = _cuts(rows, ((b.row, b.rows) for b in a.layout.blocks))
-    wide = _cuts(columns, ((b.column, b.columns) for b in b.layout.blocks))
-    deep = _cuts(inner, ((b.column, b.columns) for b in a.layout.blocks))
-    deep = sorted({*deep, *_cuts(inner, ((b.row, b.rows) for b in b.layout.blocks))})
-    mapped = a.array.space.group.mapped
+        return ()
+    tall = _cuts(rows, ((block.row, block.rows) for block in a.blocks))
+    wide = _cuts(columns, ((block.column, block.columns) for block in b.blocks))
+    deep = _cuts(inner, ((block.column, block.columns) for block in a.blocks))
+    deep = sorted({*deep, *_cuts(inner, ((block.row, block.rows) for block in b.blocks))})
     if not (mapped and all(map(_coarse, (tall, wide, deep)))):
         width = max(_NARROWEST, _LARGEST // max(rows[1] - rows[0], columns[1] - columns[0]))
         tall, wide, deep = [*rows], [*columns], _merged(deep, width)
     found = list(product(pairwise(tall), pairwise(wide), pairwise(deep)))
+
+    def missing(layout: Layout, down: Range, across: Range) -> int:
+        pieces = pieces_of(layout, extent_of(down, across), rank, size)
+        return sum(n for holder, _, n in pieces if holder != rank)
+
+    lacks = [missing(a, down, depth) + missing(b, depth, across) for down, across, depth in found]
+    first = lacks.index(min(lacks))
     parts = [(down, depth, across) for down, across, depth in found]
-    return _rotated(a, b, parts)
+    return (*parts[first:], *parts[:first])
 
 
 def _cuts(whole: Range, blocks: Iterable[Range]) -> list[int]:
@@ -67,13 +79,6 @@ def _merged(cuts: list[int], width: int) -> list[int]:
     if found[-1] < cuts[-1]:
         found.append(cuts[-1])
     return found
-
-
-def _rotated(a: Operand, b: Operand, parts: list[Panel]) -> list[Panel]:
-    """Begin with the panel that has the fewest elements of peers."""
-    missing = [a.missing(rows, inner) + b.missing(inner, columns) for rows, inner, columns in parts]
-    first = missing.index(min(missing))
-    return parts[first:] + parts[:first]
 
 
 def ahead(space: Space, parts: Sequence[T], fetch: Callable[[T, int], U]) -> Iterator[tuple[T, U]]:
