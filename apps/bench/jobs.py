@@ -94,6 +94,14 @@ PEER_KINDS = {
         matrices=("product",),
         alone=True,
     ),
+    "dask": PeerKind(
+        "bench.peers.blas",
+        ("dask",),
+        environ={"BENCH_DASK": "1", "OPENBLAS_NUM_THREADS": "1"},
+        ways=(),
+        matrices=("product", "remap"),
+        alone=True,
+    ),
     "dtensor-gloo": _dtensor("gloo", {"GLOO_SOCKET_IFNAME": "lo"}),
     "dtensor-pgasdl": _dtensor("pgasdl", {}),
     "scalapack": PeerKind(

@@ -149,14 +149,15 @@ def in_pool(group: Group, array: Array) -> bool:
 
 
 def _told(group: Group, flats: Sequence[Array], buffers: Sequence[Array]) -> bytes:
-    if not all(in_pool(group, each) for each in (*flats, *buffers)):
+    places = [_place_of(group, flat) if flat.size else _EMPTY for flat in flats]
+    if None in places or not all(in_pool(group, each) for each in buffers):
         return _OUTSIDE
-    return " ".join(_place_of(group, flat) or _EMPTY for flat in flats).encode()
+    return " ".join(map(str, places)).encode()
 
 
 def _place_of(group: Group, array: Array) -> str | None:
-    """Return where an array lies in the pool; None: nowhere, or it is empty."""
-    segment, offset = _context(group).segments.at(memory_of(array)) if array.size else (None, 0)
+    """Return where an array lies in the pool; None: it does not."""
+    segment, offset = _context(group).segments.at(memory_of(array))
     if segment is None or not segment.pooled or not group.within(segment.group):
         return None
     return f"{segment.id} {offset}"

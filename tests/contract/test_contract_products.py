@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from contract_harness import contract
 
 import pgasdl.matrix as pm
 from pgasdl.buffers import DTYPES
-from pgasdl.errors import LayoutError, MismatchError
+from pgasdl.errors import LayoutError, MismatchError, PeerLost, Timeout
 
 SIZES = (0, 1, 2, 5, 31, 130)
 
@@ -121,3 +122,70 @@ def test_products_that_disagree_are_told(ctx: Any) -> None:
     a = pm.zeros(ctx, (8, 8))
     with pytest.raises(MismatchError, match="product of"):
         pm.matmul(a, a, stationary="result" if ctx.rank else "a")
+
+
+@contract(ranks=3)
+def test_products_in_a_group(ctx: Any) -> None:
+    """Layouts name places in it; the others take no part."""
+    if ctx.rank == 1:
+        return
+    group = ctx.group([0, 2])
+    ctx.pool(1 << 20, group=group)
+    dice = random.Random(4)
+    A, B = (whole_numbers(dice, (40, 40), "float32") for _ in range(2))
+    a, b = pm.array(group, A), pm.array(group, B, "columns")
+    for stays in ("result", "a", "b"):
+        assert np.array_equal(np.asarray(pm.matmul(a, b, stationary=stays)), A @ B)
+    group.delete()
+
+
+@contract(ranks=2)
+def test_a_loop_of_products_registers_nothing(ctx: Any) -> None:
+    ctx.pool(1 << 20)
+    a, b = (pm.standard_normal(ctx, (48, 48), seed) for seed in (1, 2))
+    places = set()
+    for turn in range(12):
+        if turn == 2:
+            before = ctx.counters().registrations
+        c = a @ b
+        places.add(c.flat.ctypes.data)
+        del c
+    assert ctx.counters().registrations == before
+    assert len(places) <= 2
+
+
+@contract(ranks=2, timeout=0.3)
+def test_a_product_that_timed_out_goes_on(ctx: Any) -> None:
+    """By the same call; meanwhile every other one is refused."""
+    ctx.pool(1 << 20, timeout=10)
+    dice = random.Random(5)
+    A, B = (whole_numbers(dice, (20, 20), "float64") for _ in range(2))
+    a, b = pm.array(ctx, A), pm.array(ctx, B)
+    ctx.barrier(timeout=10)
+    if ctx.rank == 1:
+        time.sleep(1)
+        c = a @ b
+    else:
+        n_timeouts = 0
+        while True:
+            try:
+                c = a @ b
+                break
+            except Timeout:
+                n_timeouts += 1
+                with pytest.raises(MismatchError, match="call it again"):
+                    pm.matmul(a, b, stationary="a")
+        assert n_timeouts
+    ctx.barrier(timeout=10)
+    assert np.array_equal(np.asarray(c), A @ B)
+
+
+@contract(ranks=3, meet=False)
+def test_a_lost_rank_ends_products(ctx: Any) -> None:
+    ctx.pool(1 << 20)
+    a = pm.standard_normal(ctx, (30, 30), 1)
+    a @ a
+    if ctx.rank == 1:
+        return
+    with pytest.raises(PeerLost, match="rank 1"):
+        a @ a
