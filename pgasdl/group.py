@@ -192,8 +192,8 @@ class Group:
         out = np.empty_like(arrays[0])
         if out.size:
             _native.reduce(
-                [(memory_of(out).address, element)],
-                [(memory_of(array, writable=False).address, element) for array in arrays],
+                [(out.ctypes.data, element)],
+                [(array.ctypes.data, element) for array in arrays],
                 out.size,
                 1 / len(arrays) if op == "mean" else 1.0,
                 "sum" if op == "mean" else op,
