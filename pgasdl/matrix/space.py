@@ -162,7 +162,8 @@ class Space:
         at: tuple[int, int] | None,
     ) -> bool:
         """Fill ``taken`` out of peers' memory; False: some rank's part lies outside the pool."""
-        what = f"{_what(source, target, at)}, {given.dtype.num} to {taken.dtype.num}"
+        dtypes = core_dtype(given.dtype), core_dtype(taken.dtype)
+        what = "{}, {} to {}".format(_what(source, target, at), *dtypes)
         pieces = pieces_between(source, target, self.rank, self.group.size, at)
         with self.steps(what) as steps:
             with self.during("wait"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 import pgasdl.matrix as pm
 from pgasdl.context import Context
@@ -103,6 +104,7 @@ class _Linear(torch.autograd.Function):
         return found if bias is None else found.add_(bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, matrix = ctx.inputs, ctx.matrix
         (of_outputs,) = gradients

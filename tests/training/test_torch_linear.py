@@ -108,6 +108,11 @@ def test_wrong_inputs_are_refused() -> None:
             model(torch.ones(2, 4, dtype=torch.float64))
         with pytest.raises(pgasdl.BufferRefused, match="of float32 or float64"):
             DistributedLinear(ctx, nn.Linear(4, 3, dtype=torch.float16))
+        (gradient,) = torch.autograd.grad(
+            model(torch.ones(2, 4)).square().sum(), model.weight, create_graph=True
+        )
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
         optimizer = torch.optim.SGD(model.parameters())
         with pytest.raises(pgasdl.ConfigError, match="exchanges its own gradients"):
             pgasdl.torch.attach(nn.Sequential(model), optimizer, context=ctx)
