@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layout_tools import layouts
 from plan_tools import deletions
 
 from pgasdl.errors import LayoutError, PlanError
@@ -18,16 +19,6 @@ from pgasdl.plans.check import check
 from pgasdl.plans.checker.results import moved
 
 MOST = 3
-
-
-@st.composite
-def layouts(draw: st.DrawFn, shape: tuple[int, int], size: int) -> Layout:
-    """A layout on some ranks, in any order."""
-    ranks = draw(st.permutations(range(size)))[: draw(st.integers(1, size))]
-    sides = st.tuples(st.integers(1, 3), st.integers(1, 3))
-    makes = (rows, columns, grid, replicated, lambda s, r: cyclic(s, r, draw(sides)))
-    made = draw(st.sampled_from(makes))(shape, ranks)
-    return Layout(shape, draw(st.permutations(made.blocks)))
 
 
 @st.composite
