@@ -164,53 +164,49 @@ def beside_jobs(ctx: pgasdl.Context, given: argparse.Namespace, output: Output) 
         for peer in started:
             stack.callback(peer.close)
         ctx.barrier(timeout=PATIENCE)
-        session = Session(
-            ctx, output, rounds=given.repeat, seconds=given.seconds, payload=payload(given)
-        )
-        if session.floors is None:
-            raise UnavailableError("the floor is measured in memory that all ranks map")
+        most = 4096 if given.op in _MATRICES else payload(given)
+        session = Session(ctx, output, rounds=given.repeat, seconds=given.seconds, payload=most)
         session.header(f"beside others: {given.op}")
         for peer in started:
             session.say(f"peer       {peer.name}: {peer.version}")
         for reason in missing:
             output.warn(f"no peer    {reason}")
-        beside, comparison = (
-            Beside(session, session.floors, started, given.plan),
-            Comparison(session),
-        )
+        comparison = Comparison(session)
         comparison.begin()
-        if given.op == "model":
-            for name in given.models:
-                groups, free = beside.model(name)
-                comparison.measure(name, 4 * sum(models.layers(name)), groups)
-                free()
+        if given.op in _MATRICES:
+            compare_matrices(session, started, comparison, given)
         else:
-            make = beside.writes if given.op == "write_notify" else beside.allreduce
-            for nbytes in given.sizes:
-                groups, free = make(nbytes)
-                comparison.measure(given.op, nbytes, groups)
-                free()
+            compare_exchanges(session, started, comparison, given)
         comparison.end()
 
 
-def beside_matrices(ctx: pgasdl.Context, given: argparse.Namespace, output: Output) -> None:
-    """Measure products or remaps beside jobs of other libraries."""
-    started, missing = start(given.peers, ctx.size) if ctx.rank == 0 else ([], [])
-    with contextlib.ExitStack() as stack:
-        for peer in started:
-            stack.callback(peer.close)
-        ctx.barrier(timeout=PATIENCE)
-        session = Session(ctx, output, rounds=given.repeat, seconds=given.seconds)
-        session.header(f"beside others: {given.op}")
-        for peer in started:
-            session.say(f"peer       {peer.name}: {peer.version}")
-        for reason in missing:
-            output.warn(f"no peer    {reason}")
-        matrices, comparison = Matrices(session, started, max(given.sizes)), Comparison(session)
-        comparison.begin()
-        for n in given.sizes:
-            comparison.measure(given.op, 4 * n * n, getattr(matrices, given.op)(n))
-        comparison.end()
+def compare_matrices(
+    session: Session, peers: Sequence[Peer], comparison: Comparison, given: argparse.Namespace
+) -> None:
+    """Measure products or remaps of each size."""
+    matrices = Matrices(session, peers, max(given.sizes))
+    for n in given.sizes:
+        comparison.measure(given.op, 4 * n * n, getattr(matrices, given.op)(n))
+
+
+def compare_exchanges(
+    session: Session, peers: Sequence[Peer], comparison: Comparison, given: argparse.Namespace
+) -> None:
+    """Measure writes, allreduces or the gradients of networks."""
+    if session.floors is None:
+        raise UnavailableError("the floor is measured in memory that all ranks map")
+    beside = Beside(session, session.floors, peers, given.plan)
+    if given.op == "model":
+        for name in given.models:
+            groups, free = beside.model(name)
+            comparison.measure(name, 4 * sum(models.layers(name)), groups)
+            free()
+        return
+    make = beside.writes if given.op == "write_notify" else beside.allreduce
+    for nbytes in given.sizes:
+        groups, free = make(nbytes)
+        comparison.measure(given.op, nbytes, groups)
+        free()
 
 
 def beside_calls(ctx: pgasdl.Context, given: argparse.Namespace, output: Output) -> None:
@@ -239,8 +235,7 @@ def main() -> None:
     given = options()
     with pgasdl.init() as ctx:
         output = Output(ctx.rank, as_json=given.json)
-        run = beside_matrices if given.op in _MATRICES else beside_calls
-        (beside_jobs if given.op in _JOBS else run)(ctx, given, output)
+        (beside_jobs if given.op in (*_JOBS, *_MATRICES) else beside_calls)(ctx, given, output)
 
 
 if __name__ == "__main__":
