@@ -56,7 +56,7 @@ def pairs_between(
     }
 
 
-@lru_cache(1024)
+@lru_cache(256)
 def pieces_between(
     source: Layout, target: Layout, rank: int, size: int, at: tuple[int, int] | None = None
 ) -> Pieces:

@@ -8,12 +8,12 @@ from pathlib import Path
 import jobs
 import pytest
 from support.places import APPS
-from tiers import full
 
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("size", full([2, 3], quick=1))
+@pytest.mark.full
+@pytest.mark.parametrize("size", [2, 3])
 def test_both_trainings_lose_the_same(size: int, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "hybrid.png"
