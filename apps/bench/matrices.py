@@ -46,6 +46,8 @@ class Matrices:
         """Return the contenders of rows to columns; first a copy of as many rows of a block."""
         a = pm.fromfunction(self._context, lambda i, j: i + j, (n, n))
         b = a.remap("columns")
+        if b[n - 1, n - 1] != 2 * n - 2:
+            raise MismatchError("a remap has changed the last element: no figures")
         rows, columns = a.flat.reshape(-1, n), b.flat.reshape(n, -1)
         spare = np.empty_like(columns)
         width = columns.shape[1]
@@ -81,11 +83,7 @@ class Matrices:
         groups = {name: list(group) for name, group in ours.items()}
         for name in self._names:
             peer = self._peers.get(name)  # None: this is not rank 0
-            ask = None if peer is None else partial(_ask, peer, what, n)
+            ask = None if peer is None else partial(peer.times, what, n)
             one = Contender("", asked(self._context, ask), 1 if n >= _LARGE else 0)
             groups.setdefault(name, []).append(one)
         return {first: groups.pop(first), **groups} if first in groups else groups
-
-
-def _ask(peer: Peer, what: str, n: int, calls: int) -> list[float]:
-    return peer.times(what, n, calls)

@@ -485,8 +485,7 @@ void bind_exchange(nb::module_& module) {
       },
       "context"_a, "peer"_a, "rows"_a, "count"_a, "target"_a, "source"_a,
       "Copy ``count`` sets of rows, whose numbers lie at ``rows``, out of memory of ``peer`` at "
-      "one "
-      "(address, dtype) to another; nothing is checked.");
+      "one (address, dtype) to another; nothing is checked.");
 }
 
 }  // namespace pgasdl

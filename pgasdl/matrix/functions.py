@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pgasdl.matrix import elementwise, products
 from pgasdl.matrix.array import DistributedArray, make
+from pgasdl.matrix.serving import served
 
 
 def whole(value: Any) -> Any:
@@ -56,3 +57,12 @@ DISTRIBUTED: dict[Any, Callable[..., Any]] = {
     np.ndim: lambda array: array.ndim,
     np.size: lambda array, axis=None: array.size if axis is None else array.shape[axis],
 }
+
+
+@served
+def call(function: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call one of NumPy's functions: as it is above, or with the whole, as every rank has it."""
+    if function in DISTRIBUTED:
+        return DISTRIBUTED[function](*inputs, **options)
+    given = {name: whole(each) for name, each in options.items()}
+    return function(*map(whole, inputs), **given)

@@ -189,9 +189,6 @@ class Layout:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def __reduce__(self) -> tuple[type[Layout], tuple[Shape, tuple[Block, ...], str]]:
-        return Layout, (self.shape, self.blocks, self.name)
-
     def __repr__(self) -> str:
         m, n = self.shape
         at = "no rank" if not self.ranks else f"ranks {_short(self.ranks)}"

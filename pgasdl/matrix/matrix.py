@@ -26,16 +26,11 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
             return NotImplemented
         return elementwise.apply(ufunc, inputs, **options)
 
-    @served
     def __array_function__(
         self, function: Any, types: Any, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         del types
-        if function in functions.DISTRIBUTED:
-            return functions.DISTRIBUTED[function](*inputs, **options)
-        # Whatever else NumPy has works on the whole, as every rank has it.
-        given = {name: functions.whole(each) for name, each in options.items()}
-        return function(*map(functions.whole, inputs), **given)
+        return functions.call(function, inputs, options)
 
     @served
     def sum(self, axis: int | None = None) -> Any:

@@ -95,13 +95,13 @@ def matmul_into(left: Any, right: Any, out: tuple[Any] | None = None) -> Any:
     if not isinstance(goal, DistributedArray):
         return NotImplemented
     goal.require_original()
+    shape = (*left.shape[:-1], *right.shape[1:])
+    if shape != goal.shape:
+        raise LayoutError(f"a product of shape {shape} into {goal.shape}")
+    element = np.result_type(left.dtype, right.dtype)
+    if not np.can_cast(element, goal.dtype, "same_kind"):
+        raise BufferRefused(f"a result of {element} into {goal.dtype}, which is of another kind")
     found = matmul(left, right)
-    if np.shape(found) != goal.shape:
-        raise LayoutError(f"a product of shape {np.shape(found)} into {goal.shape}")
-    if not np.can_cast(found.dtype, goal.dtype, "same_kind"):
-        raise BufferRefused(
-            f"a result of {found.dtype} into {goal.dtype}, which is of another kind"
-        )
     goal.flat[:] = found.remap(goal.layout).flat
     goal.changed()
     return goal

@@ -6,11 +6,9 @@ Each operation that a program calls (:func:`served`) is sent to the workers by i
 
 from __future__ import annotations
 
-import io
-import pickle
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pgasdl import _native
 from pgasdl.errors import BufferRefused, LayoutError, PeerLost, PlanError, Timeout
 from pgasdl.group import Group
+from pgasdl.matrix.message import decode, encode
 
 if TYPE_CHECKING:
     from pgasdl.context import Context
@@ -27,13 +26,14 @@ _operations: dict[str, Callable[..., Any]] = {}
 _masters: dict[Any, _Master] = {}  # by context: loopback has several in one process
 # The same on all ranks, before anything has moved: the program may catch them, and go on.
 _REFUSALS = (LayoutError, BufferRefused, PlanError, TypeError, ValueError, IndexError)
-_LAST, _MORE = b"\0", b"\1"
+_FIRST, _MORE = 2, 1  # flags of a message's first byte
 
 
 class Numbered:
     """What a master and its workers know by a number."""
 
-    number: int | None = None
+    # The master or worker that it belongs to, and the number there.
+    label: tuple[object, int] | None = None
     # Where to find its context.
     space: Any
 
@@ -45,7 +45,7 @@ def served(function: Function) -> Function:
 
     @wraps(function)
     def call(*inputs: Any, **options: Any) -> Any:
-        master = _master_of((*inputs, *options.values())) if _masters else None
+        master = _master_of([inputs, options]) if _masters else None
         if master is None or master.busy:
             return function(*inputs, **options)
         return master.run(name, inputs, options)
@@ -73,7 +73,10 @@ def serve(context: Context, program: Callable[..., Any], *inputs: Any) -> Any:
     Raises
     ------
     TypeError
-        An operand cannot be sent, such as a lambda: on rank 0, and nothing is lost.
+        An operand cannot be sent: a function that is not NumPy's, say. On rank 0, and nothing is
+        lost.
+    Timeout
+        A worker has not taken an earlier operation. Later ones raise it, too.
     PeerLost
         A rank died. Other exceptions of the program end the work of all ranks, and are raised on
         rank 0.
@@ -94,15 +97,16 @@ def serve(context: Context, program: Callable[..., Any], *inputs: Any) -> Any:
         _Worker(context).work()
         return None
     master = _masters[context] = _Master(context)
-    lost = None
     try:
-        return program(context, *inputs)
-    except PeerLost as error:
-        lost = error
+        result = program(context, *inputs)
+    except BaseException as error:
+        master.give_up(error)
         raise
+    else:
+        master.send(None)
+        return result
     finally:
         del _masters[context]
-        master.end(lost)
 
 
 def quiet(context: Context) -> AbstractContextManager[None]:
@@ -113,7 +117,7 @@ def quiet(context: Context) -> AbstractContextManager[None]:
 
 def is_master(where: Context | Group) -> bool:
     """Whether this rank runs a program, and is not inside an operation."""
-    master = _master_of((where,)) if _masters else None
+    master = _master_of(where) if _masters else None
     return master is not None and not master.busy
 
 
@@ -124,30 +128,29 @@ class Local:
         self.value = value
 
 
-def _master_of(values: Iterable[Any]) -> _Master | None:
-    for value in values:
-        if isinstance(value, Numbered):
-            return _masters.get(value.space.context)
-        if isinstance(value, Group | _native.ContextCore):
-            return _masters.get(value.context if isinstance(value, Group) else value)
-        if isinstance(value, dict) and (found := _master_of(value.values())) is not None:
-            return found
+def _master_of(value: Any) -> _Master | None:
+    """Return the master of the first matrix, group or context in some operands."""
+    if isinstance(value, Numbered):
+        return _masters.get(value.space.context)
+    if isinstance(value, Group | _native.ContextCore):
+        return _masters.get(value.context if isinstance(value, Group) else value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(_master_of, value)), None)
     return None
 
 
-def _label(result: Any, number: int) -> bool:
-    """Give a new matrix its number; False: it has one, or it is none."""
-    new = isinstance(result, Numbered) and result.number is None
-    if new:
-        result.number = number
-    return new
+def _is_new(result: Any, owner: object) -> bool:
+    """Whether it is a matrix that has no number here yet."""
+    return isinstance(result, Numbered) and (result.label is None or result.label[0] is not owner)
 
 
 class _Master:
     """Sends what rank 0 does to all others."""
 
     def __init__(self, context: Context) -> None:
-        self.busy = False
+        self.busy = self._broken = False
         self._context = context
         self._next = 0
         self._dropped: deque[int] = deque()
@@ -155,12 +158,15 @@ class _Master:
     def run(self, name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Do an operation on all ranks."""
         number = self._next
-        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        dropped = list(self._dropped)
         self.send((dropped, name, number, inputs, options))
         self._next += 1
+        for _ in dropped:
+            self._dropped.popleft()
         with self.quiet():
             result = _operations[name](*inputs, **options)
-        if _label(result, number):
+        if _is_new(result, self):
+            result.label = self, number
             weakref.finalize(result, self._dropped.append, number).atexit = False
         return result
 
@@ -173,27 +179,41 @@ class _Master:
         finally:
             self.busy = before
 
-    def end(self, lost: PeerLost | None) -> None:
-        """Let all workers end that are still there; ``lost``: which rank is not."""
+    def give_up(self, error: BaseException) -> None:
+        """Let all workers end that are still there, with PeerLost if that is why."""
+        lost = [str(error), error.rank] if isinstance(error, PeerLost) else None
+        if self._broken and lost is None:
+            return  # the failure of this rank ends them
         for rank in range(1, self._context.size):
-            with nullcontext() if lost is None else suppress(PeerLost):
+            self._broken = False
+            with suppress(PeerLost, Timeout):
                 self.send(lost, [rank])
 
     def send(self, what: object, ranks: Sequence[int] | None = None) -> None:
         """Send to workers, in messages of the length that there is; None: to all."""
-        file = io.BytesIO()
-        try:
-            _Pickler(file, self._context).dump(what)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise TypeError(
-                f"workers cannot get this operand, for which they need its name: {error}"
-            ) from error
-        blob, longest = file.getvalue(), self._context.limits.passive_bytes - 1
+        if self._broken:
+            raise Timeout("not all workers have had an earlier operation: serve() has to end")
+        blob, longest = encode(what, self._name), self._context.limits.passive_bytes - 1
+        self._broken = True  # until all have it
         for begin in range(0, len(blob), longest):
-            last = begin + longest >= len(blob)
-            message = (_LAST if last else _MORE) + blob[begin : begin + longest]
+            flags = (_FIRST if begin == 0 else 0) | (_MORE if begin + longest < len(blob) else 0)
+            message = bytes([flags]) + blob[begin : begin + longest]
             for rank in range(1, self._context.size) if ranks is None else ranks:
                 self._context.passive_send(message, rank)
+        self._broken = False
+
+    def _name(self, value: Any) -> list[Any] | None:
+        """Name what workers have."""
+        if isinstance(value, Numbered):
+            owner, number = value.label or (None, 0)
+            if owner is not self:
+                raise LayoutError(f"{value} was not made by the program that runs on a master")
+            return ["matrix", number]
+        if isinstance(value, Group) and value is not self._context.world:
+            raise LayoutError("a master's matrices are of all ranks, not of a group")
+        if isinstance(value, Local):
+            return ["local"]
+        return ["context"] if value is self._context or isinstance(value, Group) else None
 
 
 class _Worker:
@@ -213,10 +233,11 @@ class _Worker:
                 result = _operations[name](*inputs, **options)
             except _REFUSALS:
                 continue
-            if _label(result, number):
+            if _is_new(result, self):
+                result.label = self, number
                 self._arrays[number] = result
-        if isinstance(message, PeerLost):
-            raise message
+        if message is not None:
+            raise PeerLost(*message)
 
     def _receive(self) -> Any:
         blob, more = b"", True
@@ -227,41 +248,12 @@ class _Worker:
                 continue  # the master has something else to do; its end would raise PeerLost
             if sender != 0:
                 raise BufferRefused(f"a passive message of rank {sender} to a worker of a master")
-            more = message[:1] == _MORE
-            blob += message[1:]
-        return _Unpickler(io.BytesIO(blob), self._context, self._arrays).load()
+            more = bool(message[0] & _MORE)
+            blob = (b"" if message[0] & _FIRST else blob) + message[1:]
+        return decode(blob, self._find)
 
-
-class _Pickler(pickle.Pickler):
-    """Names what workers have: matrices by their numbers."""
-
-    def __init__(self, file: io.BytesIO, context: Context) -> None:
-        super().__init__(file)
-        self._context = context
-
-    def persistent_id(self, value: Any) -> Any:
-        if isinstance(value, Numbered):
-            if value.number is None or value.space.context is not self._context:
-                raise LayoutError(f"{value} was not made by the program that runs on a master")
-            return "matrix", value.number
-        if value is self._context:
-            return "context", 0
-        if isinstance(value, Group):
-            if value is not self._context.world:
-                raise LayoutError("a master's matrices are of all ranks, not of a group")
-            return "world", 0
-        return ("local", 0) if isinstance(value, Local) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    """Takes what the master named. A message is from rank 0, which runs the same program."""
-
-    def __init__(self, file: io.BytesIO, context: Context, arrays: dict[int, Numbered]) -> None:
-        super().__init__(file)
-        self._context, self._arrays = context, arrays
-
-    def persistent_load(self, what: tuple[str, int]) -> Any:
-        kind, number = what
-        if kind == "matrix":
-            return self._arrays[number]
-        return {"context": self._context, "world": self._context.world, "local": Local(None)}[kind]
+    def _find(self, name: list[Any]) -> Any:
+        """Return what the master named."""
+        if name[0] == "matrix":
+            return self._arrays[name[1]]
+        return Local(None) if name[0] == "local" else self._context

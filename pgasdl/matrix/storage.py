@@ -9,7 +9,7 @@ from pgasdl.errors import BufferRefused
 from pgasdl.group import Group
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.layout import Layout
-from pgasdl.matrix.serving import served
+from pgasdl.matrix.serving import Local, served
 from pgasdl.matrix.space import space_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _VECTORS = "vectors"  # beside the caller's state: a vector is stored as a column
 
 
-@served
 def save(
     checkpoints: Checkpoints,
     iteration: int,
@@ -53,6 +52,17 @@ def save(
     """
     if not arrays:
         raise BufferRefused("a checkpoint of no matrix: Checkpoints.save writes a state alone")
+    _save(checkpoints, iteration, arrays, Local(state or {}), timeout)
+
+
+@served
+def _save(
+    checkpoints: Checkpoints,
+    iteration: int,
+    arrays: dict[str, DistributedArray],
+    state: Local,
+    timeout: float | None,
+) -> None:
     members = list(arrays.values())
     require_same_space(*members)
     shards = [
@@ -69,7 +79,7 @@ def save(
     group = members[0].space.group
     checkpoints.save_sharded(
         iteration,
-        {_VECTORS: vectors, "state": state or {}},
+        {_VECTORS: vectors, "state": state.value},
         shards,
         lambda blob: group.allgather("a checkpoint of matrices", blob, timeout),
     )

@@ -99,8 +99,8 @@ class _Linear(torch.autograd.Function):
         matrix.changed()  # by the optimizer
         inputs = _kept(x, matrix)
         outputs = pm.matmul(inputs, matrix, transpose_b=True, layout="rows")
-        ctx.inputs, ctx.matrix, ctx.has_bias = inputs, matrix, bias is not None
-        found = torch.from_numpy(outputs.flat).view(len(x), -1)
+        ctx.inputs, ctx.matrix = inputs, matrix
+        found = torch.from_numpy(outputs.flat).view(len(x), matrix.shape[0])
         return found if bias is None else found.add_(bias)
 
     @staticmethod
@@ -114,7 +114,7 @@ class _Linear(torch.autograd.Function):
         of_x = of_weight = of_bias = None
         if needs_x:
             found = pm.matmul(given, matrix, layout="rows")
-            of_x = torch.from_numpy(found.flat).view(len(of_outputs), -1)
+            of_x = torch.from_numpy(found.flat).view(len(of_outputs), matrix.shape[1])
         if needs_weight:
             found = pm.matmul(given, inputs, transpose_a=True, layout=matrix.layout)
             of_weight = torch.from_numpy(found.flat).div_(group.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from contract_harness import contract
 
 import pgasdl
 import pgasdl.matrix as pm
+from pgasdl.buffers import DTYPES
+from pgasdl.checkpoint import Checkpoints
 
 
 def program(ctx: Any) -> list[Any]:
@@ -28,6 +31,10 @@ def program(ctx: Any) -> list[Any]:
     a *= 2
     a.changed()
     found += [kept.softmax(), a.astype(np.float32), pm.zeros(ctx, (0, 3)), a.everywhere()]
+    where = slice(None, 3), np.int64(2)
+    found += [a[where], a[..., 0], np.linalg.norm(a * np.float32(2)), a + np.arange(6) > 3]
+    found += [a * np.ones((9, 6), DTYPES["bfloat16"]), np.concatenate([a, b]), a.astype(np.float16)]
+    found.append(a.remap(pm.cyclic((9, 6), range(ctx.size), (2, 4)), "float32"))
     told = pm.explain(ctx, lambda: a @ b.T)
     return [np.asarray(each) for each in found] + [(told.nbytes, told.messages)]
 
@@ -46,7 +53,7 @@ def test_a_master_has_the_same(ctx: Any) -> None:
 @contract(ranks=2)
 def test_what_a_master_is_refused(ctx: Any) -> None:
     """Rank 0 is told, and goes on; a workers' failure would end both."""
-    before = pm.zeros(ctx, (2, 2))
+    before, theirs = pm.zeros(ctx, (2, 2)), []
 
     def refused(ctx: Any) -> float:
         a = pm.zeros(ctx, (4, 3))
@@ -54,16 +61,25 @@ def test_what_a_master_is_refused(ctx: Any) -> None:
             a @ a
         with pytest.raises(IndexError, match="step"):
             a[::2]
-        with pytest.raises(TypeError, match="for which they need its name"):
+        with pytest.raises(TypeError, match="only values, matrices and NumPy"):
             pm.fromfunction(ctx, lambda i: i, 3)
+        for wrong in (np.array([{}]), object(), np.ndarray, print):
+            with pytest.raises(TypeError, match="only values"):
+                pm.full(ctx, (2, 2), wrong)
         with pytest.raises(pgasdl.LayoutError, match="not made by the program"):
             before + 1
         with pytest.raises(pgasdl.LayoutError, match="not of a group"):
             pm.zeros(ctx.group([0]), (2, 2))
+        theirs.append(a)
         large = pm.array(ctx, np.full((300, 400), 2.0)) + np.ones((300, 400))  # many messages
         return float((large + (a + 1).sum()).max())
 
     assert pm.serve(ctx, refused) == (15 if ctx.rank == 0 else None)
+    if ctx.rank == 0:
+        with pytest.raises(pgasdl.LayoutError, match="not made by the program"):
+            pm.serve(ctx, lambda _: theirs[0].sum())  # that of another one
+    else:
+        pm.serve(ctx, refused)
     with pytest.raises(KeyError) if ctx.rank == 0 else pytest.MonkeyPatch.context():
         pm.serve(ctx, lambda ctx: {}["nothing"])
     assert (np.asarray(before) == 0).all()  # the workers have left, and all go on
@@ -77,3 +93,35 @@ def test_a_worker_that_died_is_told(ctx: Any) -> None:
     with pytest.raises(pgasdl.PeerLost, match="rank 1") as lost:
         pm.serve(ctx, lambda ctx: [pm.zeros(ctx, (4, 4)).sum() for _ in range(9)])
     assert lost.value.rank == 1
+
+
+@contract(ranks=2)
+def test_a_master_writes_and_reads_checkpoints(ctx: Any) -> None:
+    def program(ctx: Any) -> bool:
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoints = Checkpoints(folder)
+            a = pm.standard_normal(ctx, (5, 4), 1)
+            pm.save(checkpoints, 3, {"a": a}, {"step": [3]})
+            found = checkpoints.open_last()
+            assert found is not None and pm.load_state(found) == {"step": [3]}
+            return bool((pm.load(ctx, found, "a", "columns") == a).min())
+
+    assert pm.serve(ctx, program) in (True, None)
+
+
+@contract(ranks=2, timeout=0.3)
+def test_a_worker_that_takes_nothing_is_told(ctx: Any) -> None:
+    pm.zeros(ctx, (2, 2))
+    ctx.barrier(timeout=10)
+
+    def program(ctx: Any) -> None:
+        with pytest.raises(pgasdl.Timeout):
+            for _ in range(100):
+                pm.zeros(ctx, (2, 2))
+        with pytest.raises(pgasdl.Timeout, match="an earlier operation"):
+            pm.zeros(ctx, (2, 2))
+
+    if ctx.rank == 0:
+        with pytest.raises(pgasdl.Timeout, match="an earlier operation"):
+            pm.serve(ctx, program)
+    ctx.barrier(timeout=10)
