@@ -146,11 +146,10 @@ SEEDED = [
     Seeded(
         "reset-in-two-steps",
         "native/pgas/operations.cpp",
-        "return word.exchange(0, std::memory_order_acq_rel);",
-        "const std::uint32_t old = word.load(std::memory_order_acquire);\n"
+        "value = word.exchange(0, std::memory_order_acq_rel);",
+        "value = word.load(std::memory_order_acquire);\n"
         "  std::this_thread::yield();\n"
-        "  word.store(0, std::memory_order_release);\n"
-        "  return old;",
+        "  word.store(0, std::memory_order_release);",
         "test_onesided",
         CHECK_FAILED,
     ),
