@@ -1,0 +1,76 @@
+"""Requests to the storage that has a URL, by fsspec, each within a time."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from pgasdl.errors import DataError, UnavailableError
+
+_REFUSALS = (401, 403, 404, 410)  # of HTTP: another try gives the same answer
+_Out = TypeVar("_Out")
+
+
+def ask(url: str, method: str, timeout: float, **options: Any) -> Any:
+    """Call a method of the file system that has a URL, within the time of a try."""
+    core, asyn = library("fsspec.core"), library("fsspec.asyn")
+    try:
+        kind = core.get_filesystem_class(url.partition("://")[0])
+    except ImportError as error:
+        raise _unavailable(f"{url}: {error}") from error
+    except ValueError as error:
+        raise DataError(f"{url}: {error}") from error
+    try:
+        if kind.async_impl:
+            system, path = core.url_to_fs(url, use_listings_cache=False)
+            call = getattr(system, f"_{method}")
+            return asyn.sync(system.loop, call, path, timeout=timeout, **options)
+
+        def call_new() -> Any:
+            system, path = core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+            return getattr(system, method)(path, **options)
+
+        return _in_thread(call_new, timeout)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {timeout:g} s") from None
+
+
+def cause(error: Exception) -> BaseException:
+    """Return what an HTTP server said: fsspec's info makes FileNotFoundError of everything."""
+    cause = error.__cause__
+    return cause if cause and type(cause).__module__.startswith("aiohttp") else error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether another try is in vain: storage does not have it, or does not give it to us."""
+    status = getattr(error, "status", None)
+    return status in _REFUSALS or isinstance(error, FileNotFoundError | PermissionError)
+
+
+def library(name: str) -> Any:
+    """Import an optional library."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise _unavailable(f"no {name}") from error
+
+
+def _in_thread(call: Callable[[], _Out], timeout: float) -> _Out:
+    """Call, and leave the call behind if it takes longer."""
+    future: Future[_Out] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="pgasdl-storage", daemon=True).start()
+    return future.result(timeout)
+
+
+def _unavailable(reason: str) -> UnavailableError:
+    return UnavailableError(f"{reason} (pip install 'pgasdl[data]')")

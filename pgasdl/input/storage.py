@@ -1,0 +1,232 @@
+"""Where a data set's files are, and their bytes: local paths, and what fsspec reads."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from pgasdl.errors import ClosedError, DataError, UnavailableError
+from pgasdl.input.descriptors import Descriptors
+from pgasdl.input.files import File
+from pgasdl.input.paths import expanded, local, magic
+from pgasdl.input.remote import ask, cause, is_refusal, library
+
+log = logging.getLogger("pgasdl")
+
+_ASKED_AT_ONCE = 16
+_Found = tuple[str, int | None]  # a URL, and its size where the listing has it
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+class Storage:
+    """Finds files and reads ranges of them; threads may share it.
+
+    Local paths and ``file://`` are read with pread; other URLs with fsspec, whose caches are not
+    used. What fails or stalls is tried again. :meth:`close` it.
+
+    Parameters
+    ----------
+    tries : int, default 5
+        How often a request is made before it counts as failed, at least 1. What storage does not
+        have, or does not give to us (HTTP's 401, 403, 404 and 410), is not tried again.
+    pause : float, default 0.5
+        Seconds before the second try; before each further one twice as many.
+    timeout : float, default 60
+        Seconds that a try of a remote request may take.
+
+    Notes
+    -----
+    At the end of a try, the connection of a protocol that fsspec has asynchronously (HTTP, S3 and
+    the other clouds) is closed. Others (FTP, SFTP) take a connection for each try, in a thread that
+    stays until their library gives up.
+    """
+
+    def __init__(self, *, tries: int = 5, pause: float = 0.5, timeout: float = 60.0) -> None:
+        if tries < 1 or pause < 0 or timeout <= 0:
+            raise ValueError(
+                f"tries {tries}, pause {pause}, timeout {timeout}: at least 1, at least 0, above 0"
+            )
+        self._tries, self._pause, self._timeout = tries, pause, timeout
+        self._descriptors = Descriptors()
+        self._closed = threading.Event()
+        self._ranges_ignored = False
+
+    def find(self, remote: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[File]:
+        """Return the files that a path, a URL, a pattern, or a list of these names.
+
+        Parameters
+        ----------
+        remote : str, path or list
+            A file; a folder, for all files below it, sorted by name, without those whose names or
+            folders begin with a dot; a pattern with ``*``, ``?``, ``[]`` or ``**``, for the files
+            that match, sorted; each with ranges, ``{0000..0099}``. An HTTP server's folder ends
+            with ``/``, and the server lists it. A list is one after the other.
+
+        Returns
+        -------
+        list of File
+            Local ones have absolute paths.
+
+        Raises
+        ------
+        DataError
+            There is no file, or one twice; a name has no file; storage fails, or has no sizes.
+        UnavailableError
+            fsspec, or the package that it needs for a protocol, is not installed.
+        """
+        names = [remote] if isinstance(remote, str | os.PathLike) else remote
+        patterns = [url for name in names for url in expanded(os.fspath(name))]
+        found = [each for some in _at_once(self._list, patterns) for each in some]
+        unknown = [url for url, nbytes in found if nbytes is None]
+        sizes = dict(zip(unknown, _at_once(self._size, unknown), strict=True))
+        files: dict[str, File] = {}
+        for url, nbytes in found:
+            if url in files:
+                raise DataError(f"{url} is named twice")
+            files[url] = File(url, sizes[url] if nbytes is None else nbytes)
+        if not files:
+            raise DataError("no file is named")
+        return list(files.values())
+
+    def fill(self, file: File, offset: int, out: memoryview) -> None:
+        """Read a range of a file.
+
+        Parameters
+        ----------
+        file : File
+            As :meth:`find` gave it.
+        offset : int
+            The range's first byte in the file.
+        out : memoryview
+            Contiguous; all of it is filled.
+
+        Raises
+        ------
+        ValueError
+            The file has no such range.
+        DataError
+            No try succeeded, or the file has changed. The message has the URL, the range, the
+            number of tries and the last error.
+        ClosedError
+            The storage is closed.
+        """
+        end = offset + out.nbytes
+        if not 0 <= offset <= end <= file.nbytes:
+            raise ValueError(f"{file.url}, bytes {offset} to {end}: it has {file.nbytes}")
+        if out.nbytes:
+            read = self._fetch if "://" in file.url else self._pread
+            bytes_of = out.cast("B")
+            what = f"{file.url}, bytes {offset} to {end}"
+            self._persist(what, lambda: read(file, offset, bytes_of))
+
+    def close(self) -> None:
+        """Close the local files, and end the pauses between tries. Idempotent."""
+        self._closed.set()
+        self._descriptors.close()
+
+    def _persist(self, what: str, call: Callable[[], _Out]) -> _Out:
+        """Call until it succeeds, or another try is in vain."""
+        for number in range(self._tries):
+            if self._closed.wait(self._pause * 2 ** (number - 1) if number else 0):
+                raise ClosedError(f"{what}: the storage is closed")
+            try:
+                return call()
+            except (DataError, UnavailableError):
+                raise
+            except Exception as error:  # each library has its own
+                last = cause(error)
+                if is_refusal(last):
+                    break
+        told = " ".join(f"{type(last).__name__}: {last}".split())  # aiohttp's have several lines
+        tries = "1 try" if number == 0 else f"{number + 1} tries"
+        raise DataError(f"{what}: {told}, after {tries}") from last
+
+    def _pread(self, file: File, offset: int, out: memoryview) -> None:
+        try:
+            descriptor = self._descriptors.get(file.url)
+            filled = descriptor.fill(offset, out)
+            nbytes = descriptor.nbytes
+        except OSError:  # a network's file system may want it to be opened again
+            self._descriptors.forget(file.url)
+            raise
+        if not filled or nbytes != file.nbytes:
+            raise DataError(
+                f"{file.url}, bytes {offset} to {offset + len(out)}: the file has {nbytes} bytes "
+                f"and had {file.nbytes} when it was found: it has been cut, or has grown"
+            )
+
+    def _fetch(self, file: File, offset: int, out: memoryview) -> None:
+        data = ask(file.url, "cat_file", self._timeout, start=offset, end=offset + len(out))
+        if len(data) == file.nbytes > len(out):
+            if not self._ranges_ignored:
+                self._ranges_ignored = True
+                log.warning("%s: the server sends whole files where ranges are wanted", file.url)
+            data = data[offset : offset + len(out)]
+        if len(data) != len(out):
+            raise OSError(f"{len(data)} bytes came; the file was listed with {file.nbytes}")
+        out[:] = data
+
+    def _size(self, url: str) -> int:
+        nbytes = self._info(url)["size"]
+        if nbytes is None:
+            raise DataError(f"{url}: the server does not tell its size")
+        return int(nbytes)
+
+    def _info(self, url: str) -> dict[str, Any]:
+        info: dict[str, Any] = self._persist(url, lambda: ask(url, "info", self._timeout))
+        return info
+
+    def _list(self, url: str) -> list[_Found]:
+        """Return what a name without ranges stands for."""
+        if url.startswith("file://"):
+            url = unquote(url.removeprefix("file://").removeprefix("localhost"))
+        if "://" not in url:
+            return list(local(url))
+        start = magic(url)
+        if start < len(url):
+            root = url[: url.rindex("/", 0, start) + 1]
+            depth = math.inf if "**" in url else url.count("/", start) + 1
+            matching = re.compile(library("fsspec.utils").glob_translate(url))
+            found = [each for each in self._below(root, depth) if matching.match(each[0])]
+        elif url.endswith("/"):
+            found = list(self._below(url))
+        else:
+            info = self._info(url)
+            if info["type"] != "directory":
+                return [(url, info["size"])]
+            found = list(self._below(url))
+        if not found:
+            raise DataError(f"{url}: no file")
+        return sorted(found)
+
+    def _below(self, url: str, depth: float = math.inf) -> Iterator[_Found]:
+        """Yield the files of a remote folder and of those in it."""
+        folder = url.rstrip("/")
+        for info in self._persist(url, lambda: ask(url, "ls", self._timeout, detail=True)):
+            path = info["name"].strip("/")
+            name = path.rpartition("/")[2]
+            if name.startswith((".", "?")) or folder.endswith(path):  # "?": a link to sort by size
+                continue
+            inner = info["name"] if "://" in path else f"{folder}/{name}"
+            if info["type"] == "file":
+                yield inner, info["size"]
+            elif info["type"] == "directory" and depth > 1:
+                yield from self._below(inner, depth - 1)
+
+
+def _at_once(call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+    """Call for several items at once; the first error ends it."""
+    with ThreadPoolExecutor(_ASKED_AT_ONCE, "pgasdl-storage") as pool:
+        futures = [pool.submit(call, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            pool.shutdown(cancel_futures=True)
