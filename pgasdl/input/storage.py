@@ -67,8 +67,8 @@ class Storage:
         remote : str, path or list
             A file; a folder, for all files below it, sorted by name, without those whose names or
             folders begin with a dot; a pattern with ``*``, ``?``, ``[]`` or ``**``, for the files
-            that match, sorted; each with ranges, ``{0000..0099}``. An HTTP server's folder ends
-            with ``/``, and the server lists it. A list is one after the other.
+            that match, sorted; each with ranges, ``{0000..0099}``. An HTTP server
+            has to list its folders. A list is one after the other.
 
         Returns
         -------
@@ -200,7 +200,8 @@ class Storage:
             found = list(self._below(url))
         else:
             info = self._info(url)
-            if info["type"] != "directory":
+            redirected = str(info.get("url", "")).endswith("/")  # by an HTTP server: a folder
+            if info["type"] != "directory" and not redirected:
                 return [(url, info["size"])]
             found = list(self._below(url))
         if not found:

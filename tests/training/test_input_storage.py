@@ -240,7 +240,7 @@ def test_a_servers_folder_and_patterns(storage: Storage, server: StorageServer) 
     assert names(storage.find(f"{url}/*/x-*"), url) == ["sub/x-0002.bin", "sub/x-0010.bin"]
     assert names(storage.find(f"{url}/**/*.tar"), url) == VISIBLE[:3]
     assert names(storage.find(f"{url}/sub/x-0{{002..002}}.bin"), url) == ["sub/x-0002.bin"]
-    assert names(storage.find([f"{url}/b.tar", f"{url}/sub/"]), url) == ["b.tar", *VISIBLE[3:]]
+    assert names(storage.find([f"{url}/b.tar", f"{url}/sub"]), url) == ["b.tar", *VISIBLE[3:]]
     assert storage.find(f"{url}/a.tar?key=1") == [File(f"{url}/a.tar?key=1", 300)]
     for wrong in (f"{url}/c.tar", f"{url}/*.zip", f"{url}/nothing/"):
         with pytest.raises(DataError, match=wrong.replace("*", r"\*")):

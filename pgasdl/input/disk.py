@@ -1,0 +1,261 @@
+"""Blocks of a data set in a folder of this machine, which ranks and jobs share."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import os
+import struct
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+
+from pgasdl.errors import DataError
+from pgasdl.input.block_folder import Block, BlockFolder
+from pgasdl.input.descriptors import Descriptor, Descriptors
+
+log = logging.getLogger("pgasdl")
+
+_TRAILER = struct.Struct("<4sIQ")  # after a block: a name, the block's CRC-32, its bytes
+_NAME = b"pgb1"
+_CHUNK = 1 << 20  # bytes
+_TOUCHED_EVERY = 60.0  # seconds
+_IDLE = 3600.0  # seconds
+_BATCH = 64  # blocks, of puts that one look at the folder serves
+
+
+class DiskCache:
+    """Blocks of a data set in a folder, where ranks and jobs share them; threads may share it.
+
+    Parameters
+    ----------
+    folder : str or Path
+        It is made if it is not there. Data sets have folders in it.
+    digest : str
+        The data set's name, ``Files.digest``.
+    limit : int, optional
+        Bytes that all data sets' blocks in the folder may take; None: no limit.
+    next_use : callable, optional
+        When a block is used next, in any unit: the greater, the later; ``math.inf``: not again.
+        None: what was not used for the longest time is used last.
+
+    Raises
+    ------
+    ValueError
+        ``limit`` is negative, or ``digest`` is none.
+    OSError
+        The folder cannot be made or written to; a full disk is no error.
+
+    Notes
+    -----
+    Where a block would exceed the limit, others leave. First those of other data sets, the longest
+    unused first: what nobody has used for an hour; and while this data set has less than an equal
+    share of the limit, what others have beyond theirs. Then those of this one whose next use is
+    furthest, as long as it is further than the new block's. If that does not suffice, the new
+    block is not kept: a block does not displace one that is used before it.
+
+    A block is a file, with a checksum that each process compares when it first reads the block.
+    Whenever a process dies, what it left unfinished is removed by a later one, and the folder's
+    count is never too low; every process counts once for itself, too.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        digest: str,
+        *,
+        limit: int | None = None,
+        next_use: Callable[[int], float] | None = None,
+    ) -> None:
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit {limit}: at least 0")
+        self._folder = BlockFolder(os.path.abspath(folder), digest)
+        self._limit = math.inf if limit is None else limit
+        self._next_use = next_use
+        self._descriptors = Descriptors()
+        self._seen: dict[int, tuple[int, float]] = {}  # sound blocks: inode, time of the touch
+        self._counted = self._failed = False
+        # After a put that found no room: the furthest use that is kept, and how long that is true.
+        self._furthest, self._refusals = -math.inf, 0
+        try:
+            os.makedirs(self._folder.blocks, exist_ok=True)
+            with self._folder.locked():
+                self._folder.sweep()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._fail(error)
+
+    def get(self, block: int, offset: int, out: memoryview) -> bool:
+        """Read part of a block.
+
+        Parameters
+        ----------
+        block : int
+            Its number.
+        offset : int
+            The part's first byte in the block.
+        out : memoryview
+            Contiguous; filled, if the answer is True.
+
+        Returns
+        -------
+        bool
+            False: the block is not there, or has not so many bytes; or it was damaged, which is
+            logged, and it is removed.
+        """
+        path = self._path(block)
+        try:
+            descriptor = self._descriptors.get(path)
+        except OSError:
+            return False
+        try:
+            self._inspect(block, descriptor)
+            if offset + out.nbytes > descriptor.nbytes - _TRAILER.size:
+                return False
+            return not out.nbytes or descriptor.fill(offset, out.cast("B"))
+        except (OSError, DataError) as error:
+            log.warning("%s is damaged and is removed: %s", path, error)
+            self._remove(path)
+            return False
+
+    def put(self, block: int, data: memoryview) -> None:
+        """Keep a block, if there is room; where it is already, nothing happens.
+
+        A disk that is full, or fails, is logged once; this cache keeps nothing more then.
+
+        Parameters
+        ----------
+        block : int
+            Its number.
+        data : memoryview
+            The block; contiguous.
+        """
+        if self._failed or os.path.exists(self._path(block)):
+            return
+        try:
+            self._put(block, data)
+        except OSError as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        self._descriptors.close()
+
+    def _path(self, block: int) -> str:
+        return os.path.join(self._folder.blocks, str(block))
+
+    def _fail(self, error: OSError) -> None:
+        self._failed = True
+        log.warning("the disk cache in %s keeps no more blocks: %s", self._folder.path, error)
+
+    def _remove(self, path: str) -> bool:
+        self._descriptors.forget(path)
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                os.unlink(path)
+            except PermissionError:  # another user's
+                return False
+        return True
+
+    def _inspect(self, block: int, descriptor: Descriptor) -> None:
+        """Compare a block that is new here with its checksum; note that it is used."""
+        inode, touched = self._seen.get(block, (-1, -math.inf))
+        if inode != descriptor.inode:
+            _verify(descriptor)
+        now = time.monotonic()
+        if inode != descriptor.inode or now - touched > _TOUCHED_EVERY:
+            with contextlib.suppress(OSError):  # another user's
+                os.utime(descriptor.number)
+            self._seen[block] = descriptor.inode, now
+
+    def _put(self, block: int, data: memoryview) -> None:
+        path = self._path(block)
+        nbytes = data.nbytes + _TRAILER.size
+        with contextlib.ExitStack() as locked:
+            lock = locked.enter_context(self._folder.locked())
+            if os.path.exists(path) or (total := self._room(lock, block, nbytes)) is None:
+                return
+            self._folder.write_total(lock, total + nbytes)
+            with self._folder.new_file() as (descriptor, unfinished):
+                os.ftruncate(descriptor, nbytes)  # what the others count
+                locked.close()
+                with open(descriptor, "wb", closefd=False) as file:
+                    file.write(data)
+                    file.write(_TRAILER.pack(_NAME, zlib.crc32(data), data.nbytes))
+                os.rename(unfinished, path)
+
+    def _room(self, lock: int, block: int, nbytes: int) -> int | None:
+        """Return the folder's bytes when there is room for more; None: there is none."""
+        total = self._folder.read_total(lock) if self._counted else None
+        if total is None:
+            total = sum(each.nbytes for each in self._folder.scan())
+            self._counted = True
+        if total + nbytes <= self._limit:
+            return total
+        if nbytes > self._limit:
+            return None
+        use = self._next_use(block) if self._next_use else -math.inf
+        if self._refusals and use >= self._furthest:
+            self._refusals -= 1
+            return None
+        total = self._evict(use, nbytes)
+        self._folder.write_total(lock, total)
+        return total if total + nbytes <= self._limit else None
+
+    def _evict(self, use: float, nbytes: int) -> int:
+        """Remove blocks until there is room for one with that use, and for some after it."""
+        blocks = self._folder.scan()
+        total = sum(each.nbytes for each in blocks)
+        blocks = [each for each in blocks if not each.is_unfinished]
+        room = self._limit - nbytes
+        spare = min(self._limit // nbytes // 16, _BATCH) * nbytes
+        idle = time.time() - _IDLE
+        taken: Counter[str] = Counter({self._folder.blocks: nbytes})
+        for each in blocks:
+            taken[each.folder] += each.nbytes
+        share = self._limit / len(taken)
+        owed = taken[self._folder.blocks] <= share
+        others = [
+            (math.inf, each)
+            for each in blocks
+            if each.number is None and (each.used < idle or (owed and taken[each.folder] > share))
+        ]
+        mine = [(self._use(each), each) for each in blocks if each.number is not None]
+        others.sort(key=lambda pair: pair[1].used)
+        mine.sort(key=lambda pair: -pair[0])
+        for at, victim in others + mine if total > room else ():
+            if total <= room - spare or (at <= use and total <= self._limit):
+                break
+            if self._remove(victim.path):
+                total -= victim.nbytes
+        self._furthest = max((at for at, _ in mine if at <= use), default=-math.inf)
+        self._refusals = _BATCH if total > room else 0
+        return total
+
+    def _use(self, block: Block) -> float:
+        if self._next_use is None or block.number is None:
+            return -block.used
+        return self._next_use(block.number)
+
+
+def _verify(descriptor: Descriptor) -> None:
+    """Raise DataError unless a block is whole."""
+    nbytes = descriptor.nbytes - _TRAILER.size
+    trailer = memoryview(bytearray(_TRAILER.size))
+    if nbytes < 0 or not descriptor.fill(nbytes, trailer):
+        raise DataError(f"it has {nbytes + _TRAILER.size} bytes")
+    name, crc_then, nbytes_then = _TRAILER.unpack(trailer)
+    if name != _NAME or nbytes_then != nbytes:
+        raise DataError("it has no end")
+    crc, chunk = 0, memoryview(bytearray(min(_CHUNK, nbytes)))
+    for start in range(0, nbytes, _CHUNK):
+        part = chunk[: nbytes - start]
+        if not descriptor.fill(start, part):
+            raise DataError("it has been cut")
+        crc = zlib.crc32(part, crc)
+    if crc != crc_then:
+        raise DataError("it does not have the bytes that were written")
