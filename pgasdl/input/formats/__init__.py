@@ -1,0 +1,69 @@
+"""What the records of a data set are: one module for each format of its files.
+
+A format reads bytes through a function alone, by their addresses in :class:`Files`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from pgasdl.input.files import Files
+from pgasdl.input.formats.folder import Folder
+from pgasdl.input.formats.parquet import Parquet
+from pgasdl.input.formats.tar import Tar
+from pgasdl.input.formats.window import Read
+
+__all__ = ["FORMATS", "Format", "Read", "format_of"]
+
+
+class Format(Protocol):
+    """The records of some files. Threads share it."""
+
+    def __init__(self, files: Files, tables: Sequence[dict[str, npt.NDArray[Any]]]) -> None:
+        """Take the table of each file, as :meth:`scan` gave it."""
+
+    @staticmethod
+    def scan(files: Files, number: int, read: Read) -> dict[str, npt.NDArray[Any]]:
+        """Return a table of a file's records; DataError: the file is damaged."""
+
+    def __len__(self) -> int: ...
+
+    def ranges(self, row: int) -> list[tuple[int, int]]:
+        """Return address and length of what :meth:`record` reads."""
+
+    def record(self, row: int, read: Read) -> dict[str, Any]:
+        """Return the fields of a record; DataError: it is damaged."""
+
+
+FORMATS: dict[str, type[Format]] = {"tar": Tar, "folder": Folder, "parquet": Parquet}
+
+_ENDINGS = {
+    "tar": (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),  # Tar names the cure
+    "folder": (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
+    "parquet": (".parquet",),
+}
+
+
+def format_of(files: Files) -> str:
+    """Return the format of files, by their names.
+
+    Raises
+    ------
+    ValueError
+        Their names say no format, or several.
+    """
+    names = [files[number].url.rpartition("/")[2].lower() for number in range(len(files))]
+    for format, endings in _ENDINGS.items():
+        if all(name.endswith(endings) for name in names):
+            return format
+    counts = Counter("*." + name.rpartition(".")[2] if "." in name else name for name in names)
+    there = ", ".join(f"{count} {ending}" for ending, count in counts.most_common(9))
+    known = "; ".join(f"{format}: {' '.join(ends)}" for format, ends in _ENDINGS.items())
+    raise ValueError(
+        f"{len(files)} files, {there}: wanted files of one format ({known}); "
+        "a pattern such as folder/*.tar takes some of a folder's files"
+    )

@@ -1,0 +1,175 @@
+"""Parquet: a record is a row, and is decoded with the row group that it lies in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl.errors import DataError, PgasError, UnavailableError
+from pgasdl.input.files import Files
+from pgasdl.input.formats.window import Read, Window
+
+_KEPT = 4  # row groups
+_TAIL = 8  # the footer's length in 4 bytes, and a magic word
+
+
+class Parquet:
+    """Rows of Parquet files, with a field for each column.
+
+    Lists of numbers are NumPy arrays; other lists are lists, structs are dicts, and all else is
+    what pyarrow makes of it: bytes, str, int, float, None.
+
+    Raises
+    ------
+    UnavailableError
+        There is no pyarrow.
+    """
+
+    def __init__(self, files: Files, tables: Sequence[dict[str, npt.NDArray[Any]]]) -> None:
+        _pyarrow()
+        self._files = files
+        self._footers = [table["footer"] for table in tables]
+        # Of row groups: file, number there, address, size, and the first row of the next.
+        groups = [(file, group) for file, t in enumerate(tables) for group in range(len(t["rows"]))]
+        self._groups = groups
+        self._address = np.concatenate(
+            [start + table["offset"] for start, table in zip(files.starts, tables, strict=False)]
+        )
+        self._nbytes = np.concatenate([table["nbytes"] for table in tables])
+        self._rows = np.concatenate([table["rows"] for table in tables])
+        self._ends = np.cumsum(self._rows)
+        self._lock = threading.Lock()
+        self._decoded: dict[int, Future[Any]] = {}  # by row group, the last used at the end
+
+    @staticmethod
+    def scan(files: Files, number: int, read: Read) -> dict[str, npt.NDArray[Any]]:
+        """Read the footer of a file."""
+        url, nbytes, start = files[number].url, files[number].nbytes, int(files.starts[number])
+        pa = _pyarrow()
+        tail = bytes(read(start + nbytes - _TAIL, _TAIL)) if nbytes > _TAIL else b""
+        footer = nbytes - _TAIL - int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or footer < 0:
+            raise DataError(f"{url}, {nbytes} bytes: no Parquet file, or cut: it has no footer")
+        data = bytes(read(start + footer, nbytes - footer))
+        try:
+            metadata = pa.parquet.read_metadata(pa.BufferReader(data))
+            groups = [_extent(metadata.row_group(g)) for g in range(metadata.num_row_groups)]
+            for rows, begin, end in groups:
+                if rows < 0 or not 0 <= begin <= end <= footer:
+                    raise ValueError(f"{rows} rows in bytes {begin} to {end}")
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise DataError(f"{url}, byte {footer}: a damaged footer: {error}") from error
+        columns = np.array(groups, np.int64).reshape(-1, 3).T
+        return {
+            "rows": columns[0].copy(),
+            "offset": columns[1].copy(),
+            "nbytes": columns[2] - columns[1],
+            "footer": np.frombuffer(data, np.uint8),
+        }
+
+    def __len__(self) -> int:
+        return int(self._rows.sum())
+
+    def ranges(self, row: int) -> list[tuple[int, int]]:
+        """Return the range of the row's group."""
+        group = self._group(row)
+        nbytes = int(self._nbytes[group])
+        return [(int(self._address[group]), nbytes)] if nbytes else []
+
+    def record(self, row: int, read: Read) -> dict[str, Any]:
+        """Return a row."""
+        group = self._group(row)
+        table = self._table(group, read)
+        within = row - int(self._ends[group] - self._rows[group])
+        try:
+            pa = _pyarrow()
+            return {name: _value(pa, table[name][within]) for name in table.column_names}
+        except (ValueError, KeyError) as error:  # text that is none, or a name that is there twice
+            place = self._files.place(int(self._address[group]))
+            raise DataError(f"{place}: row {within} of the row group: {error}") from error
+
+    def _group(self, row: int) -> int:
+        return int(np.searchsorted(self._ends, row, "right"))
+
+    def _table(self, group: int, read: Read) -> Any:
+        """Return a row group, which one thread decodes, and others wait for."""
+        with self._lock:
+            future = self._decoded.pop(group, None)
+            mine = future is None
+            future = self._decoded[group] = future or Future()
+            done = [key for key, value in self._decoded.items() if value.done()]
+            for key in done[: max(0, len(self._decoded) - _KEPT)]:
+                del self._decoded[key]
+        if mine:
+            try:
+                future.set_result(self._decode(group, read))
+            except BaseException as error:
+                with self._lock:
+                    del self._decoded[group]  # it was not done: nobody else took it away
+                future.set_exception(error)
+        return future.result()  # it ends when the other thread's reading does
+
+    def _decode(self, group: int, read: Read) -> Any:
+        pa, (file, number) = _pyarrow(), self._groups[group]
+        try:
+            metadata = pa.parquet.read_metadata(pa.BufferReader(self._footers[file].tobytes()))
+            reader = pa.parquet.ParquetFile(
+                Window(self._files, file, read),
+                metadata=metadata,
+                pre_buffer=False,  # this thread reads
+                page_checksum_verification=True,  # where pages have some
+            )
+            table = reader.read_row_group(number, use_threads=False)
+            if len(table) != self._rows[group]:
+                raise ValueError(f"{len(table)} rows of {self._rows[group]}")
+            return table
+        except PgasError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            place = self._files.place(int(self._address[group]))
+            raise DataError(f"{place}: row group {number} is damaged: {error}") from error
+
+
+def _pyarrow() -> Any:
+    try:
+        import_module("pyarrow.parquet")
+        return import_module("pyarrow")
+    except ImportError as error:
+        raise UnavailableError(
+            f"Parquet files need pyarrow: pip install 'pgasdl[data]' ({error})"
+        ) from error
+
+
+def _extent(group: Any) -> tuple[int, int, int]:
+    """Return the rows of a row group, where it begins and where it ends."""
+    starts, ends = [], []
+    for column in map(group.column, range(group.num_columns)):
+        if column.total_compressed_size:  # else there is no row, and perhaps no offset
+            start = column.data_page_offset
+            if column.dictionary_page_offset:
+                start = min(start, column.dictionary_page_offset)
+            starts.append(start)
+            ends.append(start + column.total_compressed_size)
+    return group.num_rows, min(starts, default=0), max(ends, default=0)
+
+
+def _value(pa: Any, scalar: Any) -> Any:
+    """Return what a field is to Python."""
+    if not scalar.is_valid:
+        return None
+    types, kind = pa.types, scalar.type
+    if types.is_struct(kind):
+        return {name: _value(pa, scalar[name]) for name in scalar}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        values = scalar.values
+        number = types.is_integer(values.type) or types.is_floating(values.type)
+        if (number or types.is_boolean(values.type)) and not values.null_count:
+            return np.array(values.to_numpy(zero_copy_only=False))  # a copy: no view of the group
+        return [_value(pa, value) for value in values]
+    return scalar.as_py()
