@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import itertools
@@ -10,6 +11,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pgasdl import DataError, UnavailableError
+from pgasdl import DataError, PeerLost, UnavailableError
 from pgasdl.input.files import File, Files
 from pgasdl.input.formats import FORMATS, Format, format_of
 
@@ -98,6 +100,8 @@ def test_names_say_the_format() -> None:
     assert named("a/0.tar", "s3://b/1.TAR") == named("x.tar.gz") == "tar"
     assert named("https://host/0.parquet") == "parquet"
     assert named("cats/1.JPEG", "dogs/2.png") == "folder"
+    with pytest.raises(ValueError, match="0 files"):
+        named()
     for names in (["a.tar", "b.tar", "c.parquet"], ["a.tar", "b.tar", "x/LICENSE"], ["a.zip"]):
         with pytest.raises(ValueError, match="wanted files of one format") as caught:
             named(*names)
@@ -178,6 +182,7 @@ SIZES = st.sampled_from([0, 1, 511, 512, 513, 1500])
 )
 @example([("a/.hidden", 3), ("__m__", 2), ("__m__/a.jpg", 2), ("a.x/.b", 1), ("a.", 1)], "gnu")
 @example([("a.jpg", 3), ("README", 2), ("d", None), ("a.cls", 1), ("b.JPG", 1)], "pax")
+@example([("\udce9.jpg", 1)], "gnu")  # a byte that is no UTF-8
 @example([("a.jpg", 1), ("a.JPG", 1)], "gnu")
 @example([("a.jpg", 1), ("a.__key__", 1)], "gnu")
 def test_tars_are_to_us_what_they_are_to_webdataset(
@@ -240,7 +245,15 @@ def test_links_and_devices_are_no_fields(format: str) -> None:
 def test_the_scan_of_a_tar_reads_headers_only() -> None:
     members: list[Member] = [(f"{n:03d}.{e}", bytes(50_000)) for n in range(40) for e in "ab"]
     memory = Memory(tar_of(members))
-    FORMATS["tar"].scan(memory.files, 0, memory.read)
+    alive = []
+
+    def read(address: int, nbytes: int) -> memoryview:
+        if len(memory.reads) in (0, 70):
+            alive.append(sum(isinstance(object, tarfile.TarInfo) for object in gc.get_objects()))
+        return memory.read(address, nbytes)
+
+    FORMATS["tar"].scan(memory.files, 0, read)
+    assert alive[1] - alive[0] <= 3  # of the members' descriptions; the table has the rest
     assert sum(nbytes for _, nbytes in memory.reads) <= (len(members) + 1) * 1024
     assert len(memory.reads) <= len(members) + 2
 
@@ -502,22 +515,27 @@ def test_threads_decode_a_row_group_once() -> None:
     assert sorted(results) == [3, 7] and memory.reads == once
 
 
-def test_an_error_of_storage_stays_as_it_is_and_is_not_kept() -> None:
-    for format, data in (("parquet", parquet_of(table_of(10))), ("tar", tar_of(SMALL))):
-        memory = Memory(data)
-        opened = memory.open(format)
-        for error in (DataError("no such host"), TimeoutError("late"), KeyError("mine")):
+@pytest.mark.parametrize("format", ["tar", "parquet"])
+def test_an_error_of_reading_stays_as_it_is_and_is_not_kept(format: str) -> None:
+    memory = Memory(tar_of(SMALL) if format == "tar" else parquet_of(table_of(10)))
+    opened = memory.open(format)
+    for error in (DataError("no such host"), PeerLost("rank 1", 1), KeyboardInterrupt("by hand")):
 
-            def failing(address: int, nbytes: int, error: Exception = error) -> bytes:
+        def failing(
+            address: int, nbytes: int, good: list[None], error: BaseException = error
+        ) -> memoryview:
+            if not good:
                 raise error
+            good.pop()
+            return memory.read(address, nbytes)
 
-            wanted = (
-                DataError if format == "parquet" and isinstance(error, OSError) else type(error)
-            )
-            with pytest.raises(wanted, match=str(error.args[0])):
-                opened.record(0, failing)
-        memory.reads.clear()
-        assert list(opened.record(0, memory.read)) and memory.reads
+        for n_good in (0, 1):
+            with pytest.raises(type(error), match=f"^{error.args[0]}$"):
+                FORMATS[format].scan(memory.files, 0, partial(failing, good=[None] * n_good))
+        with pytest.raises(type(error), match=f"^{error.args[0]}$"):
+            opened.record(0, partial(failing, good=[]))
+    memory.reads.clear()
+    assert list(opened.record(0, memory.read)) and memory.reads
 
 
 def test_a_parquet_file_that_was_cut_or_is_none_is_refused() -> None:
@@ -526,8 +544,11 @@ def test_a_parquet_file_that_was_cut_or_is_none_is_refused() -> None:
         with pytest.raises(DataError, match="s3://bucket/1, "):
             Memory(data, data[:length], data).open("parquet")
     for wrong in (b"\xff\xff\xff\x7fPAR1", b"\0\0\0\0PAR1", b"\1\0\0\0PAR1", b"\0\0\0\0PARE"):
-        with pytest.raises(DataError, match="s3://bucket/1, "):
+        with pytest.raises(
+            DataError, match=r"s3://bucket/1, .*(no footer|a damaged footer)"
+        ) as caught:
             Memory(data, data[:-8] + wrong).open("parquet")
+        assert ("no footer" in str(caught.value)) == (wrong[-4:] == b"PARE" or wrong[0] == 255)
 
 
 def test_a_damaged_page_is_found() -> None:
@@ -555,6 +576,22 @@ def test_a_damaged_page_is_found() -> None:
             opened.record(10, memory.read)
 
 
+def test_a_damaged_footer_raises_data_errors() -> None:
+    pa = pytest.importorskip("pyarrow")
+    data = parquet_of(pa.table({"x": [1, 2], "y": [["a"], []]}), row_group_size=1)
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    messages = []
+    for byte, bit in itertools.product(range(footer, len(data)), (0, 7)):
+        damaged = bytearray(data)
+        damaged[byte] ^= 1 << bit
+        try:
+            Memory(bytes(damaged)).open("parquet")  # pyarrow alone would end the process
+        except DataError as error:
+            messages.append(str(error))
+    assert all(message.startswith("s3://bucket/0, ") for message in messages)
+    assert any(" rows in bytes " in message for message in messages)
+
+
 @given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1))
 def test_whatever_is_damaged_in_parquet_raises_only_data_errors(
     flips: list[tuple[float, int]],
@@ -575,6 +612,13 @@ def test_text_that_is_none_is_a_damaged_row() -> None:
     assert opened.record(1, memory.read)["name"] == "é1"
     with pytest.raises(DataError, match=r"s3://bucket/0, byte 4: row 2 of the row group: .*utf-8"):
         opened.record(2, memory.read)
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    pa = pytest.importorskip("pyarrow")
+    memory = Memory(parquet_of(pa.table([[1], [2]], names=["x", "x"])))
+    with pytest.raises(DataError, match=r's3://bucket/0, byte 4: row 0 .*"x"'):
+        memory.records("parquet")
 
 
 def test_without_pyarrow_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

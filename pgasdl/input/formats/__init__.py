@@ -58,7 +58,7 @@ def format_of(files: Files) -> str:
     """
     names = [files[number].url.rpartition("/")[2].lower() for number in range(len(files))]
     for format, endings in _ENDINGS.items():
-        if all(name.endswith(endings) for name in names):
+        if names and all(name.endswith(endings) for name in names):
             return format
     counts = Counter("*." + name.rpartition(".")[2] if "." in name else name for name in names)
     there = ", ".join(f"{count} {ending}" for ending, count in counts.most_common(9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -59,7 +60,10 @@ class Parquet:
         data = bytes(read(start + footer, nbytes - footer))
         try:
             metadata = pa.parquet.read_metadata(pa.BufferReader(data))
-            groups = [_extent(metadata.row_group(g)) for g in range(metadata.num_row_groups)]
+            reader = pa.parquet.ParquetFile(
+                Window(files, number, _refuse), metadata=metadata, pre_buffer=True
+            )
+            groups = [_extent(reader, group) for group in range(metadata.num_row_groups)]
             for rows, begin, end in groups:
                 if rows < 0 or not 0 <= begin <= end <= footer:
                     raise ValueError(f"{rows} rows in bytes {begin} to {end}")
@@ -87,10 +91,11 @@ class Parquet:
         group = self._group(row)
         table = self._table(group, read)
         within = row - int(self._ends[group] - self._rows[group])
+        pa = _pyarrow()
         try:
-            pa = _pyarrow()
             return {name: _value(pa, table[name][within]) for name in table.column_names}
-        except (ValueError, KeyError) as error:  # text that is none, or a name that is there twice
+        # Text that is none, or a name that is there twice.
+        except (pa.ArrowException, ValueError, LookupError) as error:
             place = self._files.place(int(self._address[group]))
             raise DataError(f"{place}: row {within} of the row group: {error}") from error
 
@@ -146,8 +151,20 @@ def _pyarrow() -> Any:
         ) from error
 
 
-def _extent(group: Any) -> tuple[int, int, int]:
+class _Unread(Exception):
+    pass
+
+
+def _refuse(address: int, nbytes: int) -> bytes:
+    raise _Unread
+
+
+def _extent(reader: Any, number: int) -> tuple[int, int, int]:
     """Return the rows of a row group, where it begins and where it ends."""
+    # Where a footer is damaged, column() ends the process. A reader raises before it reads: first.
+    with suppress(_Unread):
+        reader.read_row_group(number, use_threads=False)
+    group = reader.metadata.row_group(number)
     starts, ends = [], []
     for column in map(group.column, range(group.num_columns)):
         if column.total_compressed_size:  # else there is no row, and perhaps no offset

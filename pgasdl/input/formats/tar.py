@@ -130,15 +130,14 @@ def _members(files: Files, number: int, read: Read) -> Iterator[tuple[str, int, 
     for magic, command in _COMPRESSED.items():
         if start.startswith(magic):
             raise DataError(
-                f"{url} is compressed, and records are read from anywhere in a tar: "
-                f"unpack it ({command}), its pictures are compressed already"
+                f"{url} is compressed: unpack it ({command}), so that records can be read "
+                "from anywhere in it"
             )
     offset = 0
     try:
-        with tarfile.open(
-            fileobj=window, mode="r:", encoding="utf-8", errors="surrogateescape"
-        ) as tar:
-            for member in tar:
+        with tarfile.open(fileobj=window, mode="r:", encoding="utf-8") as tar:
+            for member in iter(tar.next, None):
+                tar.members.clear()  # type: ignore[attr-defined]  # else it keeps all
                 offset = member.offset
                 if not 0 <= member.size <= nbytes - member.offset_data:
                     raise ValueError(f"{member.name!r} has {member.size} bytes by its header")
