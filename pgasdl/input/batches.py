@@ -35,6 +35,11 @@ class Batches:
         The use of the records that are left over at the end of an epoch, fewer than a batch.
         "drop": they sit this epoch out. "fill": records from the beginning of the epoch's order
         complete their batch.
+    chunks : array of int, optional
+        The chunk of each record, such as its file. An epoch then takes ``mix`` chunks at a time,
+        at random, and mixes their records: a cache that holds so many chunks reads each once.
+    mix : int, default 16
+        How many chunks.
 
     Attributes
     ----------
@@ -44,8 +49,8 @@ class Batches:
     Raises
     ------
     ValueError
-        No record, no such rank, a batch with fewer records than ranks, or "drop" would leave no
-        batch.
+        No record, no such rank, a batch with fewer records than ranks, "drop" would leave no
+        batch, or not a chunk for each record.
 
     Notes
     -----
@@ -62,6 +67,8 @@ class Batches:
         size: int = 1,
         seed: int | None = 0,
         last: Literal["drop", "fill"] = "drop",
+        chunks: npt.ArrayLike | None = None,
+        mix: int = 16,
     ) -> None:
         if n_records < 1:
             raise ValueError(f"{n_records} records: at least 1")
@@ -73,6 +80,10 @@ class Batches:
             raise ValueError(f"seed {seed}: at least 0")
         if last not in ("drop", "fill"):
             raise ValueError(f'last={last!r}: there are "drop" and "fill"')
+        if chunks is not None and np.shape(chunks) != (n_records,):
+            raise ValueError(f"chunks of shape {np.shape(chunks)}: one for each of {n_records}")
+        if mix < 1:
+            raise ValueError(f"mix {mix}: at least 1 chunk")
         self.n_records, self.batch = n_records, batch
         self.rank, self.size = rank, size
         self.seed = seed
@@ -82,6 +93,8 @@ class Batches:
                 f'a batch of {batch}: there are {n_records} records, and last="drop" leaves no '
                 'batch; last="fill" repeats records'
             )
+        self._chunks = None if chunks is None else np.unique(chunks, return_inverse=True)[1]
+        self._mix = mix
         self._order: tuple[int, Rows] | None = None
 
     def whole(self, iteration: int) -> Rows:
@@ -122,7 +135,11 @@ class Batches:
         if self.seed is None:
             return np.arange(self.n_records, dtype=np.int64)
         bits = np.random.MT19937(np.random.SeedSequence([self.seed, epoch]))
-        order: npt.NDArray[Any] = np.random.RandomState(bits).permutation(self.n_records)
+        random = np.random.RandomState(bits)
+        order: npt.NDArray[Any] = random.permutation(self.n_records)
+        if self._chunks is not None:
+            turn = random.permutation(self._chunks.max() + 1) // self._mix  # of each chunk
+            order = order[np.argsort(turn[self._chunks[order]], kind="stable")]
         return order.astype(np.int64, copy=False)
 
 

@@ -99,3 +99,39 @@ def test_iterations_that_are_refused() -> None:
             batches.iterations(first, last)
     with pytest.raises(ValueError, match="iteration -1"):
         batches.whole(-1)
+
+
+@pytest.mark.parametrize("mix", [1, 3, 40])
+def test_chunks_are_mixed_some_at_a_time(mix: int) -> None:
+    chance = np.random.default_rng(1)
+    chunks = chance.integers(100, 110, 200) * 7  # 10 chunks of any size, with gaps in the numbers
+    batches = Batches(200, 20, seed=4, chunks=chunks, mix=mix)
+    taken = []
+    for epoch in (0, 1):
+        order = np.concatenate([batches.whole(epoch * 10 + place) for place in range(10)])
+        assert sorted(order) == list(range(200))
+        groups: list[set[int]] = []
+        while len(order):
+            first = list(dict.fromkeys(chunks[order].tolist()))[:mix]
+            count = int(np.isin(chunks, first).sum())
+            mine, order = order[:count], order[count:]
+            assert set(chunks[mine].tolist()) == set(first)  # no other chunk comes in between
+            assert not np.array_equal(mine, np.sort(mine))
+            if mix > 1:
+                changes = np.count_nonzero(np.diff(chunks[mine]))
+                assert changes > len(first) or len(first) == 1  # they are mixed
+            groups.append(set(first))
+        assert len(groups) == -(-10 // mix)
+        taken.append(groups)
+    assert mix == 40 or taken[0] != taken[1]
+    again = Batches(200, 20, seed=4, chunks=chunks, mix=mix, rank=1, size=2)
+    assert np.array_equal(again.rows(13), batches.whole(13)[10:])
+    in_order = Batches(200, 20, seed=None, chunks=chunks, mix=mix)
+    assert in_order.whole(1).tolist() == list(range(20, 40))
+
+
+def test_chunks_that_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(9,\): one for each of 10"):
+        Batches(10, 4, chunks=np.zeros(9, int))
+    with pytest.raises(ValueError, match="mix 0"):
+        Batches(10, 4, chunks=np.zeros(10, int), mix=0)
