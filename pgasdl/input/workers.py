@@ -1,0 +1,169 @@
+"""Run a user's decode function, here or in processes that are replaced when they die."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl.errors import ClosedError
+
+Decode = Callable[[dict[str, Any], np.random.Generator], Mapping[str, npt.ArrayLike]]
+Arrays = dict[str, npt.NDArray[Any]]
+Key = tuple[int, int, int]  # seed, iteration, record
+
+
+def answer(decode: Decode, record: dict[str, Any], key: Key) -> Arrays | Exception:
+    """Return the arrays of a record, or the error that stopped it."""
+    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+    try:
+        result = decode(record, random)
+        if not isinstance(result, Mapping) or not result:
+            raise TypeError(f"decode gave {result!r:.80}, wanted a dict of arrays")
+        return {name: _checked(name, value) for name, value in result.items()}
+    except Exception as error:
+        return error
+
+
+def _checked(name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype.hasobject or array.nbytes == 0:
+        raise TypeError(f"{name!r}: {array.dtype} of shape {array.shape} is no array of numbers")
+    return array
+
+
+class Workers:
+    """Processes that decode a record each at a time; threads share them.
+
+    They come from a server that was started for it, never by a fork of this process, which has
+    threads and registered memory. Each has its own pipe: one that is killed while it sends stops
+    nobody, and all end when this process does, however it ends.
+
+    Raises
+    ------
+    ValueError
+        ``decode`` cannot be sent to a process.
+    """
+
+    def __init__(self, decode: Decode, count: int) -> None:
+        try:
+            ForkingPickler.dumps(decode)
+        except Exception as error:
+            raise ValueError(
+                f"decode {decode!r} cannot be sent to worker processes ({error}): pass a function "
+                "that a module defines, or use threads"
+            ) from error
+        self._lock = threading.Lock()
+        self._all: list[_Worker] = []
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self.close = weakref.finalize(self, _kill, self._all, self._lock)
+        for _ in range(count):
+            self._all.append(_Worker(decode))
+            self._idle.put(self._all[-1])
+
+    def answer(self, record: dict[str, Any], key: Key) -> Arrays | Exception:
+        """Return what :func:`answer` gives in the next worker that is free.
+
+        Raises
+        ------
+        ChildProcessError
+            The worker died. Another one has its place.
+        ClosedError
+            The workers were closed.
+        """
+        worker = self._idle.get()
+        try:
+            return worker.answer(record, key)
+        except (EOFError, OSError):
+            code = worker.end()
+            with self._lock:
+                if not self.close.alive:
+                    raise ClosedError("the workers are closed") from None
+                worker.start()
+            how = f"signal {-code}" if code < 0 else f"exit status {code}"
+            raise ChildProcessError(f"its worker died ({how})") from None
+        finally:
+            self._idle.put(worker)
+
+
+class _Worker:
+    """A process, and the pipe to it."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._parent = os.getpid()
+        self.start()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, self._decode), name="pgasdl-decode", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def answer(self, record: dict[str, Any], key: Key) -> Arrays | Exception:
+        self._pipe.send((record, key))
+        result: Arrays | Exception = self._pipe.recv()
+        return result
+
+    def end(self, patience: float = 5.0) -> int:
+        """Give it so many seconds to end, kill it, and return the exit code."""
+        self._process.join(patience)
+        self._process.kill()
+        self._process.join()
+        return self._process.exitcode or 0
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a process that was forked from this one."""
+        return os.getpid() == self._parent
+
+
+def _kill(workers: list[_Worker], lock: threading.Lock) -> None:
+    with lock:
+        for worker in workers:
+            if worker.is_ours:
+                worker.end(patience=0)
+
+
+def _serve(pipe: Connection, decode: Decode) -> None:
+    """Decode, in a worker, until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when it is over
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, ConnectionError):
+        while True:
+            result = answer(decode, *pipe.recv())
+            try:
+                pipe.send(_noted(result) if isinstance(result, Exception) else result)
+            except ConnectionError:
+                raise
+            except Exception:  # an error that cannot be sent
+                pipe.send(RuntimeError(f"{type(result).__name__}: {result}"))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # even in the middle of a decode
+
+
+def _noted(error: Exception) -> Exception:
+    """Return a copy with the traceback in its text: where no copy can be made, none can be sent."""
+    error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
+    return copy.copy(error)
