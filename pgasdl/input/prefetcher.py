@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from pgasdl.buffers import aligned, memory_of
 from pgasdl.errors import BufferRefused, ClosedError, Timeout
 from pgasdl.input.batches import Iterations, Rows
-from pgasdl.input.reader import StripedFiles, fields
+from pgasdl.input.decode import Decoded, Fixed, Plain, Source
+from pgasdl.input.reader import fields
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,8 +33,9 @@ class Prefetcher:
 
     Parameters
     ----------
-    files : StripedFiles
-        Open until the prefetcher is closed.
+    files : StripedFiles, Decoded, or others with ``dtype`` and ``read(rows, out)``
+        Open until the prefetcher is closed. If they have ``announce(rows)``, they are told which
+        records come soon.
     iterations : Iterations
         This rank's batches: ``batches.iterations(first, last)``.
     depth : int, default 3
@@ -43,6 +46,8 @@ class Prefetcher:
         way. None: plain memory.
     timeout : float, default 60
         Seconds to wait for a batch.
+    ahead : int, optional
+        Batches that are announced before they are read: ``2 * depth`` by default.
 
     Raises
     ------
@@ -60,19 +65,20 @@ class Prefetcher:
 
     def __init__(
         self,
-        files: StripedFiles,
+        files: Fixed | Decoded,
         iterations: Iterations,
         *,
         depth: int = 3,
         memory: Any = None,
         timeout: float = 60.0,
+        ahead: int | None = None,
     ) -> None:
-        if depth < 2:
-            raise ValueError(f"depth {depth}: at least 2, one in use and one being filled")
+        ahead = 2 * depth if ahead is None else ahead
+        source: Source = files if isinstance(files, Decoded) else Plain(files)
+        nbytes = self.nbytes(files, iterations, depth)
         self._slot = _Slot(fields(files.dtype), iterations.batches.largest)
         self._timeout = timeout
-        nbytes = self.nbytes(files, iterations, depth)
-        whole = np.zeros(nbytes, np.uint8) if memory is None else _bytes_of(memory, nbytes)
+        whole = np.zeros(nbytes, np.uint8) if memory is None else bytes_of(memory, nbytes)
         size = self._slot.nbytes
         self._buffers = [whole[k * size : (k + 1) * size] for k in range(depth)]
         self._shared = _Shared()
@@ -82,7 +88,7 @@ class Prefetcher:
         filled = [self._slot.arrays(buffer) for buffer in self._buffers]
         self._thread = threading.Thread(
             target=_fill,
-            args=(self._shared, files, iter(iterations), filled),
+            args=(self._shared, source, _announced(source, iterations, ahead), filled),
             name="pgasdl-prefetcher",
             daemon=True,
         )
@@ -91,8 +97,10 @@ class Prefetcher:
         self._end = weakref.finalize(self, self._shared.end)
 
     @staticmethod
-    def nbytes(files: StripedFiles, iterations: Iterations, depth: int = 3) -> int:
+    def nbytes(files: Fixed | Decoded, iterations: Iterations, depth: int = 3) -> int:
         """Return the bytes that ``depth`` buffers take."""
+        if depth < 2:
+            raise ValueError(f"depth {depth}: at least 2, one in use and one being filled")
         return depth * _Slot(fields(files.dtype), iterations.batches.largest).nbytes
 
     def __iter__(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -213,22 +221,33 @@ class _Slot:
         }
 
 
+def _announced(source: Source, iterations: Iterations, ahead: int) -> Iterator[tuple[int, Rows]]:
+    """Yield each iteration and its records, when those of the next ``ahead`` are announced."""
+    waiting: deque[tuple[int, Rows]] = deque()
+    for iteration, rows in enumerate(iterations, iterations.first):
+        source.announce(rows)
+        waiting.append((iteration, rows))
+        if len(waiting) > ahead:
+            yield waiting.popleft()
+    yield from waiting
+
+
 def _fill(
     shared: _Shared,
-    files: StripedFiles,
-    batches: Iterator[Rows],
+    source: Source,
+    batches: Iterator[tuple[int, Rows]],
     buffers: list[dict[str, npt.NDArray[Any]]],
 ) -> None:
     """Read every batch into a free buffer; say at the end that there is no more, or why not."""
     try:
-        for rows in batches:
+        for iteration, rows in batches:
             shared.starved = True
             number = shared.free.get()
             shared.starved = False
             if number is None or shared.ended:
                 return
             out = {name: array[: len(rows)] for name, array in buffers[number].items()}
-            files.read(rows, out)
+            source.read(rows, out, iteration)
             shared.ready.put(_Filled(number, len(rows)))
     except BaseException as error:
         shared.ready.put(error)
@@ -236,7 +255,7 @@ def _fill(
         shared.ready.put(None)
 
 
-def _bytes_of(memory: Any, nbytes: int) -> Bytes:
+def bytes_of(memory: Any, nbytes: int) -> Bytes:
     """Return the first bytes of an array, tensor or segment."""
     found = memory_of(memory).on_host()
     if found.nbytes < nbytes:
