@@ -1,0 +1,230 @@
+"""Batches of an epoch, as users of DataLoader and StatefulDataLoader expect them."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import numpy.typing as npt
+
+from pgasdl.errors import ClosedError
+from pgasdl.input.batches import Batches
+from pgasdl.input.decode import Decoded, Fixed
+from pgasdl.input.prefetcher import Prefetcher, bytes_of
+from pgasdl.input.workers import Decode
+
+
+class Ranks(Protocol):
+    """What a loader wants of a group."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+
+
+class Loader:
+    """A rank's parts of an epoch's batches, decoded ahead; each ``for`` is an epoch.
+
+    ::
+
+        def decode(record: dict[str, Any], random: np.random.Generator) -> dict[str, ArrayLike]:
+            picture = Image.open(io.BytesIO(record["jpg"])).convert("RGB").resize((224, 224))
+            return {"image": picture, "label": record["cls"]}
+
+        with Loader(records, 256, decode=decode, group=ctx.world, workers=4) as loader:
+            for epoch in range(3):
+                for batch in loader:
+                    train(batch["image"], batch["label"])
+
+    A batch is a dict of arrays, with the record as first axis, in a buffer that is used again when
+    nothing refers to the batch any more (see :class:`Prefetcher`). The batches are the same for
+    any number of ranks and workers. A loop that is left in the middle, or by an error, is
+    continued by the next one. The reading goes on over the end of an epoch.
+
+    Parameters
+    ----------
+    records : Records
+        Open until the loader is closed. With ``chunks``, an array with the chunk of each record,
+        they are shuffled within some chunks at a time (see :class:`Batches`).
+    batch : int
+        Records of a batch of all ranks, at least one for each.
+    decode : function, optional
+        ``decode(record, random)`` returns a dict of arrays, of the same shape and dtype for each
+        record. ``random`` depends on seed, iteration and record alone: use it to augment. None:
+        the records have fields of fixed size, which are read as they are.
+    group : Group, optional
+        The ranks that share each batch. None: this process alone.
+    seed : int, optional
+        Of the order and of ``random``. None: the order of the files.
+    last : str, default "drop"
+        The use of the records that are left over at the end of an epoch: "drop" or "fill".
+    workers : int, default 1
+        Records that are decoded at a time. 0: no thread but the one that reads.
+    processes : bool, default False
+        Decode in processes, not in threads: for functions that hold Python's lock. ``decode`` has
+        to be a module's function, and a script's own code stands below
+        ``if __name__ == "__main__":``.
+    depth : int, default 3
+        Buffers, at least 2.
+    ahead : int, optional
+        Batches whose records are fetched before they are decoded: ``2 * depth`` by default.
+    memory : array, tensor, segment, or function, optional
+        Where the buffers lie, or a function that makes so many bytes of it: ``ctx.segment``, or
+        ``lambda n: torch.empty(n, dtype=torch.uint8, pin_memory=True)``. Drop all batches before
+        :meth:`load_state_dict`: the memory is used again.
+    timeout : float, default 60
+        Seconds to wait for a batch.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of range, ``decode`` is missing, or cannot be sent to processes.
+    DataError
+        Record 0 cannot be decoded.
+    BufferRefused
+        ``memory`` is too small, strided or read-only.
+    """
+
+    def __init__(
+        self,
+        records: Any,
+        batch: int,
+        *,
+        decode: Decode | None = None,
+        group: Ranks | None = None,
+        seed: int | None = 0,
+        last: Literal["drop", "fill"] = "drop",
+        workers: int = 1,
+        processes: bool = False,
+        depth: int = 3,
+        ahead: int | None = None,
+        memory: Any = None,
+        timeout: float = 60.0,
+    ) -> None:
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        chunks = getattr(records, "chunks", None)
+        self._batches = Batches(
+            len(records), batch, rank=rank, size=size, seed=seed, last=last, chunks=chunks
+        )
+        if decode is None and getattr(records, "dtype", None) is None:
+            raise ValueError("the records have no fields of fixed size: pass decode")
+        self._source: Fixed | Decoded = (
+            records
+            if decode is None
+            else Decoded(records, decode, seed=seed, workers=workers, processes=processes)
+        )
+        self._depth, self._ahead, self._timeout = depth, ahead, timeout
+        nbytes = Prefetcher.nbytes(self._source, self._batches.iterations(0, 0), depth)
+        memory = memory(nbytes) if callable(memory) else memory
+        self._memory = None if memory is None else bytes_of(memory, nbytes)
+        self._prefetcher: Prefetcher | None = None
+        self._iteration = 0
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return self._batches.per_epoch
+
+    def __iter__(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield the rest of the current epoch.
+
+        Raises
+        ------
+        Timeout
+            A batch is not there. The next loop waits for it again.
+        DataError, OSError
+            A record could not be read or decoded. The next loop tries the batch again.
+        ClosedError
+            The loader is closed.
+        """
+        epoch = self._iteration // len(self)
+        while self._iteration // len(self) == epoch:
+            yield self._next()
+
+    def state_dict(self) -> dict[str, int | None]:
+        """Return where this loader is: the same on all ranks that are as far, for any number.
+
+        ``state["iteration"] // len(loader)`` is the epoch.
+        """
+        batches = self._batches
+        return {
+            "iteration": self._iteration,
+            "seed": batches.seed,
+            "batch": batches.batch,
+            "records": batches.n_records,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a loader was: the next ``for`` gives the rest of that epoch.
+
+        Raises
+        ------
+        ValueError
+            The state is of another seed, batch or number of records. Nothing changed.
+        """
+        mine = self.state_dict()
+        if missing := mine.keys() - state.keys():
+            raise ValueError(f"a state without {', '.join(sorted(missing))}: it is no loader's")
+        for name in ("seed", "batch", "records"):
+            if state[name] != mine[name]:
+                raise ValueError(f"the state's {name} is {state[name]}, this loader's {mine[name]}")
+        iteration = operator.index(state["iteration"])
+        if iteration < 0:
+            raise ValueError(f"the state's iteration is {iteration}: at least 0")
+        self._stop()
+        self._iteration = iteration
+
+    def close(self) -> None:
+        """End the threads and processes. Batches that are in use stay as they are. Idempotent.
+
+        Raises
+        ------
+        Timeout
+            A record is still being read or decoded; call it again.
+        """
+        self._closed = True
+        if isinstance(self._source, Decoded):
+            self._source.close()
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next(self) -> dict[str, npt.NDArray[Any]]:
+        while True:
+            if self._closed:
+                raise ClosedError("the loader is closed")
+            if self._prefetcher is None:
+                self._prefetcher = Prefetcher(
+                    self._source,
+                    self._batches.iterations(self._iteration, sys.maxsize),
+                    depth=self._depth,
+                    memory=self._memory,
+                    timeout=self._timeout,
+                    ahead=self._ahead,
+                )
+            batch = next(self._prefetcher, None)
+            if batch is not None:
+                self._iteration += 1
+                return batch
+            self._stop()  # an error ended it, which was raised
+
+    def _stop(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
