@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from pgasdl.errors import ClosedError, DataError
 from pgasdl.input.batches import Rows
-from pgasdl.input.reader import fields
 from pgasdl.input.workers import Arrays, Decode, Workers, answer
 
 log = logging.getLogger("pgasdl")
 
 Out = Mapping[str, npt.NDArray[Any]]
+Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 class Encoded(Protocol):
@@ -125,7 +125,8 @@ class Decoded:
         except BaseException:
             self.close()
             raise
-        self.dtype = np.dtype([(name, array.dtype, array.shape) for name, array in first.items()])
+        self._wanted = _layout(first)
+        self.dtype = np.dtype([(name, *layout) for name, layout in self._wanted.items()])
 
     def __len__(self) -> int:
         return len(self._records)
@@ -173,10 +174,11 @@ class Decoded:
     def _put(self, row: int, iteration: int, out: Out, k: int) -> None:
         """Decode a record into its place."""
         arrays = self._decoded(row, iteration)
-        wanted = {name: (field.base, field.shape) for name, field in fields(self.dtype).items()}
-        found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-        if found != wanted:
-            raise DataError(f"{self._at(row)}: {_text(found)}, and of record 0 {_text(wanted)}")
+        found = _layout(arrays)
+        if found != self._wanted:
+            raise DataError(
+                f"{self._at(row)}: {_text(found)}, and of record 0 {_text(self._wanted)}"
+            )
         for name, array in arrays.items():
             out[name][k] = array
 
@@ -206,7 +208,11 @@ class Decoded:
         return f"record {row} ({self._records.place(row)})"
 
 
-def _text(shapes: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
+def _layout(arrays: Arrays) -> Layout:
+    return {name: (array.dtype, array.shape) for name, array in arrays.items()}
+
+
+def _text(layout: Layout) -> str:
     return ", ".join(
-        f"{name} is {dtype} of shape {shape}" for name, (dtype, shape) in shapes.items()
+        f"{name} is {dtype} of shape {shape}" for name, (dtype, shape) in layout.items()
     )

@@ -48,9 +48,9 @@ def _checked(name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
 class Workers:
     """Processes that decode a record each at a time; threads share them.
 
-    They come from a server that was started for it, never by a fork of this process, which has
-    threads and registered memory. Each has its own pipe: one that is killed while it sends stops
-    nobody, and all end when this process does, however it ends.
+    They are new programs, no forks of this process, which has threads and registered memory. Each
+    has its own pipe: one that is killed while it sends stops nobody. All end when this process
+    does, however it ends.
 
     Raises
     ------
@@ -108,13 +108,15 @@ class _Worker:
         self.start()
 
     def start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
+        # Not a fork server: Python 3.11's finds modules of the working folder first.
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(
             target=_serve, args=(theirs, self._decode), name="pgasdl-decode", daemon=True
         )
-        self._process.start()
+        process.start()
         theirs.close()
+        self._pipe, self._process = pipe, process
 
     def answer(self, record: dict[str, Any], key: Key) -> Arrays | Exception:
         self._pipe.send((record, key))

@@ -1,4 +1,4 @@
-"""Striped files for tests of ``pgasdl.input``."""
+"""Records for tests of ``pgasdl.input``: in striped files, and of any size."""
 
 from __future__ import annotations
 
