@@ -253,6 +253,16 @@ def test_threads_share_a_cache(tmp_path: Path) -> None:
     assert any(found) and nbytes_of(tmp_path) <= 8 * STORED and unfinished(tmp_path) == []
 
 
+def test_what_is_being_written_counts_and_stays(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, MINE, limit=4 * STORED)
+    with cache._folder.new_file() as (descriptor, path):
+        os.ftruncate(descriptor, 3 * STORED)
+        put(cache, 1, 2)
+        assert kept(tmp_path) == {2} and [Path(path).name] == unfinished(tmp_path)
+    put(cache, 3, 4, 5, 6)
+    assert len(kept(tmp_path)) == 4
+
+
 # A disk that fails
 
 
