@@ -1,0 +1,57 @@
+"""When blocks of a data set are used next: the order of all batches is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl.input.batches import Batches
+
+Numbers = npt.NDArray[np.int64]
+
+_BEHIND = 4  # iterations that a slower rank may be behind
+
+
+class NextUse:
+    """A function of a block: the next iteration, of this epoch or the next, that reads from it.
+
+    Attributes
+    ----------
+    iteration : int
+        Where this rank is.
+    """
+
+    def __init__(self, batches: Batches, first: Numbers, last: Numbers) -> None:
+        self.iteration = 0
+        self._batches = batches
+        self._first, self._last = first, last  # blocks of each record
+        self._kept: dict[int, Numbers] = {}
+
+    def __call__(self, block: int) -> float:
+        """Return the iteration; inf: not before the epoch after the next."""
+        span = self._batches.per_epoch
+        now = max(self.iteration - _BEHIND, 0)
+        for epoch in (now // span, now // span + 1):
+            uses = self._uses(epoch)
+            least = block * span + max(now - epoch * span, 0)
+            at = int(np.searchsorted(uses, least))
+            if at < len(uses) and uses[at] < (block + 1) * span:
+                return epoch * span + int(uses[at]) % span
+        return math.inf
+
+    def _uses(self, epoch: int) -> Numbers:
+        """Return ``block * per_epoch + iteration`` of all uses in an epoch, sorted."""
+        if (found := self._kept.get(epoch)) is None:
+            span, batch = self._batches.per_epoch, self._batches.batch
+            rows = np.concatenate([self._batches.whole(epoch * span + k) for k in range(span)])
+            first, last = self._first[rows], self._last[rows]
+            which = np.repeat(np.arange(span, dtype=np.int64), batch)
+            n = last - first + 1
+            begin = np.cumsum(n) - n
+            blocks = np.repeat(first - begin, n) + np.arange(n.sum())
+            found = np.unique(blocks * span + np.repeat(which, n))
+            self._kept = {k: v for k, v in self._kept.items() if k == epoch - 1}
+            self._kept[epoch] = found
+        return found

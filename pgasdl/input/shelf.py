@@ -1,0 +1,122 @@
+"""Blocks of a data set in one rank's memory: loaded when they are wanted, given up by next use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_LOADERS = 4  # loads at a time
+FAILED = -1
+_SLOT_BITS = 24
+
+Words = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+def slot_of(entry: int) -> int:
+    """Return the slot that an entry names."""
+    return entry & ((1 << _SLOT_BITS) - 1)
+
+
+class Shelf:
+    """Slots of one block each, and a table of entries that says what is where.
+
+    An entry is 0 for a block that is not here, FAILED for one that could not be loaded, else the
+    number of its slot under a count that no earlier use of the slot had: whoever reads entry,
+    bytes and the same entry again has read one block's bytes.
+
+    Parameters
+    ----------
+    entries : ndarray of int64
+        One for each block; all 0.
+    slots : ndarray of uint8, (n_slots, block_bytes)
+    load : Callable[[int, memoryview], int]
+        Reads a block into memory and returns its bytes.
+    next_use : Callable[[int], float]
+        When a block will be used next, by this rank or others: inf, if it is not known.
+    """
+
+    def __init__(
+        self,
+        entries: Words,
+        slots: Bytes,
+        load: Callable[[int, memoryview], Any],
+        next_use: Callable[[int], float],
+    ) -> None:
+        self.entries, self.slots = entries, slots
+        self._load, self.next_use = load, next_use
+        self._lock = threading.Lock()
+        self._free = list(range(len(slots)))[::-1]
+        self._loading: set[int] = set()
+        self._waiting: dict[int, None] = {}  # wanted now, and no slot is free
+        self._held: dict[int, int] = {}  # block: its slot, the oldest first
+        self._count = 0
+        self._pool = ThreadPoolExecutor(min(_LOADERS, len(slots)), "pgasdl-input")
+
+    def want(self, block: int, *, now: bool) -> None:
+        """Begin to load a block, unless it is here.
+
+        One that is not wanted ``now`` takes no slot from a block that is used sooner.
+        """
+        with self._lock:
+            if block in self._held or block in self._loading:
+                return
+            self.entries[block] = 0
+            slot = self._slot_for(block, now)
+            if slot is not None:
+                self._begin(block, slot)
+            elif now:
+                self._waiting[block] = None
+
+    def close(self) -> None:
+        """Wait for loads that have begun; begin no other. Idempotent."""
+        with self._lock:
+            self._waiting.clear()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _slot_for(self, block: int, now: bool) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if not self._held:
+            return None
+        last = max(self._held, key=self.next_use)
+        if not now and self.next_use(last) <= self.next_use(block):
+            return None
+        self.entries[last] = 0  # before its bytes change
+        return self._held.pop(last)
+
+    def _begin(self, block: int, slot: int) -> None:
+        self._loading.add(block)
+        try:
+            self._pool.submit(self._run, block, slot)
+        except RuntimeError:  # closed
+            self._loading.discard(block)
+
+    def _run(self, block: int, slot: int) -> None:
+        try:
+            self._load(block, memoryview(self.slots[slot]))
+        except Exception:  # who wants it reads it in another way, and gets the error there
+            entry = FAILED
+        else:
+            entry = slot
+        with self._lock:
+            self._loading.discard(block)
+            if entry == FAILED:
+                self.entries[block] = FAILED
+                self._free.append(slot)
+            else:
+                self._count += 1
+                self.entries[block] = self._count << _SLOT_BITS | slot
+                self._held[block] = slot
+            while self._waiting:
+                wanted = next(iter(self._waiting))
+                place = self._slot_for(wanted, True)
+                if place is None:
+                    return
+                del self._waiting[wanted]
+                self._begin(wanted, place)
