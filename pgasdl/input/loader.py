@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from pgasdl.errors import ClosedError
@@ -50,21 +51,24 @@ class Loader:
 
     Parameters
     ----------
-    records : Records
-        Open until the loader is closed. With ``chunks``, an array with the chunk of each record,
-        they are shuffled within some chunks at a time (see :class:`Batches`).
+    records : Records or StripedFiles
+        Open until the loader is closed.
     batch : int
         Records of a batch of all ranks, at least one for each.
     decode : function, optional
         ``decode(record, random)`` returns a dict of arrays, of the same shape and dtype for each
         record. ``random`` depends on seed, iteration and record alone: use it to augment. None:
-        the records have fields of fixed size, which are read as they are.
+        the fields are numbers of one shape, and are taken as they are.
     group : Group, optional
-        The ranks that share each batch. None: this process alone.
+        The ranks that share each batch. None: the group of the records, if they have one, or this
+        process alone.
     seed : int, optional
         Of the order and of ``random``. None: the order of the files.
     last : str, default "drop"
         The use of the records that are left over at the end of an epoch: "drop" or "fill".
+    mix : int, optional
+        Mix the records of so many blocks of 4 MiB at a time, for data sets that no cache holds.
+        None: any record may follow any other.
     workers : int, default 1
         Records that are decoded at a time. 0: no thread but the one that reads.
     processes : bool, default False
@@ -85,7 +89,7 @@ class Loader:
     Raises
     ------
     ValueError
-        An argument is out of range, ``decode`` is missing, or cannot be sent to processes.
+        An argument is out of range, or ``decode`` cannot be sent to processes.
     DataError
         Record 0 cannot be decoded.
     BufferRefused
@@ -101,6 +105,7 @@ class Loader:
         group: Ranks | None = None,
         seed: int | None = 0,
         last: Literal["drop", "fill"] = "drop",
+        mix: int | None = None,
         workers: int = 1,
         processes: bool = False,
         depth: int = 3,
@@ -108,19 +113,22 @@ class Loader:
         memory: Any = None,
         timeout: float = 60.0,
     ) -> None:
+        group = group or getattr(records, "group", None)
         rank, size = (0, 1) if group is None else (group.rank, group.size)
-        chunks = getattr(records, "chunks", None)
+        chunks = {} if mix is None else {"chunks": records.chunks, "mix": mix}
         self._batches = Batches(
-            len(records), batch, rank=rank, size=size, seed=seed, last=last, chunks=chunks
+            len(records), batch, rank=rank, size=size, seed=seed, last=last, **chunks
         )
-        if decode is None and getattr(records, "dtype", None) is None:
-            raise ValueError("the records have no fields of fixed size: pass decode")
         self._source: Fixed | Decoded = (
             records
-            if decode is None
-            else Decoded(records, decode, seed=seed, workers=workers, processes=processes)
+            if decode is None and getattr(records, "dtype", None) is not None
+            else Decoded(
+                records, decode or as_it_is, seed=seed, workers=workers, processes=processes
+            )
         )
-        self._depth, self._ahead, self._timeout = depth, ahead, timeout
+        self._depth, self._timeout = depth, timeout
+        self._ahead = 2 * depth if ahead is None else ahead
+        self._order = records.follow(self._batches) if hasattr(records, "follow") else None
         nbytes = Prefetcher.nbytes(self._source, self._batches.iterations(0, 0), depth)
         memory = memory(nbytes) if callable(memory) else memory
         self._memory = None if memory is None else bytes_of(memory, nbytes)
@@ -221,6 +229,8 @@ class Loader:
             batch = next(self._prefetcher, None)
             if batch is not None:
                 self._iteration += 1
+                if self._order is not None:
+                    self._order.iteration = self._iteration
                 return batch
             self._stop()  # an error ended it, which was raised
 
@@ -228,3 +238,11 @@ class Loader:
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
+
+
+def as_it_is(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+    """Return the fields of a record that are numbers already."""
+    encoded = [name for name, value in record.items() if isinstance(value, bytes | str)]
+    if set(encoded) - {"__key__"}:
+        raise TypeError(f"fields {encoded} are bytes or text: pass decode")
+    return {name: value for name, value in record.items() if name != "__key__"}

@@ -233,7 +233,7 @@ def test_records_that_need_no_decoding(data: StripedFiles) -> None:
 def test_the_order_keeps_to_chunks() -> None:
     records: Any = Encoded(60)
     records.chunks = np.arange(60) // 2
-    with Loader(records, 6, decode=decode, seed=5) as loader:
+    with Loader(records, 6, decode=decode, seed=5, mix=16) as loader:
         found = numbers(loader)
     plain = Batches(60, 6, seed=5, chunks=records.chunks)
     assert found == np.concatenate([plain.whole(number) for number in range(10)]).tolist()
@@ -243,7 +243,7 @@ def test_the_order_keeps_to_chunks() -> None:
 @pytest.mark.parametrize(
     ("wrong", "kind", "text"),
     [
-        ({"decode": None}, ValueError, "pass decode"),
+        ({"decode": None}, DataError, "pass decode"),
         ({"batch": 24}, ValueError, "leaves no batch"),
         ({"group": group(2, 2)}, ValueError, "rank 2 of 2"),
         ({"depth": 1}, ValueError, "depth 1"),

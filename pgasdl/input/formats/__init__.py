@@ -9,25 +9,24 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy.typing as npt
-
 from pgasdl.input.files import Files
+from pgasdl.input.formats.arrays import Arrays
 from pgasdl.input.formats.folder import Folder
 from pgasdl.input.formats.parquet import Parquet
 from pgasdl.input.formats.tar import Tar
-from pgasdl.input.formats.window import Read
+from pgasdl.input.formats.window import Read, Table
 
-__all__ = ["FORMATS", "Format", "Read", "format_of"]
+__all__ = ["FORMATS", "Format", "Read", "Table", "format_of"]
 
 
 class Format(Protocol):
     """The records of some files. Threads share it."""
 
-    def __init__(self, files: Files, tables: Sequence[dict[str, npt.NDArray[Any]]]) -> None:
+    def __init__(self, files: Files, tables: Sequence[Table]) -> None:
         """Take the table of each file, as :meth:`scan` gave it."""
 
     @staticmethod
-    def scan(files: Files, number: int, read: Read) -> dict[str, npt.NDArray[Any]]:
+    def scan(files: Files, number: int, read: Read) -> Table:
         """Return a table of a file's records; DataError: the file is damaged."""
 
     def __len__(self) -> int: ...
@@ -39,12 +38,18 @@ class Format(Protocol):
         """Return the fields of a record; DataError: it is damaged."""
 
 
-FORMATS: dict[str, type[Format]] = {"tar": Tar, "folder": Folder, "parquet": Parquet}
+FORMATS: dict[str, type[Format]] = {
+    "tar": Tar,
+    "folder": Folder,
+    "parquet": Parquet,
+    "npy": Arrays,
+}
 
 _ENDINGS = {
     "tar": (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),  # Tar names the cure
     "folder": (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "parquet": (".parquet",),
+    "npy": (".npy",),
 }
 
 
@@ -65,5 +70,5 @@ def format_of(files: Files) -> str:
     known = "; ".join(f"{format}: {' '.join(ends)}" for format, ends in _ENDINGS.items())
     raise ValueError(
         f"{len(files)} files, {there}: wanted files of one format ({known}); "
-        "a pattern such as folder/*.tar takes some of a folder's files"
+        'a pattern such as folder/*.tar takes some of a folder\'s files; format="folder" any'
     )

@@ -6,10 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy.typing as npt
-
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Read
+from pgasdl.input.formats.window import Read, Table
 
 
 class Folder:
@@ -24,7 +22,7 @@ class Folder:
         The names of the root's sub-folders, sorted.
     """
 
-    def __init__(self, files: Files, tables: Sequence[dict[str, npt.NDArray[Any]]]) -> None:
+    def __init__(self, files: Files, tables: Sequence[Table]) -> None:
         self._files = files
         folders = [*{tuple(files[number].url.split("/")[:-1]) for number in range(len(files))}]
         depth = 0
@@ -35,7 +33,7 @@ class Folder:
         self._labels = {name: label for label, name in enumerate(self.classes)}
 
     @staticmethod
-    def scan(files: Files, number: int, read: Read) -> dict[str, npt.NDArray[Any]]:
+    def scan(files: Files, number: int, read: Read) -> Table:
         """Return nothing: names say it all."""
         return {}
 

@@ -10,11 +10,10 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pgasdl.errors import DataError, PgasError, UnavailableError
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Read, Window
+from pgasdl.input.formats.window import Read, Table, Window
 
 _KEPT = 4  # row groups
 _TAIL = 8  # the footer's length in 4 bytes, and a magic word
@@ -32,7 +31,7 @@ class Parquet:
         There is no pyarrow.
     """
 
-    def __init__(self, files: Files, tables: Sequence[dict[str, npt.NDArray[Any]]]) -> None:
+    def __init__(self, files: Files, tables: Sequence[Table]) -> None:
         _pyarrow()
         self._files = files
         self._footers = [table["footer"] for table in tables]
@@ -49,7 +48,7 @@ class Parquet:
         self._decoded: dict[int, Future[Any]] = {}  # by row group, the last used at the end
 
     @staticmethod
-    def scan(files: Files, number: int, read: Read) -> dict[str, npt.NDArray[Any]]:
+    def scan(files: Files, number: int, read: Read) -> Table:
         """Read the footer of a file."""
         url, nbytes, start = files[number].url, files[number].nbytes, int(files.starts[number])
         pa = _pyarrow()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pgasdl.errors import DataError, PgasError
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Read, Window
+from pgasdl.input.formats.window import Read, Table, Window
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # key and extension
 _META = re.compile(r"__[^/]*__(/|$)")  # what webdataset keeps for itself
@@ -38,7 +38,7 @@ class Tar:
         All that samples have, sorted.
     """
 
-    def __init__(self, files: Files, tables: Sequence[dict[str, npt.NDArray[Any]]]) -> None:
+    def __init__(self, files: Files, tables: Sequence[Table]) -> None:
         def joined(name: str) -> npt.NDArray[Any]:
             return np.concatenate([table[name] for table in tables])
 
@@ -61,7 +61,7 @@ class Tar:
         self._keys, self._key_starts = joined("keys"), _starts(joined("key_nbytes"))
 
     @staticmethod
-    def scan(files: Files, number: int, read: Read) -> dict[str, npt.NDArray[Any]]:
+    def scan(files: Files, number: int, read: Read) -> Table:
         """Read the headers of a tar."""
         keys: list[str] = []
         n_members: list[int] = []

@@ -6,10 +6,14 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy.typing as npt
+
 from pgasdl.input.files import Files
 
 # Returns the bytes at an address: Read(address, nbytes).
-Read = Callable[[int, int], bytes | memoryview]
+Read = Callable[[int, int], bytes | bytearray | memoryview]
+# What a file's records are: ranks send it to each other, and disks keep it.
+Table = dict[str, npt.NDArray[Any]]
 
 
 class Window(io.RawIOBase):

@@ -1,0 +1,172 @@
+"""The way of a data set's bytes: from the job's memory, the local disk, or storage."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pgasdl.group import Group
+from pgasdl.input.disk import DiskCache
+from pgasdl.input.files import Files
+from pgasdl.input.memory import JobMemory
+from pgasdl.input.storage import Storage
+
+BLOCK = 4 << 20  # bytes
+
+
+@dataclass(slots=True)
+class Counts:
+    """Bytes that this rank has read, by where they came from.
+
+    Attributes
+    ----------
+    storage, disk : int
+        Whole blocks, mostly, for this rank and others.
+    memory, peers : int
+        What records wanted, out of this rank's slots and out of others'.
+    """
+
+    storage: int = 0
+    disk: int = 0
+    memory: int = 0
+    peers: int = 0
+
+
+class Levels:
+    """Read a data set's bytes from the nearest level that has them.
+
+    Parameters
+    ----------
+    files : Files
+    storage : Storage
+    local : str or Path, optional
+        The folder of the disk's level.
+    limit : int, optional
+        Bytes of all that the folder holds.
+    memory : int
+        Bytes of this rank's share of the memory; 0: read from below.
+    group : Group, optional
+        Whose ranks share their memories.
+    timeout : float
+        Seconds to wait for another rank.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        storage: Storage,
+        *,
+        local: str | os.PathLike[str] | None,
+        limit: int | None,
+        memory: int,
+        group: Group | None,
+        timeout: float,
+    ) -> None:
+        self.files, self.counts = files, Counts()
+        self.next_use: Callable[[int], float] = lambda _: 0.0
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._process = os.getpid()  # a fork has no threads that load
+        self._disk = None
+        self._rank = group.rank if group else 0
+        if local is not None:
+            self._disk = DiskCache(local, files.digest, limit=limit, next_use=self._when)
+        self._memory = None
+        if memory:
+            self._memory = JobMemory(
+                self.n_blocks,
+                BLOCK,
+                memory,
+                load=self.load,
+                next_use=self._when,
+                group=group,
+                timeout=timeout,
+            )
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of the data set; the last may be shorter."""
+        return -(-self.files.nbytes // BLOCK)
+
+    def read(self, address: int, nbytes: int) -> bytearray:
+        """Return some bytes of the data set."""
+        out = bytearray(nbytes)
+        self.fill(address, memoryview(out))
+        return out
+
+    def fill(self, address: int, out: memoryview) -> None:
+        """Read the bytes from an address on."""
+        while out:
+            block, offset = divmod(address, BLOCK)
+            part = out[: BLOCK - offset]
+            self._fill(block, offset, part)
+            address += len(part)
+            out = out[len(part) :]
+
+    def want(self, blocks: Iterable[int]) -> None:
+        """Say that blocks will be read soon."""
+        if self._memory is not None and os.getpid() == self._process:
+            self._memory.want(blocks)
+
+    def load(self, block: int, out: memoryview) -> None:
+        """Read a whole block from the levels below the memory; the disk keeps it."""
+        out = out[: self.length(block)]
+        if self._disk is not None and self._disk.get(block, 0, out):
+            self._count("disk", len(out))
+            return
+        self._from_storage(block * BLOCK, out)
+        if self._disk is not None:
+            self._disk.put(block, out)
+
+    def stage(self, block: int) -> None:
+        """Bring a block to the disk."""
+        self.load(block, memoryview(bytearray(self.length(block))))
+
+    def staged(self, blocks: Iterable[int]) -> int:
+        """Return how many bytes of some blocks are on the disk."""
+        byte = memoryview(bytearray(1))
+        disk = self._disk
+        return sum(self.length(block) for block in blocks if disk and disk.get(block, 0, byte))
+
+    def length(self, block: int) -> int:
+        """Return the bytes of a block."""
+        return min(BLOCK, self.files.nbytes - block * BLOCK)
+
+    def close(self) -> None:
+        """Give up all levels. Idempotent."""
+        if self._memory is not None:
+            self._memory.close()
+        if self._disk is not None:
+            self._disk.close()
+        self._storage.close()
+
+    def _fill(self, block: int, offset: int, out: memoryview) -> None:
+        if self._memory is not None and os.getpid() == self._process:
+            owner = self._memory.read(block, offset, out)
+            if owner is not None:
+                self._count("memory" if owner == self._rank else "peers", len(out))
+                return
+        if self._disk is None:
+            self._from_storage(block * BLOCK + offset, out)
+        elif self._disk.get(block, offset, out):
+            self._count("disk", len(out))
+        else:
+            whole = memoryview(bytearray(self.length(block)))
+            self.load(block, whole)
+            out[:] = whole[offset : offset + len(out)]
+
+    def _from_storage(self, address: int, out: memoryview) -> None:
+        done = 0
+        for number, offset, length in self.files.parts(address, len(out)):
+            self._storage.fill(self.files[number], offset, out[done : done + length])
+            done += length
+        self._count("storage", len(out))
+
+    def _count(self, level: str, nbytes: int) -> None:
+        with self._lock:
+            setattr(self.counts, level, getattr(self.counts, level) + nbytes)
+
+    def _when(self, block: int) -> float:
+        return self.next_use(block)

@@ -1,0 +1,296 @@
+"""A data set: records of any size, in files of well-known formats, read through levels."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pgasdl.errors import DataError, PgasError
+from pgasdl.group import Group
+from pgasdl.input.batches import Batches
+from pgasdl.input.files import File, Files
+from pgasdl.input.formats import FORMATS, Table, format_of
+from pgasdl.input.levels import BLOCK, Counts, Levels
+from pgasdl.input.next_use import NextUse
+from pgasdl.input.storage import Storage
+
+Remote = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_STAGERS = 4  # threads
+_MEMORY = 256 << 20  # bytes, where storage is not a file system
+
+
+class Records:
+    """Records of a data set in storage, as dictionaries of their fields; threads may share it.
+
+    ``records[i]`` is record i: of a sample in webdataset's tars its parts by extension, as bytes,
+    and ``"__key__"``; of a file in a folder the same, and its folder's number as ``"cls"``; of a
+    row in Parquet files its columns; of NumPy's arrays their elements. What decodes them is a
+    function of the user (:class:`Loader`).
+
+    Bytes are read in blocks of 4 MiB by three levels: the memory of the job's ranks, a folder on
+    a local disk, and storage. A block is loaded by one rank, and read from its memory by the
+    others with one-sided reads.
+
+    Parameters
+    ----------
+    remote : str, Path, or a sequence of those
+        Files, folders, patterns (``*.tar``, ``train-{0000..0146}.tar``), or URLs of those that
+        fsspec opens (``https://``, ``s3://``). The order is that of records.
+    format : str, optional
+        "tar", "folder", "parquet" or "npy"; None: by the names.
+    local : str or Path, optional
+        The folder of the disk's level; ranks and jobs share it. None: no such level.
+    cache_limit : int, optional
+        Most bytes in ``local``; None: as many as there are.
+    memory : int, optional
+        Bytes of this rank's share of the memory's level, the same on all ranks. None: 256 MiB if
+        ``remote`` is a URL, or with ``local``; else 0. 0: every read goes to the level below.
+    group : Group, optional
+        The ranks that read the data set together: a collective. None: this process alone.
+    timeout : float, default 60
+        Seconds to wait for storage (each try) and for another rank.
+
+    Raises
+    ------
+    DataError
+        A file is missing or damaged, or storage fails, after it was tried several times.
+    ValueError
+        No such format, or files of several.
+    UnavailableError
+        A library is missing.
+
+    Notes
+    -----
+    A rank that dies takes its memory with it: the others read its blocks from the levels below.
+    MiMatrix (3.4) has these three levels, and S-Caffe (4.1) a reader in each process.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        *,
+        format: str | None = None,
+        local: str | os.PathLike[str] | None = None,
+        cache_limit: int | None = None,
+        memory: int | None = None,
+        group: Group | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        if format is not None and format not in FORMATS:
+            raise ValueError(f"format {format!r}: there are {', '.join(FORMATS)}")
+        self.group = group
+        self._group = group if group is not None and group.size > 1 else None
+        self._again = functools.partial(
+            Records, format=format, local=local, cache_limit=cache_limit, memory=0, timeout=timeout
+        )
+        self._remote = remote
+        self._timeout = timeout
+        self._storage = Storage(timeout=timeout)
+        self.files = Files([File(*pair) for pair in json.loads(self._told_by_one(remote))])
+        self.format = format or format_of(self.files)
+        if memory is None:
+            direct = local is None and "://" not in self.files[0].url
+            memory = 0 if direct else _MEMORY
+        self._levels = Levels(
+            self.files,
+            self._storage,
+            local=local,
+            limit=cache_limit,
+            memory=memory,
+            group=self._group,
+            timeout=timeout,
+        )
+        try:
+            self._form = FORMATS[self.format](self.files, self._tables(local))
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._form)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """Return a record.
+
+        Raises
+        ------
+        IndexError
+            There is none of this number.
+        DataError
+            It is damaged, or storage fails; names file and offset.
+        """
+        number = operator.index(row)
+        if not 0 <= number < len(self):
+            raise IndexError(f"record {number}: there are {len(self)}, from 0")
+        return self._form.record(number, self._levels.read)
+
+    def place(self, row: int) -> str:
+        """Return the file of a record, and where it begins there."""
+        ranges = self._form.ranges(row)
+        return self.files.place(ranges[0][0]) if ranges else f"record {row}, of no bytes"
+
+    def announce(self, rows: Iterable[int]) -> None:
+        """Say that records will be read soon, in the order of their use."""
+        blocks: dict[int, None] = {}
+        for row in rows:
+            for address, nbytes in self._form.ranges(int(row)):
+                blocks.update(
+                    dict.fromkeys(range(address // BLOCK, -(-(address + nbytes) // BLOCK)))
+                )
+        self._levels.want(blocks)
+
+    def follow(self, batches: Batches) -> NextUse:
+        """Tell the levels the order in which records are read: what is used last goes first.
+
+        The order is theirs from the iteration on that the answer is told.
+        """
+        self._levels.next_use = order = NextUse(batches, *self._bounds())
+        return order
+
+    @property
+    def chunks(self) -> npt.NDArray[np.int64]:
+        """The block in which each record begins: those of one are near each other."""
+        return self._bounds()[0]
+
+    @property
+    def counts(self) -> Counts:
+        """The bytes that this rank has read so far, by level."""
+        return self._levels.counts
+
+    def stage(self) -> int:
+        """Bring this rank's part of the data set, without a group all, to the local disk.
+
+        Returns
+        -------
+        int
+            The bytes of it that are there now: fewer than all if the disk, or its limit, is full.
+        """
+        rank, size = (self._group.rank, self._group.size) if self._group else (0, 1)
+        blocks = range(rank, self._levels.n_blocks, size)
+        with ThreadPoolExecutor(_STAGERS, "pgasdl-stage") as pool:
+            for _ in pool.map(self._levels.stage, blocks):
+                pass
+        return self._levels.staged(blocks)
+
+    def close(self) -> None:
+        """Close files, and give up this rank's memory. Idempotent."""
+        self._levels.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., Records], tuple[Remote]]:
+        return self._again, (self._remote,)  # without memory: for the worker of a DataLoader
+
+    def _bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the first and the last block of each record."""
+        ranges = [self._form.ranges(row) or [(0, 0)] for row in range(len(self))]
+        first = np.array([each[0][0] for each in ranges], np.int64)
+        last = np.array([sum(each[-1]) for each in ranges], np.int64) - 1
+        return first // BLOCK, last // BLOCK
+
+    # --- what all ranks must know
+
+    def _told_by_one(self, remote: Remote) -> bytes:
+        """Find the files: the first rank does, and all get its answer or its error."""
+
+        def find() -> bytes:
+            found = self._storage.find(remote)
+            return json.dumps([(file.url, file.nbytes) for file in found]).encode()
+
+        return self._shared("input files", find if self._first else None)[0]
+
+    def _tables(self, local: str | os.PathLike[str] | None) -> list[Table]:
+        """Return what each file's records are: each rank looks at its part of the files."""
+        form, rank, size = FORMATS[self.format], 0, 1
+        if self._group is not None:
+            rank, size = self._group.rank, self._group.size
+        kept = None if local is None else Path(local, f"{self.files.digest}-{self.format}.npz")
+        known = self._shared("input index", (lambda: _kept(kept)) if self._first else None)[0]
+        if known:
+            return _unpacked([known], len(self.files))
+
+        def scan() -> bytes:
+            mine = range(rank, len(self.files), size)
+            return _packed({k: form.scan(self.files, k, self._levels.read) for k in mine})
+
+        tables = _unpacked(self._shared("input tables", scan), len(self.files))
+        if kept is not None and self._first:
+            _keep(kept, _packed(dict(enumerate(tables))))
+        return tables
+
+    @property
+    def _first(self) -> bool:
+        return self._group is None or self._group.rank == 0
+
+    def _shared(self, what: str, make: Callable[[], bytes] | None) -> list[bytes]:
+        """Return what each rank made; if one failed, all fail."""
+        if self._group is None:
+            return [make() if make else b""]
+        try:
+            blob, error = b"+" + (make() if make else b""), None
+        except (PgasError, OSError, ValueError, ImportError) as caught:
+            blob, error = b"-" + str(caught).encode(), caught
+        blobs = self._group.allgather(what, blob, self._timeout)
+        if error is not None:
+            raise error
+        for rank, each in enumerate(blobs):
+            if each.startswith(b"-"):
+                raise DataError(f"rank {self._group.ranks[rank]}: {each[1:].decode()}")
+        return [each[1:] for each in blobs]
+
+
+def _packed(tables: Mapping[int, Table]) -> bytes:
+    file = io.BytesIO()
+    arrays = {f"{k}/{name}": array for k, each in tables.items() for name, array in each.items()}
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def _unpacked(blobs: Iterable[bytes], n_files: int) -> list[Table]:
+    tables: list[Table] = [{} for _ in range(n_files)]
+    for blob in blobs:
+        with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
+            for name, array in arrays.items():
+                number, key = name.split("/")
+                tables[int(number)][key] = array
+    return tables
+
+
+def _kept(path: Path | None) -> bytes:
+    """Return the tables that an earlier job left; b"": none, or no whole ones."""
+    try:
+        blob = path.read_bytes() if path else b""
+        _unpacked([blob] if blob else [], 0)
+    except (OSError, ValueError, IndexError, KeyError):
+        return b""
+    return blob
+
+
+def _keep(path: Path, blob: bytes) -> None:
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        new.write_bytes(blob)
+        new.replace(path)
+    except OSError:  # it is found again the next time
+        new.unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""Data sets in well-known formats, read through memory, disk and storage."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgasdl import DataError
+from pgasdl.input import Batches, Records
+from pgasdl.input.levels import BLOCK
+from pgasdl.input.next_use import _BEHIND, NextUse
+from pgasdl.tools.cli import main
+
+SAMPLES = 30
+
+
+def sample(number: int) -> dict[str, Any]:
+    """Some record: its longest field fills a fifth of a block."""
+    chance = np.random.default_rng(number)
+    return {
+        "__key__": f"s{number:04}",
+        "bin": chance.bytes(int(chance.integers(0, BLOCK // 5))),
+        "cls": str(number % 3).encode(),
+    }
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tars")
+    for file in range(3):
+        with tarfile.open(folder / f"set-{file}.tar", "w") as tar:
+            for number in range(file * 10, file * 10 + 10):
+                for name, data in sample(number).items():
+                    if name != "__key__":
+                        info = tarfile.TarInfo(f"s{number:04}.{name}")
+                        info.size = len(data)
+                        tar.addfile(info, io.BytesIO(data))
+    return folder
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.tar"))
+
+
+def right(records: Records, numbers: Any = range(SAMPLES)) -> None:
+    for number in numbers:
+        assert records[number] == sample(number)
+
+
+def test_files_are_read_as_they_lie(tars: Path) -> None:
+    with Records(tars) as records:
+        assert len(records) == SAMPLES and records.format == "tar"
+        records.announce([1, 2])
+        right(records)
+        assert records.counts.storage and not records.counts.memory
+        assert "set-1.tar, byte" in records.place(12)
+        for wrong in (SAMPLES, -1):
+            with pytest.raises(IndexError, match="there are 30"):
+                records[wrong]
+        assert len(list(records)) == SAMPLES
+    with pytest.raises(ValueError, match="there are tar"):
+        Records(tars, format="zip")
+    with pytest.raises(DataError, match="nothing"):
+        Records(tars / "nothing")
+
+
+def test_numpys_files(tmp_path: Path) -> None:
+    plain = np.random.default_rng(0).normal(size=(7, 3, 2)).astype(np.float32)
+    named = np.zeros(5, [("image", "u1", (2, 2)), ("label", "i8")])
+    named["label"] = range(5)
+    np.save(tmp_path / "a.npy", plain[:4])
+    np.save(tmp_path / "b.npy", plain[4:])
+    with Records([tmp_path / "a.npy", tmp_path / "b.npy"]) as records:
+        assert np.array_equal([records[k]["array"] for k in range(7)], plain)
+    np.save(tmp_path / "c.npy", named)
+    with Records(tmp_path / "c.npy") as records:
+        assert records[3]["label"] == 3 and records[3]["image"].shape == (2, 2)
+    with pytest.raises(DataError, match=r"c\.npy has records of"):
+        Records([tmp_path / "a.npy", tmp_path / "c.npy"])
+    (tmp_path / "d.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"d\.npy has \d+ bytes; 4 records"):
+        Records(tmp_path / "d.npy")
+    np.save(tmp_path / "e.npy", np.array([None]), allow_pickle=True)
+    with pytest.raises(DataError, match="plain numbers"):
+        Records(tmp_path / "e.npy")
+
+
+def test_memory_and_disk(tars: Path, tmp_path: Path) -> None:
+    """Storage is read once; the next job reads none of it."""
+    local = tmp_path / "cache"
+    with Records(tars, local=local) as records:
+        right(records)
+        right(records)
+        assert records.counts.storage == size_of(tars)
+        assert records.counts.memory > 2 * size_of(tars) * 0.9
+    with Records(tars, local=local, memory=0) as records:
+        right(records, range(0, SAMPLES, 3))
+        assert records.counts.storage == 0 and records.counts.memory == 0
+    with Records(tars, memory=2 * BLOCK) as records:  # a part of it
+        for number in np.random.default_rng(1).integers(0, SAMPLES, 100):
+            right(records, [number])
+
+
+def test_staging(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["stage", str(tars), "--local", str(tmp_path / "cache")]
+    assert main(arguments) == 0
+    assert "30 records in 3 files (tar)" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["bytes_from_storage"] == 0 and told["bytes_held"] == told["bytes"] == size_of(tars)
+    with Records(tars, local=tmp_path / "cache") as records:
+        right(records)
+        assert records.counts.storage == 0
+    assert main(["stage", str(tars), "--local", str(tmp_path / "small"), "--limit", "5M"]) == 1
+    assert main(["stage", str(tmp_path / "none"), "--local", str(tmp_path / "cache")]) == 1
+    assert "none" in capsys.readouterr().err
+
+
+def test_an_index_that_is_damaged_is_made_anew(tars: Path, tmp_path: Path) -> None:
+    for damage in (b"", b"PK\3\4nonsense"):
+        with Records(tars, local=tmp_path) as records:
+            right(records, [4])
+        (index,) = tmp_path.glob("*.npz")
+        index.write_bytes(damage)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=4, max_size=40),
+    st.integers(1, 4),
+    st.integers(0, 30),
+    st.none() | st.integers(0, 5),
+)
+def test_the_next_use_of_a_block(
+    extents: list[tuple[int, int]], batch: int, iteration: int, seed: int | None
+) -> None:
+    """It is what reading on shows."""
+    first = np.array([begin for begin, _ in extents])
+    last = first + np.array([length for _, length in extents])
+    batches = Batches(len(extents), batch, seed=seed)
+    found = NextUse(batches, first, last)
+    found.iteration = iteration
+    now = max(iteration - _BEHIND, 0)
+    end = (now // batches.per_epoch + 2) * batches.per_epoch
+    for block in range(13):
+        uses = (
+            k
+            for k in range(now, end)
+            if any(first[row] <= block <= last[row] for row in batches.whole(k))
+        )
+        assert found(block) == next(uses, float("inf"))
