@@ -1,4 +1,4 @@
-"""The ``pgasdl`` command: run, env, doctor, topo, bench, tune, sim, version."""
+"""The ``pgasdl`` command: run, env, doctor, topo, bench, tune, stage, sim, version."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _COMMANDS = {
         "pgasdl.tools.bench.plans_cli",
         "measure this machine, and write which plan is best for what",
     ),
+    "stage": ("pgasdl.tools.stage_cli", "bring a data set to this machine's disk"),
     "sim": (
         "pgasdl.simulate.cli",
         "simulate plans on modelled machines, and the papers' runs",
