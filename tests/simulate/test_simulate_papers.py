@@ -43,6 +43,15 @@ def test_swcaffe_follows_alexnet_and_not_resnet50() -> None:
             assert printed["speedup"][model][batch] == pytest.approx(1024 * (1 - share / 100), 0.02)
 
 
+def test_more_disk_arrays_serve_more_readers() -> None:
+    rows = swcaffe.study().tables[2].rows
+    for _, arrays, readers, bound, time in rows:
+        assert readers <= max(2.2 * bound, bound + 6)
+        assert arrays > 1 or time >= bound / 2
+    for one, eight, many in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert one[4] > 3 * eight[4] > 3 * many[4]
+
+
 @pytest.mark.gate
 def test_s_caffe_has_the_papers_order_at_4_mb() -> None:
     study = s_caffe.study()
