@@ -134,32 +134,29 @@ def test_an_error_that_cannot_be_sent() -> None:
 
 
 def test_nothing_is_written_after_an_error() -> None:
-    """The read ends when those decodes do that have begun; no other one begins."""
+    """The read ends when those decodes do that have begun; few others begin."""
     begun, raised = threading.Event(), threading.Event()
-    late: list[bool] = []
-    behind: list[int] = []
+    late: dict[int, bool] = {}
 
     def slow(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
         number = record["number"]
         if number == 1:
-            begun.set()
-            late.append(raised.wait(0.1))
-        elif number == 2:
             assert begun.wait(20)
             raise ValueError("damaged")
-        elif number > 2:
-            behind.append(number)
+        if number > 1:
+            begun.set()
+            late[number] = raised.wait(0.2)
         return {"x": number}
 
-    source = Decoded(Encoded(5000), slow, workers=2)
-    out = buffers(source, 5000)
-    with pytest.raises(DataError, match="record 2 "):
-        source.read(np.arange(5000), out, 0)
+    source = Decoded(Encoded(50), slow, workers=2)
+    out = buffers(source, 50)
+    with pytest.raises(DataError, match="record 1 "):
+        source.read(np.arange(50), out, 0)
+    written = np.flatnonzero(out["x"] != 99).tolist()
     raised.set()
-    assert late == [False] and out["x"][1] == 1  # it was waited for
-    assert len(behind) < 4997
+    assert written == sorted([0, *late]) and 2 <= len(written) < 10
+    assert not any(late.values())
     source.close()
-    assert np.array_equal(np.flatnonzero(out["x"] != 99), sorted({0, 1, *behind} - {99}))
 
 
 def changes(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
