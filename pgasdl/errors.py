@@ -90,7 +90,7 @@ class LayoutError(PgasError, ValueError):
 
 
 class DataError(PgasError, ValueError):
-    """Striped files that are damaged, cut, missing, or not of one set."""
+    """A data set that is damaged, cut, missing or not of one kind, or whose storage fails."""
 
 
 class CheckpointError(PgasError, ValueError):

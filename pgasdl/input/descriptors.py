@@ -37,6 +37,10 @@ class Descriptor:
             out = out[n_read:]
         return True
 
+    def announce(self, offset: int, nbytes: int) -> None:
+        """Let the kernel read a range ahead."""
+        os.posix_fadvise(self.number, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
     def __del__(self) -> None:
         if self.number >= 0:
             os.close(self.number)

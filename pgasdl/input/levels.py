@@ -105,10 +105,15 @@ class Levels:
             address += len(part)
             out = out[len(part) :]
 
-    def want(self, blocks: Iterable[int]) -> None:
-        """Say that blocks will be read soon."""
-        if self._memory is not None and os.getpid() == self._process:
-            self._memory.want(blocks)
+    def announce(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say that ranges, by address and length, will be read soon."""
+        if self._memory is None:
+            if self._disk is None:
+                for part in (part for each in ranges for part in self.files.parts(*each)):
+                    self._storage.announce(self.files[part[0]], *part[1:])
+        elif os.getpid() == self._process:
+            spans = (range(at // BLOCK, -(-(at + n) // BLOCK)) for at, n in ranges)
+            self._memory.want(dict.fromkeys(block for span in spans for block in span))
 
     def load(self, block: int, out: memoryview) -> None:
         """Read a whole block from the levels below the memory; the disk keeps it."""

@@ -106,19 +106,23 @@ class StripedFiles:
         """
         rows = self._numbers(rows)
         targets = self._targets(out, len(rows))
-        places = [self._index.place(row) for row in rows]
-        nbytes = self.dtype.itemsize
-        starts = [
-            (self._descriptors[file], self._offsets[file] + place * nbytes)
-            for file, place in places
-        ]
-        for descriptor, start in starts:
-            os.posix_fadvise(descriptor, start, nbytes, os.POSIX_FADV_WILLNEED)
-        for number, (descriptor, start) in enumerate(starts):
+        self.announce(rows)
+        for number, (file, start) in enumerate(map(self._start, rows)):
             views = [memory[number * size : (number + 1) * size] for memory, size in targets]
-            if not _filled(descriptor, views, start):
-                path = self._at(self._index.files[places[number][0]])
+            if not _filled(self._descriptors[file], views, start):
+                path = self._at(self._index.files[file])
                 raise DataError(f"{path} ended before record {rows[number]}: it has been cut")
+
+    def announce(self, rows: Any) -> None:
+        """Let the kernel fetch records that will be read soon."""
+        nbytes = self.dtype.itemsize
+        for file, start in map(self._start, self._numbers(rows)):
+            os.posix_fadvise(self._descriptors[file], start, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def place(self, row: int) -> str:
+        """Return the file of a record, and where it begins there."""
+        file, start = self._start(self._checked(row))
+        return f"{self._at(self._index.files[file])}, byte {start}"
 
     def verify(self) -> None:
         """Read everything and compare it with the checksums.
@@ -162,6 +166,11 @@ class StripedFiles:
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         return type(self), (self._path,)
+
+    def _start(self, row: int) -> tuple[int, int]:
+        """Return the file of a record, and its first byte there."""
+        file, place = self._index.place(row)
+        return file, self._offsets[file] + place * self.dtype.itemsize
 
     def _at(self, file: StripeFile) -> Path:
         return self._path.parent / file.path

@@ -113,7 +113,7 @@ class Records:
             timeout=timeout,
         )
         try:
-            self._form = FORMATS[self.format](self.files, self._tables(local))
+            self._form = FORMATS[self.format](self.files, self._tables(local, memory))
         except BaseException:
             self.close()
             raise
@@ -143,26 +143,20 @@ class Records:
 
     def announce(self, rows: Iterable[int]) -> None:
         """Say that records will be read soon, in the order of their use."""
-        blocks: dict[int, None] = {}
-        for row in rows:
-            for address, nbytes in self._form.ranges(int(row)):
-                blocks.update(
-                    dict.fromkeys(range(address // BLOCK, -(-(address + nbytes) // BLOCK)))
-                )
-        self._levels.want(blocks)
+        self._levels.announce(part for row in rows for part in self._form.ranges(int(row)))
 
     def follow(self, batches: Batches) -> NextUse:
         """Tell the levels the order in which records are read: what is used last goes first.
 
         The order is theirs from the iteration on that the answer is told.
         """
-        self._levels.next_use = order = NextUse(batches, *self._bounds())
+        self._levels.next_use = order = NextUse(batches, *self._bounds)
         return order
 
     @property
     def chunks(self) -> npt.NDArray[np.int64]:
         """The block in which each record begins: those of one are near each other."""
-        return self._bounds()[0]
+        return self._bounds[0]
 
     @property
     def counts(self) -> Counts:
@@ -202,6 +196,7 @@ class Records:
     def __reduce__(self) -> tuple[Callable[..., Records], tuple[Remote]]:
         return self._again, (self._remote,)  # without memory: for the worker of a DataLoader
 
+    @functools.cached_property
     def _bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the first and the last block of each record."""
         ranges = [self._form.ranges(row) or [(0, 0)] for row in range(len(self))]
@@ -220,13 +215,15 @@ class Records:
 
         return self._shared("input files", find if self._first else None)[0]
 
-    def _tables(self, local: str | os.PathLike[str] | None) -> list[Table]:
+    def _tables(self, local: str | os.PathLike[str] | None, memory: int) -> list[Table]:
         """Return what each file's records are: each rank looks at its part of the files."""
         form, rank, size = FORMATS[self.format], 0, 1
         if self._group is not None:
             rank, size = self._group.rank, self._group.size
         kept = None if local is None else Path(local, f"{self.files.digest}-{self.format}.npz")
-        known = self._shared("input index", (lambda: _kept(kept)) if self._first else None)[0]
+        known = self._shared(
+            f"input index, {memory} bytes", (lambda: _kept(kept)) if self._first else None
+        )[0]
         if known:
             return _unpacked([known], len(self.files))
 

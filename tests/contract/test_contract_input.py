@@ -1,17 +1,25 @@
-"""Blocks of a data set in the memories of a job's ranks."""
+"""A data set in the memories of a job's ranks: its blocks, and what a loader makes of it."""
 
 from __future__ import annotations
 
+import io
 import math
 import random
+import tarfile
+import tempfile
 import threading
 from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from contract_harness import contract
+from support.storage_server import StorageServer
 
 from pgasdl.errors import DataError
+from pgasdl.input import Batches, Loader, Records
 from pgasdl.input.memory import JobMemory
 
 BLOCK = 4096
@@ -108,3 +116,51 @@ def test_the_furthest_next_use_is_given_up(ctx: Any) -> None:
     assert below.loads.total() == before
     ctx.barrier()
     found.close()
+
+
+SAMPLES = 24
+
+
+def pack(folder: Path) -> None:
+    """Two tars of three blocks."""
+    for file in range(2):
+        with tarfile.open(folder / f"set-{file}.tar", "w") as tar:
+            for number in range(file * SAMPLES // 2, (file + 1) * SAMPLES // 2):
+                data = np.random.default_rng(number).bytes(400_000)
+                info = tarfile.TarInfo(f"{number:04}.bin")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+
+
+def decode(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+    number = int(record["__key__"])
+    assert record["bin"] == np.random.default_rng(number).bytes(400_000)
+    return {"number": number, "drawn": random.integers(1 << 40)}
+
+
+@contract(ranks=(1, 2, 4))
+def test_storage_is_read_once_per_job(ctx: Any) -> None:
+    """The ranks' parts are those of one process's batches, and one copy leaves the server."""
+    pytest.importorskip("aiohttp")
+    with ExitStack() as ends:
+        url = server = b""
+        if ctx.rank == 0:
+            folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+            pack(folder)
+            server = ends.enter_context(StorageServer(folder))
+            url = f"{server.url}/set-{{0..1}}.tar".encode()
+        url = ctx.world.allgather("url", url)[0].decode()
+        with (
+            Records(url, group=ctx.world) as records,
+            Loader(records, 5, decode=decode, workers=2, seed=3, last="fill") as loader,
+        ):
+            found = [batch["number"].tolist() for _ in range(2) for batch in loader]
+            state = loader.state_dict()
+            ctx.barrier()
+            read = ctx.world.allreduce(np.array([records.counts.storage]))[0]
+        batches = Batches(SAMPLES, 5, rank=ctx.rank, size=ctx.size, seed=3, last="fill")
+        assert found == [batches.rows(k).tolist() for k in range(2 * len(loader))]
+        assert state["iteration"] == 2 * len(loader)
+        assert read == records.files.nbytes
+        if ctx.rank == 0:
+            assert server.nbytes.total() == records.files.nbytes

@@ -124,6 +124,18 @@ def test_staging(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "none" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_workers_of_a_dataloader_read_for_themselves(tars: Path, start: str) -> None:
+    torch = pytest.importorskip("torch")
+    with Records(tars, memory=4 * BLOCK) as records:
+        records[0]
+        loader = torch.utils.data.DataLoader(
+            records, batch_size=None, num_workers=2, multiprocessing_context=start, timeout=60
+        )
+        for number, record in enumerate(loader):
+            assert record == sample(number)
+
+
 def test_an_index_that_is_damaged_is_made_anew(tars: Path, tmp_path: Path) -> None:
     for damage in (b"", b"PK\3\4nonsense"):
         with Records(tars, local=tmp_path) as records:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from storage_server import ALWAYS, Faults, StorageServer
 from support.patience import PATIENCE, until
+from support.storage_server import ALWAYS, Faults, StorageServer
 
 from pgasdl.errors import ClosedError, DataError, UnavailableError
 from pgasdl.input.descriptors import Descriptor, Descriptors
