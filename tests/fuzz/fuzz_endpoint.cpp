@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string description = peer->publish(segment.local(), kPeers);
   fuzz::accepted([&] {
     const RemoteSegment remote =
-        context.transport().attach(1, input.words(description), Deadline::in(0));
+        context.transport().attach(1, input.words(description), kHost, Deadline::in(0));
     REQUIRE(remote.bytes == segment.bytes());
   });
   return 0;

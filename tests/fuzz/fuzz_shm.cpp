@@ -49,7 +49,8 @@ void require_inside(const RemoteSegment& remote) {
 void attach(Pair& ranks, Input& input) {
   constexpr Rank kPeers[] = {0, 1};
   const std::string genuine = ranks.there.publish(ranks.segment, kPeers);
-  accepted([&] { require_inside(ranks.here.attach(1, input.words(genuine), Deadline::in(0))); });
+  accepted(
+      [&] { require_inside(ranks.here.attach(1, input.words(genuine), kHost, Deadline::in(0))); });
   ranks.here.service();  // drops what came for a refused description
 }
 
