@@ -24,7 +24,7 @@ _LOG = logging.getLogger("pgasdl")
 _BELL = 0  # the notification that says: look at what is wanted
 _PAUSES = 20e-6, 2e-3  # seconds between two looks, from and to
 _LOOKS = 32  # until a block is asked for again
-_TRIES = 3  # of reading a block that is given up meanwhile
+_TRIES = 4  # of reading a block that is given up meanwhile, or was before
 _SOON, _NOW = 0, 1
 # A rank that is lost, stopped, or has left: what it keeps is read from the levels below.
 _UNREACHABLE = (Timeout, PeerLost, ClosedError, SegmentError)
@@ -74,6 +74,7 @@ class JobMemory:
         n_own = -(-n_blocks // self._size)
         n_slots = min(max(nbytes // block_bytes, 1), max(n_own, 1))
         self._parts = parts = _Parts(n_own, n_slots, block_bytes)
+        self._seen: dict[int, int] = {}  # each block's entry when it was last read
         self._homes: dict[int, _Mapped | _Remote] = {}
         self._service: _Service | None = None
         if group is None or group.size == 1:
@@ -99,15 +100,18 @@ class JobMemory:
         home, index = block % self._size, block // self._size
         deadline = time.monotonic() + self._timeout
         try:
+            there, entry = self._at(home), self._seen.get(block, 0)
             for _ in range(_TRIES):
-                entry = self._entry(home, index, deadline)
+                entry = entry or self._entry(home, index, deadline)
                 if entry == FAILED:  # it may do better the next time
                     self._ask(home, index, _SOON)
                     return None
-                there = self._at(home)
                 there.copy(slot_of(entry), offset, out)
-                if there.entry(index) == entry:
+                now = there.entry(index)
+                if now == entry:
+                    self._seen[block] = entry
                     return home
+                entry = now
         except _UNREACHABLE as error:
             _LOG.info("input: rank %d does not give block %d: %s", home, block, error)
         return None
@@ -117,7 +121,7 @@ class JobMemory:
         for block in blocks:
             home, index = block % self._size, block // self._size
             try:
-                if not self._at(home).entry(index):
+                if self._at(home).may_lack(index):
                     self._ask(home, index, _SOON)
             except _UNREACHABLE:
                 continue
@@ -185,6 +189,9 @@ class _Mapped:
     def entry(self, index: int) -> int:
         return int(self.entries[index])
 
+    def may_lack(self, index: int) -> bool:
+        return self.entry(index) == 0
+
     def copy(self, slot: int, offset: int, out: memoryview) -> None:
         np.copyto(np.frombuffer(out, np.uint8), self.slots[slot, offset : offset + len(out)])
 
@@ -199,6 +206,9 @@ class _Remote:
         word = memoryview(bytearray(8))
         self._service.read(self._peer, self._parts.entries + 8 * index, self._parts.word, word)
         return int.from_bytes(word, "little", signed=True)
+
+    def may_lack(self, index: int) -> bool:
+        return True  # to ask takes less than to look
 
     def copy(self, slot: int, offset: int, out: memoryview) -> None:
         source = self._parts.slots + slot * self._parts.block_bytes + offset
