@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import json
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pgasdl.errors import DataError, PgasError
 from pgasdl.group import Group
 from pgasdl.input.batches import Batches
+from pgasdl.input.disk import DiskCache
 from pgasdl.input.files import File, Files
 from pgasdl.input.formats import FORMATS, Table, format_of
 from pgasdl.input.levels import BLOCK, Counts, Levels
@@ -113,7 +114,7 @@ class Records:
             timeout=timeout,
         )
         try:
-            self._form = FORMATS[self.format](self.files, self._tables(local, memory))
+            self._form = FORMATS[self.format](self.files, self._tables(local, cache_limit, memory))
         except BaseException:
             self.close()
             raise
@@ -215,15 +216,14 @@ class Records:
 
         return self._shared("input files", find if self._first else None)[0]
 
-    def _tables(self, local: str | os.PathLike[str] | None, memory: int) -> list[Table]:
+    def _tables(self, local: Any, limit: int | None, memory: int) -> list[Table]:
         """Return what each file's records are: each rank looks at its part of the files."""
         form, rank, size = FORMATS[self.format], 0, 1
         if self._group is not None:
             rank, size = self._group.rank, self._group.size
-        kept = None if local is None else Path(local, f"{self.files.digest}-{self.format}.npz")
-        known = self._shared(
-            f"input index, {memory} bytes", (lambda: _kept(kept)) if self._first else None
-        )[0]
+        kept = _Index(local, self.files, self.format, limit) if self._first else None
+        what = f"input index, {memory} bytes"
+        known = self._shared(what, kept.get if kept else None)[0]
         if known:
             return _unpacked([known], len(self.files))
 
@@ -232,8 +232,8 @@ class Records:
             return _packed({k: form.scan(self.files, k, self._levels.read) for k in mine})
 
         tables = _unpacked(self._shared("input tables", scan), len(self.files))
-        if kept is not None and self._first:
-            _keep(kept, _packed(dict(enumerate(tables))))
+        if kept is not None:
+            kept.put(_packed(dict(enumerate(tables))))
         return tables
 
     @property
@@ -274,20 +274,22 @@ def _unpacked(blobs: Iterable[bytes], n_files: int) -> list[Table]:
     return tables
 
 
-def _kept(path: Path | None) -> bytes:
-    """Return the tables that an earlier job left; b"": none, or no whole ones."""
-    try:
-        blob = path.read_bytes() if path else b""
-        _unpacked([blob] if blob else [], 0)
-    except (OSError, ValueError, IndexError, KeyError):
-        return b""
-    return blob
+class _Index:
+    """The tables of a data set on the local disk, for the next job: a block of their own."""
 
+    def __init__(self, local: Any, files: Files, format: str, limit: int | None) -> None:
+        digest = hashlib.sha256(f"{files.digest} {format}".encode()).hexdigest()[:32]
+        self._disk = None if local is None else DiskCache(local, digest, limit=limit)
 
-def _keep(path: Path, blob: bytes) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        new.write_bytes(blob)
-        new.replace(path)
-    except OSError:  # it is found again the next time
-        new.unlink(missing_ok=True)
+    def get(self) -> bytes:
+        """Return what was put; nothing, if it is not there."""
+        length = bytearray(8)
+        if self._disk is None or not self._disk.get(0, 0, memoryview(length)):
+            return b""
+        blob = bytearray(int.from_bytes(length, "little"))
+        return bytes(blob) if self._disk.get(0, len(length), memoryview(blob)) else b""
+
+    def put(self, blob: bytes) -> None:
+        """Keep the tables, if there is room."""
+        if self._disk is not None:
+            self._disk.put(0, memoryview(len(blob).to_bytes(8, "little") + blob))

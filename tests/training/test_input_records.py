@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import full
 
 from pgasdl import DataError
 from pgasdl.input import Batches, Records
+from pgasdl.input.formats.tar import Tar
 from pgasdl.input.levels import BLOCK
 from pgasdl.input.next_use import _BEHIND, NextUse
 from pgasdl.tools.cli import main
@@ -124,7 +126,7 @@ def test_staging(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "none" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", full(["fork", "spawn"], quick=1))
 def test_the_workers_of_a_dataloader_read_for_themselves(tars: Path, start: str) -> None:
     torch = pytest.importorskip("torch")
     with Records(tars, memory=4 * BLOCK) as records:
@@ -136,12 +138,26 @@ def test_the_workers_of_a_dataloader_read_for_themselves(tars: Path, start: str)
             assert record == sample(number)
 
 
-def test_an_index_that_is_damaged_is_made_anew(tars: Path, tmp_path: Path) -> None:
-    for damage in (b"", b"PK\3\4nonsense"):
+def test_an_index_is_kept_and_a_damaged_one_made_anew(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned: list[int] = []
+    scan = Tar.scan
+
+    def counted(files: Any, number: int, read: Any) -> Any:
+        scanned.append(number)
+        return scan(files, number, read)
+
+    monkeypatch.setattr(Tar, "scan", counted)
+    for n_scans, damaged in ((3, False), (3, True), (6, False)):
         with Records(tars, local=tmp_path) as records:
-            right(records, [4])
-        (index,) = tmp_path.glob("*.npz")
-        index.write_bytes(damage)
+            right(records, [4, 29])
+            mine = records.files.digest
+        assert len(scanned) == n_scans
+        (index,) = (path for path in tmp_path.glob("*/0") if path.parent.name != mine)
+        data = bytearray(index.read_bytes())
+        data[20] ^= damaged
+        index.write_bytes(data)
 
 
 @settings(deadline=None, max_examples=50)
