@@ -6,17 +6,22 @@ import argparse
 import contextlib
 import hashlib
 from collections.abc import Callable
+from functools import partial
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
+import pictures
 import torch
-from images_net import Images, Network
+from images_net import Network
 from torch import nn
 
 import pgasdl
 import pgasdl.torch
 from pgasdl.checkpoint import Checkpoints
-from pgasdl.input import Batches
+from pgasdl.input import Loader, Records
+
+MEMORY = 256 << 20  # most bytes of the data set that each rank keeps for all
 
 
 class Team:
@@ -55,8 +60,7 @@ class Course:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
-        self.images = Images(given.seed, given.pixels)
-        self.model = Network(given.seed, given.dropout)
+        self.model = Network(given.seed, given.classes, given.dropout)
         # A smaller eps makes large steps of small gradients, and of their rounding.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), given.rate, eps=1e-4)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
@@ -65,26 +69,40 @@ class Course:
         self.iteration = 0
         self.losses: list[float] = []  # of the global batches
         self._recent: list[float] = []  # of this rank's shares, since the last of `losses`
+        self._position: dict[str, Any] = {}  # the loader's state; empty: the beginning
+        self.nbytes = self.nbytes_read = 0  # of the data set, and what all ranks read of storage
 
     def train(
         self, team: Team, after: Callable[[], None] = lambda: None, until: int | None = None
     ) -> None:
         """Train to the end, or ``until`` an iteration; call ``after`` after each."""
-        end = self.given.iterations if until is None else until
-        if self.iteration == 0:
-            torch.manual_seed(self.given.seed * 1_000_003 + team.rank)
         given = self.given
-        place = {"rank": team.rank, "size": team.size}
-        batches = Batches(self.images.count, given.batch, seed=given.seed, **place)
-        with team.attach(self.model, self.optimizer):
-            while self.iteration < end:
-                self._iterate(team, batches)
-                after()
-        self._share_losses(team)
+        end = given.iterations if until is None else until
+        if self.iteration == 0:
+            torch.manual_seed(given.seed * 1_000_003 + team.rank)
+        if self.iteration >= end:
+            return
+        with Records(given.data, group=team.group, memory=MEMORY) as records:
+            decode = partial(pictures.cropped, pixels=given.pixels)
+            with (
+                Loader(records, given.batch, decode=decode, seed=given.seed) as loader,
+                team.attach(self.model, self.optimizer),
+            ):
+                if self._position:
+                    loader.load_state_dict(self._position)
+                batches = chain.from_iterable(repeat(loader))  # of one epoch after another
+                for batch in islice(batches, end - self.iteration):
+                    self._iterate(team, batch)
+                    self._position = loader.state_dict()
+                    after()
+            self._share_losses(team)
+            # Nobody reads any more: what each rank has read is all.
+            self.nbytes = records.files.nbytes
+            self.nbytes_read += int(team.gather(np.array([records.counts.storage])).sum())
 
-    def _iterate(self, team: Team, batches: Batches) -> None:
-        images, labels = self.images.load(torch.from_numpy(batches.rows(self.iteration)))
-        scores = self.model(images.to(torch.get_default_dtype()))
+    def _iterate(self, team: Team, batch: dict[str, np.ndarray]) -> None:
+        scores = self.model(_normalised(batch["image"]))
+        labels = torch.from_numpy(batch["label"])
         # Divided by the global batch: the mean over ranks is the mean over the batch.
         loss = nn.functional.cross_entropy(scores, labels, reduction="sum") / self.given.batch
         self._recent.append(loss.item())
@@ -93,6 +111,22 @@ class Course:
         self.optimizer.zero_grad()
         self.scheduler.step()
         self.iteration += 1
+
+    @torch.no_grad()
+    def accuracy(self, data: str) -> tuple[float, int]:
+        """Return which part of a data set's records gets the right class, and how many there are.
+
+        For one rank alone.
+        """
+        decode = partial(pictures.whole, pixels=self.given.pixels)
+        with Records(data) as records, Loader(records, 1, decode=decode, seed=None) as loader:
+            self.model.eval()
+            found = [
+                int(self.model(_normalised(batch["image"])).argmax()) == batch["label"].item()
+                for batch in loader
+            ]
+            self.model.train()
+        return float(np.mean(found)), len(found)
 
     def _share_losses(self, team: Team) -> None:
         self.losses += team.gather(np.array(self._recent)).sum(0).tolist()
@@ -108,6 +142,7 @@ class Course:
             "optimizer": self._optimizer_state(),
             "scheduler": self.scheduler.state_dict(),
             "iteration": self.iteration,
+            "loader": self._position,
             "course": self._settings(),
             "losses": self.losses,
             "random": torch.from_numpy(team.gather(torch.get_rng_state().numpy().astype(np.int32))),
@@ -115,7 +150,7 @@ class Course:
 
     def _settings(self) -> dict[str, Any]:
         """What says, with the iteration, which images come next, and how the rate falls."""
-        names = ("seed", "batch", "pixels", "iterations")
+        names = ("seed", "batch", "pixels", "classes", "iterations")
         return {name: getattr(self.given, name) for name in names}
 
     def _optimizer_state(self) -> dict[str, Any]:
@@ -131,7 +166,7 @@ class Course:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        self.iteration = state["iteration"]
+        self.iteration, self._position = state["iteration"], state["loader"]
         self.losses, self._recent = list(state["losses"]), []
         if team.rank < len(state["random"]):
             torch.set_rng_state(state["random"][team.rank].to(torch.uint8))
@@ -175,13 +210,25 @@ class Course:
         return digest
 
 
+def _normalised(images: np.ndarray) -> torch.Tensor:
+    """Return numbers from -1 to 1 for bytes."""
+    return torch.from_numpy(images).to(torch.get_default_dtype()) / 127.5 - 1
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What every program with a course understands."""
     add = parser.add_argument
-    add("--iterations", type=int, default=40)
-    add("--batch", type=int, default=12, help="images of one batch, of all ranks together")
-    add("--pixels", type=int, default=224, help="height and width of the images")
-    add("--rate", type=float, default=0.005, help="learning rate at the start; falls to 0")
+    add(
+        "--data",
+        default="",
+        help="tars, a folder, or a URL, of jpg or png with cls; without it, "
+        "pictures that packages ship",
+    )
+    add("--classes", type=int, default=len(pictures.PICTURES), help="of the data")
+    add("--iterations", type=int, default=200)
+    add("--batch", type=int, default=24, help="images of one batch, of all ranks together")
+    add("--pixels", type=int, default=64, help="height and width of the images")
+    add("--rate", type=float, default=0.003, help="learning rate at the start; falls to 0")
     add("--dropout", type=float, default=0.0, help="other than 0, ranks differ from one process")
     add("--seed", type=int, default=1)
     add("--dtype", choices=("float32", "float64"), default="float32")

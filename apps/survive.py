@@ -3,7 +3,8 @@
     pgasdl run --keep-going -n 3 apps/survive.py --checkpoints FOLDER --kill-rank 1 --at-iteration 8
     pgasdl run --keep-going -n 3 apps/survive.py --checkpoints FOLDER
 
-In the second, kill -9 one of the processes that it names.
+In the second, kill -9 one of the processes that it names. Without ``--data``, rank 0 makes real
+pictures in FOLDER/pictures.
 
 The survivors' weights are those of a run that was started on as many ranks from that checkpoint.
 """
@@ -15,7 +16,9 @@ import os
 import signal
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
+import pictures
 from images_course import Course, Team, add_options, prepare
 from torch import Tensor
 
@@ -92,6 +95,11 @@ def main() -> None:
     prepare(given)
     with pgasdl.init() as ctx:
         print(f"rank {ctx.rank} is process {os.getpid()}", flush=True)
+        if not given.data:
+            folder = Path(given.checkpoints, "pictures")
+            given.data = str(folder / "train")
+            if ctx.rank == 0:
+                pictures.make(folder)
         course = Course(given)
         if ctx.rank == given.kill_rank:
             kill_in_backward(course, given.at_iteration)

@@ -1,8 +1,11 @@
-"""Train a network of ImageNet's shape on several ranks, and stop and go on as you like.
+"""Train a residual network on real pictures, on several ranks; stop and go on as you like.
 
     pgasdl run -n 2 apps/train_images.py --picture train_images.png
     pgasdl run -n 3 apps/train_images.py --checkpoints FOLDER --until 20
     pgasdl run -n 2 apps/train_images.py --checkpoints FOLDER
+
+The pictures come as JPEG from a data set's files: without ``--data``, from a folder that rank 0
+makes and removes. Its bytes are read once for all ranks, which decode what they need.
 
 The first draws the loss of the ranks over that of one process, a plain PyTorch loop: they differ by
 rounding. The third goes on where the second stopped: to the bit on as many ranks.
@@ -11,11 +14,15 @@ rounding. The third goes on where the second stopped: to the bit on as many rank
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import pictures
 from images_course import Course, Team, add_options, prepare
 
 import pgasdl
@@ -28,6 +35,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a network on images.")
     add_options(parser)
     add = parser.add_argument
+    add("--test", default="", help="data as for --data, to tell the accuracy on at the end")
     add("--plan", choices=sorted(PLANS), help="how; without it, the best for this transport")
     add("--checkpoints", metavar="FOLDER", help="write checkpoints, and go on from the last one")
     add("--format", choices=FORMATS, default=FORMATS[0], help="of checkpoints")
@@ -84,27 +92,50 @@ def draw(path: str, ours: list[float], alone: list[float], n_ranks: int) -> None
     plt.close(figure)
 
 
+def report(course: Course, seconds: float, team: Team) -> None:
+    """Print how the training went."""
+    ranks = "1 rank" if team.size == 1 else f"{team.size} ranks"
+    print(f"{ranks}, {course.iteration} iterations, {seconds:.1f} s, loss {course.losses[-1]:.4f}")
+    print(f"weights: sha256 {course.digest()[:16]}, the same bits on {ranks}")
+    if course.nbytes:
+        read, nbytes = course.nbytes_read / 1e6, course.nbytes / 1e6
+        print(f"{read:.1f} MB read from storage for {ranks}; the data set has {nbytes:.1f} MB")
+    if course.given.test:
+        right, count = course.accuracy(course.given.test)
+        chance = 1 / course.given.classes
+        print(f"{right:.0%} of {count} unseen images get the right class (by chance {chance:.0%})")
+
+
+def compare(course: Course, team: Team) -> None:
+    """Train alone, and draw both losses."""
+    given = course.given
+    alone = Course(given)
+    alone.train(Team(), until=course.iteration)
+    draw(given.picture, course.losses, alone.losses, team.size)
+    worst = np.abs(np.subtract(course.losses, alone.losses)).max()
+    print(f"picture: {given.picture}; the losses differ by at most {worst:.1e}")
+
+
 def main() -> None:
     """Join the job, train, and compare with one process."""
     given = options()
     prepare(given)
-    with pgasdl.init() as ctx:
-        team = Team(ctx, plan=given.plan)
-        began = time.monotonic()
-        course = train(team, given)
-        seconds = time.monotonic() - began
-        digest = course.common_digest(team)
-    if team.rank != 0:
-        return
-    ranks = "1 rank" if team.size == 1 else f"{team.size} ranks"
-    print(f"{ranks}, {course.iteration} iterations, {seconds:.1f} s, loss {course.losses[-1]:.4f}")
-    print(f"weights: sha256 {digest[:16]}, the same bits on {ranks}")
-    if given.picture:
-        alone = Course(given)
-        alone.train(Team(), until=course.iteration)
-        draw(given.picture, course.losses, alone.losses, team.size)
-        worst = np.abs(np.subtract(course.losses, alone.losses)).max()
-        print(f"picture: {given.picture}; the losses differ by at most {worst:.1e}")
+    with ExitStack() as stack:
+        with pgasdl.init() as ctx:
+            team = Team(ctx, plan=given.plan)
+            if team.rank == 0 and not given.data:  # this rank finds the files, and tells the others
+                temporary = tempfile.TemporaryDirectory(prefix="pgasdl-pictures-")
+                folder = Path(stack.enter_context(temporary), "pictures")
+                pictures.make(folder)
+                given.data, given.test = str(folder / "train"), str(folder / "test")
+            began = time.monotonic()
+            course = train(team, given)
+            seconds = time.monotonic() - began
+            course.common_digest(team)
+        if team.rank == 0:
+            report(course, seconds, team)
+            if given.picture:
+                compare(course, team)
 
 
 if __name__ == "__main__":

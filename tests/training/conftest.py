@@ -1,4 +1,4 @@
-"""The programs of ``apps/`` can be imported; and striped files that several tests read."""
+"""The programs of ``apps/`` can be imported; and data sets that several tests read."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def data(tmp_path: Path) -> Iterator[StripedFiles]:
 
     with StripedFiles(striped(tmp_path, 43)) as files:
         yield files
+
+
+@pytest.fixture(scope="session")
+def pictures_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pictures on which ``apps/train_images.py`` trains."""
+    import pictures
+
+    folder = tmp_path_factory.mktemp("data") / "pictures"
+    pictures.make(folder)
+    return folder

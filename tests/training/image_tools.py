@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,16 @@ import torch
 from images_course import Course, Team
 from train_images import options, prepare
 
-__all__ = ["Course", "Team", "as_before", "digests", "given", "prepare", "same", "small"]
+__all__ = ["DATA", "Course", "Team", "as_before", "digests", "given", "prepare", "same", "small"]
 
 SMALL = "--pixels 32 --batch 6 --iterations 6 --every 2"
+DATA: list[str] = []  # arguments
 
 
 @pytest.fixture(autouse=True, scope="module")
-def as_before() -> Iterator[None]:
-    """Afterwards PyTorch is as it was."""
+def as_before(pictures_folder: Path) -> Iterator[None]:
+    """The pictures are there; afterwards PyTorch is as it was."""
+    DATA[:] = ["--data", str(pictures_folder / "train")]
     n_threads = torch.get_num_threads()
     yield
     torch.set_default_dtype(torch.float32)
@@ -28,7 +31,7 @@ def as_before() -> Iterator[None]:
 
 def given(arguments: str) -> Any:
     """Parsed and prepared."""
-    parsed = options(arguments.split())
+    parsed = options([*DATA, *arguments.split()])
     prepare(parsed)
     return parsed
 

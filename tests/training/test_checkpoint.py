@@ -14,7 +14,7 @@ from tiers import full
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from image_tools import SMALL, Course, Team, as_before, digests, same, small  # noqa: E402, F401
+from image_tools import DATA, SMALL, Course, Team, as_before, digests, same, small  # noqa: E402, F401
 
 from pgasdl import loopback  # noqa: E402
 from pgasdl.checkpoint import FORMATS, Checkpoints  # noqa: E402
@@ -106,7 +106,7 @@ def test_random_numbers_go_on(format: str, tmp_path: Path) -> None:
 def test_the_command_goes_on(format: str, tmp_path: Path) -> None:
     """Processes, each with its own random numbers: the same bits as without a stop."""
     program = APPS / "train_images.py"
-    arguments = (*SMALL.split(), "--dropout", "0.5", "--format", format)
+    arguments = (*DATA, *SMALL.split(), "--dropout", "0.5", "--format", format)
     here, there = ("--checkpoints", str(tmp_path / "1")), ("--checkpoints", str(tmp_path / "2"))
     through = jobs.run(2, program, *arguments, *there)
     first = jobs.run(2, program, *arguments, *here, "--until", "3")
