@@ -108,8 +108,10 @@ def whole(record: dict[str, Any], _: np.random.Generator, pixels: int) -> dict[s
 
 
 def _decoded(record: dict[str, Any]) -> Image.Image:
-    data = next(record[name] for name in ("jpg", "jpeg", "png") if name in record)
-    return Image.open(io.BytesIO(data)).convert("RGB")
+    names = record.keys() & {"jpg", "jpeg", "png"}
+    if not names:
+        raise ValueError(f"no jpg, jpeg or png among {', '.join(record)}")
+    return Image.open(io.BytesIO(record[names.pop()])).convert("RGB")
 
 
 def _arrays(picture: Image.Image, record: dict[str, Any]) -> dict[str, Any]:

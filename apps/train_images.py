@@ -5,7 +5,8 @@
     pgasdl run -n 2 apps/train_images.py --checkpoints FOLDER
 
 The pictures come as JPEG from a data set's files: without ``--data``, from a folder that rank 0
-makes and removes. Its bytes are read once for all ranks, which decode what they need.
+makes and removes. On several machines, give one that all see (``pictures.py`` makes it), or a URL.
+Its bytes are read once for all ranks, which decode what they need.
 
 The first draws the loss of the ranks over that of one process, a plain PyTorch loop: they differ by
 rounding. The third goes on where the second stopped: to the bit on as many ranks.
@@ -14,6 +15,7 @@ rounding. The third goes on where the second stopped: to the bit on as many rank
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -124,6 +126,7 @@ def main() -> None:
         with pgasdl.init() as ctx:
             team = Team(ctx, plan=given.plan)
             if team.rank == 0 and not given.data:  # this rank finds the files, and tells the others
+                signal.signal(signal.SIGTERM, signal.default_int_handler)  # the folder goes, too
                 temporary = tempfile.TemporaryDirectory(prefix="pgasdl-pictures-")
                 folder = Path(stack.enter_context(temporary), "pictures")
                 pictures.make(folder)

@@ -104,9 +104,9 @@ def test_mpi_only_starts_the_ranks(mpi: Row, digests_over_shm: list[str]) -> Non
 
 
 @pytest.mark.parametrize("mpi", NEWEST, indirect=True)
-def test_a_network_of_imagenets_shape_to_the_bit(mpi: Row) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("safetensors")
+def test_a_network_on_pictures_to_the_bit(mpi: Row) -> None:
+    for package in ("torch", "safetensors", "skimage", "sklearn"):
+        pytest.importorskip(package)
     program = APPS / "train_images.py"
     short = ("--iterations", "3", "--batch", "4")
     over_shm = mpi_jobs.run(None, 2, program, *short)

@@ -26,6 +26,8 @@ def data(tmp_path: Path) -> Iterator[StripedFiles]:
 @pytest.fixture(scope="session")
 def pictures_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pictures on which ``apps/train_images.py`` trains."""
+    for package in ("PIL", "skimage", "sklearn"):
+        pytest.importorskip(package)
     import pictures
 
     folder = tmp_path_factory.mktemp("data") / "pictures"

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("PIL")
+
 from images_course import Course, Team
 from train_images import options, prepare
 

@@ -14,11 +14,14 @@ from tiers import full
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+pytest.importorskip("PIL")
 
 import pictures
 from image_tools import DATA, Course, Team, as_before, digests, given, same  # noqa: F401
+from PIL import Image
 
 from pgasdl import loopback
+from pgasdl.errors import DataError
 
 SHORT = "--iterations 3 --batch 4"
 UNMAPPED = {"mapped": False, "seed": 1, "delay": 1, "reorder": True, "late_source": True}
@@ -106,3 +109,18 @@ def test_the_pictures_are_whole_or_not_there(
     with pytest.raises(FileNotFoundError):
         pictures.make(tmp_path / "new")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_other_pictures_is_taken(tmp_path: Path) -> None:
+    """Of any size, and with transparency; what is no picture is named."""
+    for label, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        for k in range(2):
+            picture = Image.new("RGBA", (40 + k, 50), (100 * label, 20, 30, 255))
+            picture.save(tmp_path / name / f"{k}.png")
+    course = alone(f"--data {tmp_path} --classes 2 --pixels 32 --batch 4 --iterations 3")
+    assert len(course.losses) == 3
+    assert course.accuracy(str(tmp_path))[1] == 4
+    (tmp_path / "a" / "0.png").rename(tmp_path / "a" / "0.bmp")
+    with pytest.raises(DataError, match=r"record 0 .*no jpg, jpeg or png among __key__, bmp, cls"):
+        course.accuracy(str(tmp_path))
