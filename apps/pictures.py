@@ -21,10 +21,16 @@ import numpy as np
 from PIL import Image
 
 PICTURES = (
-    *("skimage/data/astronaut.png", "skimage/data/chelsea.png", "skimage/data/coffee.png"),
-    *("skimage/data/hubble_deep_field.jpg", "skimage/data/ihc.png"),
-    *("skimage/data/motorcycle_left.png", "skimage/data/retina.jpg", "skimage/data/rocket.jpg"),
-    *("sklearn/datasets/images/china.jpg", "sklearn/datasets/images/flower.jpg"),
+    "skimage/data/astronaut.png",
+    "skimage/data/chelsea.png",
+    "skimage/data/coffee.png",
+    "skimage/data/hubble_deep_field.jpg",
+    "skimage/data/ihc.png",
+    "skimage/data/motorcycle_left.png",
+    "skimage/data/retina.jpg",
+    "skimage/data/rocket.jpg",
+    "sklearn/datasets/images/china.jpg",
+    "sklearn/datasets/images/flower.jpg",
 )
 HEIGHT = 448  # pixels of each picture, after it is scaled
 TILE = 64  # pixels, height and width

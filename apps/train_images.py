@@ -9,7 +9,8 @@ makes and removes. On several machines, give one that all see (``pictures.py`` m
 Its bytes are read once for all ranks, which decode what they need.
 
 The first draws the loss of the ranks over that of one process, a plain PyTorch loop: they differ by
-rounding. The third goes on where the second stopped: to the bit on as many ranks.
+rounding, which training makes larger. The third goes on where the second stopped: to the bit on as
+many ranks.
 """
 
 from __future__ import annotations
