@@ -11,10 +11,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file, where storage has it, and its size in bytes."""
+    """A file: where storage has it, its size in bytes, and what changes with its content.
+
+    ``version`` is a time or an entity tag; "": storage has none.
+    """
 
     url: str
     nbytes: int
+    version: str = ""
 
 
 class Files:
@@ -65,6 +69,6 @@ class Files:
 
     @property
     def digest(self) -> str:
-        """A name for this data set: other names or sizes give another."""
-        lines = "".join(f"{file.url}\n{file.nbytes}\n" for file in self._files)
+        """A name for this data set: other names, sizes or versions give another."""
+        lines = "".join(f"{file.url}\n{file.nbytes}\n{file.version}\n" for file in self._files)
         return hashlib.sha256(lines.encode()).hexdigest()[:32]

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 
 from pgasdl.errors import DataError
+from pgasdl.input.files import File
 
 
 def expanded(pattern: str) -> Iterator[str]:
@@ -26,7 +27,7 @@ def expanded(pattern: str) -> Iterator[str]:
             yield f"{pattern[: found.start()]}{number:0{width}}{rest}"
 
 
-def local(name: str) -> list[tuple[str, int]]:
+def local(name: str) -> list[File]:
     """Return the files that a local path or pattern stands for."""
     path = os.path.abspath(os.path.expanduser(name))
     try:
@@ -40,9 +41,14 @@ def local(name: str) -> list[tuple[str, int]]:
             paths = [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)]
         if not paths:
             raise DataError(f"{path}: no file")
-        return [(each, os.stat(each).st_size) for each in sorted(paths)]
+        return [_file(each) for each in sorted(paths)]
     except OSError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def _file(path: str) -> File:
+    status = os.stat(path)
+    return File(path, status.st_size, str(status.st_mtime_ns))
 
 
 def _tree(path: str) -> Iterator[str]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import io
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -19,15 +17,16 @@ import numpy.typing as npt
 from pgasdl.errors import DataError, PgasError
 from pgasdl.group import Group
 from pgasdl.input.batches import Batches
-from pgasdl.input.disk import DiskCache
 from pgasdl.input.files import File, Files
 from pgasdl.input.formats import FORMATS, Table, format_of
+from pgasdl.input.index import KeptIndex, packed, unpacked
 from pgasdl.input.levels import BLOCK, Counts, Levels
 from pgasdl.input.next_use import NextUse
 from pgasdl.input.storage import Storage
 
 Remote = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+_TABLES = "input tables"
 _STAGERS = 4  # threads
 _MEMORY = 256 << 20  # bytes, where storage is not a file system
 
@@ -52,7 +51,8 @@ class Records:
     format : str, optional
         "tar", "folder", "parquet" or "npy"; None: by the names.
     local : str or Path, optional
-        The folder of the disk's level; ranks and jobs share it. None: no such level.
+        The folder of the disk's level; ranks and jobs share it. None: no such level. Files are
+        known by name, size, and the time or tag that storage tells; HTTP's by name and size.
     cache_limit : int, optional
         Most bytes in ``local``; None: as many as there are.
     memory : int, optional
@@ -99,7 +99,7 @@ class Records:
         self._remote = remote
         self._timeout = timeout
         self._storage = Storage(timeout=timeout)
-        self.files = Files([File(*pair) for pair in json.loads(self._told_by_one(remote))])
+        self.files = Files([File(*each) for each in json.loads(self._told_by_one(remote))])
         self.format = format or format_of(self.files)
         if memory is None:
             direct = local is None and "://" not in self.files[0].url
@@ -212,7 +212,7 @@ class Records:
 
         def find() -> bytes:
             found = self._storage.find(remote)
-            return json.dumps([(file.url, file.nbytes) for file in found]).encode()
+            return json.dumps([(file.url, file.nbytes, file.version) for file in found]).encode()
 
         return self._shared("input files", find if self._first else None)[0]
 
@@ -221,19 +221,19 @@ class Records:
         form, rank, size = FORMATS[self.format], 0, 1
         if self._group is not None:
             rank, size = self._group.rank, self._group.size
-        kept = _Index(local, self.files, self.format, limit) if self._first else None
+        kept = KeptIndex(local, self.files, self.format, limit) if self._first else None
         what = f"input index, {memory} bytes"
         known = self._shared(what, kept.get if kept else None)[0]
         if known:
-            return _unpacked([known], len(self.files))
+            return unpacked([known], len(self.files))
 
         def scan() -> bytes:
             mine = range(rank, len(self.files), size)
-            return _packed({k: form.scan(self.files, k, self._levels.read) for k in mine})
+            return packed({k: form.scan(self.files, k, self._levels.read) for k in mine})
 
-        tables = _unpacked(self._shared("input tables", scan), len(self.files))
+        tables = unpacked(self._shared(_TABLES, scan), len(self.files))
         if kept is not None:
-            kept.put(_packed(dict(enumerate(tables))))
+            kept.put(packed(dict(enumerate(tables))))
         return tables
 
     @property
@@ -248,48 +248,12 @@ class Records:
             blob, error = b"+" + (make() if make else b""), None
         except (PgasError, OSError, ValueError, ImportError) as caught:
             blob, error = b"-" + str(caught).encode(), caught
-        blobs = self._group.allgather(what, blob, self._timeout)
+        # Others may still read: a second for each MB is more than any storage needs.
+        seconds = self._timeout + (self.files.nbytes / 1e6 if what == _TABLES else 0)
+        blobs = self._group.allgather(what, blob, seconds)
         if error is not None:
             raise error
         for rank, each in enumerate(blobs):
             if each.startswith(b"-"):
                 raise DataError(f"rank {self._group.ranks[rank]}: {each[1:].decode()}")
         return [each[1:] for each in blobs]
-
-
-def _packed(tables: Mapping[int, Table]) -> bytes:
-    file = io.BytesIO()
-    arrays = {f"{k}/{name}": array for k, each in tables.items() for name, array in each.items()}
-    np.savez(file, allow_pickle=False, **arrays)
-    return file.getvalue()
-
-
-def _unpacked(blobs: Iterable[bytes], n_files: int) -> list[Table]:
-    tables: list[Table] = [{} for _ in range(n_files)]
-    for blob in blobs:
-        with np.load(io.BytesIO(blob), allow_pickle=False) as arrays:
-            for name, array in arrays.items():
-                number, key = name.split("/")
-                tables[int(number)][key] = array
-    return tables
-
-
-class _Index:
-    """The tables of a data set on the local disk, for the next job: a block of their own."""
-
-    def __init__(self, local: Any, files: Files, format: str, limit: int | None) -> None:
-        digest = hashlib.sha256(f"{files.digest} {format}".encode()).hexdigest()[:32]
-        self._disk = None if local is None else DiskCache(local, digest, limit=limit)
-
-    def get(self) -> bytes:
-        """Return what was put; nothing, if it is not there."""
-        length = bytearray(8)
-        if self._disk is None or not self._disk.get(0, 0, memoryview(length)):
-            return b""
-        blob = bytearray(int.from_bytes(length, "little"))
-        return bytes(blob) if self._disk.get(0, len(length), memoryview(blob)) else b""
-
-    def put(self, blob: bytes) -> None:
-        """Keep the tables, if there is room."""
-        if self._disk is not None:
-            self._disk.put(0, memoryview(len(blob).to_bytes(8, "little") + blob))

@@ -22,7 +22,7 @@ from pgasdl.input.remote import ask, cause, is_refusal, library
 log = logging.getLogger("pgasdl")
 
 _ASKED_AT_ONCE = 16
-_Found = tuple[str, int | None]  # a URL, and its size where the listing has it
+_VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime")  # of fsspec's libraries
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -86,13 +86,13 @@ class Storage:
         names = [remote] if isinstance(remote, str | os.PathLike) else remote
         patterns = [url for name in names for url in expanded(os.fspath(name))]
         found = [each for some in _at_once(self._list, patterns) for each in some]
-        unknown = [url for url, nbytes in found if nbytes is None]
-        sizes = dict(zip(unknown, _at_once(self._size, unknown), strict=True))
+        unknown = [file.url for file in found if file.nbytes < 0]
+        known = dict(zip(unknown, _at_once(self._ask_for, unknown), strict=True))
         files: dict[str, File] = {}
-        for url, nbytes in found:
-            if url in files:
-                raise DataError(f"{url} is named twice")
-            files[url] = File(url, sizes[url] if nbytes is None else nbytes)
+        for file in found:
+            if file.url in files:
+                raise DataError(f"{file.url} is named twice")
+            files[file.url] = known.get(file.url, file)
         if not files:
             raise DataError("no file is named")
         return list(files.values())
@@ -181,41 +181,41 @@ class Storage:
             raise OSError(f"{len(data)} bytes came; the file was listed with {file.nbytes}")
         out[:] = data
 
-    def _size(self, url: str) -> int:
-        nbytes = self._info(url)["size"]
-        if nbytes is None:
+    def _ask_for(self, url: str) -> File:
+        file = _file(url, self._info(url))
+        if file.nbytes < 0:
             raise DataError(f"{url}: the server does not tell its size")
-        return int(nbytes)
+        return file
 
     def _info(self, url: str) -> dict[str, Any]:
         info: dict[str, Any] = self._persist(url, lambda: ask(url, "info", self._timeout))
         return info
 
-    def _list(self, url: str) -> list[_Found]:
+    def _list(self, url: str) -> list[File]:
         """Return what a name without ranges stands for."""
         if url.startswith("file://"):
             url = unquote(url.removeprefix("file://").removeprefix("localhost"))
         if "://" not in url:
-            return list(local(url))
+            return local(url)
         start = magic(url)
         if start < len(url):
             root = url[: url.rindex("/", 0, start) + 1]
             depth = math.inf if "**" in url else url.count("/", start) + 1
             matching = re.compile(library("fsspec.utils").glob_translate(url))
-            found = [each for each in self._below(root, depth) if matching.match(each[0])]
+            found = [each for each in self._below(root, depth) if matching.match(each.url)]
         elif url.endswith("/"):
             found = list(self._below(url))
         else:
             info = self._info(url)
             redirected = str(info.get("url", "")).endswith("/")  # by an HTTP server: a folder
             if info["type"] != "directory" and not redirected:
-                return [(url, info["size"])]
+                return [_file(url, info)]
             found = list(self._below(url))
         if not found:
             raise DataError(f"{url}: no file")
-        return sorted(found)
+        return sorted(found, key=lambda file: file.url)
 
-    def _below(self, url: str, depth: float = math.inf) -> Iterator[_Found]:
+    def _below(self, url: str, depth: float = math.inf) -> Iterator[File]:
         """Yield the files of a remote folder and of those in it."""
         folder = url.rstrip("/")
         for info in self._persist(url, lambda: ask(url, "ls", self._timeout, detail=True)):
@@ -225,9 +225,15 @@ class Storage:
                 continue
             inner = info["name"] if "://" in path else f"{folder}/{name}"
             if info["type"] == "file":
-                yield inner, info["size"]
+                yield _file(inner, info)
             elif info["type"] == "directory" and depth > 1:
                 yield from self._below(inner, depth - 1)
+
+
+def _file(url: str, info: dict[str, Any]) -> File:
+    """Return a file as a library describes it; its size is -1 where it is not told."""
+    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
+    return File(url, -1 if info["size"] is None else int(info["size"]), version)
 
 
 def _at_once(call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:

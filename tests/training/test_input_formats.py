@@ -86,8 +86,15 @@ def test_addresses_are_places_in_all_files_one_after_another(
             list(files.parts(*wrong))
 
 
-def test_the_digest_is_of_names_and_sizes() -> None:
-    sets = [[("a", 1)], [("a", 2)], [("b", 1)], [("a", 1), ("b", 1)], [("b", 1), ("a", 1)]]
+def test_the_digest_is_of_names_sizes_and_versions() -> None:
+    sets: list[list[Any]] = [
+        [("a", 1)],
+        [("a", 2)],
+        [("b", 1)],
+        [("a", 1), ("b", 1)],
+        [("b", 1), ("a", 1)],
+    ]
+    sets.append([("a", 1, "yesterday")])
     digests = [Files([File(*file) for file in files]).digest for files in sets]
     assert len(set(digests)) == len(sets)
     assert Files([File("a", 1)]).digest == digests[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,14 @@ def test_memory_and_disk(tars: Path, tmp_path: Path) -> None:
     with Records(tars, memory=2 * BLOCK) as records:  # a part of it
         for number in np.random.default_rng(1).integers(0, SAMPLES, 100):
             right(records, [number])
+
+
+def test_a_file_that_changed_is_another(tmp_path: Path) -> None:
+    for number in (0, 1):
+        np.save(tmp_path / "a.npy", np.full(9, number))
+        os.utime(tmp_path / "a.npy", (number, number))
+        with Records(tmp_path / "a.npy", local=tmp_path / "cache") as records:
+            assert records[3]["array"] == number
 
 
 def test_staging(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
