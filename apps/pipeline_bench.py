@@ -17,6 +17,9 @@ that of all layers at once, with nothing else to do. Weak scaling: every rank ha
 ``--batch``; strong: all ranks have it together. The speedup is against "one-rank", which has the
 machine to itself.
 
+``--data`` adds rows whose iterations take images of tars (jpg, cls) through pgasdl.input, decoded
+in threads, and says how long they wait for them.
+
 ``--trace`` writes what every rank did in some more iterations, on one clock: https://ui.perfetto.dev
 opens it.
 """
@@ -32,6 +35,7 @@ from typing import Any
 
 import torch
 from bench.pipeline.cases import Case, latest
+from bench.pipeline.fed import Input, Share
 from bench.pipeline.figures import Row, by_module, layer_table, rows, table
 from bench.pipeline.networks import NETWORKS
 from bench.pipeline.ours import Average
@@ -64,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add("--compute", choices=("wait", "real"), default="wait")
     add("--scaling", choices=("weak", "strong"), default="weak")
     add("--batch", type=int, default=2, help="of each rank; with strong scaling, of all")
+    add("--data", metavar="FOLDER|URL", help="also measure iterations with images from there")
     add("--size", type=int, help="pixels of an image's side, or tokens of a text")
     add("--compute-ms", type=float, help="compute of an iteration of one rank's batch, in waits")
     add("--ratio", type=float, default=2.0, help="without that: times the exchange alone")
@@ -98,6 +103,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         made.error(f"--compute-ms {given.compute_ms:g}: above 0, up to 60000")
     if given.compute == "real" and (given.compute_ms is not None or given.write):
         made.error("--compute-ms and --write go with --compute wait")
+    if given.data and network.reads != "images":
+        made.error(f"--data: {given.network} reads {network.reads}")
     for path in (given.trace, given.picture, given.json):
         folder = os.path.dirname(path or "")
         if folder and not os.path.isdir(folder):
@@ -148,6 +155,7 @@ class Bench:
         self.session = Session(ctx, output, rounds=given.rounds, pinned=False)
         self.job = Job(ctx, self.settings, given.mpi)
         self.cases: list[Case] = []
+        self.input: Input | None = None
 
     def run(self) -> None:
         """Measure everything, and report."""
@@ -160,6 +168,10 @@ class Bench:
                     self.cases.append(variant.make(self.job))
                 except (PlanError, UnavailableError) as error:
                     self.output.warn(f"no row     {variant.name}: {error}")
+            if self.given.data:
+                fed = self.cases[1:]  # not one rank alone
+                self.input = Input(self.ctx, self.given.data, self.settings, fed)
+                self.cases += self.input.rows
             for case in self.cases:
                 case.iteration.calls = self.given.iterations
             contenders = [one for case in self.cases for one in (case.iteration, case.exchanging)]
@@ -167,6 +179,8 @@ class Bench:
             self._report({each.name: each.trace(_TRACED) for each in self.cases})
             for case in self.cases:
                 case.close()
+            if self.input is not None:
+                self.input.close()
 
     def _exchange_alone(self) -> float:
         work = self.job.work
@@ -202,6 +216,7 @@ class Bench:
     def _report(self, traced: dict[str, list[list[Span]]]) -> None:
         recorded = {name: self._gather(name, ranks) for name, ranks in traced.items()}
         found = rows(self.cases, self.ctx.size, self.settings.scaling)
+        shares = self.input.shares() if self.input is not None else []
         for row in found:
             row.layers = by_module(self.job.work, recorded[row.name][0], _TRACED)
         if self.ctx.rank != 0:
@@ -217,12 +232,14 @@ class Bench:
             "iterations, in turns")  # fmt: skip
         for line in table(found):
             say(line)
+        for share in shares:
+            say(f"input      {share}")
         interesting = [row for row in found if row.hidden is not None]
         if self.given.layers and interesting:
             say("")
             for line in layer_table(interesting[0], self.given.layers):
                 say(line)
-        self._write(found, recorded, interesting)
+        self._write(found, shares, recorded, interesting)
 
     def _gather(self, name: str, ranks: list[list[Span]]) -> list[list[Span]]:
         """Put together what every process knows of every rank."""
@@ -233,7 +250,9 @@ class Bench:
             for rank in range(self.ctx.size)
         ]
 
-    def _write(self, found: list[Row], recorded: Recorded, interesting: list[Row]) -> None:
+    def _write(
+        self, found: list[Row], shares: list[Share], recorded: Recorded, interesting: list[Row]
+    ) -> None:
         given, of = self.given, self.settings
         if given.trace:
             write(given.trace, recorded)
@@ -246,9 +265,9 @@ class Bench:
             title = f"{of.network}, {self.ctx.size} ranks, compute: {of.compute}, {self.where}"
             draw(given.picture, title, found, [(name, recorded[name][0]) for name in shown])
             self.output.say(f"picture: {given.picture}")
-        self.output.write(self._document(found))
+        self.output.write(self._document(found, shares))
 
-    def _document(self, found: list[Row]) -> dict[str, Any]:
+    def _document(self, found: list[Row], shares: list[Share]) -> dict[str, Any]:
         of, given = self.settings, self.given
         return {
             "network": of.network,
@@ -267,6 +286,7 @@ class Bench:
             "placement": self.where,
             "line_ns": self.session.lines,
             "variants": [row.document() for row in found],
+            "input": [share.document() for share in shares],
         }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import random
 import threading
 import time
@@ -11,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jobs
 import numpy as np
 import pytest
 from input_tools import RECORD, records, right, striped
@@ -259,16 +257,3 @@ def test_training_of_one_process(regression: Path) -> None:
     half = loopback.run(2, lambda ctx: trained(ctx, regression, 0, 23, start))[0]
     resumed = loopback.run(3, lambda ctx: trained(ctx, regression, 23, 60, half))[0]
     np.testing.assert_allclose(resumed, alone, rtol=1e-12)
-
-
-def test_the_measurement(tmp_path: Path) -> None:
-    """As a user starts it, with as little as possible: every reader gives the right batches."""
-    pytest.importorskip("torch")
-    options = "--records 48 --side 8 --batches 4 --batch 8 --workers 0,1 --rounds 2 --compute 0.1"
-    out = jobs.run(
-        2, jobs.APPS / "input_bench.py", *options.split(), "--folder", str(tmp_path), "--json"
-    )
-    document = json.loads("".join(line.removeprefix("[0] ") for line in out.splitlines(True)))
-    readers = {row["reader"] for row in document["rows"]}
-    assert {"memcpy", "Prefetcher", "Prefetcher, segment", "DataLoader, 0 workers"} <= readers
-    assert all(row["ms"] > 0 for row in document["rows"])
