@@ -14,7 +14,8 @@ import pytest
 from support.places import APPS
 from tiers import full
 
-from pgasdl import models
+from pgasdl import loopback, models
+from pgasdl.input import Batches
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -186,6 +187,70 @@ def test_networks(tmp_path: Path, arguments: str) -> None:
     measure(tmp_path, 2, arguments, "attach,attach-phased")
 
 
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("skimage")
+    pytest.importorskip("sklearn")
+    from bench.input.pictures import written
+
+    folder = tmp_path_factory.mktemp("pictures")
+    written(folder, 6, 2)
+    return folder
+
+
+def test_training_gets_the_pictures_in_order(pictures: Path) -> None:
+    """What was decoded while others had their turns is not used, and counts nowhere."""
+    from bench.input.pictures import decode
+    from bench.pipeline.fed import _DEPTH, Fed, Pictures
+    from bench.pipeline.settings import Settings
+    from bench.pipeline.training import Training
+
+    settings = Settings("tiny", 2, 16, "real", "weak", seconds=0, write=False, threads=2)
+    batches = Batches(6, 2)
+
+    def train(ctx: Any) -> None:
+        source = Pictures(ctx, str(pictures / "*.tar"), settings)
+        training = Training("tiny", 2, 16, 0)
+        fed, taken = Fed(training, source), 0
+        for turn in range(2):
+            taken += _DEPTH
+            for _ in range(3):
+                fed.iterate()
+                rows = batches.rows(taken).tolist()
+                taken += 1
+                assert training.labels.tolist() == rows
+                for row, image in zip(rows, training.inputs, strict=True):
+                    jpeg = (pictures / "jpegs" / f"{row:06}.jpg").read_bytes()
+                    square = torch.from_numpy(decode({"jpg": jpeg, "cls": "0"}, side=16)["image"])
+                    assert torch.equal(image, square.permute(2, 0, 1) / 255)
+            fed.drain()
+            assert len(fed.waits) == 2 * (turn + 1)
+        training.inputs = torch.empty(0)
+        source.close()
+
+    loopback.run(1, train)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("compute", ["real", "wait --compute-ms 1"])
+def test_data(tmp_path: Path, pictures: Path, compute: str) -> None:
+    """A row more for each that has exchanges here, none for one rank alone and for MPI."""
+    file = tmp_path / "figures.json"
+    out = jobs.run(
+        2, APPS / "pipeline_bench.py", "--network", "tiny", "--compute", *compute.split(),
+        "--variants", "attach,mpi-fused", "--rounds", "1", "--json", str(file),
+        "--data", str(pictures / "*.tar"),
+    )  # fmt: skip
+    document = json.loads(file.read_text())
+    assert [share["name"] for share in document["input"]] == ["compute+data", "attach+data"]
+    names = [row["name"] for row in document["variants"]]
+    assert names[-2:] == ["compute+data", "attach+data"]
+    for share in document["input"]:
+        assert 0 < share["wait"] < share["iteration"]
+        assert share["without"] > 0
+        assert f"input      {share['name']}: " in out
+
+
 @pytest.mark.full
 def test_json_alone_on_standard_output() -> None:
     out = jobs.run(2, APPS / "pipeline_bench.py", "--network", "tiny", "--compute-ms", "1",
@@ -209,6 +274,7 @@ def test_json_alone_on_standard_output() -> None:
         ("--layers -1", "at least 0"),
         ("--threads 0", "at least 1"),
         ("--size 8 --network alexnet", "67 to 1024"),
+        ("--data folder --network gpt2", "gpt2 reads texts"),
         ("--ratio 0", "above 0"),
         ("--compute-ms nan", "above 0"),
         ("--compute-ms 1 --compute real", "go with --compute wait"),

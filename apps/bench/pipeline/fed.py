@@ -140,7 +140,7 @@ class Fed:
                 self._pictures.next()
         images, labels = self._pictures.next()
         ended = time.monotonic()
-        if not self._rested:
+        if not self._rested and not self.recorder.on:
             self.waits.append(ended - began)
         self._rested = False
         self.recorder.add("host", "input", began, ended)
