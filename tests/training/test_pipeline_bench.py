@@ -234,17 +234,17 @@ def test_training_gets_the_pictures_in_order(pictures: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("compute", ["real", "wait --compute-ms 1"])
 def test_data(tmp_path: Path, pictures: Path, compute: str) -> None:
-    """A row more for each that has exchanges here, none for one rank alone and for MPI."""
+    """A row more for each variant, none for one rank alone."""
     file = tmp_path / "figures.json"
     out = jobs.run(
         2, APPS / "pipeline_bench.py", "--network", "tiny", "--compute", *compute.split(),
-        "--variants", "attach,mpi-fused", "--rounds", "1", "--json", str(file),
+        "--variants", "attach,ddp-gloo", "--rounds", "1", "--json", str(file),
         "--data", str(pictures / "*.tar"),
     )  # fmt: skip
     document = json.loads(file.read_text())
-    assert [share["name"] for share in document["input"]] == ["compute+data", "attach+data"]
-    names = [row["name"] for row in document["variants"]]
-    assert names[-2:] == ["compute+data", "attach+data"]
+    fed = ["compute+data", "attach+data", "ddp-gloo+data"]
+    assert [share["name"] for share in document["input"]] == fed
+    assert [row["name"] for row in document["variants"]][-3:] == fed
     for share in document["input"]:
         assert 0 < share["wait"] < share["iteration"]
         assert share["without"] > 0

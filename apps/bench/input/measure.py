@@ -83,7 +83,7 @@ class Measurement:
         self._session, self._readers, self._iterations = session, readers, iterations
         self._barrier = partial(session.context.barrier, timeout=600)
         self._batches, self._ms, self._cold = batches, ms, cold
-        self._work = Work(ms)
+        self._work = Work(ms) if ms else lambda: None
         self._noted: dict[str, list[np.ndarray]] = defaultdict(list)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -122,20 +122,15 @@ class Measurement:
             forget(self._cold)
         self._barrier()
         rows = iter(self._iterations)
-        began = time.perf_counter()
+        opened = time.perf_counter()
         source = reader.batches()
-        use(reader, next(source), next(rows))
-        first = time.perf_counter() - began
+        first = self._iterate(reader, source, next(rows)) - opened
         for _ in range(N_WARM - 1):
-            use(reader, next(source), next(rows))
+            self._iterate(reader, source, next(rows))
         wait, cpu, began = 0.0, cpu_seconds(), time.perf_counter()
         for _ in range(self._batches):
             asked = time.perf_counter()
-            batch = next(source)
-            wait += time.perf_counter() - asked
-            use(reader, batch, next(rows))
-            del batch  # its buffer is free while this rank computes
-            self._work()
+            wait += self._iterate(reader, source, next(rows)) - asked
         took = time.perf_counter() - began
         cpu = cpu_seconds() - cpu
         source.close()  # type: ignore[attr-defined]
@@ -144,6 +139,15 @@ class Measurement:
         took, first, wait = self._session.ranks.latest(np.array([took, first, wait]))
         self._noted[reader.name].append(np.array([first, *np.array([wait, cpu]) / self._batches]))
         return [1e6 * took / self._batches]
+
+    def _iterate(self, reader: Reader, source: Iterator[Batch], rows: np.ndarray) -> float:
+        """Use a batch, compute, and return when the batch was there."""
+        batch = next(source)
+        came = time.perf_counter()
+        use(reader, batch, rows)
+        del batch  # its buffer is free while this rank computes
+        self._work()
+        return came
 
     def _compute(self, _: int) -> list[float]:
         """Return the microseconds of an iteration without input, of the slowest rank."""
