@@ -25,8 +25,8 @@ from pgasdl.input.loader import Loader
 
 def left() -> list[Any]:
     """Threads and processes that loaders have."""
-    threads = [each for each in threading.enumerate() if each.name.startswith("pgasdl-")]
-    return [*threads, *multiprocessing.active_children()]
+    there = [*threading.enumerate(), *multiprocessing.active_children()]
+    return [each for each in there if each.name.startswith(("pgasdl-prefetcher", "pgasdl-decode"))]
 
 
 @pytest.fixture(autouse=True)
