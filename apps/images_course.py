@@ -98,7 +98,7 @@ class Course:
             self._share_losses(team)
             # Nobody reads any more: what each rank has read is all.
             self.nbytes = records.files.nbytes
-            self.nbytes_read += int(team.gather(np.array([records.counts.storage])).sum())
+            self.nbytes_read += int(team.gather(np.array([records.counters().storage])).sum())
 
     def _iterate(self, team: Team, batch: dict[str, np.ndarray]) -> None:
         scores = self.model(_normalised(batch["image"]))

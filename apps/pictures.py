@@ -56,7 +56,8 @@ def make(folder: Path) -> None:
 
 def _cut(name: str, folder: Path) -> None:
     """Write a tar of a picture's tiles, and one of those that are held out: every fifth."""
-    picture = _picture(name)
+    picture = shipped(name)
+    picture = picture.resize((picture.width * HEIGHT // picture.height, HEIGHT))
     columns, rows = picture.width // TILE, picture.height // TILE
     stem, label = Path(name).stem, PICTURES.index(name)
     with (
@@ -68,27 +69,29 @@ def _cut(name: str, folder: Path) -> None:
             tile = picture.crop((x, y, x + TILE, y + TILE))
             tar = test if (2 * row + column) % 5 == 0 else train
             key = f"{stem}-{row:02}-{column:02}"
-            _add(tar, f"{key}.jpg", _encoded(tile))
-            _add(tar, f"{key}.cls", str(label).encode())
+            add(tar, f"{key}.jpg", encoded(tile, 90))
+            add(tar, f"{key}.cls", str(label).encode())
 
 
-def _picture(name: str) -> Image.Image:
+def shipped(name: str) -> Image.Image:
+    """Return a picture of a package, as one of ``PICTURES``."""
     package, _, rest = name.partition("/")
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise SystemExit(f"{name} is not there: pip install 'pgasdl[apps]', or give --data")
     with Image.open(Path(spec.origin).parent / rest) as file:
-        picture = file.convert("RGB")
-    return picture.resize((picture.width * HEIGHT // picture.height, HEIGHT))
+        return file.convert("RGB")
 
 
-def _encoded(tile: Image.Image) -> bytes:
+def encoded(picture: Image.Image, quality: int) -> bytes:
+    """Return a picture as JPEG."""
     file = io.BytesIO()
-    tile.save(file, "JPEG", quality=90)
+    picture.save(file, "JPEG", quality=quality)
     return file.getvalue()
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Add a file to a tar."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))

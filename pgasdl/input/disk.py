@@ -21,7 +21,6 @@ log = logging.getLogger("pgasdl")
 
 _TRAILER = struct.Struct("<4sIQ")  # after a block: a name, the block's CRC-32, its bytes
 _NAME = b"pgb1"
-_CHUNK = 1 << 20  # bytes
 _TOUCHED_EVERY = 60.0  # seconds
 _IDLE = 3600.0  # seconds
 _BATCH = 64  # blocks, of puts that one look at the folder serves
@@ -251,11 +250,5 @@ def _verify(descriptor: Descriptor) -> None:
     name, crc_then, nbytes_then = _TRAILER.unpack(trailer)
     if name != _NAME or nbytes_then != nbytes:
         raise DataError("it has no end")
-    crc, chunk = 0, memoryview(bytearray(min(_CHUNK, nbytes)))
-    for start in range(0, nbytes, _CHUNK):
-        part = chunk[: nbytes - start]
-        if not descriptor.fill(start, part):
-            raise DataError("it has been cut")
-        crc = zlib.crc32(part, crc)
-    if crc != crc_then:
+    if descriptor.crc32(0, nbytes) != crc_then:
         raise DataError("it does not have the bytes that were written")

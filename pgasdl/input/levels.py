@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgasdl.group import Group
 from pgasdl.input.disk import DiskCache
@@ -16,8 +16,8 @@ from pgasdl.input.storage import Storage
 BLOCK = 4 << 20  # bytes
 
 
-@dataclass(slots=True)
-class Counts:
+@dataclass(frozen=True, slots=True)
+class BytesRead:
     """Bytes that this rank has read, by where they came from.
 
     Attributes
@@ -64,7 +64,7 @@ class Levels:
         group: Group | None,
         timeout: float,
     ) -> None:
-        self.files, self.counts = files, Counts()
+        self.files, self.counters = files, BytesRead()
         self.next_use: Callable[[int], float] = lambda _: 0.0
         self._storage = storage
         self._lock = threading.Lock()
@@ -141,11 +141,11 @@ class Levels:
 
     def close(self) -> None:
         """Give up all levels. Idempotent."""
+        self._storage.close()  # first: loads that try again and again end
         if self._memory is not None:
             self._memory.close()
         if self._disk is not None:
             self._disk.close()
-        self._storage.close()
 
     def _fill(self, block: int, offset: int, out: memoryview) -> None:
         if self._memory is not None and os.getpid() == self._process:
@@ -171,7 +171,8 @@ class Levels:
 
     def _count(self, level: str, nbytes: int) -> None:
         with self._lock:
-            setattr(self.counts, level, getattr(self.counts, level) + nbytes)
+            before = getattr(self.counters, level)
+            self.counters = replace(self.counters, **{level: before + nbytes})
 
     def _when(self, block: int) -> float:
         return self.next_use(block)

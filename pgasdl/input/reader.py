@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import operator
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from pgasdl.errors import DataError
-from pgasdl.input.format import StripeFile, read_header, read_index
-
-_CHUNK = 1 << 20  # bytes
+from pgasdl.input.descriptors import Descriptor
+from pgasdl.input.stripes import StripeFile, read_header, read_index
 
 
 class StripedFiles:
@@ -53,7 +50,7 @@ class StripedFiles:
     def __init__(self, index: str | os.PathLike[str]) -> None:
         self._path = Path(index).absolute()
         self._index = read_index(self._path)
-        self._descriptors: list[int] = []
+        self._descriptors: list[Descriptor] = []
         self._offsets: list[int] = []
         try:
             dtypes = [self._open(number) for number in range(len(self._index.files))]
@@ -109,7 +106,7 @@ class StripedFiles:
         self.announce(rows)
         for number, (file, start) in enumerate(map(self._start, rows)):
             views = [memory[number * size : (number + 1) * size] for memory, size in targets]
-            if not _filled(self._descriptors[file], views, start):
+            if not self._descriptors[file].fill(start, *views):
                 path = self._at(self._index.files[file])
                 raise DataError(f"{path} ended before record {rows[number]}: it has been cut")
 
@@ -117,7 +114,7 @@ class StripedFiles:
         """Let the kernel fetch records that will be read soon."""
         nbytes = self.dtype.itemsize
         for file, start in map(self._start, self._numbers(rows)):
-            os.posix_fadvise(self._descriptors[file], start, nbytes, os.POSIX_FADV_WILLNEED)
+            self._descriptors[file].announce(start, nbytes)
 
     def place(self, row: int) -> str:
         """Return the file of a record, and where it begins there."""
@@ -133,36 +130,23 @@ class StripedFiles:
             A file is damaged, or is another one than the writer's.
         """
         for number, file in enumerate(self._index.files):
-            start, crc = self._offsets[number], 0
+            start = self._offsets[number]
             end = start + self._index.count(number) * self.dtype.itemsize
-            while start < end:
-                chunk = os.pread(self._descriptors[number], min(_CHUNK, end - start), start)
-                if not chunk:
-                    raise DataError(f"{self._at(file)} ended early: it has been cut")
-                crc = zlib.crc32(chunk, crc)
-                start += len(chunk)
+            crc = self._descriptors[number].crc32(start, end)
+            if crc is None:
+                raise DataError(f"{self._at(file)} ended early: it has been cut")
             if crc != file.crc32:
                 raise DataError(f"{self._at(file)} does not have the records that were written")
 
     def close(self) -> None:
         """Close the files. Idempotent."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        self._descriptors.clear()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptors"):
-            self.close()
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         return type(self), (self._path,)
@@ -181,11 +165,11 @@ class StripedFiles:
         if not path.is_file():  # a pipe would wait for a writer
             raise DataError(f"{self._path} names {path}, which is no file")
         try:
-            with path.open("rb") as file:
+            descriptor = Descriptor(os.fspath(path))
+            with open(descriptor.number, "rb", closefd=False) as file:
                 dtype, count = read_header(file)
-                nbytes = os.fstat(file.fileno()).st_size
                 self._offsets.append(file.tell())
-                self._descriptors.append(os.dup(file.fileno()))
+            self._descriptors.append(descriptor)
         except OSError as error:
             raise DataError(f"{self._path} names {path}: {error}") from error
         except ValueError as error:
@@ -194,8 +178,8 @@ class StripedFiles:
         if count != wanted:
             raise DataError(f"{path} has {count} records; by {self._path} it has {wanted}")
         end = self._offsets[number] + count * dtype.itemsize
-        if nbytes != end:
-            raise DataError(f"{path} has {nbytes} bytes; {count} records end at {end}")
+        if descriptor.nbytes != end:
+            raise DataError(f"{path} has {descriptor.nbytes} bytes; {count} records end at {end}")
         return dtype
 
     def _numbers(self, rows: Any) -> list[int]:
@@ -238,17 +222,3 @@ class StripedFiles:
 def fields(dtype: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
     """Return the dtype of each field, with the shape that it has in one record."""
     return {name: dtype.fields[name][0] for name in dtype.names or () if dtype.fields}
-
-
-def _filled(descriptor: int, views: list[memoryview], start: int) -> bool:
-    """Read until every view is full; False: the file ended before."""
-    while views:
-        n_read = os.preadv(descriptor, views, start)
-        if n_read == 0:
-            return False
-        start += n_read
-        while views and n_read >= len(views[0]):
-            n_read -= len(views.pop(0))
-        if n_read:
-            views[0] = views[0][n_read:]
-    return True

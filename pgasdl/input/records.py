@@ -8,7 +8,6 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from pgasdl.input.batches import Batches
 from pgasdl.input.files import File, Files
 from pgasdl.input.formats import FORMATS, Table, format_of
 from pgasdl.input.index import KeptIndex, packed, unpacked
-from pgasdl.input.levels import BLOCK, Counts, Levels
+from pgasdl.input.levels import BLOCK, BytesRead, Levels
 from pgasdl.input.next_use import NextUse
 from pgasdl.input.storage import Storage
 
@@ -147,9 +146,9 @@ class Records:
         self._levels.announce(part for row in rows for part in self._form.ranges(int(row)))
 
     def follow(self, batches: Batches) -> NextUse:
-        """Tell the levels the order in which records are read: what is used last goes first.
+        """Tell the levels the order in which records are read: what is used last gives way first.
 
-        The order is theirs from the iteration on that the answer is told.
+        Whoever reads keeps ``iteration`` of the answer up to date.
         """
         self._levels.next_use = order = NextUse(batches, *self._bounds)
         return order
@@ -159,10 +158,9 @@ class Records:
         """The block in which each record begins: those of one are near each other."""
         return self._bounds[0]
 
-    @property
-    def counts(self) -> Counts:
-        """The bytes that this rank has read so far, by level."""
-        return self._levels.counts
+    def counters(self) -> BytesRead:
+        """Return the bytes that this rank has read so far, by level."""
+        return self._levels.counters
 
     def stage(self) -> int:
         """Bring this rank's part of the data set, without a group all, to the local disk.
@@ -186,12 +184,7 @@ class Records:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., Records], tuple[Remote]]:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from pgasdl.input.format import Index, StripeFile, check_dtype, header, read_header
+from pgasdl.input.stripes import Index, StripeFile, check_dtype, header, read_header
 
 
 class StripedWriter:

@@ -47,7 +47,7 @@ def command(
             "files": len(records.files),
             "bytes": records.files.nbytes,
             "bytes_held": held,
-            "bytes_from_storage": records.counts.storage,
+            "bytes_from_storage": records.counters().storage,
             "seconds": time.monotonic() - began,
         }
     whole = records.files.nbytes
@@ -57,7 +57,7 @@ def command(
         click.echo(
             f"{document['records']} records in {document['files']} files ({document['format']}): "
             f"{_mib(held)} of {_mib(whole)} in {local}, "
-            f"{_mib(records.counts.storage)} from storage, {document['seconds']:.1f} s"
+            f"{_mib(records.counters().storage)} from storage, {document['seconds']:.1f} s"
         )
     return 0 if held == whole else 1
 

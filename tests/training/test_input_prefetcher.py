@@ -15,7 +15,6 @@ import pytest
 from input_tools import RECORD, records, right, striped
 from support.patience import until
 
-import pgasdl.input.reader as reader_module
 from pgasdl import (
     BufferRefused,
     ClosedError,
@@ -26,6 +25,7 @@ from pgasdl import (
     loopback,
 )
 from pgasdl.input import Batches, Prefetcher, StripedFiles, StripedWriter
+from pgasdl.input.descriptors import Descriptor
 
 
 def prefetchers() -> list[threading.Thread]:
@@ -136,7 +136,7 @@ def test_what_the_reader_meets_is_raised(tmp_path: Path) -> None:
 
 def test_a_read_that_takes_long(data: StripedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
-    filled = reader_module._filled
+    fill = Descriptor.fill
 
     n_records = 0
 
@@ -144,9 +144,9 @@ def test_a_read_that_takes_long(data: StripedFiles, monkeypatch: pytest.MonkeyPa
         nonlocal n_records
         n_records += 1
         held.wait(20)
-        return filled(*arguments)
+        return fill(*arguments)
 
-    monkeypatch.setattr(reader_module, "_filled", late)
+    monkeypatch.setattr(Descriptor, "fill", late)
     iterations = Batches(43, 10).iterations(0, 3)
     prefetcher = Prefetcher(data, iterations, timeout=0.05)
     with pytest.raises(Timeout, match="the read is not done"):

@@ -63,7 +63,7 @@ def test_files_are_read_as_they_lie(tars: Path) -> None:
         assert len(records) == SAMPLES and records.format == "tar"
         records.announce([1, 2])
         right(records)
-        assert records.counts.storage and not records.counts.memory
+        assert records.counters().storage and not records.counters().memory
         assert "set-1.tar, byte" in records.place(12)
         for wrong in (SAMPLES, -1):
             with pytest.raises(IndexError, match="there are 30"):
@@ -102,11 +102,11 @@ def test_memory_and_disk(tars: Path, tmp_path: Path) -> None:
     with Records(tars, local=local) as records:
         right(records)
         right(records)
-        assert records.counts.storage == size_of(tars)
-        assert records.counts.memory > 2 * size_of(tars) * 0.9
+        assert records.counters().storage == size_of(tars)
+        assert records.counters().memory > 2 * size_of(tars) * 0.9
     with Records(tars, local=local, memory=0) as records:
         right(records, range(0, SAMPLES, 3))
-        assert records.counts.storage == 0 and records.counts.memory == 0
+        assert records.counters().storage == 0 and records.counters().memory == 0
     with Records(tars, memory=2 * BLOCK) as records:  # a part of it
         for number in np.random.default_rng(1).integers(0, SAMPLES, 100):
             right(records, [number])
@@ -129,7 +129,7 @@ def test_staging(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert told["bytes_from_storage"] == 0 and told["bytes_held"] == told["bytes"] == size_of(tars)
     with Records(tars, local=tmp_path / "cache") as records:
         right(records)
-        assert records.counts.storage == 0
+        assert records.counters().storage == 0
     assert main(["stage", str(tars), "--local", str(tmp_path / "small"), "--limit", "5M"]) == 1
     assert main(["stage", str(tmp_path / "none"), "--local", str(tmp_path / "cache")]) == 1
     assert "none" in capsys.readouterr().err

@@ -121,6 +121,6 @@ def copies(ctx: pgasdl.Context, tars: Sequence[Path], batch: int) -> dict[str, A
                 for row in rows:
                     records[row]
             ctx.barrier(timeout=600)
-            mine = np.array([float(records.counts.storage)])
+            mine = np.array([float(records.counters().storage)])
         found[name] = float(ctx.world.allreduce(mine, timeout=600)[0]) / nbytes
     return found

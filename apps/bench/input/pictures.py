@@ -7,28 +7,15 @@ from __future__ import annotations
 
 import io
 import tarfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pictures import PICTURES, add, encoded, shipped
 from PIL import Image, ImageOps
 
 SIZE = 500, 375  # pixels: the mean of ImageNet's
 SIDE = 224
-# Photographs that scikit-image and scikit-learn ship.
-_SHIPPED = {
-    "skimage/data": (
-        "astronaut.png",
-        "chelsea.png",
-        "coffee.png",
-        "hubble_deep_field.jpg",
-        "motorcycle_left.png",
-        "retina.jpg",
-        "rocket.jpg",
-    ),
-    "sklearn/datasets/images": ("china.jpg", "flower.jpg"),
-}
 
 
 def decode(
@@ -45,30 +32,15 @@ def written(folder: Path, count: int, n_tars: int) -> list[Path]:
     tars = [folder / f"pictures-{number:04}.tar" for number in range(n_tars)]
     jpegs = folder / "jpegs"
     jpegs.mkdir()
-    sources, chance = _sources(), np.random.default_rng(0)
+    sources, chance = [shipped(name) for name in PICTURES], np.random.default_rng(0)
     for number, path in enumerate(tars):
         with tarfile.open(path, "w") as tar:
             for row in range(count * number // n_tars, count * (number + 1) // n_tars):
                 jpeg = _cut(sources[row % len(sources)], chance)
                 (jpegs / f"{row:06}.jpg").write_bytes(jpeg)
-                for extension, data in (("jpg", jpeg), ("cls", str(row).encode())):
-                    info = tarfile.TarInfo(f"{row:06}.{extension}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+                add(tar, f"{row:06}.jpg", jpeg)
+                add(tar, f"{row:06}.cls", str(row).encode())
     return tars
-
-
-def _sources() -> list[Image.Image]:
-    found = []
-    for folder, names in _SHIPPED.items():
-        package, _, inside = folder.partition("/")
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:
-            raise SystemExit(f"there is no {package}: pip install 'pgasdl[apps]'")
-        for name in names:
-            with Image.open(Path(spec.origin).parent / inside / name) as picture:
-                found.append(picture.convert("RGB"))
-    return found
 
 
 def _cut(source: Image.Image, chance: np.random.Generator) -> bytes:
@@ -78,6 +50,4 @@ def _cut(source: Image.Image, chance: np.random.Generator) -> bytes:
     left = chance.uniform(0, source.width - width)
     top = chance.uniform(0, source.height - height)
     part = source.resize(SIZE, box=(left, top, left + width, top + height))
-    file = io.BytesIO()
-    part.save(file, "JPEG", quality=98)
-    return file.getvalue()
+    return encoded(part, 98)

@@ -112,12 +112,14 @@ class Tar:
         """Return a sample's key and fields."""
         key = self._keys[self._key_starts[row] : self._key_starts[row + 1]]
         record: dict[str, Any] = {"__key__": _decoded(key.tobytes())}
-        data = b"".join(read(*part) for part in self.ranges(row))
+        data = memoryview(b"")
+        for part in self.ranges(row):  # one, or none
+            data = memoryview(read(*part))
         members = slice(self._members[row], self._members[row + 1])
         begins = self._address[members] - self._address[members.start]
         ends = begins + self._nbytes[members]
         for extension, begin, end in zip(self._extension[members], begins, ends, strict=True):
-            record[self.extensions[extension]] = data[begin:end]
+            record[self.extensions[extension]] = bytes(data[begin:end])
         return record
 
 

@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
         Records(folder, format="folder", memory=8 << 20, group=ctx.world) as records,
     ):
         read_all(records, folder)
-        say("working", read=records.counts.storage)
+        say("working", read=records.counters().storage)
         try:
             while True:
                 ctx.barrier()
@@ -35,9 +35,9 @@ def main(folder: Path) -> None:
         say("alone")
         group = ctx.survivors()
         group.barrier()
-        before = records.counts.peers
+        before = records.counters().peers
         read_all(records, folder)
-        say("together", peers=records.counts.peers - before)
+        say("together", peers=records.counters().peers - before)
         group.barrier()
 
 
