@@ -10,6 +10,7 @@ from on_device import foreign, ranks
 from on_device.findings import Tell
 
 BACKENDS = ("pgasdl", "cpu:pgasdl,cuda:pgasdl")
+PROGRAMS = ("collectives", "training", "sharded")
 
 
 def run(tell: Tell, smoke: bool) -> None:
@@ -17,7 +18,7 @@ def run(tell: Tell, smoke: bool) -> None:
     with tell.step("PyTorch"):
         foreign.require_torch()
         for number, name in enumerate(BACKENDS):
-            for program in ("collectives", "training")[: 2 - number]:
+            for program in PROGRAMS[: len(PROGRAMS) if number == 0 else 1]:
                 with tell.step(f"{name}, {program}"), tempfile.TemporaryDirectory() as folder:
                     ranks.run(
                         2, f"on_device.backend:{program}", tell, timeout=40,
@@ -131,5 +132,45 @@ def training(ctx: Any, tell: Tell, *, backend: str, store: str) -> None:
     torch.cuda.synchronize()
     for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def sharded(ctx: Any, tell: Tell, *, backend: str, store: str) -> None:
+    """FSDP2, the second half from a distributed checkpoint; as one process trains."""
+    import torch
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    expected, optimizer = foreign.torch_model()
+    foreign.torch_trained(expected, optimizer, slice(8))
+    foreign.torch_trained(expected, optimizer, slice(8))
+    dist = begun(ctx, backend, store)
+    mesh = init_device_mesh("cuda", (ctx.size,))
+    part = slice(4 * ctx.rank, 4 * ctx.rank + 4)
+
+    def made() -> tuple[Any, Any]:
+        net, _ = foreign.torch_model()
+        for layer in net:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        return net, torch.optim.AdamW(net.parameters(), 0.01)
+
+    net, optimizer = made()
+    foreign.torch_trained(net, optimizer, part)
+    weights, state = get_state_dict(net, optimizer)
+    checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=f"{store}.saved")
+    net, optimizer = made()
+    weights, state = get_state_dict(net, optimizer)
+    stored = {"model": weights, "optimizer": state}
+    checkpoint.load(stored, checkpoint_id=f"{store}.saved")
+    set_state_dict(
+        net, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"]
+    )
+    foreign.torch_trained(net, optimizer, part)
+    for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine.full_tensor(), theirs)
     dist.barrier()
     dist.destroy_process_group()
