@@ -18,7 +18,7 @@ class Digits:
         images = images.to(device)
         labels = torch.tensor(bunch.target, dtype=torch.int64, device=device)
         rows = torch.arange(len(labels))
-        train, test = train_test_split(rows, test_size=360, stratify=labels, random_state=0)
+        train, test = train_test_split(rows, test_size=360, stratify=bunch.target, random_state=0)
         self.train, self.train_labels = images[train], labels[train]
         self.test, self.test_labels = images[test], labels[test]
 
