@@ -44,9 +44,10 @@ void BoundPlan::Binder::bind_buffers() {
     }
     bound_.own_.push_back(binding.segment->local().data + binding.offset);
     const int device = binding.segment->device();
-    if (&binding != &buffers[0] && device != bound_.device_) {
-      throw refuse(text("buffers on different devices: ", plan_.buffers[0], " on ",
-                        device_name(bound_.device_), ", another on ", device_name(device)));
+    if (device == kHost) continue;
+    if (bound_.device_ != kHost && bound_.device_ != device) {
+      throw refuse(text("buffers on different devices: ", device_name(bound_.device_), " and ",
+                        device_name(device)));
     }
     bound_.device_ = device;
   }
@@ -134,22 +135,31 @@ auto BoundPlan::Binder::place_in_segment(const PlanSpan& span, const BufferHome&
                                          bool mapped) const -> Place {
   const DType dtype = bound_.buffers_[span.buffer].dtype;
   const std::string& name = plan_.buffers[span.buffer];
-  const RemoteSegment* remote = peer < 0 ? nullptr : home.segment->remote(peer);
+  const Segment& segment = *home.segment;
+  const RemoteSegment* remote = peer < 0 ? nullptr : segment.remote(peer);
   if (peer >= 0 && remote == nullptr) throw refuse(text("rank ", peer, " has no copy"));
-  const std::uint64_t limit = remote == nullptr ? home.segment->bytes() : remote->bytes;
+  const std::uint64_t limit = remote == nullptr ? segment.bytes() : remote->bytes;
   const std::uint64_t elements = plan_.buffer_counts[span.buffer];
   const std::uint64_t needed = elements * item_size(dtype);
   if (home.offset > limit || needed > limit - home.offset || elements > limit) {
     throw refuse(text("buffer ", name, " (", needed, " bytes at ", home.offset, ") leaves segment ",
-                      home.segment->id()));
+                      segment.id()));
   }
   const std::uint64_t offset = home.offset + span.offset * item_size(dtype);
-  if (remote != nullptr && (remote->device == kHost) != (bound_.device_ == kHost)) {
+  const bool on_host = segment.device() == kHost;
+  if (remote != nullptr && (remote->device == kHost) != on_host) {
     throw refuse(text("buffer ", name, " of rank ", peer, " lies on ", device_name(remote->device),
-                      ", mine on ", device_name(bound_.device_)));
+                      ", mine on ", device_name(segment.device())));
   }
-  std::byte* base = remote == nullptr ? home.segment->local().data : remote->data;
+  std::byte* base = remote == nullptr ? segment.local().data : remote->data;
   if (mapped && base == nullptr) throw refuse(unmapped(peer));
+  if (on_host && bound_.device_ != kHost) {
+    Region* const region = remote == nullptr ? segment.local().region.get() : remote->region.get();
+    if (region == nullptr) throw refuse(text("buffer ", name, " is out of the GPU's reach"));
+    region->pin(bound_.device_);
+    const cuda::Current current(bound_.device_);
+    base = reinterpret_cast<std::byte*>(device_address(base));
+  }
   return {base == nullptr ? nullptr : base + offset, dtype, remote, offset};
 }
 

@@ -35,8 +35,9 @@ from pgasdl.segment import Segment
 _USUAL = "gdraa"
 # Pieces of an array on a GPU in one execution.
 _COPIED_AT_ONCE = 8
-# The workspace on the host of arrays that are copied from GPUs; others are named by the GPU.
-_COPIES = -1
+# Workspaces on the host of arrays on GPUs: those that are copied there, and those that GPUs stage
+# there, piece by piece. Others are named by the GPU.
+_COPIES, _STAGED = -1, -2
 
 
 class AllreduceRequest(NamedTuple):
@@ -50,7 +51,9 @@ class AllreduceRequest(NamedTuple):
     @property
     def room(self) -> int | None:
         """The workspace that it needs."""
-        return _COPIES if self.place.by_host else self.place.device
+        if not self.place.by_host:
+            return self.place.device
+        return _COPIES if self.access == BufferAccess.COPIED else _STAGED
 
     @property
     def whole(self) -> bool:
@@ -126,6 +129,9 @@ class GroupAllreduce:
         """Choose the plan of a call, and refuse one that cannot run here."""
         state, group, kind = self._state, self.group, kind_of(op)
         place = place_of_call(state, group, memory, self._outside, named=plan is not None)
+        if plan is None and self._staged_by_gpu(place, op):
+            options = ("owners", 1), ("piece", self._staged_bytes // memory.dtype.itemsize)
+            return AllreduceRequest(place, op, Choice("staged", options), BufferAccess.REBASED)
         if plan is not None:
             choice = Choice(plan)
         elif place.by_host:  # the copy is for plans that map nothing and send from a segment
@@ -165,6 +171,22 @@ class GroupAllreduce:
                 "gdraa, or a handle"
             )
         return AllreduceRequest(place, op, choice, place.access(name, group))
+
+    def _staged_by_gpu(self, place: Place, op: str) -> bool:
+        """Whether the GPU itself stages the array, in memory of the host that all GPUs reach."""
+        return (
+            place.by_host
+            and self.group.size > 1
+            and self.group.mapped
+            and self.group.topology.shared_windows is None  # MPI's memory is not ours to pin
+            and op in ("sum", "mean")
+            and place.memory.nbytes > self._state.gpu_piece
+        )
+
+    @property
+    def _staged_bytes(self) -> int:
+        """Bytes of a piece of such an array, in whole lines of all dtypes."""
+        return -(-_COPIED_AT_ONCE * self._state.gpu_piece // 256) * 256
 
     def has_room(self, request: AllreduceRequest) -> bool:
         """Whether the workspace that it needs is there."""
@@ -222,10 +244,15 @@ class GroupAllreduce:
         with Steps(state.unfinished, group, request.describe(), limit) as steps:
             what = "making room for copies" if by_host else "making room on a GPU"
             steps(lambda: self._agree(what, steps.left))
-            # Several pieces, of which one is copied while another travels.
-            copied = aligned(_COPIED_AT_ONCE * state.gpu_piece) if by_host else 0
+            copied = staged = 0
+            if request.room == _COPIES:  # several pieces, of which one is copied at a time
+                copied = aligned(_COPIED_AT_ONCE * state.gpu_piece)
+            elif by_host:
+                staged = PLANS["staged"].inbox_pieces * self._staged_bytes
             device = request.place.device
-            room = steps(lambda: Workspace(state.segments, group, device, 0, steps.left, copied))
+            room = steps(
+                lambda: Workspace(state.segments, group, device, 0, steps.left, copied, staged)
+            )
             if by_host:
                 room.segment.pin(request.place.memory.device)
             self._workspaces[request.room] = room
@@ -280,7 +307,7 @@ class GroupAllreduce:
         """
         name, kind = request.choice.plan, kind_of(request.op)
         pieces: tuple[int, ...] = (count,)
-        if request.place.by_host:
+        if request.place.by_host and request.access == BufferAccess.COPIED:
             piece = self._state.gpu_piece // request.place.memory.dtype.itemsize
             pieces = pieces_of(spec_of(name), kind, count, piece)
         for each in (pieces, (count,)):

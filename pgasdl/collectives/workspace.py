@@ -23,6 +23,8 @@ class Workspace:
         The GPU that it lies on; None: the host.
     copied : int, default 0
         Bytes of an execution whose array is copied from a GPU and back; 0: of others.
+    staged : int, default 0
+        Bytes of an inbox by which GPUs stage arrays that peers do not reach; it is all there is.
     with_pairwise : bool, default False
         The group makes pairwise collectives, too.
 
@@ -49,12 +51,17 @@ class Workspace:
         notifications: int,
         timeout: float,
         copied: int = 0,
+        staged: int = 0,
         *,
         with_pairwise: bool = False,
     ) -> None:
         piece = max(piece_bytes(group.topology, device), copied // 4)
         self.inboxes: dict[str, int] = {}
         self.copy = 0
+        if staged:
+            self.inboxes["staged"] = 0
+            self.segment = segments.make(group, staged, notifications, timeout, workspace=True)
+            return
         for name, spec in PLANS.items() if device is None and not copied else ():
             private = spec.works_on == "private" and spec.mapped == group.mapped
             if private and works_anywhere(name, group.members):

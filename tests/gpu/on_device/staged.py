@@ -20,6 +20,14 @@ def run(tell: Tell, smoke: bool) -> None:
     """The part."""
     sizes = (1 << 8,) if smoke else SIZES
     for n in (2,) if smoke else (2, 4):
+        name = f"any bits by way of the host, {n} ranks"
+        with tell.step(name):
+            counts = (1000, 2_500_001) if smoke else (1000, 300_007, 5_000_003)
+            ranks.run(
+                n, "on_device.collectives:bits", tell, timeout=30,
+                env={"PGASDL_GPU": "staged"}, counts=counts,
+            )  # fmt: skip
+            tell.check(name, True, counts=counts)
         with tell.step(f"PGASDL_GPU=staged, {n} ranks"):
             ranks.run(
                 n, "on_device.staged:through_the_host", tell.under(f"staged, {n} ranks, "),
