@@ -31,9 +31,12 @@ def repeated(allreduce: _Allreduce) -> _Allreduce:
 
 
 class Allreduces:
-    """The calls of ``ctx.allreduce``, by group."""
+    """The calls of ``ctx.allreduce``, by group.
 
-    def __init__(self, state: CollectiveState, world: Group) -> None:
+    ``world`` : the group whose calls the core itself looks up; None: of none
+    """
+
+    def __init__(self, state: CollectiveState, world: Group | None) -> None:
         self._state = state
         self._groups: dict[Group, GroupAllreduce] = {}
         self._beginning: set[Group] = set()

@@ -23,7 +23,9 @@ from torch.distributed import ReduceOp  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 import pgasdl  # noqa: E402
+from pgasdl.collectives.state import CollectiveState  # noqa: E402
 from pgasdl.torch.backend import copies  # noqa: E402
+from pgasdl.torch.backend.collectives import Collectives  # noqa: E402
 
 SIZE = 2
 Place = Callable[[Any], Any]
@@ -32,6 +34,7 @@ Place = Callable[[Any], Any]
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "cuda", late_gpu.gpu)
+    monkeypatch.setattr(CollectiveState, "place_on", lambda *_: None)  # by way of the host
 
 
 def how(kind: Any, later: bool, **values: Any) -> Any:
@@ -192,6 +195,40 @@ def test_several_at_once_in_their_order() -> None:
         assert all(a is b for a, b in zip(works[0].result(), tensors, strict=False))
         for each in tensors:
             assert late_gpu.bare(each).untyped_storage().data_ptr() in late_gpu.gpu.kept
+
+    run(SIZE, program)
+
+
+def test_a_stream_reduces_what_peers_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what the program enqueued before, and before what it enqueues once it has waited."""
+
+    def enqueue(_: Any, tensor: Any, reduction: Any, seconds: float) -> None:
+        assert reduction.native in ("sum", "mean") and seconds > 0
+        tensor.mul_(SIZE if reduction.native == "sum" else 1)  # ranks give the same
+
+    monkeypatch.setattr(Collectives, "enqueue_all_reduce", enqueue)
+    monkeypatch.setattr(CollectiveState, "place_on", lambda *_: 0)
+
+    def program(group: Any) -> None:
+        for later in (True, False):
+            added = how(c10d.AllreduceOptions, later, reduceOp=ReduceOp.SUM)
+            for ended in (waited, awaited, called_back, polled):
+                tensors = [late_gpu.on_gpu(torch.full((n,), 3.0)) for n in (3, 90_000)]
+                turned = late_gpu.on_gpu(torch.arange(6.0).reshape(2, 3)).t()
+                works = [group.allreduce([each], added) for each in (*tensors, turned)]
+                for work, tensor in zip(works, tensors, strict=False):
+                    (found,) = ended(work, [tensor])
+                    tensor.mul_(7)
+                    if ended is not polled:
+                        assert (on_host(found) == (6 if ended is called_back else 42)).all()
+                works[-1].wait()
+                assert on_host(turned).equal(2 * torch.arange(6.0).reshape(2, 3).t())
+            together = how(c10d.AllreduceCoalescedOptions, later, reduceOp=ReduceOp.AVG)
+            group.allreduce_coalesced(tensors, together).wait()
+            assert all((on_host(each) == 42).all() for each in tensors)
+            most = late_gpu.on_gpu(torch.full((3,), float(group.rank())))  # the host's, as before
+            group.allreduce([most], how(c10d.AllreduceOptions, later, reduceOp=ReduceOp.MAX)).wait()
+            assert (on_host(most) == SIZE - 1).all()
 
     run(SIZE, program)
 

@@ -12,18 +12,21 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, zip_longest
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pgasdl import _native
+from pgasdl.collectives.allreduce import Allreduces
 from pgasdl.collectives.operators import reduction_of
 from pgasdl.collectives.pairwise import Pairs, PairwiseCalls
 from pgasdl.context import Context
 from pgasdl.errors import MismatchError, Timeout
 from pgasdl.group import Group
 from pgasdl.plans.algorithms.pairwise import Blocks
+from pgasdl.torch.backend import copies
 from pgasdl.torch.backend.message import Bytes
 from pgasdl.torch.backend.messages import LOOK_SECONDS, Messages
 from pgasdl.torch.backend.reductions import Reduction
@@ -63,6 +66,9 @@ class Collectives:
         # Both from the first call on.
         self._pairwise: PairwiseCalls | None = None
         self._allreduces: _native.AllreduceCalls | None = None
+        # Those that streams of GPUs make: they are not numbered with what the host makes.
+        self._by_streams = Allreduces(context.state, None)
+        self._streams: dict[torch.device, Any] = {}
         self._monitored = 0
         self._stopped: Exception | None = None
 
@@ -90,6 +96,28 @@ class Collectives:
                 self._pass_on(what, blocks_of(parts), blocks_of(blocks), (parts, mine), deadline)
                 reduction(parts, own)
                 self._gather_all(what, blocks_of(results), block_of(own), piece, deadline)
+
+    def streams(self, reduction: Reduction, device: torch.device) -> bool:
+        """Whether a stream makes an all_reduce of tensors on a GPU."""
+        native = reduction.native in ("sum", "mean") and not reduction.prepares
+        reached = self._context.state.place_on(device.index) is not None
+        return native and self._group.mapped and reached
+
+    def stream(self, device: torch.device) -> Any:
+        """Return the stream that makes them, one after the other."""
+        if device not in self._streams:
+            self._streams[device] = copies.cuda.stream(device)
+        return self._streams[device]
+
+    def enqueue_all_reduce(self, tensor: Tensor, reduction: Reduction, seconds: float) -> None:
+        """Let the current stream replace a tensor on its GPU by the reduction of all ranks'."""
+        if self._stopped is not None:
+            raise self._stopped
+        self._by_streams.run(tensor, reduction.native or "", self._group, None, seconds)
+
+    def close(self) -> None:
+        """Give up the memory of all-reduces on GPUs."""
+        self._by_streams.clear()
 
     def broadcast(self, tensor: Tensor, root: int, seconds: float) -> None:
         """Give every rank the tensor of ``root``."""

@@ -75,6 +75,8 @@ class Copies:
     ----------
     device : torch.device
         Where all of them are.
+    stream : stream, optional
+        Theirs; None: one of their own.
 
     Raises
     ------
@@ -82,13 +84,13 @@ class Copies:
         The current stream is captured into a graph.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: Any = None) -> None:
         if cuda.captures(device):
             raise UnavailableError(
                 "a call of torch.distributed cannot be captured into a CUDA graph, as the host has "
                 "a part in it: make it outside of the capture"
             )
-        self._device, self._stream = device, cuda.stream(device)
+        self._device, self._stream = device, stream or cuda.stream(device)
         self._stream.wait_stream(cuda.current(device))
         self._results: list[tuple[Tensor, Tensor]] = []
         self._there: Any = None  # events
@@ -105,6 +107,10 @@ class Copies:
         if writes:
             self._results.append((tensor, copy))
         return copy
+
+    def keep(self, tensor: Tensor) -> None:
+        """Note that the stream uses a tensor as it is, without a copy."""
+        cuda.keep(tensor, self._stream)
 
     def begin(self) -> None:
         """Note that all are made."""

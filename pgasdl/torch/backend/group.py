@@ -15,6 +15,7 @@ from torch import Tensor, distributed
 from pgasdl.errors import ClosedError, RankError
 from pgasdl.torch.backend import sparse
 from pgasdl.torch.backend.arguments import (
+    OnGpu,
     contiguous,
     give_back,
     in_memory,
@@ -37,7 +38,7 @@ from pgasdl.torch.backend.collectives import (
 from pgasdl.torch.backend.meet import SharedContext, find, keep, meet
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
-from pgasdl.torch.backend.on_gpu import takes_gpus, together
+from pgasdl.torch.backend.on_gpu import all_reduced, takes_gpus, together
 from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import (
     MessageWork,
@@ -182,7 +183,12 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         return self._all_reduced(tensors, options)
 
     def _all_reduced(self, tensors: list[Tensor], options: Any) -> Work:
-        steps = [self._reduced(each, options) for each in tensors]
+        try:
+            steps = [self._reduced(each, options) for each in tensors]
+        except OnGpu:
+            if (work := all_reduced(self, tensors, options)) is None:
+                raise
+            return work
 
         def call() -> None:
             for step in steps:
@@ -549,6 +555,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._end_server()
         self._messages.close()
         if not self.context.closed:
+            self._collectives.close()
             self._group.delete()
         self._shared.give_back()
 

@@ -4,6 +4,9 @@ A call that finds a tensor on a GPU is made again with copies (:func:`takes_gpus
 the group's collectives the host waits for the copies right before it: the caller of an asynchronous
 one does not wait, and the order is that of the calls. Who sends a message waits. ``Work.wait()``
 waits for the host's part, and lets the stream that is current then wait for the results' copies.
+
+Sums and means need no copies where peers reach the GPU's memory: a stream of the group's makes them
+(:func:`all_reduced`), and the host's part is to enqueue them in their order.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from torch import Tensor
 from torch.futures import Future
 
 from pgasdl.errors import BufferRefused
-from pgasdl.torch.backend.arguments import OnGpu, on_device, require_unshared
+from pgasdl.torch.backend.arguments import OnGpu, contiguous, on_device, require_unshared
 from pgasdl.torch.backend.copies import Copies
+from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import Result, Together, Work
 
 
@@ -115,6 +119,35 @@ class GpuTogether(Together):
 def together(works: list[Work]) -> Together:
     """Return several calls as one."""
     return (GpuTogether if works and isinstance(works[-1], GpuWork) else Together)(works)
+
+
+def all_reduced(group: Any, tensors: list[Tensor], options: Any) -> Work | None:
+    """Let a stream reduce tensors on a GPU over all ranks; None: it needs copies on the host."""
+    given = [on_device(each) for each in tensors]
+    device, collectives = _device_of(given), group._collectives
+    reductions = [reduction_of(options.reduceOp, each.dtype) for each in given]
+    if not all(collectives.streams(each, device) for each in reductions):
+        return None
+    for each in given:
+        require_unshared(each)
+    seconds, copies = group._seconds(options), Copies(device, collectives.stream(device))
+
+    def call() -> None:
+        read_only = any(tensor.is_inference() for tensor in given)
+        with copies.on_stream(), torch.inference_mode(read_only):
+            for tensor, reduction in zip(given, reductions, strict=True):
+                memory = contiguous(tensor)
+                collectives.enqueue_all_reduce(reduction.numbers(memory), reduction, seconds)
+                if memory is not tensor:
+                    tensor.copy_(memory)
+
+    for each in given:
+        copies.keep(each)
+    later = options.asyncOp or group._coalesced is not None
+    group._work_queue.run(Work([]), call, later=later)
+    work = group._work_queue.run(Work([]), copies.bring_back, later=later)
+    made: Work = group._begun(GpuWork(tensors, work, copies))
+    return made
 
 
 def takes_gpus(

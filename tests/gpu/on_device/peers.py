@@ -23,7 +23,9 @@ def run(tell: Tell, smoke: bool) -> None:
     sizes = (1 << 10,) if smoke else SIZES
     with tell.step("beside PyTorch's"):
         require_torch()
-        for backend, own_hosts in (("gloo", False), ("nccl", False), ("nccl", True)):
+        for backend, own_hosts in (
+            ("pgasdl", False), ("gloo", False), ("nccl", False), ("nccl", True)
+        ):  # fmt: skip
             how = f"{backend}, each rank a host of its own" if own_hosts else backend
             with tell.step(f"beside {how}"), tempfile.TemporaryDirectory() as folder:
                 ranks.run(
