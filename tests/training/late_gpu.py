@@ -86,7 +86,7 @@ class LateFuture(Future):  # type: ignore[type-arg]
 
 
 class LateGpu:
-    """In place of ``copies.Cuda``."""
+    """In place of ``streams.Cuda``."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()

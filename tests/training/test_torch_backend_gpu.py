@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 import pgasdl  # noqa: E402
 from pgasdl.collectives.state import CollectiveState  # noqa: E402
-from pgasdl.torch.backend import copies  # noqa: E402
+from pgasdl.torch import streams  # noqa: E402
 from pgasdl.torch.backend.collectives import Collectives  # noqa: E402
 
 SIZE = 2
@@ -33,7 +33,7 @@ Place = Callable[[Any], Any]
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "cuda", late_gpu.gpu)
+    monkeypatch.setattr(streams, "cuda", late_gpu.gpu)
     monkeypatch.setattr(CollectiveState, "place_on", lambda *_: None)  # by way of the host
 
 

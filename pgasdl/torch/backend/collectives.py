@@ -26,7 +26,7 @@ from pgasdl.context import Context
 from pgasdl.errors import MismatchError, Timeout
 from pgasdl.group import Group
 from pgasdl.plans.algorithms.pairwise import Blocks
-from pgasdl.torch.backend import copies
+from pgasdl.torch import streams
 from pgasdl.torch.backend.message import Bytes
 from pgasdl.torch.backend.messages import LOOK_SECONDS, Messages
 from pgasdl.torch.backend.reductions import Reduction
@@ -106,7 +106,7 @@ class Collectives:
     def stream(self, device: torch.device) -> Any:
         """Return the stream that makes them, one after the other."""
         if device not in self._streams:
-            self._streams[device] = copies.cuda.stream(device)
+            self._streams[device] = streams.cuda.stream(device)
         return self._streams[device]
 
     def enqueue_all_reduce(self, tensor: Tensor, reduction: Reduction, seconds: float) -> None:

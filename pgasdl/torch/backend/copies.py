@@ -21,51 +21,9 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from pgasdl.errors import UnavailableError
+from pgasdl.torch import streams
 from pgasdl.torch.backend.arguments import contiguous
 from pgasdl.torch.backend.work import Result
-
-
-class Cuda:
-    """What calls need of CUDA. Tests have another one."""
-
-    def current(self, device: torch.device) -> Any:
-        """Return the stream on which the program enqueues."""
-        return torch.cuda.current_stream(device)
-
-    def stream(self, device: torch.device) -> Any:
-        """Return a stream for one call, of PyTorch's pool."""
-        return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-
-    def on(self, stream: Any) -> Any:
-        """Return a context in which PyTorch enqueues on ``stream``."""
-        return torch.cuda.stream(stream)
-
-    def event(self, stream: Any) -> Any:
-        """Return an event behind all that was enqueued on ``stream``."""
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting is sleep
-        event.record(stream)
-        return event
-
-    def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Give a tensor's memory to others only after what ``stream`` has then."""
-        tensor.record_stream(stream)
-
-    def captures(self, device: torch.device) -> bool:
-        """Whether the current stream is captured into a graph."""
-        with torch.cuda.device(device):
-            return torch.cuda.is_current_stream_capturing()
-
-    def pinned(self, tensor: Tensor) -> Tensor:
-        """Return pinned host memory for the numbers of a tensor."""
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-
-    def future(self, device: torch.device) -> Future[Result]:
-        """Return a future that orders streams: who waits for it lets the current one wait."""
-        return Future(devices=[device])
-
-
-cuda = Cuda()
 
 
 class Copies:
@@ -85,13 +43,9 @@ class Copies:
     """
 
     def __init__(self, device: torch.device, stream: Any = None) -> None:
-        if cuda.captures(device):
-            raise UnavailableError(
-                "a call of torch.distributed cannot be captured into a CUDA graph, as the host has "
-                "a part in it: make it outside of the capture"
-            )
-        self._device, self._stream = device, stream or cuda.stream(device)
-        self._stream.wait_stream(cuda.current(device))
+        streams.require_no_capture(device, "a call of torch.distributed")
+        self._device, self._stream = device, stream or streams.cuda.stream(device)
+        self._stream.wait_stream(streams.cuda.current(device))
         self._results: list[tuple[Tensor, Tensor]] = []
         self._there: Any = None  # events
         self._back: Any = None
@@ -99,8 +53,8 @@ class Copies:
 
     def make(self, tensor: Tensor, *, reads: bool, writes: bool) -> Tensor:
         """Return memory on the host that gets what a tensor has, or gives it what it will have."""
-        copy = cuda.pinned(tensor)
-        cuda.keep(tensor, self._stream)
+        copy = streams.cuda.pinned(tensor)
+        streams.cuda.keep(tensor, self._stream)
         if reads:
             with self.on_stream():  # conj() would be resolved on the host, without waiting
                 copy.copy_(contiguous(tensor), non_blocking=True)
@@ -110,11 +64,11 @@ class Copies:
 
     def keep(self, tensor: Tensor) -> None:
         """Note that the stream uses a tensor as it is, without a copy."""
-        cuda.keep(tensor, self._stream)
+        streams.cuda.keep(tensor, self._stream)
 
     def begin(self) -> None:
         """Note that all are made."""
-        self._there = cuda.event(self._stream)
+        self._there = streams.cuda.event(self._stream)
 
     def arrive(self) -> None:
         """Wait until the host may look at them."""
@@ -128,17 +82,17 @@ class Copies:
                 with self.on_stream(), torch.inference_mode(read_only):  # they are so elsewhere
                     for tensor, copy in self._results:
                         tensor.copy_(copy, non_blocking=True)
-                self._back = cuda.event(self._stream)
+                self._back = streams.cuda.event(self._stream)
             return self._back
 
     def wait_here(self) -> None:
         """Let the current stream wait until they are back."""
-        cuda.current(self._device).wait_event(self.bring_back())
+        streams.cuda.current(self._device).wait_event(self.bring_back())
 
     def future(self) -> Future[Result]:
         """Return a future that orders streams of their device."""
-        return cuda.future(self._device)
+        return streams.cuda.future(self._device)
 
     def on_stream(self) -> Any:
         """Return a context in which PyTorch enqueues on their stream."""
-        return cuda.on(self._stream)
+        return streams.cuda.on(self._stream)
