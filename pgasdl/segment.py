@@ -78,6 +78,11 @@ class Segment(_native.SegmentCore):
         return name_of(self._ordinal)
 
     @property
+    def bound(self) -> bool:
+        """Whether it is memory that was allocated elsewhere (:meth:`Context.bind`)."""
+        return self._owner is not None
+
+    @property
     def _ordinal(self) -> int | None:
         return None if self.device_number == _HOST else self.device_number
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
-from pgasdl.errors import UnavailableError
+from pgasdl.errors import Timeout, UnavailableError
 
 
 class Cuda:
@@ -49,6 +50,10 @@ class Cuda:
         """Return a future that orders streams: who waits for it lets the current one wait."""
         return Future(devices=[device])
 
+    def drain(self, device: torch.device) -> None:
+        """Wait for all streams of a device."""
+        torch.cuda.synchronize(device)
+
 
 cuda = Cuda()
 
@@ -60,3 +65,49 @@ def require_no_capture(device: torch.device, what: str) -> None:
             f"{what} cannot be captured into a CUDA graph, as the host has a part in it: make it "
             "outside of the capture"
         )
+
+
+class Enqueued:
+    """What this rank has enqueued on streams of a GPU, as far as peers are told of it.
+
+    Parameters
+    ----------
+    device : torch.device
+        The GPU.
+    """
+
+    _PAUSE = 1e-4  # seconds between looks, at most
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._last: dict[Any, Any] = {}  # the last event of each stream
+
+    def note(self) -> Any:
+        """Return an event behind all that the current stream has; :meth:`finish` waits for it."""
+        stream = cuda.current(self.device)
+        event = self._last[stream] = cuda.event(stream)
+        return event
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the current stream has done all that it has, and others what was noted.
+
+        Raises
+        ------
+        Timeout
+            It has not, within ``seconds``.
+        UnavailableError
+            The current stream is captured into a graph.
+        """
+        require_no_capture(self.device, "a signal about memory on a GPU")
+        self.note()
+        deadline = time.monotonic() + seconds
+        for event in list(self._last.values()):
+            pause = 0.0
+            while not event.query():
+                if time.monotonic() >= deadline:
+                    raise Timeout(
+                        f"a stream of {self.device} has not done what was enqueued within "
+                        f"{seconds:g} s; peers were told nothing"
+                    )
+                time.sleep(pause)  # the first time it only lets other threads run
+                pause = min(self._PAUSE, pause + self._PAUSE / 10)

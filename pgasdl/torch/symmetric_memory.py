@@ -1,4 +1,4 @@
-"""torch's symmetric memory, for CPU tensors: its verbs, on segments.
+"""torch's symmetric memory: its verbs, on segments of the host or of a GPU.
 
 >>> import pgasdl
 >>> from pgasdl.torch import symmetric_memory as symm_mem
@@ -7,21 +7,30 @@
 ...     handle = symm_mem.rendezvous(buffer, ctx)
 ...     handle.put_signal(dst_rank=(handle.rank + 1) % handle.world_size)
 ...     handle.wait_signal(src_rank=(handle.rank - 1) % handle.world_size)
+
+Memory on a GPU is in the order of PyTorch's streams: the current stream makes what a program puts
+or stores, as all that it enqueues. Signals and barriers are the host's. It gives one once the
+stream that is then current, and those of earlier puts, have done all that was enqueued; when a wait
+for one returns, what any stream enqueues from then on sees the bytes. So they wait for kernels,
+they cannot be captured into a CUDA graph, and kernels have no part in them.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from pgasdl.buffers import memory_of
+from pgasdl import _native
+from pgasdl.buffers import Memory, as_numpy_dtype
 from pgasdl.collectives.state import Steps
 from pgasdl.context import Context, current
+from pgasdl.device.names import ordinal_of
 from pgasdl.errors import (
     BufferRefused,
     ConfigError,
@@ -33,6 +42,7 @@ from pgasdl.errors import (
 )
 from pgasdl.group import Group
 from pgasdl.segment import Segment
+from pgasdl.torch import streams
 from pgasdl.torch.members import Members, index_of, members_of, own_context
 from pgasdl.torch.puts import STAGING_BYTES, Puts
 from pgasdl.torch.signals import Signals
@@ -70,7 +80,7 @@ def empty(
     dtype : torch.dtype, optional
         None: torch's default.
     device : torch.device or str, optional
-        "cpu".
+        "cpu"; a GPU as in "cuda:1"; "cuda": the current one. None: torch's default.
     group : Group or Context, optional
         The ranks that call it, as in :func:`rendezvous`; None: all of this process's context.
 
@@ -78,12 +88,13 @@ def empty(
     -------
     Tensor
         Zeros, in a segment of its own. The memory lives as long as the tensor, its views or its
-        handle; where peers do not map it (verbs, mpi), until the context is closed.
+        handle, and on a GPU until that has done all that was enqueued; where peers do not map it
+        (verbs, mpi), until the context is closed.
 
     Raises
     ------
     UnavailableError
-        Another device.
+        Another device, one that is not there, or one whose memory peers do not reach.
     BufferRefused
         No elements.
     ClosedError
@@ -91,19 +102,29 @@ def empty(
     Timeout, PeerLost, MismatchError
     """
     where = torch.get_default_device() if device is None else torch.device(device)
-    if where.type != "cpu":
-        raise UnavailableError(f'device {where}: symmetric memory is host memory: device="cpu"')
+    why = _why_none(where)
     context, members = members_of(own_context() if group is None else group)
+    ordinal = None if why else ordinal_of(where)
+    if ordinal is not None:
+        why = context._why_unreached(ordinal)
+    if why:
+        raise UnavailableError(f'device {where}: {why}: pass device="cpu"')
     shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     dtype = torch.get_default_dtype() if dtype is None else dtype
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes == 0:
         raise BufferRefused(f"a tensor of shape {shape} has no memory to share")
-    return cast(Tensor, context.segment(nbytes, group=members).torch(dtype, shape=shape))
+    segment = context.segment(nbytes, device=where, group=members)
+    if ordinal is not None:  # unmapped under a stream, it would end this process's use of the GPU
+        drained = weakref.finalize(segment, streams.cuda.drain, torch.device(segment.device))
+        drained.atexit = False
+    return cast(Tensor, segment.torch(dtype, shape=shape))
 
 
 def rendezvous(tensor: Tensor, group: Members) -> SymmetricMemory:
     """Return the handle of a tensor's memory. Collective at the first call for this memory.
+
+    On a GPU the host waits then for the current stream: peers may read what the tensor holds.
 
     Parameters
     ----------
@@ -157,12 +178,11 @@ class SymmetricMemory:
     offset : int
         Bytes before the tensor: 0.
     device : torch.device
-        "cpu".
+        Where this rank's memory lies.
     """
 
     offset = 0
     multicast_ptr = 0
-    device = torch.device("cpu")
 
     def __init__(self, context: Context, group: Group, segment: Segment, shape: str) -> None:
         self.group = group
@@ -171,10 +191,14 @@ class SymmetricMemory:
         self.signal_pad_size = pad = _signal_pad_size
         self.n_channels = pad // (_WORD * group.size)
         self._segment = segment
-        mine = f"{shape}, {segment.nbytes} bytes, segment {segment.id}, pad {pad}"
-        staging = 0 if group.mapped else STAGING_BYTES
+        self.device = torch.device(segment.device)
+        where = "" if self.device.type == "cpu" else f" on {self.device.type}"
+        mine = f"{shape}, {segment.nbytes} bytes{where}, segment {segment.id}, pad {pad}"
+        staging = 0 if all(map(segment.address_of, group.ranks)) else STAGING_BYTES
         lanes = len(_LANES) * self.n_channels
         call = f"a rendezvous of {mine}"
+        if self.device.type == "cuda":  # before a peer reads
+            streams.Enqueued(self.device).finish(context._seconds(None))
         with Steps(context.state.unfinished, group, call, context._seconds(None)) as steps:
             told = steps(lambda: group.allgather("rendezvous", mine.encode(), steps.left))
             if len(set(told)) > 1:
@@ -186,7 +210,7 @@ class SymmetricMemory:
     def get_buffer(
         self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
     ) -> Tensor:
-        """Return a tensor over the memory of ``rank``.
+        """Return a tensor over the memory of ``rank``, on :attr:`device`.
 
         Parameters
         ----------
@@ -224,6 +248,8 @@ class SymmetricMemory:
     ) -> Tensor:
         """Return a tensor over the signal pad of ``rank``: zeros at first.
 
+        It lies on the host, also for memory on a GPU: kernels neither signal nor wait through it.
+
         ``dtype`` None is ``torch.uint32``, and without ``sizes`` it is the whole pad; the rest as
         for :meth:`get_buffer`.
         """
@@ -245,7 +271,8 @@ class SymmetricMemory:
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Signal ``dst_rank``, once it has taken this rank's last signal on this channel.
 
-        Bytes that this rank has stored in the memory of ``dst_rank``, or put, are there before.
+        Bytes that this rank has stored in the memory of ``dst_rank``, or put, are there before: on
+        a GPU the host waits for the current stream, and for those of earlier puts.
 
         Parameters
         ----------
@@ -259,15 +286,19 @@ class SymmetricMemory:
         Raises
         ------
         Timeout
-            The last signal was not taken; nothing was sent.
+            The last signal was not taken, or a stream of the GPU is not so far; nothing was sent.
         RankError, NotificationError
             No such member or channel.
+        UnavailableError
+            The current stream is captured into a CUDA graph.
         PeerLost
         """
         self._put_signal(None, dst_rank, channel, timeout_ms)
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for a signal of ``src_rank`` on this channel, and take it.
+
+        What is enqueued on any stream from then on sees what ``src_rank`` has put before.
 
         Parameters and errors are those of :meth:`put_signal`.
         """
@@ -286,17 +317,19 @@ class SymmetricMemory:
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait until every member is in the barrier of this channel. Collective.
 
-        Bytes that any member has stored or put before are there afterwards.
+        Bytes that any member has stored or put before are there afterwards. On a GPU the host waits
+        for streams first, as in :meth:`put_signal`.
 
         Raises
         ------
         Timeout
-            Names a member that is missing; the next call continues this barrier.
-        NotificationError, PeerLost
+            Names a member that is missing, or the GPU; the next call continues this barrier.
+        NotificationError, UnavailableError, PeerLost
             As for :meth:`put_signal`.
         """
         seconds = self._seconds(timeout_ms)
         lane, rounds = self._lane(channel, _BARRIER), 1 if self.group.mapped else 2
+        self._puts.settle(seconds)
         try:
             self._signals.meet(lane, rounds, seconds)
         except Timeout as error:
@@ -315,10 +348,11 @@ class SymmetricMemory:
                 f"put_signal: {signals.name(dst)} has not taken the last signal of rank "
                 f"{self.rank} on channel {channel} within {seconds:g} s; nothing was sent"
             ) from None
-        at_once = source is None or self._puts.put(source, self.group.ranks[dst], 0, seconds)
+        finish = source is not None and self._puts.put(source, self.group.ranks[dst], 0, seconds)
+        self._puts.settle(seconds)
         signals.send(signal, dst, seconds)
-        if not at_once:
-            self._puts.wait(seconds)
+        if finish:
+            finish(seconds)
 
     def _view(
         self,
@@ -362,7 +396,7 @@ def put_signal(src: Tensor, hdl: SymmetricMemory, peer: int) -> None:
     Parameters
     ----------
     src : Tensor
-        Contiguous; any tensor on the host.
+        Contiguous; any tensor on the host or a GPU.
     hdl : SymmetricMemory
         The memory.
     peer : int
@@ -389,8 +423,12 @@ def is_symm_mem_tensor(tensor: Tensor) -> bool:
 
 
 def get_backend(device: torch.device | str) -> str | None:
-    """Return who allocates for a device: "pgasdl" for the CPU, None for others."""
-    return "pgasdl" if torch.device(device).type == "cpu" else None
+    """Return who allocates for a device: "pgasdl", or None where :func:`empty` refuses it.
+
+    That is so for other devices than the CPU and CUDA's, and for CUDA's where this process has no
+    GPU, or a PyTorch without CUDA.
+    """
+    return None if _why_none(torch.device(device)) else "pgasdl"
 
 
 def set_signal_pad_size(size: int) -> None:
@@ -409,11 +447,21 @@ def get_signal_pad_size() -> int:
     return _signal_pad_size
 
 
+def _why_none(device: torch.device) -> str:
+    """Why there is no memory on a device; empty: there may be."""
+    if device.type == "cpu":
+        return ""
+    if device.type != "cuda":
+        return "symmetric memory is the host's or CUDA's"
+    return _native.cuda_missing() if torch.version.cuda else "this PyTorch has no CUDA"
+
+
 def _segment_of(tensor: Tensor, context: Context) -> Segment | None:
     """Return the segment that a tensor's storage is, if it is one."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         return None
-    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    segment, offset = context.segments.at(memory_of(storage))
-    whole = segment is not None and offset == 0 and not segment.pooled
-    return segment if whole else None
+    storage, byte = tensor.untyped_storage(), as_numpy_dtype("uint8")
+    whole = Memory(storage.data_ptr(), storage.nbytes(), byte, (storage.nbytes(),), storage)
+    segment, offset = context.segments.at(whole)
+    made_by_empty = segment is not None and offset == 0 and not (segment.pooled or segment.bound)
+    return segment if made_by_empty else None

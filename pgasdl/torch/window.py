@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
@@ -15,15 +15,20 @@ from torch import Tensor
 
 from pgasdl.buffers import memory_of
 from pgasdl.collectives.state import Steps
-from pgasdl.errors import BufferRefused, ClosedError, SegmentError, Timeout, UnavailableError
+from pgasdl.errors import (
+    BufferRefused,
+    ClosedError,
+    MismatchError,
+    SegmentError,
+    Timeout,
+    UnavailableError,
+)
+from pgasdl.torch import streams
 from pgasdl.torch.members import Members, index_of, members_of
-from pgasdl.torch.puts import STAGING_BYTES, Puts
+from pgasdl.torch.puts import STAGING_BYTES, Finish, Puts
 from pgasdl.torch.signals import Signals
 
 _SIGNAL, _END = _LANES = range(2)
-
-# Bound for a tensor without elements: a segment of no bytes is no bound one.
-_NOTHING = torch.zeros(1, dtype=torch.uint8)
 
 Time = timedelta | float | None
 
@@ -48,7 +53,7 @@ class WindowAttr:
 class Work:
     """Something begun; :meth:`wait` ends it."""
 
-    def __init__(self, finish: Callable[[float | None], None] | None) -> None:
+    def __init__(self, finish: Finish | None) -> None:
         self._finish = finish
 
     def wait(self, timeout: Time = None) -> bool:
@@ -71,6 +76,7 @@ class _Place:
     count: int
     shape: Sequence[int]
     dtype: str
+    kind: str  # of device
     segment: Sequence[int]  # id and members of a segment that was there before; or nothing
 
 
@@ -80,6 +86,12 @@ class Window:
     Ranks are places in the group. Signals count: a member may send several before the other waits,
     and each ends one wait. A signal overtakes no earlier ``put`` to the same member. One thread at
     a time waits for a member's signals.
+
+    On a GPU the current stream makes a put, as any copy of PyTorch's. A signal is the host's: it
+    waits until the stream that is then current, and those of earlier puts, have done all that was
+    enqueued; so what the stream has read of this window and stored in others is over, too. After
+    :meth:`wait_signal` what any stream enqueues sees the bytes. Neither can be captured into a CUDA
+    graph.
 
     Parameters
     ----------
@@ -104,39 +116,54 @@ class Window:
         Parameters
         ----------
         tensor : Tensor
-            Contiguous, on the host; shapes and dtypes may differ. Members map each other's tensors
-            if all lie in one segment, as those of :func:`symmetric_memory.empty`; others are bound
-            (:meth:`Context.bind`).
+            Contiguous; shapes and dtypes may differ. On the host on all members, or on a GPU on
+            all. Members map each other's tensors if all lie in one segment, as those of
+            :func:`symmetric_memory.empty`; others are bound (:meth:`Context.bind`), and then mapped
+            on GPUs only.
         owning : bool, default True
             As torch has it; in both cases the tensor lives until :meth:`tensor_deregister`.
 
         Raises
         ------
         BufferRefused
-            Strided, or on a device.
+            Strided, or neither on the host nor on a GPU.
         ClosedError
             The window has a tensor already.
         UnavailableError
-            A peer may not reach this process's memory; raised on first use.
-        Timeout, PeerLost, MismatchError
+            A peer may not reach this process's memory; raised on first use. At once: peers reach no
+            memory of this GPU, or it is of an allocator that cannot share it (cudaMallocAsync).
+        MismatchError
+            Some are on the host, others on GPUs; or a member is in another collective.
+        Timeout, PeerLost
         """
         if self._tensor is not None:
             raise ClosedError("this window has a tensor: tensor_deregister() comes first")
         context, group = self._context, self.group
-        memory = memory_of(tensor.detach())
+        memory = memory_of(tensor.detach(), device=True)
         home, offset = context.segments.at(memory)
-        if home is not None and not set(group.ranks) <= set(home.group.ranks):
+        if home is not None and (home.bound or not set(group.ranks) <= set(home.group.ranks)):
             home = None
         where = () if home is None else (home.id, *home.group.ranks)
-        mine = [offset if home else 0, tensor.numel(), list(tensor.shape), str(tensor.dtype), where]
+        what = [tensor.numel(), list(tensor.shape), str(tensor.dtype), tensor.device.type]
+        mine = [offset if home else 0, *what, where]
         seconds = context._seconds(self._timeout)
+        if memory.device is not None:
+            if why := context._why_unreached(memory.device):
+                raise UnavailableError(f"a window on {tensor.device}: {why}: let it be on the host")
+            streams.Enqueued(tensor.device).finish(seconds)  # before a peer puts
         call = f"tensor_register of {memory.nbytes} bytes at {memory.address:#x}"
         with Steps(context.state.unfinished, group, call, seconds) as steps:
             told = steps(lambda: group.allgather("window", json.dumps(mine).encode(), steps.left))
             places = [_Place(*json.loads(blob)) for blob in told]
+            if len({place.kind for place in places}) > 1:
+                each = ", ".join(f"rank {r}'s is on {p.kind}" for r, p in enumerate(places))
+                raise MismatchError(
+                    f"tensors of one window: {each}; let all be on the host, or all on GPUs"
+                )
             self._bound = home is None or any(p.segment != places[0].segment for p in places)
             if self._bound:
-                raw = tensor.detach() if memory.nbytes else _NOTHING
+                # A segment of no bytes is no bound one.
+                raw = tensor.detach() if memory.nbytes else tensor.new_zeros(1, dtype=torch.uint8)
                 home = steps(
                     lambda: context.bind(raw, notifications=0, group=group, timeout=steps.left)
                 )
@@ -154,14 +181,17 @@ class Window:
 
         Signals that were not waited for are lost.
 
+        On a GPU the host waits for streams, as before a :meth:`signal`.
+
         Raises
         ------
         Timeout
-            Names a member that has not called it; the next call continues.
+            Names a member that has not called it, or the GPU; the next call continues.
         ClosedError, PeerLost
         """
         self._require()
         seconds = self._context._seconds(self._timeout)
+        self._puts.settle(seconds)
         try:
             self._signals.meet(_END, 1, seconds)
         except Timeout as error:
@@ -184,13 +214,14 @@ class Window:
         Parameters
         ----------
         tensor : Tensor
-            Contiguous, on the host, of the dtype of the window there.
+            Contiguous, of the dtype of the window there; on the host or a GPU, wherever that lies.
         dst_rank : int
             A member, may be this one.
         target_offset_nelems : int
             Elements before it in the window there.
         async_op : bool, default False
-            ``tensor`` may change only after ``wait()`` of the result.
+            ``tensor`` may change only after ``wait()`` of the result. On a GPU the copy is enqueued
+            either way, and ``wait()`` lets the current stream wait for it.
         timeout : timedelta or float, optional
             Seconds; None: the window's.
 
@@ -204,11 +235,13 @@ class Window:
         SegmentError
             It would leave the window there.
         BufferRefused
-            Strided, on a device, or of another dtype.
+            Strided, or of another dtype.
         ClosedError
             The window has no tensor.
         Timeout, QueueFull, PeerLost
             A part of it may be there.
+        UnavailableError
+            The current stream is captured into a CUDA graph.
         RankError
         """
         dst = self._require(dst_rank)
@@ -224,9 +257,8 @@ class Window:
             )
         offset = place.offset + first * tensor.dtype.itemsize
         seconds = self._seconds(timeout)
-        if self._puts.put(tensor, self.group.ranks[dst], offset, seconds):
-            return Work(None)
-        return self._begun(self._puts.wait, seconds, async_op)
+        finish = self._puts.put(tensor, self.group.ranks[dst], offset, seconds)
+        return Work(None) if finish is None else self._begun(finish, seconds, async_op)
 
     def signal(self, peer_rank: int, async_op: bool = False, timeout: Time = None) -> Work:
         """Signal ``peer_rank``: what this rank has put there is there before.
@@ -236,16 +268,22 @@ class Window:
         peer_rank : int
             A member, may be this one.
         async_op : bool, default False
-            Makes no difference: a signal is always posted at once.
+            Makes no difference: a signal is always posted before this returns, on a GPU once its
+            streams have come so far.
         timeout : timedelta or float, optional
             Seconds; None: the window's.
 
         Raises
         ------
-        ClosedError, RankError, Timeout, QueueFull, PeerLost
+        Timeout
+            No signal was sent: no room for it, or a stream of the GPU is not so far.
+        UnavailableError
+            The current stream is captured into a CUDA graph.
+        ClosedError, RankError, QueueFull, PeerLost
         """
-        peer = self._require(peer_rank)
-        self._signals.send(_SIGNAL, peer, self._seconds(timeout))
+        peer, seconds = self._require(peer_rank), self._seconds(timeout)
+        self._puts.settle(seconds)
+        self._signals.send(_SIGNAL, peer, seconds)
         return Work(None)
 
     def wait_signal(self, peer_rank: int, async_op: bool = False, timeout: Time = None) -> Work:
@@ -322,9 +360,7 @@ class Window:
         return self._timeout if timeout is None else _seconds(timeout)
 
     @staticmethod
-    def _begun(
-        finish: Callable[[float | None], None], seconds: float | None, async_op: bool
-    ) -> Work:
+    def _begun(finish: Finish, seconds: float | None, async_op: bool) -> Work:
         work = Work(lambda timeout: finish(seconds if timeout is None else timeout))
         if not async_op:
             work.wait()

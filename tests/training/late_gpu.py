@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.futures import Future
@@ -24,9 +25,13 @@ _lock = threading.RLock()
 class LateStream:
     """Runs what it is given in its order, when somebody waits."""
 
+    all: ClassVar[weakref.WeakSet[LateStream]] = weakref.WeakSet()
+
     def __init__(self) -> None:
         self._queued: deque[Callable[[], Any]] = deque()
         self.enqueued = self.ran = 0
+        with _lock:
+            self.all.add(self)
 
     def enqueue(self, call: Callable[[], Any]) -> None:
         with _lock:
@@ -132,6 +137,12 @@ class LateGpu:
     def future(self, device: torch.device) -> LateFuture:
         return LateFuture()
 
+    def drain(self, device: torch.device) -> None:
+        assert device == DEVICE
+        with _lock:
+            for stream in list(LateStream.all):
+                stream.run(stream.enqueued)
+
 
 gpu = LateGpu()
 _GETTERS = {
@@ -153,7 +164,13 @@ class LateTensor(torch.Tensor):
         assert name not in ("numpy", "tolist", "item"), f"{name} of memory of a GPU"
         given = [bare(each) for each in args]
         if name.endswith("_") and not name.startswith("__"):
-            gpu.current(DEVICE).enqueue(lambda: getattr(given[0], name)(*given[1:]))
+            stream = gpu.current(DEVICE)
+            stream.enqueue(lambda: getattr(given[0], name)(*given[1:]))
+            on_one_side = sum(isinstance(each, torch.Tensor) for each in args) == 2 and not all(
+                isinstance(each, LateTensor) for each in args[:2]
+            )
+            if name == "copy_" and on_one_side and not (kwargs or {}).get("non_blocking"):
+                LateEvent(stream).synchronize()
             return args[0]
         if name == "contiguous" and not given[0].is_contiguous():
             made = on_gpu(torch.empty(given[0].shape, dtype=given[0].dtype))
