@@ -66,6 +66,7 @@ PARTS = (
     Part("graphs", 40),
     Part("foreign", 110),
     Part("backend", 90),
+    Part("windows", 60),
     Part("mps", 60),
     Part("kernels", 90, confirms=True),
     Part("peers", 70),
