@@ -20,7 +20,7 @@ from pgasdl.buffers import Memory, aligned, memory_of
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for
 from pgasdl.collectives.operators import kind_of, reduction_of
 from pgasdl.collectives.pairwise import PairwiseCalls, notifications
-from pgasdl.collectives.placement import Place, place_of_call
+from pgasdl.collectives.placement import Place, place_of_call, staged_by_gpus, staged_bytes
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.selection import automatic, select, works_anywhere
 from pgasdl.collectives.state import CollectiveState, Steps
@@ -129,9 +129,12 @@ class GroupAllreduce:
         """Choose the plan of a call, and refuse one that cannot run here."""
         state, group, kind = self._state, self.group, kind_of(op)
         place = place_of_call(state, group, memory, self._outside, named=plan is not None)
-        if plan is None and self._staged_by_gpu(place, op):
-            options = ("owners", 1), ("piece", self._staged_bytes // memory.dtype.itemsize)
-            return AllreduceRequest(place, op, Choice("staged", options), BufferAccess.REBASED)
+        staged = None
+        if plan is None and place.by_host:
+            item = memory.dtype.itemsize
+            staged = staged_by_gpus(group, kind, memory.nbytes, item, state.gpu_piece)
+        if staged is not None:
+            return AllreduceRequest(place, op, staged, BufferAccess.REBASED)
         if plan is not None:
             choice = Choice(plan)
         elif place.by_host:  # the copy is for plans that map nothing and send from a segment
@@ -171,22 +174,6 @@ class GroupAllreduce:
                 "gdraa, or a handle"
             )
         return AllreduceRequest(place, op, choice, place.access(name, group))
-
-    def _staged_by_gpu(self, place: Place, op: str) -> bool:
-        """Whether the GPU itself stages the array, in memory of the host that all GPUs reach."""
-        return (
-            place.by_host
-            and self.group.size > 1
-            and self.group.mapped
-            and self.group.topology.shared_windows is None  # MPI's memory is not ours to pin
-            and op in ("sum", "mean")
-            and place.memory.nbytes > self._state.gpu_piece
-        )
-
-    @property
-    def _staged_bytes(self) -> int:
-        """Bytes of a piece of such an array, in whole lines of all dtypes."""
-        return -(-_COPIED_AT_ONCE * self._state.gpu_piece // 256) * 256
 
     def has_room(self, request: AllreduceRequest) -> bool:
         """Whether the workspace that it needs is there."""
@@ -248,7 +235,7 @@ class GroupAllreduce:
             if request.room == _COPIES:  # several pieces, of which one is copied at a time
                 copied = aligned(_COPIED_AT_ONCE * state.gpu_piece)
             elif by_host:
-                staged = PLANS["staged"].inbox_pieces * self._staged_bytes
+                staged = PLANS[request.choice.plan].inbox_pieces * staged_bytes(state.gpu_piece)
             device = request.place.device
             room = steps(
                 lambda: Workspace(state.segments, group, device, 0, steps.left, copied, staged)

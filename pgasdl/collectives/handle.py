@@ -10,7 +10,7 @@ from pgasdl._native import BufferAccess
 from pgasdl.buffers import ALIGNMENT, Memory, aligned, memory_of
 from pgasdl.collectives.binding import ArrayAccess, PlanBuffer, Tags, bind, options_for
 from pgasdl.collectives.operators import checked
-from pgasdl.collectives.placement import Place, agreed_homes
+from pgasdl.collectives.placement import Place, agreed_homes, staged_by_gpus
 from pgasdl.collectives.policy import Choice
 from pgasdl.collectives.remote_read import agree_on_reading
 from pgasdl.collectives.selection import select
@@ -104,11 +104,11 @@ class Collective:
             f"{self._memory.nbytes} bytes at {self._memory.address:#x}"
         )
 
-    def _build(self, plan: str, options: dict[str, int]) -> ArrayPlan:
+    def _build(self, plan: str, options: dict[str, int], *, staged: bool = False) -> ArrayPlan:
         group, memory = self.group, self._memory
         here = options_for(group, plan, memory.native_dtype, memory.count, device=self._device)
         pieces: tuple[int, ...] = (memory.count,)
-        if self._by_host:  # it is copied from a GPU in pieces, and back
+        if self._by_host and not staged:  # it is copied from a GPU in pieces, and back
             piece = self._state.gpu_piece // memory.dtype.itemsize
             pieces = pieces_of(spec_of(plan), self.kind, memory.count, piece)
         chosen = {**here, **options}
@@ -124,10 +124,15 @@ class Collective:
         if not place.reached and (plan is None or spec_of(plan).works_on == "readable"):
             agree_on_reading(group, steps)
             place = replace(place, readable=group.unreadable == "")
-        choice = Choice(plan) if plan else self._select(place)
+        staged = None
+        if plan is None and place.by_host:
+            item = memory.dtype.itemsize
+            staged = staged_by_gpus(group, self.kind, memory.nbytes, item, state.gpu_piece)
+        choice = Choice(plan) if plan else staged or self._select(place)
         self.plan = choice.plan
-        how = place.access(self.plan, group)
-        built = self._build(self.plan, {**dict(choice.options), **options})
+        how = BufferAccess.REBASED if staged else place.access(self.plan, group)
+        chosen = {**dict(choice.options), **options}
+        built = self._build(self.plan, chosen, staged=staged is not None)
         shape = built.first
         # The handle's own segment: notifications, the plan's inbox and, if needed, a copy.
         looked_up = how == BufferAccess.REBASED and spec_of(self.plan).works_on == "readable"

@@ -234,6 +234,8 @@ def staged(ctx: Any) -> None:
     array = Array(1000, np.float32)
     on_host = np.empty(1000, np.float32)
     handles = [ctx.allreduce_handle(each) for each in (array, on_host)]
+    by_gpus = ctx.mapped and ctx.size > 1 and ctx.world.topology.shared_windows is None
+    assert (handles[0].plan == "staged") == by_gpus, handles[0].plan
     for turn in range(N_TURNS):
         mine = numbers(ctx, 1000, np.float32, turn)
         wanted = ctx.allreduce(mine.copy(), plan="gdraa")
