@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype, native_dtype
-from pgasdl.collectives.selection import select_candidates
 from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
 from pgasdl.device.names import ordinal_of
@@ -178,15 +177,7 @@ class GradientExchange:
         asked = [plan] if plan is not None else candidates
         # Each bucket gets its plan, or all that are tried.
         for bucket in self._buckets:
-            bucket.choices = select_candidates(
-                context.policy,
-                self.group,
-                kind,
-                bucket.nbytes,
-                asked,
-                wire=wire is not None,
-                on_gpu=self._device is not None,
-            )
+            bucket.choices = setup.choices(bucket, asked)
         tried = len(candidates) > 1 and plan is None
         if tried:
             check_candidates(candidates)
@@ -199,7 +190,7 @@ class GradientExchange:
             f"wire {setup.wire}, options {sorted(options.items())}"
             f"{', root rotating' if rotate_root else ''}"
             f"{'' if self._device is None else ', on a GPU'}"
-            f"{f', in pieces of {context.state.gpu_piece} bytes' if setup.copied else ''}"
+            f"{f', in pieces of {context.state.gpu_piece} bytes' if setup.by_host else ''}"
         )
         call = f"the making of a gradient exchange of {len(self.layers)} layers, {settings}"
         with Steps(context.state.unfinished, self.group, call, limit) as steps:

@@ -16,6 +16,9 @@ from pgasdl.collectives.binding import (
     bind,
     options_for,
 )
+from pgasdl.collectives.placement import staged_by_gpus
+from pgasdl.collectives.policy import Choice
+from pgasdl.collectives.selection import select_candidates
 from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
 from pgasdl.errors import BufferRefused
@@ -33,6 +36,7 @@ class Part:
 
     bucket: Bucket
     plan: ArrayPlan
+    copied: bool  # it works on a copy on the host
 
     @property
     def shape(self) -> Plan:
@@ -55,7 +59,7 @@ class ExchangeMemory:
     inbox: Segment | None
     inbox_bytes: int
     segments: list[Segment]
-    copies: Segment | None  # of the gradients, where plans work on copies on the host
+    copies: Segment | None  # of the gradients, where a plan works on copies on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,8 @@ class Setup:
     device: int | None = None
 
     @property
-    def copied(self) -> bool:
-        """Its memory is on a GPU, and the plans work on copies on the host."""
+    def by_host(self) -> bool:
+        """Its memory is on a GPU, but peers reach the host's only."""
         return self.device is not None and self.works_on is None
 
     @property
@@ -86,12 +90,26 @@ class Setup:
         """Where the plans work."""
         return self.context.state.place_on(self.device)
 
-    def pieces(self, plan: str, bucket: Bucket) -> tuple[int, ...]:
-        """Return the elements of each piece in which a bucket is copied from a GPU and back."""
-        if not self.copied:
-            return (bucket.count,)
-        piece = self.context.state.gpu_piece // bucket.item
-        return pieces_of(spec_of(plan), self.kind, bucket.count, piece)
+    def choices(self, bucket: Bucket, asked: Sequence[str]) -> list[Choice]:
+        """Return the plan of a bucket, or those that were asked for by name."""
+        if not asked and (staged := self.staged(bucket)):
+            return [staged]
+        return select_candidates(
+            self.context.policy,
+            self.group,
+            self.kind,
+            bucket.nbytes,
+            asked,
+            wire=self.wire is not None,
+            on_gpu=self.device is not None,
+        )
+
+    def staged(self, bucket: Bucket) -> Choice | None:
+        """Return the plan by which GPUs stage a bucket on the host, if they do."""
+        if not self.by_host or self.wire is not None:
+            return None
+        piece = self.context.state.gpu_piece
+        return staged_by_gpus(self.group, self.kind, bucket.nbytes, bucket.item, piece)
 
     def refuse_integers(self, layers: Sequence[Layer]) -> None:
         """Raise BufferRefused for integers, unless they are summed as they are."""
@@ -115,11 +133,15 @@ class Setup:
                 if rotate_root:
                     chosen["root"] = (options.get("root", 0) + bucket.index) % group.size
                 chosen["wire"] = wire
-                pieces = self.pieces(choice.plan, bucket)
+                copied = self.by_host and choice != self.staged(bucket)
+                pieces: tuple[int, ...] = (bucket.count,)
+                if copied:  # there and back
+                    piece = self.context.state.gpu_piece // bucket.item
+                    pieces = pieces_of(spec_of(choice.plan), self.kind, bucket.count, piece)
                 plan = build_array(
                     choice.plan, group.rank, group.members, pieces, kind=self.kind, **chosen
                 )
-                found.append(Part(bucket, plan))
+                found.append(Part(bucket, plan, copied))
         return found
 
     def allocate(
@@ -154,8 +176,9 @@ class Setup:
         if self.kind == "broadcast":
             weights = gradients
         inbox = segment(inbox_bytes, 0, self.works_on, workspace=True) if inbox_bytes else None
-        copies = segment(nbytes, 0, None, workspace=True) if self.copied else None
-        if copies is not None:
+        copies = None
+        if any(part.copied for part in parts):
+            copies = segment(nbytes, 0, None, workspace=True)
             copies.pin(self.device)
             inbox_bytes += nbytes
         return ExchangeMemory(gradients, weights, inbox, inbox_bytes, segments, copies)
@@ -166,7 +189,7 @@ class Setup:
         for part in parts:
             bucket, shape = part.bucket, part.shape
             places = {}
-            data = memory.copies or memory.gradients
+            data = memory.copies if part.copied else memory.gradients
             for name in shape.buffers:
                 home = {"data": data, "weights": memory.weights}.get(name, memory.inbox)
                 assert home is not None
@@ -177,14 +200,12 @@ class Setup:
                     places[name] = PlanBuffer(home, bucket.at, self._dtype(part, name))
             numbers = _native.Numbering(memory.gradients, first, shape.notifications)
             tags = Tags(numbers, first, f"bucket {bucket.index}, plan {shape.name}")
-            access = self._access(bucket, memory)
+            access = self._access(bucket, memory) if part.copied else IN_PLACE
             bucket.executions.append(bind(self.group, part.plan, places, tags, access))
             first += self._notifications(part)
 
     def _access(self, bucket: Bucket, memory: ExchangeMemory) -> ArrayAccess:
-        """Tell how a plan gets at a bucket's gradients."""
-        if memory.copies is None:
-            return IN_PLACE
+        """Tell what of a bucket's gradients is copied."""
         where = memory.gradients.address + bucket.at
         how = _native.BufferAccess.COPIED
         return ArrayAccess(how, where, where, bucket.nbytes, memory.gradients.device_number)

@@ -183,7 +183,7 @@ def exchanges(ctx: Any) -> None:
     backward, forward = Stream(), Stream()
     shapes = [(300,), (7, 11), (5000,), (1,)]
     layers = [(shape, "f4") for shape in shapes]
-    for plan in PLANS:
+    for plan in (None, *PLANS):
         if not exchanged(ctx, layers, plan, "cpu"):
             assert not exchanged(ctx, layers, plan, f"cuda:{GPU}"), plan
             continue
@@ -219,7 +219,7 @@ def exchanges(ctx: Any) -> None:
     ctx.barrier()
 
 
-def exchanged(ctx: Any, layers: list[Any], plan: str, device: str) -> bool:
+def exchanged(ctx: Any, layers: list[Any], plan: str | None, device: str) -> bool:
     """Not every plan averages, or goes without memory that peers map; so says every rank."""
     try:
         GradientExchange(ctx, layers, plan=plan, device=device).close()
