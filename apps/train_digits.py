@@ -200,7 +200,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default="turn",
         help="exchanges advance at each layer, or by a thread of their own",
     )
-    add("--device", default="cpu", help="or cuda, with kind average: all ranks use one GPU")
+    add("--device", default="cpu", help="or cuda: all ranks use one GPU")
     add("--threads", type=int, default=1, help="threads of each rank; changes the bits")
     add("--picture", default="train_digits.png", metavar="FILE", help="empty for none")
     add("--save", metavar="FILE", help="the weights, as .npz")

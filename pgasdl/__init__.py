@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from pgasdl.group import Group as Group
     from pgasdl.runtime.init import init as init
     from pgasdl.segment import Segment as Segment
-    from pgasdl.training.exchange import Block as Block
     from pgasdl.training.exchange import GradientExchange as GradientExchange
+    from pgasdl.training.owner import Block as Block
 
 _HOMES = {
     "config": ["Limits"],
@@ -81,7 +81,8 @@ _HOMES = {
     "group": ["Group"],
     "segment": ["Segment"],
     "collectives.handle": ["Collective"],
-    "training.exchange": ["Block", "GradientExchange"],
+    "training.exchange": ["GradientExchange"],
+    "training.owner": ["Block"],
     "runtime.init": ["init"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

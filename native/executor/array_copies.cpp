@@ -5,8 +5,8 @@
 namespace pgasdl {
 
 ArrayCopies::ArrayCopies(Waiter& waiter, cuda::Device device, std::byte* copy,
-                         const std::vector<Extent>& pieces)
-    : waiter_(waiter), device_(device), copy_(copy) {
+                         const std::byte* result, const std::vector<Extent>& pieces)
+    : waiter_(waiter), device_(device), copy_(copy), result_(result) {
   std::uint64_t offset = 0;
   for (const Extent& extent : pieces) {
     piece_of_.insert(piece_of_.end(), extent.lanes, pieces_.size());
@@ -43,7 +43,7 @@ void ArrayCopies::begin(const std::byte* source, std::byte* target) {
 
 void ArrayCopies::send_back(Piece& piece) {
   piece.state = State::kLeaving;
-  enqueue(piece, *out_, target_, copy_);
+  enqueue(piece, *out_, target_, result_);
 }
 
 void ArrayCopies::lane_ended(std::size_t lane) {

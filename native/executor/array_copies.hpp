@@ -26,8 +26,9 @@ class ArrayCopies {
     std::size_t working;  // of them, that have steps
   };
 
-  // `copy`: what the plan works on, which the pieces fill one after the other.
-  ArrayCopies(Waiter& waiter, cuda::Device device, std::byte* copy,
+  // `copy`: what the plan works on, which the pieces fill one after the other. `result`: likewise,
+  // where it leaves what goes back.
+  ArrayCopies(Waiter& waiter, cuda::Device device, std::byte* copy, const std::byte* result,
               const std::vector<Extent>& pieces);
 
   // Enqueues the copies of all pieces. The array may be used again once over().
@@ -60,6 +61,7 @@ class ArrayCopies {
   Waiter& waiter_;
   const cuda::Device device_;
   std::byte* const copy_;
+  const std::byte* const result_;
   std::vector<Piece> pieces_;
   std::vector<std::size_t> piece_of_;  // by lane
   std::size_t left_ = 0;               // pieces that are not back

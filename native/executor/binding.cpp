@@ -22,6 +22,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
     : context_(context),
       name_(plan.name),
       data_(number_of(plan.buffers, "data")),
+      weights_(number_of(plan.buffers, "weights")),
       buffers_(std::move(buffers)),
       board_(std::move(board)),
       first_notification_(first_notification),
@@ -82,7 +83,8 @@ void BoundPlan::copy_array(int device, const std::vector<Piece>& pieces) {
                 text("plan ", name_, ": ", pieces.size(), " pieces of an array do not share its ",
                      lanes_.size(), " lanes"));
   }
-  array_copies_ = std::make_unique<ArrayCopies>(context_.waiter(), device, data(), extents);
+  const std::byte* const result = weights_ < 0 ? data() : own_[static_cast<std::size_t>(weights_)];
+  array_copies_ = std::make_unique<ArrayCopies>(context_.waiter(), device, data(), result, extents);
 }
 
 Directory* BoundPlan::directory() const {

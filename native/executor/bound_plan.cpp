@@ -325,6 +325,7 @@ bool BoundPlan::advance_lane(std::size_t number) {
           return true;
         }
         if (lane.call != Lane::Call::kAnswered) return moved;
+        if (lane.work == Lane::Work::kEnqueued && !lane.work_end->reached()) return moved;
         lane.call = Lane::Call::kNone;
         break;
       case PlanStep::Kind::kFlush:

@@ -70,7 +70,8 @@ class BoundPlan {
     std::uint64_t count;
     std::uint32_t lanes;
   };
-  // In each execution the plan works on a copy of an array, which a GPU makes in these pieces.
+  // In each execution the plan works on a copy of an array, which a GPU makes in these pieces. The
+  // weights go back if it has a buffer of them.
   void copy_array(int device, const std::vector<Piece>& pieces);
   // Null without copy_array().
   ArrayCopies* array_copies() const { return array_copies_.get(); }
@@ -145,7 +146,8 @@ class BoundPlan {
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
     enum class Call : std::uint8_t { kNone, kAsked, kTaken, kAnswered } call = Call::kNone;
-    // The state of the step at hand on the GPU or the transport, and when the GPU has ended.
+    // The state of the step at hand on the GPU or the transport, and when the GPU has ended: also
+    // what the program gave it before it answered a kCall.
     enum class Work : std::uint8_t { kNone, kEnqueued, kEnded } work = Work::kNone;
     std::unique_ptr<DeviceMoment> work_end;
   };
@@ -216,7 +218,8 @@ class BoundPlan {
 
   Context& context_;
   const std::string name_;
-  const std::int32_t data_;  // number of the buffer "data", or -1
+  const std::int32_t data_;     // number of the buffer "data", or -1
+  const std::int32_t weights_;  // likewise
   const std::vector<BufferBinding> buffers_;
   std::vector<std::byte*> own_;  // where this rank's copy of each buffer lies now
   const std::shared_ptr<Segment> board_;

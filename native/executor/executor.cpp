@@ -347,13 +347,18 @@ bool Executor::take_call(Call& call) {
   return true;
 }
 
-void Executor::answer(const Call& call) {
+void Executor::answer(const Call& call, const StreamOrder* after) {
   {
     const std::lock_guard lock(mutex_);
     // It may have been closed, or failed, while the program was at it.
     const auto asked = std::find(live_.begin(), live_.end(), call.execution);
     if (asked == live_.end() || (*asked)->number_ != call.number) return;
-    (*asked)->phase().lanes_[call.lane].call = BoundPlan::Lane::Call::kAnswered;
+    BoundPlan::Lane& lane = (*asked)->phase().lanes_[call.lane];
+    if (after != nullptr) {
+      lane.work_end->mark(after->stream);
+      lane.work = BoundPlan::Lane::Work::kEnqueued;
+    }
+    lane.call = BoundPlan::Lane::Call::kAnswered;
   }
   progress();
 }

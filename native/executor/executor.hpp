@@ -55,7 +55,8 @@ class Executor {
   };
   bool take_call(Call& call);
   bool calls_wait() const { return n_calls_.load(std::memory_order_acquire) != 0; }
-  void answer(const Call& call);
+  // `after`: the plan works on a GPU, where a stream has yet to do it.
+  void answer(const Call& call, const StreamOrder* after = nullptr);
 
   void start_thread();
   // Executions that streams still wait for are given up, as nobody would end them.

@@ -426,11 +426,14 @@ void bind_exchange(nb::module_& module) {
       "context"_a);
   module.def(
       "answer",
-      [](const ContextHandle& context, const Executor::Call& call) {
+      [](const ContextHandle& context, const Executor::Call& call, std::uintptr_t stream,
+         int device) {
         const WithoutGil release;
-        context.runtime->executor.answer(call);
+        const StreamOrder order{device, reinterpret_cast<cuda::Stream>(stream)};
+        context.runtime->executor.answer(call, device == kHost ? nullptr : &order);
       },
-      "context"_a, "call"_a);
+      "context"_a, "call"_a, "stream"_a = 0, "device"_a = kHost,
+      "It is done, or will be after what a stream of the GPU has been given so far.");
   module.def(
       "progress_thread",
       [](const ContextHandle& context, bool run) {

@@ -42,7 +42,7 @@ def attach(
     Parameters
     ----------
     model : nn.Module
-        On the host, or (kind "average") on one GPU. All ranks get rank 0's parameters and buffers.
+        On the host, or on one GPU. All ranks get rank 0's parameters and buffers.
     optimizer : Optimizer
         An optimizer of parameters of the model.
     context : Context

@@ -59,8 +59,6 @@ class Attachment:
         given = {"group": group, "timeout": timeout, **options}
         if kind == "average":
             self._kind = self._average = Average(self._layers, self._step, context, **given)
-        elif self._layers[0].device.type != "cpu":
-            raise ConfigError('kind "update" works on the host: on a GPU use kind "average"')
         else:
             self._kind = Update(self._layers, optimizer, self._step, context, **given)
         try:

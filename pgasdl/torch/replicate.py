@@ -37,11 +37,18 @@ def broadcast(model: nn.Module, context: Context, group: Group, timeout: float |
             each.copy_(part.view(each.dtype).view(each.shape))
 
 
-def allgather_objects(mine: Any, context: Context, group: Group) -> Iterator[Any]:
+def allgather_objects(
+    mine: Any, context: Context, group: Group, device: torch.device
+) -> Iterator[Any]:
     """Yield every rank's object, of tensors, numbers and containers, by rank. Collective.
 
-    Only one of them is in memory at a time.
+    Only one of them is in memory at a time. They travel by way of the host; what was on a GPU comes
+    to ``device``, which may have another number there, and the rest stays on the host.
     """
+
+    def placed(storage: Any, tag: str) -> Any:
+        return storage.to(device=device) if tag.startswith("cuda") else storage
+
     file = io.BytesIO()
     torch.save(mine, file)
     blob = file.getvalue()
@@ -55,4 +62,5 @@ def allgather_objects(mine: Any, context: Context, group: Group) -> Iterator[Any
         with context.collective_handle("broadcast", words, group=group, root=root) as handle:
             handle()
         # The tensors of a file that is not whole cannot do harm: only data is loaded.
-        yield torch.load(io.BytesIO(packed[:size].numpy().tobytes()), weights_only=True)
+        file = io.BytesIO(packed[:size].numpy().tobytes())
+        yield torch.load(file, map_location=placed, weights_only=True)

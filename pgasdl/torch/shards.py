@@ -30,7 +30,8 @@ from pgasdl.group import Group
 from pgasdl.torch.layers import Layer, Settings, shaped
 from pgasdl.torch.replicate import allgather_objects
 from pgasdl.torch.steps import PartialStep
-from pgasdl.training.exchange import Block, GradientExchange
+from pgasdl.training.exchange import GradientExchange
+from pgasdl.training.owner import Block
 
 # Those of PyTorch 2.13 that update an element from its own gradient and state, and a count of
 # steps. Adafactor and Muon look at rows, LBFGS at everything, SparseAdam at sparse gradients.
@@ -129,7 +130,7 @@ class Shards:
             if piece.part in self._state
         ]
         found: defaultdict[int, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
-        for shares in allgather_objects(mine, context, group):
+        for shares in allgather_objects(mine, context, group, self._parameters[0].device):
             for number, *share in shares:
                 found[number].append(tuple(share))
         for number, shares in sorted(found.items()):
@@ -173,7 +174,7 @@ def _cut(piece: Piece, value: Any) -> Any:
         return value
     if value.shape != whole.shape or value.ndim == 0:
         return value.clone()
-    flat = torch.empty(whole.numel(), dtype=value.dtype)
+    flat = torch.empty(whole.numel(), dtype=value.dtype, device=value.device)
     shaped(flat, whole).copy_(value)
     return flat[piece.start : piece.start + piece.count].clone()
 
@@ -183,7 +184,7 @@ def _joined(parameter: nn.Parameter, shares: Sequence[tuple[int, int, Any]]) -> 
     _, count, first = shares[0]
     if not isinstance(first, Tensor) or first.shape != (count,):
         return first
-    flat = torch.empty(parameter.numel(), dtype=first.dtype)
+    flat = torch.empty(parameter.numel(), dtype=first.dtype, device=first.device)
     for start, count, part in shares:
         flat[start : start + count] = part
     return shaped(flat, parameter)

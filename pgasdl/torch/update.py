@@ -22,11 +22,14 @@ from pgasdl.torch.kind import Kind
 from pgasdl.torch.layers import Layer, State
 from pgasdl.torch.shards import Shards, require_elementwise
 from pgasdl.torch.steps import PartialStep
-from pgasdl.training.exchange import Block, GradientExchange
+from pgasdl.training.exchange import GradientExchange
+from pgasdl.training.owner import Block
 
 
 class Update(Kind):
     """The marks travel in an exchange of their own: every owner needs those of its parameters.
+
+    They stay on the host, which sets them and looks at them, wherever the layers are.
 
     Parameters
     ----------
@@ -64,6 +67,7 @@ class Update(Kind):
             update=self._update,
             group=group,
             timeout=timeout,
+            device=layers[0].device,
             **options,
         )
         self._members: dict[int, list[Layer]] = {}
@@ -210,6 +214,8 @@ class Update(Kind):
         for layer in self.layers:
             for parameter in layer.parameters:
                 parameter.data = parameter.data.clone()
+        if self.layers[0].device.type == "cuda":  # or the memory would go before it is copied
+            torch.cuda.current_stream(self.layers[0].device).synchronize()
         try:
             self._marks.close(finish=finish)
         finally:

@@ -7,7 +7,6 @@ layer's weights. Layers may become ready in any order, which may differ between 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from pgasdl import _native
-from pgasdl.buffers import as_numpy_dtype, native_dtype
+from pgasdl.buffers import native_dtype
 from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
 from pgasdl.device.names import ordinal_of
@@ -28,32 +27,8 @@ from pgasdl.plans import KINDS
 from pgasdl.segment import Segment
 from pgasdl.training.autotune import Autotune, Tuned, check_candidates
 from pgasdl.training.layout import agree, lay_out
+from pgasdl.training.owner import Block, Owner, view
 from pgasdl.training.setup import Setup
-
-Array = npt.NDArray[Any]
-
-
-@dataclass(slots=True)  # not frozen: block.weights -= ... assigns
-class Block:
-    """A part of one bucket that its owner updates: elements [offset, offset + count).
-
-    Attributes
-    ----------
-    bucket : int
-        Number of the bucket; equal to the layer's number where layers travel alone.
-    offset, count : int
-        First element, and number of elements.
-    gradient : ndarray
-        The mean gradient of these elements, flat.
-    weights : ndarray
-        The weights of these elements, flat; the update changes them in place.
-    """
-
-    bucket: int
-    offset: int
-    count: int
-    gradient: Array
-    weights: Array
 
 
 @dataclass(slots=True)
@@ -92,7 +67,8 @@ class GradientExchange:
         Name of an algorithm; None: the policy (``PGASDL_POLICY``) chooses for each bucket, else
         its size does: "gdraa-direct" where memory is mapped.
     update : Callable[[Block], None], optional
-        For kind "update": the owner calls ``update(block)``; it must act on each element alone.
+        For kind "update": the owner calls ``update(block)``; it must act on each element alone. On
+        a GPU it enqueues that on the current stream; the weights travel when that has done it.
     bucket_bytes : int, default 0
         Layers share a bucket until it has this many bytes; 0: every layer travels alone.
     wire : dtype, optional
@@ -103,7 +79,6 @@ class GradientExchange:
         Seconds for making it; None: the context's default.
     device : str or torch.device, default "cpu"
         Where gradients and weights lie; "cuda:0": a stream then says when a gradient is complete.
-        Not for kind "update", whose owner's update is the host's.
     candidates : Sequence[str], default ()
         Names of plans that the first iterations try in turn, if ``plan`` is not given. Each bucket
         keeps its fastest, the same on all ranks (swCaffe). Until then each has its inbox.
@@ -167,8 +142,6 @@ class GradientExchange:
             raise PlanError('update=function, what the owner does, goes with kind "update" alone')
         limit = context._seconds(timeout)
         self._device = ordinal_of(device)
-        if self._device is not None and kind == "update":
-            raise PlanError('kind "update" works on the host: on a GPU use kind "average"')
         if self._device is not None and len(candidates) > 1:
             raise PlanError("candidates are timed by the host: on a GPU name one plan")
         wire_name = None if wire is None else native_dtype(wire)
@@ -181,7 +154,6 @@ class GradientExchange:
         tried = len(candidates) > 1 and plan is None
         if tried:
             check_candidates(candidates)
-        self._update = update
         setup.refuse_integers(self.layers)
         parts = setup.parts(self._buckets, options, rotate_root=rotate_root)
         self._owned = [owned for part in parts for owned in part.owned()]
@@ -205,6 +177,7 @@ class GradientExchange:
                 tuned = Tuned(self.group, self._schedule, self.layers, self._buckets)
                 self._autotune = Autotune(context, tuned, candidates, steps)
         self.gradients, self.weights = memory.gradients, memory.weights
+        self._owner = None if update is None else Owner(setup, self._buckets, memory, update)
         self.inbox_bytes = memory.inbox_bytes
         self._segments = memory.segments
         context.state.servers.append(self)
@@ -240,12 +213,7 @@ class GradientExchange:
     def _view(self, segment: Segment, layer: int) -> Any:
         self._schedule.require(layer)
         of = self.layers[layer]
-        if self._device is None:
-            return segment.numpy(of.dtype, of.at, of.shape)
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return segment.cupy(of.dtype, of.at, of.shape)
-        return segment.torch(getattr(torch, of.dtype.name), of.at, of.shape)
+        return view(segment, of.dtype, of.at, of.shape)
 
     @property
     def timings(self) -> list[Timing]:
@@ -347,15 +315,7 @@ class GradientExchange:
     @property
     def blocks(self) -> list[Block]:
         """The blocks that this rank updates in kind "update": views, always the same."""
-        return [self._block(*each) for each in self._owned]
-
-    def _block(self, number: int, offset: int, count: int) -> Block:
-        assert self.weights is not None
-        bucket = self._buckets[number]
-        dtype = as_numpy_dtype(bucket.dtype)
-        at = bucket.at + offset * dtype.itemsize
-        gradient = self.gradients.numpy(dtype, at, count)
-        return Block(number, offset, count, gradient, self.weights.numpy(dtype, at, count))
+        return [] if self._owner is None else [self._owner.block(*each) for each in self._owned]
 
     def serve(self, call: _native.Call) -> bool:
         """Run the owner's update if ``call`` belongs to this exchange."""
@@ -367,15 +327,15 @@ class GradientExchange:
 
     def answer(self, number: int, call: _native.Call) -> None:
         """Make the owner's update of a bucket that ``call`` asks for; then its weights travel."""
-        assert self._update is not None
+        assert self._owner is not None
         try:
-            self._update(self._block(number, call.offset, call.count))
+            self._owner.update(number, call)
         except BaseException as error:
             # Half an update must neither be sent nor repeated.
             self._schedule.end(f"update of bucket {number} raised {error!r}")
             self._schedule.close()
             raise
-        _native.answer(self.context, call)
+        self._owner.answer(call)
 
     def describe(self) -> str:
         """Describe plan, buckets and their memory, for a log."""

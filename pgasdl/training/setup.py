@@ -51,6 +51,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """On the host, of memory on a GPU: plans work on them."""
+
+    gradients: Segment
+    weights: Segment | None  # in kind "update"
+
+
+@dataclass(frozen=True, slots=True)
 class ExchangeMemory:
     """The segments of an exchange; gradients and weights may be one."""
 
@@ -59,7 +67,7 @@ class ExchangeMemory:
     inbox: Segment | None
     inbox_bytes: int
     segments: list[Segment]
-    copies: Segment | None  # of the gradients, where a plan works on copies on the host
+    copies: Copies | None  # if a plan works on them
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +179,19 @@ class Setup:
             if name not in APPLICATION_BUFFERS
         )
         flags = sum(self._notifications(part) for part in parts)
+        updates = self.kind == "update"
         gradients = segment(nbytes, flags, self.device)
-        weights = segment(nbytes, 0, self.device) if self.kind == "update" else None
+        weights = segment(nbytes, 0, self.device) if updates else None
         if self.kind == "broadcast":
             weights = gradients
         inbox = segment(inbox_bytes, 0, self.works_on, workspace=True) if inbox_bytes else None
         copies = None
         if any(part.copied for part in parts):
-            copies = segment(nbytes, 0, None, workspace=True)
-            copies.pin(self.device)
-            inbox_bytes += nbytes
+            pinned = [segment(nbytes, 0, None, workspace=True) for _ in range(1 + updates)]
+            for each in pinned:
+                each.pin(self.device)
+            inbox_bytes += nbytes * len(pinned)
+            copies = Copies(pinned[0], pinned[1] if updates else None)
         return ExchangeMemory(gradients, weights, inbox, inbox_bytes, segments, copies)
 
     def bind(self, parts: Sequence[Part], memory: ExchangeMemory) -> None:
@@ -189,9 +200,10 @@ class Setup:
         for part in parts:
             bucket, shape = part.bucket, part.shape
             places = {}
-            data = memory.copies if part.copied else memory.gradients
+            worked_on = memory.copies if part.copied and memory.copies else memory
+            given = {"data": worked_on.gradients, "weights": worked_on.weights}
             for name in shape.buffers:
-                home = {"data": data, "weights": memory.weights}.get(name, memory.inbox)
+                home = given.get(name, memory.inbox)
                 assert home is not None
                 if home is memory.inbox:
                     places[name] = PlanBuffer(home, position, self._dtype(part, name))
@@ -205,10 +217,11 @@ class Setup:
             first += self._notifications(part)
 
     def _access(self, bucket: Bucket, memory: ExchangeMemory) -> ArrayAccess:
-        """Tell what of a bucket's gradients is copied."""
-        where = memory.gradients.address + bucket.at
+        """Tell what of a bucket is copied: its gradients there, its result back."""
+        result = memory.gradients if memory.weights is None else memory.weights
+        source, target = (each.address + bucket.at for each in (memory.gradients, result))
         how = _native.BufferAccess.COPIED
-        return ArrayAccess(how, where, where, bucket.nbytes, memory.gradients.device_number)
+        return ArrayAccess(how, source, target, bucket.nbytes, memory.gradients.device_number)
 
     def _notifications(self, part: Part) -> int:
         """Return the plan's own, and one for each rank."""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gate  # the double is built first
 
 PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
 ONE_SIDED = PROGRAM.with_name("one_sided.py")
-PARTS = ["allreduces", "long_arrays", "handles", "bound", "pool", "exchanges"]
+PARTS = ["allreduces", "long_arrays", "handles", "bound", "pool", "exchanges", "updates"]
 Double = Callable[..., dict[str, str]]
 
 
@@ -34,7 +34,7 @@ def test_processes(double: Double, size: int) -> None:
 
 @pytest.mark.parametrize("how", full(["abreast", "apart"], quick=2))
 def test_a_gpu_for_each_rank(double: Double, how: str) -> None:
-    parts = ["allreduces", "handles", "bound", "exchanges"]
+    parts = ["allreduces", "handles", "bound", "exchanges", "updates"]
     command = launcher.command("-n", "2", "--no-prefix", str(PROGRAM), f"{how} 0", *parts)
     assert json.loads(succeeded(command, env=double(devices=2), timeout=200)) == parts
 

@@ -322,7 +322,7 @@ void pieces_of_an_array() {
     extents[0] = {kBytes, 3, 2};
     extents[1] = {kBytes, 1, 0};
     const auto lane_of = [](std::size_t piece) { return piece == 0 ? 0 : piece + 2; };
-    ArrayCopies copies(local.context.waiter(), kDevice, copy->data(), extents);
+    ArrayCopies copies(local.context.waiter(), kDevice, copy->data(), copy->data(), extents);
     const auto found = [&] {
       std::vector<unsigned char> now(bytes.size());
       device_copy(kDevice, now.data(), array->data(), now.size());

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from on_device import foreign, ranks
+from on_device import attached, foreign, ranks
 from on_device.findings import Tell
 
 BACKENDS = ("pgasdl", "cpu:pgasdl,cuda:pgasdl")
@@ -123,12 +123,12 @@ def training(ctx: Any, tell: Tell, *, backend: str, store: str) -> None:
     import torch
     from torch import nn
 
-    expected, optimizer = foreign.torch_model()
-    foreign.torch_trained(expected, optimizer, slice(8))
+    expected, optimizer = attached.torch_model()
+    attached.torch_trained(expected, optimizer, slice(8))
     dist = begun(ctx, backend, store)
-    inner, optimizer = foreign.torch_model()
+    inner, optimizer = attached.torch_model()
     net = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.05)
-    foreign.torch_trained(net, optimizer, slice(4 * ctx.rank, 4 * ctx.rank + 4))
+    attached.torch_trained(net, optimizer, slice(4 * ctx.rank, 4 * ctx.rank + 4))
     torch.cuda.synchronize()
     for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -144,22 +144,22 @@ def sharded(ctx: Any, tell: Tell, *, backend: str, store: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    expected, optimizer = foreign.torch_model()
-    foreign.torch_trained(expected, optimizer, slice(8))
-    foreign.torch_trained(expected, optimizer, slice(8))
+    expected, optimizer = attached.torch_model()
+    attached.torch_trained(expected, optimizer, slice(8))
+    attached.torch_trained(expected, optimizer, slice(8))
     dist = begun(ctx, backend, store)
     mesh = init_device_mesh("cuda", (ctx.size,))
     part = slice(4 * ctx.rank, 4 * ctx.rank + 4)
 
     def made() -> tuple[Any, Any]:
-        net, _ = foreign.torch_model()
+        net, _ = attached.torch_model()
         for layer in net:
             fully_shard(layer, mesh=mesh)
         fully_shard(net, mesh=mesh)
         return net, torch.optim.AdamW(net.parameters(), 0.01)
 
     net, optimizer = made()
-    foreign.torch_trained(net, optimizer, part)
+    attached.torch_trained(net, optimizer, part)
     weights, state = get_state_dict(net, optimizer)
     checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=f"{store}.saved")
     net, optimizer = made()
@@ -169,7 +169,7 @@ def sharded(ctx: Any, tell: Tell, *, backend: str, store: str) -> None:
     set_state_dict(
         net, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"]
     )
-    foreign.torch_trained(net, optimizer, part)
+    attached.torch_trained(net, optimizer, part)
     for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine.full_tensor(), theirs)
     dist.barrier()

@@ -36,11 +36,12 @@ def run(tell: Tell, smoke: bool) -> None:
             with tell.step(program):
                 ranks.run(2, f"on_device.foreign:{program}", tell, timeout=30)
                 tell.check(program, True)
-        with tell.step("torch_attach"):
-            ranks.run(2, "on_device.foreign:torch_attach", tell, timeout=40)
-            tell.check("torch_attach", True)
+        for program in ("torch_attach", "torch_update"):
+            with tell.step(program):
+                ranks.run(2, f"on_device.attached:{program}", tell, timeout=40)
+                tell.check(program, True)
         with tell.step("torch_ddp"), tempfile.TemporaryDirectory() as folder:
-            ranks.run(2, "on_device.foreign:torch_ddp", tell, timeout=40, store=f"{folder}/store")
+            ranks.run(2, "on_device.attached:torch_ddp", tell, timeout=40, store=f"{folder}/store")
             tell.check("torch_ddp", True)
     with tell.step("CuPy"):
         cupy = imported("cupy")
@@ -205,82 +206,6 @@ def torch_exchange(ctx: Any, tell: Tell) -> None:
                 wanted = turn + (ctx.size - 1) / 2
                 assert mean.eq(wanted).all().item(), (turn, layer, mean)
     ctx.barrier()
-
-
-def torch_model() -> tuple[Any, Any]:
-    """A model, and its optimizer."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(1)
-    layers = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Tanh()) for _ in range(6)]
-    net = nn.Sequential(*layers).double().cuda()
-    return net, torch.optim.AdamW(net.parameters(), 0.01)
-
-
-def torch_trained(net: Any, optimizer: Any, part: slice) -> None:
-    """Some iterations, of this part of each batch."""
-    import torch
-
-    for step in range(8):
-        generator = torch.Generator().manual_seed(step)
-        x = torch.randn(8, 64, generator=generator, dtype=torch.float64)[part].cuda()
-        loss = net(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        loss.item()  # a pageable copy on the program's stream
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-        optimizer.step()
-
-
-def torch_attach(ctx: Any, tell: Tell) -> None:
-    """Each layer by itself, or all at once, on the streams that programs use; as one process."""
-    import torch
-
-    from pgasdl.torch import attach
-
-    expected, optimizer = torch_model()
-    torch_trained(expected, optimizer, slice(8))
-    part = slice(4 * ctx.rank, 4 * ctx.rank + 4)
-    for on in (torch.cuda.default_stream(), torch.cuda.Stream()):
-        for options in ({}, {"deferred": False, "bucket_bytes": 1 << 20}):
-            torch.cuda.synchronize()
-            with torch.cuda.stream(on):
-                net, optimizer = torch_model()
-                with attach(net, optimizer, context=ctx, **options):
-                    torch_trained(net, optimizer, part)
-            torch.cuda.synchronize()
-            for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):
-                torch.testing.assert_close(mine, theirs)
-            ctx.barrier()
-
-
-def torch_ddp(ctx: Any, tell: Tell, *, store: str) -> None:
-    """Some buckets by the hook, on the streams that programs use; as one process trains."""
-    import torch
-    from torch import distributed, nn
-
-    from pgasdl.torch import DDPState, ddp_hook
-
-    expected, optimizer = torch_model()
-    torch_trained(expected, optimizer, slice(8))
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=ctx.rank, world_size=ctx.size
-    )
-    for on in (torch.cuda.default_stream(), torch.cuda.Stream()):
-        torch.cuda.synchronize()
-        with torch.cuda.stream(on):
-            inner, optimizer = torch_model()
-            net = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.05)
-            state = DDPState(ctx)
-            net.register_comm_hook(state, ddp_hook)
-            torch_trained(net, optimizer, slice(4 * ctx.rank, 4 * ctx.rank + 4))
-        torch.cuda.synchronize()
-        for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(mine, theirs)
-        state.close()
-        ctx.barrier()
-    distributed.destroy_process_group()
 
 
 def from_cupy(array: Any) -> Any:

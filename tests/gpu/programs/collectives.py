@@ -18,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from cuda_arrays import Array, Device, Stream, cut
+from cuda_arrays import Array, Device, Stream, cupy, cut
 
 import pgasdl
 from pgasdl import GradientExchange, loopback
@@ -228,6 +228,68 @@ def exchanged(ctx: Any, layers: list[Any], plan: str | None, device: str) -> boo
     return True
 
 
+def updates(ctx: Any) -> None:
+    """Owners' updates are late, on streams that nobody told of but as the current ones."""
+    current, forward = Stream(), Stream()
+    shapes = [(300,), (7, 11), (5000,), (1,)]
+    layers = [(shape, "f4") for shape in shapes]
+    with cupy(current):
+        for plan, spec in PLANS.items():
+            if "update" not in spec.kinds or (spec.mapped and not ctx.world.mapped):
+                continue
+            for bucket_bytes in (0, 1 << 12):
+                updated(ctx, layers, plan, bucket_bytes, current, forward)
+    ctx.barrier()
+
+
+def updated(
+    ctx: Any, layers: list[Any], plan: str, bucket_bytes: int, current: Stream, forward: Stream
+) -> None:
+    """Weights become what the mean gradient was in the iteration before, by way of a scratch."""
+    scratch: dict[tuple[int, int], Array] = {}
+    on_host: dict[tuple[int, int], npt.NDArray[Any]] = {}
+
+    def late(block: Any) -> None:
+        kept = scratch[block.bucket, block.offset]
+        assert block.gradient.count == block.weights.count == block.count
+        current.copy(block.weights.address, kept.address, kept.nbytes)
+        current.copy(kept.address, block.gradient.address, kept.nbytes)
+
+    def at_once(block: Any) -> None:
+        kept = on_host[block.bucket, block.offset]
+        block.weights[:] = kept
+        kept[:] = block.gradient
+
+    same_of_both: dict[str, Any] = {"kind": "update", "plan": plan, "bucket_bytes": bucket_bytes}
+    with (
+        GradientExchange(
+            ctx, layers, update=late, device=f"cuda:{GPU}", **same_of_both
+        ) as exchange,
+        GradientExchange(ctx, layers, update=at_once, **same_of_both) as host,
+    ):
+        gradients = [exchange.gradient(number) for number in range(len(layers))]
+        for block in exchange.blocks:
+            scratch[block.bucket, block.offset] = Array(block.count, np.float32)
+            scratch[block.bucket, block.offset].fill(np.zeros(block.count, np.float32), current)
+        for block in host.blocks:  # where a bucket is staged in pieces, its blocks are others
+            on_host[block.bucket, block.offset] = np.zeros(block.count, np.float32)
+        kept = []
+        for turn in range(N_TURNS):
+            for number in np.random.default_rng([ctx.rank, turn]).permutation(len(layers)):
+                mine = numbers(ctx, gradients[number].count, np.float32, turn)
+                host.gradient(int(number)).flat[:] = mine
+                host.ready(int(number))
+                kept.append(mine)
+                gradients[number].fill(mine, current)
+                exchange.ready(int(number))
+            for number in range(len(layers)):
+                host.wait(number)
+                exchange.wait(number)
+                found = exchange.weight(number).values(forward)
+                assert same(found, host.weight(number).ravel()), (plan, turn, number)
+        assert turn == 0 or found.any()
+
+
 def staged(ctx: Any) -> None:
     """Where peers reach host memory only, it is copied there and back."""
     stream = Stream()
@@ -261,7 +323,7 @@ def staged(ctx: Any) -> None:
 
 PARTS = {
     part.__name__: part
-    for part in (allreduces, long_arrays, handles, bound, pool, exchanges, staged)
+    for part in (allreduces, long_arrays, handles, bound, pool, exchanges, updates, staged)
 }
 
 

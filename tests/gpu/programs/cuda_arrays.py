@@ -130,19 +130,49 @@ class _FromDlpack:
         return array
 
 
-_standing_in = threading.Lock()  # ranks that are threads have one sys.modules
+class _Cupy:
+    """In place of CuPy, whose library is not there: what takes memory, and the current stream."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+        self.users = 0
+        self.from_dlpack = _FromDlpack
+        device = type("Device", (), {})
+        self.cuda = SimpleNamespace(Device=device, get_current_stream=self._current_stream)
+
+    def use(self, stream: Stream) -> None:
+        """Let a stream be this thread's current one."""
+        self._of_thread.stream = stream
+
+    def _current_stream(self, ordinal: int) -> Stream:
+        stream: Stream = self._of_thread.stream
+        return stream
+
+
+_standing_in = threading.RLock()  # ranks that are threads have one sys.modules
+_cupy = _Cupy()
+
+
+@contextlib.contextmanager
+def cupy(stream: Stream) -> Iterator[None]:
+    """Let programs find a stand-in for CuPy, whose current stream in this thread is ``stream``."""
+    _cupy.use(stream)
+    with _standing_in:
+        _cupy.users += 1
+        sys.modules["cupy"] = _cupy  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        with _standing_in:
+            _cupy.users -= 1
+            if _cupy.users == 0:
+                del sys.modules["cupy"]
 
 
 def cut(ctx: Any, count: int, dtype: npt.DTypeLike, like: Array | None = None) -> Array:
     """Cut an array from the context's pool on GPU 0; a stand-in for CuPy makes it."""
-    device = type("Device", (), {})
-    stand_in = SimpleNamespace(from_dlpack=_FromDlpack, cuda=SimpleNamespace(Device=device))
-    with _standing_in:
-        sys.modules["cupy"] = stand_in  # type: ignore[assignment]
-        try:
-            array = ctx.empty_like(like) if like else ctx.empty(count, dtype, device="cuda:0")
-        finally:
-            del sys.modules["cupy"]
+    with cupy(Stream(handle=0)):
+        array = ctx.empty_like(like) if like else ctx.empty(count, dtype, device="cuda:0")
     assert isinstance(array, Array) and (array.count, array.dtype) == (count, dtype)
     return array
 

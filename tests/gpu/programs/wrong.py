@@ -76,11 +76,6 @@ def memory(ctx: Any) -> Said:
         "small allreduce": told(lambda: ctx.world.allreduce(array)),
         "mean of integers": told(lambda: ctx.allreduce(Array(8, np.int32), "mean")),
         "complex": told(lambda: ctx.allreduce(Array(8, np.complex64))),
-        "update": told(
-            lambda: GradientExchange(
-                ctx, layers, kind="update", update=lambda _: None, device="cuda:0"
-            )
-        ),
     }
     ctx.barrier()
     return said
