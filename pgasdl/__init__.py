@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pgasdl.errors import ClosedError as ClosedError
     from pgasdl.errors import ConfigError as ConfigError
     from pgasdl.errors import DataError as DataError
+    from pgasdl.errors import JobError as JobError
     from pgasdl.errors import LayoutError as LayoutError
     from pgasdl.errors import MismatchError as MismatchError
     from pgasdl.errors import NotificationError as NotificationError
@@ -63,6 +64,7 @@ _HOMES = {
         "ClosedError",
         "ConfigError",
         "DataError",
+        "JobError",
         "LayoutError",
         "MismatchError",
         "NotificationError",

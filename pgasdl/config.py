@@ -101,6 +101,8 @@ class Config:
     progress: str
     heartbeat_ms: int
     stopped_after: float
+    job_folder: str | None
+    job_server: str | None
     log: str
     trace: str | None
 

@@ -97,5 +97,22 @@ class CheckpointError(PgasError, ValueError):
     """A checkpoint is damaged, cannot be read, or could not be written by all of its ranks."""
 
 
+class JobError(PgasError, RuntimeError):
+    """The job server refused a request, or cannot be reached.
+
+    Attributes
+    ----------
+    status : int
+        That of HTTP, such as 404 (no such job) or 409 (not in this state); 0: no answer came.
+    field : str
+        The field of the request that is wrong, as in "stage.local"; "" if it is none.
+    """
+
+    def __init__(self, message: str, status: int = 0, field: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.field = field
+
+
 class UnavailableError(PgasError, RuntimeError):
     """A transport or feature that is not available here; the message gives the reason."""

@@ -258,6 +258,19 @@ VARIABLES: tuple[Variable, ...] = (
         3.0,
         "silence after which a rank counts as stopped",
     ),
+    Variable(
+        "PGASDL_JOB_FOLDER",
+        _PATH,
+        None,
+        "folder of a job that a job server runs, the same each time it is started again: for "
+        "checkpoints (set by the job server)",
+    ),
+    Variable(
+        "PGASDL_JOB_SERVER",
+        Text(r"[^\0]{1,4095}", "a URL, or the path of the server's file"),
+        None,
+        "job server of `pgasdl job`; unset: the one whose file is in the user's state folder",
+    ),
     Variable("PGASDL_LOG", OneOf(LOG_LEVELS), "info", "lowest level that is logged"),
     Variable("PGASDL_TRACE", _PATH, None, "directory of flight records; unset: standard error"),
 )

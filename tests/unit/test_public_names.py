@@ -13,8 +13,8 @@ import pgasdl
 NAMES = {
     "pgasdl": (
         "AlignmentError Block BootstrapError BufferRefused CheckpointError ClosedError Collective "
-        "ConfigError Context Counters DataError Footprint GradientExchange Group LayoutError "
-        "Limits MismatchError "
+        "ConfigError Context Counters DataError Footprint GradientExchange Group JobError "
+        "LayoutError Limits MismatchError "
         "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
         "Segment SegmentError Timeout Traffic UnavailableError __version__ init"
     ),
