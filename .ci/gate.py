@@ -95,9 +95,9 @@ def main(work: Path) -> int:
         gate = Gate(work)
         main_job, tests = readme_commands()
         gate.command("main job", main_job, 900, needed=True)
-        mpi, docs = (" ".join(ci.extras(ROOT, name)) for name in ("mpi", "docs"))
-        lint = f"pip install --quiet {mpi} && LINTERS={ci.linters(ROOT)}/bin .ci/lint"
-        gate.command("lint", lint, 300, needed=True)  # mypy looks into mpi4py
+        typed, docs = (" ".join(ci.extras(ROOT, *names)) for names in (("mpi", "jobs"), ("docs",)))
+        lint = f"pip install --quiet {typed} && LINTERS={ci.linters(ROOT)}/bin .ci/lint"
+        gate.command("lint", lint, 300, needed=True)  # mypy looks into mpi4py and starlette
         gate.tests("tests", tests, 1500)
         gate.command("native", "python tests/native/building.py plain", 900)
         gate.tests("sample", "pytest -m gate", 900)

@@ -1,4 +1,4 @@
-"""The ``pgasdl`` command: run, env, doctor, topo, bench, tune, stage, sim, version."""
+"""The ``pgasdl`` command: its commands, and how they end."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ _COMMANDS = {
         "measure this machine, and write which plan is best for what",
     ),
     "stage": ("pgasdl.tools.stage_cli", "bring a data set to this machine's disk"),
+    "serve": ("pgasdl.tools.serve_cli", "queue, start and watch jobs of this machine"),
+    "job": ("pgasdl.tools.job_cli", "submit, list, show, follow and stop jobs of a server"),
     "sim": (
         "pgasdl.simulate.cli",
         "simulate plans on modelled machines, and the papers' runs",

@@ -144,7 +144,7 @@ ROOMS = (
     ("runtime.launch",),
     ("runtime.mpi",),
     ("runtime",),
-    ("torch.backend",),
+    ("torch.backend", "jobs"),
     ("loopback", "__init__"),
     ("tools.chart", "tools.gpus", "tools.sizes", "tools.json_document"),
     ("tools.command", "tools.topo", "tools.probes"),

@@ -1,0 +1,248 @@
+"""The job server's client: Python's own HTTP, nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from pgasdl.errors import ConfigError, JobError, Timeout
+from pgasdl.jobs.places import Places, default_file
+
+_TIMEOUT = 30.0  # seconds for an answer; a stream is never silent for so long
+_NO_SERVER = "no job server runs for {}: start `pgasdl serve`, or give --server"
+_PAUSE = 0.5  # seconds before it looks for a server that went away again
+
+
+class Client:
+    """Talks to a job server.
+
+    Parameters
+    ----------
+    url : str
+        As ``pgasdl serve`` prints it: ``http://HOST:PORT``.
+    token : str
+        The content of the server's token file.
+    patience : float
+        Seconds for which :meth:`events`, :meth:`wait` and :meth:`follow` look again for a server
+        that went away, as it does when it is started again.
+
+    Raises
+    ------
+    ConfigError
+        The URL or the token cannot be one.
+
+    Notes
+    -----
+    Jobs are documents as ``/openapi.json`` of the server tells: ``id``, ``name``, ``state``
+    (queued, staging, running, stopping, done, failed, stopped, lost), ``reason``, ``status``,
+    ``submitted``, ``started`` and ``ended`` in seconds since 1970, ``restarts_left``, ``request``.
+    Every method raises :class:`pgasdl.JobError` if the server refuses it or does not answer
+    within 30 s.
+    """
+
+    def __init__(self, url: str, token: str, *, patience: float = 30.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
+            raise ConfigError(f"no URL of a job server: {url[:200]!r}; as in http://127.0.0.1:8000")
+        if not token or not token.isascii() or not token.isprintable():
+            raise ConfigError("no token: give the content of the server's file jobs.db.token")
+        self._url = url.rstrip("/")
+        self._place = (parts.hostname, parts.port or 80)
+        self._token = token
+        self._patience = patience
+
+    @classmethod
+    def find(cls, server: str = "", token_file: str = "") -> Client:
+        """Find a server and its token.
+
+        Parameters
+        ----------
+        server : str, optional
+            A URL, or the path of the file of a server on this machine; default:
+            ``PGASDL_JOB_SERVER``, or else the file in the user's state folder.
+        token_file : str, optional
+            Default: the one beside that file.
+
+        Raises
+        ------
+        ConfigError
+            No server runs for that file, or there is no token.
+        """
+        server = server or os.environ.get("PGASDL_JOB_SERVER", "")
+        remote = "://" in server
+        places = Places(default_file() if remote or not server else Path(server).absolute())
+        if not remote:
+            server = _url_of(places)
+        file = Path(token_file) if token_file else places.token
+        try:
+            return cls(server, file.read_text(encoding="ascii").strip())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the token of {server}: {error}") from error
+
+    def submit(self, program: list[str], **request: Any) -> dict[str, Any]:
+        """Put a job into the queue, and return it.
+
+        Parameters
+        ----------
+        program : list[str]
+            ``PROGRAM.py`` or ``-m``, ``MODULE``, and the program's arguments.
+        **request : Any
+            ``ranks`` (1), ``name``, ``folder`` (the server's root), ``environment`` (none),
+            ``restarts`` (0), ``grace`` (10 s), ``stage``: a dict of ``remote`` and ``local``,
+            ``format``, ``limit``.
+        """
+        return self._document("POST", "/jobs", request | {"program": program})
+
+    def jobs(self, limit: int = 100, before: int | None = None, state: str = "") -> dict[str, Any]:
+        """Return a page of ``jobs``, the newest first, and ``before`` of the ``next`` page."""
+        query: dict[str, Any] = {"limit": limit}
+        query |= {} if before is None else {"before": before}
+        query |= {"state": state} if state else {}
+        return self._document("GET", f"/jobs?{urlencode(query)}")
+
+    def show(self, job: int) -> dict[str, Any]:
+        """Return a job."""
+        return self._document("GET", f"/jobs/{job}")
+
+    def stop(self, job: int) -> dict[str, Any]:
+        """End a job: SIGTERM, after its grace SIGKILL. It returns at once."""
+        return self._document("POST", f"/jobs/{job}/stop")
+
+    def restart(self, job: int) -> dict[str, Any]:
+        """Put a job that has ended into the queue again; its folder is as it was."""
+        return self._document("POST", f"/jobs/{job}/restart")
+
+    def log(self, job: int, offset: int = 0) -> bytes:
+        """Return what its programs have written, from a byte on; at most 1 MiB."""
+        connection = self._connection()
+        try:
+            return self._asked(connection, "GET", f"/jobs/{job}/log?offset={offset}").read()
+        finally:
+            connection.close()
+
+    def follow(self, job: int) -> Iterator[bytes]:
+        """Yield what its programs write, until it ends."""
+        offset = 0
+        for event in self.events(job):
+            while event["event"] == "log" and offset < event["size"]:
+                data = self.log(job, offset)
+                offset += len(data)
+                yield data
+
+    def wait(self, job: int, timeout: float | None = None) -> dict[str, Any]:
+        """Wait for a job's end, and return it; Timeout after so many seconds."""
+        for _ in self.events(job, timeout):
+            pass
+        return self.show(job)
+
+    def events(self, job: int, timeout: float | None = None) -> Iterator[dict[str, Any]]:
+        """Yield what happened to a job, then what happens, until it ends.
+
+        Each is a dict with ``event``: "state" (``time``, ``state``, ``reason``, ``status``) or
+        "log" (``size``, the bytes that there are).
+
+        Raises
+        ------
+        Timeout
+            After ``timeout`` seconds; None: as long as the server lives.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        after, missing_since = 0, None
+        while True:
+            try:
+                for number, event in self._stream(job, after, deadline):
+                    after, missing_since = number or after, None
+                    if event["event"] == "end":
+                        return
+                    yield event
+            except JobError as error:
+                if error.status:
+                    raise
+                missing_since = missing_since or time.monotonic()
+                if time.monotonic() > missing_since + self._patience:
+                    raise
+            if deadline is not None and time.monotonic() >= deadline:
+                raise Timeout(f"job {job} has not ended after {timeout:g} s")
+            time.sleep(_PAUSE)
+
+    def _stream(
+        self, job: int, after: int, deadline: float | None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        connection = self._connection(deadline)
+        try:
+            answer = self._asked(connection, "GET", f"/jobs/{job}/events?after={after}")
+            fields: dict[str, str] = {}
+            while line := answer.readline().decode():
+                name, _, text = line.rstrip("\n").partition(": ")
+                if name:
+                    fields[name] = text
+                elif "event" in fields:
+                    document = json.loads(fields["data"])
+                    yield int(fields.get("id", 0)), {"event": fields["event"], **document}
+                    fields = {}
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from error
+        finally:
+            connection.close()
+
+    def _document(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        connection = self._connection()
+        try:
+            document = json.loads(self._asked(connection, method, path, body).read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._silent(error) from error
+        finally:
+            connection.close()
+        assert isinstance(document, dict)
+        return document
+
+    def _connection(self, deadline: float | None = None) -> http.client.HTTPConnection:
+        left = _TIMEOUT if deadline is None else max(0.01, deadline - time.monotonic())
+        return http.client.HTTPConnection(*self._place, timeout=min(left, _TIMEOUT))
+
+    def _asked(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: object = None
+    ) -> http.client.HTTPResponse:
+        """Return an answer; JobError is a refusal, or says that there is none."""
+        headers = {"Authorization": f"Bearer {self._token}"}
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = json.dumps(body).encode()
+        try:
+            connection.request(method, "/api/v1" + path, content, headers)
+            answer = connection.getresponse()
+            if answer.status < 400:
+                return answer
+            problem = json.loads(answer.read())
+            detail, field = str(problem["detail"]), str(problem["field"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            raise self._silent(error) from error
+        if answer.status == 401:
+            detail = f"{self._url} does not know this token"
+        raise JobError(detail, answer.status, field)
+
+    def _silent(self, error: Exception) -> JobError:
+        return JobError(f"no job server answers at {self._url}: {error or type(error).__name__}")
+
+
+def _url_of(places: Places) -> str:
+    """Return the URL of the server that runs for a file: nobody else may be sent the token."""
+    try:
+        lock = os.open(places.lock, os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return places.url.read_text(encoding="ascii").strip()
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise ConfigError(_NO_SERVER.format(places.file)) from error
+    raise ConfigError(_NO_SERVER.format(places.file))

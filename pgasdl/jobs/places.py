@@ -1,0 +1,97 @@
+"""Where things lie: what is beside the server's file, folders of jobs, and the root around them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgasdl.jobs.schema import refused
+
+
+def default_file() -> Path:
+    """Return ``pgasdl/jobs.db`` in the user's state folder (XDG_STATE_HOME)."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if os.path.isabs(state) else Path.home() / ".local/state"
+    return base / "pgasdl/jobs.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What belongs to the database ``file``, beside it."""
+
+    file: Path
+
+    def _beside(self, suffix: str) -> Path:
+        return self.file.with_name(self.file.name + suffix)
+
+    @property
+    def lock(self) -> Path:
+        """What the server that uses the file holds."""
+        return self._beside(".lock")
+
+    @property
+    def token(self) -> Path:
+        """The secret that clients show."""
+        return self._beside(".token")
+
+    @property
+    def url(self) -> Path:
+        """Where the server answers, while it runs."""
+        return self._beside(".url")
+
+    @property
+    def reserve(self) -> Path:
+        """Space for the last words on a full disk."""
+        return self._beside(".reserve")
+
+    def job(self, job: int) -> Path:
+        """Return the folder of a job."""
+        return self._beside(".d") / str(job)
+
+    def log(self, job: int) -> Path:
+        """Return what a job's programs have written."""
+        return self.job(job) / "log"
+
+    def own(self, job: int) -> Path:
+        """Return the folder that is the program's own: PGASDL_JOB_FOLDER."""
+        return self.job(job) / "folder"
+
+    def step(self, job: int, step: int) -> Path:
+        """Return the folder of one of its supervisors."""
+        return self.job(job) / f"step-{step}"
+
+
+def inside(root: Path, path: str, field: str, *, base: Path | None = None) -> Path:
+    """Resolve a path, and see that it lies under ``root``, which is resolved.
+
+    Raises
+    ------
+    JobError
+        With status 422, if ``..``, a symbolic link or an absolute path leads out.
+    """
+    try:
+        found = (base or root).joinpath(path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a name too long
+        raise refused(field, f"{path[:200]} cannot be resolved: {error}") from error
+    if not found.is_relative_to(root):
+        raise refused(field, f"{path[:200]} is not under the server's root {root}")
+    return found
+
+
+def folder_of(root: Path, folder: str) -> Path:
+    """Return the folder of a request: it exists, and lies under the root."""
+    found = inside(root, folder, "folder")
+    if not found.is_dir():
+        raise refused("folder", f"there is no folder {found}")
+    return found
+
+
+def program_of(root: Path, folder: Path, program: tuple[str, ...]) -> list[str]:
+    """Return the words of a program: its file exists under the root, and is named in full."""
+    if program[0] == "-m":
+        return list(program)
+    found = inside(root, program[0], "program[0]", base=folder)
+    if not found.exists():
+        raise refused("program[0]", f"there is no program {found}")
+    return [str(found), *program[1:]]

@@ -1,0 +1,223 @@
+"""What the server answers: each operation's endpoint, and the table of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from pgasdl.errors import JobError
+from pgasdl.jobs import openapi
+from pgasdl.jobs.job import ENDED, JOB, Event, Job, State
+from pgasdl.jobs.operations import ID, Call, Operation
+from pgasdl.jobs.places import Places, folder_of, inside, program_of
+from pgasdl.jobs.requests import LARGEST, MOST_ROWS, REQUEST, JobRequest
+from pgasdl.jobs.scheduler import Scheduler
+from pgasdl.jobs.schema import Schema, refused
+from pgasdl.jobs.store import Store
+
+_MOST_LOG_BYTES = 1 << 20  # of an answer
+_LOOK = 0.2  # seconds between two looks at a job that is followed
+_HEARTBEAT = 10.0  # seconds of silence in a stream, at most
+
+_ANY_STATE = ("", *(str(state) for state in State))
+_STATUS: Schema = {
+    "type": "object",
+    "required": ["status"],
+    "properties": {"status": {"type": "string"}},
+}
+_PAGE: Schema = {
+    "type": "object",
+    "required": ["jobs", "next"],
+    "additionalProperties": False,
+    "properties": {
+        "jobs": {"type": "array", "items": JOB},
+        "next": {"type": ["integer", "null"], "description": "`before` of the next page."},
+    },
+}
+
+
+class Service:
+    """The endpoints.
+
+    Attributes
+    ----------
+    closing : bool
+        Whether streams have to end, since the server does.
+    """
+
+    def __init__(self, store: Store, scheduler: Scheduler, places: Places, root: Path) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._places = places
+        self._root = root
+        self.closing = False
+        self.operations = self._operations()
+        self._description = openapi.document(self.operations)
+
+    def _operations(self) -> tuple[Operation, ...]:
+        job = "/api/v1/jobs/{id:int}"
+        page = {
+            "limit": {"type": "integer", "minimum": 1, "maximum": MOST_ROWS, "default": 100},
+            "before": {**ID, "default": LARGEST},
+            "state": {"type": "string", "maxLength": 16, "enum": _ANY_STATE, "default": ""},
+        }
+        offset = {"offset": {"type": "integer", "minimum": 0, "maximum": LARGEST, "default": 0}}
+        after = {"after": {"type": "integer", "minimum": 0, "maximum": LARGEST, "default": 0}}
+        return (
+            Operation(
+                "POST", "/api/v1/jobs", "submit", "Put a job into the queue.",
+                self.submit, JOB, status=201, body=REQUEST,
+            ),
+            Operation(
+                "GET", "/api/v1/jobs", "list", "List jobs, the newest first.",
+                self.page, _PAGE, query=page,
+            ),
+            Operation("GET", job, "show", "Show a job.", self.show, JOB),
+            Operation(
+                "POST", job + "/stop", "stop", "End a job: SIGTERM, after its grace SIGKILL.",
+                self.stop, JOB, refusals=(409,),
+            ),
+            Operation(
+                "POST", job + "/restart", "restart", "Run a job that has ended once more.",
+                self.restart, JOB, refusals=(409,),
+            ),
+            Operation(
+                "GET", job + "/log", "log", "What its programs wrote, from a byte on.",
+                self.log, "application/octet-stream", query=offset,
+            ),
+            Operation(
+                "GET", job + "/events", "events",
+                "What happened and happens to it, until it ends: server-sent events `state`, "
+                "`log` (bytes that there are) and `end`.",
+                self.events, "text/event-stream", query=after,
+            ),
+            Operation("GET", "/livez", "livez", "It answers.", self.livez, _STATUS, is_open=True),
+            Operation(
+                "GET", "/readyz", "readyz", "It starts and ends jobs.",
+                self.readyz, _STATUS, is_open=True, refusals=(503,),
+            ),
+            Operation(
+                "GET", "/openapi.json", "openapi", "This interface.",
+                self.openapi, {"type": "object"}, is_open=True,
+            ),
+        )  # fmt: skip
+
+    async def submit(self, _: Request, call: Call) -> Response:
+        """Put a job into the queue."""
+        job = await run_in_threadpool(self._submit, call.body)
+        return JSONResponse(job.as_json(), 201, {"Location": f"/api/v1/jobs/{job.id}"})
+
+    def _submit(self, document: object) -> Job:
+        request = JobRequest.from_json(document)
+        if request.ranks > self._scheduler.slots:
+            raise refused("ranks", f"{request.ranks}; the server has {self._scheduler.slots} slots")
+        folder = folder_of(self._root, request.folder)
+        program_of(self._root, folder, request.program)
+        if request.stage is not None:
+            inside(self._root, request.stage.local, "stage.local", base=folder)
+        job = self._store.add(request)
+        self._scheduler.wake()
+        return job
+
+    async def page(self, _: Request, call: Call) -> Response:
+        """List jobs by pages."""
+        limit, before, state = (call.query[name] for name in ("limit", "before", "state"))
+        jobs = await run_in_threadpool(self._store.newest, limit, before, state)
+        following = jobs[-1].id if len(jobs) == limit and jobs[-1].id > 1 else None
+        return JSONResponse({"jobs": [job.as_json() for job in jobs], "next": following})
+
+    async def show(self, _: Request, call: Call) -> Response:
+        """Show a job."""
+        return JSONResponse((await run_in_threadpool(self._store.job, call.job)).as_json())
+
+    async def stop(self, _: Request, call: Call) -> Response:
+        """Ask for a job's end."""
+        return await self._changed(self._store.stop, call.job)
+
+    async def restart(self, _: Request, call: Call) -> Response:
+        """Put a job that has ended into the queue."""
+        return await self._changed(self._store.restart, call.job)
+
+    async def _changed(self, change: Any, job: int) -> Response:
+        changed = await run_in_threadpool(change, job)
+        self._scheduler.wake()
+        return JSONResponse(changed.as_json())
+
+    async def log(self, _: Request, call: Call) -> Response:
+        """Send a part of a job's log, at most 1 MiB."""
+        await run_in_threadpool(self._store.job, call.job)
+        data = await run_in_threadpool(_read_from, self._places.log(call.job), call.query["offset"])
+        return Response(data, media_type="application/octet-stream")
+
+    async def events(self, request: Request, call: Call) -> Response:
+        """Send what happens to a job, as it happens."""
+        await run_in_threadpool(self._store.job, call.job)  # 404 before anything is sent
+        last = request.headers.get("last-event-id", "")
+        after = int(last) if last.isdecimal() and len(last) < 16 else call.query["after"]
+        return StreamingResponse(
+            self._stream(call.job, after),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def _stream(self, job: int, after: int) -> AsyncIterator[str]:
+        told, spoke = -1, time.monotonic()
+        while not self.closing:
+            ended, events, size = await run_in_threadpool(self._news, job, after)
+            for event in events:
+                after = event.id
+                yield _message(event.kind, event.as_json(), event.id)
+            if size != told:
+                told = size
+                yield _message("log", {"size": size})
+            if ended:
+                yield _message("end", {})
+                return
+            if time.monotonic() > spoke + _HEARTBEAT:
+                spoke = time.monotonic()
+                yield ":\n\n"
+            await asyncio.sleep(_LOOK)
+
+    def _news(self, job: int, after: int) -> tuple[bool, list[Event], int]:
+        # In this order: a job that has ended has no later events, and writes no more.
+        ended = self._store.job(job).state in ENDED
+        events = self._store.events(job, after)
+        log = self._places.log(job)
+        return ended, events, log.stat().st_size if log.exists() else 0
+
+    async def livez(self, _: Request, __: Call) -> Response:
+        """Answer."""
+        return JSONResponse({"status": "alive"})
+
+    async def readyz(self, _: Request, __: Call) -> Response:
+        """Say whether jobs start and end."""
+        if not self._scheduler.works():
+            raise JobError("the scheduler has ended", 503)
+        await run_in_threadpool(self._store.active)
+        return JSONResponse({"status": "ready"})
+
+    async def openapi(self, _: Request, __: Call) -> Response:
+        """Describe the interface."""
+        return JSONResponse(self._description)
+
+
+def _read_from(log: Path, offset: int) -> bytes:
+    try:
+        with log.open("rb") as file:
+            return os.pread(file.fileno(), _MOST_LOG_BYTES, offset)
+    except FileNotFoundError:
+        return b""
+
+
+def _message(kind: str, document: dict[str, Any], number: int | None = None) -> str:
+    name = "" if number is None else f"id: {number}\n"
+    return f"{name}event: {kind}\ndata: {json.dumps(document)}\n\n"

@@ -1,0 +1,74 @@
+"""What the scheduler asks of a place where jobs run; ``local`` is this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pgasdl.jobs.job import Job
+
+Kind = Literal["stage", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step ended.
+
+    Attributes
+    ----------
+    kind : str
+        "stage" or "run".
+    status : int or None
+        Exit status, 128 + the signal's number if it was killed; None: it could not be started.
+    stopped : bool
+        Whether it was asked to stop before it ended.
+    reason : str
+        What went wrong beside the program's own status, or "".
+    ended : float
+        Seconds since 1970.
+    """
+
+    kind: Kind
+    status: int | None
+    stopped: bool
+    reason: str
+    ended: float
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Outcome:
+        """Read what a supervisor wrote."""
+        return cls(**document)
+
+
+# What is known of a step: it runs; how it ended; or that it ended and nobody wrote down how; or
+# that it never began.
+Look = Outcome | Literal["runs", "lost", "never began"]
+
+
+class Runner(Protocol):
+    """A place where jobs run. All but ``watch`` return at once."""
+
+    def start(self, job: Job, kind: Kind) -> None:
+        """Start the present step of a job.
+
+        Raises
+        ------
+        OSError
+            It cannot be started here.
+        JobError
+            Its folder or program is not there any more.
+        """
+        ...
+
+    def look(self, job: Job) -> Look:
+        """Tell what is known of the present step."""
+        ...
+
+    def stop(self, job: Job) -> None:
+        """Ask the present step to end; asking again changes nothing."""
+        ...
+
+    def watch(self, job: Job, ended: Callable[[], None]) -> None:
+        """Call ``ended`` from a thread when the present step has ended; once for each step."""
+        ...

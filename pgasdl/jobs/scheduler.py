@@ -1,0 +1,139 @@
+"""The thread that leads jobs from one state to the next.
+
+It always does the same: compare what the file says of each job with what is true of its step, then
+start what fits. So a server that is started again after a crash has nothing special to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from typing import Any
+
+from pgasdl.errors import JobError
+from pgasdl.jobs.job import Job, State
+from pgasdl.jobs.runner import Kind, Outcome, Runner
+from pgasdl.jobs.store import Store
+
+_LOG = logging.getLogger("pgasdl.jobs")
+_AGAIN = 1.0  # seconds until it tries again to write to a file that could not be written
+_LOST = "its supervisor was killed, or the machine was started again"
+
+
+class Scheduler:
+    """Slots for ranks, and whose turn it is: first in, first out."""
+
+    def __init__(self, store: Store, runner: Runner, slots: int) -> None:
+        self._store = store
+        self._runner = runner
+        self.slots = slots
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.wake()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Say that something has changed."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the thread; jobs run on."""
+        self._closed = True
+        self.wake()
+        self._thread.join()
+
+    def works(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread.is_alive()
+
+    def _loop(self) -> None:
+        patience: float | None = None
+        while True:
+            self._wake.wait(patience)
+            self._wake.clear()
+            if self._closed:
+                return
+            patience = None
+            try:
+                self._pass()
+            except (sqlite3.Error, OSError) as error:
+                _LOG.error("the jobs' states cannot be written down, for now: %s", error)
+                patience = _AGAIN
+            except JobError:
+                self.wake()  # a client was faster: look again
+
+    def _pass(self) -> None:
+        for job in self._store.active():
+            self._look_after(job)
+        free = self.slots - sum(job.request.ranks for job in self._store.active())
+        for job in self._store.queue():
+            if job.request.ranks > self.slots:
+                reason = f"{job.request.ranks} ranks; the server has {self.slots} slots now"
+                self._store.move(job, State.FAILED, reason)
+            elif job.request.ranks > free:
+                return
+            else:
+                free -= job.request.ranks
+                self._begin(job, "run" if job.request.stage is None else "stage")
+
+    def _look_after(self, job: Job) -> None:
+        stopping = job.state is State.STOPPING
+        match self._runner.look(job):
+            case "runs":
+                if stopping:
+                    self._runner.stop(job)
+                self._runner.watch(job, self.wake)
+            case "never began" if stopping:
+                self._store.move(job, State.STOPPED, job.reason)
+            case "never began":
+                reason = "the server ended before it could start the job"
+                self._store.move(job, State.QUEUED, reason)
+            case "lost" if stopping:
+                self._store.move(job, State.LOST, f"{job.reason}; {_LOST}")
+            case "lost":
+                self._fail(job, State.LOST, _LOST, {})
+            case Outcome() as outcome:
+                self._settle(job, outcome)
+
+    def _settle(self, job: Job, outcome: Outcome) -> None:
+        """Lead a job on whose step has ended."""
+        columns: dict[str, Any] = {"status": outcome.status, "ended": outcome.ended}
+        stopping = job.state is State.STOPPING
+        staged = outcome.kind == "stage" and outcome.status == 0
+        if outcome.stopped or (stopping and staged):
+            reason = job.reason if stopping else "a signal stopped its supervisor"
+            self._store.move(job, State.STOPPED, reason, **columns)
+        elif outcome.reason or outcome.status != 0:
+            why = outcome.reason or f"pgasdl {outcome.kind} ended with {outcome.status}"
+            self._fail(job, State.FAILED, why, columns)
+        elif staged:
+            self._begin(job, "run")
+        else:
+            self._store.move(job, State.DONE, **columns)
+
+    def _fail(self, job: Job, state: State, reason: str, columns: dict[str, Any]) -> None:
+        """Start a job again that failed or was lost, or let it be so."""
+        if job.restarts_left and job.state is not State.STOPPING:
+            reason = f"started again: {reason}"
+            self._store.move(job, State.QUEUED, reason, restarts_left=job.restarts_left - 1)
+        else:
+            self._store.move(job, state, reason, **columns)
+
+    def _begin(self, job: Job, kind: Kind) -> None:
+        """Start the next step of a job."""
+        state = State.STAGING if kind == "stage" else State.RUNNING
+        started = job.started or time.time()
+        now = self._store.move(job, state, step=job.step + 1, started=started)
+        try:
+            self._runner.start(now, kind)
+        except (OSError, JobError) as error:
+            _LOG.warning("job %d cannot be started: %s", job.id, error)
+            self._store.move(now, State.FAILED, f"cannot be started: {error}")
+        else:
+            self._runner.watch(now, self.wake)

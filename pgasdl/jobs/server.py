@@ -1,0 +1,156 @@
+"""The server: its socket, its application, its start and its end."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pgasdl.errors import ConfigError
+from pgasdl.jobs import problems
+from pgasdl.jobs.gate import Gate, token_of
+from pgasdl.jobs.local import LocalRunner
+from pgasdl.jobs.operations import Operation, read
+from pgasdl.jobs.places import Places
+from pgasdl.jobs.routes import Service
+from pgasdl.jobs.scheduler import Scheduler
+from pgasdl.jobs.store import Store
+
+_FAREWELL = 3  # seconds for answers that are under way when the server ends
+
+
+def serve(
+    file: Path, root: Path, host: str, port: int, slots: int, ready: Callable[[str, bool], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT. Jobs that run then run on.
+
+    Parameters
+    ----------
+    file : Path
+        The database; made if there is none.
+    root : Path
+        The folder under which jobs run.
+    host, port : str, int
+        Where to listen; port 0: any that is free.
+    slots : int
+        Ranks that run at once.
+    ready : callable
+        Called with the URL, and whether only this machine reaches it, once requests are taken.
+
+    Raises
+    ------
+    UnavailableError
+        Another server uses the file.
+    ConfigError
+        The file, the root or the address cannot be used.
+    """
+    places = Places(file.absolute())
+    if not root.is_dir():
+        raise ConfigError(f"--root {root}: there is no such folder")
+    root = root.resolve()
+    store = Store(places)
+    try:
+        token = token_of(places.token)
+        scheduler = Scheduler(store, LocalRunner(places, root), slots)
+        service = Service(store, scheduler, places, root)
+        with _listening(host, port) as listener:
+            address = listener.getsockname()
+            local = ipaddress.ip_address(address[0]).is_loopback
+            app = application(service, token, local)
+            url = _url(address)
+            scheduler.start()
+            try:
+                _write_url(places.url, url)
+                ready(url, local)
+                _Server(app, service).run(sockets=[listener])
+            finally:
+                places.url.unlink(missing_ok=True)
+                scheduler.close()
+    finally:
+        store.close()
+
+
+def application(service: Service, token: str, local: bool) -> Starlette:
+    """Make the application of a service."""
+    return Starlette(
+        routes=list(_routes(service.operations)),
+        middleware=[Middleware(Gate, token=token, local=local)],
+        exception_handlers=problems.HANDLERS,
+    )
+
+
+def _routes(operations: Iterable[Operation]) -> Iterable[Route]:
+    """One route for each path, so that it knows which methods there are."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    for path, methods in by_path.items():
+        route = Route(path, _endpoint(methods), methods=list(methods))
+        route.methods = set(methods)  # without HEAD, which a stream could not answer
+        yield route
+
+
+def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], object]:
+    async def endpoint(request: Request) -> Response:
+        operation = methods[request.method]
+        return await operation.endpoint(request, await read(request, operation))
+
+    return endpoint
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, app: Starlette, service: Service) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_FAREWELL,
+            )
+        )
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in order; the second Ctrl-C ends at once."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = self._service.closing = True
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at --host {host} --port {port}: {error}") from error
+
+
+def _url(address: tuple[str, int]) -> str:
+    host, port = address[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _write_url(file: Path, url: str) -> None:
+    new = file.with_name(file.name + ".new")
+    descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="ascii") as writing:
+        writing.write(url + "\n")
+    new.replace(file)

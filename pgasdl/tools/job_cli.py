@@ -1,0 +1,209 @@
+"""``pgasdl job``: what a job server is asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import click
+
+from pgasdl.errors import ConfigError
+from pgasdl.jobs.client import Client
+from pgasdl.jobs.job import State
+from pgasdl.tools.command import Command, Group, Names, json_option
+from pgasdl.tools.json_document import write_json
+
+_SUBMIT = """\
+Put a job into the queue, and print its number. Everything from the program on is the program's own;
+"--" comes before -m.
+"""
+
+
+@click.group("job", cls=Group)
+@click.option(
+    "--server", metavar="URL|FILE", default="",
+    help="A URL, or the server's --file; default: PGASDL_JOB_SERVER, or else your own server's.",
+)  # fmt: skip
+@click.option(
+    "--token-file", metavar="FILE", default="", help="Default: jobs.db.token beside that file."
+)
+@click.pass_context
+def command(ctx: click.Context, server: str, token_file: str) -> None:
+    """Submit, list, show, follow, stop and restart jobs of a server (`pgasdl serve`)."""
+    ctx.obj = lambda: Client.find(server, token_file)
+
+
+@command.command(
+    "submit", cls=Command, help=_SUBMIT, context_settings={"allow_interspersed_args": False}
+)
+@click.option("-n", "ranks", type=int, default=1, show_default=True, metavar="N", help="Ranks.")
+@click.option("--name", default="", help="For people; default: the program's.")
+@click.option("--folder", metavar="FOLDER", help="Where it runs; default: the current folder.")
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable; repeatable."
+)
+@click.option(
+    "--restarts", type=int, default=0, show_default=True, metavar="N",
+    help="How often it is started again after it failed or was lost.",
+)  # fmt: skip
+@click.option(
+    "--grace", type=int, default=10, show_default=True, metavar="S",
+    help="Seconds from SIGTERM to SIGKILL when it is stopped.",
+)  # fmt: skip
+@click.option(
+    "--stage", "remote", multiple=True, metavar="REMOTE",
+    help="Data to bring to --local first, as `pgasdl stage` does; repeatable.",
+)  # fmt: skip
+@click.option("--local", metavar="FOLDER", help="Of --stage: where to.")
+@click.option("--format", "form", default="", help="Of --stage: unless the names say it.")
+@click.option("--limit", metavar="SIZE", default="", help="Of --stage: most bytes in --local.")
+@click.argument("program", nargs=-1, required=True, metavar="[--] (PROGRAM.py | -m MODULE) ...")
+@click.pass_context
+def _submit(
+    ctx: click.Context,
+    ranks: int,
+    name: str,
+    folder: str | None,
+    variables: tuple[str, ...],
+    restarts: int,
+    grace: int,
+    remote: tuple[str, ...],
+    local: str | None,
+    form: str,
+    limit: str,
+    program: tuple[str, ...],
+) -> None:
+    request: dict[str, Any] = {
+        "ranks": ranks,
+        "name": name,
+        "folder": os.getcwd() if folder is None else folder,
+        "environment": dict(_variable(text) for text in variables),
+        "restarts": restarts,
+        "grace": grace,
+    }
+    if bool(remote) != (local is not None):
+        raise ConfigError("--stage and --local belong together")
+    if remote:
+        stage = {"remote": list(remote), "local": local, "format": form, "limit": limit}
+        request["stage"] = stage
+    click.echo(ctx.obj().submit(list(program), **request)["id"])
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--env {text}: NAME=VALUE")
+    return name, value
+
+
+@command.command("list", cls=Command)
+@click.option("--state", type=Names([str(one) for one in State], "state"))
+@click.option(
+    "-n", "limit", type=int, default=20, show_default=True, metavar="N", help="Most jobs."
+)
+@json_option
+@click.pass_context
+def _list(ctx: click.Context, state: str | None, limit: int, as_json: bool) -> None:
+    """List jobs, the newest first."""
+    jobs = ctx.obj().jobs(limit, state=state or "")["jobs"]
+    if as_json:
+        return write_json(jobs)
+    click.echo(f"{'job':>5} {'state':<9} {'ranks':>5} {'submitted':<19} {'took':>8}  name")
+    for job in jobs:
+        ranks, submitted = job["request"]["ranks"], _moment(job["submitted"])
+        row = f"{job['id']:>5} {job['state']:<9} {ranks:>5} {submitted} {_took(job):>8}"
+        click.echo(f"{row}  {job['name']}")
+    return None
+
+
+@command.command("show", cls=Command)
+@click.argument("job", type=int)
+@json_option
+@click.pass_context
+def _show(ctx: click.Context, job: int, as_json: bool) -> None:
+    """Show a job."""
+    found = ctx.obj().show(job)
+    if as_json:
+        return write_json(found)
+    request = found["request"]
+    rows = {
+        "job": f"{found['id']}, {found['name']}",
+        "state": found["state"] + (f": {found['reason']}" if found["reason"] else ""),
+        "status": found["status"],
+        "program": " ".join(request["program"]),
+        "folder": request["folder"],
+        "ranks": request["ranks"],
+        "restarts left": found["restarts_left"],
+        "submitted": _moment(found["submitted"]),
+        "started": _moment(found["started"]),
+        "ended": _moment(found["ended"]),
+    }
+    for name, value in rows.items():
+        if value not in (None, ""):
+            click.echo(f"{name:<14} {value}")
+    return None
+
+
+@command.command("log", cls=Command)
+@click.argument("job", type=int)
+@click.option("--follow", is_flag=True, help="Until it ends.")
+@click.pass_context
+def _log(ctx: click.Context, job: int, follow: bool) -> None:
+    """Print what a job's programs have written."""
+    client: Client = ctx.obj()
+    for data in client.follow(job) if follow else _pages(client, job):
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def _pages(client: Client, job: int) -> Any:
+    offset = 0
+    while data := client.log(job, offset):
+        offset += len(data)
+        yield data
+
+
+@command.command("wait", cls=Command)
+@click.argument("job", type=int)
+@click.option("--timeout", type=float, metavar="S", help="Seconds; default: as long as it takes.")
+@click.pass_context
+def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
+    """Wait for a job's end, and end with its status: not 0 unless it is done."""
+    found = ctx.obj().wait(job, timeout)
+    click.echo(_line(found))
+    return 0 if found["state"] == State.DONE else int(found["status"] or 1)
+
+
+def _changing(name: str, what: str) -> None:
+    @command.command(name, cls=Command, help=what)
+    @click.argument("job", type=int)
+    @click.pass_context
+    def _(ctx: click.Context, job: int) -> None:
+        change: Callable[[int], dict[str, Any]] = getattr(ctx.obj(), name)
+        click.echo(_line(change(job)))
+
+
+_changing(
+    "stop", "End a job: SIGTERM, after its grace SIGKILL. Returns at once: `pgasdl job wait`."
+)
+_changing("restart", "Run a job that has ended once more, with the folder that it had.")
+
+
+def _line(job: dict[str, Any]) -> str:
+    reason = f": {job['reason']}" if job["reason"] else ""
+    return f"job {job['id']} is {job['state']}{reason}"
+
+
+def _moment(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
+
+
+def _took(job: dict[str, Any]) -> str:
+    if job["started"] is None or job["ended"] is None:
+        return ""
+    return f"{job['ended'] - job['started']:.1f} s"

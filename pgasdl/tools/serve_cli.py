@@ -1,0 +1,59 @@
+"""``pgasdl serve``: the job server."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import click
+
+from pgasdl.errors import UnavailableError
+from pgasdl.jobs.places import default_file
+from pgasdl.tools.command import Command
+
+_HELP = """\
+Queue, start and watch jobs of this machine, until SIGTERM or Ctrl-C; jobs that run then run on, and
+a server that is started again finds them. `pgasdl job` talks to it.
+"""
+
+
+@click.command("serve", cls=Command, help=_HELP)
+@click.option(
+    "--file", type=click.Path(path_type=Path), metavar="FILE",
+    help="Jobs and their history, on a local disk; default: pgasdl/jobs.db in your state folder.",
+)  # fmt: skip
+@click.option(
+    "--root", type=click.Path(path_type=Path), default=".", metavar="FOLDER",
+    help="Jobs run in folders below it; default: the current folder.",
+)  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: any free one."
+)
+@click.option(
+    "--slots", type=click.IntRange(1), metavar="N", help="Ranks at once; default: the cores."
+)
+def command(file: Path | None, root: Path, host: str, port: int, slots: int | None) -> int:
+    """Serve."""
+    try:
+        from pgasdl.jobs.server import serve
+    except ImportError as error:
+        raise UnavailableError(f"{error}: pip install 'pgasdl[jobs]'") from error
+    logging.basicConfig(level="WARNING", format="pgasdl serve: %(message)s")
+    cores = len(os.sched_getaffinity(0))
+    found = file or default_file()
+
+    def ready(url: str, local: bool) -> None:
+        if not local:
+            click.echo(
+                f"pgasdl serve: warning: HTTP is not encrypted: whoever sees the network of {host} "
+                "sees the token, which lets start programs here",
+                err=True,
+            )
+        click.echo(
+            f"pgasdl serve: {url}, {slots or cores} slots, {found}, jobs in {root.resolve()}"
+        )
+
+    serve(found, root, host, port, slots or cores, ready)
+    return 0

@@ -1,0 +1,21 @@
+"""A rank that says its process's number, and ends when and as the file "end" of the job says.
+
+``held.py stubborn``: it does not end by SIGTERM.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+end = Path(os.environ["PGASDL_JOB_FOLDER"], "end")
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("process", os.getpid(), flush=True)
+deadline = time.monotonic() + 100
+while not end.exists():
+    if time.monotonic() > deadline:
+        sys.exit("nobody ended it")
+    time.sleep(0.01)
+sys.exit(int(end.read_text()))

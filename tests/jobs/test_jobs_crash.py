@@ -1,0 +1,160 @@
+"""kill -9 of the server in each state of a job, and of supervisors: the next one sees the truth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs_harness import Server, kill_and_see_it_gone
+from support.leftovers import alive, gone
+from support.patience import PATIENCE
+from support.storage_server import Faults, StorageServer
+
+from pgasdl.jobs.places import Places
+from pgasdl.jobs.requests import JobRequest
+from pgasdl.jobs.store import Store
+
+
+def states(server: Server, job: int) -> list[str]:
+    """All that a job has been in, in order."""
+    return [event["state"] for event in server.client.events(job) if event["event"] == "state"]
+
+
+def test_queued_and_running(server: Server) -> None:
+    first = server.submit(ranks=2)
+    ranks = server.ranks(first, 2)
+    second = server.submit()
+    assert server.client.show(second)["state"] == "queued"
+    server.kill()
+    assert all(map(alive, ranks))
+    server.start()
+    assert server.client.show(first)["state"] == "running"
+    assert server.client.show(second)["state"] == "queued"
+    assert server.ranks(first, 2) == ranks and all(map(alive, ranks))
+    server.release(first)
+    assert server.client.wait(first)["status"] == 0
+    server.ranks(second)
+    server.release(second, 3)
+    ended = server.client.wait(second)
+    assert (ended["state"], ended["status"]) == ("failed", 3)
+    assert states(server, first) == [*states(server, second)[:-1], "done"]
+    assert states(server, second) == ["queued", "running", "failed"]
+
+
+def test_just_ended(server: Server) -> None:
+    job = server.submit(ranks=2)
+    supervised = server.supervisor(job) if server.ranks(job, 2) else 0
+    server.kill()
+    server.release(job, 7)
+    assert gone([supervised])
+    known = time.time()
+    server.start()
+    ended = server.client.wait(job)
+    assert (ended["state"], ended["status"]) == ("failed", 7)
+    assert ended["started"] <= ended["ended"] <= known
+
+
+def test_stopping(server: Server) -> None:
+    job = server.submit("held.py", "stubborn", grace=3600)
+    ranks = server.ranks(job)
+    assert server.client.stop(job)["state"] == "stopping"
+    server.kill()
+    server.start()
+    assert server.client.show(job)["state"] == "stopping" and all(map(alive, ranks))
+    server.release(job, 5)
+    ended = server.client.wait(job)
+    assert (ended["state"], ended["status"]) == ("stopped", 5)
+
+
+def test_a_stop_that_the_supervisor_was_not_told_of(server: Server) -> None:
+    job = server.submit(grace=0)
+    ranks = server.ranks(job)
+    server.kill()
+    store = Store(server.places)
+    store.stop(job)  # as if it were killed between its two halves
+    store.close()
+    server.start()
+    assert server.client.wait(job)["state"] == "stopped" and gone(ranks)
+
+
+def test_staging(server: Server, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "records").mkdir(parents=True)
+    (data / "records/0.bin").write_bytes(b"record")
+    with StorageServer(data) as storage:
+        path = "/records/0.bin"
+        storage.faults[path] = Faults(stalls=1)
+        stage = {"remote": [storage.url + path], "local": "staged", "format": "folder"}
+        job = server.submit(stage=stage)
+        assert storage.stalled.acquire(timeout=PATIENCE), server.log(job)
+        assert server.client.show(job)["state"] == "staging"
+        server.kill()
+        server.start()
+        assert server.client.show(job)["state"] == "staging"
+        storage.release()
+        server.ranks(job)
+    assert list((server.root / "staged").iterdir())
+    server.release(job)
+    assert server.client.wait(job)["state"] == "done"
+    assert states(server, job) == ["queued", "staging", "running", "done"]
+
+
+def test_written_down_as_running_and_never_started(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    store = Store(server.places)
+    job = store.add(JobRequest(("held.py",)))
+    store.move(job, job.state.RUNNING, step=1)  # as if it were killed before the next line
+    store.close()
+    server.start()
+    server.ranks(job.id)
+    server.release(job.id)
+    assert server.client.wait(job.id)["state"] == "done"
+    assert states(server, job.id) == ["queued", "running", "queued", "running", "done"]
+
+
+def test_the_supervisor(server: Server) -> None:
+    job = server.submit(ranks=2)
+    ranks = server.ranks(job, 2)
+    kill_and_see_it_gone(server.supervisor(job))
+    ended = server.client.wait(job)
+    assert ended["state"] == "lost" and "supervisor was killed" in ended["reason"]
+    # Nothing of it is left when it is told to be lost, so that it may be started again.
+    assert not any(map(alive, ranks))
+
+
+def test_the_supervisor_while_there_is_no_server(server: Server) -> None:
+    job = server.submit(ranks=2, restarts=1)
+    ranks = server.ranks(job, 2)
+    server.kill()
+    kill_and_see_it_gone(server.supervisor(job))
+    assert gone(ranks)
+    server.start()
+    again = server.ranks(job, 4)[2:]
+    assert all(map(alive, again))
+    assert server.client.show(job)["restarts_left"] == 0
+    server.kill()
+    kill_and_see_it_gone(server.supervisor(job))
+    server.start()
+    assert server.client.wait(job)["state"] == "lost"
+
+
+def test_a_client_that_waits_outlives_the_server(server: Server) -> None:
+    job = server.submit()
+    server.ranks(job)
+    events = server.client.events(job)
+    assert [next(events)["state"] for _ in range(2)] == ["queued", "running"]
+    port = server.url.rpartition(":")[2]
+    server.kill()
+    server.options += (f"--port={port}",)
+    server.start()
+    server.release(job)
+    assert [event["state"] for event in events if event["event"] == "state"] == ["done"]
+
+
+def test_the_numbers_of_jobs_go_on(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    for number in (1, 2):
+        store = Store(Places(server.places.file))
+        assert store.add(JobRequest(("held.py",))).id == number
+        store.close()
