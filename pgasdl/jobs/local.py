@@ -40,8 +40,8 @@ class LocalRunner:
         """Start a supervisor for the present step; see :class:`pgasdl.jobs.runner.Runner`."""
         command = self._command(job, kind)
         step = self._places.step(job.id, job.step)
-        step.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._places.own(job.id).mkdir(mode=0o700, exist_ok=True)
+        for folder in (step.parent.parent, step.parent, step, self._places.own(job.id)):
+            folder.mkdir(mode=0o700, exist_ok=True)
         (step / COMMAND).write_text(json.dumps(command), encoding="utf-8")
         with contextlib.ExitStack() as stack:
             lock = os.open(step / LOCK, os.O_CREAT | os.O_RDWR, 0o600)

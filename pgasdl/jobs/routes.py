@@ -200,9 +200,8 @@ class Service:
 
     async def readyz(self, _: Request, __: Call) -> Response:
         """Say whether jobs start and end."""
-        if not self._scheduler.works():
-            raise JobError("the scheduler has ended", 503)
-        await run_in_threadpool(self._store.active)
+        if trouble := self._scheduler.trouble:
+            raise JobError(trouble, 503)
         return JSONResponse({"status": "ready"})
 
     async def openapi(self, _: Request, __: Call) -> Response:

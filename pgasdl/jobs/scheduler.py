@@ -31,6 +31,7 @@ class Scheduler:
         self.slots = slots
         self._wake = threading.Event()
         self._closed = False
+        self._trouble = ""
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
 
     def start(self) -> None:
@@ -48,23 +49,25 @@ class Scheduler:
         self.wake()
         self._thread.join()
 
-    def works(self) -> bool:
-        """Whether the thread is alive."""
-        return self._thread.is_alive()
+    @property
+    def trouble(self) -> str:
+        """Why jobs neither start nor end at present; "" if they do."""
+        return self._trouble if self._thread.is_alive() else "the scheduler has ended"
 
     def _loop(self) -> None:
-        patience: float | None = None
         while True:
-            self._wake.wait(patience)
+            self._wake.wait(_AGAIN if self._trouble else None)
             self._wake.clear()
             if self._closed:
                 return
-            patience = None
             try:
                 self._pass()
+                self._trouble = ""
             except (sqlite3.Error, OSError) as error:
-                _LOG.error("the jobs' states cannot be written down, for now: %s", error)
-                patience = _AGAIN
+                trouble = f"the jobs' states cannot be written, for now: {error}"
+                if trouble != self._trouble:
+                    _LOG.error(trouble)
+                self._trouble = trouble
             except JobError:
                 self.wake()  # a client was faster: look again
 

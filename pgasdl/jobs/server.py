@@ -83,11 +83,13 @@ def serve(
 
 def application(service: Service, token: str, local: bool) -> Starlette:
     """Make the application of a service."""
-    return Starlette(
+    app = Starlette(
         routes=list(_routes(service.operations)),
         middleware=[Middleware(Gate, token=token, local=local)],
         exception_handlers=problems.HANDLERS,
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def _routes(operations: Iterable[Operation]) -> Iterable[Route]:

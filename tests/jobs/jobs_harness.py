@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +45,12 @@ class Server:
             *PGASDL, "serve", f"--file={self.places.file}", f"--root={self.root}", *self.options
         ]  # fmt: skip
 
-    def start(self) -> Client:
+    def start(self, command: Sequence[str] = (), **variables: str) -> Client:
         """Start it, and wait until it takes requests."""
         self.process = subprocess.Popen(
-            self.command(), env=environment(), cwd="/", stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            command or self.command(), env=environment(**variables), cwd="/",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
         )  # fmt: skip
         assert self.process.stdout is not None
         told = self.process.stdout.readline()
@@ -144,3 +148,23 @@ def supervisors(below: Path) -> list[int]:
 def kill_and_see_it_gone(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     assert gone([pid])
+
+
+def ask(
+    server: Server, method: str, path: str, body: Any = None, **headers: str | None
+) -> tuple[int, http.client.HTTPMessage, Any]:
+    """The status, the headers and the document of an answer; a header that is None is left out."""
+    host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    names = {name.replace("_", "-"): text for name, text in headers.items()}
+    given = {"Authorization": f"Bearer {server.token}"} | names
+    content = json.dumps(body).encode() if isinstance(body, dict) else body
+    if isinstance(body, dict):
+        given = {"Content-Type": "application/json"} | given
+    connection.request(
+        method, path, content, {name: text for name, text in given.items() if text is not None}
+    )
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    return answer.status, answer.headers, json.loads(data)
