@@ -78,7 +78,7 @@ class LocalRunner:
             return "runs"
         finally:
             os.close(lock)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # or it is damaged
             return Outcome.from_json(json.loads((step / OUTCOME).read_bytes()))
         return "lost" if (step / BEGUN).exists() else "never began"
 

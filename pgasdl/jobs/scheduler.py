@@ -63,27 +63,30 @@ class Scheduler:
             try:
                 self._pass()
                 self._trouble = ""
-            except (sqlite3.Error, OSError) as error:
-                trouble = f"the jobs' states cannot be written, for now: {error}"
-                if trouble != self._trouble:
-                    _LOG.error(trouble)
-                self._trouble = trouble
             except JobError:
                 self.wake()  # a client was faster: look again
+            except (sqlite3.Error, OSError) as error:
+                self._tell(f"the jobs' states cannot be written, for now: {error}")
+            except Exception as error:  # whatever it is, other jobs are still to be looked after
+                self._tell(f"a fault of the server: {error!r}")
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            _LOG.error(trouble, exc_info=trouble.startswith("a fault"))
+        self._trouble = trouble
 
     def _pass(self) -> None:
         for job in self._store.active():
             self._look_after(job)
-        free = self.slots - sum(job.request.ranks for job in self._store.active())
-        for job in self._store.queue():
-            if job.request.ranks > self.slots:
-                reason = f"{job.request.ranks} ranks; the server has {self.slots} slots now"
-                self._store.move(job, State.FAILED, reason)
-            elif job.request.ranks > free:
+        while (first := self._store.first()) is not None:
+            ranks = first.request.ranks
+            if ranks > self.slots:
+                reason = f"{ranks} ranks; the server has {self.slots} slots now"
+                self._store.move(first, State.FAILED, reason)
+            elif ranks > self.slots - sum(job.request.ranks for job in self._store.active()):
                 return
             else:
-                free -= job.request.ranks
-                self._begin(job, "run" if job.request.stage is None else "stage")
+                self._begin(first, "run" if first.request.stage is None else "stage")
 
     def _look_after(self, job: Job) -> None:
         stopping = job.state is State.STOPPING

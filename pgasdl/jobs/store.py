@@ -105,9 +105,10 @@ class Store:
         marks = ", ".join("?" for _ in ACTIVE)
         return self._jobs(f"WHERE state IN ({marks}) ORDER BY id", *ACTIVE)
 
-    def queue(self) -> list[Job]:
-        """Return the jobs that wait, the first first."""
-        return self._jobs("WHERE state = ? ORDER BY queued, id", State.QUEUED)
+    def first(self) -> Job | None:
+        """Return the job whose turn it is."""
+        clause = "WHERE state = ? ORDER BY queued, id LIMIT 1"
+        return next(iter(self._jobs(clause, State.QUEUED)), None)
 
     def events(self, job: int, after: int = 0) -> list[Event]:
         """Return what happened to a job, those with ids above ``after``."""

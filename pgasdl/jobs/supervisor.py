@@ -53,7 +53,7 @@ class Supervisor:
             if self._stopped:  # before there was anything to end
                 self._end()
             status = self._follow(self._child)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             status, self._reason = None, f"cannot be started: {error}"
         finally:
             if self._child is not None and self._child.returncode is None:

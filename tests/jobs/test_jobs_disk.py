@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from jobs_harness import Server, ask, kill_and_see_it_gone
 from support.patience import until
+from support.requiring import lacking
 
 from pgasdl import JobError
 
@@ -36,7 +37,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(place)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount a disk that is small")
+        lacking("only root can mount a small disk")
     yield place
     assert until(lambda: subprocess.run(["umount", str(place)], check=False).returncode == 0)
 

@@ -183,7 +183,7 @@ def test_a_wrong_field_is_named(shared: Server, change: dict[str, Any], field: s
     before = ask(shared, "GET", JOBS)[2]
     status, _, told = ask(shared, "POST", JOBS, REQUEST | change)
     assert (status, told["field"]) == (422, field), told
-    assert told["detail"].startswith(field) and told["title"] == "Unprocessable Entity"
+    assert told["detail"].startswith(field)
     assert ask(shared, "GET", JOBS)[2] == before
 
 
