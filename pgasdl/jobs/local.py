@@ -80,7 +80,8 @@ class LocalRunner:
             os.close(lock)
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # or it is damaged
             return Outcome.from_json(json.loads((step / OUTCOME).read_bytes()))
-        return "lost" if (step / BEGUN).exists() else "never began"
+        begun = (step / BEGUN).exists() or (step / OUTCOME).exists()
+        return "lost" if begun else "never began"
 
     def stop(self, job: Job) -> None:
         """Ask the supervisor to end its program: SIGTERM, and after its grace SIGKILL."""
@@ -145,5 +146,6 @@ def _set_aside(file: Path) -> None:
     descriptor = os.open(file, os.O_CREAT | os.O_WRONLY, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, _OUTCOME_BYTES)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

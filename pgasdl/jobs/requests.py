@@ -11,7 +11,7 @@ from pgasdl.errors import ConfigError
 from pgasdl.jobs.schema import Schema, check, refused
 from pgasdl.settings.variables import BY_NAME, PREFIX, nearest
 
-MOST_BYTES = 1 << 18  # of a request's body
+MOST_BYTES = 1 << 20  # of a request's body
 MOST_RANKS = 65536
 MOST_RESTARTS = 1000
 MOST_ROWS = 1000  # of a page

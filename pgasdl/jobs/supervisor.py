@@ -24,7 +24,7 @@ from pgasdl.runtime.launch import shim
 COMMAND, LOCK, CONTROL, MESSAGES = "command.json", "lock", "control", "messages"
 BEGUN, OUTCOME = "outcome.begun", "outcome.json"
 
-_KILL_AFTER = 5.0  # seconds that the launcher gets beyond the grace of its ranks
+_KILL_AFTER = 2.0  # seconds that the launcher gets beyond the grace of its ranks
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

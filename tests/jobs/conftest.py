@@ -35,9 +35,16 @@ def server(make_server: Callable[..., Server]) -> Server:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def of_the_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One that runs for all tests of a file, which do not end it."""
     found = Server(tmp_path_factory.mktemp("shared"))
     found.start()
     yield found
     found.close()
+
+
+@pytest.fixture
+def shared(of_the_file: Server) -> Iterator[Server]:
+    """The same; jobs that a test leaves are stopped after it."""
+    yield of_the_file
+    of_the_file.stop_all()

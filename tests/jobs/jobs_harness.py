@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -18,7 +19,9 @@ from support.leftovers import alive, gone
 from support.patience import PATIENCE, until
 from support.starting import kill_group
 
+from pgasdl import JobError
 from pgasdl.jobs import Client
+from pgasdl.jobs.job import ENDED
 from pgasdl.jobs.places import Places
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -86,6 +89,14 @@ class Server:
 
     # --- jobs
 
+    def stop_all(self) -> None:
+        left = [job for job in self.client.jobs(1000)["jobs"] if job["state"] not in ENDED]
+        for job in left:
+            with contextlib.suppress(JobError):  # it has just ended
+                self.client.stop(job["id"])
+        for job in left:
+            self.client.wait(job["id"], PATIENCE)
+
     def submit(self, *words: str, **request: Any) -> int:
         """Submit a program, by default a held one of one rank; its number."""
         job: int = self.client.submit(list(words or ("held.py",)), **request)["id"]
@@ -127,6 +138,12 @@ class Server:
         """The process that supervises a job now."""
         (pid,) = supervisors(self.places.job(job))
         return pid
+
+    def launcher(self, job: int) -> int:
+        """The process of ``pgasdl run`` of a job: the only child of its supervisor."""
+        supervisor = self.supervisor(job)
+        (pid,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        return int(pid)
 
 
 def supervisors(below: Path) -> list[int]:

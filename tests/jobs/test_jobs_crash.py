@@ -55,6 +55,18 @@ def test_just_ended(server: Server) -> None:
     assert ended["started"] <= ended["ended"] <= known
 
 
+def test_an_outcome_that_is_damaged(server: Server) -> None:
+    job = server.submit()
+    server.ranks(job)
+    supervised = server.supervisor(job)
+    server.kill()
+    server.release(job)
+    assert gone([supervised])
+    (server.places.step(job, 1) / "outcome.json").write_text('{"kind": "ru')
+    server.start()
+    assert server.client.wait(job)["state"] == "lost"
+
+
 def test_stopping(server: Server) -> None:
     job = server.submit("held.py", "stubborn", grace=3600)
     ranks = server.ranks(job)

@@ -91,7 +91,7 @@ def send(server: Server, method: str, path: str, body: bytes | None) -> tuple[in
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_operation(busy: Server, name: str, data: st.DataObject) -> None:
     description = ask(busy, "GET", "/openapi.json")[2]

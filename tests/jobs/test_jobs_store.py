@@ -1,0 +1,103 @@
+"""The file of a server: changes of state, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+from jobs_harness import Server, ask
+
+from pgasdl import JobError
+from pgasdl.jobs.job import ENDED, NEXT, State
+from pgasdl.jobs.places import Places
+from pgasdl.jobs.requests import JobRequest, Stage
+from pgasdl.jobs.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    found = Store(Places(tmp_path / "jobs.db"))
+    yield found
+    found.close()
+
+
+def test_a_change_looks_at_the_state_before(store: Store) -> None:
+    queued = store.add(JobRequest(("a.py",)))
+    running = store.move(queued, State.RUNNING, step=1)
+    for stale in (queued, store.move(running, State.STOPPING), running):
+        if stale.state is not State.STOPPING:
+            with pytest.raises(JobError, match="is stopping now") as refused:
+                store.move(stale, State.FAILED)
+            assert refused.value.status == 409
+    assert [event.body["state"] for event in store.events(1)] == ["queued", "running", "stopping"]
+
+
+def test_a_change_looks_at_the_step_before(store: Store) -> None:
+    first = store.move(store.add(JobRequest(("a.py",))), State.RUNNING, step=1)
+    store.move(store.move(first, State.QUEUED), State.RUNNING, step=2)
+    with pytest.raises(JobError, match="is running now"):
+        store.move(first, State.FAILED)
+
+
+def test_no_way_leads_past_a_state(store: Store) -> None:
+    ways = [(a, b) for a, b in product(State, State) if a != b and b not in NEXT[a]]
+    assert (State.DONE, State.RUNNING) in ways and (State.QUEUED, State.DONE) in ways
+    done = store.move(store.move(store.add(JobRequest(("a.py",))), State.RUNNING), State.DONE)
+    with pytest.raises(AssertionError):
+        store.move(done, State.RUNNING)
+    assert store.job(1).state is State.DONE
+    assert all(NEXT[state] == (State.QUEUED,) for state in ENDED)
+
+
+def test_the_turn_of_a_job(store: Store) -> None:
+    """Whatever comes back waits behind the others."""
+    first, second = (store.add(JobRequest((name,))) for name in ("a.py", "b.py"))
+    assert store.first() == first
+    store.stop(first.id)
+    assert store.first() == second
+    again = store.restart(first.id)
+    assert (again.started, again.ended, again.status) == (None, None, None)
+    assert store.first() == second
+    store.stop(second.id)
+    assert store.first() == again
+
+
+def test_a_request_is_kept_as_it_was(store: Store) -> None:
+    request = JobRequest(
+        ("-m", "a", "\u00e9"), 3, "n", "f", {"A": "b"}, 4, 5, Stage(("r",), "l", "x", "1G")
+    )
+    assert store.add(request).request == request
+    assert JobRequest.from_json(json.loads(json.dumps(request.as_json()))) == request
+
+
+def test_a_file_of_another_version(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    server.places.file.parent.mkdir()
+    with sqlite3.connect(server.places.file) as database:
+        database.execute("PRAGMA user_version = 2")
+    before = server.places.file.read_bytes()
+    with pytest.raises(AssertionError, match="no file of this version's job server"):
+        server.start()
+    assert server.places.file.read_bytes() == before
+
+
+def test_a_damaged_row_is_told(make_server: Callable[..., Server]) -> None:
+    """The server says so, and goes on answering."""
+    server = make_server()
+    store = Store(server.places)
+    store.add(JobRequest(("held.py",)))
+    store.close()
+    with sqlite3.connect(server.places.file) as database:
+        database.execute("UPDATE jobs SET request = '{'")
+    database.close()
+    server.start()
+    status, _, told = ask(server, "GET", "/readyz")
+    assert status == 503 and "a fault of the server: JSONDecodeError" in told["detail"]
+    status, _, told = ask(server, "GET", "/api/v1/jobs/1")
+    assert (status, told["detail"]) == (500, "a fault of the server: JSONDecodeError")
+    assert ask(server, "GET", "/livez")[0] == 200
+    assert "Traceback" in server.end()
