@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pgasdl.errors import ConfigError, JobError
-from pgasdl.jobs.problems import answer_of, problem
+from pgasdl.jobs.problems import problem
 from pgasdl.jobs.requests import MOST_BYTES
 
 OPEN_PATHS = ("/livez", "/readyz", "/openapi.json")  # tell nothing about jobs
@@ -71,8 +71,6 @@ class Gate:
             answer = problem(421, "this server answers under the names of this machine only")
         elif not known and scope["path"] not in OPEN_PATHS:
             answer = problem(401, headers={"WWW-Authenticate": "Bearer"})
-        elif _length(headers) > MOST_BYTES:
-            answer = answer_of(_too_large())
         else:
             return await self._app(scope, _Counting(receive), send)
         await answer(scope, receive, send)
@@ -89,17 +87,8 @@ class _Counting:
         message = await self._receive()
         self._read += len(message.get("body", b""))
         if self._read > MOST_BYTES:
-            raise _too_large()
+            raise JobError(f"the body is longer than {MOST_BYTES} bytes", 413)
         return message
-
-
-def _too_large() -> JobError:
-    return JobError(f"the body is longer than {MOST_BYTES} bytes", 413)
-
-
-def _length(headers: Headers) -> int:
-    text = headers.get("content-length", "0")
-    return int(text) if text.isdecimal() and len(text) < 20 else MOST_BYTES + 1
 
 
 def _host(header: str) -> str:

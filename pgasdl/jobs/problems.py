@@ -39,15 +39,10 @@ def problem(
     return JSONResponse(document, status, headers, MEDIA_TYPE)
 
 
-def answer_of(error: JobError) -> JSONResponse:
-    """Make the answer of a refusal."""
-    return problem(error.status, str(error), error.field)
-
-
 def of_job(_: Request, error: Exception) -> JSONResponse:
     """Answer a :class:`~pgasdl.errors.JobError`."""
     assert isinstance(error, JobError)
-    return answer_of(error)
+    return problem(error.status, str(error), error.field)
 
 
 def of_http(_: Request, error: Exception) -> JSONResponse:

@@ -141,9 +141,12 @@ class Server:
 
     def launcher(self, job: int) -> int:
         """The process of ``pgasdl run`` of a job: the only child of its supervisor."""
-        supervisor = self.supervisor(job)
-        (pid,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-        return int(pid)
+        (pid,) = children(self.supervisor(job))
+        return pid
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def supervisors(below: Path) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs_harness import Server, kill_and_see_it_gone
+from jobs_harness import Server, children, kill_and_see_it_gone
 from support.leftovers import alive, gone
 from support.patience import PATIENCE
 from support.storage_server import Faults, StorageServer
@@ -133,6 +135,22 @@ def test_the_supervisor(server: Server) -> None:
     assert ended["state"] == "lost" and "supervisor was killed" in ended["reason"]
     # Nothing of it is left when it is told to be lost, so that it may be started again.
     assert not any(map(alive, ranks))
+
+
+def test_a_job_is_not_lost_before_its_last_process_is_gone(server: Server) -> None:
+    """Else a job that is started again would meet what is left of itself."""
+    job = server.submit()
+    ranks = server.ranks(job)
+    guard = server.launcher(job)
+    (launcher,) = children(guard)
+    os.kill(launcher, signal.SIGSTOP)
+    kill_and_see_it_gone(server.supervisor(job))
+    assert gone([guard])
+    other = server.submit()  # when it runs, the server has looked at the first one
+    server.ranks(other)
+    assert server.client.show(job)["state"] == "running" and all(map(alive, ranks))
+    os.kill(launcher, signal.SIGCONT)
+    assert server.client.wait(job)["state"] == "lost" and not any(map(alive, ranks))
 
 
 def test_the_supervisor_while_there_is_no_server(server: Server) -> None:
