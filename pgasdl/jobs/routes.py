@@ -158,13 +158,11 @@ class Service:
         data = await run_in_threadpool(_read_from, self._places.log(call.job), call.query["offset"])
         return Response(data, media_type="application/octet-stream")
 
-    async def events(self, request: Request, call: Call) -> Response:
+    async def events(self, _: Request, call: Call) -> Response:
         """Send what happens to a job, as it happens."""
         await run_in_threadpool(self._store.job, call.job)  # 404 before anything is sent
-        last = request.headers.get("last-event-id", "")
-        after = int(last) if last.isdecimal() and len(last) < 16 else call.query["after"]
         return StreamingResponse(
-            self._stream(call.job, after),
+            self._stream(call.job, call.query["after"]),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )

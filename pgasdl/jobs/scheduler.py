@@ -112,9 +112,10 @@ class Scheduler:
         columns: dict[str, Any] = {"status": outcome.status, "ended": outcome.ended}
         stopping = job.state is State.STOPPING
         staged = outcome.kind == "stage" and outcome.status == 0
-        if outcome.stopped or (stopping and staged):
-            reason = job.reason if stopping else "a signal stopped its supervisor"
-            self._store.move(job, State.STOPPED, reason, **columns)
+        if stopping and (outcome.stopped or staged):
+            self._store.move(job, State.STOPPED, job.reason, **columns)
+        elif outcome.stopped:  # as when the machine is shut down
+            self._fail(job, State.STOPPED, "a signal stopped its supervisor", columns)
         elif outcome.reason or outcome.status != 0:
             why = outcome.reason or f"pgasdl {outcome.kind} ended with {outcome.status}"
             self._fail(job, State.FAILED, why, columns)
@@ -124,7 +125,7 @@ class Scheduler:
             self._store.move(job, State.DONE, **columns)
 
     def _fail(self, job: Job, state: State, reason: str, columns: dict[str, Any]) -> None:
-        """Start a job again that failed or was lost, or let it be so."""
+        """Start a job again that did not end well, or let it be so."""
         if job.restarts_left and job.state is not State.STOPPING:
             reason = f"started again: {reason}"
             self._store.move(job, State.QUEUED, reason, restarts_left=job.restarts_left - 1)

@@ -122,7 +122,7 @@ class Server:
         found: list[str] = []
 
         def there() -> bool:
-            found[:] = re.findall(r"process (\d+)", self.log(job))
+            found[:] = re.findall(r"\] process (\d+)", self.log(job))
             return len(found) >= n
 
         assert until(there, PATIENCE / 2), f"{self.client.show(job)}: {self.log(job)}"

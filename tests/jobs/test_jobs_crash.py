@@ -114,6 +114,28 @@ def test_staging(server: Server, tmp_path: Path) -> None:
     assert states(server, job) == ["queued", "staging", "running", "done"]
 
 
+def test_a_staging_that_ended_before_the_server_could_stop_it(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records/0.bin").write_bytes(b"record")
+    with StorageServer(tmp_path) as storage:
+        storage.faults["/records/0.bin"] = Faults(stalls=1)
+        stage = {"remote": [f"{storage.url}/records/0.bin"], "local": "staged", "format": "folder"}
+        job = server.submit(stage=stage)
+        assert storage.stalled.acquire(timeout=PATIENCE), server.log(job)
+        supervised = server.supervisor(job)
+        server.kill()
+        storage.release()
+        assert gone([supervised])
+    store = Store(server.places)
+    store.stop(job)
+    store.close()
+    server.start()
+    assert server.client.wait(job)["state"] == "stopped"
+    assert states(server, job) == ["queued", "staging", "stopping", "stopped"]
+
+
 def test_written_down_as_running_and_never_started(make_server: Callable[..., Server]) -> None:
     server = make_server()
     store = Store(server.places)

@@ -52,8 +52,10 @@ def test_a_job_that_ignores_sigterm_is_killed(shared: Server) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_supervisor_stops_its_job(shared: Server, number: int) -> None:
-    job = shared.submit(grace=0)
-    ranks = shared.ranks(job)
+    job = shared.submit(grace=0, restarts=1)
+    shared.ranks(job)
+    os.kill(shared.supervisor(job), number)
+    ranks = shared.ranks(job, 2)  # it was not its user who stopped it
     os.kill(shared.supervisor(job), number)
     ended = shared.client.wait(job)
     assert (ended["state"], gone(ranks)) == ("stopped", True)
