@@ -48,13 +48,17 @@ class Client:
     """
 
     def __init__(self, url: str, token: str, *, patience: float = 30.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or 80
+        except ValueError:
+            parts, host, port = urlsplit(""), "", 0
+        if parts.scheme != "http" or not host or parts.path.strip("/"):
             raise ConfigError(f"no URL of a job server: {url[:200]!r}; as in http://127.0.0.1:8000")
         if not token or not token.isascii() or not token.isprintable():
             raise ConfigError("no token: give the content of the server's file jobs.db.token")
         self._url = url.rstrip("/")
-        self._place = (parts.hostname, parts.port or 80)
+        self._place = (host, port)
         self._token = token
         self._patience = patience
 
@@ -121,18 +125,19 @@ class Client:
 
     def log(self, job: int, offset: int = 0) -> bytes:
         """Return what its programs have written, from a byte on; at most 1 MiB."""
-        connection = self._connection()
-        try:
-            return self._asked(connection, "GET", f"/jobs/{job}/log?offset={offset}").read()
-        finally:
-            connection.close()
+        return self._content("GET", f"/jobs/{job}/log?offset={offset}")
 
     def follow(self, job: int) -> Iterator[bytes]:
         """Yield what its programs write, until it ends."""
         offset = 0
         for event in self.events(job):
             while event["event"] == "log" and offset < event["size"]:
-                data = self.log(job, offset)
+                try:
+                    data = self.log(job, offset)
+                except JobError as error:
+                    if error.status:
+                        raise
+                    break  # the stream comes again, or tells that nobody answers
                 offset += len(data)
                 yield data
 
@@ -165,8 +170,10 @@ class Client:
             except JobError as error:
                 if error.status:
                     raise
-                missing_since = missing_since or time.monotonic()
-                if time.monotonic() > missing_since + self._patience:
+                now = time.monotonic()
+                missing_since = missing_since or now
+                late = deadline is not None and now >= deadline
+                if not late and now > missing_since + self._patience:
                     raise
             if deadline is not None and time.monotonic() >= deadline:
                 raise Timeout(f"job {job} has not ended after {timeout:g} s")
@@ -175,11 +182,15 @@ class Client:
     def _stream(
         self, job: int, after: int, deadline: float | None
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        connection = self._connection(deadline)
+        connection = self._connection()
         try:
+            connection.connect()
+            link = connection.sock
+            link.settimeout(_left(deadline))
             answer = self._asked(connection, "GET", f"/jobs/{job}/events?after={after}")
             fields: dict[str, str] = {}
             while line := answer.readline().decode():
+                link.settimeout(_left(deadline))
                 name, _, text = line.rstrip("\n").partition(": ")
                 if name:
                     fields[name] = text
@@ -187,25 +198,31 @@ class Client:
                     document = json.loads(fields["data"])
                     yield int(fields.get("id", 0)), {"event": fields["event"], **document}
                     fields = {}
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             raise self._silent(error) from error
         finally:
             connection.close()
 
     def _document(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        try:
+            document = json.loads(self._content(method, path, body))
+        except ValueError as error:
+            raise self._silent(error) from error
+        if not isinstance(document, dict):
+            raise self._silent(TypeError("its answer is no object"))
+        return document
+
+    def _content(self, method: str, path: str, body: object = None) -> bytes:
         connection = self._connection()
         try:
-            document = json.loads(self._asked(connection, method, path, body).read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            return self._asked(connection, method, path, body).read()
+        except (OSError, http.client.HTTPException) as error:
             raise self._silent(error) from error
         finally:
             connection.close()
-        assert isinstance(document, dict)
-        return document
 
-    def _connection(self, deadline: float | None = None) -> http.client.HTTPConnection:
-        left = _TIMEOUT if deadline is None else max(0.01, deadline - time.monotonic())
-        return http.client.HTTPConnection(*self._place, timeout=min(left, _TIMEOUT))
+    def _connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(*self._place, timeout=_TIMEOUT)
 
     def _asked(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: object = None
@@ -231,6 +248,15 @@ class Client:
 
     def _silent(self, error: Exception) -> JobError:
         return JobError(f"no job server answers at {self._url}: {error or type(error).__name__}")
+
+
+def _left(deadline: float | None) -> float:
+    """Return how long to wait for the next line; TimeoutError once there is no time."""
+    if deadline is None:
+        return _TIMEOUT
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TimeoutError
+    return min(left, _TIMEOUT)
 
 
 def _url_of(places: Places) -> str:

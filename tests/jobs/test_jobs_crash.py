@@ -196,12 +196,15 @@ def test_a_client_that_waits_outlives_the_server(server: Server) -> None:
     server.ranks(job)
     events = server.client.events(job)
     assert [next(events)["state"] for _ in range(2)] == ["queued", "running"]
+    pieces = server.client.follow(job)
+    written = next(pieces)
     port = server.url.rpartition(":")[2]
     server.kill()
     server.options += (f"--port={port}",)
     server.start()
     server.release(job)
     assert [event["state"] for event in events if event["event"] == "state"] == ["done"]
+    assert written + b"".join(pieces) == server.client.log(job)
 
 
 def test_the_numbers_of_jobs_go_on(make_server: Callable[..., Server]) -> None:
