@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -129,8 +128,7 @@ class _Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End in order; the second Ctrl-C ends at once."""
-        self.force_exit = self.should_exit and sig == signal.SIGINT
+        """End in order, within seconds."""
         self.should_exit = self._service.closing = True
 
 

@@ -74,6 +74,11 @@ class Server:
         """End it, and return what it wrote to standard error; jobs run on."""
         assert self.process is not None
         os.kill(self.process.pid, number)
+        return self.ended()
+
+    def ended(self) -> str:
+        """Wait for its end; what it wrote to standard error."""
+        assert self.process is not None
         return self.process.communicate(timeout=PATIENCE)[1]
 
     def kill(self) -> None:

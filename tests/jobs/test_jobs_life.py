@@ -88,7 +88,7 @@ def test_the_end_of_the_server_is_not_the_jobs(server: Server, number: int) -> N
     assert next(events)["state"] == "queued"
     assert server.process is not None
     os.killpg(server.process.pid, number)
-    assert server.end(number) == ""
+    assert server.ended() == ""
     assert server.process.returncode == 0 and not server.places.url.exists()
     assert all(map(alive, ranks))
     server.start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -12,9 +14,12 @@ import pytest
 from jobs_harness import Server, ask
 
 from pgasdl import JobError
-from pgasdl.jobs.job import ENDED, NEXT, State
+from pgasdl.jobs.job import ENDED, NEXT, Event, State
+from pgasdl.jobs.local import LocalRunner
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.requests import JobRequest, Stage
+from pgasdl.jobs.routes import Service
+from pgasdl.jobs.scheduler import Scheduler
 from pgasdl.jobs.store import Store
 
 
@@ -72,6 +77,30 @@ def test_a_request_is_kept_as_it_was(store: Store) -> None:
     )
     assert store.add(request).request == request
     assert JobRequest.from_json(json.loads(json.dumps(request.as_json()))) == request
+
+
+def test_a_stream_ends_after_its_last_event(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the job ends between two looks at the file."""
+    job = store.move(store.add(JobRequest(("a.py",))), State.RUNNING)
+    read = store.events
+
+    def events(job_id: int, after: int = 0) -> list[Event]:
+        found = read(job_id, after)
+        if store.job(job_id).state is State.RUNNING:
+            store.move(job, State.DONE)
+        return found
+
+    monkeypatch.setattr(store, "events", events)
+    places = Places(tmp_path / "jobs.db")
+    service = Service(store, Scheduler(store, LocalRunner(places, tmp_path), 1), places, tmp_path)
+
+    async def messages() -> str:
+        return "".join([message async for message in service._stream(job.id, 0)])
+
+    told = asyncio.run(messages())
+    assert re.findall("event: (.*)", told) == ["state", "state", "log", "state", "end"]
 
 
 def test_a_file_of_another_version(make_server: Callable[..., Server]) -> None:
