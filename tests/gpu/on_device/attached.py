@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
+from on_device import foreign, ranks
 from on_device.findings import Tell
+
+
+def run(tell: Tell, smoke: bool) -> None:
+    """The part."""
+    with tell.step("PyTorch"):
+        foreign.require_torch()
+        for program in ("torch_attach", "torch_update"):
+            with tell.step(program):
+                ranks.run(2, f"on_device.attached:{program}", tell, timeout=40)
+                tell.check(program, True)
+        with tell.step("torch_ddp"), tempfile.TemporaryDirectory() as folder:
+            ranks.run(2, "on_device.attached:torch_ddp", tell, timeout=40, store=f"{folder}/store")
+            tell.check("torch_ddp", True)
 
 
 def torch_model(**options: Any) -> tuple[Any, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -36,13 +35,6 @@ def run(tell: Tell, smoke: bool) -> None:
             with tell.step(program):
                 ranks.run(2, f"on_device.foreign:{program}", tell, timeout=30)
                 tell.check(program, True)
-        for program in ("torch_attach", "torch_update"):
-            with tell.step(program):
-                ranks.run(2, f"on_device.attached:{program}", tell, timeout=40)
-                tell.check(program, True)
-        with tell.step("torch_ddp"), tempfile.TemporaryDirectory() as folder:
-            ranks.run(2, "on_device.attached:torch_ddp", tell, timeout=40, store=f"{folder}/store")
-            tell.check("torch_ddp", True)
     with tell.step("CuPy"):
         cupy = imported("cupy")
         if not cupy.cuda.is_available():
