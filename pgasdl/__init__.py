@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from pgasdl.config import Limits as Limits
     from pgasdl.context import Context as Context
     from pgasdl.counters import Counters as Counters
+    from pgasdl.counters import LayerTimes as LayerTimes
     from pgasdl.counters import Traffic as Traffic
+    from pgasdl.counters import Waits as Waits
     from pgasdl.errors import AlignmentError as AlignmentError
     from pgasdl.errors import BootstrapError as BootstrapError
     from pgasdl.errors import BufferRefused as BufferRefused
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "config": ["Limits"],
     "context": ["Context"],
-    "counters": ["Counters", "Traffic"],
+    "counters": ["Counters", "LayerTimes", "Traffic", "Waits"],
     "errors": [
         "AlignmentError",
         "BootstrapError",

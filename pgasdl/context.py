@@ -24,12 +24,13 @@ from pgasdl.collectives.operators import kind_of, reduction_of
 from pgasdl.collectives.policy import Policy
 from pgasdl.collectives.state import AnswerCalls, CollectiveState
 from pgasdl.config import Config, Limits
-from pgasdl.counters import Counters, Traffic
+from pgasdl.counters import Counters, Traffic, Waits
 from pgasdl.device.names import ordinal_of
 from pgasdl.errors import PeerLost, RankError, UnavailableError
 from pgasdl.footprint import Footprint
 from pgasdl.group import Group
 from pgasdl.job import Job
+from pgasdl.openmetrics import exposition
 from pgasdl.pool import Pool
 from pgasdl.segment import Segment, SegmentTable
 from pgasdl.topology import Topology
@@ -593,7 +594,7 @@ class Context(_native.ContextCore):
         return Footprint(self._own_bytes, self.segments.workspace_bytes, *self._connections())
 
     def counters(self) -> Counters:
-        """Return what this rank has moved and registered since it joined.
+        """Return what this rank has moved, registered, waited for and lost since it joined.
 
         ``ctx.counters() - before`` is what a piece of a program moved.
 
@@ -604,10 +605,38 @@ class Context(_native.ContextCore):
         a Put that is a copy into mapped memory counts as one that an adapter makes. It leaves out
         the library's own messages (start-up, heartbeats, barriers, small collectives of groups),
         passive messages, operations in captured graphs, and what the program itself, or ``send``
-        of torch.distributed, loads from mapped memory or stores there. Any thread may call it.
+        of torch.distributed, loads from mapped memory or stores there. A wait is counted once it
+        has ended, unless it was over at once. Any thread may call it.
         """
         peers = tuple(Traffic(*words) for words in self._traffic())
-        return Counters(peers, self._registrations)
+        waits = {cause: Waits(*words) for cause, words in self._waits().items()}
+        states = enumerate(self._health())
+        lost = sum(rank != self.rank and how not in ("healthy", "closed") for rank, how in states)
+        layers = {
+            (exchange.number, layer): times
+            for exchange in list(self.state.servers)
+            for layer, times in enumerate(exchange.times)
+        }
+        return Counters(peers, self._registrations, waits, lost, layers)
+
+    def openmetrics(self) -> str:
+        """Return the counters as text in the format of OpenMetrics 1.0, for a scrape.
+
+        Returns
+        -------
+        str
+            Counters with the prefix ``pgasdl_``, in bytes and seconds, each labelled with the rank:
+            ``traffic_bytes`` and ``traffic_messages`` by peer and direction ("write", "read");
+            ``notifications`` by peer; ``registrations``; ``waits`` and ``wait_seconds`` by cause;
+            ``peers_lost``; ``layer_exchanges`` by exchange and layer, ``layer_seconds`` also by
+            state ("queued", "exchanging", "waiting").
+
+        Notes
+        -----
+        Five lines for each peer with which there was traffic, four for each layer, and 18 others:
+        a rank of 1024 that has written to 20 has some 120.
+        """
+        return exposition(self.counters(), self.rank)
 
     def describe(self) -> str:
         """Describe this context, for a log: ranks, transport, limits, plans and inboxes."""

@@ -1,12 +1,30 @@
-"""The traffic of one rank since it joined, by peer."""
+"""What one rank has moved, waited for and lost since it joined."""
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from typing import Self
+
+
+class _Sums:
+    """Fields that are added up, one by one."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+    def __sub__(self, other: Self) -> Self:
+        return type(self)(*(a - b for a, b in zip(_values(self), _values(other), strict=True)))
+
+
+def _values(sums: _Sums) -> tuple[float, ...]:
+    return astuple(sums)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(_Sums):
     """The traffic that one rank has caused with one peer, or with all.
 
     Attributes
@@ -26,16 +44,49 @@ class Traffic:
     messages_read: int = 0
     notifications: int = 0
 
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+@dataclass(frozen=True, slots=True)
+class Waits(_Sums):
+    """The waits of one rank for one cause that were not over at once, and have ended.
+
+    Attributes
+    ----------
+    number : int
+        How many. A call with ``timeout=0`` is none; a collective may wait in each of its rounds.
+    seconds : float
+        In all of them, over all threads.
+    """
+
+    number: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes(_Sums):
+    """The cost of one layer of a gradient exchange, on this rank.
+
+    Attributes
+    ----------
+    exchanges : int
+        How often its gradient was exchanged.
+    queued : float
+        Seconds from its gradient being ready to the beginning of its bucket's exchange: for the
+        other layers of the bucket, and on a GPU for the stream that computes the gradient.
+    exchanging : float
+        Seconds from there until this rank saw that the exchange had ended.
+    waiting : float
+        Seconds in ``wait(layer)``.
+    """
+
+    exchanges: int = 0
+    queued: float = 0.0
+    exchanging: float = 0.0
+    waiting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The traffic of one rank, and its registrations, since it joined or between two moments.
+    """What one rank has counted since it joined, or between two moments.
 
     Attributes
     ----------
@@ -44,10 +95,23 @@ class Counters:
     registrations : int
         How often memory was registered with the transport: segments made or bound here, those of
         the library among them. It stays the same in a loop that only moves data.
+    waits : Mapping of str to Waits
+        By cause: "notification"; "queue", for requests to complete; "queue_full", for the transport
+        to take one, or to connect; "barrier"; "collective", of a group and without a plan, such as
+        the making of a segment; "plan", for collectives and layers that plans exchange; "passive";
+        "atomic".
+    losses : int
+        Peers whose loss this rank has noticed: they died, stopped or failed.
+    layers : Mapping of (int, int) to LayerTimes
+        By exchange, numbered in the order in which this context made them, and by layer. An
+        exchange that was closed has no entries.
     """
 
     peers: tuple[Traffic, ...]
     registrations: int
+    waits: Mapping[str, Waits] = field(default_factory=dict)
+    losses: int = 0
+    layers: Mapping[tuple[int, int], LayerTimes] = field(default_factory=dict)
 
     @property
     def total(self) -> Traffic:
@@ -56,13 +120,20 @@ class Counters:
 
     def __sub__(self, before: Counters) -> Counters:
         """Return what came after ``before``, of the same context."""
-        peers = tuple(a - b for a, b in zip(self.peers, before.peers, strict=True))
-        return Counters(peers, self.registrations - before.registrations)
+        return Counters(
+            tuple(a - b for a, b in zip(self.peers, before.peers, strict=True)),
+            self.registrations - before.registrations,
+            {cause: each - before.waits.get(cause, Waits()) for cause, each in self.waits.items()},
+            self.losses - before.losses,
+            {at: each - before.layers.get(at, LayerTimes()) for at, each in self.layers.items()},
+        )
 
     def __str__(self) -> str:
         total = self.total
+        waits = sum(self.waits.values(), Waits())
         return (
             f"written: {total.bytes_written} bytes in {total.messages_written} messages; read: "
             f"{total.bytes_read} bytes in {total.messages_read}; notifications: "
-            f"{total.notifications}; registrations: {self.registrations}"
+            f"{total.notifications}; registrations: {self.registrations}; waits: {waits.number} "
+            f"in {waits.seconds:.3g} s; losses: {self.losses}"
         )

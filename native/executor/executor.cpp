@@ -303,7 +303,7 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
   const auto slow = [&] { check_peers(&execution); };
   try {
     const Outcome outcome =
-        context_.waiter().until(ready, slow, deadline, execution.name().c_str());
+        context_.waiter().until(ready, slow, deadline, WaitCause::kPlan, execution.name().c_str());
     if (!over()) return outcome == Outcome::kDone ? Waited::kCall : Waited::kTimeout;
   } catch (const Error&) {
     // An execution that one of its members cannot end is over; one that others' loss interrupts
@@ -468,7 +468,7 @@ void Executor::run() {
     try {
       (void)context_.waiter().until([&] { return progress() || stopping_.load(); },
                                     [&] { check_peers(nullptr); }, Deadline::in(0.05),
-                                    "progress thread");
+                                    WaitCause::kUncounted, "progress thread");
       give_up_streamed(ErrorKind::kTimeout, "it was not over in time");
     } catch (const std::exception& error) {
       // A loss, or no memory: whoever waits is told; here there is nothing to do until then.

@@ -3,12 +3,6 @@
 #include <algorithm>
 
 namespace pgasdl {
-namespace {
-
-double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
-
-}  // namespace
-
 LayerSchedule::LayerSchedule(Executor& executor,
                              const std::vector<std::vector<std::uint32_t>>& buckets)
     : executor_(executor) {
@@ -53,7 +47,7 @@ void LayerSchedule::ready(std::int64_t number, const StreamOrder* order) {
     throw Error(ErrorKind::kPlan, text("layer ", number, " is ready twice in one iteration: wait(",
                                        number, ") before its gradient is computed again"));
   }
-  layer.became_ready = now();
+  layer.became_ready = ticks();
   const bool first = bucket.missing == bucket.layers.size();
   if (order != nullptr) {
     if (!first) bucket.gradients->hold(order->stream);
@@ -99,6 +93,9 @@ void LayerSchedule::taken(std::size_t number, const Execution& execution) {
     Layer& layer = layers_[member];
     layer.began = execution.began();
     layer.ended = execution.ended();
+    // A plan without steps ends as it begins.
+    layer.queued += std::max(layer.began, layer.became_ready) - layer.became_ready;
+    layer.exchanging += std::max(layer.ended, layer.began) - layer.began;
   }
   turn_over(bucket);
 }

@@ -22,10 +22,13 @@ class LayerSchedule {
     bool ready = false;
     // Seconds of the steady clock, of the last iteration; `waiting`: of all.
     double waiting = 0;
-    double became_ready = 0;
     double waited = 0;
-    std::uint64_t began = 0;  // ticks()
+    std::uint64_t became_ready = 0;  // ticks()
+    std::uint64_t began = 0;
     std::uint64_t ended = 0;
+    // Ticks of all iterations: until the exchange began, and in it.
+    std::uint64_t queued = 0;
+    std::uint64_t exchanging = 0;
   };
 
   LayerSchedule(Executor& executor, const std::vector<std::vector<std::uint32_t>>& buckets);

@@ -152,7 +152,8 @@ Outcome Group::allgather(const Inside&, Kind kind, const std::string& what,
     return send(ahead(course.steps[step].distance), exchange.outgoing, id, course.generation);
   };
   for (;;) {
-    if (disseminate(course, post, deadline, what.c_str()) != Outcome::kDone) {
+    if (disseminate(course, post, deadline, WaitCause::kCollective, what.c_str()) !=
+        Outcome::kDone) {
       return Outcome::kTimeout;
     }
     exchange.under_way = false;

@@ -15,7 +15,8 @@ Outcome Group::barrier(const Inside&, Deadline deadline) {
     return send(ahead(barrier_.steps[round].distance), {},
                 barrier_.first_flag + static_cast<std::uint32_t>(round), barrier_.generation);
   };
-  if (disseminate(barrier_, post, deadline, "barrier") != Outcome::kDone) return Outcome::kTimeout;
+  if (disseminate(barrier_, post, deadline, WaitCause::kBarrier, "barrier") != Outcome::kDone)
+    return Outcome::kTimeout;
   barrier_under_way_ = false;
   return Outcome::kDone;
 }

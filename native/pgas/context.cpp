@@ -29,7 +29,7 @@ Context::Context(Rank rank, Rank size, std::unique_ptr<Transport> transport, con
       progresses_(transport_->needs_progress()),
       counters_(size),
       liveness_(rank, size, options),
-      waiter_(liveness_, *transport_, options),
+      waiter_(liveness_, counters_, *transport_, options),
       queues_(options.queues + kOwnQueues),
       pids_(static_cast<std::size_t>(size)) {
   if (size < 1 || rank < 0 || rank >= size) {

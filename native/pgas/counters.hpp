@@ -1,11 +1,12 @@
-// Counters tell the traffic of one rank with each peer, and its registrations of memory, since it
-// joined. They are always kept: no other process touches their cache lines.
+// Counters tell the traffic of one rank with each peer, its registrations of memory and its waits,
+// since it joined. They are always kept: no other process touches their cache lines.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,26 @@ inline Traffic traffic_read(std::span<const Transfer> transfers) {
   return traffic;
 }
 
+// What a rank waits for.
+enum class WaitCause : std::uint8_t {
+  kNotification,
+  kQueue,      // what was posted to it is complete
+  kQueueFull,  // place in it, or a connection
+  kBarrier,
+  kCollective,  // of a group, without a plan: its blocks of all members
+  kPlan,
+  kPassive,
+  kAtomic,
+  kUncounted,  // the library's own threads
+};
+constexpr std::array<std::string_view, 8> kWaitCauses{
+    "notification", "queue", "queue_full", "barrier", "collective", "plan", "passive", "atomic"};
+
+struct Waits {
+  std::uint64_t number = 0;
+  std::uint64_t ticks = 0;
+};
+
 class Counters {
  public:
   explicit Counters(Rank size) : peers_(static_cast<std::size_t>(size)) {}
@@ -72,6 +93,14 @@ class Counters {
   }
   void add_registration() { registrations_.fetch_add(1, std::memory_order_relaxed); }
 
+  // A wait, or a piece of one that was counted already, is over.
+  void add_wait(WaitCause cause, bool counted, std::uint64_t ticks) {
+    if (cause == WaitCause::kUncounted) return;
+    WaitWords& words = waits_[static_cast<std::size_t>(cause)];
+    if (!counted) words.number.fetch_add(1, std::memory_order_relaxed);
+    words.ticks.fetch_add(ticks, std::memory_order_relaxed);
+  }
+
   Traffic with(Rank peer) const {
     const Peer& found = peers_[static_cast<std::size_t>(peer)];
     const auto sum = [&](std::size_t i) {
@@ -81,6 +110,10 @@ class Counters {
     return {sum(0), sum(1), sum(2), sum(3), sum(4)};
   }
   std::uint64_t registrations() const { return registrations_.load(std::memory_order_relaxed); }
+  Waits waits(std::size_t cause) const {
+    return {waits_[cause].number.load(std::memory_order_relaxed),
+            waits_[cause].ticks.load(std::memory_order_relaxed)};
+  }
 
  private:
   // They have the order of Traffic.
@@ -89,6 +122,10 @@ class Counters {
   struct Peer {
     alignas(64) Words operations{};
     alignas(64) Words plans{};
+  };
+  struct alignas(64) WaitWords {
+    std::atomic<std::uint64_t> number{0};
+    std::atomic<std::uint64_t> ticks{0};
   };
 
   Peer& at(Rank peer) { return peers_[static_cast<std::size_t>(peer)]; }
@@ -104,6 +141,7 @@ class Counters {
 
   std::vector<Peer> peers_;
   std::atomic<std::uint64_t> registrations_{0};
+  std::array<WaitWords, kWaitCauses.size()> waits_;
 };
 
 }  // namespace pgasdl

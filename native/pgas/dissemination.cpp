@@ -27,7 +27,7 @@ std::uint32_t Group::announced(const Course& course, std::size_t step) const {
 }
 
 Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)>& post,
-                           Deadline deadline, const char* what) {
+                           Deadline deadline, WaitCause cause, const char* what) {
   const auto patience = std::chrono::milliseconds(2 * context_.options().heartbeat_ms);
   while (course.arrived < course.steps.size()) {
     const std::size_t end = course.end_of_base(course.arrived);
@@ -80,7 +80,7 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
       }
     };
     try {
-      if (context_.waiter().until(ready, slow, deadline, what) != Outcome::kDone) {
+      if (context_.waiter().until(ready, slow, deadline, cause, what) != Outcome::kDone) {
         give_up();
         return Outcome::kTimeout;
       }

@@ -244,7 +244,7 @@ class Group {
   // Sends the steps of a generation, by post(step), which answers whether it was posted, each once
   // those have arrived that it needs, and waits until all have arrived.
   Outcome disseminate(Course& course, const std::function<bool(std::size_t)>& post,
-                      Deadline deadline, const char* what);
+                      Deadline deadline, WaitCause cause, const char* what);
   bool arrived(const Course& course, std::size_t step) const;
   std::uint32_t announced(const Course& course, std::size_t step) const;
   void announce_lost(const Course& course, Rank gone);

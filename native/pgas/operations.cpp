@@ -221,7 +221,7 @@ Outcome Context::post_later(const std::function<bool()>& in_turn, Deadline deadl
         if (progresses_) transport_->progress();
         return in_turn();
       },
-      deadline, "posting");
+      deadline, WaitCause::kQueueFull, "posting");
 }
 
 Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {
@@ -327,7 +327,7 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
         if (progresses_) transport_->progress();
         return queued_streams_.passed(id) && complete(id);
       },
-      deadline, "wait(queue)");
+      deadline, WaitCause::kQueue, "wait(queue)");
   if (outcome == Outcome::kDone) {
     give_back(queue, posted);
     flush_adapters_writes();
@@ -379,7 +379,8 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
   };
   // A stream may raise it, which wakes nobody.
   const Waiter::Expectation expectation(segment.device() != kHost ? &waiter_ : nullptr);
-  const Outcome outcome = waiter_.until(ready, slow, deadline, "notify_waitsome");
+  const Outcome outcome =
+      waiter_.until(ready, slow, deadline, WaitCause::kNotification, "notify_waitsome");
   if (outcome == Outcome::kDone) {
     recorder_.record(Operation::kWaitsome, -1, segment.id(), found, 0, began);
     flush_adapters_writes();
@@ -421,7 +422,8 @@ Outcome Context::notify_wait_count(Segment& segment, std::uint64_t notification,
                                              left, " of ", count, ": every other rank has left"));
     }
   };
-  const Outcome outcome = waiter_.until(ready, slow, deadline, "notify_wait_count");
+  const Outcome outcome =
+      waiter_.until(ready, slow, deadline, WaitCause::kNotification, "notify_wait_count");
   if (outcome == Outcome::kDone) {
     recorder_.record(Operation::kWaitCount, -1, segment.id(), notification, 0, began);
     flush_adapters_writes();
@@ -499,7 +501,8 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
         return late.posted && complete(atomic_queue());
       },
       // Once posted it will change the peer's memory: to give up then would be to lie.
-      deadline.one_try() ? Deadline::in(options_.timeout) : deadline, "an atomic");
+      deadline.one_try() ? Deadline::in(options_.timeout) : deadline, WaitCause::kAtomic,
+      "an atomic");
   late.done = outcome == Outcome::kDone;
   if (late.done && progresses_) old = *late.old;
   return outcome;

@@ -36,7 +36,7 @@ Outcome Group::passive_send(Rank peer, std::span<const std::byte> message, Deadl
     return true;
   };
   const auto slow = [&] { context_.liveness().require(peer, "passive_send"); };
-  return context_.waiter().until(ready, slow, deadline, "passive_send");
+  return context_.waiter().until(ready, slow, deadline, WaitCause::kPassive, "passive_send");
 }
 
 Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& message) {
@@ -68,7 +68,8 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
       throw Error(ErrorKind::kPeerLost, "passive_receive: every other rank has left");
     }
   };
-  const Outcome outcome = context_.waiter().until(ready, slow, deadline, "passive_receive");
+  const Outcome outcome =
+      context_.waiter().until(ready, slow, deadline, WaitCause::kPassive, "passive_receive");
   if (outcome != Outcome::kDone) return outcome;
   context_.recorder().record(Operation::kPassiveReceive, sender, control_->id(), 0, message.size());
   // The mailbox is free: tell the sender, if it is still there to send more.

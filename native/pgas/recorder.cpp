@@ -27,12 +27,19 @@ std::string_view name(Operation operation) {
 }
 
 double Recorder::seconds(std::uint64_t at) const {
-  const std::uint64_t now = ticks();
-  const auto clock = Clock::now();
-  const double elapsed = std::chrono::duration<double>(clock - start_).count();
-  const double per_tick = elapsed / static_cast<double>(now - start_ticks_ + 1);
   const double then = std::chrono::duration<double>(start_.time_since_epoch()).count();
-  return then + (static_cast<double>(at) - static_cast<double>(start_ticks_)) * per_tick;
+  return then + (static_cast<double>(at) - static_cast<double>(start_ticks_)) * per_tick_so_far();
+}
+
+double Recorder::per_tick_so_far() const {
+  const std::uint64_t now = ticks();
+  const std::chrono::duration<double> elapsed = Clock::now() - start_;
+  return elapsed.count() / static_cast<double>(now - start_ticks_ + 1);
+}
+
+double Recorder::seconds_per_tick() const {
+  static const double kPerTick = per_tick_so_far();
+  return kPerTick;
 }
 
 std::string Recorder::dump(Rank rank) const {

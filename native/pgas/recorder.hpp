@@ -54,8 +54,11 @@ class Recorder {
   std::string dump(Rank rank) const;
   // The moment of a ticks() value, in seconds of the monotonic clock.
   double seconds(std::uint64_t at) const;
+  // Always the same, so that sums of ticks never become fewer seconds.
+  double seconds_per_tick() const;
 
  private:
+  double per_tick_so_far() const;
   static constexpr std::size_t kRecords = 256;
   struct Record {
     std::atomic<std::uint64_t> ticks, what, detail, bytes;

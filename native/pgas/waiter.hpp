@@ -8,6 +8,7 @@
 #include <atomic>
 #include <thread>
 
+#include "pgas/counters.hpp"
 #include "pgas/liveness.hpp"
 #include "sys/clock.hpp"
 
@@ -21,8 +22,9 @@ inline void pause_briefly() {
 
 class Waiter {
  public:
-  Waiter(Liveness& liveness, const Transport& transport, const Options& options)
+  Waiter(Liveness& liveness, Counters& counters, const Transport& transport, const Options& options)
       : liveness_(liveness),
+        counters_(counters),
         transport_(transport),
         spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.spin_us * 1e3))),
         yield_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.yield_us * 1e3))) {}
@@ -48,22 +50,29 @@ class Waiter {
 
   // Until ready() answers true, or the deadline; throws if a loss is reported meanwhile. `slow`
   // runs from time to time, to look for reasons why ready() never will (it throws). `what` names
-  // the wait.
+  // the wait; it is counted by `cause`, unless it is over at once.
   template <typename Ready, typename Slow>
-  Outcome until(Ready&& ready, Slow&& slow, Deadline deadline, const char* what) {
+  Outcome until(Ready&& ready, Slow&& slow, Deadline deadline, WaitCause cause, const char* what) {
     if (ready()) return Outcome::kDone;
-    return until_later(ready, slow, deadline, what);
+    return until_later(ready, slow, deadline, cause, what);
   }
   template <typename Ready>
-  Outcome until(Ready&& ready, Deadline deadline, const char* what) {
-    return until(ready, [] {}, deadline, what);
+  Outcome until(Ready&& ready, Deadline deadline, WaitCause cause, const char* what) {
+    return until(ready, [] {}, deadline, cause, what);
   }
 
  private:
+  struct Stopwatch {
+    ~Stopwatch() { counters.add_wait(cause, continues, ticks() - began); }
+    Counters& counters;
+    const WaitCause cause;
+    const bool continues;
+    const std::uint64_t began = ticks();
+  };
   // Out of line: what is there at the first look needs none of it.
   template <typename Ready, typename Slow>
   [[gnu::noinline]] Outcome until_later(Ready& ready, Slow& slow, Deadline deadline,
-                                        const char* what) {
+                                        WaitCause cause, const char* what) {
     check(what);
     const auto ready_after_all = [&] {
       try {
@@ -81,14 +90,14 @@ class Waiter {
       if (liveness_.somebody_gone() && ready_after_all()) return Outcome::kDone;
       return Outcome::kTimeout;
     }
+    const Stopwatch stopwatch{counters_, cause, deadline.continues()};
     // Ticks are read rarely: a read costs as much as several polls. The clock is not read at all,
     // since it is a system call on some machines.
     constexpr int kPollsPerLook = 64;
     // The first polls follow each other closely: a pause is as long as a cache line's way here.
     constexpr int kEagerLooks = 4;
     const std::uint64_t spin = ticks_of(spin_);
-    const std::uint64_t began = ticks();
-    for (int look = 0; ticks() - began < spin; ++look) {
+    for (int look = 0; ticks() - stopwatch.began < spin; ++look) {
       for (int poll = 0; poll < kPollsPerLook; ++poll) {
         if (look >= kEagerLooks) pause_briefly();
         if (ready()) return Outcome::kDone;
@@ -158,6 +167,7 @@ class Waiter {
     if (liveness_.alarmed()) liveness_.raise_alarm(what);
   }
   Liveness& liveness_;
+  Counters& counters_;
   const Transport& transport_;
   const Nanoseconds spin_;
   const Clock::time_point made_ = Clock::now();

@@ -223,6 +223,17 @@ void bind_context(nb::module_& module) {
       .def_prop_ro(
           "_registrations",
           [](const ContextHandle& self) { return self.context().counters().registrations(); })
+      .def("_waits",
+           [](const ContextHandle& self) {
+             const double tick = self.context().recorder().seconds_per_tick();
+             nb::dict waits;
+             for (std::size_t cause = 0; cause < kWaitCauses.size(); ++cause) {
+               const Waits each = self.context().counters().waits(cause);
+               waits[nb::str(kWaitCauses[cause].data(), kWaitCauses[cause].size())] =
+                   nb::make_tuple(each.number, static_cast<double>(each.ticks) * tick);
+             }
+             return waits;
+           })
       .def_prop_ro(
           "timeout", [](const ContextHandle& self) { return self.context().options().timeout; },
           "Seconds that a call waits at most when it names no timeout.");

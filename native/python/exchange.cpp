@@ -196,7 +196,7 @@ void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
     waited = runtime.executor.wait(execution, Deadline::once());
   }
   if (waited == Waited::kDone) return;
-  const Deadline deadline = Deadline::in(timeout);
+  Deadline deadline = Deadline::in(timeout);
   bool passed = deadline.one_try();  // every read of the clock makes the wait begin later
   for (;;) {
     if (waited == Waited::kCall) {
@@ -207,7 +207,7 @@ void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
     {
       // In short pieces, so that signals get through.
       const WithoutGil release;
-      waited = runtime.executor.wait(execution, deadline.sooner(std::chrono::milliseconds(50)));
+      waited = runtime.executor.wait(execution, deadline.next_piece(std::chrono::milliseconds(50)));
     }
     if (waited == Waited::kDone) return;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();

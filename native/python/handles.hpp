@@ -97,11 +97,11 @@ template <typename Attempt>
 Outcome blocking(double timeout, Attempt&& attempt) {
   Outcome outcome = attempt(Deadline::once());
   if (outcome == Outcome::kDone || timeout <= 0) return outcome;
-  const Deadline deadline = Deadline::in(timeout);
+  Deadline deadline = Deadline::in(timeout);
   for (;;) {
     {
       const WithoutGil release;
-      outcome = attempt(deadline.sooner(std::chrono::milliseconds(50)));
+      outcome = attempt(deadline.next_piece(std::chrono::milliseconds(50)));
     }
     if (outcome == Outcome::kDone || deadline.passed()) return outcome;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -58,8 +58,17 @@ std::tuple<double, double, double, double, double> timing(const ScheduleHandle& 
   };
   // Each is converted at a moment of its own; and a plan without steps ends as it begins.
   const double began = moment(layer.began);
-  return {layer.waiting, layer.became_ready, began, std::max(began, moment(layer.ended)),
+  return {layer.waiting, moment(layer.became_ready), began, std::max(began, moment(layer.ended)),
           layer.waited};
+}
+
+// How often, and the seconds of all times: until it began, in it, and in waits for it.
+std::tuple<std::uint64_t, double, double, double> total(const ScheduleHandle& self,
+                                                        std::size_t number) {
+  const LayerSchedule::Layer& layer = self.schedule->layer(number);
+  const double tick = self.runtime->context.recorder().seconds_per_tick();
+  return {self.schedule->executions(number), static_cast<double>(layer.queued) * tick,
+          static_cast<double>(layer.exchanging) * tick, layer.waiting};
 }
 
 }  // namespace
@@ -125,6 +134,8 @@ void bind_schedule(nb::module_& module) {
           },
           "layer"_a, "How often the exchange of the layer's bucket is over.")
       .def("timing", &timing, "layer"_a, "(waiting, ready, began, ended, waited), in seconds.")
+      .def("total", &total, "layer"_a,
+           "(exchanges, queued, exchanging, waiting): how often, and seconds of all times.")
       .def(
           "bucket_of",
           [](const ScheduleHandle& self, const Executor::Call& call) {

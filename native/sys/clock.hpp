@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
@@ -42,11 +43,15 @@ class Deadline {
     auto now = Clock::now();
     return now >= at_ ? Nanoseconds(0) : Nanoseconds(at_ - now);
   }
-  // The deadline of a piece of the same wait.
-  Deadline sooner(Nanoseconds from_now) const {
+  // The deadline of the next piece of the same wait.
+  Deadline next_piece(Nanoseconds from_now) {
     auto other = Clock::now() + from_now;
-    return {other < at_ ? other : at_, since_};
+    Deadline piece{other < at_ ? other : at_, since_};
+    piece.continues_ = std::exchange(continues_, true);
+    return piece;
   }
+  // That of a piece after the first.
+  bool continues() const { return continues_; }
   // When the whole wait began.
   Clock::time_point since() const { return since_; }
 
@@ -54,6 +59,7 @@ class Deadline {
   Deadline(Clock::time_point at, Clock::time_point since) : at_(at), since_(since) {}
   Clock::time_point at_;
   Clock::time_point since_;
+  bool continues_ = false;
 };
 
 }  // namespace pgasdl

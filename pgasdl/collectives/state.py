@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from pgasdl import _native
 from pgasdl.collectives.policy import Policy
+from pgasdl.counters import LayerTimes
 from pgasdl.errors import MismatchError, PlanError, Timeout
 from pgasdl.group import Group
 from pgasdl.segment import SegmentTable
@@ -27,6 +29,16 @@ class Server(Protocol):
 
     def describe(self) -> str:
         """Return one line for a log."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Its number among all that this context has made."""
+        ...
+
+    @property
+    def times(self) -> list[LayerTimes]:
+        """What each of its layers has cost."""
         ...
 
 
@@ -56,6 +68,8 @@ class CollectiveState:
         The steps that interrupted calls have made, by group; :class:`Steps` keeps it.
     servers : list[Server]
         Gradient exchanges, which answer calls.
+    numbers : Iterator[int]
+        The next server's number.
     abandoned : list[object]
         Arrays of the pool whose handles were given up under way: others may write there.
     spaces : dict[Group, Space]
@@ -68,6 +82,7 @@ class CollectiveState:
     gpu_piece: int
     unfinished: Unfinished = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
     abandoned: list[object] = field(default_factory=list)
     spaces: dict[Group, Space] = field(default_factory=dict)
 

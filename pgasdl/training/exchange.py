@@ -19,6 +19,7 @@ from pgasdl import _native
 from pgasdl.buffers import native_dtype
 from pgasdl.collectives.state import Steps
 from pgasdl.context import Context
+from pgasdl.counters import LayerTimes
 from pgasdl.device.names import ordinal_of
 from pgasdl.device.streams import stream_handle
 from pgasdl.errors import BufferRefused, PlanError
@@ -98,6 +99,8 @@ class GradientExchange:
         None.
     inbox_bytes : int
         Memory that the plans need on this rank besides these two.
+    number : int
+        Its number among the exchanges that this context has made, from 0 on.
 
     Raises
     ------
@@ -180,6 +183,7 @@ class GradientExchange:
         self._owner = None if update is None else Owner(setup, self._buckets, memory, update)
         self.inbox_bytes = memory.inbox_bytes
         self._segments = memory.segments
+        self.number = next(context.state.numbers)
         context.state.servers.append(self)
 
     @property
@@ -223,6 +227,11 @@ class GradientExchange:
     def timing(self, layer: int) -> Timing:
         """Return what one layer has cost so far; a copy."""
         return Timing(*self._schedule.timing(layer))
+
+    @property
+    def times(self) -> list[LayerTimes]:
+        """The cost of each layer in all iterations so far, as ``ctx.counters()`` tells it."""
+        return [LayerTimes(*self._schedule.total(layer)) for layer in range(len(self.layers))]
 
     # --- one iteration
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract_harness import MAPPED, ORDERING, contract
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import pgasdl
 from pgasdl import Traffic
@@ -159,7 +160,16 @@ def test_layers_of_an_exchange(ctx: Any) -> None:
 
         step()
         told = moved(ctx, step)
+        assert list(told.layers) == [(exchange.number, 0), (exchange.number, 1)]
+        for times in told.layers.values():
+            assert times.exchanges == 1
+            assert min(times.queued, times.exchanging, times.waiting) > 0
+        assert all(each.exchanges == 2 for each in ctx.counters().layers.values())
+        with pgasdl.GradientExchange(ctx, shapes, plan="gdraa") as second:
+            assert second.number != exchange.number
+            assert len(ctx.counters().layers) == 4
     assert told.peers == with_each_peer(ctx, Traffic(4 * (256 + 512), 4, notifications=4))
+    assert ctx.counters().layers == {}
 
 
 @contract(ranks=(2, 3))
@@ -197,11 +207,104 @@ def test_registrations(ctx: Any) -> None:
     assert changed(lambda: [ctx.allreduce(array) for _ in range(20)]) == 0
 
 
+def waited(told: pgasdl.Counters) -> dict[str, int]:
+    """The causes for which there were waits, and how many."""
+    assert all((each.number > 0) == (each.seconds > 0) for each in told.waits.values())
+    return {cause: each.number for cause, each in told.waits.items() if each.number}
+
+
+def no_flag_yet(ctx: Any, segment: Any) -> bool:
+    try:
+        ctx.notify_waitsome(segment, 0, 1, timeout=0)
+    except pgasdl.Timeout:
+        return True
+    return False
+
+
+@contract(ranks=2)
+def test_a_flag_that_is_there_is_no_wait(ctx: Any) -> None:
+    segment = ctx.segment(64)
+
+    def exchange() -> None:
+        ctx.notify(1 - ctx.rank, segment, 0)
+        while no_flag_yet(ctx, segment):
+            pass
+        assert ctx.notify_waitsome(segment, 0, 1) == 0
+        ctx.notify_reset(segment, 0)
+
+    assert waited(moved(ctx, exchange)) == {}
+
+
+@contract(ranks=2, queue_depth=4)
+def test_waits_for_a_peer_that_is_late(ctx: Any) -> None:
+    """Rank 1 does its part once rank 0's wait has timed out: one wait, however many pieces."""
+    segment = ctx.segment(64)
+    array = np.ones(8, np.float32)
+    ctx.allreduce(array, plan="gdraa")
+
+    def expect(cause: str, call: Callable[..., object], seconds: float = 0.01) -> None:
+        if ctx.rank == 0:
+            before = ctx.counters()
+            with pytest.raises(pgasdl.Timeout):
+                call(timeout=seconds)
+            assert waited(ctx.counters() - before) == {cause: 1}
+            ctx.notify(1, segment, 9)
+        else:
+            ctx.notify_waitsome(segment, 9, 1)
+            ctx.notify_reset(segment, 9)
+
+    expect(
+        "notification", lambda timeout: ctx.notify_waitsome(segment, 0, 1, timeout=timeout), 0.12
+    )
+    expect("barrier", ctx.barrier)
+    ctx.barrier()
+    expect("plan", lambda timeout: ctx.allreduce(array, plan="gdraa", timeout=timeout))
+    ctx.allreduce(array, plan="gdraa")
+    expect("passive", ctx.passive_receive)
+    expect("collective", lambda timeout: ctx.segment(64, timeout=timeout))
+    ctx.segment(64)
+
+
+@contract(ranks=2)
+def test_openmetrics(ctx: Any) -> None:
+    """A parser that is not ours reads what ``counters()`` says."""
+    segment = ctx.segment(64)
+    ctx.write(segment[0:8], 1 - ctx.rank, segment[8:16])
+    ctx.wait()
+    ctx.barrier()
+    with pgasdl.GradientExchange(ctx, [((8,), np.float32)], plan="gdraa"):
+        counters, text = ctx.counters(), ctx.openmetrics()
+        families = {each.name: each for each in text_string_to_metric_families(text)}
+    ctx.barrier()
+    samples = {
+        (each.name, *sorted(each.labels.items())): each.value
+        for family in families.values()
+        for each in family.samples
+    }
+    rank = ("rank", str(ctx.rank))
+    peer = ("peer", str(1 - ctx.rank))
+    name = "pgasdl_traffic_bytes_total"
+    assert samples[name, ("direction", "write"), peer, rank] == counters.total.bytes_written
+    assert samples["pgasdl_peers_lost_total", rank] == 0
+    assert samples["pgasdl_registrations_total", rank] == counters.registrations
+    for cause, each in counters.waits.items():
+        assert samples["pgasdl_waits_total", ("cause", cause), rank] == each.number
+        assert samples["pgasdl_wait_seconds_total", ("cause", cause), rank] == each.seconds
+    assert len(families["pgasdl_layer_seconds"].samples) == 3
+    for family in families.values():
+        assert family.type == "counter" and family.documentation.endswith(".")
+        unit = family.name.rpartition("_")[2]
+        assert family.unit == (unit if unit in ("bytes", "seconds") else "")
+        assert all(each.name == family.name + "_total" for each in family.samples)
+
+
 @contract(ranks=2)
 def test_differences_and_sums(ctx: Any) -> None:
     segment = ctx.segment(64)
     before = ctx.counters()
-    assert before - before == pgasdl.Counters((NOTHING,) * ctx.size, 0)
+    nothing = before - before
+    assert nothing.peers == (NOTHING,) * ctx.size
+    assert (nothing.registrations, nothing.losses, waited(nothing)) == (0, 0, {})
     ctx.write(segment[0:8], 1 - ctx.rank, segment[8:16])
     ctx.wait()
     after = ctx.counters()

@@ -47,7 +47,9 @@ def kill_one(job: Callable[..., Job], point: str, n: int, victim: int, delay: fl
         assert lost["kind"] == "PeerLost", ranks.transcript()
         assert lost["rank"] == victim, ranks.transcript()
         assert f"rank {victim}" in lost["text"], ranks.transcript()
-        assert ranks.event(rank, "health")["health"][victim] == "died", ranks.transcript()
+        told = ranks.event(rank, "health")
+        assert told["health"][victim] == "died", ranks.transcript()
+        assert told["losses"] == 1, ranks.transcript()
         took(GOAL[0], lost["at"] - killed_at, GOAL[1])
 
 

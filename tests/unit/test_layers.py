@@ -124,6 +124,7 @@ ROOMS = (
     ("transports", "kernel", "models", "device"),
     ("settings",),
     ("config", "buffers", "footprint", "counters"),
+    ("openmetrics",),
     ("topology",),
     ("plans.plan",),
     ("plans.validation",),

@@ -14,9 +14,9 @@ NAMES = {
     "pgasdl": (
         "AlignmentError Block BootstrapError BufferRefused CheckpointError ClosedError Collective "
         "ConfigError Context Counters DataError Footprint GradientExchange Group JobError "
-        "LayoutError Limits MismatchError "
+        "LayerTimes LayoutError Limits MismatchError "
         "NotificationError PeerLost PgasError PlanError PoolFull QueueError QueueFull RankError "
-        "Segment SegmentError Timeout Traffic UnavailableError __version__ init"
+        "Segment SegmentError Timeout Traffic UnavailableError Waits __version__ init"
     ),
     "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints Shard Sharded load open_sharded"),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",

@@ -202,7 +202,7 @@ def main(point: str) -> None:
             # A write may find that the process is gone before the detector does.
             report(ctx, error)
             until(lambda: "died" in ctx.health() or "stopped" in ctx.health(), 2)
-            say("health", health=ctx.health())
+            say("health", health=ctx.health(), losses=ctx.counters().losses)
 
 
 if __name__ == "__main__":
