@@ -102,6 +102,7 @@ class Config:
     heartbeat_ms: int
     stopped_after: float
     job_folder: str | None
+    job_link: str | None
     job_server: str | None
     log: str
     trace: str | None

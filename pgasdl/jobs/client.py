@@ -123,6 +123,41 @@ class Client:
         """Put a job that has ended into the queue again; its folder is as it was."""
         return self._document("POST", f"/jobs/{job}/restart")
 
+    def send(self, job: int, name: str, value: Any = None) -> int:
+        """Tell a job that runs a command, and return its number.
+
+        Parameters
+        ----------
+        job : int
+            Its id.
+        name : str
+            start, pause, resume, set (``{"name": ..., "value": ...}``), evaluate, checkpoint, stop,
+            or one for which its program has a function (:meth:`TrainingJob.on`).
+        value : Any, optional
+            At most 4 KiB of JSON.
+        """
+        command = {"name": name, "value": value}
+        return int(self._document("POST", f"/jobs/{job}/messages", command)["id"])
+
+    def metrics(
+        self, job: int, name: str = "", *, first: int = 0, points: int = 1000
+    ) -> dict[str, list[list[Any]]]:
+        """Return a job's metrics by name: lists of ``[iteration, value, time]``.
+
+        Parameters
+        ----------
+        job : int
+            Its id.
+        name : str, optional
+            Of one alone; "": all, at most 100.
+        first : int, default 0
+            The first iteration.
+        points : int, default 1000
+            At most so many for each name, evenly chosen; the last one is always there.
+        """
+        query = urlencode({"first": first, "points": points} | ({"name": name} if name else {}))
+        return self._document("GET", f"/jobs/{job}/metrics?{query}")
+
     def log(self, job: int, offset: int = 0) -> bytes:
         """Return what its programs have written, from a byte on; at most 1 MiB."""
         return self._content("GET", f"/jobs/{job}/log?offset={offset}")
@@ -150,8 +185,10 @@ class Client:
     def events(self, job: int, timeout: float | None = None) -> Iterator[dict[str, Any]]:
         """Yield what happened to a job, then what happens, until it ends.
 
-        Each is a dict with ``event``: "state" (``time``, ``state``, ``reason``, ``status``) or
-        "log" (``size``, the bytes that there are).
+        Each is a dict with ``event``: "state" (``time``, ``state``, ``reason``, ``status``), "log"
+        (``size``, the bytes that there are), "command" (``name``, ``value``) or "event"
+        (``iteration``, ``name``, ``text``), which its program told: "obeyed" and "refused"
+        commands, and its own.
 
         Raises
         ------

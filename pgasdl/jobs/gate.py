@@ -12,6 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pgasdl.errors import ConfigError, JobError
+from pgasdl.jobs import secret
+from pgasdl.jobs.places import Places
 from pgasdl.jobs.problems import problem
 from pgasdl.jobs.requests import MOST_BYTES
 
@@ -54,8 +56,9 @@ def token_of(file: Path) -> str:
 class Gate:
     """Middleware: refuses what has no right to be answered, before anything else looks at it."""
 
-    def __init__(self, app: ASGIApp, token: str, local: bool) -> None:
+    def __init__(self, app: ASGIApp, token: str, local: bool, places: Places) -> None:
         self._app = app
+        self._places = places
         self._expected = f"Bearer {token}".encode()
         self._local = local
 
@@ -65,7 +68,11 @@ class Gate:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         given = headers.get("authorization", "").encode("latin-1")
-        known = hmac.compare_digest(given, self._expected)
+        job = secret.job_of(scope["path"])
+        if job is None:
+            known = hmac.compare_digest(given, self._expected)
+        else:
+            known = secret.is_of(self._places, job, given)
         if self._local and _host(headers.get("host", "")) not in _LOCAL_NAMES:
             # A page from elsewhere, whose name was made to mean this machine.
             answer = problem(421, "this server answers under the names of this machine only")

@@ -92,7 +92,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job: of kind "state", a new state and why."""
+    """Something that happened to a job: a new "state" and why, a "command", the job's "event"."""
 
     id: int
     time: float

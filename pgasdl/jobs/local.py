@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pgasdl.jobs import secret
 from pgasdl.jobs.job import Job
 from pgasdl.jobs.places import Places, folder_of, inside, program_of
 from pgasdl.jobs.runner import Kind, Look, Outcome
@@ -42,6 +43,7 @@ class LocalRunner:
         step = self._places.step(job.id, job.step)
         for folder in (step.parent.parent, step.parent, step, self._places.own(job.id)):
             folder.mkdir(mode=0o700, exist_ok=True)
+        secret.write(self._places, job.id)
         (step / COMMAND).write_text(json.dumps(command), encoding="utf-8")
         with contextlib.ExitStack() as stack:
             lock = os.open(step / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
@@ -130,12 +132,15 @@ class LocalRunner:
             program = program_of(self._root, folder, request.program)
             words = [*pgasdl, "run", "-n", str(request.ranks), "--keep-going"]
             words += [f"--grace={request.grace}", "--", *program]
-        own = str(self._places.own(job.id))
+        own = {
+            "PGASDL_JOB_FOLDER": str(self._places.own(job.id)),
+            "PGASDL_JOB_LINK": str(self._places.link(job.id)),
+        }
         return {
             "kind": kind,
             "words": words,
             "folder": str(folder),
-            "environment": {**request.environment, "PGASDL_JOB_FOLDER": own},
+            "environment": {**request.environment, **own},
             "log": str(self._places.log(job.id)),
             "grace": request.grace,
         }

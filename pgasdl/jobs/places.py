@@ -57,6 +57,10 @@ class Places:
         """Return the folder that is the program's own: PGASDL_JOB_FOLDER."""
         return self.job(job) / "folder"
 
+    def link(self, job: int) -> Path:
+        """Return what tells a job's program how to reach the server: PGASDL_JOB_LINK."""
+        return self.job(job) / "link.json"
+
     def step(self, job: int, step: int) -> Path:
         """Return the folder of one of its supervisors."""
         return self.job(job) / f"step-{step}"

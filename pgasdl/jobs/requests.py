@@ -98,7 +98,7 @@ REQUEST: Schema = {
 _OURS = {
     f"PGASDL_{name}"
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "JOB_ID", "STORE", "SECRET_FD")
-} | {"PGASDL_SECRET_FILE", "PGASDL_JOB_FOLDER", "PGASDL_JOB_SERVER"}
+} | {"PGASDL_SECRET_FILE", "PGASDL_JOB_FOLDER", "PGASDL_JOB_LINK", "PGASDL_JOB_SERVER"}
 
 
 @dataclass(frozen=True, slots=True)

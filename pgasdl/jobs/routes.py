@@ -19,6 +19,7 @@ from pgasdl.jobs import openapi
 from pgasdl.jobs.job import ENDED, JOB, Event, Job, State
 from pgasdl.jobs.operations import ID, Call, Operation
 from pgasdl.jobs.places import Places, folder_of, inside, program_of
+from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import LARGEST, MOST_ROWS, REQUEST, JobRequest
 from pgasdl.jobs.scheduler import Scheduler
 from pgasdl.jobs.schema import Schema, refused
@@ -46,22 +47,25 @@ _PAGE: Schema = {
 
 
 class Service:
-    """The endpoints.
-
-    Attributes
-    ----------
-    closing : bool
-        Whether streams have to end, since the server does.
-    """
+    """The endpoints."""
 
     def __init__(self, store: Store, scheduler: Scheduler, places: Places, root: Path) -> None:
         self._store = store
         self._scheduler = scheduler
         self._places = places
         self._root = root
-        self.closing = False
+        self._protocol = Protocol(store)
         self.operations = self._operations()
         self._description = openapi.document(self.operations)
+
+    @property
+    def closing(self) -> bool:
+        """Whether streams have to end, since the server does."""
+        return self._protocol.closing
+
+    @closing.setter
+    def closing(self, closing: bool) -> None:
+        self._protocol.closing = closing
 
     def _operations(self) -> tuple[Operation, ...]:
         job = "/api/v1/jobs/{id:int}"
@@ -100,6 +104,7 @@ class Service:
                 "`log` (bytes that there are) and `end`.",
                 self.events, "text/event-stream", query=after,
             ),
+            *self._protocol.operations(job),
             Operation("GET", "/livez", "livez", "It answers.", self.livez, _STATUS, is_open=True),
             Operation(
                 "GET", "/readyz", "readyz", "It starts and ends jobs.",

@@ -15,6 +15,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "string": (str,),
     "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
 }
 _MOST_SHOWN = 100  # characters of a wrong value
 
@@ -28,8 +31,11 @@ def check(value: object, schema: Schema, field: str = "") -> None:
         With status 422, and the field that is wrong.
     """
     kind = schema["type"]
-    if not isinstance(value, _TYPES[kind]) or isinstance(value, bool):
-        raise refused(field, f"{_shown(value)} is no {kind}")
+    kinds = [kind] if isinstance(kind, str) else kind
+    if not any(_is(value, each) for each in kinds):
+        raise refused(field, f"{_shown(value)} is no {' or '.join(kinds)}")
+    if kinds is kind:  # of several types: there is no more to it
+        return
     if isinstance(value, dict):
         _check_object(value, schema, field)
     elif isinstance(value, list):
@@ -42,9 +48,13 @@ def check(value: object, schema: Schema, field: str = "") -> None:
             raise refused(field, f"{_shown(value)} is none of {', '.join(schema['enum'])}")
         if "pattern" in schema and not re.fullmatch(schema["pattern"], value):
             raise refused(field, f"{_shown(value)} does not match {schema['pattern']}")
-    elif isinstance(value, int) and not schema["minimum"] <= value <= schema["maximum"]:
+    elif kind == "integer" and not schema["minimum"] <= value <= schema["maximum"]:
         limits = f"{schema['minimum']} to {schema['maximum']}"
         raise refused(field, f"{_shown(value)} is not within {limits}")
+
+
+def _is(value: object, kind: str) -> bool:
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _check_object(value: dict[str, object], schema: Schema, field: str) -> None:

@@ -66,7 +66,7 @@ def serve(
         with _listening(host, port) as listener:
             address = listener.getsockname()
             local = ipaddress.ip_address(address[0]).is_loopback
-            app = application(service, token, local)
+            app = application(service, token, local, places)
             url = _url(address)
             scheduler.start()
             try:
@@ -80,11 +80,11 @@ def serve(
         store.close()
 
 
-def application(service: Service, token: str, local: bool) -> Starlette:
+def application(service: Service, token: str, local: bool, places: Places) -> Starlette:
     """Make the application of a service."""
     app = Starlette(
         routes=list(_routes(service.operations)),
-        middleware=[Middleware(Gate, token=token, local=local)],
+        middleware=[Middleware(Gate, token=token, local=local, places=places)],
         exception_handlers=problems.HANDLERS,
     )
     app.router.redirect_slashes = False

@@ -17,10 +17,12 @@ from pgasdl.jobs.job import ACTIVE, ENDED, NEXT, Event, Job, State
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.requests import JobRequest
 from pgasdl.jobs.reserve import Reserve
+from pgasdl.jobs.telemetry import TABLE
 
 _VERSION = 1
 _TRIES = 20
-_TABLES = """
+_TABLES = (
+    """
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     state TEXT NOT NULL,
@@ -44,6 +46,8 @@ CREATE TABLE events (
 ) STRICT;
 CREATE INDEX events_by_job ON events (job, id);
 """
+    + TABLE
+)
 _COLUMNS = (
     "id, state, reason, status, submitted, queued, started, ended, step, restarts_left, request"
 )
@@ -194,6 +198,16 @@ class Store:
                 if spared or not self._reserve.give_up():
                     raise
                 spared = True
+
+    def transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        """Return a transaction, in which others write and read what belongs to jobs."""
+        return self._writing()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Let others read what belongs to jobs."""
+        with self._mutex:
+            yield self._database
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

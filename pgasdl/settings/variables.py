@@ -266,6 +266,12 @@ VARIABLES: tuple[Variable, ...] = (
         "checkpoints (set by the job server)",
     ),
     Variable(
+        "PGASDL_JOB_LINK",
+        _PATH,
+        None,
+        "file that tells a job how to reach the job server that started it (set by the job server)",
+    ),
+    Variable(
         "PGASDL_JOB_SERVER",
         Text(r"[^\0]{1,4095}", "a URL, or the path of the server's file"),
         None,

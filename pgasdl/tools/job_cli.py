@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -175,6 +176,26 @@ def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
     found = ctx.obj().wait(job, timeout)
     click.echo(_line(found))
     return 0 if found["state"] == State.DONE else int(found["status"] or 1)
+
+
+@command.command("send", cls=Command)
+@click.argument("job", type=int)
+@click.argument("name")
+@click.argument("value", required=False)
+@click.pass_context
+def _send(ctx: click.Context, job: int, name: str, value: str | None) -> None:
+    """Tell a job that trains to start, pause, resume, evaluate, checkpoint or stop.
+
+    Or a NAME that its program knows, such as learning-rate, with a VALUE: JSON, or else a text.
+    """
+    click.echo(ctx.obj().send(job, name, None if value is None else _json_or_text(value)))
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=lambda name: name)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _changing(name: str, what: str) -> None:

@@ -18,6 +18,7 @@ from pgasdl.group import Group
 from pgasdl.torch.attachment import Attachment
 from pgasdl.torch.linear import DistributedLinear
 from pgasdl.torch.steps import steps_by_parameter
+from pgasdl.training.passenger import Passenger
 
 
 def attach(
@@ -32,6 +33,7 @@ def attach(
     bucket_bytes: int = 0,
     wire: npt.DTypeLike | None = None,
     timeout: float | None = None,
+    job: Passenger | None = None,
     **options: Any,
 ) -> Attachment:
     """Train a model on all ranks: exchange its gradients while backward runs. Collective.
@@ -57,6 +59,9 @@ def attach(
         Make each layer's step just before the layer is next used, so that no rank waits for all
         layers. None: if the optimizer is one of PyTorch's own that updates each parameter by
         itself (all but LBFGS); True: you know that yours does. False: ``step()`` waits for all.
+    job : TrainingJob, optional
+        What :func:`pgasdl.jobs.connect` made. One element of the last layer tells all ranks which
+        commands there are; no message more.
     plan, bucket_bytes, wire, timeout, **options
         As for :class:`pgasdl.GradientExchange`.
 
@@ -125,5 +130,6 @@ def attach(
         kind,
         steps_by_parameter(optimizer) if deferred is None else deferred,
         timeout,
+        job,
         {"plan": plan, "bucket_bytes": bucket_bytes, "wire": wire, **options},
     )

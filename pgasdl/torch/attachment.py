@@ -23,6 +23,7 @@ from pgasdl.torch.replicate import broadcast
 from pgasdl.torch.steps import PartialStep, steps_by_parameter
 from pgasdl.torch.update import Update
 from pgasdl.training.exchange import GradientExchange
+from pgasdl.training.passenger import Passenger
 
 
 class Attachment:
@@ -48,10 +49,12 @@ class Attachment:
         kind: str,
         deferred: bool,
         timeout: float | None,
+        job: Passenger | None,
         options: dict[str, Any],
     ) -> None:
         self.model, self.optimizer, self.deferred = model, optimizer, deferred
         self._layers = find_layers(model, optimizer)
+        self._layers[-1].passenger = job  # its gradient is the first that backward has
         self._layer_of = {each: layer for layer in self._layers for each in layer.parameters}
         self._step = PartialStep(optimizer)
         self._average: Average | None = None

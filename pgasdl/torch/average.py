@@ -33,7 +33,7 @@ class Average(Kind):
         self.layers, self._step = layers, step
         self.exchange = GradientExchange(
             context,
-            [((layer.count + len(layer.parameters),), layer.dtype) for layer in layers],
+            [((layer.count + layer.behind,), layer.dtype) for layer in layers],
             device=layers[0].device,
             **options,
         )
@@ -41,9 +41,9 @@ class Average(Kind):
     def place(self) -> None:
         """Move the layers' gradients."""
         for layer in self.layers:
-            where, marks = self.exchange.layers[layer.index], len(layer.parameters)
+            where = self.exchange.layers[layer.index]
             memory = self.exchange.gradients.torch(layer.dtype, where.at, where.count)
-            layer.place(*memory.split([layer.count, marks]))
+            layer.place(*memory.split([layer.count, layer.behind]))
 
     def finish(self, layer: Layer) -> None:
         """Make the step of ``layer``."""

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pgasdl.buffers import as_numpy_dtype, native_dtype
 from pgasdl.errors import BufferRefused, ConfigError, PlanError
 from pgasdl.torch.guards import guard, release, tell_gradient
+from pgasdl.training.passenger import Passenger
 
 Settings = list[dict[str, Any]]
 ATTACHED = WeakIdKeyDictionary()  # the parameters that are
@@ -49,6 +50,10 @@ class Layer:
         Every parameter's gradient, flat.
     marks : Tensor
         One element for each parameter; what comes back is above 0 if any rank has a gradient of it.
+    passenger : Passenger or None
+        What travels behind the marks.
+    seat : Tensor
+        The passenger's elements.
     views : list[Tensor]
         Each parameter's part of ``gradient``.
     homes : list[int]
@@ -72,6 +77,8 @@ class Layer:
     modules: list[nn.Module] = field(default_factory=list)
     gradient: Tensor = field(default_factory=lambda: torch.empty(0))
     marks: Tensor = field(default_factory=lambda: torch.empty(0))
+    passenger: Passenger | None = None
+    seat: Tensor = field(default_factory=lambda: torch.empty(0))
     views: list[Tensor] = field(default_factory=list)
     homes: list[int] = field(default_factory=list)
     arrived: set[int] = field(default_factory=set)
@@ -90,9 +97,15 @@ class Layer:
         """Number of elements of all its parameters."""
         return sum(parameter.numel() for parameter in self.parameters)
 
-    def place(self, gradient: Tensor, marks: Tensor) -> None:
+    @property
+    def behind(self) -> int:
+        """Number of elements that travel behind the gradient: the marks and the passenger's."""
+        return len(self.parameters) + (self.passenger.elements if self.passenger else 0)
+
+    def place(self, gradient: Tensor, behind: Tensor) -> None:
         """Let every parameter's gradient be a view of ``gradient``, laid out as the parameter."""
-        self.gradient, self.marks = gradient, marks
+        n_marks = len(self.parameters)
+        self.gradient, self.marks, self.seat = gradient, behind[:n_marks], behind[n_marks:]
         self.views = self._cut(gradient)
         self.clear()
 
@@ -114,10 +127,20 @@ class Layer:
 
     def reached(self) -> list[bool]:
         """Tell of which parameters any rank had a gradient; after the exchange."""
-        # They are there: nothing has to wait for what the program has enqueued on a GPU.
-        on_gpu = self.marks.is_cuda
-        with torch.cuda.stream(_looking(self.marks.device)) if on_gpu else contextlib.nullcontext():
+        with self._looking():
             return [mark > 0 for mark in self.marks.tolist()]
+
+    def let_out(self) -> None:
+        """Let the passenger take its elements; after the exchange."""
+        if self.passenger is not None:
+            with self._looking():
+                self.passenger.take(self.seat)
+
+    def _looking(self) -> contextlib.AbstractContextManager[Any]:
+        """Look at what is there: nothing has to wait for what a GPU has still to do."""
+        if self.marks.is_cuda:
+            return torch.cuda.stream(_looking(self.marks.device))
+        return contextlib.nullcontext()
 
     def take(self, number: int) -> None:
         """Let the gradient that a parameter has lie in the exchange."""
@@ -137,6 +160,8 @@ class Layer:
             else:
                 self.views[number].zero_()
         self.marks.copy_(torch.tensor(self.has))
+        if self.passenger is not None:
+            self.passenger.give(self.seat)
         self.arrived.clear()
         self.version = self.gradient._version
 
@@ -171,6 +196,7 @@ class Layer:
         self.release_gradients()
         self.release_parameters()
         self.has = self.reached()
+        self.let_out()
         for (parameter, view), has in zip(self._pairs(), self.has, strict=True):
             if self.step is None:
                 parameter.grad = view if has else None

@@ -74,7 +74,7 @@ class Update(Kind):
         for layer in layers:
             self._members.setdefault(self.exchange.layers[layer.index].bucket, []).append(layer)
         try:
-            shapes = [((len(layer.parameters),), torch.float32) for layer in layers]
+            shapes = [((layer.behind,), torch.float32) for layer in layers]
             self._marks = GradientExchange(context, shapes, group=group, timeout=timeout)
         except BaseException:
             self.exchange.close(finish=False)
@@ -132,6 +132,7 @@ class Update(Kind):
         self._answer()
         self._marks.wait(layer.index)
         self.exchange.wait(layer.index)
+        layer.let_out()
         layer.release_parameters()
         layer.state = State.SPENT
 
@@ -143,6 +144,7 @@ class Update(Kind):
         self.exchange.finish()
         self._leaving_out = False
         for layer in self.layers:
+            layer.let_out()
             layer.release_parameters()
             layer.state = State.SPENT
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from jobs_harness import Server, ask
 
 OPERATIONS = (
-    "submit", "list", "show", "stop", "restart", "log", "events", "livez", "readyz", "openapi",
+    "submit", "list", "show", "stop", "restart", "log", "events", "send", "metrics",
+    "commands", "report", "livez", "readyz", "openapi",
 )  # fmt: skip
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -21,7 +21,7 @@ NAMES = {
     "pgasdl.checkpoint": ("FORMATS CheckpointError Checkpoints Shard Sharded load open_sharded"),
     "pgasdl.errors": "ConfigError PeerLost PgasError PlanError Timeout",
     "pgasdl.input": "Batches Iterations Loader Prefetcher Records StripedFiles StripedWriter",
-    "pgasdl.jobs": "Client",
+    "pgasdl.jobs": "Client TrainingJob connect",
     "pgasdl.loopback": "run",
     "pgasdl.matrix": (
         "Block DistributedMatrix DistributedVector Explanation Layout LayoutError Movement Reader "

@@ -1,0 +1,151 @@
+"""The messages of a job that trains: commands to it, metrics and events back. JSON, with a version.
+
+A command has a name and a value. Those of :data:`COMMANDS` are built in; a program adds others by a
+handler for their names. Metrics are numbers of an iteration, by name; an event is a word to people.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pgasdl.jobs.requests import LARGEST
+from pgasdl.jobs.schema import Schema, check, refused
+
+VERSION = 1
+MOST_VALUE_BYTES = 4096  # of a command's value
+MOST_NUMBERS = 100  # of one message of metrics
+MOST_TEXT = 4096  # characters of an event
+MOST_METRICS, MOST_EVENTS = 500, 20  # messages of a report
+
+_VERSION: Schema = {"type": "integer", "minimum": VERSION, "maximum": VERSION, "default": VERSION}
+NAME: Schema = {"type": "string", "maxLength": 64, "pattern": r"^[A-Za-z][A-Za-z0-9_./-]*$"}
+_NUMBER: Schema = {"type": ["number", "null"], "description": "null: not finite."}
+_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST}
+_TIME: Schema = {"type": "number", "description": "Seconds since 1970."}
+_NOTHING: Schema = {"type": ["null"]}
+_ANY: Schema = {"type": ["null", "boolean", "number", "string", "array", "object"]}
+
+
+def _record(required: dict[str, Schema], **optional: Schema) -> Schema:
+    return {
+        "type": "object",
+        "required": list(required),
+        "additionalProperties": False,
+        "properties": {**required, **optional},
+    }
+
+
+# The schema of each built-in command's value.
+COMMANDS: dict[str, Schema] = {
+    "start": _NOTHING,
+    "pause": _NOTHING,
+    "resume": _NOTHING,
+    "set": _record({"name": NAME, "value": {"type": ["boolean", "number", "string"]}}),
+    "evaluate": _NOTHING,
+    "checkpoint": _NOTHING,
+    "stop": _NOTHING,
+}
+COMMAND: Schema = _record({"name": NAME}, value={**_ANY, "default": None}, version=_VERSION)
+METRICS: Schema = _record(
+    {
+        "iteration": _COUNT,
+        "time": _TIME,
+        "numbers": {
+            "type": "object",
+            "propertyNames": NAME,
+            "additionalProperties": _NUMBER,
+            "maxProperties": MOST_NUMBERS,
+        },
+    }
+)
+EVENT: Schema = _record(
+    {
+        "iteration": _COUNT,
+        "time": _TIME,
+        "name": NAME,
+        "text": {"type": "string", "maxLength": MOST_TEXT},
+    }
+)
+REPORT: Schema = _record(
+    {
+        "metrics": {"type": "array", "items": METRICS, "maxItems": MOST_METRICS},
+        "events": {"type": "array", "items": EVENT, "maxItems": MOST_EVENTS},
+        "dropped": {**_COUNT, "description": "Messages that the job had no room to keep."},
+    },
+    version=_VERSION,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a job is told: a name, and a value of at most 4 KiB of JSON."""
+
+    name: str
+    value: Any = None
+
+    def __post_init__(self) -> None:
+        check(self.name, NAME, "name")
+        if self.name in COMMANDS:
+            check(self.value, COMMANDS[self.name], "value")
+        check(self.value, _ANY, "value")
+        try:
+            size = len(json.dumps(self.value, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise refused("value", f"no JSON: {error}") from error
+        if size > MOST_VALUE_BYTES:
+            raise refused("value", f"{size} bytes of JSON; at most {MOST_VALUE_BYTES}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document; ``from_json`` reads it."""
+        return {"version": VERSION, "name": self.name, "value": self.value}
+
+    @classmethod
+    def from_json(cls, document: object) -> Command:
+        """Check a document; JobError with status 422 says which name or field is wrong."""
+        check(document, COMMAND)
+        assert isinstance(document, dict)
+        return cls(document["name"], document.get("value"))
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Numbers of an iteration, by name."""
+
+    iteration: int
+    time: float
+    numbers: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document; JSON knows no NaN and no infinity: they are null."""
+        numbers = {
+            name: float(number) if math.isfinite(number) else None
+            for name, number in self.numbers.items()
+        }
+        document = {"iteration": self.iteration, "time": self.time, "numbers": numbers}
+        check(document, METRICS)
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in an iteration."""
+
+    iteration: int
+    time: float
+    name: str
+    text: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document; a long text is cut."""
+        document = {
+            "iteration": self.iteration,
+            "time": self.time,
+            "name": self.name,
+            "text": self.text[:MOST_TEXT],
+        }
+        check(document, EVENT)
+        return document

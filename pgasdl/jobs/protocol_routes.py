@@ -1,0 +1,158 @@
+"""What users tell a job that trains and ask about it; what its program asks and tells."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from pgasdl.errors import JobError
+from pgasdl.jobs import telemetry
+from pgasdl.jobs.job import State
+from pgasdl.jobs.messages import COMMAND, NAME, REPORT, Command
+from pgasdl.jobs.operations import ID, Call, Operation
+from pgasdl.jobs.requests import LARGEST
+from pgasdl.jobs.schema import Schema
+from pgasdl.jobs.store import Store
+
+_WAIT = 10.0  # seconds until a program that asks for commands is told that there are none
+_LOOK = 0.1  # seconds between two looks
+_MOST_COMMANDS = 100  # of an answer
+_MOST_POINTS = 10_000  # of a metric in an answer
+_MOST_NAMES = 100
+
+_NUMBER: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST, "default": 0}
+_SENT: Schema = {
+    "type": "object",
+    "required": ["id"],
+    "additionalProperties": False,
+    "properties": {"id": ID},
+}
+_COMMANDS: Schema = {
+    "type": "object",
+    "required": ["commands"],
+    "additionalProperties": False,
+    "properties": {
+        "commands": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["id", "command"],
+                "additionalProperties": False,
+                "properties": {"id": ID, "command": COMMAND},
+            },
+        }
+    },
+}
+_NOTHING: Schema = {"type": "object", "additionalProperties": False, "properties": {}}
+_METRICS: Schema = {
+    "type": "object",
+    "description": "Of each name: points of iteration, value (null: not finite) and time.",
+    "additionalProperties": {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": ["number", "null"]}},
+    },
+}
+
+
+class Protocol:
+    """The endpoints.
+
+    Attributes
+    ----------
+    closing : bool
+        Whether answers that wait have to be given, since the server ends.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.closing = False
+
+    def operations(self, job: str) -> tuple[Operation, ...]:
+        """Return the rows of the table of operations."""
+        query = {
+            "name": {**NAME, "pattern": r"^([A-Za-z][A-Za-z0-9_./-]*)?$", "default": ""},
+            "first": _NUMBER,
+            "points": {"type": "integer", "minimum": 1, "maximum": _MOST_POINTS, "default": 1000},
+        }
+        return (
+            Operation(
+                "POST", job + "/messages", "send", "Tell a job that runs a command.",
+                self.send, _SENT, status=201, body=COMMAND, refusals=(409,),
+            ),
+            Operation(
+                "GET", job + "/metrics", "metrics",
+                "Metrics of a job, all or one, from an iteration on; at most so many points.",
+                self.metrics, _METRICS, query=query,
+            ),
+            Operation(
+                "GET", job + "/commands", "commands",
+                "The commands to this run of a job; waits for the next. With the job's own secret.",
+                self.commands, _COMMANDS, query={"after": _NUMBER},
+            ),
+            Operation(
+                "POST", job + "/reports", "report",
+                "Metrics and events of a job. With the job's own secret.",
+                self.report, _NOTHING, body=REPORT,
+            ),
+        )  # fmt: skip
+
+    async def send(self, _: Request, call: Call) -> Response:
+        """Keep a command for the job."""
+        command = Command.from_json(call.body)
+        number = await run_in_threadpool(self._send, call.job, command)
+        return JSONResponse({"id": number}, 201)
+
+    def _send(self, job: int, command: Command) -> int:
+        state = self._store.job(job).state
+        if state is not State.RUNNING:
+            raise JobError(f"job {job} is {state}: commands are for one that runs", 409)
+        with self._store.transaction() as database:
+            return telemetry.note(database, job, "command", command.as_json())
+
+    async def commands(self, request: Request, call: Call) -> Response:
+        """Wait for commands, and send them."""
+        limit = time.monotonic() + _WAIT
+        while not (found := await run_in_threadpool(self._commands, call.job, call.query["after"])):
+            if self.closing or time.monotonic() > limit or await request.is_disconnected():
+                break
+            await asyncio.sleep(_LOOK)
+        return JSONResponse({"commands": found})
+
+    def _commands(self, job: int, after: int) -> list[Any]:
+        self._store.job(job)
+        with self._store.reading() as database:
+            return telemetry.commands(database, job, after, _MOST_COMMANDS)
+
+    async def report(self, _: Request, call: Call) -> Response:
+        """Keep what a job tells, all of it or nothing."""
+        await run_in_threadpool(self._report, call.job, call.body)
+        return JSONResponse({})
+
+    def _report(self, job: int, report: dict[str, Any]) -> None:
+        self._store.job(job)
+        with self._store.transaction() as database:
+            telemetry.add_metrics(database, job, report["metrics"])
+            for event in report["events"]:
+                telemetry.note(database, job, "event", event)
+            if report["dropped"]:
+                text = f"the job had no room for {report['dropped']} messages"
+                body = {"iteration": 0, "time": time.time(), "name": "dropped", "text": text}
+                telemetry.note(database, job, "event", body)
+
+    async def metrics(self, _: Request, call: Call) -> Response:
+        """Send metrics."""
+        return JSONResponse(await run_in_threadpool(self._metrics, call.job, call.query))
+
+    def _metrics(self, job: int, query: dict[str, Any]) -> dict[str, Any]:
+        self._store.job(job)
+        with self._store.reading() as database:
+            chosen = [query["name"]] if query["name"] else None
+            return {
+                name: telemetry.points(database, job, name, query["first"], query["points"])
+                for name in chosen or telemetry.names(database, job, _MOST_NAMES)
+            }

@@ -1,0 +1,46 @@
+"""The secret of one job: its program speaks for this job with it, and for no other.
+
+It lies in the job's folder, with mode 0600, and is new each time the job is started.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import secrets
+
+from pgasdl.jobs.places import Places
+from pgasdl.jobs.requests import LARGEST
+
+_PATHS = re.compile(r"/api/v1/jobs/([0-9]{1,16})/(?:commands|reports)")
+
+
+def write(places: Places, job: int) -> None:
+    """Make a new secret, and tell the program where the server is."""
+    file = places.link(job)
+    new = file.with_name(file.name + ".new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    document = {"job": job, "token": secrets.token_urlsafe(32), "url": str(places.url)}
+    with open(descriptor, "w", encoding="utf-8") as writing:
+        json.dump(document, writing)
+    new.replace(file)
+
+
+def job_of(path: str) -> int | None:
+    """Return the job for whose program alone a path is; None: it is for users."""
+    found = _PATHS.fullmatch(path)
+    return int(found[1]) if found else None
+
+
+def is_of(places: Places, job: int, given: bytes) -> bool:
+    """Whether an ``Authorization`` shows the secret of a job."""
+    if not 1 <= job <= LARGEST:
+        return False
+    try:
+        token = json.loads(places.link(job).read_bytes())["token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return hmac.compare_digest(given, f"Bearer {token}".encode())

@@ -1,0 +1,296 @@
+"""A training job and its server: what users tell it is obeyed by all ranks at the same iteration.
+
+No barrier and no message of its own is needed for that. Rank 0 writes a command to all ranks, and
+the number of the last one travels as one element of a layer that is exchanged anyway: the others
+add 0 to it. When the exchange of iteration k is over everybody knows the number, and obeys at k + 2
+(MiMatrix). Numbers travel modulo 64, so that they are exact in every dtype and for up to 1024
+ranks; no more than 16 commands are ever under way.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pgasdl.context import Context
+from pgasdl.errors import ConfigError, JobError, MismatchError, PlanError
+from pgasdl.group import Group
+from pgasdl.jobs.link import Link
+from pgasdl.jobs.mailbox import PLACES, Mailbox
+from pgasdl.jobs.messages import NAME, Command, Event, Metrics
+from pgasdl.jobs.schema import check
+
+Handler = Callable[[Any], object]
+
+MODULUS = 64
+_BY_THE_LOOP = ("start", "pause", "resume", "set", "stop")  # no handler makes them
+
+
+def connect(context: Context, *, group: Group | None = None, paused: bool = False) -> TrainingJob:
+    """Connect a training to the job server that started it. Collective, if there is one.
+
+    Where no job server started this process all calls work and do nothing.
+
+    Parameters
+    ----------
+    context : Context
+        The context of this rank.
+    group : Group, optional
+        The ranks that train; its first one has the connection. None: all ranks.
+    paused : bool, default False
+        The first iteration waits for the command ``start``.
+
+    Returns
+    -------
+    TrainingJob
+        For handlers and the loop.
+    """
+    group = group or context.world
+    if context.config.job_link is None:
+        return TrainingJob(context, group, None, None)
+    mailbox = Mailbox(context, group)
+    link = Link(Path(context.config.job_link), mailbox.ring) if mailbox.posts else None
+    return TrainingJob(context, group, mailbox, link, paused=paused)
+
+
+class TrainingJob:
+    """A job that a user talks to, on this rank: made by :func:`connect`.
+
+    Attributes
+    ----------
+    iteration : int
+        The present one, from the last :meth:`begin`.
+    stopped : bool
+        A user told it to stop.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        group: Group,
+        mailbox: Mailbox | None,
+        link: Link | None,
+        *,
+        paused: bool = False,
+    ) -> None:
+        self.iteration, self.stopped = 0, False
+        self._context, self._group = context, group
+        self._mailbox, self._link = mailbox, link
+        self._handlers: dict[str, Handler] = {}
+        self._held, self._waiting = paused, False
+        # Numbers of commands: posted by rank 0, read by all ranks, obeyed here.
+        self._posted = self._read_by_all = self._obeyed = 0
+        self._given: tuple[int, int] | None = None  # iteration, and what was obeyed by then
+        self._stamps: deque[tuple[int, int]] = deque()  # iteration, and the last number then
+        self._closing = weakref.finalize(self, link.close if link else _nothing)
+
+    # --- what programs call
+
+    @property
+    def elements(self) -> int:
+        """How many elements the job needs in a layer that is exchanged: 1; without a server 0."""
+        return 0 if self._mailbox is None else 1
+
+    def on(self, name: str) -> Callable[[Handler], Handler]:
+        """Register a function of the command's value; the same on every rank.
+
+        ``@job.on("learning-rate")`` is called by ``pgasdl job send ID learning-rate 0.1``, and by
+        ``set`` of this name. ``evaluate`` and ``checkpoint`` are built in, without a value (None);
+        other names are the program's own, with any JSON of at most 4 KiB.
+
+        Raises
+        ------
+        ConfigError
+            The name is no name, is one that the loop obeys itself, or has a function already.
+        """
+        try:
+            check(name, NAME, "name")
+        except JobError as error:
+            raise ConfigError(f"@job.on: {error}") from error
+        if name in _BY_THE_LOOP:
+            raise ConfigError(f"@job.on({name!r}): the loop itself obeys {', '.join(_BY_THE_LOOP)}")
+        if name in self._handlers:
+            raise ConfigError(f"@job.on({name!r}): it has a function already")
+
+        def register(function: Handler) -> Handler:
+            self._handlers[name] = function
+            return function
+
+        return register
+
+    def iterations(self, first: int, last: int) -> Iterator[int]:
+        """Yield iterations from ``first`` to before ``last``, unless a user stops them."""
+        for iteration in range(first, last):
+            if not self.begin(iteration):
+                return
+            yield iteration
+
+    def begin(self, iteration: int) -> bool:
+        """Begin an iteration: obey what is due. Every rank calls it with the same iterations.
+
+        Returns
+        -------
+        bool
+            Whether to go on: False after ``stop``.
+
+        Raises
+        ------
+        PlanError
+            The element of the iteration before the last was not taken: its exchange is not over.
+        Timeout
+            A command has not come.
+        MismatchError
+            This rank has no function for a command, as rank 0 has.
+        PeerLost
+            A rank died, also while all are paused.
+        """
+        self.iteration = iteration
+        if self._mailbox is None:
+            return True
+        if self._given is not None and self._given[0] <= iteration - 2:
+            raise PlanError(
+                f"rank {self._context.rank}: iteration {iteration} begins, but job.take() was not "
+                f"called for iteration {self._given[0]}: wait for its exchange before"
+            )
+        if self._held:
+            self._held = False
+            self._pause()
+        while self._stamps and self._stamps[0][0] <= iteration - 2:
+            _, number = self._stamps.popleft()
+            while self._obeyed < number and not self.stopped:
+                self._obey()
+        while self._post():
+            pass
+        return not self.stopped
+
+    def give(self, element: Any) -> None:
+        """Put the job's element, a view of :attr:`elements` elements, into a layer.
+
+        Call it before the layer's exchange starts, once in an iteration at most.
+
+        Raises
+        ------
+        PlanError
+            The last one was not taken.
+        """
+        if not len(element):
+            return
+        if self._given is not None:
+            raise PlanError("job.give(): take the last one first, after its exchange")
+        self._given = self.iteration, self._obeyed
+        element[0] = self._posted % MODULUS  # 0 but on rank 0
+
+    def take(self, element: Any) -> None:
+        """Read the mean of the job's elements, after the exchange of the layer."""
+        if not len(element) or self._given is None:
+            return
+        iteration, obeyed = self._given
+        self._given = None
+        remainder = round(float(element[0]) * self._group.size)
+        self._stamps.append((iteration, obeyed + (remainder - obeyed) % MODULUS))
+        # All ranks took part in the exchange, and had obeyed by then what this one had.
+        self._read_by_all = max(self._read_by_all, obeyed)
+
+    def metrics(self, numbers: Mapping[str, float]) -> None:
+        """Send numbers of this iteration, by name, to users; rank 0's. It never waits.
+
+        Raises
+        ------
+        JobError
+            More than 100, or a name that is none; the message says which.
+        """
+        if self._link is not None:
+            self._link.tell(Metrics(self.iteration, time.time(), numbers))
+
+    def event(self, name: str, text: str = "") -> None:
+        """Tell users that something happened; rank 0's word. It never waits."""
+        if self._link is not None:
+            self._link.tell(Event(self.iteration, time.time(), name, text))
+
+    def close(self) -> None:
+        """Send what is left, and end the connection. Also at the end of the process. Idempotent."""
+        self._closing()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- commands
+
+    def _post(self) -> bool:
+        """On rank 0, write the next command to all ranks, if there is one and all have room."""
+        if self._link is None or self._posted - self._read_by_all >= PLACES:
+            return False
+        assert self._mailbox is not None
+        while self._link.commands:
+            command = self._link.commands.popleft()
+            if self._handler_of(command) is None:
+                known = ", ".join((*_BY_THE_LOOP, *self._handlers))
+                self.event("refused", f"{_text(command)}: no function for it; there are {known}")
+                continue
+            self._mailbox.post(self._posted + 1, command)
+            self._posted += 1
+            return True
+        return False
+
+    def _obey(self) -> None:
+        assert self._mailbox is not None
+        command = self._mailbox.read(self._obeyed + 1)
+        self._obeyed += 1
+        if self._waiting:
+            self._mailbox.acknowledge()
+            self._read_by_all = self._obeyed
+        handler = self._handler_of(command)
+        if handler is None:
+            raise MismatchError(
+                f"rank {self._context.rank} has no function for {command.name!r}, as rank "
+                f"{self._group.ranks[0]} has: register the same @job.on(...) on every rank"
+            )
+        self.event("obeyed", _text(command))
+        handler(command.value["value"] if command.name == "set" else command.value)
+
+    def _handler_of(self, command: Command) -> Handler | None:
+        if command.name == "set":
+            return self._handlers.get(command.value["name"])
+        loop: dict[str, Handler] = {
+            "start": self._resume,
+            "resume": self._resume,
+            "stop": self._stop,
+            "pause": self._pause,
+        }
+        return (loop | self._handlers).get(command.name)
+
+    def _pause(self, _: object = None) -> None:
+        """Obey, one after another, all that comes, until it goes on."""
+        assert self._mailbox is not None
+        if self._waiting:
+            return
+        self._waiting = True
+        while self._waiting:
+            if self._link is not None:
+                while self._posted == self._obeyed and not self._post():
+                    self._mailbox.await_bell()
+            self._mailbox.await_post(self._obeyed + 1)
+            self._obey()
+
+    def _resume(self, _: object) -> None:
+        self._waiting = False
+
+    def _stop(self, _: object) -> None:
+        self._waiting, self.stopped = False, True
+
+
+def _text(command: Command) -> str:
+    value = "" if command.value is None else f" {json.dumps(command.value)}"
+    return command.name + value
+
+
+def _nothing() -> None:
+    pass

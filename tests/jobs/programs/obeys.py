@@ -1,0 +1,64 @@
+"""Trains a small model, obeys, and says on every rank what it did when.
+
+``obeys.py KIND LAST [paused]``: kind of the exchange; iterations.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import pgasdl
+import pgasdl.jobs
+from pgasdl.torch import attach
+
+kind, last, *words = sys.argv[1:]
+done = Path(os.environ.get("PGASDL_JOB_FOLDER", "/nowhere"), "done")
+torch.manual_seed(1)
+with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as job:
+
+    def say(*words: object) -> None:
+        print(f"rank {ctx.rank} at {job.iteration}:", *words, flush=True)
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    @job.on("learning-rate")
+    def _(value: float) -> None:
+        optimizer.param_groups[0]["lr"] = value
+        say("learning-rate", value)
+
+    @job.on("own")
+    def _(value: object) -> None:
+        say("own", value)
+
+    @job.on("checkpoint")
+    def _(value: object) -> None:
+        say("checkpoint", value)
+
+    say("process", os.getpid())
+    options = {"bucket_bytes": 1 << 20} if kind == "average" else {}
+    if kind != "exchange":
+        with attach(model, optimizer, context=ctx, kind=kind, job=job, **options):
+            for iteration in job.iterations(0, int(last)):
+                loss = model(torch.full((3, 4), 1.0 + ctx.rank)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                job.metrics({"loss": loss.item()})
+                if iteration == 3:
+                    job.event("third", "is over")
+    else:
+        exchange = pgasdl.GradientExchange(ctx, [((5 + job.elements,), np.float32)])
+        gradient, element = np.split(exchange.gradient(0), [5])
+        with exchange:
+            for iteration in job.iterations(0, int(last)):
+                exchange.wait(0)
+                job.take(element)
+                gradient[:] = iteration
+                job.give(element)
+                exchange.ready(0)
+                job.metrics({"iteration": iteration})
+    say("ends", "stopped" if job.stopped else "by itself", job.elements)
