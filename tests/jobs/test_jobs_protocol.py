@@ -13,6 +13,7 @@ import pytest
 from jobs_harness import Server, ask
 from support.leftovers import gone
 from support.patience import PATIENCE, until
+from support.places import APPS
 from support.requiring import require_modules
 
 from pgasdl import JobError
@@ -217,3 +218,25 @@ def test_the_command(server: Server) -> None:
     assert server.client.wait(job)["state"] == "done"
     did = [what for _, what in told(server, job)[0]]
     assert did == ["own a text", "own {'a': 1}", "own None", "ends stopped 1"]
+
+
+def test_local_sgd_is_switched_while_it_runs(server: Server) -> None:
+    require_modules("torch", "sklearn")
+    for name in ("local_sgd.py", "digits_net.py"):
+        (server.root / name).write_bytes((APPS / name).read_bytes())
+    job = server.submit("local_sgd.py", f"--rounds={FOR_EVER}", ranks=2)
+    assert until(lambda: server.client.metrics(job))
+    for name, value in (("protocol", "synchronous"), ("protocol", "local"), ("period", 7)):
+        server.client.send(job, name, value)
+        reports(server, job, "obeyed", f"{name} {json.dumps(value)}")
+    server.client.send(job, "stop")
+    assert server.client.wait(job)["state"] == "done", server.log(job)
+    log = server.log(job)
+    did = [re.findall(rf"rank {rank}, round (\d+: \w+)", log) for rank in (0, 1)]
+    assert did[0] == did[1] and [what.split(": ")[1] for what in did[0]] == [
+        "synchronous", "local", "7",
+    ]  # fmt: skip
+    weights = re.findall(r"weights: sha256 (\w+)", log)
+    assert len(weights) == 2 and weights[0] == weights[1]
+    periods = {each[1] for each in server.client.metrics(job, points=10_000)["iterations"]}
+    assert {1.0, 4.0} <= periods
