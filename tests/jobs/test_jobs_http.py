@@ -318,6 +318,8 @@ def test_the_description_names_all_there_is(shared: Server) -> None:
         "POST /api/v1/jobs", "GET /api/v1/jobs", "GET /api/v1/jobs/{id}",
         "POST /api/v1/jobs/{id}/stop", "POST /api/v1/jobs/{id}/restart",
         "GET /api/v1/jobs/{id}/log", "GET /api/v1/jobs/{id}/events", "GET /livez", "GET /readyz",
+        "POST /api/v1/jobs/{id}/messages", "GET /api/v1/jobs/{id}/metrics",
+        "GET /api/v1/jobs/{id}/commands", "POST /api/v1/jobs/{id}/reports",
         "GET /openapi.json",
     }  # fmt: skip
     for path, methods in paths:
