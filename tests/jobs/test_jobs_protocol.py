@@ -156,7 +156,7 @@ def test_a_rank_killed_while_all_are_paused(server: Server) -> None:
     job = started(server, "exchange", FOR_EVER, ranks=2, grace=0)
     server.client.send(job, "pause")
     reports(server, job, "obeyed", "pause")
-    found = re.findall(r"rank (\d) at 0: process (\d+)", server.log(job))
+    found = re.findall(r"\[(\d)\] process (\d+)", server.log(job))
     os.kill(int(dict(found)["1"]), signal.SIGKILL)
     assert server.client.wait(job)["state"] == "failed"
     assert "PeerLost" in server.log(job)

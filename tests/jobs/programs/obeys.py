@@ -38,7 +38,7 @@ with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as
     def _(value: object) -> None:
         say("checkpoint", value)
 
-    say("process", os.getpid())
+    print("process", os.getpid(), flush=True)
     options = {"bucket_bytes": 1 << 20} if kind == "average" else {}
     if kind != "exchange":
         with attach(model, optimizer, context=ctx, kind=kind, job=job, **options):
