@@ -47,12 +47,13 @@ class Traffic(_Sums):
 
 @dataclass(frozen=True, slots=True)
 class Waits(_Sums):
-    """The waits of one rank for one cause that were not over at once, and have ended.
+    """The waits of one rank for one cause that have ended, but for those that were over at once.
 
     Attributes
     ----------
     number : int
         How many. A call with ``timeout=0`` is none; a collective may wait in each of its rounds.
+        What the first few hundred polls end, most often within a microsecond, is not counted.
     seconds : float
         In all of them, over all threads.
     """

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "pgas/counters.hpp"
@@ -50,7 +51,7 @@ class Waiter {
 
   // Until ready() answers true, or the deadline; throws if a loss is reported meanwhile. `slow`
   // runs from time to time, to look for reasons why ready() never will (it throws). `what` names
-  // the wait; it is counted by `cause`, unless it is over at once.
+  // the wait; it is counted by `cause`, unless the first polls end it.
   template <typename Ready, typename Slow>
   Outcome until(Ready&& ready, Slow&& slow, Deadline deadline, WaitCause cause, const char* what) {
     if (ready()) return Outcome::kDone;
@@ -62,12 +63,19 @@ class Waiter {
   }
 
  private:
-  struct Stopwatch {
-    ~Stopwatch() { counters.add_wait(cause, continues, ticks() - began); }
-    Counters& counters;
-    const WaitCause cause;
-    const bool continues;
-    const std::uint64_t began = ticks();
+  class Stopwatch {
+   public:
+    Stopwatch(Counters& counters, WaitCause cause, bool continues, std::uint64_t began)
+        : counters_(counters), cause_(cause), continues_(continues), began_(began) {}
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+    ~Stopwatch() { counters_.add_wait(cause_, continues_, ticks() - began_); }
+
+   private:
+    Counters& counters_;
+    const WaitCause cause_;
+    const bool continues_;
+    const std::uint64_t began_;
   };
   // Out of line: what is there at the first look needs none of it.
   template <typename Ready, typename Slow>
@@ -90,14 +98,17 @@ class Waiter {
       if (liveness_.somebody_gone() && ready_after_all()) return Outcome::kDone;
       return Outcome::kTimeout;
     }
-    const Stopwatch stopwatch{counters_, cause, deadline.continues()};
     // Ticks are read rarely: a read costs as much as several polls. The clock is not read at all,
     // since it is a system call on some machines.
     constexpr int kPollsPerLook = 64;
     // The first polls follow each other closely: a pause is as long as a cache line's way here.
     constexpr int kEagerLooks = 4;
     const std::uint64_t spin = ticks_of(spin_);
-    for (int look = 0; ticks() - stopwatch.began < spin; ++look) {
+    const std::uint64_t began = ticks();
+    std::optional<Stopwatch> stopwatch;  // what ends in the first polls pays for no count
+    const auto count = [&] { stopwatch.emplace(counters_, cause, deadline.continues(), began); };
+    for (int look = 0; ticks() - began < spin; ++look) {
+      if (look == kEagerLooks) count();
       for (int poll = 0; poll < kPollsPerLook; ++poll) {
         if (look >= kEagerLooks) pause_briefly();
         if (ready()) return Outcome::kDone;
@@ -105,6 +116,7 @@ class Waiter {
           check(what);
       }
     }
+    if (!stopwatch) count();
     learn_ticks();
     const auto start = Clock::now();
     // A piece of a long message comes at every look: whoever sleeps makes all that follow late. But
