@@ -378,8 +378,8 @@ class Context(_native.ContextCore):
         stream : object, optional
             For an array on a GPU: the stream that orders the call. The call begins when the stream
             has done what was enqueued before, and what is enqueued later comes after the result.
-            The stream makes it, and the call does not wait, unless peers reach the array by way of
-            the host only, or it lies in the pool. None: PyTorch's or CuPy's current stream.
+            The stream makes it, and the call does not wait, unless the array is copied to the host
+            for it or lies in the pool. None: PyTorch's or CuPy's current stream.
 
         Returns
         -------

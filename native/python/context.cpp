@@ -1,3 +1,4 @@
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -6,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "python/handles.hpp"
@@ -226,11 +228,11 @@ void bind_context(nb::module_& module) {
       .def("_waits",
            [](const ContextHandle& self) {
              const double tick = self.context().recorder().seconds_per_tick();
-             nb::dict waits;
+             std::map<std::string, std::tuple<std::uint64_t, double>> waits;
              for (std::size_t cause = 0; cause < kWaitCauses.size(); ++cause) {
                const Waits each = self.context().counters().waits(cause);
-               waits[nb::str(kWaitCauses[cause].data(), kWaitCauses[cause].size())] =
-                   nb::make_tuple(each.number, static_cast<double>(each.ticks) * tick);
+               waits.emplace(kWaitCauses[cause],
+                             std::tuple(each.number, static_cast<double>(each.ticks) * tick));
              }
              return waits;
            })
