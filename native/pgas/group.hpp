@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "pgas/counters.hpp"
 #include "pgas/dissemination.hpp"
 #include "pgas/segment.hpp"
 #include "sys/clock.hpp"
