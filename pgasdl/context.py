@@ -629,11 +629,11 @@ class Context(_native.ContextCore):
             ``traffic_bytes`` and ``traffic_messages`` by peer and direction ("write", "read");
             ``notifications`` by peer; ``registrations``; ``waits`` and ``wait_seconds`` by cause;
             ``peers_lost``; ``layer_exchanges`` by exchange and layer, ``layer_seconds`` also by
-            state ("queued", "exchanging", "waiting").
+            state ("computing", "queued", "exchanging", "waiting").
 
         Notes
         -----
-        Five lines for each peer with which there was traffic, four for each layer, and 18 others:
+        Five lines for each peer with which there was traffic, five for each layer, and 18 others:
         a rank of 1024 that has written to 20 has some 120.
         """
         return exposition(self.counters(), self.rank)

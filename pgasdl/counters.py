@@ -70,6 +70,10 @@ class LayerTimes(_Sums):
     ----------
     exchanges : int
         How often its gradient was exchanged.
+    computing : float
+        Seconds that the program spent on its own before ``ready(layer)`` and ``wait(layer)``, since
+        its call before, for any layer: with ``waiting``, all layers' sum is the time of the loop.
+        The layer that is ready first in the backward pass has what lies before it, too.
     queued : float
         Seconds from its gradient being ready to the beginning of its bucket's exchange: for the
         other layers of the bucket, and on a GPU for the stream that computes the gradient.
@@ -80,6 +84,7 @@ class LayerTimes(_Sums):
     """
 
     exchanges: int = 0
+    computing: float = 0.0
     queued: float = 0.0
     exchanging: float = 0.0
     waiting: float = 0.0

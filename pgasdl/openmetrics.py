@@ -1,62 +1,94 @@
-"""The counters of a rank in the text format of OpenMetrics 1.0."""
+"""Counters of ranks in the text format of OpenMetrics 1.0."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pgasdl.counters import Counters, Traffic
 
-Sample = tuple[dict[str, object], float]  # labels besides the rank's, and the value
+Labels = dict[str, object]
+Sample = tuple[Labels, float]  # labels, and the value
+
+MEDIA_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+END = "# EOF\n"
 
 
 def exposition(counters: Counters, rank: int) -> str:
     """Return the counters of ``rank`` as text; see :meth:`Context.openmetrics`."""
-    peers = [(peer, each) for peer, each in enumerate(counters.peers) if each != Traffic()]
-    waits, layers = counters.waits.items(), counters.layers.items()
+    return counted([({"rank": rank}, counters)]) + END
+
+
+def counted(ranks: Sequence[tuple[Labels, Counters]]) -> str:
+    """Return the families of counters of ranks, each with the labels of its rank."""
+    peers = [
+        (labels | {"peer": peer}, each)
+        for labels, counters in ranks
+        for peer, each in enumerate(counters.peers)
+        if each != Traffic()
+    ]
+    waits = [
+        (labels | {"cause": cause}, each)
+        for labels, counters in ranks
+        for cause, each in counters.waits.items()
+    ]
+    layers = [
+        (labels | {"exchange": exchange, "layer": layer}, each)
+        for labels, counters in ranks
+        for (exchange, layer), each in counters.layers.items()
+    ]
     return "".join((
-        _family("traffic_bytes", "Bytes moved to and from the memory of peers.", rank, (
-            ({"peer": peer, "direction": way}, value)
-            for peer, each in peers
+        _counter("traffic_bytes", "Bytes moved to and from the memory of peers.", (
+            (labels | {"direction": way}, value)
+            for labels, each in peers
             for way, value in (("write", each.bytes_written), ("read", each.bytes_read))
         )),
-        _family("traffic_messages", "Messages that moved them, and atomics.", rank, (
-            ({"peer": peer, "direction": way}, value)
-            for peer, each in peers
+        _counter("traffic_messages", "Messages that moved them, and atomics.", (
+            (labels | {"direction": way}, value)
+            for labels, each in peers
             for way, value in (("write", each.messages_written), ("read", each.messages_read))
         )),
-        _family("notifications", "Notifications raised at peers.", rank, (
-            ({"peer": peer}, each.notifications) for peer, each in peers
+        _counter("notifications", "Notifications raised at peers.", (
+            (labels, each.notifications) for labels, each in peers
         )),
-        _family("registrations", "Registrations of memory with the transport.", rank, [
-            ({}, counters.registrations)
-        ]),
-        _family("waits", "Waits that were not over at once.", rank, (
-            ({"cause": cause}, each.number) for cause, each in waits
+        _counter("registrations", "Registrations of memory with the transport.", (
+            (labels, counters.registrations) for labels, counters in ranks
         )),
-        _family("wait_seconds", "Time in these waits.", rank, (
-            ({"cause": cause}, each.seconds) for cause, each in waits
+        _counter("waits", "Waits that were not over at once.", (
+            (labels, each.number) for labels, each in waits
         )),
-        _family("peers_lost", "Peers whose loss was noticed.", rank, [({}, counters.losses)]),
-        _family("layer_exchanges", "Exchanges of a layer's gradient.", rank, (
-            ({"exchange": exchange, "layer": layer}, each.exchanges)
-            for (exchange, layer), each in layers
+        _counter("wait_seconds", "Time in these waits.", (
+            (labels, each.seconds) for labels, each in waits
         )),
-        _family("layer_seconds", "Time of a layer's gradient, by what it was spent on.", rank, (
-            ({"exchange": exchange, "layer": layer, "state": state}, getattr(each, state))
-            for (exchange, layer), each in layers
-            for state in ("queued", "exchanging", "waiting")
+        _counter("peers_lost", "Peers whose loss was noticed.", (
+            (labels, counters.losses) for labels, counters in ranks
         )),
-        "# EOF\n",
+        _counter("layer_exchanges", "Exchanges of a layer's gradient.", (
+            (labels, each.exchanges) for labels, each in layers
+        )),
+        _counter("layer_seconds", "Time of a layer's gradient, by what it was spent on.", (
+            (labels | {"state": state}, getattr(each, state))
+            for labels, each in layers
+            for state in ("computing", "queued", "exchanging", "waiting")
+        )),
     ))  # fmt: skip
 
 
-def _family(name: str, text: str, rank: int, samples: Iterable[Sample]) -> str:
-    full, unit = f"pgasdl_{name}", name.rpartition("_")[2]
-    lines = [f"# TYPE {full} counter"]
+def gauge(name: str, text: str, samples: Iterable[Sample]) -> str:
+    """Return a family of values that rise and fall."""
+    return _family("gauge", f"pgasdl_{name}", text, samples, "")
+
+
+def _counter(name: str, text: str, samples: Iterable[Sample]) -> str:
+    return _family("counter", f"pgasdl_{name}", text, samples, "_total")
+
+
+def _family(kind: str, name: str, text: str, samples: Iterable[Sample], suffix: str) -> str:
+    lines = [f"# TYPE {name} {kind}"]
+    unit = name.rpartition("_")[2]
     if unit in ("bytes", "seconds"):
-        lines.append(f"# UNIT {full} {unit}")
-    lines.append(f"# HELP {full} {text}")
+        lines.append(f"# UNIT {name} {unit}")
+    lines.append(f"# HELP {name} {text}")
     for labels, value in samples:
-        told = ",".join(f'{key}="{word}"' for key, word in {"rank": rank, **labels}.items())
-        lines.append(f"{full}_total{{{told}}} {value}")
+        told = ",".join(f'{key}="{word}"' for key, word in labels.items())
+        lines.append(f"{name}{suffix}{{{told}}} {value}")
     return "\n".join(lines) + "\n"

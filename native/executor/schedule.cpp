@@ -48,6 +48,7 @@ void LayerSchedule::ready(std::int64_t number, const StreamOrder* order) {
                                        number, ") before its gradient is computed again"));
   }
   layer.became_ready = ticks();
+  note_call(layer, layer.became_ready);
   const bool first = bucket.missing == bucket.layers.size();
   if (order != nullptr) {
     if (!first) bucket.gradients->hold(order->stream);
@@ -108,9 +109,16 @@ void LayerSchedule::turn_over(Bucket& bucket) {
   bucket.current = (bucket.current + 1) % bucket.executions.size();
 }
 
-void LayerSchedule::note_wait(std::size_t number, double began, double ended) {
-  layers_[number].waited = ended;
-  layers_[number].waiting += ended - began;
+void LayerSchedule::note_wait(std::size_t number, std::uint64_t began, std::uint64_t ended) {
+  Layer& layer = layers_[number];
+  note_call(layer, began);
+  layer.waited = ended;
+  layer.waiting += ended - began;
+  note_return(ended);
+}
+
+void LayerSchedule::note_call(Layer& layer, std::uint64_t now) const {
+  if (returned_ != 0) layer.computing += std::max(now, returned_) - returned_;
 }
 
 std::uint64_t LayerSchedule::executions(std::size_t layer) const {

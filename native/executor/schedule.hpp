@@ -4,7 +4,6 @@
 // Any thread may call it, one at a time: the bindings hold the GIL.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -20,15 +19,16 @@ class LayerSchedule {
   struct Layer {
     std::size_t bucket = 0;
     bool ready = false;
-    // Seconds of the steady clock, of the last iteration; `waiting`: of all.
-    double waiting = 0;
-    double waited = 0;
-    std::uint64_t became_ready = 0;  // ticks()
+    // Moments of the last iteration, in ticks().
+    std::uint64_t became_ready = 0;
     std::uint64_t began = 0;
     std::uint64_t ended = 0;
-    // Ticks of all iterations: until the exchange began, and in it.
+    std::uint64_t waited = 0;
+    // Ticks of all iterations: before its calls, until the exchange began, in it, and in waits.
+    std::uint64_t computing = 0;
     std::uint64_t queued = 0;
     std::uint64_t exchanging = 0;
+    std::uint64_t waiting = 0;
   };
 
   LayerSchedule(Executor& executor, const std::vector<std::vector<std::uint32_t>>& buckets);
@@ -49,7 +49,9 @@ class LayerSchedule {
   std::shared_ptr<Execution> awaited_bucket(std::size_t bucket) const;
   // The bucket's exchange is over, and was waited for.
   void taken(std::size_t bucket, const Execution& execution);
-  void note_wait(std::size_t layer, double began, double ended);
+  void note_wait(std::size_t layer, std::uint64_t began, std::uint64_t ended);
+  // The program goes on: what it does until its next call is computing.
+  void note_return(std::uint64_t now) { returned_ = now; }
 
   const Layer& layer(std::size_t number) const { return layers_.at(number); }
   // How often the exchange of a layer's bucket is over.
@@ -79,11 +81,13 @@ class LayerSchedule {
     std::unique_ptr<DeviceMoment> gradients;  // of the layers that are ready, on a GPU
   };
   void turn_over(Bucket& bucket);
+  void note_call(Layer& layer, std::uint64_t now) const;
 
   Executor& executor_;
   std::vector<Layer> layers_;
   std::vector<Bucket> buckets_;
   std::optional<std::string> ended_;
+  std::uint64_t returned_ = 0;  // from the last call for a layer
 };
 
 }  // namespace pgasdl

@@ -12,8 +12,6 @@ namespace {
 
 using namespace nb::literals;
 
-double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
-
 struct ScheduleHandle {
   std::shared_ptr<Runtime> runtime;
   std::unique_ptr<LayerSchedule> schedule;
@@ -41,8 +39,8 @@ void wait_layer(const ScheduleHandle& self, Integer layer, std::optional<double>
   struct Stopwatch {
     LayerSchedule& schedule;
     const std::size_t layer;
-    const double began = now();
-    ~Stopwatch() { schedule.note_wait(layer, began, now()); }
+    const std::uint64_t began = ticks();
+    ~Stopwatch() { schedule.note_wait(layer, began, ticks()); }
   } stopwatch{*self.schedule, number};
   wait_bucket(self, self.schedule->layer(number).bucket, self.schedule->awaited(layer.value),
               limit);
@@ -58,17 +56,19 @@ std::tuple<double, double, double, double, double> timing(const ScheduleHandle& 
   };
   // Each is converted at a moment of its own; and a plan without steps ends as it begins.
   const double began = moment(layer.began);
-  return {layer.waiting, moment(layer.became_ready), began, std::max(began, moment(layer.ended)),
-          layer.waited};
+  return {static_cast<double>(layer.waiting) * recorder.seconds_per_tick(),
+          moment(layer.became_ready), began, std::max(began, moment(layer.ended)),
+          moment(layer.waited)};
 }
 
-// How often, and the seconds of all times: until it began, in it, and in waits for it.
-std::tuple<std::uint64_t, double, double, double> total(const ScheduleHandle& self,
-                                                        std::size_t number) {
+// How often, and the seconds of all times: before its calls, until it began, in it, in waits.
+std::tuple<std::uint64_t, double, double, double, double> total(const ScheduleHandle& self,
+                                                                std::size_t number) {
   const LayerSchedule::Layer& layer = self.schedule->layer(number);
   const double tick = self.runtime->context.recorder().seconds_per_tick();
-  return {self.schedule->executions(number), static_cast<double>(layer.queued) * tick,
-          static_cast<double>(layer.exchanging) * tick, layer.waiting};
+  const auto seconds = [&](std::uint64_t ticks) { return static_cast<double>(ticks) * tick; };
+  return {self.schedule->executions(number), seconds(layer.computing), seconds(layer.queued),
+          seconds(layer.exchanging), seconds(layer.waiting)};
 }
 
 }  // namespace
@@ -108,6 +108,7 @@ void bind_schedule(nb::module_& module) {
           [](const ScheduleHandle& self, Integer layer) {
             self.schedule->ready(layer.value);
             progress(self);
+            self.schedule->note_return(ticks());
           },
           "layer"_a, "Begin its exchange, and make progress.")
       .def(
@@ -115,6 +116,7 @@ void bind_schedule(nb::module_& module) {
           [](const ScheduleHandle& self, Integer layer, std::uintptr_t stream, int device) {
             const StreamOrder order{device, reinterpret_cast<cuda::Stream>(stream)};
             self.schedule->ready(layer.value, &order);
+            self.schedule->note_return(ticks());
           },
           "layer"_a, "stream"_a, "device"_a,
           "Begin its exchange as soon as a stream of a GPU has done what is enqueued on it.")
@@ -135,7 +137,8 @@ void bind_schedule(nb::module_& module) {
           "layer"_a, "How often the exchange of the layer's bucket is over.")
       .def("timing", &timing, "layer"_a, "(waiting, ready, began, ended, waited), in seconds.")
       .def("total", &total, "layer"_a,
-           "(exchanges, queued, exchanging, waiting): how often, and seconds of all times.")
+           "(exchanges, computing, queued, exchanging, waiting): how often, and seconds of all "
+           "times.")
       .def(
           "bucket_of",
           [](const ScheduleHandle& self, const Executor::Call& call) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -158,12 +159,16 @@ def test_layers_of_an_exchange(ctx: Any) -> None:
             for layer in range(2):
                 exchange.wait(layer)
 
+        began = time.monotonic()
         step()
         told = moved(ctx, step)
+        # Of no moment twice.
+        spent = sum(each.computing + each.waiting for each in ctx.counters().layers.values())
+        assert spent < 1.01 * (time.monotonic() - began)
         assert list(told.layers) == [(exchange.number, 0), (exchange.number, 1)]
         for times in told.layers.values():
             assert times.exchanges == 1
-            assert min(times.queued, times.exchanging, times.waiting) > 0
+            assert min(times.computing, times.queued, times.exchanging, times.waiting) > 0
         assert all(each.exchanges == 2 for each in ctx.counters().layers.values())
         with pgasdl.GradientExchange(ctx, shapes, plan="gdraa") as second:
             assert second.number != exchange.number
@@ -290,7 +295,7 @@ def test_openmetrics(ctx: Any) -> None:
     for cause, each in counters.waits.items():
         assert samples["pgasdl_waits_total", ("cause", cause), rank] == each.number
         assert samples["pgasdl_wait_seconds_total", ("cause", cause), rank] == each.seconds
-    assert len(families["pgasdl_layer_seconds"].samples) == 3
+    assert len(families["pgasdl_layer_seconds"].samples) == 4
     for family in families.values():
         assert family.type == "counter" and family.documentation.endswith(".")
         unit = family.name.rpartition("_")[2]
