@@ -90,6 +90,11 @@ class Client:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the token of {server}: {error}") from error
 
+    @property
+    def page(self) -> str:
+        """The address of the page in a browser, with the token, which lets start programs."""
+        return f"{self._url}/#token={self._token}"
+
     def submit(self, program: list[str], **request: Any) -> dict[str, Any]:
         """Put a job into the queue, and return it.
 
@@ -138,6 +143,23 @@ class Client:
         """
         command = {"name": name, "value": value}
         return int(self._document("POST", f"/jobs/{job}/messages", command)["id"])
+
+    def ranks(self, job: int, first: int = 0) -> list[dict[str, Any]]:
+        """Return what a job's ranks counted last: 64 at most, from a rank on.
+
+        Each is a dict as ``/openapi.json`` tells: ``rank``, ``iteration``, ``time``, ``memory``
+        (bytes), ``registrations``, ``losses``, ``peers``, ``waits`` and ``layers``, as
+        :class:`pgasdl.Counters` has them. Ranks without ``pgasdl.jobs.connect`` tell nothing.
+        """
+        found: list[dict[str, Any]] = self._document("GET", f"/jobs/{job}/ranks?first={first}")[
+            "ranks"
+        ]
+        return found
+
+    def records(self, job: int) -> list[dict[str, Any]]:
+        """Return the flight records that ranks left: dicts of ``name``, ``time`` and ``text``."""
+        found: list[dict[str, Any]] = self._document("GET", f"/jobs/{job}/records")["records"]
+        return found
 
     def metrics(
         self, job: int, name: str = "", *, first: int = 0, points: int = 1000

@@ -95,6 +95,7 @@ class Event:
     """Something that happened to a job: a new "state" and why, a "command", the job's "event"."""
 
     id: int
+    job: int
     time: float
     kind: str
     body: dict[str, Any]

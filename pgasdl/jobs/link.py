@@ -21,7 +21,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pgasdl.errors import JobError
-from pgasdl.jobs.messages import MOST_EVENTS, MOST_METRICS, VERSION, Command, Event, Metrics
+from pgasdl.jobs.messages import (
+    MOST_COUNTED,
+    MOST_EVENTS,
+    MOST_METRICS,
+    VERSION,
+    Command,
+    Event,
+    Metrics,
+)
 
 log = logging.getLogger("pgasdl")
 
@@ -59,6 +67,7 @@ class Link:
         self.dropped = 0
         self._file, self._bell = file, bell
         self._kept: dict[str, deque[dict[str, Any]]] = {"metrics": deque(), "events": deque()}
+        self._counters: dict[int, dict[str, Any]] = {}  # by rank, the last that are not told
         self._unsure: dict[str, Any] | None = None  # the report that has no answer yet
         self._after = 0
         self._next_report = 0.0
@@ -80,6 +89,12 @@ class Link:
             if len(kept) > _MOST_KEPT[kind]:
                 kept.popleft()
                 self.dropped += 1
+        self._touch()
+
+    def tell_counters(self, record: dict[str, Any]) -> None:
+        """Send the counters of a rank with a next report; later ones replace earlier ones."""
+        with self._lock:
+            self._counters[record["rank"]] = record
         self._touch()
 
     def close(self) -> None:
@@ -124,7 +139,7 @@ class Link:
         return not self._any() or time.monotonic() > self._close_at
 
     def _any(self) -> bool:
-        return self._unsure is not None or any(self._kept.values())
+        return self._unsure is not None or any(self._kept.values()) or bool(self._counters)
 
     def _talk(self) -> None:
         """Ask for commands all the time, and report meanwhile, until it is over."""
@@ -193,17 +208,24 @@ class Link:
         self._next_report = time.monotonic() + (0 if self._full() else _EVERY)
 
     def _full(self) -> bool:
-        return any(len(self._kept[kind]) >= _MOST_SENT[kind] for kind in self._kept)
+        lengths = {kind: len(kept) for kind, kept in self._kept.items()}
+        return any(lengths[kind] >= most for kind, most in _MOST_SENT.items()) or (
+            len(self._counters) > MOST_COUNTED
+        )
 
     def _taken(self) -> dict[str, Any]:
         """Take a report from what is kept."""
-        taken: dict[str, Any] = {"version": VERSION, "metrics": [], "events": []}
+        taken: dict[str, Any] = {"version": VERSION, "metrics": [], "events": [], "ranks": []}
         size = 0
         with self._lock:
             for kind, kept in self._kept.items():
                 while kept and len(taken[kind]) < _MOST_SENT[kind] and size < _MOST_BYTES:
                     size += len(json.dumps(kept[0]))
                     taken[kind].append(kept.popleft())
+            while self._counters and len(taken["ranks"]) < MOST_COUNTED and size < _MOST_BYTES:
+                record = self._counters.pop(next(iter(self._counters)))
+                size += len(json.dumps(record))
+                taken["ranks"].append(record)
             taken["dropped"], self.dropped = self.dropped, 0
         return taken
 

@@ -41,7 +41,8 @@ class LocalRunner:
         """Start a supervisor for the present step; see :class:`pgasdl.jobs.runner.Runner`."""
         command = self._command(job, kind)
         step = self._places.step(job.id, job.step)
-        for folder in (step.parent.parent, step.parent, step, self._places.own(job.id)):
+        own = (self._places.own(job.id), self._places.records(job.id))
+        for folder in (step.parent.parent, step.parent, step, *own):
             folder.mkdir(mode=0o700, exist_ok=True)
         secret.write(self._places, job.id)
         (step / COMMAND).write_text(json.dumps(command), encoding="utf-8")
@@ -132,6 +133,7 @@ class LocalRunner:
             program = program_of(self._root, folder, request.program)
             words = [*pgasdl, "run", "-n", str(request.ranks), "--keep-going"]
             words += [f"--grace={request.grace}", "--", *program]
+        trace = {"PGASDL_TRACE": str(self._places.records(job.id))}
         own = {
             "PGASDL_JOB_FOLDER": str(self._places.own(job.id)),
             "PGASDL_JOB_LINK": str(self._places.link(job.id)),
@@ -140,7 +142,7 @@ class LocalRunner:
             "kind": kind,
             "words": words,
             "folder": str(folder),
-            "environment": {**request.environment, **own},
+            "environment": {**trace, **request.environment, **own},
             "log": str(self._places.log(job.id)),
             "grace": request.grace,
         }

@@ -1,7 +1,8 @@
 """The messages of a job that trains: commands to it, metrics and events back. JSON, with a version.
 
 A command has a name and a value. Those of :data:`COMMANDS` are built in; a program adds others by a
-handler for their names. Metrics are numbers of an iteration, by name; an event is a word to people.
+handler for their names. Metrics are numbers of an iteration, by name; an event is a word to people;
+a rank's counters are what it has moved and waited for so far.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pgasdl.jobs.requests import LARGEST
+from pgasdl.counters import Counters, LayerTimes, Traffic, Waits
+from pgasdl.jobs.requests import LARGEST, MOST_RANKS
 from pgasdl.jobs.schema import Schema, check, refused
 
 VERSION = 1
 MOST_VALUE_BYTES = 4096  # of a command's value
 MOST_NUMBERS = 100  # of one message of metrics
 MOST_TEXT = 4096  # characters of an event
-MOST_METRICS, MOST_EVENTS = 500, 20  # messages of a report
+MOST_METRICS, MOST_EVENTS, MOST_COUNTED = 500, 20, 16  # messages of a report
 
 _VERSION: Schema = {"type": "integer", "minimum": VERSION, "maximum": VERSION, "default": VERSION}
 NAME: Schema = {"type": "string", "maxLength": 64, "pattern": r"^[A-Za-z][A-Za-z0-9_./-]*$"}
@@ -70,12 +72,50 @@ EVENT: Schema = _record(
         "text": {"type": "string", "maxLength": MOST_TEXT},
     }
 )
+_SECONDS: Schema = {"type": "number"}
+
+
+def _by(names: str, numbers: int, item: Schema, description: str) -> Schema:
+    """Describe a map from names of a pattern to lists of so many numbers."""
+    return {
+        "type": "object",
+        "description": description,
+        "propertyNames": {"type": "string", "maxLength": 32, "pattern": names},
+        "additionalProperties": {
+            "type": "array",
+            "items": item,
+            "minItems": numbers,
+            "maxItems": numbers,
+        },
+    }
+
+
+COUNTERS: Schema = _record(
+    {
+        "rank": {"type": "integer", "minimum": 0, "maximum": MOST_RANKS - 1},
+        "iteration": _COUNT,
+        "time": _TIME,
+        "memory": {**_COUNT, "description": "Bytes that its process has in memory."},
+        "registrations": _COUNT,
+        "losses": _COUNT,
+        "peers": _by(
+            "^[0-9]{1,5}$", 5, _COUNT,
+            "By rank: bytes and messages written, bytes and messages read, notifications.",
+        ),
+        "waits": _by("^[a-z_]{1,32}$", 2, _SECONDS, "By cause: how many, and seconds."),
+        "layers": _by(
+            "^[0-9]{1,9}/[0-9]{1,9}$", 5, _SECONDS,
+            "By exchange and layer: exchanges, and seconds computing, queued, exchanging, waiting.",
+        ),
+    }
+)  # fmt: skip
 REPORT: Schema = _record(
     {
         "metrics": {"type": "array", "items": METRICS, "maxItems": MOST_METRICS},
         "events": {"type": "array", "items": EVENT, "maxItems": MOST_EVENTS},
         "dropped": {**_COUNT, "description": "Messages that the job had no room to keep."},
     },
+    ranks={"type": "array", "items": COUNTERS, "maxItems": MOST_COUNTED, "default": []},
     version=_VERSION,
 )
 
@@ -149,3 +189,65 @@ class Event:
         }
         check(document, EVENT)
         return document
+
+
+@dataclass(frozen=True, slots=True)
+class RankCounters:
+    """What a rank has counted by an iteration, and the bytes that its process has in memory."""
+
+    rank: int
+    iteration: int
+    time: float
+    memory: int
+    counters: Counters
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document; ``from_json`` reads it. Peers without traffic are left out."""
+        counted = self.counters
+        return {
+            "rank": self.rank,
+            "iteration": self.iteration,
+            "time": self.time,
+            "memory": self.memory,
+            "registrations": counted.registrations,
+            "losses": counted.losses,
+            "peers": {
+                str(peer): [
+                    each.bytes_written, each.messages_written,
+                    each.bytes_read, each.messages_read, each.notifications,
+                ]
+                for peer, each in enumerate(counted.peers)
+                if each != Traffic()
+            },
+            "waits": {
+                cause: [each.number, round(each.seconds, 6)]
+                for cause, each in counted.waits.items()
+            },
+            "layers": {
+                f"{exchange}/{layer}": [
+                    each.exchanges, round(each.computing, 6), round(each.queued, 6),
+                    round(each.exchanging, 6), round(each.waiting, 6),
+                ]
+                for (exchange, layer), each in counted.layers.items()
+            },
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> RankCounters:
+        """Read a document that has been checked."""
+        peers = [Traffic()] * (1 + max(map(int, document["peers"]), default=-1))
+        for peer, numbers in document["peers"].items():
+            peers[int(peer)] = Traffic(*numbers)
+        counters = Counters(
+            tuple(peers),
+            document["registrations"],
+            {cause: Waits(*numbers) for cause, numbers in document["waits"].items()},
+            document["losses"],
+            {
+                (int(exchange), int(layer)): LayerTimes(*numbers)
+                for name, numbers in document["layers"].items()
+                for exchange, layer in [name.split("/")]
+            },
+        )
+        fields = {name: document[name] for name in ("rank", "iteration", "time", "memory")}
+        return cls(**fields, counters=counters)

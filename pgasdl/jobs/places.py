@@ -61,6 +61,10 @@ class Places:
         """Return what tells a job's program how to reach the server: PGASDL_JOB_LINK."""
         return self.job(job) / "link.json"
 
+    def records(self, job: int) -> Path:
+        """Return the folder of the flight records that its ranks leave: PGASDL_TRACE."""
+        return self.job(job) / "records"
+
     def step(self, job: int, step: int) -> Path:
         """Return the folder of one of its supervisors."""
         return self.job(job) / f"step-{step}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -66,11 +67,14 @@ class Protocol:
     ----------
     closing : bool
         Whether answers that wait have to be given, since the server ends.
+    reports : Counter[int]
+        How many reports came, by job, since the server began.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.closing = False
+        self.reports: Counter[int] = Counter()
 
     def operations(self, job: str) -> tuple[Operation, ...]:
         """Return the rows of the table of operations."""
@@ -137,12 +141,14 @@ class Protocol:
         self._store.job(job)
         with self._store.transaction() as database:
             telemetry.add_metrics(database, job, report["metrics"])
+            telemetry.keep_counters(database, job, report.get("ranks", []))
             for event in report["events"]:
                 telemetry.note(database, job, "event", event)
             if report["dropped"]:
                 text = f"the job had no room for {report['dropped']} messages"
                 body = {"iteration": 0, "time": time.time(), "name": "dropped", "text": text}
                 telemetry.note(database, job, "event", body)
+        self.reports[job] += 1
 
     async def metrics(self, _: Request, call: Call) -> Response:
         """Send metrics."""

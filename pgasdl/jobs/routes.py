@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from pgasdl.errors import JobError
 from pgasdl.jobs import openapi
-from pgasdl.jobs.job import ENDED, JOB, Event, Job, State
+from pgasdl.jobs.job import JOB, Job, State
 from pgasdl.jobs.operations import ID, Call, Operation
 from pgasdl.jobs.places import Places, folder_of, inside, program_of
 from pgasdl.jobs.protocol_routes import Protocol
@@ -24,10 +20,9 @@ from pgasdl.jobs.requests import LARGEST, MOST_ROWS, REQUEST, JobRequest
 from pgasdl.jobs.scheduler import Scheduler
 from pgasdl.jobs.schema import Schema, refused
 from pgasdl.jobs.store import Store
+from pgasdl.jobs.watching import Watching
 
 _MOST_LOG_BYTES = 1 << 20  # of an answer
-_LOOK = 0.2  # seconds between two looks at a job that is followed
-_HEARTBEAT = 10.0  # seconds of silence in a stream, at most
 
 _ANY_STATE = ("", *(str(state) for state in State))
 _STATUS: Schema = {
@@ -55,6 +50,7 @@ class Service:
         self._places = places
         self._root = root
         self._protocol = Protocol(store)
+        self._watching = Watching(store, self._protocol, places, scheduler.slots)
         self.operations = self._operations()
         self._description = openapi.document(self.operations)
 
@@ -75,7 +71,6 @@ class Service:
             "state": {"type": "string", "maxLength": 16, "enum": _ANY_STATE, "default": ""},
         }
         offset = {"offset": {"type": "integer", "minimum": 0, "maximum": LARGEST, "default": 0}}
-        after = {"after": {"type": "integer", "minimum": 0, "maximum": LARGEST, "default": 0}}
         return (
             Operation(
                 "POST", "/api/v1/jobs", "submit", "Put a job into the queue.",
@@ -98,13 +93,8 @@ class Service:
                 "GET", job + "/log", "log", "What its programs wrote, from a byte on.",
                 self.log, "application/octet-stream", query=offset,
             ),
-            Operation(
-                "GET", job + "/events", "events",
-                "What happened and happens to it, until it ends: server-sent events `state`, "
-                "`log` (bytes that there are) and `end`.",
-                self.events, "text/event-stream", query=after,
-            ),
             *self._protocol.operations(job),
+            *self._watching.operations(job),
             Operation("GET", "/livez", "livez", "It answers.", self.livez, _STATUS, is_open=True),
             Operation(
                 "GET", "/readyz", "readyz", "It starts and ends jobs.",
@@ -163,40 +153,6 @@ class Service:
         data = await run_in_threadpool(_read_from, self._places.log(call.job), call.query["offset"])
         return Response(data, media_type="application/octet-stream")
 
-    async def events(self, _: Request, call: Call) -> Response:
-        """Send what happens to a job, as it happens."""
-        await run_in_threadpool(self._store.job, call.job)  # 404 before anything is sent
-        return StreamingResponse(
-            self._stream(call.job, call.query["after"]),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store"},
-        )
-
-    async def _stream(self, job: int, after: int) -> AsyncIterator[str]:
-        told, spoke = -1, time.monotonic()
-        while not self.closing:
-            ended, events, size = await run_in_threadpool(self._news, job, after)
-            for event in events:
-                after = event.id
-                yield _message(event.kind, event.as_json(), event.id)
-            if size != told:
-                told = size
-                yield _message("log", {"size": size})
-            if ended:
-                yield _message("end", {})
-                return
-            if time.monotonic() > spoke + _HEARTBEAT:
-                spoke = time.monotonic()
-                yield ":\n\n"
-            await asyncio.sleep(_LOOK)
-
-    def _news(self, job: int, after: int) -> tuple[bool, list[Event], int]:
-        # In this order: a job that has ended has no later events, and writes no more.
-        ended = self._store.job(job).state in ENDED
-        events = self._store.events(job, after)
-        log = self._places.log(job)
-        return ended, events, log.stat().st_size if log.exists() else 0
-
     async def livez(self, _: Request, __: Call) -> Response:
         """Answer."""
         return JSONResponse({"status": "alive"})
@@ -218,8 +174,3 @@ def _read_from(log: Path, offset: int) -> bytes:
             return os.pread(file.fileno(), _MOST_LOG_BYTES, offset)
     except FileNotFoundError:
         return b""
-
-
-def _message(kind: str, document: dict[str, Any], number: int | None = None) -> str:
-    name = "" if number is None else f"id: {number}\n"
-    return f"{name}event: {kind}\ndata: {json.dumps(document)}\n\n"

@@ -17,12 +17,11 @@ from pgasdl.jobs.job import ACTIVE, ENDED, NEXT, Event, Job, State
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.requests import JobRequest
 from pgasdl.jobs.reserve import Reserve
-from pgasdl.jobs.telemetry import TABLE
+from pgasdl.jobs.telemetry import TABLES
 
 _VERSION = 1
 _TRIES = 20
-_TABLES = (
-    """
+_TABLES = """
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     state TEXT NOT NULL,
@@ -46,8 +45,6 @@ CREATE TABLE events (
 ) STRICT;
 CREATE INDEX events_by_job ON events (job, id);
 """
-    + TABLE
-)
 _COLUMNS = (
     "id, state, reason, status, submitted, queued, started, ended, step, restarts_left, request"
 )
@@ -116,10 +113,27 @@ class Store:
 
     def events(self, job: int, after: int = 0) -> list[Event]:
         """Return what happened to a job, those with ids above ``after``."""
-        sql = "SELECT id, time, kind, body FROM events WHERE job = ? AND id > ? ORDER BY id"
+        return self._events("job = ? AND id > ? ORDER BY id", job, after)
+
+    def last_events(self, job: int, limit: int) -> list[Event]:
+        """Return the last things that happened to a job."""
+        return self._events("job = ? ORDER BY id DESC LIMIT ?", job, limit)[::-1]
+
+    def events_of_all(self, after: int) -> list[Event]:
+        """Return what happened to any job, those with ids above ``after``."""
+        return self._events("id > ? ORDER BY id", after)
+
+    def last_event(self) -> int:
+        """Return the id of the last event of all; 0: there is none."""
         with self._mutex:
-            rows = self._database.execute(sql, (job, after)).fetchall()
-        return [Event(id, time, kind, json.loads(body)) for id, time, kind, body in rows]
+            found = self._database.execute("SELECT max(id) FROM events").fetchone()[0]
+        return int(found or 0)
+
+    def _events(self, clause: str, *values: int) -> list[Event]:
+        sql = f"SELECT id, job, time, kind, body FROM events WHERE {clause}"  # noqa: S608
+        with self._mutex:
+            rows = self._database.execute(sql, values).fetchall()
+        return [Event(id, job, time, kind, json.loads(body)) for id, job, time, kind, body in rows]
 
     # --- writing
 
@@ -287,6 +301,7 @@ def _opened(places: Places) -> sqlite3.Connection:
                 database.executescript(
                     f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;"
                 )
+            database.executescript(TABLES)
         except BaseException:
             database.close()
             raise

@@ -8,14 +8,20 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-TABLE = """
-CREATE TABLE metrics (
+TABLES = """
+CREATE TABLE IF NOT EXISTS metrics (
     job INTEGER NOT NULL REFERENCES jobs,
     name TEXT NOT NULL,
     iteration INTEGER NOT NULL,
     value REAL,
     time REAL NOT NULL,
     PRIMARY KEY (job, name, iteration)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ranks (
+    job INTEGER NOT NULL REFERENCES jobs,
+    rank INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (job, rank)
 ) STRICT, WITHOUT ROWID;
 """
 _COMMANDS = """
@@ -68,3 +74,22 @@ def points(
 ) -> list[list[Any]]:
     """Return iteration, value and time of a metric, thinned to at most ``limit`` points."""
     return [list(row) for row in database.execute(_POINTS, (job, name, first, limit))]
+
+
+def keep_counters(database: sqlite3.Connection, job: int, records: Iterable[Any]) -> None:
+    """Keep the last counters of ranks."""
+    database.executemany(
+        "INSERT OR REPLACE INTO ranks (job, rank, body) VALUES (?, ?, ?)",
+        ((job, record["rank"], json.dumps(record)) for record in records),
+    )
+
+
+def counters(database: sqlite3.Connection, job: int, first: int, limit: int) -> list[Any]:
+    """Return the last counters of ranks, from one on."""
+    sql = "SELECT body FROM ranks WHERE job = ? AND rank >= ? ORDER BY rank LIMIT ?"
+    return [json.loads(body) for (body,) in database.execute(sql, (job, first, limit))]
+
+
+def states(database: sqlite3.Connection) -> list[tuple[str, int]]:
+    """Return how many jobs are in each state."""
+    return database.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()

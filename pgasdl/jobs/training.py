@@ -20,6 +20,7 @@ from typing import Any, Self
 from pgasdl.context import Context
 from pgasdl.errors import ConfigError, JobError, MismatchError, PlanError
 from pgasdl.group import Group
+from pgasdl.jobs.board import Board
 from pgasdl.jobs.link import Link
 from pgasdl.jobs.mailbox import PLACES, Mailbox
 from pgasdl.jobs.messages import NAME, Command, Event, Metrics
@@ -52,10 +53,10 @@ def connect(context: Context, *, group: Group | None = None, paused: bool = Fals
     """
     group = group or context.world
     if context.config.job_link is None:
-        return TrainingJob(context, group, None, None)
-    mailbox = Mailbox(context, group)
+        return TrainingJob(context, group, None, None, None)
+    mailbox, board = Mailbox(context, group), Board(context, group)
     link = Link(Path(context.config.job_link), mailbox.ring) if mailbox.posts else None
-    return TrainingJob(context, group, mailbox, link, paused=paused)
+    return TrainingJob(context, group, mailbox, board, link, paused=paused)
 
 
 class TrainingJob:
@@ -74,13 +75,14 @@ class TrainingJob:
         context: Context,
         group: Group,
         mailbox: Mailbox | None,
+        board: Board | None,
         link: Link | None,
         *,
         paused: bool = False,
     ) -> None:
         self.iteration, self.stopped = 0, False
         self._context, self._group = context, group
-        self._mailbox, self._link = mailbox, link
+        self._mailbox, self._board, self._link = mailbox, board, link
         self._handlers: dict[str, Handler] = {}
         self._held, self._waiting = paused, False
         # Numbers of commands: posted by rank 0, read by all ranks, obeyed here.
@@ -166,6 +168,7 @@ class TrainingJob:
                 self._obey()
         while self._post():
             pass
+        self._look()
         return not self.stopped
 
     def give(self, element: Any) -> None:
@@ -214,6 +217,8 @@ class TrainingJob:
 
     def close(self) -> None:
         """Send what is left, and end the connection. Also at the end of the process. Idempotent."""
+        if self._closing.alive and not self._context.closed:
+            self._look(last=True)
         self._closing()
 
     def __enter__(self) -> Self:
@@ -221,6 +226,13 @@ class TrainingJob:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _look(self, *, last: bool = False) -> None:
+        """Keep this rank's counters, and on rank 0 tell those of others."""
+        if self._board is not None:
+            for record in self._board.look(self.iteration, last=last):
+                assert self._link is not None
+                self._link.tell_counters(record)
 
     # --- commands
 

@@ -33,7 +33,7 @@ Put a job into the queue, and print its number. Everything from the program on i
 )
 @click.pass_context
 def command(ctx: click.Context, server: str, token_file: str) -> None:
-    """Submit, list, show, follow, stop and restart jobs of a server (`pgasdl serve`)."""
+    """Submit, list, show, follow, watch, stop and restart jobs of a server (`pgasdl serve`)."""
     ctx.obj = lambda: Client.find(server, token_file)
 
 
@@ -165,6 +165,22 @@ def _pages(client: Client, job: int) -> Any:
     while data := client.log(job, offset):
         offset += len(data)
         yield data
+
+
+@command.command("records", cls=Command)
+@click.argument("job", type=int)
+@click.pass_context
+def _records(ctx: click.Context, job: int) -> None:
+    """Print the flight records that a job's ranks left: their last operations."""
+    for record in ctx.obj().records(job):
+        click.echo(f"{record['name']}\n{record['text']}")
+
+
+@command.command("page", cls=Command)
+@click.pass_context
+def _page(ctx: click.Context) -> None:
+    """Print the address of the page to watch jobs on; it holds the token."""
+    click.echo(ctx.obj().page)
 
 
 @command.command("wait", cls=Command)

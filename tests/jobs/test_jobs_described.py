@@ -16,7 +16,8 @@ from jobs_harness import Server, ask
 
 OPERATIONS = (
     "submit", "list", "show", "stop", "restart", "log", "events", "send", "metrics",
-    "commands", "report", "livez", "readyz", "openapi",
+    "commands", "report", "history", "ranks", "records", "watch", "openmetrics", "livez", "readyz",
+    "openapi",
 )  # fmt: skip
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -91,7 +91,7 @@ def job_of(size: int, *commands: Command) -> TrainingJob:
     mailbox: Any = Written(*commands)
     context: Any = SimpleNamespace(rank=1)
     group: Any = SimpleNamespace(size=size, ranks=range(size))
-    return TrainingJob(context, group, mailbox, None)
+    return TrainingJob(context, group, mailbox, None, None)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])

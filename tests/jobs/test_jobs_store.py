@@ -9,18 +9,19 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs_harness import Server, ask
 
 from pgasdl import JobError
 from pgasdl.jobs.job import ENDED, NEXT, Event, State
-from pgasdl.jobs.local import LocalRunner
+from pgasdl.jobs.operations import Call
 from pgasdl.jobs.places import Places
+from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import JobRequest, Stage
-from pgasdl.jobs.routes import Service
-from pgasdl.jobs.scheduler import Scheduler
 from pgasdl.jobs.store import Store
+from pgasdl.jobs.watching import Watching
 
 
 @pytest.fixture
@@ -94,10 +95,12 @@ def test_a_stream_ends_after_its_last_event(
 
     monkeypatch.setattr(store, "events", events)
     places = Places(tmp_path / "jobs.db")
-    service = Service(store, Scheduler(store, LocalRunner(places, tmp_path), 1), places, tmp_path)
+    watching = Watching(store, Protocol(store), places, 1)
 
     async def messages() -> str:
-        return "".join([message async for message in service._stream(job.id, 0)])
+        request: Any = None
+        answer: Any = await watching.events(request, Call(job.id, {"after": 0}, None))
+        return "".join([message async for message in answer.body_iterator])
 
     told = asyncio.run(messages())
     assert re.findall("event: (.*)", told) == ["state", "state", "log", "state", "end"]

@@ -1,0 +1,112 @@
+"""What ranks count, for those who watch: each keeps it in its own memory, and rank 0 reads it.
+
+Nobody waits for that, and no rank knows when it is read: what changed meanwhile has a wrong
+checksum, and is read again next time.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pgasdl.context import Context
+from pgasdl.errors import Timeout
+from pgasdl.group import Group
+from pgasdl.jobs.messages import MOST_COUNTED, RankCounters
+
+_EVERY = 1.0  # seconds from one record of a rank to its next
+_BYTES = 1 << 16  # of a record
+_HEADER = struct.Struct("<II")  # its length, and its checksum
+
+
+class Board:
+    """The record of this rank; on rank 0 also those of others. Making it is collective.
+
+    Parameters
+    ----------
+    context : Context
+        The context of this rank.
+    group : Group
+        Its first member reads.
+    """
+
+    def __init__(self, context: Context, group: Group) -> None:
+        self._context, self._group = context, group
+        self._others = group.ranks[1:] if group.rank == 0 else ()
+        # Rank 0 reads so many at once, and so many in a second.
+        self._batch = min(MOST_COUNTED, len(self._others))
+        self._turns = cycle(self._others)
+        places = 1 + self._batch
+        self._segment = context.segment(places * _BYTES, notifications=1, group=group)
+        self._bytes = self._segment.numpy(np.uint8)
+        self._queue = context.queue_create()
+        self._next = 0.0
+        self._asked = 0  # reads under way
+
+    def look(self, iteration: int, *, last: bool = False) -> Iterator[dict[str, Any]]:
+        """Bring this rank's record up to date, if it is time; on rank 0, yield what there is."""
+        now = time.monotonic()
+        due = last or now >= self._next
+        if self._asked:
+            yield from self._taken()
+        if not due:
+            return
+        self._next = now + _EVERY
+        record = self._record(iteration)
+        if self._group.rank == 0:
+            yield record
+        else:
+            self._keep(record)
+        if self._batch and not self._asked and not last:
+            self._ask()
+
+    def _record(self, iteration: int) -> dict[str, Any]:
+        counters = self._context.counters()
+        told = RankCounters(self._context.rank, iteration, time.time(), _resident(), counters)
+        return told.as_json()
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        data = json.dumps(record).encode()
+        while len(data) > _BYTES - _HEADER.size:  # of a thousand layers or peers, the last ones
+            for part in ("layers", "peers"):
+                record[part] = dict(islice(record[part].items(), len(record[part]) // 2))
+            data = json.dumps(record).encode()
+        header = _HEADER.pack(len(data), zlib.crc32(data))
+        self._bytes[: len(header) + len(data)] = np.frombuffer(header + data, np.uint8)
+
+    def _ask(self) -> None:
+        """Read the next ranks' records."""
+        for place in range(1, self._batch + 1):
+            target = self._segment[place * _BYTES : (place + 1) * _BYTES]
+            source = self._segment[:_BYTES]
+            self._context.read(target, next(self._turns), source, queue=self._queue)
+        self._asked = self._batch
+
+    def _taken(self) -> Iterator[dict[str, Any]]:
+        try:
+            self._context.wait(self._queue, timeout=0)
+        except Timeout:
+            return
+        self._asked = 0
+        for place in range(1, self._batch + 1):
+            begin = place * _BYTES
+            length, checksum = _HEADER.unpack_from(self._bytes[begin:].data)
+            begin += _HEADER.size
+            data = self._bytes[begin : begin + min(length, _BYTES - _HEADER.size)].tobytes()
+            if data and zlib.crc32(data) == checksum:
+                yield json.loads(data)
+
+
+def _resident() -> int:
+    """Return the bytes of this process that are in memory."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * mmap.PAGESIZE
