@@ -12,7 +12,7 @@ import ci
 import lanes
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("ccache", "g++", "libibverbs-dev", "python3-dev", "python3-venv")
+PACKAGES = ("ccache", "chromium", "g++", "libibverbs-dev", "python3-dev", "python3-venv")
 
 
 class Gate:
@@ -95,12 +95,15 @@ def main(work: Path) -> int:
         gate = Gate(work)
         main_job, tests = readme_commands()
         gate.command("main job", main_job, 900, needed=True)
-        typed, docs = (" ".join(ci.extras(ROOT, *names)) for names in (("mpi", "jobs"), ("docs",)))
+        typed, browser, docs = (
+            " ".join(ci.extras(ROOT, *names))
+            for names in (("mpi", "jobs"), ("browser",), ("docs",))
+        )
         lint = f"pip install --quiet {typed} && LINTERS={ci.linters(ROOT)}/bin .ci/lint"
         gate.command("lint", lint, 300, needed=True)  # mypy looks into mpi4py and starlette
         gate.tests("tests", tests, 1500)
         gate.command("native", "python tests/native/building.py plain", 900)
-        gate.tests("sample", "pytest -m gate", 900)
+        gate.tests("sample", f"pip install --quiet {browser} && pytest -m gate", 900)
         gate.command("docs", f"pip install --quiet {docs} && .ci/docs", 300)
         gate.step("second look", gate.second_look)
         return gate.end()

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pgasdl.errors import ConfigError, JobError
 from pgasdl.jobs import secret
+from pgasdl.jobs.assets import is_asset
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.problems import problem
 from pgasdl.jobs.requests import MOST_BYTES
@@ -76,11 +77,15 @@ class Gate:
         if self._local and _host(headers.get("host", "")) not in _LOCAL_NAMES:
             # A page from elsewhere, whose name was made to mean this machine.
             answer = problem(421, "this server answers under the names of this machine only")
-        elif not known and scope["path"] not in OPEN_PATHS:
+        elif not known and not _is_open(scope["path"]):
             answer = problem(401, headers={"WWW-Authenticate": "Bearer"})
         else:
             return await self._app(scope, _Counting(receive), send)
         await answer(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or is_asset(path)
 
 
 class _Counting:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pgasdl.errors import ConfigError
-from pgasdl.jobs import problems
+from pgasdl.jobs import assets, problems
 from pgasdl.jobs.gate import Gate, token_of
 from pgasdl.jobs.local import LocalRunner
 from pgasdl.jobs.operations import Operation, read
@@ -83,7 +83,7 @@ def serve(
 def application(service: Service, token: str, local: bool, places: Places) -> Starlette:
     """Make the application of a service."""
     app = Starlette(
-        routes=list(_routes(service.operations)),
+        routes=[*_routes(service.operations), *assets.routes()],
         middleware=[Middleware(Gate, token=token, local=local, places=places)],
         exception_handlers=problems.HANDLERS,
     )
