@@ -84,18 +84,22 @@ class Link:
         kind = "metrics" if isinstance(message, Metrics) else "events"
         document = message.as_json()
         with self._lock:
+            idle = not self._any()
             kept = self._kept[kind]
             kept.append(document)
             if len(kept) > _MOST_KEPT[kind]:
                 kept.popleft()
                 self.dropped += 1
-        self._touch()
+        if idle:  # or else it wakes for its next report
+            self._touch()
 
     def tell_counters(self, record: dict[str, Any]) -> None:
         """Send the counters of a rank with a next report; later ones replace earlier ones."""
         with self._lock:
+            idle = not self._any()
             self._counters[record["rank"]] = record
-        self._touch()
+        if idle:
+            self._touch()
 
     def close(self) -> None:
         """Send what is left, if there is a server, and end. Idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -21,7 +22,7 @@ from pgasdl.jobs.schema import Schema
 from pgasdl.jobs.store import Store
 
 _WAIT = 10.0  # seconds until a program that asks for commands is told that there are none
-_LOOK = 0.1  # seconds between two looks
+_LOOK = 0.5  # seconds between two looks whether the server ends
 _MOST_COMMANDS = 100  # of an answer
 _MOST_POINTS = 10_000  # of a metric in an answer
 _MOST_NAMES = 100
@@ -75,6 +76,7 @@ class Protocol:
         self._store = store
         self.closing = False
         self.reports: Counter[int] = Counter()
+        self._sent: dict[int, asyncio.Event] = {}  # jobs whose programs wait for commands
 
     def operations(self, job: str) -> tuple[Operation, ...]:
         """Return the rows of the table of operations."""
@@ -109,6 +111,8 @@ class Protocol:
         """Keep a command for the job."""
         command = Command.from_json(call.body)
         number = await run_in_threadpool(self._send, call.job, command)
+        if sent := self._sent.pop(call.job, None):
+            sent.set()
         return JSONResponse({"id": number}, 201)
 
     def _send(self, job: int, command: Command) -> int:
@@ -121,11 +125,16 @@ class Protocol:
     async def commands(self, request: Request, call: Call) -> Response:
         """Wait for commands, and send them."""
         limit = time.monotonic() + _WAIT
-        while not (found := await run_in_threadpool(self._commands, call.job, call.query["after"])):
-            if self.closing or time.monotonic() > limit or await request.is_disconnected():
-                break
-            await asyncio.sleep(_LOOK)
-        return JSONResponse({"commands": found})
+        while True:
+            # Before it looks: what is sent later sets this one.
+            sent = self._sent.setdefault(call.job, asyncio.Event())
+            if found := await run_in_threadpool(self._commands, call.job, call.query["after"]):
+                return JSONResponse({"commands": found})
+            while not sent.is_set():
+                if self.closing or time.monotonic() > limit or await request.is_disconnected():
+                    return JSONResponse({"commands": []})
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(sent.wait(), _LOOK)
 
     def _commands(self, job: int, after: int) -> list[Any]:
         self._store.job(job)
