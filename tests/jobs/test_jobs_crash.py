@@ -189,6 +189,7 @@ def test_the_supervisor_while_there_is_no_server(server: Server) -> None:
     kill_and_see_it_gone(server.supervisor(job))
     server.start()
     assert server.client.wait(job)["state"] == "lost"
+    assert server.client.restart(job)["restarts_left"] == 1
 
 
 def test_a_client_that_waits_outlives_the_server(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from jobs_harness import Server
 from support.leftovers import alive, gone
 from support.patience import PATIENCE
+from support.requiring import require_modules
 
 from pgasdl import JobError, Timeout
 
@@ -28,17 +30,19 @@ def test_first_in_first_out(shared: Server) -> None:
     assert shared.client.wait(second)["state"] == "stopped"
 
 
-def test_a_job_is_restarted_and_resumes(shared: Server) -> None:
-    """Ranks that really communicate; one is killed, and the other sees it."""
+def test_a_training_is_restarted_and_resumes(shared: Server) -> None:
+    """A rank is killed, and the other sees it; the end has the bits of an undisturbed training."""
+    require_modules("torch", "safetensors")
     job = shared.submit("resumes.py", ranks=2, restarts=1)
     ended = shared.client.wait(job)
     assert ended["state"] == "done", shared.log(job)
-    assert shared.log(job).count("resumed and ended with 9.0") == 2
     reasons = [event.get("reason", "") for event in shared.client.events(job)]
     assert "started again: pgasdl run ended with 137" in reasons
-    assert shared.client.restart(job)["restarts_left"] == 1
-    assert shared.client.wait(job)["state"] == "done"
-    assert shared.log(job).count("resumed and ended with") == 4
+    found = re.findall(r"(\w+): began with (\d+), ended with (\w+)", shared.log(job))
+    assert sorted((what, first) for what, first, _ in found) == [
+        ("resumed", "4"), ("resumed", "4"), ("undisturbed", "0"), ("undisturbed", "0"),
+    ]  # fmt: skip
+    assert len({digest for _, _, digest in found}) == 1
 
 
 def test_a_job_that_ignores_sigterm_is_killed(shared: Server) -> None:
