@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,64 +19,50 @@ from support.requiring import require_modules
 from pgasdl import JobError
 from pgasdl.jobs.link import Link
 from pgasdl.jobs.messages import Metrics
+from pgasdl.tools.cli import main
 
 FOR_EVER = str(10**9)
 
 
+@pytest.fixture(scope="module")
+def of_the_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    found = Server(tmp_path_factory.mktemp("shared"), slots=3)
+    found.start()
+    yield found
+    found.close()
+
+
 def started(server: Server, *words: str, ranks: int, **request: Any) -> int:
     """A job of ``obeys.py`` whose ranks have all said which processes they are."""
-    require_modules("torch")
     job = server.submit("obeys.py", *words, ranks=ranks, **request)
     server.ranks(job, ranks)
     return job
 
 
-def told(server: Server, job: int, *, of: str = "") -> dict[int, list[tuple[int, str]]]:
+def told(server: Server, job: int) -> dict[int, list[tuple[int, str]]]:
     """What each rank did when."""
     found: dict[int, list[tuple[int, str]]] = {}
     for rank, iteration, what in re.findall(r"rank (\d+) at (\d+): (.*)", server.log(job)):
-        if what.startswith(of) and not what.startswith("process"):
-            found.setdefault(int(rank), []).append((int(iteration), what))
+        found.setdefault(int(rank), []).append((int(iteration), what))
     return found
 
 
-def events(server: Server, job: int) -> list[tuple[str, str]]:
-    """The events that the job has told so far, by the server's file."""
-    with server_database(server) as rows:
-        return [
-            (body["name"], body["text"])
-            for body in map(json.loads, rows("SELECT body FROM events WHERE kind = 'event'"))
-        ]
-
-
-def server_database(server: Server) -> Any:
-    import contextlib
-    import sqlite3
-
-    @contextlib.contextmanager
-    def opened() -> Any:
-        database = sqlite3.connect(f"file:{server.places.file}?mode=ro", uri=True)
-        try:
-            yield lambda sql: [row for (row,) in database.execute(sql)]
-        finally:
-            database.close()
-
-    return opened()
-
-
-def reports(server: Server, job: int, name: str, text: str) -> None:
-    """Wait until a job has told an event."""
-    assert until(lambda: (name, text) in events(server, job), PATIENCE / 2), (
-        f"{events(server, job)}: {server.log(job)}"
-    )
+def reports(server: Server, job: int, name: str, text: str) -> list[tuple[str, str]]:
+    """Wait until a job has told an event; all that it had told before."""
+    found = []
+    for event in server.client.events(job, PATIENCE / 2):
+        if event["event"] == "event":
+            if (event["name"], event["text"]) == (name, text):
+                return found
+            found.append((event["name"], event["text"]))
+    raise AssertionError(f"it ended after {found}: {server.log(job)}")
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("average", 2), ("update", 3), ("exchange", 3)])
-def test_all_ranks_obey_at_the_same_iteration(
-    make_server: Callable[..., Server], kind: str, ranks: int
-) -> None:
-    server = make_server(slots=3)
-    client = server.start()
+def test_all_ranks_obey_at_the_same_iteration(shared: Server, kind: str, ranks: int) -> None:
+    if kind != "exchange":
+        require_modules("torch")
+    server, client = shared, shared.client
     job = started(server, kind, FOR_EVER, ranks=ranks)
     client.send(job, "nobody-knows", 1)
     client.send(job, "learning-rate", 0.5)
@@ -85,8 +71,8 @@ def test_all_ranks_obey_at_the_same_iteration(
     client.send(job, "checkpoint")
     client.send(job, "evaluate")
     client.send(job, "pause")
-    reports(server, job, "obeyed", "pause")
-    texts = [text for name, text in events(server, job) if name == "refused"]
+    before = reports(server, job, "obeyed", "pause")
+    texts = [text for name, text in before if name == "refused"]
     assert [text.partition(":")[0] for text in texts] == ["nobody-knows 1", "evaluate"]
     assert "learning-rate, own" in texts[0]
     for number in range(70):  # more than there are places, and more than their numbers tell apart
@@ -114,21 +100,21 @@ def test_all_ranks_obey_at_the_same_iteration(
     assert name == {"exchange": "iteration"}.get(kind, "loss") and len(metrics[name]) <= 3
 
 
-def test_a_job_that_waits_for_its_start(server: Server) -> None:
-    job = started(server, "exchange", "5", "paused", ranks=2)
-    server.client.send(job, "own", "before")
-    reports(server, job, "obeyed", 'own "before"')
-    server.client.send(job, "start")
-    assert server.client.wait(job)["state"] == "done", server.log(job)
-    assert told(server, job)[1] == [(0, "own before"), (4, "ends by itself 1")]
-    with pytest.raises(JobError, match="job 1 is done") as refused:
-        server.client.send(job, "pause")
+def test_a_job_that_waits_for_its_start(shared: Server) -> None:
+    job = started(shared, "exchange", "5", "paused", ranks=2)
+    shared.client.send(job, "own", "before")
+    reports(shared, job, "obeyed", 'own "before"')
+    shared.client.send(job, "start")
+    assert shared.client.wait(job)["state"] == "done", shared.log(job)
+    assert told(shared, job)[1] == [(0, "own before"), (4, "ends by itself 1")]
+    with pytest.raises(JobError, match=f"job {job} is done") as refused:
+        shared.client.send(job, "pause")
     assert refused.value.status == 409
-    assert server.client.restart(job)["state"] == "queued"
-    server.ranks(job, 4)
-    server.client.send(job, "start")  # not before: commands to the first run are not repeated
-    assert server.client.wait(job)["state"] == "done"
-    assert server.log(job).count("own before") == 2
+    assert shared.client.restart(job)["state"] == "queued"
+    shared.ranks(job, 4)
+    shared.client.send(job, "start")  # not before: commands to the first run are not repeated
+    assert shared.client.wait(job)["state"] == "done"
+    assert shared.log(job).count("own before") == 2
 
 
 def test_a_server_that_is_killed_and_comes_back(server: Server) -> None:
@@ -152,30 +138,30 @@ def test_a_server_that_is_killed_and_comes_back(server: Server) -> None:
     assert told(server, job)[1][-1][1] == "ends stopped 1"
 
 
-def test_a_rank_killed_while_all_are_paused(server: Server) -> None:
-    job = started(server, "exchange", FOR_EVER, ranks=2, grace=0)
-    server.client.send(job, "pause")
-    reports(server, job, "obeyed", "pause")
-    found = re.findall(r"\[(\d)\] process (\d+)", server.log(job))
+def test_a_rank_killed_while_all_are_paused(shared: Server) -> None:
+    job = started(shared, "exchange", FOR_EVER, ranks=2, grace=0)
+    shared.client.send(job, "pause")
+    reports(shared, job, "obeyed", "pause")
+    found = re.findall(r"\[(\d)\] process (\d+)", shared.log(job))
     os.kill(int(dict(found)["1"]), signal.SIGKILL)
-    assert server.client.wait(job)["state"] == "failed"
-    assert "PeerLost" in server.log(job)
+    assert shared.client.wait(job)["state"] == "failed"
+    assert "PeerLost" in shared.log(job)
 
 
-def test_a_secret_speaks_for_its_own_job(server: Server) -> None:
-    job, other = server.submit(), server.submit()
-    server.ranks(job)
-    server.ranks(other)
-    link = server.places.link(job)
+def test_a_secret_speaks_for_its_own_job(shared: Server) -> None:
+    job, other = shared.submit(), shared.submit()
+    shared.ranks(job)
+    shared.ranks(other)
+    link = shared.places.link(job)
     assert link.stat().st_mode & 0o777 == 0o600
     secret = f"Bearer {json.loads(link.read_bytes())['token']}"
     empty: dict[str, Any] = {"metrics": [], "events": [], "dropped": 0}
 
     def status(method: str, path: str, body: Any = None, **headers: str) -> int:
-        return ask(server, method, f"/api/v1/jobs{path}", body, **headers)[0]
+        return ask(shared, method, f"/api/v1/jobs{path}", body, **headers)[0]
 
     assert status("POST", f"/{job}/reports", empty, Authorization=secret) == 200
-    wrong = [secret[:-1], secret + "x", "", f"Bearer {server.token}"]
+    wrong = [secret[:-1], secret + "x", "", f"Bearer {shared.token}"]
     assert {status("POST", f"/{job}/reports", empty, Authorization=each) for each in wrong} == {401}
     assert {status("GET", f"/{job}/commands", Authorization=each) for each in wrong} == {401}
     assert status("POST", f"/{other}/reports", empty, Authorization=secret) == 401
@@ -184,18 +170,18 @@ def test_a_secret_speaks_for_its_own_job(server: Server) -> None:
     assert status("GET", f"/{job}", Authorization=secret) == 401
 
 
-def test_thousands_of_metrics_in_batches(server: Server) -> None:
-    job = server.submit()
-    server.ranks(job)
-    link = Link(server.places.link(job), lambda: None)
+def test_thousands_of_metrics_in_batches(shared: Server) -> None:
+    job = shared.submit()
+    shared.ranks(job)
+    link = Link(shared.places.link(job), lambda: None)
     for iteration in range(5000):
         link.tell(Metrics(iteration, 1.0, {"loss": iteration / 2, "bad": float("nan")}))
     link.close()
     link.close()
-    metrics = server.client.metrics(job, points=10_000)
+    metrics = shared.client.metrics(job, points=10_000)
     assert [each[0] for each in metrics["loss"]] == list(range(5000))
     assert metrics["loss"][-1] == [4999, 2499.5, 1.0] and metrics["bad"][-1] == [4999, None, 1.0]
-    thinned = server.client.metrics(job, "loss", first=1000, points=7)
+    thinned = shared.client.metrics(job, "loss", first=1000, points=7)
     assert [each[0] for each in thinned["loss"]] == [1571, 2142, 2714, 3285, 3856, 4428, 4999] or (
         len(thinned["loss"]) <= 7 and thinned["loss"][-1][0] == 4999
     )
@@ -203,40 +189,36 @@ def test_thousands_of_metrics_in_batches(server: Server) -> None:
         link.tell(Metrics(1, 1.0, {f"n{number}": 0.0 for number in range(101)}))
 
 
-def test_the_command(server: Server) -> None:
-    from support.environment import environment
-    from support.starting import finished
-
-    job = started(server, "exchange", FOR_EVER, ranks=1)
-    base = ["python3", "-P", "-m", "pgasdl", "job", f"--server={server.places.file}", "send"]
+def test_the_command(shared: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    job = started(shared, "exchange", FOR_EVER, ranks=1)
+    base = ["job", f"--server={shared.places.file}", "send", str(job)]
     for words in (["own", "a text"], ["own", '{"a": 1}'], ["own"], ["stop"]):
-        done = finished([*base, str(job), *words], env=environment(), timeout=PATIENCE)
-        assert done.returncode == 0, done.stderr
-        assert int(done.stdout) > 0
-    done = finished([*base, str(job), "a b"], env=environment(), timeout=PATIENCE)
-    assert done.returncode != 0 and "name" in done.stderr
-    assert server.client.wait(job)["state"] == "done"
-    did = [what for _, what in told(server, job)[0]]
+        assert main([*base, *words]) == 0
+        assert int(capsys.readouterr().out) > 0
+    assert main([*base, "a b"]) == 1
+    assert "name" in capsys.readouterr().err
+    assert shared.client.wait(job)["state"] == "done"
+    did = [what for _, what in told(shared, job)[0]]
     assert did == ["own a text", "own {'a': 1}", "own None", "ends stopped 1"]
 
 
-def test_local_sgd_is_switched_while_it_runs(server: Server) -> None:
+def test_local_sgd_is_switched_while_it_runs(shared: Server) -> None:
     require_modules("torch", "sklearn")
     for name in ("local_sgd.py", "digits_net.py"):
-        (server.root / name).write_bytes((APPS / name).read_bytes())
-    job = server.submit("local_sgd.py", f"--rounds={FOR_EVER}", ranks=2)
-    assert until(lambda: server.client.metrics(job))
+        (shared.root / name).write_bytes((APPS / name).read_bytes())
+    job = shared.submit("local_sgd.py", f"--rounds={FOR_EVER}", ranks=2)
+    assert until(lambda: shared.client.metrics(job))
     for name, value in (("protocol", "synchronous"), ("protocol", "local"), ("period", 7)):
-        server.client.send(job, name, value)
-        reports(server, job, "obeyed", f"{name} {json.dumps(value)}")
-    server.client.send(job, "stop")
-    assert server.client.wait(job)["state"] == "done", server.log(job)
-    log = server.log(job)
+        shared.client.send(job, name, value)
+        reports(shared, job, "obeyed", f"{name} {json.dumps(value)}")
+    shared.client.send(job, "stop")
+    assert shared.client.wait(job)["state"] == "done", shared.log(job)
+    log = shared.log(job)
     did = [re.findall(rf"rank {rank}, round (\d+: \w+)", log) for rank in (0, 1)]
     assert did[0] == did[1] and [what.split(": ")[1] for what in did[0]] == [
         "synchronous", "local", "7",
     ]  # fmt: skip
     weights = re.findall(r"weights: sha256 (\w+)", log)
     assert len(weights) == 2 and weights[0] == weights[1]
-    periods = {each[1] for each in server.client.metrics(job, points=10_000)["iterations"]}
+    periods = {each[1] for each in shared.client.metrics(job, points=10_000)["iterations"]}
     assert {1.0, 4.0} <= periods

@@ -1,33 +1,37 @@
 """Trains a small model, obeys, and says on every rank what it did when.
 
-``obeys.py KIND LAST [paused]``: kind of the exchange; iterations.
+``obeys.py KIND LAST [paused]``: kind of the exchange; iterations. PyTorch is loaded for kinds
+"average" and "update" alone.
 """
 
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
-import torch
 
 import pgasdl
 import pgasdl.jobs
-from pgasdl.torch import attach
 
 kind, last, *words = sys.argv[1:]
-done = Path(os.environ.get("PGASDL_JOB_FOLDER", "/nowhere"), "done")
-torch.manual_seed(1)
+optimizer = None
+if kind != "exchange":
+    import torch
+
+    from pgasdl.torch import attach
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
 with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as job:
 
     def say(*words: object) -> None:
         print(f"rank {ctx.rank} at {job.iteration}:", *words, flush=True)
 
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
     @job.on("learning-rate")
     def _(value: float) -> None:
-        optimizer.param_groups[0]["lr"] = value
+        if optimizer is not None:
+            optimizer.param_groups[0]["lr"] = value
         say("learning-rate", value)
 
     @job.on("own")
@@ -39,18 +43,7 @@ with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as
         say("checkpoint", value)
 
     print("process", os.getpid(), flush=True)
-    options = {"bucket_bytes": 1 << 20} if kind == "average" else {}
-    if kind != "exchange":
-        with attach(model, optimizer, context=ctx, kind=kind, job=job, **options):
-            for iteration in job.iterations(0, int(last)):
-                loss = model(torch.full((3, 4), 1.0 + ctx.rank)).square().mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                job.metrics({"loss": loss.item()})
-                if iteration == 3:
-                    job.event("third", "is over")
-    else:
+    if optimizer is None:
         exchange = pgasdl.GradientExchange(ctx, [((5 + job.elements,), np.float32)])
         gradient, element = np.split(exchange.gradient(0), [5])
         with exchange:
@@ -61,4 +54,15 @@ with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as
                 job.give(element)
                 exchange.ready(0)
                 job.metrics({"iteration": iteration})
+    else:
+        options = {"bucket_bytes": 1 << 20} if kind == "average" else {}
+        with attach(model, optimizer, context=ctx, kind=kind, job=job, **options):
+            for iteration in job.iterations(0, int(last)):
+                loss = model(torch.full((3, 4), 1.0 + ctx.rank)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                job.metrics({"loss": loss.item()})
+                if iteration == 3:
+                    job.event("third", "is over")
     say("ends", "stopped" if job.stopped else "by itself", job.elements)
