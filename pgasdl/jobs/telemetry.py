@@ -6,7 +6,10 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
+
+from pgasdl.jobs.requests import LARGEST
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS metrics (
@@ -28,12 +31,22 @@ _COMMANDS = """
 SELECT id, body FROM events WHERE job = ?1 AND kind = 'command' AND id > ?2
 AND id > (SELECT max(id) FROM events WHERE job = ?1 AND kind = 'state') ORDER BY id LIMIT ?3
 """
-# Of n points every step-th, counted from the last one, which is always there.
+# From each name to the next one, instead of looking at all points.
+_NAMES = """
+WITH RECURSIVE names(name) AS (
+    SELECT min(name) FROM metrics WHERE job = ?1
+    UNION ALL
+    SELECT (SELECT min(name) FROM metrics WHERE job = ?1 AND name > names.name) FROM names
+    WHERE name IS NOT NULL
+) SELECT name FROM names WHERE name IS NOT NULL LIMIT ?2
+"""
 _POINTS = """
-SELECT iteration, value, time FROM (
-    SELECT *, row_number() OVER (ORDER BY iteration DESC) - 1 AS place, count(*) OVER () AS n
-    FROM metrics WHERE job = ? AND name = ? AND iteration >= ?
-) WHERE place % ((n + ?4 - 1) / ?4) = 0 ORDER BY iteration
+SELECT iteration, value, time FROM metrics WHERE job = ? AND name = ? AND iteration BETWEEN ? AND ?
+"""
+
+_OUTDATED = """
+DELETE FROM metrics WHERE job = ?1 AND name = ?2 AND iteration > ?3
+AND time < (SELECT started FROM jobs WHERE id = ?1)
 """
 
 
@@ -52,28 +65,52 @@ def commands(database: sqlite3.Connection, job: int, after: int, limit: int) -> 
 
 
 def add_metrics(database: sqlite3.Connection, job: int, messages: Iterable[Any]) -> None:
-    """Write numbers down; those of an iteration that a job makes again replace the old ones."""
+    """Write numbers down; a job that was started again replaces what it had told from there on."""
+    rows = [
+        (job, name, message["iteration"], number, message["time"])
+        for message in messages
+        for name, number in message["numbers"].items()
+    ]
+    firsts: dict[str, int] = {}
+    for _, name, iteration, *_ in rows:
+        firsts[name] = min(iteration, firsts.get(name, iteration))
+    database.executemany(_OUTDATED, [(job, name, first) for name, first in firsts.items()])
     database.executemany(
         "INSERT OR REPLACE INTO metrics (job, name, iteration, value, time) VALUES (?, ?, ?, ?, ?)",
-        (
-            (job, name, message["iteration"], number, message["time"])
-            for message in messages
-            for name, number in message["numbers"].items()
-        ),
+        rows,
     )
 
 
 def names(database: sqlite3.Connection, job: int, limit: int) -> list[str]:
     """Return the names of a job's metrics."""
-    sql = "SELECT DISTINCT name FROM metrics WHERE job = ? ORDER BY name LIMIT ?"
-    return [name for (name,) in database.execute(sql, (job, limit))]
+    return [name for (name,) in database.execute(_NAMES, (job, limit))]
 
 
 def points(
     database: sqlite3.Connection, job: int, name: str, first: int, limit: int
 ) -> list[list[Any]]:
-    """Return iteration, value and time of a metric, thinned to at most ``limit`` points."""
-    return [list(row) for row in database.execute(_POINTS, (job, name, first, limit))]
+    """Return iteration, value and time of a metric: all, or in ``limit`` equal parts the last."""
+    of = (job, name)
+    in_order = f"{_POINTS} ORDER BY iteration LIMIT ?"
+    rows = database.execute(in_order, (*of, first, LARGEST, limit + 1)).fetchall()
+    if len(rows) > limit:
+        backwards = f"{_POINTS} ORDER BY iteration DESC LIMIT 1"
+        begin, end = rows[0][0] - 1, last(database, job, name)[0]
+        edges = [begin + (end - begin) * part // limit for part in range(limit + 1)]
+        rows = [
+            row
+            for before, edge in pairwise(edges)
+            for row in database.execute(backwards, (*of, before + 1, edge))
+        ]
+    return [list(row) for row in rows]
+
+
+def last(database: sqlite3.Connection, job: int, name: str) -> tuple[int, float | None, float]:
+    """Return the last point of a metric that there is."""
+    sql = f"{_POINTS} ORDER BY iteration DESC LIMIT 1"
+    found: tuple[int, float | None, float]
+    found = database.execute(sql, (job, name, 0, LARGEST)).fetchone()
+    return found
 
 
 def keep_counters(database: sqlite3.Connection, job: int, records: Iterable[Any]) -> None:

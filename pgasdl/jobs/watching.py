@@ -189,8 +189,7 @@ class Watching:
                 ({"job": job.id, "name": name}, value)
                 for job in running
                 for name in telemetry.names(database, job.id, _MOST_NAMES)
-                for _, value, _ in telemetry.points(database, job.id, name, 0, 1)
-                if value is not None
+                if (value := telemetry.last(database, job.id, name)[1]) is not None
             ]
         labelled: list[tuple[openmetrics.Labels, RankCounters]] = [
             ({"job": job, "rank": each.rank}, each) for job, each in ranks

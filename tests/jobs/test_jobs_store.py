@@ -15,6 +15,7 @@ import pytest
 from jobs_harness import Server, ask
 
 from pgasdl import JobError
+from pgasdl.jobs import telemetry
 from pgasdl.jobs.job import ENDED, NEXT, Event, State
 from pgasdl.jobs.operations import Call
 from pgasdl.jobs.places import Places
@@ -104,6 +105,32 @@ def test_a_stream_ends_after_its_last_event(
 
     told = asyncio.run(messages())
     assert re.findall("event: (.*)", told) == ["state", "state", "log", "state", "end"]
+
+
+def test_what_a_restart_undid_goes(store: Store) -> None:
+    """A job goes on from its checkpoint: what it had told of later iterations was another run's."""
+    job = store.add(JobRequest(("a.py",))).id
+
+    def tell(time: float, *iterations: int, name: str = "loss") -> None:
+        numbers = {name: 0.5}
+        with store.transaction() as database:
+            messages = [{"iteration": n, "time": time, "numbers": numbers} for n in iterations]
+            telemetry.add_metrics(database, job, messages)
+
+    def told(name: str = "loss", limit: int = 100) -> list[int]:
+        with store.reading() as database:
+            return [each[0] for each in telemetry.points(database, job, name, 0, limit)]
+
+    store.move(store.job(job), State.RUNNING, started=100.0)
+    tell(101.0, *range(10))
+    tell(101.0, 3, name="accuracy")
+    tell(102.0, 5)  # of this run: one message late
+    assert told() == list(range(10)) and told(limit=3) == [2, 5, 9]
+    store.move(store.job(job), State.FAILED)
+    store.restart(job)
+    store.move(store.job(job), State.RUNNING, started=200.0)
+    tell(201.0, 4, 5)
+    assert told() == list(range(6)) and told("accuracy") == [3]
 
 
 def test_a_file_of_another_version(make_server: Callable[..., Server]) -> None:

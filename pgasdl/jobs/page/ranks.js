@@ -8,7 +8,7 @@ export function ranksOf(watched) {
   const found = rates(watched.ranks, watched.ended);
   const span = found.seconds === null ? "in the whole run" : `in the last ${seconds(found.seconds)}`;
   return [
-    section("Ranks", lateness(found), rankTable(found)),
+    section("Ranks", lateness(found), rankTable(found), ...missing(watched)),
     ...(found.layers.length ? [section("Layers", note(`Mean of all ranks ${span}, of one iteration. `
       + "Exchanges go on while the program computes; only waiting costs time."), layerTable(found))] : []),
     ...(found.links.length ? [section("Links", note(`Bytes ${span}, from the rank of the row to and from the memory of the column's.`), linkTable(found))] : []),
@@ -17,6 +17,11 @@ export function ranksOf(watched) {
 
 const traffic = (n, span) => (span === null ? bytes(n) : `${bytes(n)}/s`);
 const note = (text) => make("p", { class: "note" }, text);
+
+function missing({ ranks, job }) {
+  const text = `Of ${job.request.ranks} ranks, ${ranks.size} are shown.`;
+  return ranks.size < job.request.ranks ? [note(text)] : [];
+}
 
 function lateness({ late, ranks }) {
   if (ranks.length < 2) return "";

@@ -2,7 +2,7 @@
 import { get, logEnd } from "./api.js";
 
 const POINTS = 1000; // of a metric, when it is loaded
-const MOST_POINTS = 4 * POINTS; // then it is loaded again, thinned
+const WHOLE = 20_000; // milliseconds until all are loaded again: thinned, without what a restart undid
 const LOG_BYTES = 1 << 16; // of its end
 const SPAN = 10; // seconds over which rates are told while it runs
 const ENDED = ["done", "failed", "stopped", "lost"];
@@ -12,6 +12,7 @@ export class Watched {
     this.id = id;
     this.job = null;
     this.metrics = {}; // by name: points of iteration, value and time
+    this.wholeUntil = 0; // when they are loaded as a whole again, by Date.now()
     this.ranks = new Map(); // by rank: its records of the last seconds, the newest last
     this.history = [];
     this.records = [];
@@ -23,27 +24,35 @@ export class Watched {
   /** Everything: when it is chosen, has changed its state, or the server came back. */
   async load() {
     const ask = (what) => get(`/jobs/${this.id}${what}`);
-    const [job, metrics, history, records] = await Promise.all([
-      ask(""), ask(`/metrics?points=${POINTS}`), ask("/history"), ask("/records"), this.loadRanks(),
+    this.wholeUntil = 0;
+    const [job, history, records] = await Promise.all([
+      ask(""), ask("/history"), ask("/records"), this.loadReports(),
     ]);
-    Object.assign(this, { job, metrics, history: history.events, records: records.records });
+    Object.assign(this, { job, history: history.events, records: records.records });
+    if (!this.ended) this.wholeUntil = 0; // its first report may replace what a run before told
     await this.loadLog(history.log);
   }
 
   /** What a report may have brought. */
   async loadReports() {
-    const ends = Object.values(this.metrics).map((points) => points.at(-1)?.[0] ?? -1);
-    const first = ends.length ? Math.min(...ends) + 1 : 0;
-    const [fresh] = await Promise.all([
-      get(`/jobs/${this.id}/metrics?first=${first}&points=${MOST_POINTS}`), this.loadRanks(),
-    ]);
+    await Promise.all([this.loadMetrics(), this.loadRanks()]);
+  }
+
+  async loadMetrics() {
+    const ask = (query) => get(`/jobs/${this.id}/metrics?${query}`);
+    const whole = Date.now() > this.wholeUntil;
+    const first = Math.max(0, ...Object.values(this.metrics).map((points) => points.at(-1)[0]));
+    const fresh = await ask(whole ? `points=${POINTS}` : `first=${first}&points=${POINTS}`);
+    if (whole) {
+      this.wholeUntil = Date.now() + WHOLE;
+      this.metrics = fresh;
+      return;
+    }
     for (const [name, points] of Object.entries(fresh)) {
       const known = (this.metrics[name] ??= []);
       const last = known.at(-1)?.[0] ?? -1;
       known.push(...points.filter((point) => point[0] > last));
-    }
-    if (Object.values(this.metrics).some((points) => points.length > MOST_POINTS)) {
-      this.metrics = await get(`/jobs/${this.id}/metrics?points=${POINTS}`);
+      if (!known.length) delete this.metrics[name];
     }
   }
 
