@@ -87,6 +87,7 @@ LANES = (
     folder("unit", without=("test_native.py", "test_topo.py")),
     folder("simulate", "libsimgrid-dev"),
     folder("launchers", "iproute2", *SLURM),
+    folder("jobs", "chromium", "iproute2", *SLURM),
     Lane("native-thread", f"{LEFT_OUT} tests/unit/test_native.py", ("tests/native", "tests/gpu")),
     Lane(
         "native-address", "python tests/native/building.py address", ("tests/native", "tests/gpu")

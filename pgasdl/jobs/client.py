@@ -105,7 +105,7 @@ class Client:
         **request : Any
             ``ranks`` (1), ``name``, ``folder`` (the server's root), ``environment`` (none),
             ``restarts`` (0), ``grace`` (10 s), ``stage``: a dict of ``remote`` and ``local``,
-            ``format``, ``limit``.
+            ``format``, ``limit``; ``resources``: a dict of sbatch's options, as ``partition``.
         """
         return self._document("POST", "/jobs", request | {"program": program})
 

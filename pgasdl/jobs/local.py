@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from pgasdl.jobs import secret
+from pgasdl.jobs import steps
 from pgasdl.jobs.job import Job
-from pgasdl.jobs.places import Places, folder_of, inside, program_of
-from pgasdl.jobs.runner import Kind, Look, Outcome
-from pgasdl.jobs.supervisor import BEGUN, COMMAND, CONTROL, LOCK, MESSAGES, OUTCOME
+from pgasdl.jobs.places import Places
+from pgasdl.jobs.runner import Kind, Look, Lost
+from pgasdl.jobs.supervisor import BEGUN, CONTROL, LOCK, MESSAGES, OUTCOME
 
-_OUTCOME_BYTES = 4096
+_LOST = Lost("its supervisor was killed, or the machine was started again")
 _REAP = 10.0  # seconds for a supervisor whose lock is free to end
 
 
 class LocalRunner:
     """Supervisors of ``pgasdl stage`` and ``pgasdl run`` on this machine."""
+
+    resources: frozenset[str] = frozenset()
 
     def __init__(self, places: Places, root: Path) -> None:
         self._places = places
@@ -39,13 +39,10 @@ class LocalRunner:
 
     def start(self, job: Job, kind: Kind) -> None:
         """Start a supervisor for the present step; see :class:`pgasdl.jobs.runner.Runner`."""
-        command = self._command(job, kind)
-        step = self._places.step(job.id, job.step)
-        own = (self._places.own(job.id), self._places.records(job.id))
-        for folder in (step.parent.parent, step.parent, step, *own):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        secret.write(self._places, job.id)
-        (step / COMMAND).write_text(json.dumps(command), encoding="utf-8")
+        request = job.request
+        launcher = [*steps.PGASDL, "run", "-n", str(request.ranks), "--keep-going"]
+        launcher += [f"--grace={request.grace}", "--"]
+        step = steps.lay_out(self._places, self._root, job, kind, launcher)
         with contextlib.ExitStack() as stack:
             lock = os.open(step / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
             stack.callback(os.close, lock)
@@ -57,7 +54,7 @@ class LocalRunner:
             messages = os.open(step / MESSAGES, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             stack.callback(os.close, messages)
             # From here on it may have begun.
-            _set_aside(step / BEGUN)
+            steps.set_aside(step)
             self._processes[job.id, job.step] = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pgasdl.jobs.supervisor", str(step), str(lock)],
                 stdin=control,
@@ -81,10 +78,10 @@ class LocalRunner:
             return "runs"
         finally:
             os.close(lock)
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # or it is damaged
-            return Outcome.from_json(json.loads((step / OUTCOME).read_bytes()))
+        if outcome := steps.outcome(step):
+            return outcome
         begun = (step / BEGUN).exists() or (step / OUTCOME).exists()
-        return "lost" if begun else "never began"
+        return _LOST if begun else "never began"
 
     def stop(self, job: Job) -> None:
         """Ask the supervisor to end its program: SIGTERM, and after its grace SIGKILL."""
@@ -116,43 +113,3 @@ class LocalRunner:
                 process.wait(_REAP)
         self._watched.discard(step)
         ended()
-
-    def _command(self, job: Job, kind: Kind) -> dict[str, Any]:
-        """Return what the supervisor reads; the paths are looked at again, now."""
-        request = job.request
-        folder = folder_of(self._root, request.folder)
-        pgasdl = [sys.executable, "-P", "-m", "pgasdl"]
-        if kind == "stage":
-            assert request.stage is not None
-            local = inside(self._root, request.stage.local, "stage.local", base=folder)
-            words = [*pgasdl, "stage", f"--local={local}"]
-            words += [f"--format={request.stage.format}"] if request.stage.format else []
-            words += [f"--limit={request.stage.limit}"] if request.stage.limit else []
-            words += ["--", *request.stage.remote]
-        else:
-            program = program_of(self._root, folder, request.program)
-            words = [*pgasdl, "run", "-n", str(request.ranks), "--keep-going"]
-            words += [f"--grace={request.grace}", "--", *program]
-        trace = {"PGASDL_TRACE": str(self._places.records(job.id))}
-        own = {
-            "PGASDL_JOB_FOLDER": str(self._places.own(job.id)),
-            "PGASDL_JOB_LINK": str(self._places.link(job.id)),
-        }
-        return {
-            "kind": kind,
-            "words": words,
-            "folder": str(folder),
-            "environment": {**trace, **request.environment, **own},
-            "log": str(self._places.log(job.id)),
-            "grace": request.grace,
-        }
-
-
-def _set_aside(file: Path) -> None:
-    """Take the space of the outcome before anything starts: the disk may be full later."""
-    descriptor = os.open(file, os.O_CREAT | os.O_WRONLY, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, _OUTCOME_BYTES)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -39,6 +39,11 @@ STAGE: Schema = {
     },
 }
 
+RESOURCES = (
+    "account", "constraint", "cpus-per-task", "gres", "mem", "nodes", "ntasks-per-node",
+    "partition", "qos", "time",
+)  # fmt: skip
+
 REQUEST: Schema = {
     "type": "object",
     "required": ["program"],
@@ -91,6 +96,18 @@ REQUEST: Schema = {
             "default": 10,
         },
         "stage": STAGE,
+        "resources": {
+            "type": "object",
+            "description": "Options of sbatch by name, as 'partition'; for a server with --slurm.",
+            "propertyNames": {"type": "string", "maxLength": 32, "enum": RESOURCES},
+            "additionalProperties": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 200,
+                "pattern": "^[!-~]*$",
+            },
+            "default": {},
+        },
     },
 }
 
@@ -123,6 +140,7 @@ class JobRequest:
     restarts: int = 0
     grace: int = 10
     stage: Stage | None = None
+    resources: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: object) -> JobRequest:

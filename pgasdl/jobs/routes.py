@@ -18,7 +18,7 @@ from pgasdl.jobs.places import Places, folder_of, inside, program_of
 from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import LARGEST, MOST_ROWS, REQUEST, JobRequest
 from pgasdl.jobs.scheduler import Scheduler
-from pgasdl.jobs.schema import Schema, refused
+from pgasdl.jobs.schema import Schema
 from pgasdl.jobs.store import Store
 from pgasdl.jobs.watching import Watching
 
@@ -113,8 +113,7 @@ class Service:
 
     def _submit(self, document: object) -> Job:
         request = JobRequest.from_json(document)
-        if request.ranks > self._scheduler.slots:
-            raise refused("ranks", f"{request.ranks}; the server has {self._scheduler.slots} slots")
+        self._scheduler.accept(request)
         folder = folder_of(self._root, request.folder)
         program_of(self._root, folder, request.program)
         if request.stage is not None:

@@ -41,13 +41,27 @@ class Outcome:
         return cls(**document)
 
 
-# What is known of a step: it runs; how it ended; or that it ended and nobody wrote down how; or
-# that it never began.
-Look = Outcome | Literal["runs", "lost", "never began"]
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A step ended, and nobody wrote down how."""
+
+    reason: str
+
+
+# What is known of a step.
+Look = Outcome | Lost | Literal["runs", "never began"]
 
 
 class Runner(Protocol):
-    """A place where jobs run. All but ``watch`` return at once."""
+    """A place where jobs run. All but ``watch`` return at once.
+
+    Attributes
+    ----------
+    resources : frozenset[str]
+        Names of the resources of a request that it knows.
+    """
+
+    resources: frozenset[str]
 
     def start(self, job: Job, kind: Kind) -> None:
         """Start the present step of a job.
@@ -57,12 +71,14 @@ class Runner(Protocol):
         OSError
             It cannot be started here.
         JobError
-            Its folder or program is not there any more.
+            Its folder or program is not there any more, or the place refuses it.
+        UnavailableError
+            The place does not answer; whether it began is seen by ``look``.
         """
         ...
 
     def look(self, job: Job) -> Look:
-        """Tell what is known of the present step."""
+        """Tell what is known of the present step; UnavailableError: the place does not answer."""
         ...
 
     def stop(self, job: Job) -> None:

@@ -12,14 +12,15 @@ import threading
 import time
 from typing import Any
 
-from pgasdl.errors import JobError
+from pgasdl.errors import JobError, UnavailableError
 from pgasdl.jobs.job import Job, State
-from pgasdl.jobs.runner import Kind, Outcome, Runner
+from pgasdl.jobs.requests import JobRequest
+from pgasdl.jobs.runner import Kind, Lost, Outcome, Runner
+from pgasdl.jobs.schema import refused
 from pgasdl.jobs.store import Store
 
 _LOG = logging.getLogger("pgasdl.jobs")
 _AGAIN = 1.0  # seconds until it tries again to write to a file that could not be written
-_LOST = "its supervisor was killed, or the machine was started again"
 
 
 class Scheduler:
@@ -38,6 +39,14 @@ class Scheduler:
         """Start the thread."""
         self.wake()
         self._thread.start()
+
+    def accept(self, request: JobRequest) -> None:
+        """See that a request can be run here; JobError with status 422 names what cannot."""
+        if request.ranks > self.slots:
+            raise refused("ranks", f"{request.ranks}; the server has {self.slots} slots")
+        for name in request.resources:
+            if name not in self._runner.resources:
+                raise refused(f"resources.{name}", "only a server with --slurm takes it")
 
     def wake(self) -> None:
         """Say that something has changed."""
@@ -65,6 +74,8 @@ class Scheduler:
                 self._trouble = ""
             except JobError:
                 self.wake()  # a client was faster: look again
+            except UnavailableError as error:
+                self._tell(str(error))
             except (sqlite3.Error, OSError) as error:
                 self._tell(f"the jobs' states cannot be written, for now: {error}")
             except Exception as error:  # whatever it is, other jobs are still to be looked after
@@ -100,10 +111,10 @@ class Scheduler:
             case "never began":
                 reason = "the server ended before it could start the job"
                 self._store.move(job, State.QUEUED, reason)
-            case "lost" if stopping:
-                self._store.move(job, State.LOST, f"{job.reason}; {_LOST}")
-            case "lost":
-                self._fail(job, State.LOST, _LOST, {})
+            case Lost(reason) if stopping:
+                self._store.move(job, State.LOST, f"{job.reason}; {reason}")
+            case Lost(reason):
+                self._fail(job, State.LOST, reason, {})
             case Outcome() as outcome:
                 self._settle(job, outcome)
 

@@ -24,13 +24,21 @@ from pgasdl.jobs.operations import Operation, read
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.routes import Service
 from pgasdl.jobs.scheduler import Scheduler
+from pgasdl.jobs.slurm import SlurmRunner
 from pgasdl.jobs.store import Store
 
 _FAREWELL = 3  # seconds for answers that are under way when the server ends
 
 
 def serve(
-    file: Path, root: Path, host: str, port: int, slots: int, ready: Callable[[str, bool], None]
+    file: Path,
+    root: Path,
+    host: str,
+    port: int,
+    slots: int,
+    ready: Callable[[str, bool], None],
+    *,
+    slurm: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Jobs that run then run on.
 
@@ -46,11 +54,13 @@ def serve(
         Ranks that run at once.
     ready : callable
         Called with the URL, and whether only this machine reaches it, once requests are taken.
+    slurm : bool, default False
+        Jobs run through Slurm, not on this machine.
 
     Raises
     ------
     UnavailableError
-        Another server uses the file.
+        Another server uses the file, or there is no Slurm.
     ConfigError
         The file, the root or the address cannot be used.
     """
@@ -61,13 +71,14 @@ def serve(
     store = Store(places)
     try:
         token = token_of(places.token)
-        scheduler = Scheduler(store, LocalRunner(places, root), slots)
+        runner = SlurmRunner(places, root) if slurm else LocalRunner(places, root)
+        scheduler = Scheduler(store, runner, slots)
         service = Service(store, scheduler, places, root)
         with _listening(host, port) as listener:
             address = listener.getsockname()
             local = ipaddress.ip_address(address[0]).is_loopback
             app = application(service, token, local, places)
-            url = _url(address)
+            url = _url(address, slurm)
             scheduler.start()
             try:
                 _write_url(places.url, url)
@@ -141,10 +152,11 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen at --host {host} --port {port}: {error}") from error
 
 
-def _url(address: tuple[str, int]) -> str:
+def _url(address: tuple[str, int], from_elsewhere: bool) -> str:
     host, port = address[:2]
     if ipaddress.ip_address(host).is_unspecified:
-        host = "::1" if ":" in host else "127.0.0.1"
+        local = "::1" if ":" in host else "127.0.0.1"
+        host = socket.gethostname() if from_elsewhere else local
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

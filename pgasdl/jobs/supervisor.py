@@ -1,8 +1,8 @@
-"""``python -m pgasdl.jobs.supervisor STEP LOCK``: runs one program, and writes down how it ended.
+"""``python -m pgasdl.jobs.supervisor STEP [LOCK]``: runs one program, and writes down how it ended.
 
-It belongs to no terminal and outlives the server. STEP is a folder with the command; LOCK is the
-number of an inherited descriptor that holds the step's lock. Standard input is a pipe through which
-the server asks it to stop; a signal asks the same.
+It belongs to no terminal and outlives the server. STEP is a folder with the command. A signal asks
+it to stop. On the server's machine LOCK is the number of an inherited descriptor that holds the
+step's lock, and standard input is a pipe through which the server asks the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Supervisor:
     """One program: its output, its end."""
 
-    def __init__(self, step: Path, lock: int) -> None:
+    def __init__(self, step: Path, lock: int | None) -> None:
         self._step = step
         self._lock = lock
         self._begun = os.open(step / BEGUN, os.O_WRONLY)
@@ -72,7 +72,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(self._lock,),
+            pass_fds=() if self._lock is None else (self._lock,),
             start_new_session=True,
         )
         assert child.stdout is not None
@@ -80,7 +80,8 @@ class Supervisor:
         os.set_blocking(self._output, False)
         self._selector.register(self._output, selectors.EVENT_READ, self._read)
         self._selector.register(wake, selectors.EVENT_READ, lambda: _drain(wake))
-        self._selector.register(0, selectors.EVENT_READ, self._listen)
+        if self._lock is not None:
+            self._selector.register(0, selectors.EVENT_READ, self._listen)
         return child
 
     def _follow(self, child: subprocess.Popen[bytes]) -> int:
@@ -151,4 +152,4 @@ def _drain(descriptor: int) -> bytes:
 
 
 if __name__ == "__main__":
-    Supervisor(Path(sys.argv[1]), int(sys.argv[2])).run()
+    Supervisor(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()

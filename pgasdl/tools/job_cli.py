@@ -47,6 +47,10 @@ def command(ctx: click.Context, server: str, token_file: str) -> None:
     "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable; repeatable."
 )
 @click.option(
+    "--resource", "resources", multiple=True, metavar="NAME=VALUE",
+    help="An option of sbatch, as in partition=gpu, for a server with --slurm; repeatable.",
+)  # fmt: skip
+@click.option(
     "--restarts", type=int, default=0, show_default=True, metavar="N",
     help="How often it is started again after it failed or was lost.",
 )  # fmt: skip
@@ -69,6 +73,7 @@ def _submit(
     name: str,
     folder: str | None,
     variables: tuple[str, ...],
+    resources: tuple[str, ...],
     restarts: int,
     grace: int,
     remote: tuple[str, ...],
@@ -81,10 +86,12 @@ def _submit(
         "ranks": ranks,
         "name": name,
         "folder": os.getcwd() if folder is None else folder,
-        "environment": dict(_variable(text) for text in variables),
+        "environment": dict(_pair("--env", text) for text in variables),
         "restarts": restarts,
         "grace": grace,
     }
+    if resources:
+        request["resources"] = dict(_pair("--resource", text) for text in resources)
     if bool(remote) != (local is not None):
         raise ConfigError("--stage and --local belong together")
     if remote:
@@ -93,10 +100,10 @@ def _submit(
     click.echo(ctx.obj().submit(list(program), **request)["id"])
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _pair(option: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"--env {text}: NAME=VALUE")
+        raise ConfigError(f"{option} {text}: NAME=VALUE")
     return name, value
 
 

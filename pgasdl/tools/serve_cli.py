@@ -10,6 +10,7 @@ import click
 
 from pgasdl.errors import UnavailableError
 from pgasdl.jobs.places import default_file
+from pgasdl.jobs.requests import MOST_RANKS
 from pgasdl.tools.command import Command
 
 _HELP = """\
@@ -32,16 +33,24 @@ a server that is started again finds them. `pgasdl job` talks to it.
     "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: any free one."
 )
 @click.option(
-    "--slots", type=click.IntRange(1), metavar="N", help="Ranks at once; default: the cores."
-)
-def command(file: Path | None, root: Path, host: str, port: int, slots: int | None) -> int:
+    "--slots", type=click.IntRange(1), metavar="N",
+    help="Ranks at once; default: the cores; with --slurm 65536.",
+)  # fmt: skip
+@click.option(
+    "--slurm", is_flag=True,
+    help="Run jobs through Slurm: FILE and FOLDER lie where all nodes reach them, "
+    "and so does --host.",
+)  # fmt: skip
+def command(
+    file: Path | None, root: Path, host: str, port: int, slots: int | None, slurm: bool
+) -> int:
     """Serve."""
     try:
         from pgasdl.jobs.server import serve
     except ImportError as error:
         raise UnavailableError(f"{error}: pip install 'pgasdl[jobs]'") from error
     logging.basicConfig(level="WARNING", format="pgasdl serve: %(message)s")
-    cores = len(os.sched_getaffinity(0))
+    most = slots or (MOST_RANKS if slurm else len(os.sched_getaffinity(0)))
     found = file or default_file()
 
     def ready(url: str, local: bool) -> None:
@@ -51,9 +60,13 @@ def command(file: Path | None, root: Path, host: str, port: int, slots: int | No
                 "sees the token, which lets start programs here",
                 err=True,
             )
-        click.echo(
-            f"pgasdl serve: {url}, {slots or cores} slots, {found}, jobs in {root.resolve()}"
-        )
+        elif slurm:
+            click.echo(
+                f"pgasdl serve: warning: {host} is this machine's alone: a program that trains on "
+                "another node cannot report (--host)",
+                err=True,
+            )
+        click.echo(f"pgasdl serve: {url}, {most} slots, {found}, jobs in {root.resolve()}")
 
-    serve(found, root, host, port, slots or cores, ready)
+    serve(found, root, host, port, most, ready, slurm=slurm)
     return 0

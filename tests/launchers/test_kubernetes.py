@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import two_hosts
-from support import digits
+from support import digits, two_hosts
 from support.places import APPS, ROOT
 from support.requiring import lacking
 

@@ -7,8 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-import two_hosts
-from support import digits
+from support import digits, two_hosts
 from support.places import ROOT
 from support.requiring import lacking
 

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import two_hosts
-from support import digits, slurm
+from support import digits, slurm, two_hosts
 
 pytestmark = pytest.mark.full
 

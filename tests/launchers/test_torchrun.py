@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import two_hosts
-from support import digits
+from support import digits, two_hosts
 from support.launcher import agent_of_two
 
 pytestmark = pytest.mark.full

@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 
 from support.environment import ONE_THREAD, environment
+from support.places import TESTS
 from support.requiring import lacking, require_programs
 from support.starting import finished
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = TESTS / "launchers/programs"
 WITHOUT_RANK_0 = [f"rank {rank} of 2 sums to 5" for rank in (1, 2)]  # of rank_0_is_killed.py
 _NAMESPACES = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -33,7 +34,7 @@ def require() -> None:
 
 
 def run(folder: Path, script: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    """How a script of ``programs/hosts.sh`` ended, and what it wrote.
+    """How a script of ``hosts.sh`` ended, and what it wrote.
 
     It finds pgasdl's Python first on its path, and the secret of its jobs in the environment.
     """
@@ -42,7 +43,12 @@ def run(folder: Path, script: str, timeout: float = 200) -> subprocess.Completed
     secret.touch(0o600)
     secret.write_bytes(os.urandom(32))
     (folder / "script.sh").write_text(script)
-    prelude = ["bash", str(PROGRAMS / "hosts.sh"), str(folder), str(folder / "script.sh")]
+    prelude = [
+        "bash",
+        str(Path(__file__).with_name("hosts.sh")),
+        str(folder),
+        str(folder / "script.sh"),
+    ]
     return finished(
         ["unshare", *_NAMESPACES, *prelude],
         env=environment(**ONE_THREAD, PATH=path, PGASDL_SECRET_FILE=str(secret)),

@@ -1,0 +1,171 @@
+"""Jobs through Slurm: each step is a batch job of one supervisor, which starts the ranks by srun.
+
+Slurm queues, places and ends them. A step is known by its name in Slurm, so a server that is killed
+and started again finds it; how it ended stands in its folder, which all nodes reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pgasdl.errors import JobError, UnavailableError
+from pgasdl.jobs import steps
+from pgasdl.jobs.job import Job, State
+from pgasdl.jobs.places import Places
+from pgasdl.jobs.requests import RESOURCES
+from pgasdl.jobs.runner import Kind, Look, Lost
+from pgasdl.jobs.supervisor import MESSAGES
+
+_SUBMITTED = "submitted"  # file of a step: Slurm took it
+_SILENCE = 60.0  # seconds that Slurm may take to answer
+_EVERY = 2.0  # seconds from one look at the queue to the next
+_LATE = 5.0  # seconds until what another node wrote is seen here
+_NEVER = (float("-inf"), frozenset[str]())
+_LOST = Lost("Slurm ended it before its supervisor could write how: cancelled, or its node failed")
+
+
+class SlurmRunner:
+    """Batch jobs of the cluster to which this machine belongs.
+
+    Raises
+    ------
+    UnavailableError
+        There is no Slurm here.
+    """
+
+    resources = frozenset(RESOURCES)
+
+    def __init__(self, places: Places, root: Path) -> None:
+        found = shutil.which("srun")
+        if found is None:
+            raise UnavailableError("--slurm: there is no srun here; install Slurm's client")
+        self._srun = found
+        self._places = places
+        self._root = root
+        server = f"{socket.gethostname()}:{places.file}"
+        self._prefix = f"pgasdl-{hashlib.sha256(server.encode()).hexdigest()[:12]}"
+        self._lock = threading.Lock()
+        self._watched: dict[str, Callable[[], None]] = {}
+        self._stopping: set[str] = set()
+        self._gone: dict[str, float] = {}  # when a step was first seen to be no more in the queue
+        self._seen = _NEVER  # the queue, and when
+        self._thread: threading.Thread | None = None
+
+    def start(self, job: Job, kind: Kind) -> None:
+        """Hand the present step to Slurm; see :class:`pgasdl.jobs.runner.Runner`."""
+        request = job.request
+        srun = [self._srun, "--label", "--kill-on-bad-exit=0", sys.executable, "-u"]
+        step = steps.lay_out(self._places, self._root, job, kind, srun)
+        steps.set_aside(step)
+        supervisor = [sys.executable, "-P", "-m", "pgasdl.jobs.supervisor", str(step)]
+        words = [
+            f"--job-name={self._name(job)}",
+            f"--ntasks={request.ranks if kind == 'run' else 1}",
+            f"--output={step / MESSAGES}",
+            f"--chdir={step}",
+            "--no-requeue",
+            *(f"--{name}={value}" for name, value in request.resources.items()),
+        ]
+        script = f"#!/bin/sh\nexec {shlex.join(supervisor)}\n"
+        self._seen = _NEVER
+        try:
+            _asked("sbatch", *words, given=script)
+        except _RefusedError as error:
+            if self._name(job) not in self._queue():  # if Slurm answers at all
+                raise JobError(f"Slurm refuses it: {error}", 422) from error
+        (step / _SUBMITTED).touch()
+        self._seen = _NEVER
+
+    def look(self, job: Job) -> Look:
+        """Tell by its folder and by Slurm's queue what is known of the present step."""
+        step, name = self._places.step(job.id, job.step), self._name(job)
+        queued = name in self._queue()
+        if queued:
+            self._gone.pop(name, None)
+            return "runs"
+        with contextlib.suppress(FileNotFoundError):
+            os.listdir(step)  # makes a network's file system look again
+        if outcome := steps.outcome(step):
+            return outcome
+        if not (step / _SUBMITTED).exists():
+            return "never began"
+        if time.monotonic() < self._gone.setdefault(name, time.monotonic()) + _LATE:
+            return "runs"
+        return "never began" if job.state is State.STOPPING else _LOST
+
+    def stop(self, job: Job) -> None:
+        """Take the step out of the queue, or ask its supervisor to end its program."""
+        with self._lock:
+            self._stopping.add(self._name(job))
+        self._cancel(self._name(job))
+
+    def _cancel(self, name: str) -> None:
+        with contextlib.suppress(_RefusedError):  # it has ended
+            _asked("scancel", f"--name={name}", "--state=PENDING")
+            _asked("scancel", f"--name={name}", "--signal=TERM", "--batch")
+
+    def watch(self, job: Job, ended: Callable[[], None]) -> None:
+        """Call ``ended`` from a thread when the present step is not in Slurm's queue any more."""
+        with self._lock:
+            self._watched[self._name(job)] = ended
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._wait, name="slurm", daemon=True)
+                self._thread.start()
+
+    def _wait(self) -> None:
+        while True:
+            time.sleep(_EVERY)
+            with contextlib.suppress(UnavailableError):
+                queued = self._queue()
+                with self._lock:
+                    over = [name for name in self._watched if name not in queued]
+                    told = [self._watched.pop(name) for name in over]
+                    self._stopping &= queued
+                    again = list(self._stopping)
+                for name in again:  # it may have begun in between
+                    self._cancel(name)
+                for ended in told:
+                    ended()
+
+    def _name(self, job: Job) -> str:
+        return f"{self._prefix}-{job.id}-{job.step}"
+
+    def _queue(self) -> frozenset[str]:
+        """Return the names of this server's steps that wait or run."""
+        moment, names = self._seen
+        if time.monotonic() > moment + _EVERY / 2:
+            try:
+                told = _asked("squeue", "--noheader", "--all", "--format=%j")
+            except _RefusedError as error:
+                raise UnavailableError(f"Slurm does not answer: {error}") from error
+            names = frozenset(name for name in told.split() if name.startswith(self._prefix))
+            self._seen = (time.monotonic(), names)
+        return names
+
+
+class _RefusedError(Exception):
+    """A command of Slurm ended with an error, or did not end."""
+
+
+def _asked(*words: str, given: str = "") -> str:
+    """Return what a command of Slurm says."""
+    try:
+        done = subprocess.run(
+            words, input=given, capture_output=True, text=True, timeout=_SILENCE, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _RefusedError(f"{words[0]} did not end within {_SILENCE:g} s") from error
+    if done.returncode:
+        raise _RefusedError(" ".join(done.stderr.split()) or f"{words[0]}: {done.returncode}")
+    return done.stdout

@@ -1,0 +1,91 @@
+"""The folder of a step, as every runner lays it out: what its supervisor reads and writes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pgasdl.jobs import secret
+from pgasdl.jobs.job import Job
+from pgasdl.jobs.places import Places, folder_of, inside, program_of
+from pgasdl.jobs.runner import Kind, Outcome
+from pgasdl.jobs.supervisor import BEGUN, COMMAND, OUTCOME
+
+PGASDL = (sys.executable, "-P", "-m", "pgasdl")
+_OUTCOME_BYTES = 4096
+_SECRET = "secret"  # noqa: S105 - of the ranks among each other: a file's name
+
+
+def lay_out(places: Places, root: Path, job: Job, kind: Kind, launcher: Sequence[str]) -> Path:
+    """Make the folders of the present step and its command; ``launcher`` starts the ranks.
+
+    Their secret lies in the step's folder; a launcher that is pgasdl's own makes another.
+    """
+    command = _command(places, root, job, kind, launcher)
+    step = places.step(job.id, job.step)
+    own = (places.own(job.id), places.records(job.id))
+    for folder in (step.parent.parent, step.parent, step, *own):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    secret.write(places, job.id)
+    _write_secret(step / _SECRET)
+    (step / COMMAND).write_text(json.dumps(command), encoding="utf-8")
+    return step
+
+
+def _write_secret(file: Path) -> None:
+    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with open(descriptor, "wb") as writing:
+        writing.write(os.urandom(32))
+
+
+def set_aside(step: Path) -> None:
+    """Take the space of the outcome before anything starts: the disk may be full later."""
+    descriptor = os.open(step / BEGUN, os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, _OUTCOME_BYTES)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def outcome(step: Path) -> Outcome | None:
+    """Return what a supervisor wrote; None: nothing, or it is damaged."""
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+        return Outcome.from_json(json.loads((step / OUTCOME).read_bytes()))
+    return None
+
+
+def _command(
+    places: Places, root: Path, job: Job, kind: Kind, launcher: Sequence[str]
+) -> dict[str, Any]:
+    """Return what the supervisor reads; the paths are looked at again, now."""
+    request = job.request
+    folder = folder_of(root, request.folder)
+    if kind == "stage":
+        assert request.stage is not None
+        local = inside(root, request.stage.local, "stage.local", base=folder)
+        words = [*PGASDL, "stage", f"--local={local}"]
+        words += [f"--format={request.stage.format}"] if request.stage.format else []
+        words += [f"--limit={request.stage.limit}"] if request.stage.limit else []
+        words += ["--", *request.stage.remote]
+    else:
+        words = [*launcher, *program_of(root, folder, request.program)]
+    trace = {"PGASDL_TRACE": str(places.records(job.id))}
+    own = {
+        "PGASDL_JOB_FOLDER": str(places.own(job.id)),
+        "PGASDL_JOB_LINK": str(places.link(job.id)),
+        "PGASDL_SECRET_FILE": str(places.step(job.id, job.step) / _SECRET),
+    }
+    return {
+        "kind": kind,
+        "words": words,
+        "folder": str(folder),
+        "environment": {**trace, **request.environment, **own},
+        "log": str(places.log(job.id)),
+        "grace": request.grace,
+    }
