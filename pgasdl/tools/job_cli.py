@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
 from pgasdl.errors import ConfigError
+from pgasdl.jobs import tensorboard
 from pgasdl.jobs.client import Client
 from pgasdl.jobs.job import State
 from pgasdl.tools.command import Command, Group, Names, json_option
@@ -219,6 +221,17 @@ def _json_or_text(text: str) -> Any:
         return json.loads(text, parse_constant=lambda name: name)
     except (ValueError, RecursionError):
         return text
+
+
+@command.command("tensorboard", cls=Command)
+@click.argument("job", type=int)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--follow", is_flag=True, help="Until it ends.")
+@click.pass_context
+def _tensorboard(ctx: click.Context, job: int, folder: Path, follow: bool) -> None:
+    """Write a job's metrics into a FOLDER for TensorBoard; it needs `pip install tensorboard`."""
+    points = tensorboard.write(ctx.obj(), job, folder, follow=follow)
+    click.echo(f"{points} points: tensorboard --logdir {folder}")
 
 
 def _changing(name: str, what: str) -> None:
