@@ -49,7 +49,7 @@ def told(server: Server, job: int) -> dict[int, list[tuple[int, str]]]:
 
 def reports(server: Server, job: int, name: str, text: str) -> list[tuple[str, str]]:
     """Wait until a job has told an event; all that it had told before."""
-    found = []
+    found: list[tuple[str, str]] = []
     for event in server.client.events(job, PATIENCE / 2):
         if event["event"] == "event":
             if (event["name"], event["text"]) == (name, text):

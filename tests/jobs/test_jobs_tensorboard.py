@@ -97,7 +97,7 @@ def test_a_job_that_is_followed_and_started_again(
         ends = [followed(before)]
         told(0, 5, 100)
         told(5, 10, 100)
-        there = {"loss": points(0, 10, 100), "test": [(4, 100, 104.5), (9, 100, 109.5)]}
+        there: Read = {"loss": points(0, 10, 100), "test": [(4, 100, 104.5), (9, 100, 109.5)]}
         assert until(lambda: before.exists() and read(before) == there), read(before)
         server.kill()
         server.options += (f"--port={server.url.rpartition(':')[2]}",)
