@@ -162,7 +162,13 @@ class Client:
         return found
 
     def metrics(
-        self, job: int, name: str = "", *, first: int = 0, points: int = 1000
+        self,
+        job: int,
+        name: str = "",
+        *,
+        first: int = 0,
+        points: int = 1000,
+        thinned: bool = True,
     ) -> dict[str, list[list[Any]]]:
         """Return a job's metrics by name: lists of ``[iteration, value, time]``.
 
@@ -175,10 +181,13 @@ class Client:
         first : int, default 0
             The first iteration.
         points : int, default 1000
-            At most so many for each name, evenly chosen; the last one is always there.
+            At most so many for each name; not above 10,000.
+        thinned : bool, default True
+            They are evenly chosen, and the last one is always there; False: the first ones.
         """
-        query = urlencode({"first": first, "points": points} | ({"name": name} if name else {}))
-        return self._document("GET", f"/jobs/{job}/metrics?{query}")
+        query = {"first": first, "points": points, "thinned": "yes" if thinned else "no"}
+        query |= {"name": name} if name else {}
+        return self._document("GET", f"/jobs/{job}/metrics?{urlencode(query)}")
 
     def log(self, job: int, offset: int = 0) -> bytes:
         """Return what its programs have written, from a byte on; at most 1 MiB."""

@@ -84,6 +84,7 @@ class Protocol:
             "name": {**NAME, "pattern": r"^([A-Za-z][A-Za-z0-9_./-]*)?$", "default": ""},
             "first": _NUMBER,
             "points": {"type": "integer", "minimum": 1, "maximum": _MOST_POINTS, "default": 1000},
+            "thinned": {"type": "string", "maxLength": 3, "enum": ("yes", "no"), "default": "yes"},
         }
         return (
             Operation(
@@ -92,7 +93,8 @@ class Protocol:
             ),
             Operation(
                 "GET", job + "/metrics", "metrics",
-                "Metrics of a job, all or one, from an iteration on; at most so many points.",
+                "Metrics of a job, all or one, from an iteration on; at most so many points, "
+                "evenly chosen or the first ones.",
                 self.metrics, _METRICS, query=query,
             ),
             Operation(
@@ -167,7 +169,8 @@ class Protocol:
         self._store.job(job)
         with self._store.reading() as database:
             chosen = [query["name"]] if query["name"] else None
+            which = telemetry.thinned if query["thinned"] == "yes" else telemetry.points
             return {
-                name: telemetry.points(database, job, name, query["first"], query["points"])
+                name: which(database, job, name, query["first"], query["points"])
                 for name in chosen or telemetry.names(database, job, _MOST_NAMES)
             }

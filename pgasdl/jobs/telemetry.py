@@ -11,6 +11,8 @@ from typing import Any
 
 from pgasdl.jobs.requests import LARGEST
 
+Point = tuple[int, float | None, float]  # iteration, value (None: not finite), time
+
 TABLES = """
 CREATE TABLE IF NOT EXISTS metrics (
     job INTEGER NOT NULL REFERENCES jobs,
@@ -88,28 +90,33 @@ def names(database: sqlite3.Connection, job: int, limit: int) -> list[str]:
 
 def points(
     database: sqlite3.Connection, job: int, name: str, first: int, limit: int
-) -> list[list[Any]]:
-    """Return iteration, value and time of a metric: all, or in ``limit`` equal parts the last."""
-    of = (job, name)
-    in_order = f"{_POINTS} ORDER BY iteration LIMIT ?"
-    rows = database.execute(in_order, (*of, first, LARGEST, limit + 1)).fetchall()
-    if len(rows) > limit:
-        backwards = f"{_POINTS} ORDER BY iteration DESC LIMIT 1"
-        begin, end = rows[0][0] - 1, last(database, job, name)[0]
-        edges = [begin + (end - begin) * part // limit for part in range(limit + 1)]
-        rows = [
-            row
-            for before, edge in pairwise(edges)
-            for row in database.execute(backwards, (*of, before + 1, edge))
-        ]
-    return [list(row) for row in rows]
+) -> list[Point]:
+    """Return iteration, value and time of a metric, the first ones from an iteration on."""
+    sql = f"{_POINTS} ORDER BY iteration LIMIT ?"
+    return database.execute(sql, (job, name, first, LARGEST, limit)).fetchall()
 
 
-def last(database: sqlite3.Connection, job: int, name: str) -> tuple[int, float | None, float]:
+def thinned(
+    database: sqlite3.Connection, job: int, name: str, first: int, limit: int
+) -> list[Point]:
+    """Return all points, or of more than ``limit`` the last one of each of so many equal parts."""
+    found = points(database, job, name, first, limit + 1)
+    if len(found) <= limit:
+        return found
+    begin, end = found[0][0] - 1, last(database, job, name)[0]
+    edges = [begin + (end - begin) * part // limit for part in range(limit + 1)]
+    sql = f"{_POINTS} ORDER BY iteration DESC LIMIT 1"
+    return [
+        row
+        for before, edge in pairwise(edges)
+        for row in database.execute(sql, (job, name, before + 1, edge))
+    ]
+
+
+def last(database: sqlite3.Connection, job: int, name: str) -> Point:
     """Return the last point of a metric that there is."""
     sql = f"{_POINTS} ORDER BY iteration DESC LIMIT 1"
-    found: tuple[int, float | None, float]
-    found = database.execute(sql, (job, name, 0, LARGEST)).fetchone()
+    found: Point = database.execute(sql, (job, name, 0, LARGEST)).fetchone()
     return found
 
 

@@ -1,7 +1,7 @@
 """A job's metrics as TensorBoard's event files, by TensorBoard's own writer.
 
-A step is an iteration. A START event lets TensorBoard forget what it has from a step on: where a
-job that was started again makes iterations once more, and in a folder that is written again.
+A step is an iteration. A START event lets TensorBoard forget what it has: where a job that was
+started again makes iterations once more, and in a folder that is written again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ _LOOK = 1.0  # seconds between two looks at a job that is followed
 _PATIENCE = 30.0  # seconds for which a server that went away is looked for
 _MOST_POINTS = 10_000  # of a metric in an answer
 
-Point = tuple[int, float, float]  # iteration, value, time
+Point = tuple[int, float | None, float]  # iteration, value, time
 Points = dict[str, list[Point]]  # by name
-
-_NONE: Point = (0, 0.0, -math.inf)
 
 
 def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> int:
@@ -57,10 +54,10 @@ def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> in
     total = 0
     try:
         with contextlib.closing(make.writer(folder)) as writer:
-            writer.add_event(make.start(0))
-            for first, points in _looks(client, job, follow):
-                if first is not None:
-                    writer.add_event(make.start(first))
+            writer.add_event(make.start())
+            for again, points in _looks(client, job, follow):
+                if again:
+                    writer.add_event(make.start())
                 for name, series in points.items():
                     total += len(series)
                     for point in series:
@@ -71,9 +68,9 @@ def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> in
     return total
 
 
-def _looks(client: Client, job: int, follow: bool) -> Iterator[tuple[int | None, Points]]:
-    """Yield what is new, with the first iteration that is made again, until there is no more."""
-    series, seen = _Series(client, job, follow), time.monotonic()
+def _looks(client: Client, job: int, follow: bool) -> Iterator[tuple[bool, Points]]:
+    """Yield what is new, and whether it replaces all before, until there is no more."""
+    series, seen = _Series(client, job), time.monotonic()
     while True:
         try:
             yield series.look()
@@ -89,74 +86,50 @@ def _looks(client: Client, job: int, follow: bool) -> Iterator[tuple[int | None,
 class _Series:
     """How far a job's metrics were read.
 
-    Another run of a job replaces the points of the one before, one after another. What it has not
-    made again yet is older than what it has made.
+    Once another run of the job tells a metric, the server drops what the run before had told of
+    later iterations: then all is read again.
     """
 
-    def __init__(self, client: Client, job: int, follow: bool) -> None:
+    def __init__(self, client: Client, job: int) -> None:
         self.ended = False
-        self._client, self._job, self._joins = client, job, follow
+        self._client, self._job = client, job
         self._started: float | None = None
-        self._waits = False  # for the first points of another run
-        self._next: dict[str, int] = {}  # the first iteration that was not read, by name
-        self._first = 0  # no name has anything new before this iteration
-        self._newest = self._before = -math.inf  # times: of all that was read, of earlier runs
+        self._lasts: dict[str, Point] = {}  # of all that was read
+        self._outdated: dict[str, Point] = {}  # the last of a run before, not told again yet
 
-    def look(self) -> tuple[int | None, Points]:
-        """Read what is new, and the first iteration that another run has made again, or None."""
-        now = self._client.show(self._job)
-        if now["started"] not in (None, self._started):
-            self._started = now["started"]
-            if self._newest > -math.inf:
-                self._waits, self._before = True, self._newest
-                self._next, self._first = {}, 0
-        again, (last, points) = None, self._read()
-        if points and self._waits:
-            last, points = self._read()  # its first report is there whole by now
-            again = min(series[0][0] for series in points.values())
-            self._waits = False
-        self._first = max(self._first, last, again or 0)
-        self._newest = max([self._newest, *(time for _, _, time in _all(points))])
-        if self._joins:
-            points, self._joins = self._without_old(points), False
-        self._next |= {name: series[-1][0] + 1 for name, series in points.items()}
-        self.ended = now["state"] in ENDED
-        return again, points
-
-    def _read(self) -> tuple[int, Points]:
-        """Return the last iteration that there was before, and what is new."""
-        there = self._client.metrics(self._job, first=self._first, points=1)
-        lasts = [(name, *point) for name, points in there.items() for point in points]
-        found = {
+    def look(self) -> tuple[bool, Points]:
+        """Read what is new, and whether it replaces all that was read."""
+        job = self._client.show(self._job)
+        if job["started"] != self._started:
+            self._started, self._outdated = job["started"], dict(self._lasts)
+        found = self._client.metrics(self._job, points=1)
+        lasts: dict[str, Point] = {name: tuple(point) for name, (point,) in found.items()}
+        again = [name for name, last in self._outdated.items() if lasts[name] != last]
+        again += [name for name, last in self._lasts.items() if lasts[name][0] < last[0]]
+        for name in again:
+            self._outdated.pop(name, None)
+        if again:
+            self._lasts = {}
+        points = {
             name: series
-            for name, last, _, _ in lasts
-            if last >= (first := self._next.get(name, self._first))
-            and (series := self._of(name, first))
+            for name, last in lasts.items()
+            if (series := list(self._between(name, self._lasts.get(name), last)))
         }
-        return max((last for _, last, _, at in lasts if at > self._before), default=0), found
+        self._lasts |= {name: series[-1] for name, series in points.items()}
+        self.ended = job["state"] in ENDED
+        return bool(again), points
 
-    def _of(self, name: str, first: int) -> list[Point]:
-        rows = self._client.metrics(self._job, name, first=first, points=_MOST_POINTS)[name]
-        return [
-            (iteration, math.nan if value is None else value, time)
-            for iteration, value, time in rows
-            if time > self._before
-        ]
-
-    def _without_old(self, points: Points) -> Points:
-        """Leave out what the present run will make again, if it is not the first."""
-        last, _, newest = max(_all(points), key=lambda point: point[2], default=_NONE)
-        if any(point[0] > last for point in _all(points)):
-            self._before, self._first = newest, 0
-        return {
-            name: kept
-            for name, series in points.items()
-            if (kept := [point for point in series if point[0] <= last])
-        }
-
-
-def _all(points: Points) -> Iterator[Point]:
-    return chain.from_iterable(points.values())
+    def _between(self, name: str, known: Point | None, last: Point) -> Iterator[Point]:
+        """Yield points after one that is known, to the last one."""
+        first = 0 if known is None else known[0] + 1
+        while first <= last[0]:
+            rows = self._client.metrics(
+                self._job, name, first=first, points=_MOST_POINTS, thinned=False
+            )[name]
+            if not rows:
+                return  # dropped meanwhile
+            yield from map(tuple, rows)
+            first = rows[-1][0] + 1
 
 
 class _Events:
@@ -176,13 +149,14 @@ class _Events:
         """Make a file in a folder."""
         return self._files.EventFileWriter(str(folder))
 
-    def start(self, step: int) -> Any:
-        """Let TensorBoard forget what it has from a step on."""
+    def start(self) -> Any:
+        """Let TensorBoard forget what it has."""
         log = self._event.SessionLog(status=self._event.SessionLog.START)
-        return self._event.Event(wall_time=time.time(), step=step, session_log=log)
+        return self._event.Event(wall_time=time.time(), step=0, session_log=log)
 
-    def scalar(self, name: str, step: int, value: float, wall_time: float) -> Any:
-        """Make a point."""
+    def scalar(self, name: str, step: int, value: float | None, wall_time: float) -> Any:
+        """Make a point; None is a number that is not finite."""
+        value = math.nan if value is None else value
         summary = self._summary.Summary(
             value=[self._summary.Summary.Value(tag=name, simple_value=value)]
         )

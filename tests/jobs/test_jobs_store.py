@@ -119,7 +119,7 @@ def test_what_a_restart_undid_goes(store: Store) -> None:
 
     def told(name: str = "loss", limit: int = 100) -> list[int]:
         with store.reading() as database:
-            return [each[0] for each in telemetry.points(database, job, name, 0, limit)]
+            return [each[0] for each in telemetry.thinned(database, job, name, 0, limit)]
 
     store.move(store.job(job), State.RUNNING, started=100.0)
     tell(101.0, *range(10))

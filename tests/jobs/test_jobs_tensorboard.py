@@ -49,10 +49,14 @@ def read(folder: Path) -> Read:
 
 
 def test_all_points_are_there(
-    shared: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Those that are not finite, too; and once, if the folder is written again."""
     require_modules("tensorboard")
+    monkeypatch.setattr(tensorboard, "_MOST_POINTS", 1000)
     job = shared.submit()
     shared.ranks(job)
     folder = tmp_path / "new/events"
