@@ -128,7 +128,8 @@ class Scheduler:
         elif outcome.stopped:  # as when the machine is shut down
             self._fail(job, State.STOPPED, "a signal stopped its supervisor", columns)
         elif outcome.reason or outcome.status != 0:
-            why = outcome.reason or f"pgasdl {outcome.kind} ended with {outcome.status}"
+            what = "its program" if outcome.kind == "run" else "pgasdl stage"
+            why = outcome.reason or f"{what} ended with {outcome.status}"
             self._fail(job, State.FAILED, why, columns)
         elif staged:
             self._begin(job, "run")

@@ -7,11 +7,10 @@ and started again finds it; how it ended stands in its folder, which all nodes r
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import secrets
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -25,9 +24,9 @@ from pgasdl.jobs.job import Job, State
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.requests import RESOURCES
 from pgasdl.jobs.runner import Kind, Look, Lost
-from pgasdl.jobs.supervisor import MESSAGES
+from pgasdl.jobs.supervisor import BEGUN, MESSAGES
 
-_SUBMITTED = "submitted"  # file of a step: Slurm took it
+_NAME, _SUBMITTED = "slurm.name", "slurm.submitted"  # files of a step: its name; Slurm took it
 _SILENCE = 60.0  # seconds that Slurm may take to answer
 _EVERY = 2.0  # seconds from one look at the queue to the next
 _LATE = 5.0  # seconds until what another node wrote is seen here
@@ -53,8 +52,6 @@ class SlurmRunner:
         self._srun = found
         self._places = places
         self._root = root
-        server = f"{socket.gethostname()}:{places.file}"
-        self._prefix = f"pgasdl-{hashlib.sha256(server.encode()).hexdigest()[:12]}"
         self._lock = threading.Lock()
         self._watched: dict[str, Callable[[], None]] = {}
         self._stopping: set[str] = set()
@@ -64,13 +61,16 @@ class SlurmRunner:
 
     def start(self, job: Job, kind: Kind) -> None:
         """Hand the present step to Slurm; see :class:`pgasdl.jobs.runner.Runner`."""
-        request = job.request
+        request, name = job.request, f"pgasdl-{secrets.token_hex(12)}"
+        # SIGTERM to srun itself would end the ranks at once.
+        stop = ["scancel", "--signal=TERM", f"--name={name}"]
         srun = [self._srun, "--label", "--kill-on-bad-exit=0", sys.executable, "-u"]
-        step = steps.lay_out(self._places, self._root, job, kind, srun)
+        step = steps.lay_out(self._places, self._root, job, kind, srun, stop)
         steps.set_aside(step)
+        (step / _NAME).write_text(name)
         supervisor = [sys.executable, "-P", "-m", "pgasdl.jobs.supervisor", str(step)]
         words = [
-            f"--job-name={self._name(job)}",
+            f"--job-name={name}",
             f"--ntasks={request.ranks if kind == 'run' else 1}",
             f"--output={step / MESSAGES}",
             f"--chdir={step}",
@@ -82,7 +82,8 @@ class SlurmRunner:
         try:
             _asked("sbatch", *words, given=script)
         except _RefusedError as error:
-            if self._name(job) not in self._queue():  # if Slurm answers at all
+            if name not in self._queue():  # if Slurm answers at all
+                (step / BEGUN).unlink()  # should it take it later, it runs nothing
                 raise JobError(f"Slurm refuses it: {error}", 422) from error
         (step / _SUBMITTED).touch()
         self._seen = _NEVER
@@ -99,6 +100,7 @@ class SlurmRunner:
         if outcome := steps.outcome(step):
             return outcome
         if not (step / _SUBMITTED).exists():
+            (step / BEGUN).unlink(missing_ok=True)  # should Slurm take it later, it runs nothing
             return "never began"
         if time.monotonic() < self._gone.setdefault(name, time.monotonic()) + _LATE:
             return "runs"
@@ -106,9 +108,10 @@ class SlurmRunner:
 
     def stop(self, job: Job) -> None:
         """Take the step out of the queue, or ask its supervisor to end its program."""
+        name = self._name(job)
         with self._lock:
-            self._stopping.add(self._name(job))
-        self._cancel(self._name(job))
+            self._stopping.add(name)
+        self._cancel(name)
 
     def _cancel(self, name: str) -> None:
         with contextlib.suppress(_RefusedError):  # it has ended
@@ -139,17 +142,20 @@ class SlurmRunner:
                     ended()
 
     def _name(self, job: Job) -> str:
-        return f"{self._prefix}-{job.id}-{job.step}"
+        """Return the name of the present step in Slurm; "": it has none yet."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self._places.step(job.id, job.step) / _NAME).read_text()
+        return ""
 
     def _queue(self) -> frozenset[str]:
-        """Return the names of this server's steps that wait or run."""
+        """Return the names of what waits or runs."""
         moment, names = self._seen
         if time.monotonic() > moment + _EVERY / 2:
             try:
                 told = _asked("squeue", "--noheader", "--all", "--format=%j")
             except _RefusedError as error:
                 raise UnavailableError(f"Slurm does not answer: {error}") from error
-            names = frozenset(name for name in told.split() if name.startswith(self._prefix))
+            names = frozenset(told.split())
             self._seen = (time.monotonic(), names)
         return names
 

@@ -21,12 +21,25 @@ _OUTCOME_BYTES = 4096
 _SECRET = "secret"  # noqa: S105 - of the ranks among each other: a file's name
 
 
-def lay_out(places: Places, root: Path, job: Job, kind: Kind, launcher: Sequence[str]) -> Path:
-    """Make the folders of the present step and its command; ``launcher`` starts the ranks.
+def lay_out(
+    places: Places,
+    root: Path,
+    job: Job,
+    kind: Kind,
+    launcher: Sequence[str],
+    stop: Sequence[str] = (),
+) -> Path:
+    """Make the folders of the present step and its command.
 
-    Their secret lies in the step's folder; a launcher that is pgasdl's own makes another.
+    The ranks' secret lies in the step's folder; a launcher that is pgasdl's own makes another.
+
+    Parameters
+    ----------
+    launcher, stop : Sequence[str]
+        The words that start the ranks, and those that send them SIGTERM; none: the launcher does
+        that when it gets the signal.
     """
-    command = _command(places, root, job, kind, launcher)
+    command = _command(places, root, job, kind, launcher, stop)
     step = places.step(job.id, job.step)
     own = (places.own(job.id), places.records(job.id))
     for folder in (step.parent.parent, step.parent, step, *own):
@@ -61,7 +74,12 @@ def outcome(step: Path) -> Outcome | None:
 
 
 def _command(
-    places: Places, root: Path, job: Job, kind: Kind, launcher: Sequence[str]
+    places: Places,
+    root: Path,
+    job: Job,
+    kind: Kind,
+    launcher: Sequence[str],
+    stop: Sequence[str],
 ) -> dict[str, Any]:
     """Return what the supervisor reads; the paths are looked at again, now."""
     request = job.request
@@ -84,6 +102,7 @@ def _command(
     return {
         "kind": kind,
         "words": words,
+        "stop": [] if kind == "stage" else list(stop),
         "folder": str(folder),
         "environment": {**trace, **request.environment, **own},
         "log": str(places.log(job.id)),

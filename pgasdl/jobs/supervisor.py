@@ -109,7 +109,10 @@ class Supervisor:
     def _end(self) -> None:
         if self._kill_at is None and self._child is not None and self._child.poll() is None:
             self._kill_at = time.monotonic() + self._command["grace"] + _KILL_AFTER
-            self._child.terminate()
+            if words := self._command["stop"]:
+                subprocess.Popen(words, stdin=subprocess.DEVNULL)
+            else:
+                self._child.terminate()
 
     def _read(self) -> bool:
         """Copy what the program wrote; False: there is no more at present."""

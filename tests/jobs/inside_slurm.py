@@ -43,12 +43,13 @@ def names(*states: str) -> list[str]:
     return asked("squeue", "--noheader", *of, "--format=%j").split()
 
 
-def is_slurms(job: int, state: str) -> bool:
-    return any(re.fullmatch(rf"pgasdl-\w+-{job}-\d+", name) for name in names(state))
+def is_slurms(server: Server, job: int, state: str) -> bool:
+    file = server.places.step(job, 1) / "slurm.name"
+    return file.exists() and file.read_text() in names(state)
 
 
-def reaches(job: int, state: str) -> None:
-    assert until(lambda: is_slurms(job, state), PATIENCE), asked("squeue")
+def reaches(server: Server, job: int, state: str) -> None:
+    assert until(lambda: is_slurms(server, job, state), PATIENCE), asked("squeue")
 
 
 def writes(server: Server, job: int, pattern: str, n: int = 1) -> list[str]:
@@ -78,12 +79,16 @@ def test_a_training_on_two_nodes(server: Server) -> None:
 
 
 def test_a_rank_that_fails(server: Server) -> None:
-    job = server.submit("fails.py", ranks=2, restarts=1)
+    (server.root / "data").mkdir()
+    (server.root / "data/one").write_text("x")
+    stage = {"remote": [str(server.root / "data")], "local": "staged", "format": "folder"}
+    job = server.submit("fails.py", ranks=2, restarts=1, stage=stage)
     found = ended(server, job)
     assert (found["state"], found["restarts_left"]) == ("failed", 0) and found["status"] > 0
     reasons = [event.get("reason", "") for event in server.client.events(job)]
     assert any(reason.startswith("started again: ") for reason in reasons)
     assert len(server.client.records(job)) == 2  # of rank 0, twice
+    assert list((server.root / "staged").iterdir()), server.log(job)
 
 
 def test_what_slurm_refuses(server: Server) -> None:
@@ -94,14 +99,15 @@ def test_what_slurm_refuses(server: Server) -> None:
 
 
 def test_stops(server: Server) -> None:
-    runs = server.submit("held.py", ranks=ALL)
+    runs = server.submit("held.py", "graceful", ranks=ALL)
     writes(server, runs, r"process (\d+)", ALL)
     waits = server.submit("held.py", ranks=ALL)
-    reaches(waits, "PENDING")
+    reaches(server, waits, "PENDING")
     server.client.stop(waits)
     assert ended(server, waits)["state"] == "stopped"
     server.client.stop(runs)
     assert ended(server, runs)["state"] == "stopped"
+    assert "saves" in server.log(runs)
     stubborn = server.submit("held.py", "stubborn", grace=0)
     writes(server, stubborn, r"process (\d+)")
     server.client.stop(stubborn)
@@ -113,7 +119,7 @@ def test_a_server_that_is_killed(server: Server) -> None:
     """Jobs that run and wait go on, and the next server knows them."""
     runs, waits = server.submit("held.py", ranks=ALL), server.submit("held.py", ranks=ALL)
     writes(server, runs, r"process (\d+)", ALL)
-    reaches(waits, "PENDING")
+    reaches(server, waits, "PENDING")
     server.kill()
     start(server)
     server.release(runs)
@@ -130,7 +136,7 @@ def test_a_server_that_is_killed(server: Server) -> None:
 def test_what_others_cancel(server: Server) -> None:
     runs, waits = server.submit("held.py", ranks=ALL), server.submit("held.py", ranks=ALL)
     writes(server, runs, r"process (\d+)", ALL)
-    reaches(waits, "PENDING")
+    reaches(server, waits, "PENDING")
     asked("scancel", "--state=PENDING", "--user=root")
     found = ended(server, waits)
     assert found["state"] == "lost" and "cancelled" in found["reason"]

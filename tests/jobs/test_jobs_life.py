@@ -37,7 +37,7 @@ def test_a_training_is_restarted_and_resumes(shared: Server) -> None:
     ended = shared.client.wait(job)
     assert ended["state"] == "done", shared.log(job)
     reasons = [event.get("reason", "") for event in shared.client.events(job)]
-    assert "started again: pgasdl run ended with 137" in reasons
+    assert "started again: its program ended with 137" in reasons
     found = re.findall(r"(\w+): began with (\d+), ended with (\w+)", shared.log(job))
     assert sorted((what, first) for what, first, _ in found) == [
         ("resumed", "4"), ("resumed", "4"), ("undisturbed", "0"), ("undisturbed", "0"),

@@ -157,7 +157,7 @@ def test_runs_side_by_side(page: Page, jobs: dict[str, int]) -> None:
 @in_a_browser
 def test_a_failed_job_shows_its_flight_record(page: Page, jobs: dict[str, int]) -> None:
     chosen(page, jobs["failed"])
-    shows(page, "dl", "failed: pgasdl run ended with 5")
+    shows(page, "dl", "failed: its program ended with 5")
     shows(page, "section.log pre", "PeerLost")
     page.locator("section.flight-records summary", has_text="rank-0").click()
     shows(page, "section.flight-records pre", "plan_start")
