@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pgasdl.counters import Counters, LayerTimes, Traffic, Waits
@@ -165,9 +166,15 @@ class Metrics:
             name: float(number) if math.isfinite(number) else None
             for name, number in self.numbers.items()
         }
-        document = {"iteration": self.iteration, "time": self.time, "numbers": numbers}
-        check(document, METRICS)
-        return document
+        _check_names(tuple(numbers))
+        check(self.iteration, _COUNT, "iteration")
+        return {"iteration": self.iteration, "time": self.time, "numbers": numbers}
+
+
+@lru_cache
+def _check_names(names: tuple[str, ...]) -> None:
+    """Check the names of metrics: once, for a training that tells the same ones all the time."""
+    check(dict.fromkeys(names), METRICS["properties"]["numbers"], "numbers")
 
 
 @dataclass(frozen=True, slots=True)
