@@ -56,30 +56,23 @@ class Board:
         """Bring this rank's record up to date, if it is time; on rank 0, yield what there is."""
         now = time.monotonic()
         due = last or now >= self._next
-        if self._asked:
+        if self._asked and not last:
             yield from self._taken()
         if not due:
             return
         self._next = now + _EVERY
-        record = self._record(iteration)
+        counters = self._context.counters()
+        told = RankCounters(self._context.rank, iteration, time.time(), _resident(), counters)
+        record = told.as_json()
+        data = _encoded(record)
         if self._group.rank == 0:
             yield record
         else:
-            self._keep(record)
+            self._keep(data)
         if self._batch and not self._asked and not last:
             self._ask()
 
-    def _record(self, iteration: int) -> dict[str, Any]:
-        counters = self._context.counters()
-        told = RankCounters(self._context.rank, iteration, time.time(), _resident(), counters)
-        return told.as_json()
-
-    def _keep(self, record: dict[str, Any]) -> None:
-        data = json.dumps(record).encode()
-        while len(data) > _BYTES - _HEADER.size:  # of a thousand layers or peers, the last ones
-            for part in ("layers", "peers"):
-                record[part] = dict(islice(record[part].items(), len(record[part]) // 2))
-            data = json.dumps(record).encode()
+    def _keep(self, data: bytes) -> None:
         header = _HEADER.pack(len(data), zlib.crc32(data))
         self._bytes[: len(header) + len(data)] = np.frombuffer(header + data, np.uint8)
 
@@ -104,6 +97,14 @@ class Board:
             data = self._bytes[begin : begin + min(length, _BYTES - _HEADER.size)].tobytes()
             if data and zlib.crc32(data) == checksum:
                 yield json.loads(data)
+
+
+def _encoded(record: dict[str, Any]) -> bytes:
+    """Return a record as JSON; of a thousand layers or peers it loses the last ones."""
+    while len(data := json.dumps(record).encode()) > _BYTES - _HEADER.size:
+        longest = max(("layers", "peers"), key=lambda name: len(record[name]))
+        record[longest] = dict(islice(record[longest].items(), len(record[longest]) // 2))
+    return data
 
 
 def _resident() -> int:

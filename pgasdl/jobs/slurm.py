@@ -104,6 +104,7 @@ class SlurmRunner:
             return "never began"
         if time.monotonic() < self._gone.setdefault(name, time.monotonic()) + _LATE:
             return "runs"
+        del self._gone[name]
         return "never began" if job.state is State.STOPPING else _LOST
 
     def stop(self, job: Job) -> None:
@@ -129,7 +130,7 @@ class SlurmRunner:
     def _wait(self) -> None:
         while True:
             time.sleep(_EVERY)
-            with contextlib.suppress(UnavailableError):
+            with contextlib.suppress(UnavailableError, OSError):
                 queued = self._queue()
                 with self._lock:
                     over = [name for name in self._watched if name not in queued]

@@ -14,11 +14,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from pgasdl.context import Context
-from pgasdl.errors import ConfigError, JobError, MismatchError, PlanError
+from pgasdl.errors import ConfigError, JobError, MismatchError, PgasError, PlanError
 from pgasdl.group import Group
 from pgasdl.jobs.board import Board
 from pgasdl.jobs.link import Link
@@ -218,7 +219,8 @@ class TrainingJob:
     def close(self) -> None:
         """Send what is left, and end the connection. Also at the end of the process. Idempotent."""
         if self._closing.alive and not self._context.closed:
-            self._look(last=True)
+            with suppress(PgasError):  # an error that brought us here is the one to be seen
+                self._look(last=True)
         self._closing()
 
     def __enter__(self) -> Self:

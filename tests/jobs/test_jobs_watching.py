@@ -130,7 +130,7 @@ def test_what_a_rank_counts_is_whole_or_not_there() -> None:
         own = Board(ctx, ctx.world)
         (segment, data) = own._segment, own._bytes
         if ctx.rank == 1:
-            own._keep(document)
+            own._keep(board._encoded(dict(document)))
         ctx.barrier()
         if ctx.rank == 0:
             own._ask()
