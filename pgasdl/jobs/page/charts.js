@@ -8,13 +8,14 @@ const N_COLOURS = 8;
 
 export const colour = (place) => css(`--line-${place % N_COLOURS}`); // of a job among the chosen
 
+/** When a job began: one that was started again told its first points earlier. */
+const startOf = ({ job }, points) => Math.min(job.started ?? Infinity, points[0][2]);
+
 /** What the charts show of each job along the axis: iterations, or seconds since its start. */
 function columns(watched, name, byTime) {
   const points = watched.metrics[name] ?? [];
-  const start = watched.job.started ?? points[0]?.[2] ?? 0;
-  const rows = points.map(([iteration, value, time]) => [byTime ? time - start : iteration, value]);
-  rows.sort((a, b) => a[0] - b[0]); // those that a restarted job made again came later
-  return [rows.map((row) => row[0]), rows.map((row) => row[1])];
+  const start = points.length ? startOf(watched, points) : 0;
+  return [points.map((point) => (byTime ? point[2] - start : point[0])), points.map((point) => point[1])];
 }
 
 /** When a metric came to a value for the first time: its iteration, and seconds since the start. */
@@ -23,15 +24,13 @@ export function reached(watched, name, value) {
   if (!points.length) return null;
   const rises = points[0][1] < value;
   const found = points.find((point) => (rises ? point[1] >= value : point[1] <= value));
-  const start = watched.job.started ?? points[0][2];
-  return found ? { iteration: found[0], seconds: found[2] - start } : null;
+  return found ? { iteration: found[0], seconds: found[2] - startOf(watched, points) } : null;
 }
 
 export class Charts {
   constructor() {
     this.plots = new Map(); // by name: the plot, and its place
     this.byTime = false;
-    this.target = { name: null, value: null };
     this.box = make("div", { class: "charts" });
     this.reach = make("div");
     this.chosen = [];
@@ -61,8 +60,8 @@ export class Charts {
     if (key(chosen) !== key(this.chosen)) this.drop();
     this.chosen = chosen;
     const names = [...new Set(chosen.flatMap((each) => Object.keys(each.metrics)))];
-    const rank = (name) => (PREFERRED.indexOf(name) + PREFERRED.length + 1) % (PREFERRED.length + 1);
-    names.sort((a, b) => PREFERRED.includes(b) - PREFERRED.includes(a) || rank(a) - rank(b) || a.localeCompare(b));
+    const place = (name) => (PREFERRED.includes(name) ? PREFERRED.indexOf(name) : PREFERRED.length);
+    names.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
     for (const name of this.plots.keys()) if (!names.includes(name)) { this.drop(); break; }
     for (const name of names) {
       const data = uPlot.join(chosen.map((each) => columns(each, name, this.byTime)));
