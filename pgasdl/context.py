@@ -30,6 +30,7 @@ from pgasdl.errors import PeerLost, RankError, UnavailableError
 from pgasdl.footprint import Footprint
 from pgasdl.group import Group
 from pgasdl.job import Job
+from pgasdl.numa import distances
 from pgasdl.openmetrics import exposition
 from pgasdl.pool import Pool
 from pgasdl.segment import Segment, SegmentTable
@@ -69,7 +70,9 @@ class Context(_native.ContextCore):
             list(topology.routes.names),
             job.token,
             job.threads,
-            verbs=_native.VerbsOptions(**config.verbs_options()),
+            verbs=_native.VerbsOptions(
+                **config.verbs_options(), distances=distances(), turn=topology.turn
+            ),
             mpi=job.mpi,
             **config.core_options(self.launch.size, oversubscribed=topology.oversubscribed),
         )
@@ -644,7 +647,7 @@ class Context(_native.ContextCore):
             f"rank {self.rank} of {self.size}, started by {self.launch.kind}",
             f"transport {self.topology.routes}",
             *self._nodes(),
-            *self._rails(),
+            *self._devices(),
             f"memory on a GPU: {self._gpu_path()}",
             f"policy: {str(self.policy) or 'none, plans are chosen automatically'}",
             f"health: {', '.join(self._health())}",
@@ -661,9 +664,9 @@ class Context(_native.ContextCore):
         found = f"nodes: {members.nodes} of {members.node_size} ranks, the last may have fewer"
         return [found] if members.several_nodes else []
 
-    def _rails(self) -> list[str]:
+    def _devices(self) -> list[str]:
         state = self._transport_state()
-        return [f"rails: {state}"] if state else []
+        return [f"RDMA by {state}"] if state else []
 
     def _gpu_path(self) -> str:
         if missing := _native.cuda_missing():

@@ -94,6 +94,9 @@ class Topology:
         Some machine has more ranks than cores that they may use; the same on all ranks.
     supernode : int
         Ranks under one switch, neighbours in the order of ranks; the same on all ranks.
+    turn : int
+        Number of this rank among those of its machine that run on the same NUMA nodes: they share
+        the RDMA ports there by turns.
     """
 
     launch: Launch
@@ -103,6 +106,7 @@ class Topology:
     shared_windows: frozenset[int] | None
     oversubscribed: bool
     supernode: int = 1
+    turn: int = 0
 
     def maps(self, ranks: Sequence[int]) -> bool:
         """Whether all of ``ranks``, including this one, map their segments; the same on all."""

@@ -19,8 +19,8 @@ void bind_verbs(nb::module_& module) {
              bool excluded, std::optional<int> gid, std::optional<int> pkey, std::optional<int> mtu,
              int service_level, int traffic_class, bool global_routes, int retry_count,
              int rnr_retry_count, std::optional<int> ack_timeout, std::uint32_t inline_bytes,
-             const std::string& order, std::uint32_t rails, std::uint64_t stripe, bool warns,
-             double stopped_after) {
+             const std::string& order, const std::vector<int>& distances, std::uint32_t turn,
+             std::uint32_t rails, std::uint64_t stripe, bool warns, double stopped_after) {
             new (self) VerbsOptions;
             for (const auto& [device, port] : ports) self->ports.push_back({device, port});
             self->excluded = excluded;
@@ -37,6 +37,8 @@ void bind_verbs(nb::module_& module) {
             self->order = order == "kept"         ? VerbsOrder::kKept
                           : order == "completion" ? VerbsOrder::kCompletion
                                                   : VerbsOrder::kAuto;
+            self->distances = distances;
+            self->turn = turn;
             self->rails = rails;
             self->stripe = stripe;
             self->warns = warns;
@@ -44,8 +46,9 @@ void bind_verbs(nb::module_& module) {
           },
           nb::kw_only(), "ports"_a, "excluded"_a, "gid"_a.none(), "pkey"_a.none(), "mtu"_a.none(),
           "service_level"_a, "traffic_class"_a, "global_routes"_a, "retry_count"_a,
-          "rnr_retry_count"_a, "ack_timeout"_a.none(), "inline_bytes"_a, "order"_a, "rails"_a,
-          "stripe"_a, "warns"_a, "stopped_after"_a)
+          "rnr_retry_count"_a, "ack_timeout"_a.none(), "inline_bytes"_a, "order"_a,
+          "distances"_a = std::vector<int>(), "turn"_a = 0, "rails"_a, "stripe"_a, "warns"_a,
+          "stopped_after"_a)
       .def(nb::init<>());
   nb::class_<VerbsDeviceInfo>(module, "VerbsDeviceInfo",
                               "An address by which RDMA peers reach this machine.")
@@ -64,12 +67,18 @@ void bind_verbs(nb::module_& module) {
       .def_ro("type", &VerbsDeviceInfo::type)
       .def_ro("net_device", &VerbsDeviceInfo::net_device)
       .def_ro("numa_node", &VerbsDeviceInfo::numa_node)
+      .def_ro("lid", &VerbsDeviceInfo::lid)
+      .def_ro("turn", &VerbsDeviceInfo::turn)
       .def_ro("chosen", &VerbsDeviceInfo::chosen)
       .def_ro("refused", &VerbsDeviceInfo::refused);
   module.def(
       "verbs_devices",
       [](const VerbsOptions& options) { return transport_row("verbs").devices(options); },
       "options"_a, "Every address, best first, each with the reason why it is not used if not.");
+  module.def(
+      "verbs_inline_bytes",
+      [](const VerbsOptions& options) { return transport_row("verbs").inline_bytes(options); },
+      "options"_a, "How many bytes a request takes inline on the best device.");
   module.def(
       "verbs_missing",
       [](const VerbsOptions& options) { return transport_missing("verbs", options); }, "options"_a,

@@ -39,9 +39,9 @@ std::unique_ptr<Transport> make_loopback(const TransportSetup& setup) {
 constexpr TransportRow kRows[] = {
     {"shm", make_shm},
 #ifdef PGASDL_VERBS
-    {"verbs", make_verbs, verbs_devices},
+    {"verbs", make_verbs, verbs_devices, verbs_inline_bytes},
 #else
-    {"verbs", nullptr, nullptr,
+    {"verbs", nullptr, nullptr, nullptr,
      "verbs was not built in: <infiniband/verbs.h> was missing when pgasdl was built "
      "(Debian: apt-get install libibverbs-dev, then build again)"},
 #endif

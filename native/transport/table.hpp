@@ -33,6 +33,7 @@ struct TransportRow {
   std::unique_ptr<Transport> (*make)(const TransportSetup& setup) = nullptr;  // null: left out
   // Every address it could use, best first; null if it needs none.
   std::vector<VerbsDeviceInfo> (*devices)(const VerbsOptions& options) = nullptr;
+  std::uint32_t (*inline_bytes)(const VerbsOptions& options) = nullptr;  // of a request
   std::string_view left_out = {};  // of this build: why, and how to get it
 };
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
-from pgasdl import _native
+from pgasdl import _native, numa
 from pgasdl.config import Config
 from pgasdl.errors import MismatchError, UnavailableError
 from pgasdl.topology import Launch, Routes, Topology
@@ -39,6 +39,8 @@ class RankInfo:
         It wants windows over its own memory.
     supernode : int
         Ranks under one switch, as it was told.
+    nodes : str
+        Numbers of the NUMA nodes that it may run on.
     """
 
     host: str
@@ -50,6 +52,7 @@ class RankInfo:
     mpi: bool = False
     created: bool = False
     supernode: int = 1
+    nodes: str = ""
 
     @classmethod
     def here(
@@ -72,6 +75,7 @@ class RankInfo:
             mpi,
             created,
             config.supernode,
+            ",".join(map(str, numa.own_nodes())),
         )
 
     def encoded(self) -> bytes:
@@ -192,6 +196,8 @@ def topology_of(
     routes = decide(launch.rank, ranks)
     own = routes.names[launch.rank]
     created = any(info.created for info in ranks)
+    mine = ranks[launch.rank]
+    alike = [(info.host, info.nodes) == (mine.host, mine.nodes) for info in ranks]
     return Topology(
         launch,
         tuple(info.host for info in ranks),
@@ -199,5 +205,6 @@ def topology_of(
         mapped_on_host=TRANSPORTS[own].maps and mapped,
         shared_windows=(frozenset() if created else near) if own == "mpi" else None,
         oversubscribed=any(info.oversubscribed for info in ranks),
-        supernode=ranks[launch.rank].supernode,
+        supernode=mine.supernode,
+        turn=sum(alike[: launch.rank]),
     )

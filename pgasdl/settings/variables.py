@@ -95,8 +95,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PGASDL_VERBS_DEVICE",
         PortList(),
         None,
-        "RDMA devices that transport verbs may use, of which the best is used (with several rails "
-        "the best ones), as `pgasdl topo` shows; unset: all",
+        "RDMA devices that transport verbs may use; a rank takes the nearest of the best, by turns "
+        "with other ranks, as `pgasdl topo` shows; unset: all",
     ),
     Variable(
         "PGASDL_VERBS_GID",

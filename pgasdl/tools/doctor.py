@@ -24,7 +24,7 @@ from dataclasses import asdict
 import click
 
 from pgasdl import _load_native
-from pgasdl.tools import gpus, probes, topo
+from pgasdl.tools import gpus, probes, rdma
 from pgasdl.tools.json_document import write_json
 from pgasdl.tools.probes import ProbeResult
 from pgasdl.transports import TRANSPORTS
@@ -87,7 +87,7 @@ def _native(name: str) -> ProbeResult:
     try:
         native = _load_native()
     except ImportError as error:
-        return ProbeResult(name, "FAIL", f"cannot be imported: {error}", topo.FIXES["native"])
+        return ProbeResult(name, "FAIL", f"cannot be imported: {error}", rdma.FIXES["native"])
     parts = []
     for attribute in ("__version__", "version", "isa"):
         value = getattr(native, attribute, None)
@@ -220,7 +220,7 @@ def _installed(name: str) -> str | None:
     return "version unknown"
 
 
-def _survey() -> topo.Survey:
+def _survey() -> rdma.Survey:
     """Survey the devices with a context's settings; another finding reports wrong variables."""
     from pgasdl.config import Config
     from pgasdl.errors import ConfigError
@@ -229,7 +229,7 @@ def _survey() -> topo.Survey:
         config = Config.from_environment()
     except ConfigError:
         config = Config.from_environment({})
-    return topo.survey(config)
+    return rdma.survey(config)
 
 
 def _devices(name: str) -> ProbeResult:
@@ -256,7 +256,7 @@ def _gpus(name: str) -> ProbeResult:
             return ProbeResult(name, "OK", f"{text} (needed for memory on GPUs only)")
         return ProbeResult(name, "WARN", text, "see what nvidia-smi says")
     text = "; ".join([*(gpus.line(gpu, found) for gpu in found.gpus), *gpus.common(found)])
-    if topo.kernel_devices() and not all(gpus.rdma_by(gpu, found) for gpu in found.gpus):
+    if rdma.kernel_devices() and not all(gpus.rdma_by(gpu, found) for gpu in found.gpus):
         text += "; RDMA devices reach no memory of GPUs: it passes through the host's"
         fix = (
             "modprobe nvidia-peermem, or a kernel of 5.12 or newer and NVIDIA's open kernel module"
@@ -290,7 +290,7 @@ def _transport(name: str) -> ProbeResult:
         left_out = _load_native().transports()[row.name]
     except ImportError:
         missing = "the native module cannot be imported"
-        return ProbeResult(name, "WARN", missing, topo.FIXES["native"])
+        return ProbeResult(name, "WARN", missing, rdma.FIXES["native"])
     if left_out:
         return ProbeResult(name, "WARN", left_out, "pip install --force-reinstall .")
     return ProbeResult(name, "OK", row.summary)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgasdl.kernel import ptrace_scope, read_line, way_out
-from pgasdl.tools.topo import kernel_devices
+from pgasdl.tools.rdma import kernel_devices
 
 _MIB = 1 << 20
 _RESNET50_BYTES = 102_228_128

@@ -1,6 +1,7 @@
 // Knowledge of RDMA devices that needs no device.
 
 #include "check.hpp"
+#include "transport/verbs/choice.hpp"
 #include "transport/verbs/path.hpp"
 
 namespace {
@@ -137,6 +138,103 @@ void ports() {
   CHECK(!allows(options, "mlx5_1", 2) && allows(options, "mlx5_10", 1));
 }
 
+VerbsCandidate candidate(const char* device, int node, const char* subnet, double gigabits = 400) {
+  VerbsCandidate made;
+  made.info.device = device;
+  made.info.port = 1;
+  made.info.numa_node = node;
+  made.info.gigabits = gigabits;
+  made.gid.link = VerbsLink::kRoceV2;
+  made.scope = 2;
+  made.subnet = subnet;
+  return made;
+}
+
+// The chosen ones in their order, and why each other one is not.
+std::string chosen(std::vector<VerbsCandidate> found, const VerbsOptions& options) {
+  choose(found, options);
+  std::string words;
+  for (const VerbsCandidate& each : found) {
+    CHECK(each.info.chosen == each.info.refused.empty());
+    words += text(words.empty() ? "" : "; ", each.info.device);
+    if (!each.info.chosen) words += text(": ", each.info.refused);
+  }
+  return words;
+}
+
+// Ranks of a machine with two NUMA nodes, as ranks that run on the first or on both of them.
+void turns() {
+  const std::vector<VerbsCandidate> one_subnet{candidate("d", 1, "s"), candidate("c", 1, "s"),
+                                               candidate("b", 0, "s"), candidate("a", 0, "s")};
+  VerbsOptions options;
+  CHECK(chosen(one_subnet, options) ==
+        "a; b: it is another rank's turn; c: it is another rank's "
+        "turn; d: it is another rank's turn");
+  for (const char* name : {"a", "b", "c", "d", "a"}) {
+    CHECK(chosen(one_subnet, options).substr(0, 3) == text(name, "; "));
+    ++options.turn;
+  }
+  options.distances = {21, 10};
+  const std::string far = ": it is on a farther NUMA node than ";
+  options.turn = 2;
+  CHECK(chosen(one_subnet, options) ==
+        text("c; a", far, "c; b", far, "c; d: it is another rank's turn"));
+  options.turn = 1;
+  CHECK(chosen(one_subnet, options).substr(0, 3) == "d; ");
+  std::vector<VerbsCandidate> found = one_subnet;
+  choose(found, options);
+  CHECK(found[0].info.turn == 1 && found[1].info.turn == -1 && found[3].info.turn == 0);
+  options.rails = 2;
+  CHECK(chosen(one_subnet, options).substr(0, 6) == "c; d; ");  // both, and so for every rank
+  options.rails = 3;
+  options.turn = 0;
+  CHECK(chosen(one_subnet, options).substr(0, 9) == "c; d; a; ");
+}
+
+// Whatever lies near a rank, it has to reach the others.
+void subnets() {
+  const std::vector<VerbsCandidate> two{candidate("a", 0, "s"), candidate("b", 1, "t"),
+                                        candidate("c", 1, "s"), candidate("d", 1, "t")};
+  VerbsOptions options;
+  options.distances = {21, 10};
+  const std::string other = ": it is in another subnet than c";
+  CHECK(chosen(two, options) ==
+        text("c; a: it is on a farther NUMA node than c; b", other, "; d", other));
+  options.rails = 2;  // one of each
+  CHECK(chosen(two, options).substr(0, 6) == "c; b; ");
+  options.turn = 1;
+  CHECK(chosen(two, options).substr(0, 6) == "c; d; ");
+  std::vector<VerbsCandidate> found = two;
+  choose(found, options);
+  CHECK(found[0].info.turn == 0 && found[1].info.turn == -1);
+  options = {};
+  options.turn = 1;
+  const std::vector<VerbsCandidate> unknown{candidate("a", 0, ""), candidate("b", 0, "")};
+  CHECK(chosen(unknown, options) == "a; b: it is in another subnet than a");
+}
+
+void merits() {
+  VerbsCandidate first = candidate("z", 0, "s");
+  VerbsCandidate slow = candidate("a", 0, "s", 100);
+  VerbsCandidate near = candidate("b", 0, "");
+  near.scope = 0;
+  VerbsCandidate old = candidate("c", 0, "s");
+  old.gid.link = VerbsLink::kRoceV1;
+  VerbsCandidate down = candidate("d", 0, "s");
+  down.info.refused = "the port is down";
+  VerbsCandidate again = first;
+  again.info.gid_index = 7;
+  VerbsOptions options;
+  options.turn = 5;
+  CHECK(chosen({down, old, near, slow, first, again}, options) ==
+        "z; z: GID index -1 comes first; a: it is slower than z; b: its address reaches less far "
+        "than z; c: it is RoCE v1, which is not routed; d: the port is down");
+  options.rails = 2;  // the second is slower
+  CHECK(chosen({slow, first}, options) == "z; a");
+  CHECK(chosen({down}, options) == "d: the port is down");
+  CHECK(chosen({}, options).empty());
+}
+
 void orders() {
   CHECK(keeps_order(IBV_TRANSPORT_IB, VerbsOrder::kAuto));
   for (const auto other : {IBV_TRANSPORT_UNSPECIFIED, IBV_TRANSPORT_UNKNOWN, IBV_TRANSPORT_USNIC}) {
@@ -167,6 +265,9 @@ int main() {
   disagreement();
   partitions();
   ports();
+  turns();
+  subnets();
+  merits();
   acknowledgements();
   speeds();
   std::puts("ok");

@@ -121,7 +121,7 @@ def imports_any(path: Path, *packages: str) -> set[str]:
 # The longest name that fits decides. A module may import from its own layer and from layers below.
 ROOMS = (
     ("errors", "_native"),
-    ("transports", "kernel", "models", "device"),
+    ("transports", "kernel", "numa", "models", "device"),
     ("settings",),
     ("config", "buffers", "footprint", "counters"),
     ("openmetrics",),
@@ -148,7 +148,9 @@ ROOMS = (
     ("torch.backend", "jobs"),
     ("loopback", "__init__"),
     ("tools.chart", "tools.gpus", "tools.sizes", "tools.json_document"),
-    ("tools.command", "tools.topo", "tools.probes"),
+    ("tools.rdma",),
+    ("tools.nodes", "tools.command", "tools.probes"),
+    ("tools.topo",),
     ("simulate",),
     ("simulate.papers",),
     ("simulate.cli", "tools.bench", "tools.doctor"),

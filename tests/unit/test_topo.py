@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
+import shlex
 import sys
 import types
 from pathlib import Path
@@ -14,19 +16,20 @@ from support.places import INSTALLED, TESTS
 
 from pgasdl.config import VARIABLES, Config
 from pgasdl.errors import UnavailableError
-from pgasdl.tools import cli, doctor, probes, topo
+from pgasdl.tools import cli, doctor, probes, rdma
 
-FIELDS = set(topo.RdmaAddress.__dataclass_fields__)
+FIELDS = set(rdma.RdmaAddress.__dataclass_fields__)
 
 
 class Native(types.ModuleType):
     """Answers in place of the native module."""
 
-    def __init__(self, answer: list[topo.RdmaAddress] | Exception, left_out: str = "") -> None:
+    def __init__(self, answer: list[rdma.RdmaAddress] | Exception, left_out: str = "") -> None:
         super().__init__("pgasdl._native")
         self._answer = answer
         self._left_out = left_out
         self.wishes: list[dict[str, object]] = []
+        self.takes: int | None = 64  # bytes inline
 
     def cuda_missing(self) -> str:
         return "no driver"
@@ -37,27 +40,32 @@ class Native(types.ModuleType):
     def VerbsOptions(self, **settings: object) -> dict[str, object]:
         return settings
 
-    def verbs_devices(self, options: dict[str, object]) -> list[topo.RdmaAddress]:
+    def verbs_inline_bytes(self, options: dict[str, object]) -> int:
+        if self.takes is None:
+            raise UnavailableError("no connections")
+        return self.takes
+
+    def verbs_devices(self, options: dict[str, object]) -> list[rdma.RdmaAddress]:
         self.wishes.append(options)
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
 
 
-GOOD = topo.RdmaAddress("mlx5_0", 1, 3, "active", "Ethernet", "RoCE v2", 4096, "::ffff:10.0.0.1",
+GOOD = rdma.RdmaAddress("mlx5_0", 1, 3, "active", "Ethernet", "RoCE v2", 4096, "::ffff:10.0.0.1",
                     "eth1", 0, chosen=True, path_mtu=1024, pkey=0x8001,
                         ack_timeout=17, keeps_order=True)  # fmt: skip
-LOCAL = topo.RdmaAddress("mlx5_0", 1, 0, "active", "Ethernet", "RoCE v1", 4096, "fe80::1", "eth1",
-                     0, refused="RoCE v1, which is not routed than mlx5_0")  # fmt: skip
-DOWN = topo.RdmaAddress("mlx5_1", 1, 0, "down", refused="the port is down")
-OTHER = topo.RdmaAddress("mlx5_1", 1, 0, refused="P_Key 0x8001 was asked for, and the port's")
-CLOSED = topo.RdmaAddress(
+LOCAL = rdma.RdmaAddress("mlx5_0", 1, 0, "active", "Ethernet", "RoCE v1", 4096, "fe80::1", "eth1",
+                     0, refused="it is RoCE v1, which is not routed")  # fmt: skip
+DOWN = rdma.RdmaAddress("mlx5_1", 1, 0, "down", refused="the port is down")
+OTHER = rdma.RdmaAddress("mlx5_1", 1, 0, refused="P_Key 0x8001 was asked for, and the port's")
+CLOSED = rdma.RdmaAddress(
     "mlx5_1", refused="it cannot be opened: Permission denied; in a container"
 )
 
 
 def answer(
-    monkeypatch: pytest.MonkeyPatch, given: list[topo.RdmaAddress] | Exception, left_out: str = ""
+    monkeypatch: pytest.MonkeyPatch, given: list[rdma.RdmaAddress] | Exception, left_out: str = ""
 ) -> Native:
     native = Native(given, left_out)
     monkeypatch.setitem(sys.modules, "pgasdl._native", native)
@@ -86,11 +94,26 @@ def test_chosen_and_refused_are_told_apart(
     assert in_use["PGASDL_VERBS_PKEY"] == "0x8001"
     assert in_use["PGASDL_VERBS_MTU"] == "1024"
     assert in_use["PGASDL_VERBS_SL"] == "5"
+    assert in_use["PGASDL_VERBS_INLINE"] == "64"
     assert in_use["PGASDL_VERBS_ORDER"] == "kept"
     assert in_use["PGASDL_VERBS_RAILS"] == "1 (mlx5_0:1)"
     assert in_use["PGASDL_VERBS_STRIPE"] == str(1 << 20)
     assert in_use["PGASDL_VERBS_ACK_TIMEOUT"] == "17 (537 ms)"
     assert doctor._verbs("x").status == doctor._devices("x").status == "OK"
+
+
+def test_an_infiniband_port_has_a_lid(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    native = answer(monkeypatch, [dataclasses.replace(GOOD, lid=4711, link_layer="InfiniBand")])
+    native.takes = 32
+    assert cli.main(["topo"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines[0].index("LID")
+    assert lines[1][at : at + 5] == "4711 "
+    assert any(line.endswith("32 (64 were asked for)") for line in lines)
+    native.takes = None  # as `pgasdl doctor` tells
+    assert rdma.survey(Config.from_environment({})).inline_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -105,10 +128,10 @@ def test_chosen_and_refused_are_told_apart(
     ],
 )
 def test_every_refusal_has_its_fix(
-    monkeypatch: pytest.MonkeyPatch, given: list[topo.RdmaAddress], wish: dict[str, Any], fix: str
+    monkeypatch: pytest.MonkeyPatch, given: list[rdma.RdmaAddress], wish: dict[str, Any], fix: str
 ) -> None:
     answer(monkeypatch, given)
-    found = topo.survey(Config.from_environment({}, **wish))
+    found = rdma.survey(Config.from_environment({}, **wish))
     assert (found.stage, found.chosen) == ("device", None)
     assert found.missing == f"mlx5_1: {given[0].refused}"
     assert fix in found.fix
@@ -118,14 +141,14 @@ def test_every_refusal_has_its_fix(
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kernel with one device, of which no node is here."""
     (tmp_path / "infiniband" / "rxe0").mkdir(parents=True)
-    monkeypatch.setattr(topo, "SYSFS", tmp_path / "infiniband")
-    monkeypatch.setattr(topo, "NODES", tmp_path / "none")
+    monkeypatch.setattr(rdma, "SYSFS", tmp_path / "infiniband")
+    monkeypatch.setattr(rdma, "NODES", tmp_path / "none")
     return tmp_path
 
 
 def test_a_build_without_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, [], left_out="knows no verbs: a header was missing")
-    found = topo.survey(Config.from_environment({}))
+    found = rdma.survey(Config.from_environment({}))
     assert (found.addresses, found.stage) == ((), "build")
     assert "libibverbs-dev" in found.fix
     finding = doctor._verbs("x")
@@ -135,8 +158,8 @@ def test_a_build_without_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_libibverbs(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, UnavailableError("no RDMA here: libibverbs.so.1: cannot open"))
-    monkeypatch.setattr(topo, "LIBRARY", "libibverbs-not-there.so.1")
-    found = topo.survey(Config.from_environment({}))
+    monkeypatch.setattr(rdma, "LIBRARY", "libibverbs-not-there.so.1")
+    found = rdma.survey(Config.from_environment({}))
     assert (found.addresses, found.stage) == ((), "library")
     assert found.fix == "apt-get install libibverbs1 ibverbs-providers rdma-core"
     assert doctor._verbs("x").detail.startswith("native module; built with it; no RDMA here")
@@ -146,26 +169,26 @@ def test_devices_that_are_not_passed_on_or_have_no_provider(
     kernel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, [])
-    found = topo.survey(Config.from_environment({}))
+    found = rdma.survey(Config.from_environment({}))
     assert found.stage == "device" and "rxe0" in found.missing
     assert found.fix.startswith("in docker --device=/dev/infiniband --ulimit memlock=-1")
-    topo.NODES.mkdir()
-    (topo.NODES / "uverbs0").touch()
-    assert topo.survey(Config.from_environment({})).fix == "apt-get install ibverbs-providers"
+    rdma.NODES.mkdir()
+    (rdma.NODES / "uverbs0").touch()
+    assert rdma.survey(Config.from_environment({})).fix == "apt-get install ibverbs-providers"
 
 
 def test_none_at_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(monkeypatch, [])
-    monkeypatch.setattr(topo, "SYSFS", tmp_path / "none")
+    monkeypatch.setattr(rdma, "SYSFS", tmp_path / "none")
     assert cli.main(["topo"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("no transport verbs: no RDMA device\nfix: an RDMA adapter, or soft-RoCE")
     assert out.endswith("\n\nno GPU: no driver\n")
     assert cli.main(["topo", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert (report["addresses"], report["fix"]) == ([], topo.GET_ONE)
+    assert (report["addresses"], report["fix"]) == ([], rdma.GET_ONE)
     assert (report["gpus"]["gpus"], report["gpus"]["missing"]) == ([], "no driver")
 
 
@@ -229,6 +252,31 @@ def test_in_a_guest_another_device_can_be_asked_for() -> None:
     assert report["addresses"][0]["device"] == "rxe1" and report["addresses"][0]["chosen"]
     refused = {a["refused"] for a in report["addresses"] if a["device"] == "rxe0"}
     assert refused == {"device rxe1 was asked for"}
+
+
+@pytest.mark.full
+def test_in_a_guest_ranks_take_turns_at_devices_of_a_subnet() -> None:
+    """On the cable of the first; those of another are not for them, unless as rails."""
+    program = "with __import__('pgasdl').init() as ctx: ctx.barrier(); print(ctx.describe())"
+    run = f"{sys.executable} -m pgasdl run -n 3 --no-prefix -c {shlex.quote(program)}"
+    line = f"{{topo}}; {run}; PGASDL_VERBS_RAILS=2 {{topo}}"
+    wishes = {"PGASDL_TRANSPORT": "verbs", "PGASDL_VERBS_INLINE": "4096", "PGASDL_LOG": "warning"}
+    result = guest(line, "cables", **wishes).check().output
+    first, end = json.JSONDecoder().raw_decode(result)
+    told, _, rest = result[end:].partition("\n{")
+    second = json.loads("{" + rest)
+    assert first["settings"]["PGASDL_VERBS_INLINE"] == "512 (4096 were asked for)"
+    (unknown,) = first["nodes"]
+    assert (unknown["number"], unknown["own"]) == (-1, False)
+    assert unknown["ports"] == {
+        "rxe0:1": "ranks 0, 2 ...", "rxe1:1": "ranks 1, 3 ...", "rxe2:1": "", "rxe3:1": "",
+    }  # fmt: skip
+    why = {a["device"]: a["refused"] for a in first["addresses"] if a["gid"].startswith("::ffff")}
+    assert why["rxe1"] == "it is another rank's turn"
+    assert why["rxe2"] == why["rxe3"] == "it is in another subnet than rxe0"
+    used = [line.split()[-1] for line in told.splitlines() if line.startswith("RDMA by ")]
+    assert sorted(used) == ["rxe0:1", "rxe0:1", "rxe1:1"]
+    assert second["settings"]["PGASDL_VERBS_RAILS"] == "2 (rxe0:1, rxe2:1)"
 
 
 @pytest.mark.full

@@ -13,10 +13,6 @@
 namespace pgasdl {
 namespace {
 
-// The bytes that the processor copies into the request, which saves the adapter a read. More than
-// is asked for would make every request of a queue pair longer.
-constexpr std::uint32_t kLeastInlineBytes = sizeof(VerbsFlags::Slot);
-
 // The most bytes of one request where the kernel is the adapter: soft-RoCE sends a request again
 // from the packet that was lost, but counts its attempts by request, so that long ones run out of
 // them.
@@ -34,7 +30,45 @@ std::uint32_t random_packet_number() {
   return number & 0xffffff;
 }
 
+// A queue pair, whose requests take this many bytes from the processor, which saves the adapter a
+// read. More than is asked for would make every request longer.
+struct Pair {
+  VerbsPtr<ibv_qp> pair;
+  std::uint32_t inline_bytes;
+};
+
+Pair make_pair(const VerbsDevice& device, ibv_cq* completions, std::uint32_t depth) {
+  constexpr std::uint32_t kLeast = sizeof(VerbsFlags::Slot);
+  ibv_qp_init_attr wanted{};
+  wanted.send_cq = completions;
+  wanted.recv_cq = completions;
+  wanted.qp_type = IBV_QPT_RC;
+  Pair made{nullptr, std::max(device.options().inline_bytes, kLeast)};
+  for (;;) {
+    wanted.cap = {depth, VerbsFlags::kReceives, 1, 1, made.inline_bytes};
+    made.pair.reset(verbs_library().create_qp(device.domain(), &wanted));
+    if (made.pair != nullptr || made.inline_bytes == kLeast) break;
+    // No attribute tells how much a device takes inline, and how errors tell of it differs.
+    made.inline_bytes = std::max(made.inline_bytes / 2, kLeast);
+  }
+  if (made.pair != nullptr && wanted.cap.max_inline_data < kLeast) {
+    throw Error(ErrorKind::kUnavailable, text(device.name(), " takes ", wanted.cap.max_inline_data,
+                                              " bytes inline, not ", kLeast));
+  }
+  return made;
+}
+
 }  // namespace
+
+std::uint32_t verbs_inline_bytes(const VerbsOptions& options) {
+  const VerbsDevice device(options);
+  const VerbsPtr<ibv_cq> completions(
+      verbs_library().create_cq(device.context(), 1, nullptr, nullptr, 0));
+  if (completions == nullptr) throw_system("a completion queue", errno);
+  const Pair made = make_pair(device, completions.get(), options.depth);
+  if (made.pair == nullptr) throw_system(text("a queue pair on ", device.name()), errno);
+  return made.inline_bytes;
+}
 
 VerbsConnection::VerbsConnection(const VerbsDevice& device, VerbsBoards& boards, VerbsQueue& queue,
                                  ibv_cq* completions, Rank peer, std::uint32_t depth)
@@ -65,25 +99,12 @@ void VerbsConnection::change(ibv_qp_attr& attributes, int mask, const char* what
 }
 
 void VerbsConnection::open() {
-  ibv_qp_init_attr wanted{};
-  wanted.send_cq = completions_;
-  wanted.recv_cq = completions_;
-  wanted.qp_type = IBV_QPT_RC;
-  inline_bytes_ = std::max(device_.options().inline_bytes, kLeastInlineBytes);
-  for (;;) {
-    wanted.cap = {depth_, VerbsFlags::kReceives, 1, 1, inline_bytes_};
-    pair_.reset(verbs_library().create_qp(device_.domain(), &wanted));
-    if (pair_ != nullptr || inline_bytes_ == kLeastInlineBytes) break;
-    // No attribute tells how much a device takes inline, and how errors tell of it differs.
-    inline_bytes_ = std::max(inline_bytes_ / 2, kLeastInlineBytes);
-  }
-  if (pair_ == nullptr) {
+  Pair made = make_pair(device_, completions_, depth_);
+  if (made.pair == nullptr) {
     throw_system(text("a queue pair for rank ", peer_, " on ", device_.name()), errno);
   }
-  if (wanted.cap.max_inline_data < kLeastInlineBytes) {
-    throw Error(ErrorKind::kUnavailable, text(device_.name(), " takes ", wanted.cap.max_inline_data,
-                                              " bytes inline, not ", kLeastInlineBytes));
-  }
+  pair_ = std::move(made.pair);
+  inline_bytes_ = made.inline_bytes;
   if (!buffer_) {
     buffer_.emplace(device_, sizeof(VerbsFlags::Shared) + (mask_ + 1) * sizeof(std::uint64_t),
                     IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);

@@ -2,7 +2,8 @@
 
 #include <arpa/inet.h>
 #include <endian.h>
-#include <sched.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,23 +14,13 @@
 #include <filesystem>
 #include <fstream>
 
+#include "transport/verbs/choice.hpp"
+
 namespace pgasdl {
 namespace {
 
 constexpr const char* kContainerFlags =
     "in a container: --device=/dev/infiniband --ulimit memlock=-1";
-
-// The merits of an address over another, most important first: kind of link, scope (0: only
-// this link), speed, same NUMA node.
-using Merit = std::array<double, 4>;
-constexpr std::size_t kScope = 1;
-
-struct Candidate {
-  VerbsDeviceInfo info;
-  Merit merit{};
-  VerbsGid gid{};
-  VerbsPkey pkey{};
-};
 
 class DeviceList {
  public:
@@ -59,11 +50,6 @@ std::string sysfs(const ibv_device* device, const std::string& path) {
 int numa_node(const ibv_device* device) {
   const std::string node = sysfs(device, "device/numa_node");
   return node.empty() ? -1 : std::atoi(node.c_str());
-}
-
-int own_numa_node() {
-  unsigned node = 0;
-  return getcpu(nullptr, &node) == 0 ? static_cast<int>(node) : -1;
 }
 
 ibv_port_attr query_port(ibv_context* context, std::uint8_t port) {
@@ -127,8 +113,8 @@ std::vector<std::uint16_t> pkey_table(ibv_context* context, std::uint8_t port, i
   return table;
 }
 
-std::string refusal(const ibv_device* device, const Candidate& candidate, const ibv_port_attr& link,
-                    const VerbsOptions& options) {
+std::string refusal(const ibv_device* device, const VerbsCandidate& candidate,
+                    const ibv_port_attr& link, const VerbsOptions& options) {
   const VerbsDeviceInfo& info = candidate.info;
   if (!allows(options, info.device, info.port)) {
     return text("device ", words(options), " was asked for");
@@ -159,19 +145,57 @@ std::string no_pkey(std::span<const std::uint16_t> table, int wanted) {
               all.empty() ? "none" : all);
 }
 
-Merit merit_of(const Candidate& candidate, const ibv_port_attr& link, int own_node) {
-  const ibv_gid& gid = candidate.gid.gid;
-  const double kind = candidate.gid.link == VerbsLink::kRoceV1 ? 0 : 1;
-  const bool global = candidate.gid.link == VerbsLink::kInfiniBand || !is_link_local(gid);
-  const double scope = !global ? 0 : is_ipv4(gid) ? 2 : 1;
-  return {kind, scope, gigabits_of(link.active_width, link.active_speed),
-          candidate.info.numa_node == own_node ? 1.0 : 0.0};
+// 0: only this link. Addresses of IPv4 come first.
+int scope_of(const VerbsGid& entry) {
+  if (entry.link != VerbsLink::kInfiniBand && is_link_local(entry.gid)) return 0;
+  return is_ipv4(entry.gid) ? 2 : 1;
+}
+
+// The address and the mask of an interface of the IP, in a GID's form; nothing for other families.
+std::optional<ibv_gid> in_gid(const sockaddr* address, std::uint8_t rest) {
+  ibv_gid gid{};
+  if (address != nullptr && address->sa_family == AF_INET) {
+    std::fill_n(gid.raw, 12, rest);
+    std::memcpy(gid.raw + 12, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, 4);
+    if (rest == 0) gid.raw[10] = gid.raw[11] = 0xff;
+    return gid;
+  }
+  if (address != nullptr && address->sa_family == AF_INET6) {
+    std::memcpy(gid.raw, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, 16);
+    return gid;
+  }
+  return std::nullopt;
+}
+
+// The IP network of an address of this machine; empty if no interface has it.
+std::string network_of(const ibv_gid& gid) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  std::string network;
+  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
+    std::optional<ibv_gid> address = in_gid(each->ifa_addr, 0);
+    const std::optional<ibv_gid> mask = in_gid(each->ifa_netmask, 0xff);
+    if (!address || !mask || std::memcmp(address->raw, gid.raw, sizeof gid.raw) != 0) continue;
+    for (std::size_t i = 0; i < sizeof gid.raw; ++i) address->raw[i] &= mask->raw[i];
+    network = words(*address);
+  }
+  freeifaddrs(list);
+  return network;
+}
+
+// Ports of one subnet reach each other. Fabrics of InfiniBand may all have the prefix of the
+// factory, but each has a subnet manager of its own.
+std::string subnet_of(const VerbsGid& entry, const ibv_port_attr& link) {
+  if (entry.link == VerbsLink::kInfiniBand) {
+    return text("InfiniBand ", be64toh(entry.gid.global.subnet_prefix), " ", link.sm_lid);
+  }
+  return scope_of(entry) == 0 ? "" : network_of(entry.gid);
 }
 
 void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
-                  const VerbsOptions& options, std::vector<Candidate>& found) {
+                  const VerbsOptions& options, std::vector<VerbsCandidate>& found) {
   const ibv_port_attr link = query_port(context, port);
-  Candidate candidate;
+  VerbsCandidate candidate;
   candidate.info.device = device->name;
   candidate.info.port = port;
   candidate.info.state = verbs_library().port_state_str(link.state);
@@ -179,6 +203,7 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
       link.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";
   candidate.info.mtu = bytes_of(link.active_mtu);
   candidate.info.gigabits = gigabits_of(link.active_width, link.active_speed);
+  if (link.link_layer != IBV_LINK_LAYER_ETHERNET) candidate.info.lid = link.lid;
   candidate.info.numa_node = numa_node(device);
   candidate.info.path_mtu = options.mtu != 0 ? options.mtu : candidate.info.mtu;
   candidate.info.ack_timeout = options.acknowledgement_timeout();
@@ -189,7 +214,6 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
   const std::optional<VerbsPkey> pkey = find_pkey(pkeys, options.pkey);
   candidate.pkey = pkey.value_or(VerbsPkey{});
   candidate.info.pkey = candidate.pkey.value;
-  const int own_node = own_numa_node();
   for (int index = 0; index < link.gid_tbl_len; ++index) {
     ibv_gid gid{};
     if (verbs_library().query_gid(context, port, index, &gid) != 0 || is_zero(gid)) continue;
@@ -202,7 +226,8 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
     if (candidate.info.refused.empty() && !pkey) {
       candidate.info.refused = no_pkey(pkeys, options.pkey);
     }
-    candidate.merit = merit_of(candidate, link, own_node);
+    candidate.scope = scope_of(candidate.gid);
+    candidate.subnet = subnet_of(candidate.gid, link);
     found.push_back(candidate);
   }
 }
@@ -215,8 +240,8 @@ std::string opening_error(const ibv_device* device, int error) {
 }
 
 void look_at_device(ibv_device* device, const VerbsOptions& options,
-                    std::vector<Candidate>& found) {
-  Candidate closed;
+                    std::vector<VerbsCandidate>& found) {
+  VerbsCandidate closed;
   closed.info.device = device->name;
   const VerbsPtr<ibv_context> context(verbs_library().open_device(device));
   if (context == nullptr) {
@@ -238,53 +263,18 @@ void look_at_device(ibv_device* device, const VerbsOptions& options,
   found.push_back(closed);
 }
 
-// Why the second of two usable ones is not used.
-std::string ranked_below(const Candidate& best, const Candidate& other) {
-  if (best.info.device == other.info.device && best.merit == other.merit) {
-    return text("GID index ", best.info.gid_index, " comes first");
-  }
-  constexpr std::array<std::string_view, 4> kReasons{"RoCE v1, which is not routed",
-                                                     "its address reaches less far", "it is slower",
-                                                     "it is on another NUMA node"};
-  const std::string than = other.info.device == best.info.device
-                               ? text("GID index ", best.info.gid_index, "'s")
-                               : best.info.device;
-  for (std::size_t i = 0; i < kReasons.size(); ++i) {
-    if (other.merit[i] < best.merit[i]) return text(kReasons[i], " than ", than);
-  }
-  return text(best.info.device, " comes first");
-}
-
-// All addresses, the chosen one first if there is one.
-std::vector<Candidate> candidates(const VerbsOptions& options) {
-  std::vector<Candidate> found;
+// All addresses, the chosen ones first if there are any.
+std::vector<VerbsCandidate> candidates(const VerbsOptions& options) {
+  std::vector<VerbsCandidate> found;
   const DeviceList list;
   for (ibv_device* device : list.devices()) look_at_device(device, options, found);
-  std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
-    if (a.info.refused.empty() != b.info.refused.empty()) return a.info.refused.empty();
-    return a.merit > b.merit;
-  });
-  std::vector<VerbsPort> rails;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    if (!found[i].info.refused.empty()) break;
-    const VerbsPort port{found[i].info.device, found[i].info.port};
-    const bool one_kind = found[i].gid.link == found[0].gid.link;
-    const bool another = std::none_of(rails.begin(), rails.end(), [&](const VerbsPort& rail) {
-      return rail.device == port.device && rail.port == port.port;
-    });
-    if (one_kind && another && rails.size() < options.rails) {
-      found[i].info.chosen = true;
-      rails.push_back(port);
-    } else {
-      found[i].info.refused = ranked_below(found[0], found[i]);
-    }
-  }
+  choose(found, options);
   return found;
 }
 
-[[noreturn]] void throw_none(const std::vector<Candidate>& found) {
+[[noreturn]] void throw_none(const std::vector<VerbsCandidate>& found) {
   std::string reasons;
-  for (const auto& [info, merit, gid, pkey] : found) {
+  for (const auto& [info, gid, pkey, scope, subnet] : found) {
     reasons += text("; ", info.device);
     if (info.port != 0) reasons += text(" port ", info.port, " GID ", info.gid_index);
     reasons += text(": ", info.refused);
@@ -362,7 +352,7 @@ double gigabits_of(std::uint8_t width, std::uint8_t speed) {
 
 std::vector<VerbsDeviceInfo> verbs_devices(const VerbsOptions& options) {
   std::vector<VerbsDeviceInfo> infos;
-  for (Candidate& candidate : candidates(options)) infos.push_back(std::move(candidate.info));
+  for (VerbsCandidate& candidate : candidates(options)) infos.push_back(std::move(candidate.info));
   return infos;
 }
 
@@ -381,16 +371,16 @@ bool VerbsDevice::port_is_up() const {
 }
 
 VerbsDevice::VerbsDevice(const VerbsOptions& options) : options_(options) {
-  const std::vector<Candidate> found = candidates(options);
+  const std::vector<VerbsCandidate> found = candidates(options);
   if (found.empty() || !found[0].info.chosen) throw_none(found);
-  const Candidate& best = found[0];
+  const VerbsCandidate& best = found[0];
   name_ = best.info.device;
   port_ = static_cast<std::uint8_t>(best.info.port);
   pkey_ = best.pkey;
   keeps_order_ = best.info.keeps_order;
   // Peers in other subnets may be reached better by another address of the same port.
-  for (const Candidate& other : found) {
-    const bool as_far = other.merit[kScope] > 0 || best.merit[kScope] == 0;
+  for (const VerbsCandidate& other : found) {
+    const bool as_far = other.scope > 0 || best.scope == 0;
     if (other.info.device == name_ && other.info.port == port_ && as_far &&
         other.gid.link == best.gid.link && (options.gid_index < 0 || other.info.chosen)) {
       gids_.push_back(other.gid);

@@ -34,6 +34,8 @@ class VerbsDevice {
   ibv_context* context() const { return context_.get(); }
   ibv_pd* domain() const { return domain_.get(); }
   const std::string& name() const { return name_; }
+  // With its port, as PGASDL_VERBS_DEVICE names it.
+  std::string port_name() const { return text(name_, ":", +port_); }
   std::uint8_t port() const { return port_; }
   const ibv_device_attr& limits() const { return limits_; }
   const ibv_port_attr& link() const { return link_; }

@@ -12,8 +12,7 @@ constexpr auto kBetweenLooks = std::chrono::milliseconds(50);  // at ports
 }  // namespace
 
 std::string VerbsRails::name_of(std::size_t rail) const {
-  const VerbsDevice& device = rails_[rail]->device();
-  return text(device.name(), ":", +device.port());
+  return rails_[rail]->device().port_name();
 }
 
 std::string VerbsRails::describe() const {

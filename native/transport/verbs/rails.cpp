@@ -19,10 +19,6 @@ std::vector<VerbsPort> ports_of(const VerbsOptions& options) {
   for (const VerbsDeviceInfo& info : verbs_devices(options)) {
     if (info.chosen) ports.push_back({info.device, info.port});
   }
-  std::sort(ports.begin(), ports.end(), [](const VerbsPort& a, const VerbsPort& b) {
-    return std::pair(std::string_view(a.device), a.port) <
-           std::pair(std::string_view(b.device), b.port);
-  });
   return ports;
 }
 

@@ -1,8 +1,8 @@
 // Transport verbs over several rails: devices or ports that share the work (PGASDL_VERBS_RAILS).
 //
-// A rail is a VerbsTransport of one port; two ranks' rails are paired in the order of their ports'
-// names, as many as both have. How a connection uses them: rail_connection.hpp. Atomics go by the
-// first rail only: two adapters' atomics on one word are not atomic to each other.
+// A rail is a VerbsTransport of one port; two ranks' rails are paired in the order of their choice
+// (choice.hpp), as many as both have. How a connection uses them: rail_connection.hpp. Atomics go
+// by the first rail only: two adapters' atomics on one word are not atomic to each other.
 //
 // A rail that fails between two ranks, by an error or because its port is down, is dropped by both,
 // for all queues: each ends its queue pairs, takes what had come by them, and tells the other, by

@@ -61,6 +61,8 @@ VerbsTransport::~VerbsTransport() {
   memory_->close();
 }
 
+std::string VerbsTransport::describe() const { return device_->port_name(); }
+
 std::string VerbsTransport::endpoint() { return manager_->endpoint(); }
 
 void VerbsTransport::connect(Rank peer, const std::string& endpoint) {

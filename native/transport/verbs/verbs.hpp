@@ -54,6 +54,8 @@ struct VerbsOptions {
   int ack_timeout = 0;              // 4.096 us times 2 to this power; 0: by timeout_s
   std::uint32_t inline_bytes = 64;  // at most, and what the device takes
   VerbsOrder order = VerbsOrder::kAuto;
+  std::vector<int> distances;      // to NUMA nodes, by the kernel's measure; empty: unknown
+  std::uint32_t turn = 0;          // of this rank among those that would choose the same port
   std::uint32_t rails = 1;         // ports that share the work, at most (rails.hpp)
   std::uint64_t stripe = 1 << 20;  // bytes; what is longer goes over all rails
   bool warns = true;               // on standard error, of rails that are dropped
@@ -84,12 +86,17 @@ struct VerbsDeviceInfo {
   std::string type;  // RoCE v2, RoCE v1, InfiniBand
   std::string net_device;
   int numa_node = -1;
+  int lid = 0;    // of a port of InfiniBand
+  int turn = -1;  // VerbsOptions::turn of the rank that would choose it; -1: none that runs here
   bool chosen = false;
   std::string refused;  // the reason, unless chosen
 };
 
 // Every address, best first. Throws kUnavailable where libibverbs cannot be loaded.
 std::vector<VerbsDeviceInfo> verbs_devices(const VerbsOptions& options = {});
+
+// How many bytes a request takes inline on the chosen device: as many as were asked for, or fewer.
+std::uint32_t verbs_inline_bytes(const VerbsOptions& options);
 
 // The fate of a request, by its mark.
 enum class VerbsFate : std::uint8_t {
@@ -121,6 +128,7 @@ class VerbsTransport final : public Transport {
   ~VerbsTransport() override;
 
   std::string_view name() const override { return "verbs"; }
+  std::string describe() const override;
   std::string endpoint() override;
   void connect(Rank peer, const std::string& endpoint) override;
   void set_wake_word(Rank peer, WakeWord* wake_word) override;

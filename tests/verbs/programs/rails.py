@@ -80,7 +80,7 @@ def lose() -> None:
         for turn in range(4, 10):
             exchange(ctx, segment, turn)
         until(ctx, dropped=True)
-        (line,) = (line for line in ctx.describe().splitlines() if line.startswith("rails: "))
+        (line,) = (line for line in ctx.describe().splitlines() if line.startswith("RDMA by "))
         assert f"rxe0:1 to rank {peer} was dropped: " in line, line
         try:
             ctx.atomic_fetch_add(segment[0:8], peer, 1)

@@ -1,0 +1,40 @@
+"""The NUMA nodes of this machine, as the kernel tells. Needs the standard library only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+NODES = Path("/sys/devices/system/node")
+_FAR = 255  # the kernel's distance of a node that cannot be reached
+
+
+def processors() -> dict[int, str]:
+    """Return each node's processors, such as ``0-3,8``; {}: the kernel does not tell."""
+    found = {int(path.name[4:]): path for path in NODES.glob("node[0-9]*")}
+    return {node: (found[node] / "cpulist").read_text().strip() for node in sorted(found)}
+
+
+def own_nodes() -> list[int]:
+    """Return the nodes that this process may run on."""
+    allowed = os.sched_getaffinity(0)
+    return [node for node, words in processors().items() if allowed & _numbers(words)]
+
+
+def distances() -> list[int]:
+    """Return how far each node is from this process, by number; []: the kernel does not tell."""
+    every = [*processors()]
+    least = [_FAR] * (max(every, default=-1) + 1)
+    for node in own_nodes():
+        words = (NODES / f"node{node}/distance").read_text().split()
+        for other, distance in zip(every, map(int, words), strict=True):
+            least[other] = min(least[other], distance)
+    return least
+
+
+def _numbers(words: str) -> set[int]:
+    found: set[int] = set()
+    for part in filter(None, words.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
