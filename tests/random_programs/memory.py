@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from rank import Pending, Rank, step
 # reads; then arrays (``account.ARRAYS``).
 _PAGE = 4096
 _WORD, _THEIRS, _MINE = 9 * _PAGE, 10 * _PAGE, 11 * _PAGE
+_HEAD = struct.Struct("!QI")  # of a message: seed of its program, key of its step
 
 
 @step
@@ -152,15 +154,15 @@ def passive(r: Rank, shift: int, key: int, lag: Sequence[float]) -> None:
 
 def send(r: Rank, peer: int, key: int, message: bytes) -> None:
     """A message that belongs to this step."""
-    r.ctx.passive_send(r.seed.to_bytes(4) + key.to_bytes(4) + message, peer)
+    r.ctx.passive_send(_HEAD.pack(r.seed, key) + message, peer)
 
 
 def receive(r: Rank, sender: int, key: int) -> bytes:
     """The message of this step; messages from ranks that are ahead are kept for later steps."""
-    wanted = sender, (r.seed << 32) + key
+    wanted = sender, _HEAD.pack(r.seed, key)
     while wanted not in r.mail:
         who, message = r.ctx.passive_receive()
-        r.mail[who, int.from_bytes(message[:8])] = message[8:]
+        r.mail[who, message[: _HEAD.size]] = message[_HEAD.size :]
     return r.mail.pop(wanted)
 
 

@@ -76,7 +76,7 @@ class Rank:
         self.rank = ctx.rank
         self.threads = threads  # ranks are threads of one process
         self.at_end: list[Callable[[], None]] = []
-        self.mail: dict[tuple[int, int], bytes] = {}
+        self.mail: dict[tuple[int, bytes], bytes] = {}  # by sender and head
         self.clear()
 
     def prepare(self) -> Rank:

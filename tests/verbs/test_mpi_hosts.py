@@ -1,15 +1,18 @@
-"""MPI's own launchers, two hosts of two ranks: ranks meet through MPI, whatever carries data."""
+"""MPI's own launchers on two hosts: whatever joins the ranks and carries their data."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hosts
 import pytest
 import rig
+from support import digits
 from support.places import INSTALLED
 
 from pgasdl.errors import UnavailableError
@@ -38,6 +41,7 @@ SAID = {
     "no device": "exact: mpi to all ranks (several machines, joined through MPI; rank 0 has no "
     "verbs: no RDMA device)",
 }
+SECONDS = 150  # of a job
 SETTINGS = {
     "PGASDL_LOG": "warning",
     # Heartbeats wait for MPI by TCP between emulated hosts: a slow rank is not a stopped one.
@@ -63,21 +67,56 @@ def found(request: pytest.FixtureRequest) -> mpiexec.Mpiexec:
         pytest.skip(f"{request.param}: {error}")
 
 
-def across(found: mpiexec.Mpiexec, names: list[str]) -> list[str]:
-    """The launcher and its options: two ranks on each host, far.sh in place of ssh.
+def across(found: mpiexec.Mpiexec, names: list[str], of_a_host: int) -> list[str]:
+    """The launcher and its options: so many ranks on each host, far.sh in place of ssh.
 
     ``names`` : of variables that the ranks must get; hydra passes all on
     """
-    both = ",".join(f"{address}:2" for address in hosts.ADDRESSES)
+    both = ",".join(f"{address}:{of_a_host}" for address in hosts.ADDRESSES)
     if found.kind == "mpich":
         remote = ["-launcher", "ssh", "-launcher-exec", str(hosts.FAR), "-iface", "vec0"]
-        return [found.program, *remote, "-hosts", both, "-n", "4"]
+        return [found.program, *remote, "-hosts", both, "-n", str(2 * of_a_host)]
     prefix = str(Path(found.program).parents[1])
     far = str(hosts.FAR)
     remote = ["--prtemca", "plm_ssh_agent", far, "--prtemca", "oob_tcp_if_include", "vec0"]
     handed = [word for name in names for word in ("-x", name)]
-    first, *options = found.command(4, [])
+    first, *options = found.command(2 * of_a_host, [])
     return [first, "--prefix", prefix, *remote, "--host", both, *handed, *options]
+
+
+def launch(
+    found: mpiexec.Mpiexec, program: Sequence[str], variables: Mapping[str, str], of_a_host: int = 2
+) -> str:
+    """A line of a shell that runs a job of the launcher's, and keeps the status if it fails."""
+    given = [f"{key}={value}" for key, value in variables.items()]
+    line = [*across(found, ["PYTHONPATH", *found.environ(), *variables], of_a_host), *program]
+    return f"timeout {SECONDS} {shlex.join(['env', *given, *line])} || status=$?"
+
+
+def told(found: mpiexec.Mpiexec, lines: Sequence[str], folder: Path) -> str:
+    """The output of a script on the first host, whose jobs all ended well."""
+    env = {"PYTHONPATH": str(INSTALLED), "MAILBOX": str(folder), "OMP_NUM_THREADS": "1"}
+    script = "\n".join([*lines, f"touch {folder}/end", "exit ${status:-0}"])
+    first, _ = rig.run_pair(
+        (script, f"{hosts.FAR} serve"),
+        env=env | found.environ(),
+        writable=[folder],
+        timeout=400,
+    )
+    return first.check().output
+
+
+def test_training(found: mpiexec.Mpiexec, tmp_path: Path) -> None:
+    """The training app, whose ranks meet at rank 0's store, ends with the bits of shm."""
+    saved, secret = tmp_path / "weights.npz", tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_bytes(os.urandom(32))
+    program = [sys.executable, "-u", *digits.training(saved)]
+    variables = SETTINGS | {"PGASDL_LOG": "info", "PGASDL_SECRET_FILE": str(secret)}
+    output = told(found, [launch(found, program, variables, of_a_host=1)], tmp_path)
+    assert "the same bits on 2 ranks" in output, output
+    assert "shm to ranks [0], verbs to ranks [1]" in output, output
+    digits.require_same(2, saved)
 
 
 def test_every_way(found: mpiexec.Mpiexec, tmp_path: Path) -> None:
@@ -89,22 +128,8 @@ def test_every_way(found: mpiexec.Mpiexec, tmp_path: Path) -> None:
         parts = "all" if (found.kind, name) in ALL else "some"
         if name == "no device":
             lines.append("rdma link delete rxe0")
-        variables = SETTINGS | more
         program = [sys.executable, "-u", str(JOINED), parts, routes]
-        line = [*across(found, ["PYTHONPATH", *found.environ(), *variables]), *program]
-        given = [f"{key}={value}" for key, value in variables.items()]
-        lines += [
-            f"echo way {name}",
-            f"timeout 100 {shlex.join(['env', *given, *line])} || status=$?",
-        ]
-    lines += [f"touch {tmp_path}/end", "exit ${status:-0}"]
-    env = {"PYTHONPATH": str(INSTALLED), "MAILBOX": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    first, _ = rig.run_pair(
-        ("\n".join(lines), f"{hosts.FAR} serve"),
-        env=env | found.environ(),
-        writable=[tmp_path],
-        timeout=400,
-    )
-    first.check()
-    said = [line for line in first.output.splitlines() if line.startswith(("way ", "exact: "))]
-    assert said == [line for name in ways for line in (f"way {name}", SAID[name])], first.output
+        lines += [f"echo way {name}", launch(found, program, SETTINGS | more)]
+    output = told(found, lines, tmp_path)
+    said = [line for line in output.splitlines() if line.startswith(("way ", "exact: "))]
+    assert said == [line for name in ways for line in (f"way {name}", SAID[name])], output
