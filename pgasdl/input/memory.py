@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pgasdl.buffers import Memory, aligned
-from pgasdl.errors import ClosedError, PeerLost, QueueFull, SegmentError, Timeout
+from pgasdl.errors import ClosedError, PeerLost, PgasError, QueueFull, SegmentError, Timeout
 from pgasdl.group import Group
 from pgasdl.input.shelf import FAILED, Bytes, Shelf, Words, slot_of
 
@@ -26,8 +26,6 @@ _PAUSES = 20e-6, 2e-3  # seconds between two looks, from and to
 _LOOKS = 32  # until a block is asked for again
 _TRIES = 4  # of reading a block that is given up meanwhile, or was before
 _SOON, _NOW = 0, 1
-# A rank that is lost, stopped, or has left: what it keeps is read from the levels below.
-_UNREACHABLE = (Timeout, PeerLost, ClosedError, SegmentError)
 
 
 class JobMemory:
@@ -112,7 +110,7 @@ class JobMemory:
                     self._seen[block] = entry
                     return home
                 entry = now
-        except _UNREACHABLE as error:
+        except PgasError as error:  # it is lost, stopped, or has closed
             _LOG.info("input: rank %d does not give block %d: %s", home, block, error)
         return None
 
@@ -123,7 +121,7 @@ class JobMemory:
             try:
                 if self._at(home).may_lack(index):
                     self._ask(home, index, _SOON)
-            except _UNREACHABLE:
+            except PgasError:
                 continue
 
     def close(self) -> None:
@@ -225,6 +223,7 @@ class _Service:
         self._queue = self._context.queue_create()  # not the program's
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._reading = False  # something may still write to the buffer
         segment.numpy(np.uint8)[:1] = 1  # what is written to ask
         self._thread: threading.Thread | None = None
 
@@ -260,11 +259,32 @@ class _Service:
         """Read some bytes of a peer, by way of a buffer of this rank."""
         segment, n = self.segment, len(out)
         with self._lock:
+            if self._reading:
+                self._finish(0.0)
+            self._reading = True
             self._context.read(
                 segment[by : by + n], peer, segment[source : source + n], queue=self._queue
             )
-            self._context.wait(self._queue)
+            self._finish()
             out[:] = segment.numpy(np.uint8)[by : by + n].data
+
+    def _finish(self, timeout: float | None = None) -> None:
+        """Wait for what is under way; raise why a part of it has failed once all of it has ended.
+
+        Time-outs and losses are raised at once: then the rest is still under way.
+        """
+        failed: PgasError | None = None
+        while True:
+            try:
+                self._context.wait(self._queue, timeout=timeout)
+                break
+            except (Timeout, PeerLost, ClosedError):
+                raise
+            except PgasError as error:  # once for each rank that refused something
+                failed = error
+        self._reading = False
+        if failed is not None:
+            raise failed
 
     def end(self) -> None:
         """End the thread. Idempotent."""
@@ -274,8 +294,9 @@ class _Service:
         if self._thread is not None:
             self._thread.join()
         if not self._context.closed:
-            with suppress(*_UNREACHABLE):
-                self._context.wait(self._queue)
+            with suppress(PgasError):
+                self._finish()
+            with suppress(PgasError):
                 self._context.queue_delete(self._queue)
 
     def _hear(self, wanted: Bytes, shelf: Shelf) -> None:

@@ -118,6 +118,28 @@ def test_the_furthest_next_use_is_given_up(ctx: Any) -> None:
     found.close()
 
 
+@contract(ranks=(2, 3))
+def test_a_rank_that_closes_first(ctx: Any) -> None:
+    """The others ask it, read what it had from there or below, and go on with one another."""
+    n = 4 * ctx.size
+    found = memory(ctx, n, 4, Below())
+    for block in range(n):
+        assert check(found, block, 0, 300) == block % ctx.size
+    ctx.barrier()
+    if ctx.rank == 0:
+        found.close()
+    ctx.barrier()
+    if ctx.rank != 0:
+        found.want(range(n))
+        for _ in range(3):
+            owners = [check(found, block, 0, 300) for block in range(n)]
+            assert {owner for owner in owners if owner != 0} <= {None, *range(1, ctx.size)}
+        assert owners[ctx.rank] == ctx.rank
+        assert set(owners) >= set(range(1, ctx.size))
+    found.close()
+    ctx.barrier()
+
+
 SAMPLES = 24
 
 
