@@ -217,8 +217,7 @@ def run(way: str, size: int, seconds: float, period: float, seed: int) -> dict[s
         "processes": len(ranks.pids), "programs": done.pop("programs"), "growth": more,
         "steps": dict(done.most_common()),
     }  # fmt: skip
-    grown = {name: n for name, n in more.items() if n > (_GROWTH if name == "kib" else 0)}
-    ranks.require(not grown, f"processes hold more: {grown} in {report}")
+    ranks.require(not too_much(more), f"processes hold more: {too_much(more)} in {report}")
     return report
 
 
@@ -251,6 +250,11 @@ def growth(events: list[Event], way: str) -> dict[str, int]:
             for name, value in life[-1].items():
                 more[name] = max(more[name], value - warm[name])
     return dict(more)
+
+
+def too_much(more: dict[str, int]) -> dict[str, int]:
+    """Those of these numbers by which no process may grow."""
+    return {name: n for name, n in more.items() if n > (_GROWTH if name == "kib" else 0)}
 
 
 def main() -> int:
