@@ -12,6 +12,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pgasdl.context import Context
-from pgasdl.errors import Timeout
+from pgasdl.errors import PgasError, Timeout
 from pgasdl.group import Group
 from pgasdl.jobs.messages import MOST_COUNTED, RankCounters
 
@@ -77,11 +78,13 @@ class Board:
         self._bytes[: len(header) + len(data)] = np.frombuffer(header + data, np.uint8)
 
     def _ask(self) -> None:
-        """Read the next ranks' records."""
+        """Read the next ranks' records, but for those of ranks that are lost or have left."""
         for place in range(1, self._batch + 1):
             target = self._segment[place * _BYTES : (place + 1) * _BYTES]
             source = self._segment[:_BYTES]
-            self._context.read(target, next(self._turns), source, queue=self._queue)
+            self._bytes[place * _BYTES :][: _HEADER.size] = 0
+            with suppress(PgasError):
+                self._context.read(target, next(self._turns), source, queue=self._queue)
         self._asked = self._batch
 
     def _taken(self) -> Iterator[dict[str, Any]]:
@@ -89,6 +92,8 @@ class Board:
             self._context.wait(self._queue, timeout=0)
         except Timeout:
             return
+        except PgasError:
+            pass  # a rank has left since it was asked
         self._asked = 0
         for place in range(1, self._batch + 1):
             begin = place * _BYTES
