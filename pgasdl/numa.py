@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pgasdl.kernel import read_line
+
 NODES = Path("/sys/devices/system/node")
 _FAR = 255  # the kernel's distance of a node that cannot be reached
 
 
 def processors() -> dict[int, str]:
     """Return each node's processors, such as ``0-3,8``; {}: the kernel does not tell."""
-    found = {int(path.name[4:]): path for path in NODES.glob("node[0-9]*")}
-    return {node: (found[node] / "cpulist").read_text().strip() for node in sorted(found)}
+    numbers = sorted(int(path.name[4:]) for path in NODES.glob("node[0-9]*"))
+    found = {number: read_line(f"{NODES}/node{number}/cpulist") for number in numbers}
+    return {number: words for number, words in found.items() if words is not None}
 
 
 def own_nodes() -> list[int]:
@@ -23,10 +26,12 @@ def own_nodes() -> list[int]:
 
 def distances() -> list[int]:
     """Return how far each node is from this process, by number; []: the kernel does not tell."""
-    every = [*processors()]
-    least = [_FAR] * (max(every, default=-1) + 1)
-    for node in own_nodes():
-        words = (NODES / f"node{node}/distance").read_text().split()
+    every, own = [*processors()], own_nodes()
+    least = [_FAR] * (max(every) + 1) if own else []
+    for node in own:
+        words = (read_line(f"{NODES}/node{node}/distance") or "").split()
+        if len(words) != len(every):
+            return []
         for other, distance in zip(every, map(int, words), strict=True):
             least[other] = min(least[other], distance)
     return least

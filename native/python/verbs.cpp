@@ -78,7 +78,7 @@ void bind_verbs(nb::module_& module) {
   module.def(
       "verbs_inline_bytes",
       [](const VerbsOptions& options) { return transport_row("verbs").inline_bytes(options); },
-      "options"_a, "How many bytes a request takes inline on the best device.");
+      "options"_a, "How many bytes a request takes inline on the chosen device.");
   module.def(
       "verbs_missing",
       [](const VerbsOptions& options) { return transport_missing("verbs", options); }, "options"_a,

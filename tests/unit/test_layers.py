@@ -121,7 +121,8 @@ def imports_any(path: Path, *packages: str) -> set[str]:
 # The longest name that fits decides. A module may import from its own layer and from layers below.
 ROOMS = (
     ("errors", "_native"),
-    ("transports", "kernel", "numa", "models", "device"),
+    ("transports", "kernel", "models", "device"),
+    ("numa",),
     ("settings",),
     ("config", "buffers", "footprint", "counters"),
     ("openmetrics",),

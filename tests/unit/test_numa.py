@@ -37,6 +37,14 @@ def test_nodes_of_this_process(kernel: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert numa.own_nodes() == [2]
 
 
+def test_a_sandbox_that_shows_a_part(kernel: Path) -> None:
+    (kernel / "node2/distance").unlink()
+    assert (numa.own_nodes(), numa.distances()) == ([2], [])
+    (kernel / "node2/cpulist").unlink()
+    assert numa.processors() == {0: "0-1,4"}
+    assert (numa.own_nodes(), numa.distances()) == ([], [])
+
+
 def test_a_kernel_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numa, "NODES", tmp_path / "none")
     assert (numa.processors(), numa.own_nodes(), numa.distances()) == ({}, [], [])

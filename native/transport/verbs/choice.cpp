@@ -141,7 +141,7 @@ void choose(std::vector<VerbsCandidate>& found, const VerbsOptions& options) {
   std::erase_if(found, [](const VerbsCandidate& candidate) { return candidate.info.chosen; });
   for (VerbsCandidate& other : found) {
     if (!other.info.refused.empty()) continue;
-    // Of a port that is used by another address, this one says so itself.
+    // Addresses of a chosen port are compared with the one that is used of it.
     const auto own = std::find_if(chosen.begin(), chosen.end(), [&](const VerbsCandidate& port) {
       return same_port(port.info, other.info);
     });
