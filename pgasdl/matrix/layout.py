@@ -183,6 +183,17 @@ class Layout:
         text = str((self.shape, [(b.rank, *b.extent) for b in self.blocks]))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    @property
+    def identity(self) -> str:
+        """Text that is the same for equal layouts, whatever their names, and only for these."""
+        return f"{self._extent} ({self.digest})"
+
+    @property
+    def _extent(self) -> str:
+        m, n = self.shape
+        at = "no rank" if not self.ranks else f"ranks {_short(self.ranks)}"
+        return f"{m} x {n}, {len(self.blocks)} blocks on {at}"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and (self is other or self.digest == other.digest)
 
@@ -190,9 +201,7 @@ class Layout:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        m, n = self.shape
-        at = "no rank" if not self.ranks else f"ranks {_short(self.ranks)}"
-        return f"<Layout {self.name} of {m} x {n}, {len(self.blocks)} blocks on {at}>"
+        return f"<Layout {self.name} of {self._extent}>"
 
 
 def _short(ranks: Sequence[int]) -> str:

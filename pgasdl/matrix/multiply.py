@@ -61,8 +61,8 @@ def multiply(a: Operand, b: Operand, wanted: Layout | None, stationary: str | No
 
 def _run(space: Space, way: Way, a: Operand, b: Operand, element: np.dtype[Any]) -> Any:
     """Multiply; None: what ranks need of each other lies outside the pool."""
-    digests = " ".join(each.digest for each in (a.layout, b.layout, way.layout))
-    what = f"product of {core_dtype(element)}, {way.name} ({digests})"
+    layouts = ", ".join(each.identity for each in (a.layout, b.layout, way.layout))
+    what = f"product of {core_dtype(element)}, stationary {way.stationary}: {layouts}"
     with space.steps(what) as steps:
         job = steps(lambda: _Product(space, way, a, b, element))
         if job.moving and not steps(lambda: job.meet(what, job.moving)):

@@ -294,4 +294,4 @@ def explain(
 
 @lru_cache(1024)
 def _what(source: Layout, target: Layout, at: tuple[int, int] | None) -> str:
-    return f"remap of {source} ({source.digest}) to {target} ({target.digest}) at {at}"
+    return f"remap of {source.identity} to {target.identity} at {at}"

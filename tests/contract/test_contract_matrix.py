@@ -42,6 +42,22 @@ def near(found: Any, due: Any) -> None:
     assert np.allclose(found, due, rtol=1e-4, atol=1e-4)
 
 
+@contract()
+def test_ranks_name_a_layout_differently(ctx: Any) -> None:
+    """As caches of processes with different pasts do: where the blocks lie is what counts."""
+
+    def named(layout: pm.Layout) -> pm.Layout:
+        return pm.Layout(layout.shape, layout.blocks, f"of {ctx.rank}")
+
+    A = np.arange(30, dtype=np.float32).reshape(6, 5)
+    rows, columns = (named(make((6, 5), range(2))) for make in (pm.rows, pm.columns))
+    a = pm.array(ctx, A, rows)
+    same(a.remap(columns), A)
+    for layout in (rows, columns):
+        product = pm.matmul(a.remap(layout), a.T, layout=named(pm.rows((6, 6), range(2))))
+        same(product, A @ A.T)
+
+
 @contract(ranks=(1, 2, 3))
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_numpy_has_the_same(ctx: Any, dtype: str) -> None:
@@ -244,7 +260,7 @@ def test_matrices_of_a_group(ctx: Any) -> None:
     group.delete()
 
 
-@contract(ranks=(1, 2))
+@contract(ranks=(1, 2), deadline=120)  # guests touch 300 MB slowly
 def test_long_moves_go_in_parts(ctx: Any) -> None:
     """More than one execution has room for; narrow rows, and rows longer than a piece."""
     for shape in ((3_000_001, 2), (5, 2_000_000)):
