@@ -68,7 +68,7 @@ def folder(name: str, *packages: str, without: tuple[str, ...] = ()) -> Lane:
 def guests_contract(name: str, rows: str) -> Lane:
     """Rows of the contract suite over verbs, all in one guest."""
     line = (
-        "python tests/softroce/guest.py --mode rails -e CI=true -t 1400 -- "
+        "python tests/softroce/guest.py --mode rails --memory 4096 -e CI=true -t 1400 -- "
         f"'pytest --full tests/contract -k \"{rows}\" -q -p no:cacheprovider -rs'"
         f" | tee build/{name}.log && grep -Eq '^[1-9][0-9]{{2,}} passed' build/{name}.log"
     )
