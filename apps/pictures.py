@@ -9,9 +9,9 @@ scikit-learn ship the pictures.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import io
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -131,6 +131,8 @@ def _arrays(picture: Image.Image, record: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    make(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    make(parser.parse_args().folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 from pathlib import Path
 
 
@@ -24,3 +26,29 @@ def read_line(path: str) -> str | None:
     with contextlib.suppress(OSError):
         return Path(path).read_text().strip()
     return None
+
+
+def cgroup_limit() -> int | None:
+    """Return the smallest memory limit of our cgroup and those above it; None: no limit."""
+    limits = []
+    for line in (read_line("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = Path("/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/memory")
+        file = "memory.max" if not controllers else "memory.limit_in_bytes"
+        folder = root / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            text = read_line(str(place / file)) or ""
+            if text.isdecimal() and int(text) < 1 << 60:
+                limits.append(int(text))
+            if place == root:
+                break
+    return min(limits, default=None)
+
+
+@functools.cache
+def memory_limit() -> int:
+    """Return the bytes of memory that a process can ever have: the machine's, or its cgroup's."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(machine, cgroup_limit() or machine)

@@ -20,12 +20,13 @@ from pgasdl.device.streams import stream_handle
 from pgasdl.device.views import DeviceBytes, cupy_view, torch_view
 from pgasdl.errors import AlignmentError, SegmentError, UnavailableError
 from pgasdl.group import Group
-from pgasdl.kernel import ptrace_scope
+from pgasdl.kernel import memory_limit, ptrace_scope
 
 log = logging.getLogger("pgasdl")
 
 _HOST = -1  # the core's number for it
 _NOTIFICATION_BYTES = 4
+_GIB = 1 << 30
 
 
 class Segment(_native.SegmentCore):
@@ -375,6 +376,15 @@ class SegmentTable:
     ) -> Segment:
         """Make a new segment of a group. Collective; see :meth:`Context.segment`."""
         segment = Segment(group, nbytes, notifications, timeout=timeout, table=self, device=device)
+        if device is None and nbytes > memory_limit():
+            log.warning(
+                "rank %d: segment %d has %.1f GiB, this machine or cgroup %.1f: pages are taken as "
+                "they are touched, and the kernel kills who touches more than there are",
+                self._core.rank,
+                segment.id,
+                nbytes / _GIB,
+                memory_limit() / _GIB,
+            )
         segment.workspace = workspace
         self._add(segment)
         if not group.mapped:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -39,8 +41,9 @@ _COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for each end
     """Run the command line; return the exit status."""
+    _complete_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if asked := os.environ.get(_COMPLETE_VARIABLE):
         return shell_complete(cli, {}, "pgasdl", _COMPLETE_VARIABLE, asked)
@@ -56,10 +59,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Python flushes standard output once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        _drop_output()
+        if error.errno == errno.EPIPE:
+            return 141
+        print(f"pgasdl: error: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Drop what standard output did not take: Python flushes it once more when it ends."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complete_streams() -> None:
+    """Open the null device for closed standard streams; else the next file gets their number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 class _Commands(Group):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgasdl.kernel import ptrace_scope, read_line, way_out
+from pgasdl.kernel import cgroup_limit, ptrace_scope, read_line, way_out
 from pgasdl.tools.rdma import kernel_devices
 
 _MIB = 1 << 20
@@ -199,7 +199,7 @@ def memory(name: str) -> ProbeResult:
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
     available = int(fields["MemAvailable"].split()[0]) << 10
-    limit = _cgroup_limit()
+    limit = cgroup_limit()
     text = f"{available / _MIB:.0f} MiB available"
     text += f", cgroup limit {limit / _MIB:.0f} MiB" if limit else ", no cgroup limit"
     if min(available, limit or available) < 512 * _MIB:
@@ -207,25 +207,6 @@ def memory(name: str) -> ProbeResult:
             name, "WARN", text, "segments count as this cgroup's memory: raise its limit"
         )
     return ProbeResult(name, "OK", text)
-
-
-def _cgroup_limit() -> int | None:
-    """Return the smallest memory limit of our cgroup and those above it; None: no limit."""
-    limits = []
-    for line in (read_line("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = Path("/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/memory")
-        file = "memory.max" if not controllers else "memory.limit_in_bytes"
-        folder = root / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            text = read_line(str(place / file)) or ""
-            if text.isdecimal() and int(text) < 1 << 60:
-                limits.append(int(text))
-            if place == root:
-                break
-    return min(limits, default=None)
 
 
 class _Descriptor:

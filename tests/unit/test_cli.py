@@ -180,3 +180,13 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
             stderr=subprocess.PIPE, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("word", ["version", "env"])  # flushed at the end; and before
+def test_a_full_device_is_an_error_in_a_line(word: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PGASDL, word], env=environment(), cwd="/", stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "pgasdl: error: No space left on device\n")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from support.environment import environment
 from support.launcher import run, torchrun
 from support.places import ROOT
+from support.requiring import require_modules
+from support.starting import succeeded
 
 import pgasdl
 
@@ -66,3 +70,10 @@ def test_the_example_of_the_package_is_a_program(tmp_path: Path) -> None:
     program.write_text("".join(example.source for example in examples))
     done = run("-n", "2", str(program))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_help_of_the_pictures_makes_no_folder(tmp_path: Path) -> None:
+    require_modules("PIL")
+    line = [sys.executable, str(ROOT / "apps/pictures.py"), "--help"]
+    assert "FOLDER" in succeeded(line, env=environment(), timeout=60, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())

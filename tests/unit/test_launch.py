@@ -10,6 +10,7 @@ import contextlib
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from support.environment import environment
 from support.launcher import command, run, running
+from support.starting import finished
 
 from pgasdl.runtime.launch.output import visible
 from pgasdl.tools.run_cli import split_program
@@ -212,6 +214,33 @@ def test_reader_that_goes_away_ends_the_job() -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(15) == 128 + signal.SIGPIPE
+
+
+def test_a_full_device_ends_the_job_with_the_reason() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            command("-n", "2", "-c", "print('out')"), env=environment(), cwd="/", text=True,
+            stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr == "pgasdl run: error: cannot write output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_the_null_device(tmp_path: Path, closed: str) -> None:
+    program = (
+        "import os, pathlib, sys, pgasdl\n"
+        "with pgasdl.init(timeout=30) as ctx:\n"
+        "    ctx.barrier()\n"
+        "    print('out', sys.stdin.read())\n"
+        "    pathlib.Path(f'rank{ctx.rank}').touch()\n"
+    )
+    line = f"exec {shlex.join(command('-n', '2', '-c', program))} {closed}"
+    result = finished(["bash", "-c", line], env=environment(), cwd=tmp_path, timeout=60)
+    assert (result.returncode, "Error" in result.stderr) == (0, False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0", "rank1"]
+    lines = sorted(result.stdout.splitlines())
+    assert lines == (["[0] out ", "[1] out "] if closed in ("<&-", "2>&-") else [])
 
 
 def test_terminal_shows_a_live_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 from support.environment import environment
 from support.starting import finished
+
+import pgasdl
+from pgasdl import loopback
 
 PROGRAM = """
 import gc, re, sys
@@ -44,3 +48,19 @@ def test_resident_memory_over_shm(tmp_path: Path) -> None:
         return int(found[1])
 
     assert kib(32) <= kib(2) + 1024
+
+
+def test_a_segment_beyond_the_machine_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pgasdl.segment.memory_limit", lambda: 8192)
+    monkeypatch.setattr(logging.getLogger("pgasdl"), "propagate", True)
+
+    def program(ctx: pgasdl.Context) -> None:
+        ctx.segment(8192)
+        assert not caplog.records
+        ctx.segment(8193)
+
+    loopback.run(1, program)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "rank 0: segment " in record.getMessage()

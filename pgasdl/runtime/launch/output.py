@@ -27,7 +27,7 @@ class Sink:
         self.descriptor = descriptor
         self.is_terminal = _is_terminal(descriptor)
         self.kept = bytearray()
-        self.broken = False
+        self.error: OSError | None = None  # from then on nothing is written
         self._live = b""
 
     def line(self, text: bytes) -> None:
@@ -44,25 +44,25 @@ class Sink:
             self._write(_ERASE + self._live)
 
     def _write(self, data: bytes) -> None:
-        if not self.broken:
+        if self.error is None:
             self.kept += data
 
     def flush_some(self) -> None:
         """Write as much as does not block."""
-        while self.kept and not self.broken:
+        while self.kept and self.error is None:
             if not self._writable(0):
                 return
             try:
                 del self.kept[: os.write(self.descriptor, self.kept[:_PIECE])]
             except BlockingIOError:
                 return
-            except OSError:
-                self.broken = True
+            except OSError as error:
+                self.error = error
                 self.kept.clear()
 
     def flush_all(self, seconds: float) -> None:
         """Write everything; stop when nothing can be written for so many seconds."""
-        while self.kept and not self.broken and self._writable(seconds):
+        while self.kept and self.error is None and self._writable(seconds):
             self.flush_some()
 
     def _writable(self, seconds: float) -> bool:

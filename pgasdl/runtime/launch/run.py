@@ -154,6 +154,7 @@ class _Launcher:
         self._status = 0
         self._reading: dict[int, tuple[Stream, _Rank, IO[bytes]]] = {}
         self._paused = False
+        self._lost_output = False
 
     def run(self, secret: bytes, descriptor: int) -> int:
         job_id = secrets.token_hex(8)
@@ -169,6 +170,8 @@ class _Launcher:
                 self._loop()
         for sink in self._output.sinks:
             sink.flush_all(_STUCK_READER_SECONDS)
+            if sink.error:
+                self._cannot_write(sink.error)
         return self._status
 
     def _start_all(self, job_id: str, store: str, descriptor: int) -> None:
@@ -241,10 +244,22 @@ class _Launcher:
             self._handle_deadlines()
             for sink in self._output.sinks:
                 sink.flush_some()
-                if sink.broken and self._terminate_at is None and self._kill_at is None:
-                    self._status = self._status or 128 + signal.SIGPIPE
-                    self._terminate_at = time.monotonic()
+                if sink.error:
+                    self._cannot_write(sink.error)
         self._selector.close()
+
+    def _cannot_write(self, error: OSError) -> None:
+        """End the ranks, once; a reader that went away is no error to report."""
+        if self._lost_output:
+            return
+        self._lost_output = True
+        if self._kill_at is None:
+            self._terminate_at = time.monotonic()
+        if isinstance(error, BrokenPipeError):
+            self._status = self._status or 128 + signal.SIGPIPE
+        else:
+            self._status = self._status or 1
+            self._output.message(f"pgasdl run: error: cannot write output: {error.strerror}")
 
     def _keep_pace(self) -> None:
         for sink in self._output.sinks:
