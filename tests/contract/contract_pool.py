@@ -26,6 +26,7 @@ from support.places import TESTS
 from support.starting import kill_group
 
 from pgasdl.runtime.bootstrap import StoreServer
+from pgasdl.runtime.bootstrap.rendezvous import sealed_secret
 
 if TYPE_CHECKING:
     from contract_mpi import MpiJob
@@ -113,8 +114,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
-        self._secret_fd = os.memfd_create("contract-secret", os.MFD_CLOEXEC)
-        os.write(self._secret_fd, self._secret)
+        self._secret_fd = sealed_secret(self._secret)
         self._workers: dict[object, Worker] = {}
         self._mpi: dict[str, MpiJob] = {}
         self._job = 0

@@ -8,7 +8,6 @@ process group that is left.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -30,6 +29,7 @@ from support.patience import PATIENCE
 from support.starting import kill_group
 
 from pgasdl.runtime.bootstrap import StoreServer
+from pgasdl.runtime.bootstrap.rendezvous import sealed_secret
 
 PROGRAMS = Path(__file__).with_name("programs")
 _ZYGOTE = str(Path(__file__).with_name("failure_zygote.py"))
@@ -138,9 +138,7 @@ class Job:
         self.n = n
         self.job_id = secrets.token_hex(4)
         self.server = StoreServer(secret, n, job_id=self.job_id)
-        self._secret = os.memfd_create("secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.write(self._secret, secret)
-        fcntl.fcntl(self._secret, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
+        self._secret = sealed_secret(secret)
         self._selector = selectors.DefaultSelector()
         self._variables = variables
         self.ranks: dict[int, Rank] = {}

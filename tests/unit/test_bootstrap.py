@@ -215,6 +215,24 @@ def test_killed_process_is_lost_at_once(server: StoreServer) -> None:
     os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_nobody_waits_for_a_rank_whose_process_ended(server: StoreServer, joined: bool) -> None:
+    if joined:
+        client(server, 1).close()
+    server.ended(1)
+    for _ in range(2):  # in whatever generation
+        with client(server, 0, timeout=1000) as store, pytest.raises(PeerLost, match="rank 1"):
+            store.get("never", owner=1)
+
+
+def test_last_words_of_a_process_that_ended_are_heard(server: StoreServer) -> None:
+    with client(server, 1) as last:
+        last.put("word", b"w")
+        server.ended(1)
+        with client(server, 0) as store:
+            assert store.get("word", owner=1) == b"w"
+
+
 def test_second_context_does_not_see_the_first_one_s_keys(server: StoreServer) -> None:
     for turn in range(3):
         one, two = client(server, 0), client(server, 1)

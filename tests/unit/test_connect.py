@@ -202,23 +202,30 @@ def test_secret_file_of_another_user(tmp_path: Path) -> None:
 
 def test_secret_from_a_descriptor() -> None:
     secret = os.urandom(32)
-    memory = os.memfd_create("secret")
-    os.write(memory, secret)
+    memory = rendezvous.sealed_secret(secret)
     os.set_inheritable(memory, True)
     assert rendezvous.secret_from_descriptor(memory) == secret
     assert rendezvous.secret_from_descriptor(memory) == secret
     assert not os.get_inheritable(memory)
-    os.ftruncate(memory, 31)
-    with pytest.raises(BootstrapError, match="31 bytes"):
-        rendezvous.secret_from_descriptor(memory)
     os.close(memory)
     with pytest.raises(BootstrapError, match="pgasdl run"):
         rendezvous.secret_from_descriptor(memory)
+
+
+def test_another_file_under_the_number_of_the_secret(tmp_path: Path) -> None:
+    """A process that a rank started may have any file there; a read of a pipe would not end."""
     reader, writer = os.pipe()
-    os.write(writer, secret)
-    assert rendezvous.secret_from_descriptor(reader) == secret
-    os.close(reader)
-    os.close(writer)
+    unsealed = os.memfd_create("secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(unsealed, bytes(32))
+    short = rendezvous.sealed_secret(bytes(31))
+    file = os.open(secret_file(tmp_path), os.O_RDONLY)
+    for other in (reader, unsealed, short, file):
+        os.set_inheritable(other, True)
+        with pytest.raises(BootstrapError, match="is not the secret of a job"):
+            rendezvous.secret_from_descriptor(other)
+        assert os.get_inheritable(other)  # whoever's it is keeps it
+    for descriptor in (reader, writer, unsealed, short, file):
+        os.close(descriptor)
 
 
 def as_nobody(work: Callable[[], int]) -> int:

@@ -184,10 +184,10 @@ def test_too_few_descriptors_are_told_in_a_line(limit: int) -> None:
 def test_two_jobs_at_once_do_not_meet() -> None:
     program = (
         "import os, sys, numpy, pgasdl\n"
+        "secret = os.pread(int(os.environ['PGASDL_SECRET_FD']), 32, 0)\n"
         "with pgasdl.init(timeout=50) as ctx:\n"
         "    array = numpy.full(8, 1.0, 'f4')\n"
         "    ctx.allreduce(array, 'sum')\n"
-        "    secret = os.pread(int(os.environ['PGASDL_SECRET_FD']), 32, 0)\n"
         "    shown = [kept for bare in (secret, ctx._job.store.token)\n"
         "             for kept in (bare, bare.hex().encode())]\n"
         "    words = b''.join(open(f'/proc/self/{name}', 'rb').read()\n"

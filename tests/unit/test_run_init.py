@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from foreign_launchers import ALLOWED, tool
 from support.environment import environment
+from support.launcher import run
+from support.requiring import lacking
 from support.starting import finished
 
 pytest.importorskip("pgasdl._native")
@@ -120,3 +124,58 @@ def test_survivor_names_the_rank_that_was_killed(tmp_path: Path) -> None:
         "        sys.stdout.write(f'rank {error.rank} is lost\\n'); raise\n"
     )
     assert launched(program, *RUN, "-n", "2", status=137) == ["[0] rank 1 is lost"]
+
+
+def test_a_process_that_a_rank_started_is_refused_at_once(tmp_path: Path) -> None:
+    """Before the rank's own init, where it has the variable, and after it, where it has not."""
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing, pgasdl\n"
+        "def child():\n"
+        "    try:\n"
+        "        pgasdl.init(timeout=60)\n"
+        "    except pgasdl.BootstrapError as error:\n"
+        "        print(error)\n"
+        "def spawned():\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=child)\n"
+        "    process.start()\n"
+        "    process.join(50)\n"
+        "    assert process.exitcode == 0, process.exitcode\n"
+        "if __name__ == '__main__':\n"
+        "    spawned()\n"
+        "    with pgasdl.init():\n"
+        "        spawned()\n"
+        "    with pgasdl.init() as ctx:  # a second init finds the secret\n"
+        "        ctx.barrier()\n"
+    )
+    result = run("-n", "2", "program.py", cwd=tmp_path, timeout=100)
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        before, after = (line for line in result.stdout.splitlines() if line[1] == str(rank))
+        assert re.search(r"PGASDL_SECRET_FD=\d+ is not the secret of a job", before)
+        assert "a process that a rank started is no rank of its job" in after
+
+
+def test_a_rank_that_ended_before_its_init_is_awaited_no_longer(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, sys\n"
+        "if os.environ['PGASDL_RANK'] == '1':\n"
+        "    sys.exit()\n"
+        "import pgasdl\n"
+        "try:\n"
+        "    pgasdl.init(timeout=1000)\n"
+        "except pgasdl.PeerLost as error:\n"
+        "    print(error.rank)\n"
+    )
+    result = run("-n", "3", "program.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] 1", "[2] 1"]
+
+
+def test_a_machine_without_loopback_is_told_at_once() -> None:
+    without = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*without, "true"], check=False, capture_output=True).returncode != 0:
+        lacking("no network namespaces here")
+    line = [*without, *RUN, "-n", "2", "-c", "import pgasdl; pgasdl.init(timeout=1000)"]
+    result = finished(line, env=environment(), timeout=60)
+    assert result.returncode == 1
+    assert "the loopback interface is down; ip link set lo up" in result.stderr

@@ -66,10 +66,11 @@ def connect(
     if launch.size == 1:
         return LocalStore(timeout=timeout)
     job_id = config.job_id or launch.job_id
-    if config.secret_fd is not None:
+    descriptor = rendezvous.descriptor_of_secret(config)
+    if descriptor is not None:
         if config.store is None:
             raise BootstrapError("PGASDL_SECRET_FD is set, PGASDL_STORE is not: set both or none")
-        secret = rendezvous.secret_from_descriptor(config.secret_fd)
+        secret = rendezvous.secret_from_descriptor(descriptor)
         return StoreClient(config.store, secret, launch.rank, launch.size, job_id, timeout)
     if config.secret_file is not None:
         secret = rendezvous.secret_from_file(config.secret_file)
@@ -78,7 +79,8 @@ def connect(
         raise BootstrapError(
             f"rank {launch.rank} of {launch.size} was given by hand, but no secret: start the "
             "ranks with `pgasdl run`, or set PGASDL_SECRET_FILE (32 random bytes, mode 0600) and "
-            "PGASDL_STORE=HOST:PORT, where rank 0 will serve, for every rank"
+            "PGASDL_STORE=HOST:PORT, where rank 0 will serve, for every rank; a process that a "
+            "rank started is no rank of its job: unset PGASDL_RANK and PGASDL_SIZE there"
         )
     if not launch.one_machine:
         store = "" if launch.master else " and PGASDL_STORE=HOST:PORT of rank 0's machine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 import time
@@ -27,6 +28,7 @@ from pgasdl.runtime.bootstrap.channel import (
     derive_token,
     same,
 )
+from pgasdl.runtime.bootstrap.detect import is_loopback
 from pgasdl.runtime.bootstrap.store import LOOK_SECONDS
 
 CHALLENGE_SECONDS = 5.0  # for a server to prove that it is the store
@@ -100,6 +102,11 @@ def admit(
             except socket.gaierror as error:
                 raise BootstrapError(f"cannot resolve {address[0]!r}: {error}") from error
             except (OSError, ProtocolError) as error:
+                if getattr(error, "errno", None) == errno.ENETUNREACH and is_loopback(address[0]):
+                    raise BootstrapError(
+                        f"{places} cannot be reached: the loopback interface is down; "
+                        "ip link set lo up"
+                    ) from error
                 last = error
         if look is not None:
             look()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import hmac
 import os
@@ -20,33 +21,67 @@ import struct
 import time
 from collections.abc import Mapping
 
-from pgasdl.errors import BootstrapError, Timeout
+from pgasdl.config import Config
+from pgasdl.errors import BootstrapError, Timeout, UnavailableError
+from pgasdl.kernel import way_out
 from pgasdl.runtime.bootstrap.channel import SECRET_BYTES, normalise_secret
 from pgasdl.topology import Launch
 
 _MAX_SECRET_FILE = 4096
 _N_PORTS = 8
 _DISCARD = 9  # a port, as sockets need one to find a route
+_VARIABLE = "PGASDL_SECRET_FD"
+_taken: int | None = None  # the number that the variable gave
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _FIRST_PORT, _LAST_PORT = 20000, 32767  # below Linux's ephemeral range
 
 
-def secret_from_descriptor(descriptor: int) -> bytes:
-    """Read the secret from the descriptor of `pgasdl run`; children do not inherit it further."""
+def sealed_secret(secret: bytes) -> int:
+    """Make a descriptor that every rank inherits and can read, and that no process can change."""
     try:
-        os.set_inheritable(descriptor, False)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            secret = os.pread(descriptor, SECRET_BYTES + 1, 0)  # memfd: a second init reads it too
-        else:
-            secret = os.read(descriptor, SECRET_BYTES)
+        descriptor = os.memfd_create("pgasdl-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise UnavailableError(
+            f"memfd_create is refused here ({error.strerror}): the job's secret and every segment "
+            f"need it; {way_out('memfd_create')}"
+        ) from error
+    os.write(descriptor, secret)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def descriptor_of_secret(config: Config) -> int | None:
+    """Return the descriptor that `pgasdl run` gave to this process, also to its second init.
+
+    The variable is taken away: in processes that this one starts the number belongs to other files.
+    """
+    global _taken  # noqa: PLW0603
+    if config.secret_fd is not None:
+        if os.environ.get(_VARIABLE) == str(config.secret_fd):
+            del os.environ[_VARIABLE]
+            _taken = config.secret_fd
+        return config.secret_fd
+    has_other_way = config.store is None or config.secret_file is not None
+    return None if has_other_way else _taken
+
+
+def secret_from_descriptor(descriptor: int) -> bytes:
+    """Read the secret from the descriptor of `pgasdl run`; children do not inherit it further.
+
+    In a process that a rank started the number may be that of any file, such as a pipe: only what
+    is sealed as :func:`sealed_secret` does it is read.
+    """
+    hint = "only processes that `pgasdl run` starts itself have it, their children do not"
+    try:
+        is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        secret = os.pread(descriptor, SECRET_BYTES + 1, 0) if is_sealed else b""
     except OSError as error:
         raise BootstrapError(
-            f"PGASDL_SECRET_FD={descriptor} cannot be read ({error}): only processes that "
-            "`pgasdl run` starts itself have it, their children do not"
+            f"PGASDL_SECRET_FD={descriptor} is not the secret of a job ({error.strerror}): {hint}"
         ) from error
     if len(secret) != SECRET_BYTES:
-        raise BootstrapError(
-            f"PGASDL_SECRET_FD={descriptor} holds {len(secret)} bytes, not {SECRET_BYTES}"
-        )
+        raise BootstrapError(f"PGASDL_SECRET_FD={descriptor} is not the secret of a job: {hint}")
+    os.set_inheritable(descriptor, False)
     return secret
 
 

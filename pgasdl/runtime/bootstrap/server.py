@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Self
 
@@ -43,7 +44,7 @@ from pgasdl.runtime.bootstrap.channel import (
     same,
 )
 from pgasdl.runtime.bootstrap.store import RankState
-from pgasdl.runtime.bootstrap.table import Connection, Table
+from pgasdl.runtime.bootstrap.table import NEVER, Connection, Table
 
 BACKLOG = 4096  # a whole job may connect at once; the kernel may allow less
 MIN_PENDING = 128
@@ -128,7 +129,9 @@ class StoreServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._watch(self._listener, self._accept)
-        self._selector.register(self._wake, selectors.EVENT_READ, lambda _: None)
+        self._ended: deque[int] = deque()  # ranks whose processes ended, not noted yet
+        self._over: set[int] = set()  # those that were noted
+        self._selector.register(self._wake, selectors.EVENT_READ, self._note_ends)
         if beacon is not None:
             self._watch(beacon, self._answer_beacon)
         _FORKED.add(self)
@@ -153,6 +156,11 @@ class StoreServer:
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
+
+    def ended(self, rank: int) -> None:
+        """Tell that the process of ``rank`` has ended: nobody waits for it, in any generation."""
+        self._ended.append(rank)
+        os.eventfd_write(self._wake, 1)
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +192,15 @@ class StoreServer:
             for sock in (self._listener, self._beacon):
                 if sock is not None:
                     sock.close()
+
+    def _note_ends(self, _events: int) -> None:
+        os.eventfd_read(self._wake)
+        while self._ended:
+            rank = self._ended.popleft()
+            self._over.add(rank)
+            if self._ranks[rank] is None:  # else once its last words have been read
+                known = self._states[rank]
+                self._leave(rank, RankState.CLOSED if known is RankState.ABSENT else known)
 
     def _accept(self, _events: int) -> None:
         for _ in range(64):
@@ -359,9 +376,14 @@ class StoreServer:
         rank = connection.rank
         if rank is None:
             return
+        self._leave(rank, RankState.CLOSED if connection.said_bye else RankState.LOST)
+
+    def _leave(self, rank: int, state: RankState) -> None:
         with self._changed:
             self._ranks[rank] = None
-            self._states[rank] = RankState.CLOSED if connection.said_bye else RankState.LOST
+            self._states[rank] = state
+            if rank in self._over:
+                self._generations[rank] = NEVER
             self._changed.notify_all()
         self._table.announce_end(rank)
 

@@ -21,6 +21,7 @@ from pgasdl.runtime.bootstrap.store import RankState
 MAX_WAITING = 256  # requests of one connection that wait for their keys
 MAX_STORED = 256 << 20
 NOBODY = 0xFFFFFFFF
+NEVER = 1 << 62  # the generation of a rank whose process has ended
 GET_OPTIONS = struct.Struct("!BI")  # wait?, owner
 GATHER_OPTIONS = struct.Struct("!BI")  # wait?, how many of the values are known already
 NUMBER = struct.Struct("!I")  # a rank, or the length of a value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -19,9 +18,9 @@ from types import FrameType
 from typing import IO
 
 from pgasdl.config import Config, format_value
-from pgasdl.errors import BootstrapError, ConfigError, UnavailableError
-from pgasdl.kernel import way_out
+from pgasdl.errors import BootstrapError, ConfigError
 from pgasdl.runtime.bootstrap import StoreServer
+from pgasdl.runtime.bootstrap.rendezvous import sealed_secret
 from pgasdl.runtime.launch.guard import FORWARDED, guarded, kill_descendants, signal_name
 from pgasdl.runtime.launch.output import Multiplexer, Stream
 
@@ -104,7 +103,7 @@ def run(job: Job) -> int:
     """
     check(job)
     secret = secrets.token_bytes(32)
-    descriptor = _sealed_secret(secret)
+    descriptor = sealed_secret(secret)
     # Some supervisors leave it ignored; then no signal tells of the end of a child.
     ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if ignored:
@@ -142,6 +141,7 @@ class _Launcher:
         self._job = job
         self._abandoned = abandoned
         self._output = Multiplexer()
+        self._server: StoreServer
         self._selector = selectors.PollSelector()  # epoll refuses regular files
         self._ranks: list[_Rank] = []
         self._running: dict[int, _Rank] = {}
@@ -165,6 +165,7 @@ class _Launcher:
             self._output.message(f"pgasdl run: error: {error}")
             self._status = 1
         else:
+            self._server = server
             with server:
                 self._start_all(job_id, format_value(server.address), descriptor)
                 self._loop()
@@ -316,6 +317,7 @@ class _Launcher:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(entry.process.pid, signal.SIGKILL)
         status = entry.process.wait()
+        self._server.ended(entry.rank)
         for descriptor in [d for d, (_, owner, _) in self._reading.items() if owner is entry]:
             self._drain(descriptor)
         if status != 0 and self._status == 0:
@@ -406,18 +408,3 @@ class _Launcher:
     def _end_all(self, number: int) -> None:
         for entry in self._running.values():
             entry.signal(number)
-
-
-def _sealed_secret(secret: bytes) -> int:
-    """Make a descriptor that every rank inherits and can read, and that no process can change."""
-    try:
-        descriptor = os.memfd_create("pgasdl-secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise UnavailableError(
-            f"memfd_create is refused here ({error.strerror}): the job's secret and every segment "
-            f"need it; {way_out('memfd_create')}"
-        ) from error
-    os.write(descriptor, secret)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    return descriptor
