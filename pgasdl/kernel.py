@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import stat
 from pathlib import Path
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def way_out(call: str) -> str:
@@ -52,3 +55,21 @@ def memory_limit() -> int:
     """Return the bytes of memory that a process can ever have: the machine's, or its cgroup's."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(machine, cgroup_limit() or machine)
+
+
+def who_else_writes(folder: Path) -> str:
+    """Return why another user could exchange what lies in a folder; "": nobody can.
+
+    The folder is this user's, and nobody else may write to it, nor rename it or a folder above it.
+    """
+    folder = folder.resolve()
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        return f"{folder} belongs to uid {status.st_uid}, not to this user"
+    if status.st_mode & _OTHERS_WRITE:
+        return f"others can write to {folder} (mode {stat.S_IMODE(status.st_mode):04o})"
+    for above in folder.parents:
+        mode = above.stat().st_mode
+        if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:
+            return f"others can rename {folder}: they can write to {above}"
+    return ""

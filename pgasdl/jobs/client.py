@@ -332,6 +332,7 @@ def _url_of(places: Places) -> str:
     try:
         lock = os.open(places.lock, os.O_RDWR)
         try:
+            places.require_private()
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return places.url.read_text(encoding="ascii").strip()

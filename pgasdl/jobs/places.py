@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from pgasdl.errors import ConfigError
 from pgasdl.jobs.schema import refused
+from pgasdl.kernel import who_else_writes
 
 
 def default_file() -> Path:
@@ -21,6 +23,21 @@ class Places:
     """What belongs to the database ``file``, beside it."""
 
     file: Path
+
+    def require_private(self) -> None:
+        """Raise ConfigError unless only this user can change what lies beside the file.
+
+        Its commands run, and its token goes to the server whose address stands there.
+        """
+        folder = self.file.parent
+        try:
+            problem = who_else_writes(folder)
+        except OSError as error:
+            problem = f"{folder}: {error.strerror}"
+        if problem:
+            raise ConfigError(
+                f"{problem}: give --file in a folder that only you can write to (mkdir -m 700)"
+            )
 
     def _beside(self, suffix: str) -> Path:
         return self.file.with_name(self.file.name + suffix)

@@ -66,6 +66,7 @@ class Store:
         self._reserve = Reserve(places.reserve)
         try:
             places.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            places.require_private()
             self._lock = os.open(places.lock, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
             raise ConfigError(f"--file {places.file}: {error.strerror}") from error

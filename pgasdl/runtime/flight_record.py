@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 import sys
 import time
 
@@ -14,13 +16,23 @@ def dump(operations: str, reason: str, folder: str | None, name: str) -> None:
     record = f"flight record, {reason}\n{operations}"
     if folder is not None:
         try:
-            with open(os.path.join(folder, name), "a", encoding="utf-8") as file:
+            with open(os.path.join(folder, name), "a", encoding="utf-8", opener=_own) as file:
                 file.write(record)
             return
         except OSError as error:
             # This error must not hide the one that led here.
             record = f"PGASDL_TRACE cannot be written: {error}\n{record}"
     sys.stderr.write(record)
+
+
+def _own(path: str, flags: int) -> int:
+    """Open a file of this user's; what somebody else put there is not followed or waited for."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
+        os.close(descriptor)
+        raise FileExistsError(errno.EEXIST, "something else lies there", path)
+    return descriptor
 
 
 def tell_elastic(error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 from failure_harness import Job, launched
 from support.patience import until
+from support.requiring import lacking
+
+from pgasdl.runtime import flight_record
 
 OPERATIONS = ["write peer", "read peer", "write_notify peer", "notify peer", "notify_add peer",
               "write_notify_add peer", "wait_count", "wait ", "waitsome",
@@ -90,3 +94,26 @@ def test_launcher_passes_the_signal_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGUSR1)
         assert until(lambda: len(list(tmp_path.iterdir())) == 2, 5)
         assert process.poll() is None
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "hard link", "other user"])
+def test_what_a_stranger_put_under_the_name_of_a_record_stays(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, other = tmp_path / "record", tmp_path / "other"
+    other.write_text("theirs")
+    if what == "fifo":
+        os.mkfifo(place)
+    elif what == "link":
+        place.symlink_to(other)
+    elif what == "hard link":
+        place.hardlink_to(other)
+    elif os.geteuid() == 0:
+        place.write_text("theirs")
+        os.chown(place, 65534, 65534)
+    else:
+        lacking("only root can give a file away")
+    flight_record.dump("operations", "on SIGUSR1", str(tmp_path), "record")
+    text = capsys.readouterr().err
+    assert "PGASDL_TRACE cannot be written" in text and text.endswith("on SIGUSR1\noperations")
+    assert other.read_text() == "theirs" and (what == "fifo" or place.read_text() == "theirs")

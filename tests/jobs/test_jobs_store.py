@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 from jobs_harness import Server, ask
+from support.requiring import lacking
 
-from pgasdl import JobError
-from pgasdl.jobs import telemetry
+from pgasdl import ConfigError, JobError
+from pgasdl.jobs import Client, telemetry
 from pgasdl.jobs.job import ENDED, NEXT, Event, State
 from pgasdl.jobs.operations import Call
 from pgasdl.jobs.places import Places
@@ -160,3 +162,32 @@ def test_a_damaged_row_is_told(make_server: Callable[..., Server]) -> None:
     assert (status, told["detail"]) == (500, "a fault of the server: JSONDecodeError")
     assert ask(server, "GET", "/livez")[0] == 200
     assert "Traceback" in server.end()
+
+
+@pytest.mark.parametrize("how", ["another user's", "theirs too", "below theirs", "by a link"])
+def test_a_file_that_others_can_exchange_is_refused(tmp_path: Path, how: str) -> None:
+    """Its commands run as this user, and the token goes where its address says."""
+    folder = tmp_path / "above/state"
+    folder.mkdir(parents=True)
+    places = Places(folder / "jobs.db")
+    Store(places).close()
+    places.url.write_text("http://127.0.0.1:1")
+    if how == "another user's":
+        if os.geteuid() != 0:
+            lacking("only root can give a folder away")
+        os.chown(folder, 65534, 65534)
+    elif how == "below theirs":
+        folder.parent.chmod(0o777)
+    else:
+        folder.chmod(0o777)
+    if how == "by a link":
+        (tmp_path / "link").symlink_to(folder)
+        places = Places(tmp_path / "link/jobs.db")
+    with pytest.raises(ConfigError, match="only you can write to"):
+        Store(places)
+    with pytest.raises(ConfigError, match="only you can write to"):
+        Client.find(str(places.file))
+    folder.parent.chmod(0o1777)  # sticky: nobody renames what is not theirs
+    os.chown(folder, os.geteuid(), os.getegid())
+    folder.chmod(0o755)
+    Store(places).close()

@@ -190,6 +190,11 @@ def test_secret_file_that_is_none(tmp_path: Path) -> None:
     for n in (0, 31, 4097):
         with pytest.raises(BootstrapError, match=f"{n} bytes"):
             rendezvous.secret_from_file(secret_file(tmp_path, n=n))
+    good_length = Path(good)
+    for content in (bytes(32), b"a" * 4096, b"abcdefg" * 10):
+        good_length.write_bytes(content)
+        with pytest.raises(BootstrapError, match="is not random"):
+            rendezvous.secret_from_file(good)
 
 
 @root_only

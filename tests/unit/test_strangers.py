@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
 import secrets
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -133,6 +137,37 @@ def test_senseless_requests_end_their_connection_only(
         rank.send(rank.sealer.seal(kind, 1, body))
         assert rank.is_dropped()
         store.put("a", b"")
+
+
+def test_strangers_leave_descriptors_free(
+    server: StoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd = (
+        "import resource, socket, sys\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n"
+        "crowd = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(300)]\n"
+        "print('there', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    words = [sys.executable, "-c", crowd, *map(str, server.address)]
+    limit = len(os.listdir("/proc/self/fd")) + 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        with subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None and process.stdout.readline() == "there\n"
+            spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(limit // 8)]
+            with client(server, 1, timeout=60) as store:
+                store.put("a", b"")
+            for descriptor in spare:
+                os.close(descriptor)
+            process.communicate()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "accept failed" not in caplog.text
 
 
 def test_half_open_and_slow_connections_block_nobody(server: StoreServer) -> None:

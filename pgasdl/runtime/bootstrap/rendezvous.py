@@ -28,6 +28,7 @@ from pgasdl.runtime.bootstrap.channel import SECRET_BYTES, normalise_secret
 from pgasdl.topology import Launch
 
 _MAX_SECRET_FILE = 4096
+_DISTINCT = 8  # bytes that differ, in any random text
 _N_PORTS = 8
 _DISCARD = 9  # a port, as sockets need one to find a route
 _VARIABLE = "PGASDL_SECRET_FD"
@@ -117,6 +118,8 @@ def secret_from_file(path: str) -> bytes:
             f"PGASDL_SECRET_FILE {path} has {len(content)} bytes, it must have {SECRET_BYTES} to "
             f"{_MAX_SECRET_FILE}; {hint}"
         )
+    if len(set(content)) < _DISTINCT:
+        raise BootstrapError(f"PGASDL_SECRET_FILE {path} is not random: {hint}")
     return normalise_secret(content)
 
 

@@ -1,10 +1,10 @@
 """The server of the bootstrap store: one thread, one selector; strangers stay outside.
 
 A connection that has not proved itself costs one small object for at most two seconds. At most
-``MIN_PENDING`` of them exist, or twice the number of ranks. A newer one then evicts another: one
-that has said nothing, else any. Chance picks it, so whoever connects without end cannot shut out
-even ranks that answer slowly; they try again. Bytes that have arrived are read before: a rank whose
-proof is here is not evicted.
+``MIN_PENDING`` of them exist, or twice the number of ranks until all have come, but no more than an
+eighth of the descriptors allowed. A newer one then evicts another: one that has said nothing, else
+any. Chance picks it, so whoever connects without end cannot shut out even ranks that answer slowly;
+they try again. Bytes that have arrived are read before: a rank whose proof is here is not evicted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import secrets
 import selectors
 import socket
@@ -48,7 +49,9 @@ from pgasdl.runtime.bootstrap.table import NEVER, Connection, Table
 
 BACKLOG = 4096  # a whole job may connect at once; the kernel may allow less
 MIN_PENDING = 128
+_FEWEST_PENDING = 16
 MAX_UNSENT = 16 << 20
+_WARNING_SECONDS = 10.0  # from one warning to the next
 
 _LOG = logging.getLogger("pgasdl.runtime.bootstrap")
 
@@ -129,6 +132,7 @@ class StoreServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._watch(self._listener, self._accept)
+        self._next_warning = 0.0
         self._ended: deque[int] = deque()  # ranks whose processes ended, not noted yet
         self._over: set[int] = set()  # those that were noted
         self._selector.register(self._wake, selectors.EVENT_READ, self._note_ends)
@@ -210,11 +214,13 @@ class StoreServer:
                 return
             except OSError as error:
                 # Out of descriptors or memory: make room, and do not spin on the listener.
-                _LOG.warning("store: accept failed: %s", error)
+                if time.monotonic() >= self._next_warning:
+                    self._next_warning = time.monotonic() + _WARNING_SECONDS
+                    _LOG.warning("store: accept failed: %s", error)
                 self._make_room(len(self._pending))
                 time.sleep(0.01)
                 return
-            self._make_room(max(MIN_PENDING, 2 * self.size))
+            self._make_room(self._most_pending())
             connection = Connection(sock, time.monotonic() + HANDSHAKE_SECONDS)
             self._connections.add(connection)
             self._pending[connection] = None
@@ -223,6 +229,12 @@ class StoreServer:
                 self._watch(sock, lambda events, c=connection: self._ready(c, events))  # type: ignore[misc]
             except OSError as error:
                 self._drop(connection, str(error))
+
+    def _most_pending(self) -> int:
+        """Return how many strangers there may be: they leave descriptors for the job."""
+        wanted = max(MIN_PENDING, 2 * self.size if RankState.ABSENT in self._states else 0)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return min(wanted, max(_FEWEST_PENDING, limit // 8))
 
     def _make_room(self, n_most: int) -> None:
         """Evict connections until fewer than ``n_most`` have not proved themselves."""
