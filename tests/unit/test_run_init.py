@@ -179,3 +179,15 @@ def test_a_machine_without_loopback_is_told_at_once() -> None:
     result = finished(line, env=environment(), timeout=60)
     assert result.returncode == 1
     assert "the loopback interface is down; ip link set lo up" in result.stderr
+
+
+def test_a_user_whom_the_namespace_does_not_know_hands_out_no_secret(program: Path) -> None:
+    """All such users look alike to it, strangers, too."""
+    unmapped = ["unshare", "--user"]
+    if subprocess.run([*unmapped, "true"], check=False, capture_output=True).returncode != 0:
+        lacking("no user namespaces here")
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    code = "import pgasdl; pgasdl.init(timeout=1000)"
+    result = finished([*unmapped, sys.executable, "-c", code], env=environment(**place), timeout=60)
+    assert result.returncode == 1
+    assert "stands for all users whom this user namespace does not know" in result.stderr

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 from pgasdl.config import Address, Config
 from pgasdl.errors import BootstrapError
+from pgasdl.kernel import looks_like_others
 from pgasdl.runtime.bootstrap import rendezvous
 from pgasdl.runtime.bootstrap.channel import SECRET_BYTES
 from pgasdl.runtime.bootstrap.client import StoreClient
@@ -90,6 +91,12 @@ def connect(
             "(umask 077; head -c 32 /dev/urandom > ~/.pgasdl-secret), copy the file to every "
             f"machine with mode 0600, and set PGASDL_SECRET_FILE=~/.pgasdl-secret{store} "
             "for every rank"
+        )
+    if looks_like_others():
+        raise BootstrapError(
+            f"uid {os.geteuid()} stands for all users whom this user namespace does not know: map "
+            "this user's uid into it, or set PGASDL_SECRET_FILE, so that none of them gets the "
+            "secret of the job"
         )
     name = rendezvous.beacon_name(launch, environ)
     if launch.rank == 0:
