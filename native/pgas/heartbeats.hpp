@@ -41,6 +41,9 @@ class Heartbeats {
     return beat.silent > stopped_after_;
   }
 
+  // Counts anew: it is known to live.
+  void restart(std::size_t peer) { beats_[peer].silent = 0; }
+
  private:
   // So many periods count of the time between two looks, at most.
   static constexpr double kLongestLook = 1.5;

@@ -49,9 +49,12 @@ void Liveness::watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> p
   gossip_ = std::move(gossip);
   own_ = blocks_[static_cast<std::size_t>(rank_)];
   own_->heartbeat.store(1, std::memory_order_relaxed);
+  pids_.assign(pids.begin(), pids.end());
   processes_.resize(blocks_.size());
+  const auto now = Clock::now();
+  last_beat_ = now;
   heartbeats_.emplace(blocks_.size(), std::chrono::milliseconds(options_.heartbeat_ms),
-                      options_.stopped_after, Clock::now());
+                      options_.stopped_after, now);
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
     if (pids[peer] == 0 || static_cast<Rank>(peer) == rank_) continue;
     watch_process(peer, pids[peer]);
@@ -126,7 +129,10 @@ bool Liveness::take_note(std::size_t peer) {
 
 void Liveness::look_at_heartbeats() {
   own_->heartbeat.fetch_add(1, std::memory_order_relaxed);
-  heartbeats_->look(Clock::now());
+  const auto now = Clock::now();
+  longest_silence_ = std::max(longest_silence_.load(), now - last_beat_.load());
+  last_beat_ = now;
+  heartbeats_->look(now);
   for (std::size_t peer = 0; peer < blocks_.size(); ++peer) {
     if (blocks_[peer] == nullptr || static_cast<Rank>(peer) == rank_) continue;
     judge(static_cast<Rank>(peer), blocks_[peer]->heartbeat.load(std::memory_order_relaxed));
@@ -136,8 +142,12 @@ void Liveness::look_at_heartbeats() {
 }
 
 void Liveness::judge(Rank peer, std::uint64_t seen) {
-  if (heartbeats_->stopped(static_cast<std::size_t>(peer), seen) &&
-      health(peer) == Health::kHealthy) {
+  const auto place = static_cast<std::size_t>(peer);
+  if (!heartbeats_->stopped(place, seen) || health(peer) != Health::kHealthy) return;
+  // On a machine that is short of processors its watch may come too late, with the rank alive.
+  if (pids_[place] != 0 && has_runnable_thread(pids_[place])) {
+    heartbeats_->restart(place);
+  } else {
     report(peer, Health::kStopped);
   }
 }
@@ -302,16 +312,23 @@ void Liveness::raise_alarm(const std::string& during) const {
       count == 1 ? last : culprit);
 }
 
+std::string Liveness::own_silence() const {
+  const auto silence = std::max(longest_silence_.load(), Clock::now() - last_beat_.load());
+  return text(", which saw no heartbeat of it for PGASDL_STOPPED_AFTER=", options_.stopped_after,
+              " s (it once gave none for ", std::chrono::duration<double>(silence).count(), " s),");
+}
+
 void Liveness::refuse(Rank peer, const char* operation) const {
   const Health own = health(rank_);
   if (own == Health::kClosed || own == Health::kFailed) {
     throw Error(ErrorKind::kClosed, text("rank ", rank_, "'s context is closed"));
   }
   if (peer == rank_ || own == Health::kStopped) {
-    throw Error(ErrorKind::kPeerLost,
-                text("this rank (", rank_, ") was declared ", name(health(rank_)),
-                     " by the others and is fenced off; it can only close"),
-                rank_);
+    throw Error(
+        ErrorKind::kPeerLost,
+        text("this rank (", rank_, ") was declared ", name(own), " by the others",
+             own == Health::kStopped ? own_silence() : "", " and is fenced off; it can only close"),
+        rank_);
   }
   // Not the peer is to blame if it only left because of a loss that we have not noticed yet.
   raise_alarm(operation);

@@ -119,6 +119,7 @@ class Liveness {
   bool post(const AbortNotice& notice);
   bool post_abort_notices();  // true: all are posted
   void judge(Rank peer, std::uint64_t seen);
+  std::string own_silence() const;
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 
   const Rank rank_;
@@ -136,9 +137,12 @@ class Liveness {
 
   std::mutex watch_mutex_;  // of what follows
   std::vector<ControlBlock*> blocks_;
+  std::vector<pid_t> pids_;
   std::vector<ProcessWatch> processes_;
   std::vector<std::size_t> unpolled_;  // peers whose process has to be looked at
   std::optional<Heartbeats> heartbeats_;
+  std::atomic<Clock::time_point> last_beat_{};  // of this rank
+  std::atomic<Nanoseconds> longest_silence_{};
   std::unique_ptr<Gossip> gossip_;
 
   std::mutex notices_mutex_;

@@ -11,7 +11,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <vector>
 
 namespace pgasdl {
@@ -54,6 +56,17 @@ std::vector<pid_t> lineage(pid_t pid) {
 }
 
 }  // namespace
+
+bool has_runnable_thread(pid_t pid) {
+  const std::string threads = "/proc/" + std::to_string(pid) + "/task";
+  std::error_code gone;
+  for (std::filesystem::directory_iterator each(threads, gone), end; !gone && each != end;
+       each.increment(gone)) {
+    const UniqueFd file(open((each->path() / "stat").c_str(), O_RDONLY | O_CLOEXEC));
+    if (read_status(file).state == 'R') return true;
+  }
+  return false;
+}
 
 ProcessWatch::ProcessWatch(pid_t pid)
     : file_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), pidfd_(file_) {

@@ -52,6 +52,9 @@ class ProcessWatch {
   bool gone_ = false;  // before it was looked at
 };
 
+// A thread of this process runs or waits for a processor: it is not stopped, but maybe starved.
+bool has_runnable_thread(pid_t pid);
+
 // The nearest process that each of `pids` is or descends from, 0 if there is none. Processes that
 // are gone do not count.
 pid_t common_ancestor(std::span<const pid_t> pids);

@@ -5,12 +5,16 @@ When a silent rank counts as stopped: tests/native/test_liveness.cpp, on a clock
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from failure_harness import TIMEOUT, Job
 from support.patience import took
+from support.requiring import lacking
 from tiers import full
 
 LIMIT = 1.0
@@ -37,6 +41,33 @@ def test_stopped_rank_is_named_within_the_limit(job: Callable[..., Job], point: 
         ranks.signal(1, signal.SIGCONT)
 
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SEIZE, _INTERRUPT, _ALL = 0x4206, 0x4207, 0x40000000  # of ptrace(2), and of waitpid(2)
+
+
+def hold_watch(pid: int) -> None:
+    """Keep the thread that sends heartbeats from running, as on a machine short of processors."""
+    (watch,) = (
+        int(thread.name)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        if (thread / "comm").read_text() == "pgasdl-watch\n"
+    )
+    for request in (_SEIZE, _INTERRUPT):
+        if _LIBC.ptrace(request, watch, None, None) != 0:
+            lacking(f"ptrace is refused here: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(watch, _ALL)
+
+
+def test_a_rank_that_computes_is_not_stopped(job: Callable[..., Job]) -> None:
+    """Its heartbeats stop first; then those of a rank that sleeps, which is lost."""
+    ranks = job("starved.py", 3, **SETTINGS)
+    ranks.said("running")
+    for rank in (1, 2):
+        hold_watch(ranks[rank].pid)
+    lost = ranks.event(0, "lost")
+    assert (lost["rank"], lost["health"]) == (2, ["healthy", "healthy", "stopped"])
+
+
 @pytest.mark.full
 def test_late_rank_finds_itself_fenced_and_corrupts_nothing(job: Callable[..., Job]) -> None:
     ranks = job("stopped.py", 3, 60.0, **SETTINGS)
@@ -46,6 +77,7 @@ def test_late_rank_finds_itself_fenced_and_corrupts_nothing(job: Callable[..., J
     ranks.signal(2, signal.SIGCONT)
     fenced = ranks.event(2, "fenced")
     assert set(fenced["ends"].values()) == {"fenced"}, fenced["ends"]
+    assert "PGASDL_STOPPED_AFTER=1 s (it once gave none for " in fenced["text"]
     assert "stopped" in fenced["text"] and "fenced" in fenced["text"]
     assert fenced["health"][2] == "stopped"
     assert ranks.ended([2]) == [0]

@@ -108,6 +108,35 @@ void first_thread_leaves() {
   CHECK(waitpid(pid, nullptr, 0) == pid);
 }
 
+// What computes is not stopped, however seldom it gets a processor.
+void runnable_threads() {
+  const auto becomes = [](pid_t pid, bool runnable) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (has_runnable_thread(pid) != runnable) {
+      CHECK(std::chrono::steady_clock::now() < deadline);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  const pid_t sleeper = start_sleeper();
+  const pid_t busy = fork();
+  CHECK(busy >= 0);
+  if (busy == 0) {
+    std::thread([] {
+      for (;;) pause();
+    }).detach();
+    for (;;) (void)getppid();
+  }
+  becomes(sleeper, false);
+  becomes(busy, true);
+  CHECK(kill(busy, SIGSTOP) == 0);
+  becomes(busy, false);
+  for (const pid_t pid : {sleeper, busy}) {
+    CHECK(kill(pid, SIGKILL) == 0);
+    CHECK(waitpid(pid, nullptr, 0) == pid);
+    CHECK(!has_runnable_thread(pid));
+  }
+}
+
 // The process that can be named to Yama so that all of these may access a process's memory.
 void ancestors() {
   const pid_t left = start_sleeper();
@@ -155,6 +184,7 @@ int main() {
   threads_without_signals();
   watching(true);
   ancestors();
+  runnable_threads();
   for (const int error : {EPERM, ENOSYS}) {
     in_child([error] {
       refuse_pidfds(error);
