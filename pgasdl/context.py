@@ -661,8 +661,11 @@ class Context(_native.ContextCore):
 
     def _nodes(self) -> list[str]:
         members = self.world.members
-        found = f"nodes: {members.nodes} of {members.node_size} ranks, the last may have fewer"
-        return [found] if members.several_nodes else []
+        if not members.several_nodes:
+            return []
+        if isinstance(members.node_size, int):
+            return [f"nodes: {members.nodes} of {members.node_size} ranks, the last may have fewer"]
+        return [f"nodes: {members.nodes}, of {', '.join(map(str, members.node_size))} ranks"]
 
     def _devices(self) -> list[str]:
         state = self._transport_state()

@@ -14,6 +14,7 @@ from pgasdl import _native
 from pgasdl.buffers import memory_of, native_dtype, require_host
 from pgasdl.errors import BufferRefused, RankError
 from pgasdl.plans import Members
+from pgasdl.plans.plan import Sizes
 from pgasdl.topology import Topology
 
 Array = npt.NDArray[Any]
@@ -69,7 +70,7 @@ class Group:
         return self.core.index
 
     @cached_property
-    def node_size(self) -> int:
+    def node_size(self) -> Sizes:
         """Ranks of a node, for plans that know nodes; plans number those of a machine in a row."""
         return self.topology.node_size(self.ranks)
 

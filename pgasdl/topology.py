@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from pgasdl.errors import ConfigError
 from pgasdl.transports import TRANSPORTS
@@ -127,25 +128,26 @@ class Topology:
         """Return the places of ``ranks`` by machine, as :func:`by_machine` orders them."""
         return by_machine(self.machines(ranks))
 
-    def node_size(self, ranks: Sequence[int]) -> int:
+    def node_size(self, ranks: Sequence[int]) -> int | tuple[int, ...]:
         """Return the ranks of a node: neighbours in :meth:`order` that share a machine."""
         machines = self.machines(ranks)
         return node_size([machines[place] for place in self.order(ranks) or range(len(machines))])
 
-    def supernode_size(self, ranks: Sequence[int]) -> int:
+    def supernode_size(self, ranks: Sequence[int]) -> int | tuple[int, ...]:
         """Return the ranks of a supernode: neighbours among ``ranks`` under one switch."""
         return node_size([rank // self.supernode for rank in ranks])
 
 
-def node_size(hosts: Sequence[object]) -> int:
-    """Count the neighbours that share a host, if they are as many on each host; else 1.
+def node_size(hosts: Sequence[object]) -> int | tuple[int, ...]:
+    """Count the neighbours that share a host: on each one, unless the last alone has fewer.
 
     >>> node_size("AABBC"), node_size("AAABBB"), node_size("ABAB"), node_size("AAABBC")
-    (2, 3, 1, 1)
+    (2, 3, 1, (3, 2, 1))
     """
-    size = hosts.count(hosts[0])
-    regular = all(host == hosts[rank - rank % size] for rank, host in enumerate(hosts))
-    return size if regular else 1
+    sizes = tuple(sum(1 for _ in group) for _, group in groupby(hosts))
+    first = sizes[0]
+    regular = all(size == first for size in sizes[:-1]) and sizes[-1] <= first
+    return first if regular else sizes
 
 
 def by_machine(machines: Sequence[object]) -> tuple[int, ...]:

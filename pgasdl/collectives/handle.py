@@ -104,7 +104,7 @@ class Collective:
             f"{self._memory.nbytes} bytes at {self._memory.address:#x}"
         )
 
-    def _build(self, plan: str, options: dict[str, int], *, staged: bool = False) -> ArrayPlan:
+    def _build(self, plan: str, options: dict[str, Any], *, staged: bool = False) -> ArrayPlan:
         group, memory = self.group, self._memory
         here = options_for(group, plan, memory.native_dtype, memory.count, device=self._device)
         pieces: tuple[int, ...] = (memory.count,)

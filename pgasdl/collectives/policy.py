@@ -8,6 +8,7 @@ Choice(plan='chain', options=(('chunks', 8),))
 
 Grammar: ``OPERATION:LOW-HIGH:PLAN#LOW-HIGH:PLAN...``; ``;`` or a new line separates operations.
 Sizes are bytes, from LOW to below HIGH, with the units k, m and g (powers of 1024), or ``inf``.
+An option may be several numbers, such as groups of unlike sizes: ``gdraa-nodes(group_size=7+8)``.
 For sizes that are not listed the plan is chosen automatically. Lines of a file that begin with
 ``#`` are comments.
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, build
-from pgasdl.plans.plan import EXCHANGES
+from pgasdl.plans.plan import EXCHANGES, Sizes
 
 # An operation of a policy is a kind of plan; ``allreduce`` stands for all kinds of exchange.
 # ``allreduce-array`` is for arrays outside segments; without it, ``allreduce`` applies to them.
@@ -37,7 +38,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _RULE = re.compile(
     r"([0-9]{1,15}[kmg]?)-([0-9]{1,15}[kmg]?|inf):([a-z][a-z0-9-]*)(?:\(([^()]*)\))?"
 )
-_OPTION = re.compile(r"([a-z_]+)=([0-9]{1,9})")
+_OPTION = re.compile(r"([a-z_]+)=([0-9]{1,9}(?:\+[0-9]{1,9})*)")
 EXAMPLE = "allreduce:0-64k:tree#64k-inf:gdraa"
 _LONGEST = 1 << 20
 
@@ -47,10 +48,10 @@ class Choice:
     """A plan and the options it is built with, as pairs."""
 
     plan: str
-    options: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, Sizes], ...] = ()
 
     def __str__(self) -> str:
-        inside = ",".join(f"{name}={value}" for name, value in self.options)
+        inside = ",".join(f"{name}={_numbers(value)}" for name, value in self.options)
         return f"{self.plan}({inside})" if inside else self.plan
 
 
@@ -163,12 +164,13 @@ def _choice(operation: str, plan: str, options: str | None) -> Choice:
     if not kinds:
         able = ", ".join(sorted(name for name in PLANS if _kinds(name, operation)))
         raise ConfigError(f"policy: plan {plan} is no {operation}; these are: {able}")
-    pairs = []
+    pairs: list[tuple[str, Sizes]] = []
     for pair in options.split(",") if options else ():
         match = _OPTION.fullmatch(pair)
         if match is None:
             raise ConfigError(f"policy: plan {plan}: {pair[:50]!r} is no option, as in chunks=8")
-        pairs.append((match[1], int(match[2])))
+        several = tuple(map(int, match[2].split("+")))
+        pairs.append((match[1], several if len(several) > 1 else several[0]))
     choice = Choice(plan, tuple(sorted(pairs)))
     try:
         # Whether the plan takes these options does not depend on the number of ranks.
@@ -182,6 +184,10 @@ def _kinds(plan: str, operation: str) -> list[str]:
     """Return those of a plan's kinds that belong to an operation."""
     wanted = operation.removesuffix("-array")
     return [kind for kind in PLANS[plan].kinds if operation_of(kind) == wanted]
+
+
+def _numbers(value: Sizes) -> str:
+    return str(value) if isinstance(value, int) else "+".join(map(str, value))
 
 
 def _bytes(text: str) -> float:

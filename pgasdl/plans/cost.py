@@ -23,6 +23,7 @@ usually seconds, and betas in that unit per byte.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,19 @@ from heapq import heappop, heappush
 from itertools import count as counter
 
 from pgasdl.errors import PlanError
-from pgasdl.plans.plan import Call, Copy, Flush, Plan, Put, Reduce, Span, Wait, is_wire
+from pgasdl.plans.plan import (
+    Call,
+    Copy,
+    Flush,
+    Plan,
+    Put,
+    Reduce,
+    Sizes,
+    Span,
+    Wait,
+    begins,
+    is_wire,
+)
 
 Number = float | Fraction
 
@@ -53,8 +66,8 @@ class Model:
     ----------
     inside, across
         Pairs of ranks in one node, and in two; None: there is one node.
-    per_node : int
-        Ranks r and s are in one node if ``r // per_node == s // per_node``.
+    per_node : Sizes
+        Ranks of each node, neighbours in the order of ranks.
     gamma, copy, remote, update : Number
         Per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
     flop : Number
@@ -65,7 +78,7 @@ class Model:
 
     inside: Pair
     across: Pair | None = None
-    per_node: int = 1
+    per_node: Sizes = 1
     gamma: Number = 0
     copy: Number = 0
     remote: Number = 0
@@ -75,9 +88,14 @@ class Model:
 
     def pair(self, one: int, other: int) -> Pair:
         """Return the cost between two ranks."""
-        if self.across is None or one // self.per_node == other // self.per_node:
+        if self.across is None or self._node(one) == self._node(other):
             return self.inside
         return self.across
+
+    def _node(self, rank: int) -> int:
+        if isinstance(self.per_node, int):
+            return rank // self.per_node
+        return bisect_right(begins(sum(self.per_node), self.per_node), rank)
 
 
 def work(step: Reduce | Copy | Call, model: Model, item: int, wire_item: int) -> Number:

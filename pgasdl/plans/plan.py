@@ -29,6 +29,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, cycle, pairwise, takewhile
+from typing import Any
 
 # The kinds of results, which ``results.py`` defines element by element. An exchange takes something
 # from every rank and leaves the same on all; the other kinds are parts of it, or stand alone.
@@ -39,6 +42,9 @@ HOOKS = frozenset({"update"})
 # Where the application's ``data`` may lie, for a plan to work on it: see PlanSpec.
 PLACES = ("segment", "mapped", "readable", "private")
 APPLICATION_BUFFERS = ("data", "weights", "result")
+# How many ranks each group of neighbours has: all as many; or one group after the other, and again
+# from the first on. The last group may be short.
+Sizes = int | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +193,23 @@ class Plan:
         return f"plan {self.name}, rank {self.rank}, lane {lane}, step {index} ({step})"
 
 
+@lru_cache(1024)
+def begins(size: int, sizes: Sizes) -> tuple[int, ...]:
+    """Return where each group of ``size`` ranks begins; and, behind the last one, ``size``.
+
+    >>> begins(7, 3), begins(7, (2, 4, 1))
+    ((0, 3, 6, 7), (0, 2, 6, 7))
+    """
+    each = cycle((sizes,) if isinstance(sizes, int) else sizes)
+    return (*takewhile(lambda begin: begin < size, accumulate(each, initial=0)), size)
+
+
+@lru_cache(1024)
+def lengths(size: int, sizes: Sizes) -> tuple[int, ...]:
+    """Return how many ranks each group of ``size`` ranks has."""
+    return tuple(end - begin for begin, end in pairwise(begins(size, sizes)))
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
     """The ranks that run a plan, as it may know them; the same on all of them.
@@ -195,8 +218,8 @@ class Members:
     ----------
     size : int
         Number of ranks.
-    node_size : int, default 1
-        Ranks of each node, neighbours in the order of ranks; 1: nodes differ, or are not known.
+    node_size : Sizes, default 1
+        Ranks of each node, neighbours in the order of ranks; 1: one each, or nodes are not known.
     mapped : bool, default False
         Each rank maps the segments of all others.
     mapped_on_node : bool, default False
@@ -205,7 +228,7 @@ class Members:
         Some are sent to only from memory of segments.
     oversubscribed : bool, default False
         Some node has more ranks than cores.
-    supernode_size : int, default 1
+    supernode_size : Sizes, default 1
         Ranks under one switch, neighbours in the order of ranks; 1: it was not told.
     order : tuple[int, ...], default ()
         Ranks in the order in which plans number them, so that those of a node are neighbours; ():
@@ -213,29 +236,29 @@ class Members:
     """
 
     size: int
-    node_size: int = 1
+    node_size: Sizes = 1
     mapped: bool = False
     mapped_on_node: bool = False
     registers: bool = False
     oversubscribed: bool = False
-    supernode_size: int = 1
+    supernode_size: Sizes = 1
     order: tuple[int, ...] = ()
 
     @property
     def several_nodes(self) -> bool:
-        """They are on several nodes, of several ranks each."""
-        return 1 < self.node_size < self.size
+        """They are on several nodes, and not each on one of its own."""
+        return 1 < self.nodes < self.size
 
     @property
     def nodes(self) -> int:
-        """Number of nodes; the last one may have fewer ranks."""
-        return -(-self.size // self.node_size)
+        """Number of nodes."""
+        return len(lengths(self.size, self.node_size))
 
     @property
-    def group_size(self) -> int:
+    def group_size(self) -> Sizes:
         """Ranks that are nearer to each other than to others, of a node or a supernode; 0: none."""
-        size = self.node_size if self.several_nodes else self.supernode_size
-        return size if 1 < size < self.size else 0
+        sizes = self.node_size if self.several_nodes else self.supernode_size
+        return sizes if 1 < len(lengths(self.size, sizes)) < self.size else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +304,13 @@ def always(case: Case) -> bool:
     return True
 
 
-def no_options(members: Members, piece: int) -> dict[str, int]:
+def no_options(members: Members, piece: int) -> dict[str, Any]:
     """Return no options: the plan's defaults serve all ranks."""
     del members, piece
     return {}
 
 
-def not_tuned(case: Case) -> dict[str, int]:
+def not_tuned(case: Case) -> dict[str, Any]:
     """Return no options: the plan's defaults serve all arrays."""
     del case
     return {}
@@ -319,7 +342,9 @@ class PlanSpec:
         Whether it is the one to take where nobody names a plan: of the rows that can be used, the
         first that suits.
     options : tuple[str, ...]
-        Names of the integer options of ``build``.
+        Names of the options of ``build``, which are integers.
+    several : tuple[str, ...]
+        Those of them that may be a tuple of integers, such as groups of unlike sizes.
     phases : int
         Executions alternate between this many plans, built with the option ``phase``. All have the
         same buffers and notifications at the same places. All ranks take part in each execution;
@@ -330,10 +355,10 @@ class PlanSpec:
     by_element : bool
         The order of an element's additions does not depend on its place in the array: an array
         that is exchanged in pieces has the bits of the whole.
-    options_of : Callable[[Members, int], dict[str, int]], default no_options
+    options_of : Callable[[Members, int], dict[str, Any]], default no_options
         ``options_of(members, piece)``: the options that depend on the ranks, and on the elements of
         a piece that hides a latency and fits in a cache.
-    tuned : Callable[[Case], dict[str, int]], default not_tuned
+    tuned : Callable[[Case], dict[str, Any]], default not_tuned
         ``tuned(case)``: the options where nobody names a plan, such as chunks, or groups by nodes.
     inbox_pieces : int
         In ``ctx.allreduce`` all arrays share an inbox of so many pieces; of "private" plans alone.
@@ -351,11 +376,12 @@ class PlanSpec:
     works_on: str = "segment"
     suits: Callable[[Case], bool] = never
     options: tuple[str, ...] = ()
+    several: tuple[str, ...] = ()
     phases: int = 1
     shares: bool = False
     by_element: bool = False
-    options_of: Callable[[Members, int], dict[str, int]] = no_options
-    tuned: Callable[[Case], dict[str, int]] = not_tuned
+    options_of: Callable[[Members, int], dict[str, Any]] = no_options
+    tuned: Callable[[Case], dict[str, Any]] = not_tuned
     inbox_pieces: int = 0
     longest: Callable[[int, int, int], int] | None = None
 

@@ -20,7 +20,7 @@ from pgasdl.plans.algorithms import (
     tree,
     two_level,
 )
-from pgasdl.plans.plan import EXCHANGES, KINDS, PLACES, Plan, PlanSpec
+from pgasdl.plans.plan import EXCHANGES, KINDS, PLACES, Plan, PlanSpec, Sizes
 from pgasdl.plans.validation import validate
 
 # In this order they are asked whether they suit, where nobody names a plan.
@@ -90,7 +90,7 @@ def build(
     *,
     kind: str = "average",
     wire: bool = False,
-    **options: int,
+    **options: Sizes,
 ) -> Plan:
     """Build one rank's plan and validate it.
 
@@ -107,9 +107,9 @@ def build(
         ``average``, ``sum``, ``update`` (owners update weights with the mean gradient) ...
     wire : bool, default False
         Send gradients in another dtype, through the buffers ``wire_out`` and ``wire_in``.
-    **options : int
-        Integer options of the plan, such as ``root`` of ``tree``; and ``phase``, 0 <= phase <
-        phases, for plans with phases.
+    **options : Sizes
+        Options of the plan, such as ``root`` of ``tree``; and ``phase``, 0 <= phase < phases, for
+        plans with phases.
 
     Raises
     ------
@@ -128,26 +128,28 @@ def build(
     if wire and kind not in EXCHANGES:
         raise PlanError(f"plan {name}: wire precision is for {', '.join(EXCHANGES)}, not {kind}")
     options_of_spec = (*spec.options, "phase") if spec.phases > 1 else spec.options
-    for option in options:
+    for option, value in options.items():
         if option not in options_of_spec:
             known = ", ".join(options_of_spec) or "none"
             raise PlanError(f"plan {name}: no option {option!r}; there are: {known}")
-    if not 0 <= options.get("phase", 0) < spec.phases:
-        raise PlanError(f"plan {name}: phase {options['phase']} is not one of {spec.phases}")
+        if isinstance(value, tuple) and option not in spec.several:
+            raise PlanError(f"plan {name}: {option} is {value}, one number is needed")
+        if option == "phase" and value not in range(spec.phases):
+            raise PlanError(f"plan {name}: phase {value} is not one of {spec.phases}")
     plan = spec.build(rank, size, count, kind=kind, wire=wire, **options)
     validate(plan)
     return plan
 
 
 def build_all(
-    name: str, size: int, count: int, *, kind: str = "average", wire: bool = False, **options: int
+    name: str, size: int, count: int, *, kind: str = "average", wire: bool = False, **options: Sizes
 ) -> list[Plan]:
     """Build the plans of all ranks; parameters as in :func:`build`."""
     return [build(name, rank, size, count, kind=kind, wire=wire, **options) for rank in range(size)]
 
 
 def build_phases(
-    name: str, size: int, count: int, *, kind: str = "average", wire: bool = False, **options: int
+    name: str, size: int, count: int, *, kind: str = "average", wire: bool = False, **options: Sizes
 ) -> list[list[Plan]]:
     """Build the plans of all ranks for every phase; parameters as in :func:`build`."""
     phases = PLANS[name].phases if name in PLANS else 1

@@ -18,7 +18,7 @@ from pgasdl import _native
 from pgasdl.errors import PlanError
 from pgasdl.plans import Call, Copy, Flush, Plan, Put, Reduce, Step, Wait, blocks, build, spec_of
 from pgasdl.plans.cost import additions, bytes_of, remote_spans
-from pgasdl.plans.plan import APPLICATION_BUFFERS
+from pgasdl.plans.plan import APPLICATION_BUFFERS, Sizes
 
 Ops = npt.NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Exchange:
         Bytes of an element.
     kind : str
         The result that the plan computes; one of ``PLANS[plan].kinds``.
-    options : tuple[tuple[str, int], ...]
+    options : tuple[tuple[str, Sizes], ...]
         Options of the plan, as pairs.
     """
 
@@ -54,7 +54,7 @@ class Exchange:
     count: int
     item: int = 4
     kind: str = "average"
-    options: tuple[tuple[str, int], ...] = field(default=())
+    options: tuple[tuple[str, Sizes], ...] = field(default=())
 
 
 def program(exchange: Exchange, size: int) -> _native.Program:

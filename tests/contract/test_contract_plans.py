@@ -17,7 +17,7 @@ from pgasdl.plans.checker.results import regions
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
 # Options that change what a plan does, one set after another; its defaults are tried as well.
-OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
+OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "tree": ({"chunks": 3}, {"group_size": 2}),
     "kary": ({"arity": 3, "chunks": 2},),
     "chain": ({"chunks": 3},),
@@ -25,14 +25,14 @@ OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
     "chain-binomial": ({"chain_size": 2, "chunks": 2},),
     "halving-doubling": ({"group_size": 2},),
     "multi-stage": ({"ahead": 1},),
-    "gdraa-nodes": ({"group_size": 2, "direct": 0}, {"group_size": 2, "direct": 1}),
+    "gdraa-nodes": ({"group_size": 2, "direct": 0}, {"group_size": (1, 3), "direct": 1}),
     "staged": ({"piece": 64}, {"piece": 64, "owners": 1}),
     "one-shot": ({"piece": 64},),
 }
 COUNTS = (0, 1, 37, 1001)
 
 
-def runs(ctx: Any, kind: str, *, wire: bool = False) -> Iterator[tuple[str, dict[str, int]]]:
+def runs(ctx: Any, kind: str, *, wire: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """Plans of a kind, with options, that this transport can run."""
     for name, spec in PLANS.items():
         if kind not in spec.kinds or not can_run(ctx, spec) or (wire and not spec.wire):

@@ -25,15 +25,17 @@ from pgasdl.plans import (
 )
 from pgasdl.plans.check import check
 from pgasdl.plans.checker.findings import Finding
+from pgasdl.plans.plan import Sizes
 
 # Options that change a plan from what it is by default; -1 is the last rank.
-OPTIONS: dict[str, tuple[dict[str, int], ...]] = {
+OPTIONS: dict[str, tuple[dict[str, Sizes], ...]] = {
     "gdraa-nodes": (
         {"group_size": 2},
         {"group_size": 3, "direct": 1},
         {"group_size": 4},
+        {"group_size": (1, 3, 2)},
     ),
-    "tree": ({}, {"root": -1, "chunks": 3}, {"group_size": 3, "root": -1}),
+    "tree": ({}, {"root": -1, "chunks": 3}, {"group_size": (1, 3), "root": -1}),
     "kary": ({"root": -1, "arity": 3, "chunks": 2},),
     "chain": ({"chunks": 3}, {"root": -1, "chunks": 1}),
     "chain-chain": ({"chain_size": 2, "chunks": 2}, {"chain_size": 3, "root": -1}),
@@ -50,13 +52,13 @@ class Variant:
     name: str
     kind: str
     wire: bool = False
-    options: dict[str, int] = field(default_factory=dict, hash=False)
+    options: dict[str, Sizes] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         chosen = [f"{name}={value}" for name, value in self.options.items()]
         return "-".join([self.name, self.kind, *(["wire"] if self.wire else []), *chosen])
 
-    def chosen(self, size: int) -> dict[str, int]:
+    def chosen(self, size: int) -> dict[str, Any]:
         """Options for a job of this size."""
         return {name: size - 1 if n == -1 else n for name, n in self.options.items()}
 

@@ -49,9 +49,14 @@ def test_refusals_name_rank_and_reason() -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "size"),
-    [("A", 1), ("AAA", 3), ("AABB", 2), ("AABBC", 2), ("AABBBB", 2), ("AAABBC", 1), ("ABAB", 1)],
+    [
+        *(("A", 1), ("AAA", 3), ("AABB", 2), ("AABBC", 2), ("ABC", 1), ("AABBBB", (2, 4))),
+        *(("AAABBC", (3, 2, 1)), ("ABB", (1, 2)), ("ABBCC", (1, 2, 2))),
+    ],
 )
-def test_a_node_is_as_large_as_the_first_if_all_are_regular(hosts: str, size: int) -> None:
+def test_nodes_are_as_large_as_the_first_but_for_the_last_or_each_has_its_size(
+    hosts: str, size: int | tuple[int, ...]
+) -> None:
     assert node_size(hosts) == size
 
 

@@ -5,9 +5,13 @@ Paper
     swCaffe likewise sums its four core groups before the network. Here every rank of a node speaks
     for one block of it, so that all of a node's links are in use.
 
-Steps, on rank r of P; node m has ranks m q .. m q + q - 1 (q = ``group_size``, the last node may
-have fewer); S bytes in q blocks, block b in N sub-blocks, one for each node. In node m block b is
-held by its rank number b mod (ranks of m): one each, but several in a last node with fewer ranks.
+Steps, on rank r of P; N nodes of neighbours, as large as ``group_size`` says; S bytes in q blocks,
+block b in N sub-blocks, one for each node. In node m block b is held by its rank number
+b mod (ranks of m). Nodes of q ranks each: one block each.
+    Unlike nodes: q is a multiple of the ranks of the smallest, the last that is not beyond those of
+    the largest. So the ranks of the smallest hold as much as each other, no rank of a larger one
+    holds more, and more than half of every node's ranks hold a block. A holder of several sends no
+    more messages across than gdraa: else q is a smaller multiple.
     1. Inside: Put each block to its holder's slot; wait for the mates' blocks; Reduce, by rank.
        ``direct``: flag "my data is ready" to all mates; load their blocks in one Reduce instead.
     2. Across, for a block that r holds: Put sub-block m' into its slot at the holder in node m'.
@@ -18,10 +22,11 @@ held by its rank number b mod (ranks of m): one each, but several in a last node
 
 Cost
     Across: 2 latencies, 2 (N-1)/N S/q per rank, 2 (N-1)/N S per node. Inside: 2 latencies and
-    2 (q-1)/q S, or with ``direct`` loads and stores. Inbox: (q-1)/q S + (N-1)/N S/q.
+    2 (q-1)/q S, or with ``direct`` loads and stores. Inbox: (q-1)/q S + (N-1)/N S/q. With H blocks
+    of one holder across H times as much per rank, and as much per node.
 
 Where nobody names a plan
-    Several nodes of several ranks each run it at every size, but for the small arrays that
+    Nodes, if some have several ranks, run it at every size, but for the small arrays that
     ``halving-doubling`` takes: plain gdraa sends each byte across q times.
     Simulated on nodes of 8 with one adapter of 12.5 GB/s each (across 1.5 us, inside 0.5 us; memory
     10 GB/s), microseconds of ``direct``, of messages, of halving-doubling by nodes, and of gdraa:
@@ -30,9 +35,10 @@ Where nobody names a plan
     With 2 nodes of 2 gdraa is faster up to 16 KiB, by 0.8 us at most, and beyond that, if mates do
     not load, by 5 % at most; it still sends twice as much across, which other jobs feel.
 
-Notifications, with h the slot of a block among those its holder holds, H the most of any
-    h q + i: block from mate number i.  H q + (h N + m) 2: sub-block from node m; + 1: m's result.
-    H (q + 2 N) + b: result of block b is here. ``direct``: h is 0 in the first, and i is ready.
+Notifications, with h the number of a block among those its holder holds, H the most of any, and
+A the most of (blocks of a holder) * (ranks of its node)
+    h (ranks of the node) + i: block from mate number i.  ``direct``: h is 0, and i is ready.
+    A + (h N + m) 2: sub-block from node m; + 1: m's result.  A + 2 H N + b: result of block b.
 
 Which message proves a buffer free
     inside, my source, the holder's slot    the holder's result (3): made after it had read them
@@ -46,18 +52,20 @@ Wire precision: as in ``trees``, the sums inside a node being rounded once; not 
 
 Example: P = 3, group_size 2: ranks 0 and 1 are a node, rank 2 another, which holds both blocks,
 [0:32] and [32:40]. Block 0 has the sub-blocks [0:16] [16:32], block 1 only [32:40], of node 0.
-H = 2; slots from mates at 0 and 32, from nodes at 64 and 80. Rank 0 runs
+H = A = 2; slots from mates at 0, from nodes at 32 and 48. Rank 0 runs
     Put data[32:40] -> rank 1 inbox[0:8], notify 0;  Wait 1
     Reduce data[0:32] = data[0:32] + inbox[0:32]
-    Put data[16:32] -> rank 2 inbox[64:80], notify 4;  Wait 6
-    Reduce data[0:16] = 1/3 * (data[0:16] + inbox[64:80])
-    Put data[0:16] -> rank 2, notify 5;  Wait 7
-    Put data[0:32] -> rank 1, notify 12;  Wait 13;  Flush
+    Put data[16:32] -> rank 2 inbox[32:48], notify 2;  Wait 4
+    Reduce data[0:16] = 1/3 * (data[0:16] + inbox[32:48])
+    Put data[0:16] -> rank 2, notify 3;  Wait 5
+    Put data[0:32] -> rank 1, notify 10;  Wait 11;  Flush
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from typing import Any
 
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after
@@ -71,9 +79,12 @@ from pgasdl.plans.plan import (
     PlanSpec,
     Put,
     Reduce,
+    Sizes,
     Span,
     Step,
     Wait,
+    begins,
+    lengths,
 )
 
 
@@ -84,7 +95,7 @@ def build(
     *,
     kind: str = "average",
     wire: bool = False,
-    group_size: int = 4,
+    group_size: Sizes = 4,
     direct: int = 0,
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes.
@@ -93,50 +104,67 @@ def build(
     loads memory as it is
     """
     view = RankView("gdraa-nodes", rank, size, count, kind, wire)
-    view.require("group_size", group_size, 1)
+    view.require_sizes("group_size", group_size)
     if direct not in (0, 1):
         raise PlanError(f"plan gdraa-nodes: direct is {direct}, 0 or 1 is needed")
     direct = int(direct and not wire)
     if view.idle:
         return view.plan(mapped=bool(direct))
-    node = _Node(view, min(group_size, size), bool(direct))
+    node = _Node(view, group_size, bool(direct))
     return view.plan([node.steps()], node.notifications, node.inbox, mapped=node.direct)
+
+
+def _blocks_for(size: int, group_size: Sizes) -> int:
+    """Return the number of blocks that nodes of these sizes hold.
+
+    >>> [_blocks_for(*case) for case in ((32, 8), (23, (7, 8, 8)), (10, (2, 5, 3)), (9, (8, 1)))]
+    [8, 7, 4, 8]
+    """
+    each = lengths(size, group_size)
+    if len(each) == 1:
+        return size
+    least = min(each)
+    return least * max(1, min(max(each) // least, (size - 1) // (len(each) - 1)))
 
 
 class _Node:
     """One rank's side of an exchange of at least one element between at least two ranks."""
 
-    def __init__(self, view: RankView, group_size: int, direct: bool) -> None:
-        self.view, self.q, self.direct = view, group_size, direct
-        self.nodes = -(-view.size // group_size)
-        self.node, self.place = divmod(view.rank, group_size)
-        ranks = self.ranks(self.node)
-        self.mates = [ranks[place] for place in peers_after(self.place, len(ranks))]
-        self.blocks = blocks(view.count, group_size)
+    def __init__(self, view: RankView, group_size: Sizes, direct: bool) -> None:
+        self.view, self.direct = view, direct
+        self.begins = begins(view.size, group_size)
+        sizes = set(lengths(view.size, group_size))
+        self.q = _blocks_for(view.size, group_size)
+        self.nodes = len(self.begins) - 1
+        self.node = bisect_right(self.begins, view.rank) - 1
+        self.ranks = self.ranks_of(self.node)
+        self.place = view.rank - self.ranks.start
+        self.mates = [self.ranks[place] for place in peers_after(self.place, len(self.ranks))]
+        self.blocks = blocks(view.count, self.q)
         # Each holder numbers the slots of its blocks from 0.
-        self.held = -(-group_size // len(self.ranks(self.nodes - 1)))
+        held = {n: -(-self.q // n) for n in sizes}
         self.parts = [blocks(n, self.nodes) for _, n in self.blocks]
         self.block_slot = padded(self.blocks[0][1])
         self.sub_slot = padded(self.parts[0][0][1])
-        inside = 0 if direct else self.held * (group_size - 1)
+        inside = 0 if direct else max(held[n] * (n - 1) for n in sizes)
         self.across = inside * self.block_slot
-        self.inbox = self.across + self.held * (self.nodes - 1) * self.sub_slot
-        self.first_across = self.held * group_size
-        self.first_done = self.held * (group_size + 2 * self.nodes)
-        self.notifications = self.first_done + group_size
+        self.inbox = self.across + max(held.values()) * (self.nodes - 1) * self.sub_slot
+        self.first_across = max(held[n] * n for n in sizes)
+        self.first_done = self.first_across + max(held.values()) * 2 * self.nodes
+        self.notifications = self.first_done + self.q
 
-    def ranks(self, node: int) -> range:
+    def ranks_of(self, node: int) -> range:
         """Return the ranks of a node."""
-        return range(node * self.q, min((node + 1) * self.q, self.view.size))
+        return range(self.begins[node], self.begins[node + 1])
 
     def holder(self, node: int, block: int) -> int:
         """Return the rank that holds a block in a node."""
-        ranks = self.ranks(node)
+        ranks = self.ranks_of(node)
         return ranks[block % len(ranks)]
 
     def own(self, node: int, block: int) -> int:
         """Return the number of a block among its holder's blocks."""
-        return block // len(self.ranks(node))
+        return block // len(self.ranks_of(node))
 
     def sub(self, block: int, node: int) -> tuple[int, int]:
         """Return offset and length of the part of a block that a node reduces."""
@@ -145,7 +173,7 @@ class _Node:
 
     def mine(self) -> list[int]:
         """Return the non-empty blocks that this rank holds."""
-        held = range(self.place, self.q, len(self.ranks(self.node)))
+        held = range(self.place, self.q, len(self.ranks))
         return [block for block in held if self.blocks[block][1]]
 
     def steps(self) -> Iterator[Step]:
@@ -177,20 +205,21 @@ class _Node:
         if not self.mine():
             return
         for mate in reversed(self.mates):
-            yield Wait(mate % self.q, mate)
+            yield Wait(mate - self.ranks.start, mate)
         for block in self.mine():
             offset, _ = self.blocks[block]
             yield from self.sum_of(
                 block,
                 [
                     Span("data", offset, None if rank == self.view.rank else rank)
-                    for rank in self.ranks(self.node)
+                    for rank in self.ranks
                 ],
             )
 
     def holds(self, mate: int) -> bool:
         """Whether a mate holds a non-empty block: then its first block is not empty."""
-        return self.blocks[mate % self.q][1] > 0
+        place = mate - self.ranks.start
+        return place < self.q and self.blocks[place][1] > 0
 
     def gather(self) -> Iterator[Step]:
         """Yield step 1, by messages."""
@@ -200,19 +229,19 @@ class _Node:
                 own = self.own(self.node, block)
                 slot = self.mate_slot(own, self.view.rank, holder)
                 source = Span(self.view.send, offset)
-                yield Put(source, n, holder, slot, own * self.q + self.place)
+                yield Put(source, n, holder, slot, own * len(self.ranks) + self.place)
         for block in self.mine():
             offset, _ = self.blocks[block]
             own = self.own(self.node, block)
             for mate in reversed(self.mates):
-                yield Wait(own * self.q + mate % self.q, mate)
+                yield Wait(own * len(self.ranks) + mate - self.ranks.start, mate)
             yield from self.sum_of(
                 block,
                 [
                     Span(self.view.send, offset)
                     if rank == self.view.rank
                     else self.mate_slot(own, rank, self.view.rank)
-                    for rank in self.ranks(self.node)
+                    for rank in self.ranks
                 ],
             )
 
@@ -227,8 +256,8 @@ class _Node:
 
     def mate_slot(self, own: int, sender: int, holder: int) -> Span:
         """Return where a holder receives a mate's block."""
-        place = sender % self.q - (sender > holder)
-        return Span(self.view.receive, (own * (self.q - 1) + place) * self.block_slot)
+        place = own * len(self.mates) + sender - self.ranks.start - (sender > holder)
+        return Span(self.view.receive, place * self.block_slot)
 
     def finish(self, block: int) -> Iterator[Step]:
         """Yield the end of step 2, from the other nodes' results on, and step 3."""
@@ -289,7 +318,7 @@ class _Node:
             yield Put(result, n, self.holder(node, block), result, notify)
 
 
-def _options_of(members: Members, piece: int) -> dict[str, int]:
+def _options_of(members: Members, piece: int) -> dict[str, Any]:
     del piece
     return {"group_size": members.node_size, "direct": int(members.mapped_on_node)}
 
@@ -303,6 +332,7 @@ SPEC = PlanSpec(
     build,
     "sums inside nodes of group_size ranks, gdraa between them: 2(N-1)/N S per node on the network",
     options=("group_size", "direct"),
+    several=("group_size",),
     suits=_suits,
     options_of=_options_of,
     shares=True,

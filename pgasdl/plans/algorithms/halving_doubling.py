@@ -300,9 +300,10 @@ def _suits_nodes(case: Case) -> bool:
     False
     """
     members = case.members
-    size, each, nodes = members.size, members.node_size, members.nodes
+    size, nodes = members.size, members.nodes
+    each = size // nodes
     # Else halves would divide nodes, and large exchanges would go across.
-    if each & (each - 1) or size % each:
+    if members.node_size != each or each & (each - 1):
         return False
     owners = min(nodes, -(-case.nbytes // (4 * ALIGN * each)))
     messages = min(owners, nodes - 1) + nodes - 1
@@ -314,8 +315,10 @@ def _suits_nodes(case: Case) -> bool:
 
 
 def _tuned(case: Case) -> dict[str, int]:
-    group_size = case.members.group_size
-    return {"group_size": group_size} if group_size and case.kind in EXCHANGES else {}
+    size = case.members.group_size
+    if isinstance(size, tuple) or case.kind not in EXCHANGES:
+        return {}
+    return {"group_size": size} if size else {}
 
 
 SPEC = PlanSpec(

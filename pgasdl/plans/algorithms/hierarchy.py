@@ -28,8 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from pgasdl.plans.plan import EXCHANGES, ROOTED, Case
+from pgasdl.plans.plan import EXCHANGES, ROOTED, Case, Sizes, lengths
 
 # Estimates for RDMA adapters: nanoseconds that a message takes, inside a node and across, and that
 # it occupies its sender; bytes in a nanosecond. `pgasdl tune` measures them.
@@ -44,22 +45,23 @@ class Tree:
     """A plan with chains or trees of ``group`` ranks; 0: it has one level."""
 
     plan: str
-    group: int
-    inside: int  # hops in a group
+    group: Sizes
+    inside: int  # hops in a group, the largest
     across: int  # hops between heads
     width: int
 
 
-def trees(size: int, group: int) -> Iterator[Tree]:
+def trees(size: int, group: Sizes) -> Iterator[Tree]:
     """Yield the trees of two levels with such groups; with 0 those of one level."""
     if not group:
         yield Tree("tree", 0, 0, _log2(size), _log2(size))
         yield Tree("chain", 0, 0, size - 1, 1)
         return
-    heads = -(-size // group)
-    yield Tree("tree", group, _log2(group), _log2(heads), _log2(group) + _log2(heads))
-    yield Tree("chain-chain", group, group - 1, heads - 1, 2)
-    yield Tree("chain-binomial", group, group - 1, _log2(heads), 1 + _log2(heads))
+    each = lengths(size, group)
+    heads, most = len(each), max(each)
+    yield Tree("tree", group, _log2(most), _log2(heads), _log2(most) + _log2(heads))
+    yield Tree("chain-chain", group, most - 1, heads - 1, 2)
+    yield Tree("chain-binomial", group, most - 1, _log2(heads), 1 + _log2(heads))
 
 
 def suits(plan: str) -> Callable[[Case], bool]:
@@ -67,11 +69,11 @@ def suits(plan: str) -> Callable[[Case], bool]:
     return lambda case: case.kind in ROOTED and _best_of(case)[0].plan == plan
 
 
-def tuned(plan: str) -> Callable[[Case], dict[str, int]]:
+def tuned(plan: str) -> Callable[[Case], dict[str, Any]]:
     """Return a plan's options for a case: chunks of the best one; else groups, if there are any."""
     name = "group_size" if plan == "tree" else "chain_size"
 
-    def options(case: Case) -> dict[str, int]:
+    def options(case: Case) -> dict[str, Any]:
         group, chunks = case.members.group_size, 0
         if case.kind in ROOTED:
             best, chunks = _best_of(case)
@@ -91,9 +93,9 @@ def _best_of(case: Case) -> tuple[Tree, int]:
 
 
 @lru_cache(1024)
-def best(size: int, nbytes: int, known: int, adds: bool, crowded: bool) -> tuple[Tree, int]:
+def best(size: int, nbytes: int, known: Sizes, adds: bool, crowded: bool) -> tuple[Tree, int]:
     """Return the fastest tree, and its chunks; groups are known, or 0."""
-    groups = [known] if known else [0, *(1 << n for n in range(1, _log2(size)))]
+    groups: list[Sizes] = [known] if known else [0, *(1 << n for n in range(1, _log2(size)))]
     inside = LATENCY_INSIDE if known else LATENCY
     across = LATENCY
     if crowded:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms.blocks import cast, scale_of
-from pgasdl.plans.plan import EXCHANGES, Call, Plan, Span, Step
+from pgasdl.plans.plan import EXCHANGES, Call, Plan, Sizes, Span, Step
 
 
 class RankView:
@@ -40,6 +40,13 @@ class RankView:
         if value < least:
             raise PlanError(f"plan {self.name}: {option} is {value}, at least {least} is needed")
         return value
+
+    def require_sizes(self, option: str, sizes: Sizes, least: int = 1) -> None:
+        """Raise PlanError if there is no size, or one below ``least``, or below 1 among several."""
+        if isinstance(sizes, int):
+            self.require(option, sizes, least)
+        else:
+            self.require(option, min(sizes, default=0), 1)
 
     def require_root(self, root: int) -> int:
         """Return ``root``; PlanError if it is not a rank."""

@@ -5,9 +5,12 @@ Nodes are numbered from 0, the root. A child's place is the number of its slot a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+from pgasdl.plans.plan import Sizes, begins, lengths
 
 
 class Shape(Protocol):
@@ -95,8 +98,7 @@ class Kary:
 class Groups:
     """Ranks in groups of neighbours, numbered from a root: its group first, and it first there.
 
-    The other groups follow in their order, each from its first rank on. The last group of ranks may
-    be short.
+    The other groups follow in their order, each from its first rank on.
 
     >>> groups = Groups(5, 2, root=3)
     >>> [groups.rank(node) for node in range(5)]
@@ -106,43 +108,53 @@ class Groups:
     """
 
     size: int
-    group_size: int
+    group_size: Sizes
     root: int = 0
 
     @property
     def number(self) -> int:
         """Number of groups."""
-        return -(-self.size // self.group_size)
+        return len(self._edges) - 1
+
+    @property
+    def largest(self) -> int:
+        """Ranks of the largest group."""
+        return max(lengths(self.size, self.group_size))
 
     def begin(self, number: int) -> int:
         """Return the first node of the group that is the given one from the root's on."""
-        short = self.number - 1 - self.root // self.group_size
-        missing = self.number * self.group_size - self.size
-        return number * self.group_size - (missing if number > short else 0)
+        first, _ = self._home
+        return (self._edges[(self._group(self.root) + number) % self.number] - first) % self.size
 
     def number_of(self, node: int) -> int:
         """Return which group a node is in, from the root's on."""
-        number = node // self.group_size
-        return number + (number + 1 < self.number and node >= self.begin(number + 1))
+        first, _ = self._home
+        return (self._group((first + node) % self.size) - self._group(self.root)) % self.number
 
     def rank(self, node: int) -> int:
         """Return a node's rank."""
-        number = self.number_of(node)
-        first, n = self._ranks((self.root // self.group_size + number) % self.number)
-        turned = self.root - first if number == 0 else 0
-        return first + (node - self.begin(number) + turned) % n
+        first, n = self._home
+        at = (node + self.root - first) % n if node < n else node
+        return (first + at) % self.size
 
     def node(self, rank: int) -> int:
         """Return a rank's node."""
-        group = rank // self.group_size
-        number = (group - self.root // self.group_size) % self.number
-        first, n = self._ranks(group)
-        turned = self.root - first if number == 0 else 0
-        return self.begin(number) + (rank - first - turned) % n
+        first, n = self._home
+        at = (rank - first) % self.size
+        return (at + first - self.root) % n if at < n else at
 
-    def _ranks(self, group: int) -> tuple[int, int]:
-        first = group * self.group_size
-        return first, min(self.group_size, self.size - first)
+    @property
+    def _edges(self) -> tuple[int, ...]:
+        return begins(self.size, self.group_size)
+
+    @property
+    def _home(self) -> tuple[int, int]:
+        """The first rank of the root's group, and how many it has."""
+        group = self._group(self.root)
+        return self._edges[group], self._edges[group + 1] - self._edges[group]
+
+    def _group(self, rank: int) -> int:
+        return bisect_right(self._edges, rank) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +175,14 @@ class TwoLevel:
 
     @property
     def _inside(self) -> int:
-        return self.lower(min(self.groups.group_size, self.groups.size)).degree
+        return self.lower(self.groups.largest).degree
 
     def parent(self, node: int) -> tuple[int, int]:
         """Return the node above in the group, or the head above."""
         number = self.groups.number_of(node)
         begin = self.groups.begin(number)
         if node > begin:
-            above, place = self.lower(self.groups.group_size).parent(node - begin)
+            above, place = self.lower(self.groups.largest).parent(node - begin)
             return begin + above, place
         above, place = self.upper(self.groups.number).parent(number)
         return self.groups.begin(above), self._inside + place

@@ -7,7 +7,7 @@ Paper
 Steps on node v = (rank - root) mod P: those of ``trees``, by default in one chunk; the children of
 v are v + 1, v + 2, v + 4, ... up to v's lowest set bit, its parent is v without that bit. With
 ``group_size`` = q > 0 each q neighbours, the ranks of a machine, have such a tree, and so have
-their heads: S goes across N - 1 times, whatever q and the root are.
+their heads: S goes across N - 1 times, whatever the root is. Machines of unlike sizes: several q.
 
 Cost
     reduce, broadcast   ceil(log2 P) latencies, S per link; S-Caffe's equation (2)
@@ -28,7 +28,7 @@ from pgasdl.plans.algorithms.hierarchy import suits, tuned
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.algorithms.shapes import Binomial, TwoLevel
 from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
-from pgasdl.plans.plan import Plan, PlanSpec
+from pgasdl.plans.plan import Plan, PlanSpec, Sizes
 
 
 def build(
@@ -39,12 +39,12 @@ def build(
     kind: str = "average",
     wire: bool = False,
     root: int = 0,
-    group_size: int = 0,
+    group_size: Sizes = 0,
     chunks: int = 1,
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes."""
     view = RankView("tree", rank, size, count, kind, wire)
-    view.require("group_size", group_size, 0)
+    view.require_sizes("group_size", group_size, 0)
     ranks = numbering(view, root, group_size)
     shape = TwoLevel(ranks, Binomial, Binomial) if group_size else Binomial(size)
     return tree_plan(view, shape, ranks, chunks)
@@ -57,6 +57,7 @@ SPEC = PlanSpec(
     kinds=TREE_KINDS,
     suits=suits("tree"),
     options=("root", "group_size", "chunks"),
+    several=("group_size",),
     tuned=tuned("tree"),
     shares=True,
     by_element=True,

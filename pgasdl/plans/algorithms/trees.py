@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from pgasdl.plans.algorithms.blocks import chunks_of, flag, flushed, padded
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.algorithms.shapes import Groups, Shape
-from pgasdl.plans.plan import Plan, Put, Reduce, Span, Step, Wait
+from pgasdl.plans.plan import Plan, Put, Reduce, Sizes, Span, Step, Wait
 
 TREE_KINDS = ("average", "sum", "update", "reduce", "broadcast")
 
@@ -58,7 +58,7 @@ class Link:
     place: int
 
 
-def numbering(view: RankView, root: int, group_size: int = 0) -> Groups:
+def numbering(view: RankView, root: int, group_size: Sizes = 0) -> Groups:
     """Return the numbering of ranks from the root; 0: they are one group."""
     return Groups(view.size, group_size or view.size, view.require_root(root))
 

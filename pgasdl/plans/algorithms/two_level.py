@@ -8,10 +8,10 @@ Paper
     ``hierarchy`` says which one is taken where nobody names a plan.
 
 Steps: those of ``trees``. With q = chain_size, ranks j q .. j q + q - 1 are a chain, with the first
-of them, or the root, as its head; a node's child at place 0 is the next one of its chain. A head
-has children at places from 1 on: the next head; or those of its number in a binomial tree of all
-heads, counted from the root's. The paper reduces the lower level before the upper one begins; here
-chunks flow through both without a stop between them.
+of them, or the root, as its head; of unlike chains each has its q. A node's child at place 0 is the
+next one of its chain. A head has children at places from 1 on: the next head; or those of its
+number in a binomial tree of all heads, counted from the root's. The paper reduces the lower level
+before the upper one begins; here chunks flow through both without a stop between them.
 
 Cost, in n chunks, with m = ceil(P / q) heads
     chain-chain     reduce (n + q + m - 3) t(S/n) at most; a head takes two chunks per step
@@ -38,7 +38,7 @@ from pgasdl.plans.algorithms.hierarchy import suits, tuned
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.algorithms.shapes import Binomial, Chain, TwoLevel
 from pgasdl.plans.algorithms.trees import TREE_KINDS, numbering, tree_plan
-from pgasdl.plans.plan import Plan, PlanSpec
+from pgasdl.plans.plan import Plan, PlanSpec, Sizes
 
 # S-Caffe: the benefit of longer chains decreases beyond this.
 CHAIN_SIZE = 8
@@ -53,12 +53,12 @@ def build(
     kind: str = "average",
     wire: bool = False,
     root: int = 0,
-    chain_size: int = CHAIN_SIZE,
+    chain_size: Sizes = CHAIN_SIZE,
     chunks: int = 0,
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes."""
     view = RankView(f"chain-{upper}", rank, size, count, kind, wire)
-    view.require("chain_size", chain_size, 1)
+    view.require_sizes("chain_size", chain_size)
     ranks = numbering(view, root, chain_size)
     shape = TwoLevel(ranks, Chain, Chain if upper == "chain" else Binomial)
     return tree_plan(view, shape, ranks, chunks)
@@ -71,6 +71,7 @@ CHAIN_CHAIN = PlanSpec(
     kinds=TREE_KINDS,
     suits=suits("chain-chain"),
     options=("root", "chain_size", "chunks"),
+    several=("chain_size",),
     tuned=tuned("chain-chain"),
     shares=True,
     by_element=True,
@@ -82,6 +83,7 @@ CHAIN_BINOMIAL = PlanSpec(
     kinds=TREE_KINDS,
     suits=suits("chain-binomial"),
     options=("root", "chain_size", "chunks"),
+    several=("chain_size",),
     tuned=tuned("chain-binomial"),
     shares=True,
     by_element=True,

@@ -13,11 +13,13 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from pgasdl.group import Group
 from pgasdl.plans.cost import Model, Pair
+from pgasdl.plans.plan import Sizes, begins
 from pgasdl.tools.bench.ours import Array, Ours
 from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.turns import Contender
@@ -63,7 +65,7 @@ class Calibration:
 
     inside: Class
     across: Class | None
-    per_node: int
+    per_node: Sizes
     blocking: bool
 
     def model(self, nbytes: int) -> Model:
@@ -101,17 +103,20 @@ class _Members:
 def calibrate(session: Session) -> Calibration:
     """Measure the machine. Collective; every rank gets the same figures."""
     context = session.context
-    size, node = context.size, context.world.node_size
-    if node >= size or node == 1:
-        name = "across nodes" if node == 1 and size > 1 else "one node"
+    size, node, members = context.size, context.world.node_size, context.world.members
+    if not members.several_nodes:
+        name = "across nodes" if members.nodes > 1 else "one node"
         world = _Members(name, context.world, size, context.mapped)
-        return Calibration(_class(world, session), None, max(1, node), context.mapped)
-    ranks = context.world.members.order or tuple(range(size))
-    begin = ranks.index(context.rank) // node * node
-    mine = context.group(ranks[begin : begin + node])
-    heads = ranks[::node]
+        return Calibration(_class(world, session), None, node, context.mapped)
+    ranks = members.order or tuple(range(size))
+    nodes = [ranks[begin:end] for begin, end in pairwise(begins(size, node))]
+    mine = context.group(next(some for some in nodes if context.rank in some))
+    heads = [some[0] for some in nodes]
     across = context.group(heads) if context.rank in heads else None
-    near = _class(_Members("inside nodes", mine, node, mine.mapped), session)
+    # Smaller nodes only keep time.
+    largest = max(map(len, nodes))
+    inside = mine if mine.size == largest else None
+    near = _class(_Members("inside nodes", inside, largest, mine.mapped), session)
     far = _class(_Members("across nodes", across, len(heads), mapped=False), session)
     return Calibration(near, far, node, context.mapped)
 
