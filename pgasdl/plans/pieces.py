@@ -89,7 +89,8 @@ def build_array(
 ) -> ArrayPlan:
     """Build one rank's plan of an array, in every phase, numbered as ``members`` are ordered.
 
-    Kinds that give each rank a block of its own keep the order of ranks.
+    Kinds that give each rank a block of its own keep the order of ranks, unless the plan can tell
+    whose block is whose.
 
     Parameters
     ----------
@@ -98,7 +99,12 @@ def build_array(
     **options
         As of :func:`pgasdl.plans.build`, the same for every piece.
     """
-    order = members.order if kind in _KINDS else ()
+    order = members.order
+    if order and kind not in _KINDS:
+        if "order" in spec_of(name).options:
+            options["order"] = order
+        else:
+            order = ()
     if order:
         rank = order.index(rank)
         if options.get("root") in order:

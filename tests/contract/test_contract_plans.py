@@ -40,8 +40,7 @@ def runs(ctx: Any, kind: str, *, wire: bool = False) -> Iterator[tuple[str, dict
         for options in ({}, *(OPTIONS.get(name, ()) if ctx.size > 2 else ())):
             if options.get("direct", 0) and (wire or not ctx.mapped):
                 continue
-            regular = kind in EXCHANGES or "group_size" not in options
-            if regular:
+            if kind in EXCHANGES or name != "halving-doubling" or not options:
                 yield name, options
 
 

@@ -11,15 +11,16 @@ from tiers import full
 
 from pgasdl.collectives.policy import Choice, Policy
 from pgasdl.collectives.selection import automatic
-from pgasdl.errors import ConfigError
+from pgasdl.errors import ConfigError, PlanError
 from pgasdl.plans import PLANS, Case, Members, Plan, Put, build, build_all
+from pgasdl.plans.algorithms.gdraa_nodes import SPEC
 from pgasdl.plans.check import assert_ok, check
 from pgasdl.plans.cost import Model, Pair, predict
 from pgasdl.plans.pieces import build_array
 from pgasdl.plans.plan import ROOTED, lengths
 from pgasdl.topology import by_machine, node_size
 
-KINDS = ("sum", "reduce", "broadcast")
+KINDS = ("sum", "reduce", "broadcast", "reduce-scatter", "all-gather")
 # A letter is the host of a rank. Unlike numbers of ranks, as after a loss; and interleaved.
 HOSTS = (
     *("AAB", "ABB", "AABBB", "BBBAA", "AABBBB", "BBBBAA", "AAABBBBB", "BBBBBAAA", "ABBBBBBB"),
@@ -66,8 +67,9 @@ def across(plans: list[Plan], hosts: str) -> list[int]:
 def fewest(hosts: str, kind: str, count: int) -> int:
     """Return the elements that have to go between N hosts.
 
-    Each element of a sum takes a contribution from every host: N - 1 hops to wherever it is made.
-    Each element that is spread has to enter N - 1 hosts. An exchange does both.
+    Each element of a sum takes a contribution from every host: N - 1 hops to wherever it is made,
+    be it the root, or the owner of a block, however long blocks are. Each element that is spread
+    has to enter N - 1 hosts. An exchange does both.
     """
     return (2 if kind == "sum" else 1) * (len(set(hosts)) - 1) * count
 
@@ -159,16 +161,23 @@ def test_a_policy_names_unlike_groups() -> None:
             Policy.parse(f"allreduce:0-inf:{wrong}")
 
 
+def test_an_order_names_each_rank_once() -> None:
+    for order in ((0, 1), (0, 1, 1), (1, 2, 3)):
+        with pytest.raises(PlanError, match="order"):
+            SPEC.build(0, 3, 8, kind="all-gather", group_size=(2, 1), order=order)
+
+
+@pytest.mark.parametrize("kind", ["sum", "reduce-scatter", "all-gather"])
 @pytest.mark.parametrize("sizes", [(7, 8), (7, 8, 8), (2, 3, 4), (1, 8)], ids=str)
 def test_between_unlike_hosts_gdraa_is_predicted_to_be_slower(
-    sizes: tuple[int, ...],
+    sizes: tuple[int, ...], kind: str
 ) -> None:
     """Where a rank sends to others of its host five times as fast."""
     near, far = Pair(5e-7, 2e-11, 3e-7), Pair(1.5e-6, 1e-10, 3e-7)
     model, size = Model(near, far, per_node=sizes, gamma=2e-11), sum(sizes)
     for count in (1 << 16, 1 << 20):
         seconds = [
-            predict(build_all(name, size, count, kind="sum", **options), model)
+            predict(build_all(name, size, count, kind=kind, **options), model)
             for name, options in (("gdraa-nodes", {"group_size": sizes}), ("gdraa", {}))
         ]
         assert seconds[0] < seconds[1]

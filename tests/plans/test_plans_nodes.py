@@ -138,9 +138,10 @@ def test_the_choice_follows_the_size() -> None:
     assert [taken(messages, n << 10) for n in (1, 16, 64)] == ["gdraa-nodes", by_halves, by_halves]
     assert taken(loads, 1 << 16, wire=True) == by_halves
     assert taken(Members(256, 6), 1 << 14) == taken(Members(255, 8), 1 << 14) == "gdraa-nodes"
-    # Nodes that are not known, or none; and what is no exchange.
+    # Nodes that are not known, or none; and what is no exchange: halves of blocks would go across.
     assert taken(Members(4), 1 << 14) == taken(Members(4, 4), 1 << 14) == "gdraa"
-    assert taken(messages, 1 << 14, "reduce-scatter") == "halving-doubling"
+    assert taken(messages, 1 << 14, "reduce-scatter") == "gdraa-nodes"
+    assert taken(Members(256), 1 << 14, "reduce-scatter") == "halving-doubling"
 
 
 def test_supernodes_keep_large_exchanges_inside() -> None:

@@ -14,7 +14,7 @@ from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.collectives.selection import select
 from pgasdl.errors import MismatchError, PeerLost
 from pgasdl.group import Group
-from pgasdl.plans import PLANS, Members, register
+from pgasdl.plans import PLANS, Members, blocks, register
 from pgasdl.topology import Topology
 from pgasdl.training.autotune import ROUNDS
 
@@ -189,6 +189,15 @@ def test_ranks_on_several_nodes_exchange_by_nodes(
             array[:] = ctx.rank
             ctx.collective_handle("broadcast", array, root=root)()
             assert np.all(array == root)
+        contributions = np.random.default_rng(7).integers(-9, 9, (ctx.size, 1000))
+        begin, n = blocks(1000, ctx.size)[ctx.rank]
+        for turn in range(3):
+            array = (contributions[ctx.rank] + turn).astype(np.float32)
+            ctx.collective_handle("reduce-scatter", array)()
+            wanted = (contributions + turn).sum(axis=0)
+            assert np.array_equal(array[begin : begin + n], wanted[begin : begin + n])
+            ctx.collective_handle("all-gather", array)()
+            assert np.array_equal(array, wanted)
         return exchange.plan + narrow.plan, handles, ctx.describe().splitlines()
 
     for plan, handles, described in loopback.run(len(nodes), program, mapped=loads):

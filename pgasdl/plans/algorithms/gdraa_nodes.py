@@ -25,6 +25,8 @@ Cost
     2 (q-1)/q S, or with ``direct`` loads and stores. Inbox: (q-1)/q S + (N-1)/N S/q. With H blocks
     of one holder across H times as much per rank, and as much per node.
 
+Kinds ``reduce-scatter`` and ``all-gather``: see ``node_blocks``.
+
 Where nobody names a plan
     Nodes, if some have several ranks, run it at every size, but for the small arrays that
     ``halving-doubling`` takes: plain gdraa sends each byte across q times.
@@ -68,6 +70,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pgasdl.errors import PlanError
+from pgasdl.plans.algorithms import node_blocks
 from pgasdl.plans.algorithms.blocks import blocks, flag, padded, peers_after
 from pgasdl.plans.algorithms.rank_view import RankView
 from pgasdl.plans.plan import (
@@ -87,6 +90,8 @@ from pgasdl.plans.plan import (
     lengths,
 )
 
+_KINDS = (*EXCHANGES, "reduce-scatter", "all-gather")
+
 
 def build(
     rank: int,
@@ -97,19 +102,25 @@ def build(
     wire: bool = False,
     group_size: Sizes = 4,
     direct: int = 0,
+    order: tuple[int, ...] = (),
 ) -> Plan:
     """Return rank's plan of the exchange that this module describes.
 
     ``direct`` : 1 if the ranks of a node map each other's memory; no use with ``wire``, since it
-    loads memory as it is
+    loads memory as it is, or in kinds that are no exchanges
+    ``order`` : rank r has block ``order[r]`` in kinds that give each a block; (): block r
     """
     view = RankView("gdraa-nodes", rank, size, count, kind, wire)
     view.require_sizes("group_size", group_size)
     if direct not in (0, 1):
         raise PlanError(f"plan gdraa-nodes: direct is {direct}, 0 or 1 is needed")
-    direct = int(direct and not wire)
+    if order and sorted(order) != list(range(size)):
+        raise PlanError(f"plan gdraa-nodes: order {order} is not one of {size} ranks")
+    direct = int(direct and not wire and view.exchange)
     if view.idle:
         return view.plan(mapped=bool(direct))
+    if not view.exchange:
+        return node_blocks.build(view, begins(size, group_size), order)
     node = _Node(view, group_size, bool(direct))
     return view.plan([node.steps()], node.notifications, node.inbox, mapped=node.direct)
 
@@ -324,15 +335,16 @@ def _options_of(members: Members, piece: int) -> dict[str, Any]:
 
 
 def _suits(case: Case) -> bool:
-    return case.members.several_nodes and case.kind in EXCHANGES
+    return case.members.several_nodes and case.kind in _KINDS
 
 
 SPEC = PlanSpec(
     "gdraa-nodes",
     build,
     "sums inside nodes of group_size ranks, gdraa between them: 2(N-1)/N S per node on the network",
-    options=("group_size", "direct"),
-    several=("group_size",),
+    kinds=_KINDS,
+    options=("group_size", "direct", "order"),
+    several=("group_size", "order"),
     suits=_suits,
     options_of=_options_of,
     shares=True,

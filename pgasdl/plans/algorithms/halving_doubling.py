@@ -281,8 +281,8 @@ class _Halves:
 def _suits(case: Case) -> bool:
     """Return whether its rounds cost less than the messages of gdraa, which go to all ranks."""
     size = case.members.size
-    if case.members.several_nodes and case.kind in EXCHANGES:
-        return _suits_nodes(case)
+    if case.members.several_nodes:
+        return case.kind in EXCHANGES and _suits_nodes(case)
     # Blocks are whole cache lines: few elements have few owners.
     owners = min(size, -(-case.nbytes // (4 * ALIGN)))
     rounds = (size - 1).bit_length()
