@@ -187,7 +187,7 @@ def _kinds(plan: str, operation: str) -> list[str]:
 
 
 def _numbers(value: Sizes) -> str:
-    return str(value) if isinstance(value, int) else "+".join(map(str, value))
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _bytes(text: str) -> float:

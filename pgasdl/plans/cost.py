@@ -93,9 +93,9 @@ class Model:
         return self.across
 
     def _node(self, rank: int) -> int:
-        if isinstance(self.per_node, int):
-            return rank // self.per_node
-        return bisect_right(begins(sum(self.per_node), self.per_node), rank)
+        if isinstance(self.per_node, tuple):
+            return bisect_right(begins(sum(self.per_node), self.per_node), rank)
+        return rank // self.per_node
 
 
 def work(step: Reduce | Copy | Call, model: Model, item: int, wire_item: int) -> Number:

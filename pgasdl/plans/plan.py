@@ -200,7 +200,7 @@ def begins(size: int, sizes: Sizes) -> tuple[int, ...]:
     >>> begins(7, 3), begins(7, (2, 4, 1))
     ((0, 3, 6, 7), (0, 2, 6, 7))
     """
-    each = cycle((sizes,) if isinstance(sizes, int) else sizes)
+    each = cycle(sizes if isinstance(sizes, tuple) else (sizes,))
     return (*takewhile(lambda begin: begin < size, accumulate(each, initial=0)), size)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from pgasdl.errors import PlanError
 from pgasdl.plans.algorithms import (
     all_to_all,
@@ -132,8 +134,11 @@ def build(
         if option not in options_of_spec:
             known = ", ".join(options_of_spec) or "none"
             raise PlanError(f"plan {name}: no option {option!r}; there are: {known}")
-        if isinstance(value, tuple) and option not in spec.several:
-            raise PlanError(f"plan {name}: {option} is {value}, one number is needed")
+        several = option in spec.several
+        each = value if several and isinstance(value, tuple) else (value,)
+        if not all(isinstance(number, Integral) for number in each):
+            needed = "an integer, or a tuple of them," if several else "an integer"
+            raise PlanError(f"plan {name}: {option} is {value!r}, {needed} is needed")
         if option == "phase" and value not in range(spec.phases):
             raise PlanError(f"plan {name}: phase {value} is not one of {spec.phases}")
     plan = spec.build(rank, size, count, kind=kind, wire=wire, **options)

@@ -186,6 +186,11 @@ def test_memory_named_by_the_plans() -> None:
         (("halving-doubling", 0, 4, 8), {"group_size": 2, "kind": "all-gather"}, "block r"),
         (("gdraa-nodes", 0, 4, 8), {"direct": 2}, "direct is 2"),
         (("multi-stage", 0, 4, 8), {"kind": "broadcast", "stages": 0}, "stages is 0"),
+        (("tree", 0, 4, 8), {"root": (1, 2)}, "root is .*, an integer is needed"),
+        (("tree", 0, 4, 8), {"chunks": 1.5}, "chunks is 1.5, an integer is needed"),
+        (("tree", 0, 4, 8), {"group_size": ()}, "group_size is 0"),
+        (("tree", 0, 4, 8), {"group_size": (1, 0)}, "group_size is 0"),
+        (("gdraa-nodes", 0, 4, 8), {"group_size": [1, 3]}, "or a tuple of them, is needed"),
     ],
 )
 def test_arguments_that_cannot_be(

@@ -153,7 +153,7 @@ def test_a_policy_names_unlike_groups() -> None:
     assert str(policy) == text
     assert policy.find("allreduce", 0) == Choice("tree", (("group_size", (7, 8, 8)),))
     for wrong, why in (
-        ("tree(chunks=2+3)", "one number is needed"),
+        ("tree(chunks=2+3)", "an integer is needed"),
         ("tree(group_size=2+0)", "group_size is 0"),
         ("gdraa-nodes(group_size=2+)", "is no option"),
     ):

@@ -198,6 +198,10 @@ def test_ranks_on_several_nodes_exchange_by_nodes(
             assert np.array_equal(array[begin : begin + n], wanted[begin : begin + n])
             ctx.collective_handle("all-gather", array)()
             assert np.array_equal(array, wanted)
+        array, whole = (contributions[ctx.rank] / np.float32(7) for _ in range(2))
+        ctx.collective_handle("reduce-scatter", array)()
+        ctx.allreduce_handle(whole)()
+        assert array[begin : begin + n].tobytes() == whole[begin : begin + n].tobytes()
         return exchange.plan + narrow.plan, handles, ctx.describe().splitlines()
 
     for plan, handles, described in loopback.run(len(nodes), program, mapped=loads):

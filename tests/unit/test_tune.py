@@ -13,9 +13,11 @@ import pgasdl.tools.cli
 from pgasdl import Context, loopback
 from pgasdl.collectives.policy import Choice, Policy
 from pgasdl.tools.bench import plans
-from pgasdl.tools.bench.calibrate import SIZES, Calibration, Class
+from pgasdl.tools.bench.calibrate import SIZES, Calibration, Class, calibrate
+from pgasdl.tools.bench.output import Output
 from pgasdl.tools.bench.plans_cli import cases, charts, summary
 from pgasdl.tools.bench.request import Request
+from pgasdl.tools.bench.session import Session
 from pgasdl.tools.bench.tuner import (
     MOST,
     Size,
@@ -25,6 +27,7 @@ from pgasdl.tools.bench.tuner import (
     predict_all,
     rules_of,
 )
+from pgasdl.topology import Topology
 
 A, B, C = Choice("gdraa"), Choice("tree"), Choice("chain", (("chunks", 8),))
 FAST = ("--repeat", "1", "--seconds", "0.001", "--sizes", "64,4K,64K", "--transport", "loopback")
@@ -199,3 +202,22 @@ def test_what_is_refused(
 ) -> None:
     assert pgasdl.tools.cli.main(arguments) == pgasdl.tools.cli.USAGE_ERROR
     assert named in capsys.readouterr().err
+
+
+def test_unlike_nodes_are_measured_by_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = "ABB"
+    monkeypatch.setattr(Topology, "machines", lambda self, ranks: [hosts[r] for r in ranks])
+    monkeypatch.setattr(Topology, "maps", lambda self, ranks: len({hosts[r] for r in ranks}) == 1)
+    monkeypatch.setattr("pgasdl.tools.bench.calibrate.SIZES", (1024, 2048, 4096))
+
+    def program(ctx: Context) -> tuple[Calibration, list[str]]:
+        session = Session(ctx, Output(ctx.rank), rounds=1, seconds=0.001)
+        found = calibrate(session)
+        predicted = predict_all(ctx, found, choices_here(ctx), 4096)
+        return found, [str(choice) for choice in predicted]
+
+    (found, choices), *others = loopback.run(3, program)
+    assert all(other == (found, choices) for other in others)
+    assert found.across is not None
+    assert (found.inside.ranks, found.across.ranks, found.per_node) == (2, 2, (1, 2))
+    assert {"gdraa-nodes", "tree(group_size=1+2)"} <= set(choices)

@@ -34,6 +34,7 @@ Where nobody names a plan
     10 GB/s), microseconds of ``direct``, of messages, of halving-doubling by nodes, and of gdraa:
         4 nodes     64 B: 6, 6, 11, 12      64 KiB: 25, 30, 29, 66      1 MiB: 314, 389, 361, 1013
         32 nodes    64 B: 15, 15, 22, 82    16 KiB: 27, 29, 26, 156     1 MiB: 356, 418, 397, 1349
+    and on nodes of 7, 8 and 8, of messages and of gdraa: 64 KiB: 22, 60     16 MiB: 4144, 14007
     With 2 nodes of 2 gdraa is faster up to 16 KiB, by 0.8 us at most, and beyond that, if mates do
     not load, by 5 % at most; it still sends twice as much across, which other jobs feel.
 

@@ -39,7 +39,7 @@ reduce-scatter: slots from mates at 0 and 16, from the other node at 32. Rank 0 
 block, rank 2 for both others, and rank 1 for none. Rank 0 runs
     Put nothing -> rank 1, notify 0;  the same -> rank 2;  Wait 1
     Put data[16:32] -> rank 1 inbox[0:16], notify 3;  Wait 4
-    Reduce data[32:48] = data[32:48] + inbox[0:16];  Reduce data[0:16] = data[0:16] + inbox[16:32]
+    Reduce data[0:16] = data[0:16] + inbox[0:16];  Reduce data[32:48] = data[32:48] + inbox[16:32]
     Wait 2;  Put data[32:48] -> rank 2 inbox[32:48], notify 3
     Wait 5;  Reduce data[0:16] = data[0:16] + inbox[32:48];  Flush
 """

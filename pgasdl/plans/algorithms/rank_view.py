@@ -43,10 +43,10 @@ class RankView:
 
     def require_sizes(self, option: str, sizes: Sizes, least: int = 1) -> None:
         """Raise PlanError if there is no size, or one below ``least``, or below 1 among several."""
-        if isinstance(sizes, int):
-            self.require(option, sizes, least)
-        else:
+        if isinstance(sizes, tuple):
             self.require(option, min(sizes, default=0), 1)
+        else:
+            self.require(option, sizes, least)
 
     def require_root(self, root: int) -> int:
         """Return ``root``; PlanError if it is not a rank."""

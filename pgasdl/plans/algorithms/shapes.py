@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from pgasdl.plans.plan import Sizes, begins, lengths
@@ -119,7 +120,7 @@ class Groups:
     @property
     def largest(self) -> int:
         """Ranks of the largest group."""
-        return max(lengths(self.size, self.group_size))
+        return _largest(self.size, self.group_size)
 
     def begin(self, number: int) -> int:
         """Return the first node of the group that is the given one from the root's on."""
@@ -155,6 +156,11 @@ class Groups:
 
     def _group(self, rank: int) -> int:
         return bisect_right(self._edges, rank) - 1
+
+
+@lru_cache(1024)
+def _largest(size: int, group_size: Sizes) -> int:
+    return max(lengths(size, group_size))
 
 
 @dataclass(frozen=True, slots=True)
