@@ -1,18 +1,23 @@
 """Autotuning: the first iterations of training try plans, and the fastest stays. No barrier.
 
 swCaffe tries two ways of a convolution in the first iterations and keeps the faster one, for each
-layer. Here the ways are plans, and each bucket keeps its own. Iteration i uses candidate i modulo
-their number, on every rank. After some rounds the ranks exchange their times of all buckets, which
-overlaps with one more round. Then every rank has all times, takes the slowest rank's for each
-candidate of a bucket, and so makes the same choice.
+layer. Here the ways are plans, and each bucket keeps its own. Exchange i of a bucket uses candidate
+i modulo their number, on every rank. After some rounds the ranks tell each other their times of the
+bucket, which overlaps with one more round, and ends in the last wait of that. Then every rank has
+all times, takes the slowest rank's for each candidate, and so makes the same choice.
+
+No bucket waits for another: one whose layers are frozen, or exchanged in some iterations only,
+holds up nothing but its own choice.
 
 The time of a bucket is that of its exchange, from its last gradient to its last flag, with the
-exchanges beside it: in one iteration all buckets run the same candidate.
+exchanges beside it: where layers are exchanged equally often, they all run the same candidate.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,8 +29,8 @@ from pgasdl.context import Context
 from pgasdl.errors import PlanError
 from pgasdl.group import Group
 from pgasdl.plans import PLANS
-from pgasdl.plans.algorithms.blocks import blocks, padded
-from pgasdl.training.layout import Bucket, Layer
+from pgasdl.training.layout import Bucket, lay_out
+from pgasdl.training.setup import Setup
 
 log = logging.getLogger("pgasdl")
 
@@ -45,15 +50,13 @@ class Tuned:
 
     group: Group
     schedule: _native.LayerSchedule
-    layers: Sequence[Layer]
     buckets: Sequence[Bucket]
 
     def keep(self, bucket: Bucket, candidate: int) -> None:
         """Run a bucket by one of its candidates from now on."""
-        if len(bucket.executions) > 1:
-            bucket.executions = [bucket.executions[candidate]]
-            bucket.choices = [bucket.choices[candidate]]
-            self.schedule.bind(bucket.index, bucket.executions)
+        bucket.executions = [bucket.executions[candidate]]
+        bucket.choices = [bucket.choices[candidate]]
+        self.schedule.bind(bucket.index, bucket.executions)
 
     def executions(self, bucket: Bucket) -> int:
         """Return how often the exchange of a bucket is over."""
@@ -64,11 +67,6 @@ class Tuned:
         _, _, began, ended, _ = self.schedule.timing(bucket.layers[0])
         return ended - began
 
-    @property
-    def settled(self) -> bool:
-        """Whether every bucket has its plan."""
-        return all(len(bucket.executions) == 1 for bucket in self.buckets)
-
 
 class Autotune:
     """The candidates of one exchange, until each bucket has its plan. Making it is collective.
@@ -78,9 +76,9 @@ class Autotune:
     candidates : tuple[str, ...]
         Names of plans.
     limit : int
-        Iterations that try the candidates; later ones run the chosen plans.
+        Exchanges of a bucket that try the candidates; later ones run the chosen plan.
     times : list[list[float]]
-        Of each bucket, seconds of each exchange so far.
+        Of each bucket, seconds of each exchange so far; infinite where none were noted.
     settled : bool
         Every bucket has its plan, and this object is closed.
     """
@@ -93,69 +91,103 @@ class Autotune:
         steps: Steps,
     ) -> None:
         self.candidates = tuple(candidates)
-        self.settled = False
         self._tuned = tuned
-        group = tuned.group
         self._measured = len(candidates) * ROUNDS
         self.limit = self._measured + len(candidates)
         self.times: list[list[float]] = [[] for _ in tuned.buckets]
-        # One block for each rank: by bucket and candidate.
-        self._shape = (len(tuned.buckets), len(candidates))
-        of_rank = len(tuned.buckets) * len(candidates)
-        count = group.size * padded(of_rank)
+        self._lock = threading.Lock()  # two threads may wait for one bucket
+        # The times travel as a gradient does, a layer for each bucket: summed up, each rank's row
+        # is what it told.
+        group = tuned.group
+        shape = group.size, len(candidates)
+        layers, buckets = lay_out([(shape, np.float32)] * len(tuned.buckets), 0)
+        setup = Setup(context, group, "sum", None)
+        for bucket in buckets:
+            bucket.choices = setup.choices(bucket, ())
+        parts = setup.parts(buckets, {}, rotate_root=False)
+        memory = setup.allocate(buckets, parts, steps)
+        setup.bind(parts, memory)
+        self._segments = memory.segments
+        self._of_ranks = [memory.gradients.numpy(np.float32, each.at, shape) for each in layers]
+        self._exchanges = [bucket.executions[0] for bucket in buckets]
+        self._told = [False] * len(buckets)
+        self._undecided = set(range(len(buckets)))
 
-        self._segment = steps(
-            lambda: context.segment(4 * count, notifications=0, group=group, timeout=steps.left)
-        )
-        times = self._segment.numpy(np.float32)
-        self._of_ranks = [
-            times[begin : begin + of_rank].reshape(self._shape)
-            for begin, _ in blocks(count, group.size)
-        ]
-        self._handle = steps(
-            lambda: context.collective_handle("all-gather", times, group=group, timeout=steps.left)
-        )
-        self._best: list[int] | None = None
-
-    def after(self, number: int) -> None:
-        """Note the time of a bucket's exchange. Called after each wait for one."""
-        times, bucket = self.times[number], self._tuned.buckets[number]
-        if self._tuned.executions(bucket) == len(times) or len(times) == self._measured:
-            return
-        times.append(self._tuned.seconds(bucket))
-        if all(len(each) == self._measured for each in self.times):
-            n_buckets, kinds = self._shape
-            rounds = np.array(self.times, np.float32).reshape(n_buckets, ROUNDS, kinds)
-            self._of_ranks[self._tuned.group.rank][...] = rounds[:, 1:].min(axis=1)
-            self._handle.start()
+    @property
+    def settled(self) -> bool:
+        """Whether every bucket has its plan."""
+        return not self._undecided
 
     def before(self, number: int) -> None:
-        """Give a bucket the chosen plan, if it is time. Called before a layer of it is ready."""
-        bucket = self._tuned.buckets[number]
-        if self._tuned.executions(bucket) < self.limit:
+        """Tell the times of a bucket, if it is time. Called before a layer of it is ready."""
+        if number not in self._undecided:
             return
-        if self._best is None:
-            self._best = self._fastest()
-        self._tuned.keep(bucket, self._best[number])
-        if self._tuned.settled:
-            self.settled = True
-            self.close()
+        over = self._tuned.executions(self._tuned.buckets[number])
+        with self._lock:
+            if over >= self._measured and not self._told[number]:
+                self._told[number] = True
+                self._note(number, self._measured)
+                rounds = np.array(self.times[number], np.float32)
+                best = rounds.reshape(ROUNDS, len(self.candidates))[1:].min(axis=0)
+                self._of_ranks[number][self._tuned.group.rank] = best
+                self._exchanges[number].start()
+        if over >= self.limit:  # the last wait timed out, or was interrupted
+            self._decide(number, None)
 
-    def close(self) -> None:
-        """Give up the memory of the measurement."""
-        self._handle.close()
-        if not self._segment.deleted:
-            self._segment.delete()
+    def after(self, number: int, timeout: float | None) -> None:
+        """Note the time of a bucket's exchange; choose a plan after the last. Called by each wait.
 
-    def _fastest(self) -> list[int]:
-        """Choose each bucket's fastest candidate: every rank has the same times."""
-        self._handle.wait()
-        slowest = np.max(self._of_ranks, axis=0)
-        best = [int(candidate) for candidate in slowest.argmin(axis=1)]
-        for bucket, candidate, seconds in zip(self._tuned.buckets, best, slowest, strict=True):
+        Parameters
+        ----------
+        number : int
+            The bucket's.
+        timeout : float, optional
+            Seconds to wait for the other ranks' times; None: the context's default.
+        """
+        if number not in self._undecided:
+            return
+        over = self._tuned.executions(self._tuned.buckets[number])
+        with self._lock:
+            if self._note(number, min(over, self._measured)) and over <= self._measured:
+                self.times[number][-1] = self._tuned.seconds(self._tuned.buckets[number])
+        if over >= self.limit:
+            self._decide(number, timeout)
+
+    def _note(self, number: int, over: int) -> bool:
+        """Make room for so many times; true if there was not. An interrupted call left some out."""
+        times = self.times[number]
+        missing = over - len(times)
+        times += [math.inf] * missing
+        return missing > 0
+
+    def _decide(self, number: int, timeout: float | None) -> None:
+        """Keep a bucket's fastest candidate: every rank has the same times."""
+        self._exchanges[number].wait(timeout=timeout)
+        with self._lock:
+            if number not in self._undecided:
+                return
+            slowest = self._of_ranks[number].max(axis=0)
+            best = int(slowest.argmin())
             times = ", ".join(
                 f"{name} {1e3 * each:.3f} ms"
-                for name, each in zip(self.candidates, seconds, strict=True)
+                for name, each in zip(self.candidates, slowest, strict=True)
             )
-            log.info("bucket %d: %s; kept %s", bucket.index, times, self.candidates[candidate])
-        return best
+            log.info("bucket %d: %s; kept %s", number, times, self.candidates[best])
+            self._tuned.keep(self._tuned.buckets[number], best)
+            self._undecided.remove(number)
+        if self.settled:
+            self.close()
+
+    def close(self, *, idle: bool = True) -> None:
+        """Give up the memory of the measurement. Idempotent.
+
+        ``idle`` : no bucket's exchange is under way here, after which peers may tell their times
+        """
+        idle = idle and all(each.idle for each in self._exchanges)
+        for each in self._exchanges:
+            each.close()
+        # Peers that write by address may still write here: the memory then stays until the end.
+        if idle or self._tuned.group.mapped:
+            for segment in self._segments:
+                segment.delete()
+        self._segments = []

@@ -82,7 +82,8 @@ class GradientExchange:
         Where gradients and weights lie; "cuda:0": a stream then says when a gradient is complete.
     candidates : Sequence[str], default ()
         Names of plans that the first iterations try in turn, if ``plan`` is not given. Each bucket
-        keeps its fastest, the same on all ranks (swCaffe). Until then each has its inbox.
+        keeps its fastest, the same on all ranks (swCaffe), after five exchanges by each candidate.
+        Until then each has its inbox.
     rotate_root : bool, default False
         Bucket b has the root ``root`` + b (mod size), so that the ranks share the root's work.
     **options : int
@@ -177,7 +178,7 @@ class GradientExchange:
                 self._schedule.bind(bucket.index, bucket.executions)
             self._autotune: Autotune | None = None
             if tried and self._buckets:
-                tuned = Tuned(self.group, self._schedule, self.layers, self._buckets)
+                tuned = Tuned(self.group, self._schedule, self._buckets)
                 self._autotune = Autotune(context, tuned, candidates, steps)
         self.gradients, self.weights = memory.gradients, memory.weights
         self._owner = None if update is None else Owner(setup, self._buckets, memory, update)
@@ -293,9 +294,13 @@ class GradientExchange:
             No such layer, or others of its bucket are not ready.
         PeerLost, MismatchError, ClosedError
         """
+        tuner = self._autotune
+        if tuner is None:
+            self._schedule.wait(layer, timeout=timeout)
+            return
+        deadline = time.monotonic() + self.context._seconds(timeout)
         self._schedule.wait(layer, timeout=timeout)
-        if self._autotune is not None:
-            self._autotune.after(self.layers[layer].bucket)
+        tuner.after(self.layers[layer].bucket, max(0.0, deadline - time.monotonic()))
 
     def finish(self, *, timeout: float | None = None) -> None:
         """Wait until every started exchange is complete here. No barrier: peers may be behind.
@@ -317,7 +322,7 @@ class GradientExchange:
             left = max(0.0, deadline - time.monotonic())
             self._schedule.finish(bucket.index, timeout=left)
             if self._autotune is not None:
-                self._autotune.after(bucket.index)
+                self._autotune.after(bucket.index, max(0.0, deadline - time.monotonic()))
 
     # --- the owner's part
 
@@ -384,7 +389,7 @@ class GradientExchange:
             for bucket in self._buckets:
                 bucket.executions.clear()
             if self._autotune is not None:
-                self._autotune.close()
+                self._autotune.close(idle=idle)
             # Peers that write by address may still write here: the memory then stays until the end.
             if idle or self.group.mapped:
                 for segment in self._segments:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -12,12 +17,13 @@ from support.launcher import run
 
 from pgasdl import Context, GradientExchange, PlanError, loopback
 from pgasdl.collectives.selection import select
-from pgasdl.errors import MismatchError, PeerLost
+from pgasdl.errors import MismatchError, PeerLost, Timeout
 from pgasdl.group import Group
 from pgasdl.plans import PLANS, Members, blocks, register
 from pgasdl.topology import Topology
 from pgasdl.training.autotune import ROUNDS
 
+T = TypeVar("T")
 POLICY = "allreduce:0-1k:tree#1k-64k:ring#64k-1m:chain(chunks=4);broadcast:0-inf:kary(arity=3)"
 SHAPES = [((10,), "float32"), ((1000,), "float32"), ((20_000,), "float32"), ((10**6,), "float32")]
 
@@ -293,6 +299,128 @@ def test_each_bucket_keeps_the_candidate_that_is_fastest_on_its_slowest_rank() -
         return exchange.plan
 
     assert loopback.run(4, program) == ["gdraa x1, ring x1, gdraa x1"] * 4
+
+
+def exchanged(exchange: GradientExchange, iteration: int, layers: Sequence[int]) -> None:
+    """One iteration of two ranks, of these layers alone."""
+    for layer in layers:
+        exchange.gradient(layer)[...] = exchange.context.rank + iteration
+        exchange.ready(layer)
+    for layer in layers:
+        exchange.wait(layer)
+        assert np.all(exchange.gradient(layer) == iteration + 0.5)
+
+
+def test_a_layer_holds_up_no_choice_but_its_own() -> None:
+    """One is exchanged in every iteration, one in every second, one is frozen."""
+
+    def program(ctx: Context) -> list[str]:
+        exchange = GradientExchange(ctx, [((5,), "float32")] * 3, candidates=("gdraa", "tree"))
+        tuner = exchange._autotune
+        assert tuner is not None
+        kept = []
+        for iteration in range(2 * tuner.limit):
+            exchanged(exchange, iteration, [0, 1] if iteration % 2 else [0])
+            for layer in range(2):
+                times = tuner.times[layer]
+                # The clock as it would be if the first candidate were slow.
+                if len(times) % 2:
+                    times[-1] = 1.0
+            if iteration + 1 in (tuner.limit - 1, tuner.limit, 2 * tuner.limit):
+                kept.append(exchange.plan)
+        exchange.close()
+        return kept
+
+    both = "gdraa or tree"
+    wanted = [both, f"tree x1, {both} x2", f"tree x2, {both} x1"]
+    assert loopback.run(2, program) == [wanted] * 2
+
+
+def test_no_rank_chooses_by_what_it_alone_has_measured() -> None:
+    """A layer is due to be decided where another's times are missing, on one rank only."""
+
+    def program(ctx: Context) -> tuple[str, float]:
+        exchange = GradientExchange(ctx, [((5,), "float32")] * 2, candidates=("tree", "gdraa"))
+        tuner = exchange._autotune
+        assert tuner is not None
+        for iteration in range(tuner.limit):
+            exchanged(exchange, iteration, [0, 1] if iteration < 2 * ROUNDS - 1 else [0])
+            if iteration % 2 == 0 and iteration < 2 * ROUNDS:
+                tuner.times[0][-1] = 1.0
+        exchange.gradient(0)[...] = ctx.rank
+        exchange.ready(1)
+        if ctx.rank == 0:
+            exchange.wait(1)
+        exchange.ready(0)
+        exchange.wait(1)
+        exchange.wait(0)
+        return exchange.plan, float(exchange.gradient(0)[0])
+
+    assert loopback.run(2, program) == [("gdraa x1, tree or gdraa x1", 0.5)] * 2
+
+
+def test_candidates_of_ranks_that_only_try() -> None:
+    """Every call that times out is made again: the making, and each wait."""
+
+    def tried(call: Callable[[], T]) -> T:
+        while True:
+            with suppress(Timeout):
+                return call()
+
+    def program(ctx: Context) -> str:
+        tries = 0.0 if ctx.rank == 0 else None
+        names = "gdraa", "tree"
+        exchange = tried(lambda: GradientExchange(ctx, SHAPES[:2], candidates=names, timeout=tries))
+        for iteration in range(2 * (ROUNDS + 1) + 2):
+            for layer in range(2):
+                exchange.gradient(layer)[...] = ctx.rank + iteration
+                exchange.ready(layer)
+            for layer in range(2):
+                tried(partial(exchange.wait, layer, timeout=tries))
+                assert np.all(exchange.gradient(layer) == iteration + 0.5)
+        return exchange.plan
+
+    first, second = loopback.run(2, program, seed=3, delay=2, reorder=True)
+    assert first == second and " or " not in first
+
+
+def test_an_exchange_whose_making_timed_out_is_made_by_the_same_call() -> None:
+    late = threading.Event()
+
+    def program(ctx: Context) -> str:
+        def make(timeout: float) -> GradientExchange:
+            return GradientExchange(ctx, SHAPES[:2], candidates=("gdraa", "tree"), timeout=timeout)
+
+        if ctx.rank == 0:
+            with pytest.raises(Timeout):
+                make(0.05)
+            late.set()
+        assert late.wait(30)
+        with make(30) as exchange:
+            exchanged(exchange, 0, [0, 1])
+            return exchange.plan
+
+    assert loopback.run(2, program) == ["gdraa or tree"] * 2
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_an_exchange_is_closed_while_candidates_are_tried(finish: bool) -> None:
+    """After any number of iterations, in the middle of one; beside another that goes on."""
+
+    def program(ctx: Context) -> str:
+        names = "gdraa", "tree"
+        other = GradientExchange(ctx, SHAPES[:2], candidates=names)
+        for iterations in range(2 * (ROUNDS + 1) + 1):
+            exchange = GradientExchange(ctx, SHAPES[:2], candidates=names)
+            for iteration in range(iterations):
+                exchanged(exchange, iteration, [0, 1])
+            exchange.ready(1)
+            exchange.close(finish=finish)
+            exchanged(other, iterations, [1, 0])
+        return other.plan
+
+    first, second = loopback.run(2, program, mapped=False)
+    assert first == second and " or " not in first
 
 
 def test_candidates_that_cannot_be_are_refused() -> None:
