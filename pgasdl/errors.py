@@ -24,7 +24,7 @@ class QueueFull(PgasError):
 
 
 class PeerLost(PgasError, ConnectionError):
-    """A rank died, was stopped for too long, or left.
+    """A rank died, was stopped for too long, or left; or gave up what this rank waits for.
 
     Attributes
     ----------

@@ -51,7 +51,7 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
 }
 
 Error BoundPlan::given_up_by(std::size_t of, std::uint32_t announced) const {
-  const auto reason = static_cast<Rank>(announced - 1);
+  const auto reason = static_cast<Rank>((announced & ~kRenounced) - 1);
   const std::string why = reason == ranks_[of]
                               ? std::string(" has given it up, and says why")
                               : text(" waits for rank ", reason, ", which is gone");
@@ -59,7 +59,8 @@ Error BoundPlan::given_up_by(std::size_t of, std::uint32_t announced) const {
           text("plan ", name_, ", execution ", generation_, ": rank ", ranks_[of], why), reason};
 }
 
-void BoundPlan::announce_given_up(const Numbering& numbering, std::uint32_t why) const {
+void BoundPlan::announce_given_up(const Numbering& numbering, std::uint32_t why,
+                                  bool boards_stay) const {
   const auto self = std::find(ranks_.begin(), ranks_.end(), context_.rank()) - ranks_.begin();
   const auto id = static_cast<std::uint32_t>(numbering.given_up_id(static_cast<std::size_t>(self)));
   for (const Rank peer : ranks_) {
@@ -72,7 +73,7 @@ void BoundPlan::announce_given_up(const Numbering& numbering, std::uint32_t why)
                          lane.steps.end(),
                          [&](const Step& step) { return step.flagged && step.peer == peer; });
     });
-    if (!waits && !numbering.exclusive() && remote->board == nullptr) continue;
+    if (!waits && !boards_stay && !numbering.exclusive() && remote->board == nullptr) continue;
     context_.liveness().announce({context_.plan_queue(), peer, {remote, id, why}, board_});
   }
 }
@@ -92,6 +93,8 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
   // It may have noticed before it had sent anything by which this rank would.
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
     if (announced_mismatch(numbering, of)) throw mismatch_announced_by(of);
+    const std::uint32_t announced = announced_by(numbering, of);
+    if ((announced & (kMismatched | kRenounced)) == kRenounced) throw given_up_by(of, announced);
   }
 }
 

@@ -157,11 +157,12 @@ class BoundPlan {
   // Throws if a rank that owes a notification is gone, or told that it waits for one that is.
   void require_peers(const Numbering& numbering) const;
   // Throws if a notification of the numbering tells that ranks run different plans as this
-  // execution.
+  // execution, or that one stays but takes no more part.
   void require_same_plan(const Numbering& numbering) const;
   // This rank gave up, for a reason that Numbering describes: told to whoever may wait for this
-  // rank, now or in an execution to come.
-  void announce_given_up(const Numbering& numbering, std::uint32_t why) const;
+  // rank, now or in an execution to come. `boards_stay`: no peer can have deleted its board.
+  void announce_given_up(const Numbering& numbering, std::uint32_t why,
+                         bool boards_stay = false) const;
   // The reason that the rank at this place of `ranks` told, or 0.
   std::uint32_t announced_by(const Numbering& numbering, std::size_t of) const {
     return board_->local().board[numbering.given_up_id(of)].load(std::memory_order_acquire);

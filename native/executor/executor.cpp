@@ -201,6 +201,12 @@ void Executor::check_peers(const Execution* awaited) {
   if (news && wake_word != nullptr) wake_word->wake();
 }
 
+void Executor::renounce(const Execution& execution) {
+  const std::lock_guard lock(mutex_);
+  const auto own = static_cast<std::uint32_t>(context_.rank() + 1);
+  execution.phase().announce_given_up(*execution.numbering_, kRenounced | own, true);
+}
+
 // Streams cannot be told: what they make must end. kTimeout: those that are late.
 void Executor::give_up_streamed(ErrorKind kind, const char* why) {
   const std::lock_guard lock(mutex_);
@@ -308,8 +314,17 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
   } catch (const Error&) {
     // An execution that one of its members cannot end is over; one that others' loss interrupts
     // goes on later.
-    if (lost(execution)) fail(execution, std::current_exception());
-    throw;
+    if (!lost(execution)) throw;
+    std::exception_ptr fault = std::current_exception();
+    try {
+      // Whoever left may have done so because of what a third rank has told.
+      const std::lock_guard lock(mutex_);
+      execution.phase().require_same_plan(*execution.numbering_);
+    } catch (const Error&) {
+      fault = std::current_exception();
+    }
+    fail(execution, fault);
+    std::rethrow_exception(fault);
   }
   switch (execution.state()) {
     case Execution::State::kFailed:

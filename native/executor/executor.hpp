@@ -43,6 +43,11 @@ class Executor {
 
   // Which notifications each stalled lane waits for, and who owes them.
   std::string missing(const Execution& execution);
+  // Gives up what cannot end any more, as waits do from time to time.
+  void check_peers(const Execution* awaited);
+  // Tells the peers that this rank takes no more part in any execution like it, for a reason of its
+  // own. Their boards must be there.
+  void renounce(const Execution& execution);
 
   // Calls that wait for the program (weight updates): take one, do it, answer.
   struct Call {
@@ -72,7 +77,6 @@ class Executor {
   void expect(Execution& execution);
   void expect_no_more(Execution& execution);
   bool advance(Execution& execution);  // true if it moved
-  void check_peers(const Execution* awaited);
   void give_up_streamed(ErrorKind kind, const char* why);
   bool stream_makes(const Execution* execution);
   void give_up(Execution& execution, std::exception_ptr fault);

@@ -23,9 +23,11 @@ inline constexpr std::uint32_t kGenerations = (1u << 12) - 1;
 inline constexpr std::uint32_t kTagBits = 32 - std::bit_width(kGenerations);
 
 // Why a rank gave up, as its last notification says: it waited for a rank that is gone (that rank
-// and 1), for a reason of its own (its own rank and 1), or ranks run different collectives as an
-// execution (this bit, and the generation).
+// and 1), for a reason of its own (its own rank and 1; the second bit if it stays, so that nothing
+// else tells), or ranks run different collectives as an execution (the first bit, and the
+// generation).
 inline constexpr std::uint32_t kMismatched = 1u << 31;
+inline constexpr std::uint32_t kRenounced = 1u << 30;
 
 class Numbering {
  public:

@@ -135,6 +135,12 @@ std::int64_t LayerSchedule::bucket_of(const Executor::Call& call) const {
   return -1;
 }
 
+void LayerSchedule::renounce() {
+  for (const Bucket& bucket : buckets_) {
+    for (const auto& execution : bucket.executions) executor_.renounce(*execution);
+  }
+}
+
 void LayerSchedule::close() {
   for (Bucket& bucket : buckets_) {
     for (const auto& execution : bucket.executions) execution->close();

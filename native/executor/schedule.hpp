@@ -64,6 +64,9 @@ class LayerSchedule {
     if (!ended_) ended_ = why;
   }
   const std::optional<std::string>& ended() const { return ended_; }
+  // This rank takes no more part, which its peers are told. Only while a bucket is under way on all
+  // of them, so that nobody can have deleted its board.
+  void renounce();
   // Out of the executor, for good.
   void close();
   // Nothing is under way, and nothing failed: nobody writes to this rank's memory.

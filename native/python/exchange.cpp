@@ -202,7 +202,14 @@ void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
     if (waited == Waited::kCall) {
       runtime.serve();
     } else if (passed) {
-      raise("Timeout", runtime.executor.missing(execution));
+      // Also a caller that only ever tries learns what a peer has told.
+      {
+        const WithoutGil release;
+        runtime.executor.check_peers(&execution);
+      }
+      if (execution.state() == Execution::State::kRunning) {
+        raise("Timeout", runtime.executor.missing(execution));
+      }
     }
     {
       // In short pieces, so that signals get through.

@@ -150,6 +150,13 @@ void bind_schedule(nb::module_& module) {
           [](const ScheduleHandle& self, const std::string& why) { self.schedule->end(why); },
           "why"_a, "From now on ready and wait raise ClosedError.")
       .def(
+          "renounce",
+          [](const ScheduleHandle& self) {
+            const WithoutGil release;
+            self.schedule->renounce();
+          },
+          "Tell the peers that this rank takes no more part; an update is asked for.")
+      .def(
           "close",
           [](const ScheduleHandle& self) {
             const WithoutGil release;

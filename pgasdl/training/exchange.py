@@ -22,7 +22,7 @@ from pgasdl.context import Context
 from pgasdl.counters import LayerTimes
 from pgasdl.device.names import ordinal_of
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import BufferRefused, PlanError
+from pgasdl.errors import BufferRefused, PeerLost, PlanError
 from pgasdl.group import Group
 from pgasdl.plans import KINDS
 from pgasdl.segment import Segment
@@ -69,7 +69,9 @@ class GradientExchange:
         its size does: "gdraa-direct" where memory is mapped.
     update : Callable[[Block], None], optional
         For kind "update": the owner calls ``update(block)``; it must act on each element alone. On
-        a GPU it enqueues that on the current stream; the weights travel when that has done it.
+        a GPU it enqueues that on the current stream; the weights travel when that has done it. If
+        it raises, so does the call in which it ran, and the exchange ends on all ranks: the others'
+        waits raise PeerLost, which says what it raised.
     bucket_bytes : int, default 0
         Layers share a bucket until it has this many bytes; 0: every layer travels alone.
     wire : dtype, optional
@@ -295,12 +297,13 @@ class GradientExchange:
         PeerLost, MismatchError, ClosedError
         """
         tuner = self._autotune
-        if tuner is None:
+        deadline = 0.0 if tuner is None else time.monotonic() + self.context._seconds(timeout)
+        try:
             self._schedule.wait(layer, timeout=timeout)
-            return
-        deadline = time.monotonic() + self.context._seconds(timeout)
-        self._schedule.wait(layer, timeout=timeout)
-        tuner.after(self.layers[layer].bucket, max(0.0, deadline - time.monotonic()))
+        except PeerLost as error:
+            raise self._explained(error) from None
+        if tuner is not None:
+            tuner.after(self.layers[layer].bucket, max(0.0, deadline - time.monotonic()))
 
     def finish(self, *, timeout: float | None = None) -> None:
         """Wait until every started exchange is complete here. No barrier: peers may be behind.
@@ -320,7 +323,10 @@ class GradientExchange:
         deadline = time.monotonic() + self.context._seconds(timeout)
         for bucket in self._buckets:
             left = max(0.0, deadline - time.monotonic())
-            self._schedule.finish(bucket.index, timeout=left)
+            try:
+                self._schedule.finish(bucket.index, timeout=left)
+            except PeerLost as error:
+                raise self._explained(error) from None
             if self._autotune is not None:
                 self._autotune.after(bucket.index, max(0.0, deadline - time.monotonic()))
 
@@ -346,10 +352,15 @@ class GradientExchange:
             self._owner.update(number, call)
         except BaseException as error:
             # Half an update must neither be sent nor repeated.
-            self._schedule.end(f"update of bucket {number} raised {error!r}")
+            self._schedule.end(self._owner.last_words(number, error))
+            self._schedule.renounce()
             self._schedule.close()
             raise
         self._owner.answer(call)
+
+    def _explained(self, error: PeerLost) -> PeerLost:
+        """Return the error with what a peer's update raised, if that is why."""
+        return error if self._owner is None else self._owner.explained(error)
 
     def describe(self) -> str:
         """Describe plan, buckets and their memory, for a log."""

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pgasdl import _native
 from pgasdl.buffers import as_numpy_dtype
 from pgasdl.device.streams import stream_handle
+from pgasdl.errors import PeerLost, PgasError
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket
-from pgasdl.training.setup import ExchangeMemory, Setup
+from pgasdl.training.setup import WORDS, ExchangeMemory, Setup
+
+# Of what a program's function raised: short, and whatever its own repr does.
+_REPR = reprlib.Repr()
+_REPR.maxother = 300
+# Seconds for words that explain an error, and are not to hold it up.
+_PATIENCE = 1.0
 
 
 @dataclass(slots=True)  # not frozen: block.weights -= ... assigns
@@ -72,6 +81,8 @@ class Owner:
         update: Callable[[Block], None],
     ) -> None:
         assert memory.weights is not None
+        assert memory.last_words is not None
+        self._words = memory.last_words
         self._context, self._device = setup.context, setup.device
         self._buckets, self._memory, self._update = buckets, memory, update
         self._weights = memory.weights
@@ -111,3 +122,21 @@ class Owner:
             _native.answer(self._context, call)
         else:
             _native.answer(self._context, call, stream_handle(None, self._device), self._device)
+
+    def last_words(self, bucket: int, error: BaseException) -> str:
+        """Say, also where peers find it, that an update raised this, which ends the exchange."""
+        why = f"update of bucket {bucket} raised {_REPR.repr(error)}"
+        words = why.encode(errors="replace")[:WORDS]
+        self._words.numpy()[: len(words)] = list(words)
+        return why
+
+    def explained(self, error: PeerLost) -> PeerLost:
+        """Return the error with what the lost rank has said last, if it has."""
+        context, room = self._context, self._words
+        with suppress(PgasError):
+            context.read(room[WORDS:], error.rank, room[:WORDS], timeout=_PATIENCE)
+            context.wait(timeout=_PATIENCE)
+            words = bytes(room.numpy()[WORDS:]).rstrip(b"\0").decode(errors="ignore")
+            if words:
+                return PeerLost(f"{error}: {words}", error.rank)
+        return error

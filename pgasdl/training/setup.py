@@ -29,6 +29,9 @@ from pgasdl.plans.plan import APPLICATION_BUFFERS, Call, is_wire
 from pgasdl.segment import Segment
 from pgasdl.training.layout import Bucket, Layer
 
+# Bytes in which an owner says why its update failed.
+WORDS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -68,6 +71,7 @@ class ExchangeMemory:
     inbox_bytes: int
     segments: list[Segment]
     copies: Copies | None  # if a plan works on them
+    last_words: Segment | None  # in kind "update": why an owner ended it, and room to read that
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,7 @@ class Setup:
         if self.kind == "broadcast":
             weights = gradients
         inbox = segment(inbox_bytes, 0, self.works_on, workspace=True) if inbox_bytes else None
+        last_words = segment(2 * WORDS, 0, None, workspace=True) if updates else None
         copies = None
         if any(part.copied for part in parts):
             pinned = [segment(nbytes, 0, None, workspace=True) for _ in range(1 + updates)]
@@ -192,7 +197,7 @@ class Setup:
                 each.pin(self.device)
             inbox_bytes += nbytes * len(pinned)
             copies = Copies(pinned[0], pinned[1] if updates else None)
-        return ExchangeMemory(gradients, weights, inbox, inbox_bytes, segments, copies)
+        return ExchangeMemory(gradients, weights, inbox, inbox_bytes, segments, copies, last_words)
 
     def bind(self, parts: Sequence[Part], memory: ExchangeMemory) -> None:
         """Give each bucket the executions of its plans."""

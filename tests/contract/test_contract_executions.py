@@ -293,6 +293,41 @@ def test_an_update_that_raises_ends_its_exchange_alone(ctx: Any) -> None:
     works(ctx)
 
 
+@contract(ranks=(2, 4))
+def test_an_update_that_raises_is_told_to_the_peers(ctx: Any) -> None:
+    """In every wait for the exchange, for whatever layer, and also to one that only tries."""
+
+    def update(block: Any) -> None:
+        raise KeyError("on purpose")
+
+    flag = ctx.segment(0, notifications=1)
+    exchange = pgasdl.GradientExchange(
+        ctx, [((100,), "f4")] * 3, kind="update", plan="tree", update=update
+    )
+    if ctx.rank == 0:
+        with pytest.raises(KeyError, match="on purpose"):
+            exchange.ready(0)
+            exchange.wait(0)
+        ctx.notify_wait_count(flag, 0, ctx.size - 1)  # it neither leaves nor closes
+        exchange.close()
+    else:
+        exchange.ready(0)
+        exchange.ready(1)
+
+        def try_until_told() -> None:
+            while True:
+                with contextlib.suppress(pgasdl.Timeout):
+                    exchange.wait(1, timeout=0)
+
+        told = r"rank 0 .*update of bucket 0 raised KeyError\('on purpose'\)"
+        for call in (lambda: exchange.wait(0), try_until_told, exchange.finish, exchange.close):
+            with pytest.raises(pgasdl.PeerLost, match=told) as caught:
+                call()
+            assert caught.value.rank == 0
+        ctx.notify_add(0, flag, 0)
+    works(ctx)
+
+
 @contract(ranks=(2, 3))
 def test_two_groups_of_the_same_ranks(ctx: Any) -> None:
     """Each has its own workspace: a fast rank overwrites nothing that a slow one still reads."""
