@@ -22,9 +22,10 @@ from pgasdl.context import Context
 from pgasdl.counters import LayerTimes
 from pgasdl.device.names import ordinal_of
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import BufferRefused, PeerLost, PlanError
+from pgasdl.errors import BufferRefused, ConfigError, PeerLost, PlanError
 from pgasdl.group import Group
-from pgasdl.plans import KINDS
+from pgasdl.plans import EXCHANGES
+from pgasdl.plans.plan import ROOTED
 from pgasdl.segment import Segment
 from pgasdl.training.autotune import Autotune, Tuned, check_candidates
 from pgasdl.training.layout import agree, lay_out
@@ -109,6 +110,8 @@ class GradientExchange:
     ------
     MismatchError
         Ranks disagree on layers, dtypes, kind, plan or buckets; names the difference.
+    ConfigError
+        No such kind.
     BufferRefused
         A dtype that cannot be reduced, or not in this kind.
     PlanError
@@ -142,8 +145,9 @@ class GradientExchange:
         self.group = group or context.world
         self.kind = kind
         # Errors are raised before the first collective step.
-        if kind not in KINDS:
-            raise PlanError(f"no exchange of kind {kind!r}; there are {', '.join(KINDS)}")
+        kinds = (*EXCHANGES, *ROOTED)
+        if kind not in kinds:
+            raise ConfigError(f"no exchange of kind {kind!r}; there are {', '.join(kinds)}")
         if (kind == "update") != (update is not None):
             raise PlanError('update=function, what the owner does, goes with kind "update" alone')
         limit = context._seconds(timeout)

@@ -15,6 +15,7 @@ from pgasdl import (
     Block,
     BufferRefused,
     ClosedError,
+    ConfigError,
     Context,
     GradientExchange,
     MismatchError,
@@ -24,6 +25,7 @@ from pgasdl import (
     loopback,
 )
 
+KINDS = "average, sum, update, reduce, broadcast$"
 LAYERS: list[Any] = [((4, 3), "float32"), ((5,), "float32"), ((6,), "float64")]
 
 
@@ -92,7 +94,9 @@ def test_the_layer_that_differs_among_many() -> None:
         ([((2,), "float32"), 7], {}, BufferRefused, "layer 1 is 7"),
         ([((2, -1), "float32")], {}, BufferRefused, "shape"),
         (LAYERS, {"plan": "ring-of-fire"}, PlanError, "ring-of-fire"),
-        (LAYERS, {"kind": "median"}, PlanError, "median"),
+        (LAYERS, {"kind": "median"}, ConfigError, f"'median'; there are {KINDS}"),
+        (LAYERS, {"kind": "all-gather", "plan": "gdraa"}, ConfigError, f"'all-gather'.*{KINDS}"),
+        (LAYERS, {"kind": "all-to-all"}, ConfigError, f"'all-to-all'.*{KINDS}"),
         (LAYERS, {"kind": "update"}, PlanError, "update"),
         (LAYERS, {"update": nothing}, PlanError, "update"),
         (LAYERS, {"kind": "update", "update": nothing, "plan": "staged"}, PlanError, "update"),
