@@ -95,7 +95,8 @@ class Autotune:
         self._measured = len(candidates) * ROUNDS
         self.limit = self._measured + len(candidates)
         self.times: list[list[float]] = [[] for _ in tuned.buckets]
-        self._lock = threading.Lock()  # two threads may wait for one bucket
+        # Two threads may wait for one bucket.
+        self._noting, self._deciding = threading.Lock(), threading.Lock()
         # The times travel as a gradient does, a layer for each bucket: summed up, each rank's row
         # is what it told.
         group = tuned.group
@@ -123,7 +124,7 @@ class Autotune:
         if number not in self._undecided:
             return
         over = self._tuned.executions(self._tuned.buckets[number])
-        with self._lock:
+        with self._noting:
             if over >= self._measured and not self._told[number]:
                 self._told[number] = True
                 self._note(number, self._measured)
@@ -147,7 +148,7 @@ class Autotune:
         if number not in self._undecided:
             return
         over = self._tuned.executions(self._tuned.buckets[number])
-        with self._lock:
+        with self._noting:
             if self._note(number, min(over, self._measured)) and over <= self._measured:
                 self.times[number][-1] = self._tuned.seconds(self._tuned.buckets[number])
         if over >= self.limit:
@@ -162,10 +163,10 @@ class Autotune:
 
     def _decide(self, number: int, timeout: float | None) -> None:
         """Keep a bucket's fastest candidate: every rank has the same times."""
-        self._exchanges[number].wait(timeout=timeout)
-        with self._lock:
+        with self._deciding:
             if number not in self._undecided:
                 return
+            self._exchanges[number].wait(timeout=timeout)
             slowest = self._of_ranks[number].max(axis=0)
             best = int(slowest.argmin())
             times = ", ".join(
@@ -175,8 +176,8 @@ class Autotune:
             log.info("bucket %d: %s; kept %s", number, times, self.candidates[best])
             self._tuned.keep(self._tuned.buckets[number], best)
             self._undecided.remove(number)
-        if self.settled:
-            self.close()
+            if self.settled:
+                self.close()
 
     def close(self, *, idle: bool = True) -> None:
         """Give up the memory of the measurement. Idempotent.
