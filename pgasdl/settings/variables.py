@@ -256,7 +256,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PGASDL_STOPPED_AFTER",
         Seconds(0.1, 86_400),
         3.0,
-        "silence after which a rank counts as stopped",
+        "silence after which the next heartbeat of another rank finds this one stopped",
     ),
     Variable(
         "PGASDL_JOB_FOLDER",
