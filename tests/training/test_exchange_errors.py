@@ -208,6 +208,37 @@ def test_a_lost_rank_ends_the_wait() -> None:
         loopback.run(3, program)
 
 
+def test_the_rank_whose_update_raised_is_named_even_after_another_left_because_of_it() -> None:
+    told = r"rank 0 has given it up.*update of bucket 0 raised KeyError\('on purpose'\)"
+    named, over = [], threading.Event()
+
+    def update(block: Block) -> None:
+        raise KeyError("on purpose")
+
+    def program(ctx: Context) -> None:
+        exchange = GradientExchange(ctx, LAYERS[:1], kind="update", plan="tree", update=update)
+        if ctx.rank == 0:
+            with pytest.raises(KeyError):
+                exchange.ready(0)
+                exchange.wait(0)
+            assert over.wait(30)
+            return
+        exchange.ready(0)
+        deadline = time.monotonic() + 30
+        while ctx.rank == 2 and ctx.health()[1] != "failed" and time.monotonic() < deadline:
+            exchange.turn()
+        with pytest.raises(PeerLost, match=told) as caught:
+            exchange.wait(0, timeout=30)
+        named.append(caught.value.rank)
+        if ctx.rank == 1:
+            raise caught.value
+        over.set()
+
+    with pytest.raises(PeerLost, match=told):
+        loopback.run(3, program)
+    assert named == [0, 0]
+
+
 def test_close() -> None:
     def program(ctx: Context) -> None:
         ended: list[Block] = []
