@@ -68,6 +68,11 @@ void Liveness::stop() {
   stopping_.store(true, std::memory_order_release);
   eventfd_write(wake_.get(), 1);
   thread_.join();
+  transport_->end_service();
+  const std::scoped_lock lock(watch_mutex_, notices_mutex_);
+  processes_.clear();
+  endings_.reset();
+  wake_.reset();
 }
 
 void Liveness::run() {

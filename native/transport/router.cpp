@@ -111,6 +111,11 @@ void Router::retract(const LocalSegment& segment) {
   for (const auto& transport : transports_) transport->retract(segment);
 }
 
+void Router::end_service() {
+  for (const auto& transport : transports_) transport->end_service();
+  ready_.reset();
+}
+
 bool Router::service() {
   bool more = false;
   for (const auto& transport : transports_) more |= transport->service();

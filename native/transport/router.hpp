@@ -56,6 +56,7 @@ class Router final : public Transport {
   bool reached(QueueId queue, Rank peer, std::uint64_t mark) const override {
     return to(peer).reached(queue, peer, mark);
   }
+  void end_service() override;
   bool needs_progress() const override;
   void progress() override;
   bool receives_in_progress() const override;

@@ -145,6 +145,9 @@ class Transport {
   // not keep the thread from its heartbeats.
   virtual int service_descriptor() const { return -1; }
   virtual bool service() { return false; }
+  // The context is closed, and the service thread gone: no peer hands over anything any more. Other
+  // threads may still be on their way out of a call.
+  virtual void end_service() {}
 
   // --- data path. False: the queue is full, nothing was posted.
   virtual bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,

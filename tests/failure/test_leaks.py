@@ -1,9 +1,10 @@
-"""Objects created and deleted thousands of times leave neither descriptors nor memory."""
+"""Closed contexts, and objects made and deleted often, leave neither descriptors nor memory."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -27,6 +28,17 @@ def test_repetition_leaves_nothing(job: Callable[..., Job], what: str) -> None:
         # Python itself maps and unmaps an arena or two.
         assert after["mappings"] <= before["mappings"] + 2, held
         assert after["kib"] - before["kib"] < 1024, held
+
+
+@pytest.mark.parametrize("how", ["left", "survivors"])
+def test_a_closed_context_holds_no_descriptor(job: Callable[..., Job], how: str) -> None:
+    """Also after a loss, and while the program still has it."""
+    ranks = job("closes.py", 3, how, PGASDL_TIMEOUT="60")
+    ranks.said("training")
+    ranks.signal(1, signal.SIGKILL)
+    for rank in (0, 2):
+        assert ranks.event(rank, "closed")["held"] == [], ranks.transcript()
+    assert ranks.ended([0, 2]) == [0, 0], ranks.transcript()
 
 
 def test_memory_of_a_rank() -> None:

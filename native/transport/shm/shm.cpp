@@ -230,6 +230,7 @@ bool ShmTransport::send(SegmentId segment, Part part, int descriptor, Rank peer)
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
   }
+  const std::shared_lock lock(socket_mutex_);
   return sendmsg(socket_.get(), &message, MSG_NOSIGNAL) >= 0;
 }
 
@@ -257,7 +258,13 @@ void ShmTransport::retract(const LocalSegment& segment) {
   }
 }
 
+void ShmTransport::end_service() {
+  const std::lock_guard lock(socket_mutex_);
+  socket_.reset();
+}
+
 bool ShmTransport::service() {
+  const std::shared_lock open(socket_mutex_);
   // Not until it is empty: whoever floods the mailbox must not keep us from everything else.
   for (int taken = 0; taken < kMailPerService; ++taken) {
     Offer offer{};
@@ -332,6 +339,7 @@ UniqueFd ShmTransport::await_descriptor(Rank peer, SegmentId segment, Part part,
       throw Error(ErrorKind::kSystem,
                   text("rank ", peer, " did not hand over its copy of segment ", segment), peer);
     }
+    const std::shared_lock open(socket_mutex_);
     pollfd readable{socket_.get(), POLLIN, 0};
     poll(&readable, 1, 1);
   }

@@ -10,6 +10,7 @@
 
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <tuple>
 #include <vector>
 
@@ -38,6 +39,7 @@ class ShmTransport final : public Transport {
   }
   int service_descriptor() const override { return socket_.get(); }
   bool service() override;
+  void end_service() override;
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                   const RemoteFlag* flag) override;
@@ -68,6 +70,7 @@ class ShmTransport final : public Transport {
   const Rank rank_;
   const std::string token_;
   std::string address_;
+  std::shared_mutex socket_mutex_;  // held alone by whoever closes it
   UniqueFd socket_;
   std::vector<Peer> peers_;
   std::mutex mailbox_mutex_;  // of what follows
