@@ -1,11 +1,13 @@
 // When a flag leaves, on a real device: where the fabric keeps the order of writes at once, else
-// once its sender has taken the completions of what came before it. One thread is both ranks, so
-// nothing moves but what it moves. Skipped where there is no device.
+// once its sender has taken the completions of what came before it; and when it is known whether it
+// has come. One thread is both ranks, so nothing moves but what it moves. Skipped where there is no
+// device.
 
 #include <algorithm>
 #include <array>
 #include <thread>
 
+#include "transport/verbs/device.hpp"
 #include "verbs.hpp"
 
 namespace {
@@ -28,8 +30,9 @@ VerbsOptions with(VerbsOrder order) {
 
 class Pair {
  public:
-  Pair(VerbsOrder here, VerbsOrder there)
-      : sender(0, 2, kToken, with(here)), receiver(1, 2, kToken, with(there)) {
+  Pair(VerbsOrder here, VerbsOrder there) : Pair(with(here), with(there)) {}
+  Pair(const VerbsOptions& here, const VerbsOptions& there)
+      : sender(0, 2, kToken, here), receiver(1, 2, kToken, there) {
     sender.connect(1, receiver.endpoint());
     receiver.connect(0, sender.endpoint());
     const std::array<Rank, 2> both{0, 1};
@@ -64,14 +67,22 @@ class Pair {
   // The receiver polls.
   template <typename Done>
   void until(Done&& done) {
-    const auto deadline = Deadline::in(10);
+    const auto deadline = Deadline::in(30);
     while (!done()) {
       CHECK(!deadline.passed());
       receiver.progress();
       std::this_thread::yield();
     }
   }
-  // So does the sender, until all is complete.
+  // Only the sender does, until all is complete.
+  void wait_for_completions() {
+    const auto deadline = Deadline::in(30);
+    do {
+      CHECK(!deadline.passed());
+      sender.progress();
+    } while (!sender.complete(0));
+  }
+  // Both do.
   void settle() {
     until([&] {
       sender.progress();
@@ -183,6 +194,60 @@ void broken() {
   CHECK(pair->arrived(0, 0));
 }
 
+// A flag that was held when it was posted is not done with the requests that came before it, even
+// if it has left by the time of the first question.
+void held_is_not_done() {
+  const auto pair = std::make_unique<Pair>(VerbsOrder::kCompletion, VerbsOrder::kAuto);
+  pair->write_notify(0, 0, 1);
+  pair->settle();
+  CHECK(pair->write(8));
+  const RemoteFlag flag{&pair->remote, 0, 2};
+  auto posted = pair->sender.write(0, 1, {}, &flag);
+  CHECK(posted && posted->held && posted->flag == 2);
+  auto behind = pair->sender.write(0, 1, {}, &flag);
+  CHECK(behind && behind->held && behind->flag == 3);
+  pair->receiver.part(0);  // nothing comes any more
+  const std::uint64_t mark = pair->sender.mark(0, 1);
+  pair->until([&] {
+    pair->sender.progress();
+    return pair->sender.mark(0, 1) != mark;
+  });
+  CHECK(pair->sender.fate(0, 1, *posted) == VerbsFate::kUnderWay && !posted->held);
+  CHECK(pair->sender.fate(0, 1, *behind) == VerbsFate::kUnderWay && behind->held);
+  pair->until([&] {
+    pair->sender.progress();
+    return pair->sender.broken(0, 1).has_value();
+  });
+  CHECK(pair->sender.fate(0, 1, *posted) == VerbsFate::kFailed);
+  CHECK(pair->sender.fate(0, 1, *behind) == VerbsFate::kFailed);
+  pair->sender.reconnect(1);
+  CHECK(pair->sender.fate(0, 1, *posted) == VerbsFate::kGone);
+  CHECK(pair->sender.fate(0, 1, *behind) == VerbsFate::kGone);
+  CHECK(pair->arrived(0, 1));
+}
+
+decltype(ibv_context_ops::poll_cq) poll_for_real;
+
+// An adapter tells of what has come after the last moment: who gives a rail up at once has either
+// counted the flag, or never raises it.
+void told_late() {
+  VerbsOptions counted = with(VerbsOrder::kAuto);
+  counted.count_flags = true;
+  const auto pair = std::make_unique<Pair>(counted, counted);
+  pair->write_notify(8, 0, 1);
+  pair->wait_for_completions();  // it has come, and nobody has taken it
+  pair->receiver.part(0);
+  auto& poll = pair->receiver.device().context()->ops.poll_cq;
+  poll_for_real = std::exchange(poll, [](ibv_cq* queue, int, ibv_wc*) {
+    queue->context->ops.poll_cq = poll_for_real;  // from the next time on
+    return 0;
+  });
+  std::uint32_t taken = 0;
+  CHECK(pair->receiver.parted(0, 0, true, taken));
+  pair->receiver.progress();
+  CHECK_NOTE(taken == (pair->arrived(0, 1) ? 1 : 0), "%u", taken);
+}
+
 }  // namespace
 
 int main() {
@@ -196,5 +261,7 @@ int main() {
   step("the other", [] { completion(kKept, kCompletion); });
   step("given up", given_up);
   step("broken", broken);
+  step("held, not done", held_is_not_done);
+  step("told late", told_late);
   std::puts("ok");
 }

@@ -181,6 +181,7 @@ bool VerbsConnection::close() {
   queue_.settled(lost);
   here_ = there_ = {};
   flags_.reset();
+  n_flags_sent_ = 0;
   asked_ = posted_.load(std::memory_order_relaxed);
   const std::lock_guard fault_lock(fault_mutex_);
   fault_.reset();
@@ -191,23 +192,31 @@ bool VerbsConnection::close() {
   return lost != 0 || never_sent != 0;
 }
 
-// The `posted` requests before the first that failed are done.
-VerbsFate VerbsConnection::fate(const VerbsMemory::Pending& pending) const {
+// The requests before the first that failed are done.
+VerbsFate VerbsConnection::fate(VerbsPosted& request) {
+  if (request.held) {
+    const std::lock_guard lock(mutex_);
+    if (request.mark >> kMarkShift != mark() >> kMarkShift) return VerbsFate::kGone;
+    if (static_cast<std::int32_t>(n_flags_sent_ - request.flag) < 0) {
+      return broken() ? VerbsFate::kFailed : VerbsFate::kUnderWay;
+    }
+    request.held = false;
+    request.mark = mark();
+  }
+  const auto posted = static_cast<std::uint32_t>(request.mark);
+  const auto generation = static_cast<std::uint32_t>(request.mark >> kMarkShift);
   // In this order: what failed is noted before it is retired, and forgotten after the generation.
   const std::uint32_t retired = retired_.load(std::memory_order_acquire);
   const std::uint64_t failed = failed_.load(std::memory_order_acquire);
-  if (pending.generation != generation_.load(std::memory_order_acquire)) {
+  if (generation != generation_.load(std::memory_order_acquire)) {
     const std::uint64_t ended = ended_.load(std::memory_order_relaxed);
-    const bool before =
-        static_cast<std::int32_t>(static_cast<std::uint32_t>(ended) - pending.posted) >= 0;
-    return before && ended >> kMarkShift == pending.generation ? VerbsFate::kDone
-                                                               : VerbsFate::kGone;
+    const bool before = static_cast<std::int32_t>(static_cast<std::uint32_t>(ended) - posted) >= 0;
+    return before && ended >> kMarkShift == generation ? VerbsFate::kDone : VerbsFate::kGone;
   }
-  const bool over = static_cast<std::int32_t>(retired - pending.posted) >= 0;
+  const bool over = static_cast<std::int32_t>(retired - posted) >= 0;
   if (!broken() && failed == kNone) return over ? VerbsFate::kDone : VerbsFate::kUnderWay;
-  const bool before =
-      failed == kNone ||
-      static_cast<std::int32_t>(static_cast<std::uint32_t>(failed) - pending.posted) >= 0;
+  const bool before = failed == kNone ||
+                      static_cast<std::int32_t>(static_cast<std::uint32_t>(failed) - posted) >= 0;
   return over && before ? VerbsFate::kDone : VerbsFate::kFailed;
 }
 
@@ -215,11 +224,6 @@ std::optional<VerbsBreak> VerbsConnection::what_broke() {
   const std::lock_guard lock(fault_mutex_);
   if (!fault_) return std::nullopt;
   return VerbsBreak{fault_->error(), by_request_};
-}
-
-std::size_t VerbsConnection::flags_held() {
-  const std::lock_guard lock(mutex_);
-  return held_.size();
 }
 
 void VerbsConnection::part() {
@@ -235,17 +239,22 @@ void VerbsConnection::part() {
 }
 
 // A queue pair that is in error gives each request and each receive back; once all are here,
-// whatever had come before is, too.
+// whatever had come before is, too. So is it once the queue pair is no more: what it left in the
+// completion queue is taken before it is counted.
 bool VerbsConnection::parted(bool at_once, std::uint32_t& taken) {
   const std::scoped_lock lock(mutex_, queue_.polling());
-  queue_.poll_locked();
-  if (here_.number != 0) taken = shared().taken.load(std::memory_order_relaxed);
+  const auto poll = [&] {
+    queue_.poll_locked();
+    if (here_.number != 0) taken = shared().taken.load(std::memory_order_relaxed);
+  };
+  poll();
   if (pair_ == nullptr) return true;
   const bool all = offered_ == taken + flushed_ && retired_.load(std::memory_order_relaxed) ==
                                                        posted_.load(std::memory_order_relaxed);
   if (!all && at_once) {
     pair_.reset();
     holds_pair_.store(false, std::memory_order_relaxed);
+    poll();
     if (failed_.load(std::memory_order_relaxed) == kNone) failed_ = retired_.load();
     retired_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
   }

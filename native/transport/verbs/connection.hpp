@@ -59,18 +59,18 @@ class VerbsConnection {
   // --- data path
   bool apart() const { return state_.load(std::memory_order_acquire) == State::kApart; }
   bool broken() const { return state_.load(std::memory_order_acquire) == State::kBroken; }
-  bool write(std::span<const Transfer> transfers, const RemoteFlag* flag);
-  bool read(std::span<const Transfer> transfers, const LocalFlag* flag, WakeWord* wake_word);
-  bool atomic(const Atomic& atomic, const VerbsRemoteKeys& remote);
+  using Posted = std::optional<VerbsPosted>;  // nothing: there is no room
+  Posted write(std::span<const Transfer> transfers, const RemoteFlag* flag);
+  Posted read(std::span<const Transfer> transfers, const LocalFlag* flag, WakeWord* wake_word);
+  Posted atomic(const Atomic& atomic, const VerbsRemoteKeys& remote);
   // Sends the flags that waited for completions which are in by now, unless another thread posts.
   void release();
 
   // --- as one of several rails
-  VerbsFate fate(const VerbsMemory::Pending& pending) const;
+  VerbsFate fate(VerbsPosted& posted);
   std::optional<VerbsBreak> what_broke();
-  std::size_t flags_held();
-  // Reads a word of the peer, behind all that was posted. False: there is no room.
-  bool fence();
+  // Reads a word of the peer, behind all that was posted.
+  Posted fence();
   // Nothing leaves or comes any more. Flags that had come are taken from then on, until parted(),
   // which says how many they were; `at_once`: not awaited any longer.
   void part();
@@ -83,6 +83,10 @@ class VerbsConnection {
   void completed(const ibv_wc& completion);
 
   // Which requests are under way, and whether they are over.
+  std::uint64_t mark() const {
+    return std::uint64_t{generation_.load(std::memory_order_relaxed)} << kMarkShift |
+           posted_.load(std::memory_order_relaxed);
+  }
   VerbsMemory::Pending under_way() const;
   bool over(const VerbsMemory::Pending& pending) const;
 
@@ -181,6 +185,7 @@ class VerbsConnection {
   VerbsFlags flags_{device_.options().count_flags};
   bool completion_first_ = false;
   HeldFlags<HeldFlag> held_;
+  std::uint32_t n_flags_sent_ = 0;
   std::uint32_t asked_ = 0;  // the request that last did
 
   std::atomic<std::uint32_t> retired_{0};

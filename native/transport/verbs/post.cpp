@@ -194,12 +194,12 @@ void VerbsConnection::raise(Chain& chain, const Flag& flag, const VerbsFlags::Ch
 
 // Where the fabric keeps the order of writes, a flag goes in one chain with its data. Elsewhere it
 // goes with them if they are one message and nothing is under way; else it is held.
-bool VerbsConnection::write(std::span<const Transfer> transfers, const RemoteFlag* flag) {
+VerbsConnection::Posted VerbsConnection::write(std::span<const Transfer> transfers,
+                                               const RemoteFlag* flag) {
   using Way = VerbsFlags::Way;
   const std::uint64_t data = requests_for(transfers);
   const std::lock_guard lock(mutex_);
-  if (!admits(data + (flag != nullptr ? kMostForFlag : 0))) return false;
-  if (data == 0 && flag == nullptr) return true;
+  if (!admits(data + (flag != nullptr ? kMostForFlag : 0))) return std::nullopt;
   HeldFlag later{};
   if (flag != nullptr)
     later.flag = {keys_of(*flag->remote), flag->notification, flag->value, flag->add};
@@ -208,7 +208,7 @@ bool VerbsConnection::write(std::span<const Transfer> transfers, const RemoteFla
   VerbsFlags::Choice choice;
   if (flag != nullptr && !held) {
     choice = choose(later.flag, data != 0);
-    if (choice.way == Way::kWait && !choice.ask) return false;
+    if (choice.way == Way::kWait && !choice.ask) return std::nullopt;
     if (completion_first_ && choice.way == Way::kMessage) held = data != 0;
     if (completion_first_ && choice.define != nullptr) {
       held = true;
@@ -223,8 +223,11 @@ bool VerbsConnection::write(std::span<const Transfer> transfers, const RemoteFla
   }
   if (choice.ask) ask(chain);
   if (!chain.empty()) chain.post();
-  if (held) hold(later);
-  return choice.way != Way::kWait;
+  if (choice.way == Way::kWait) return std::nullopt;
+  if (flag == nullptr) return VerbsPosted{mark()};
+  if (!held) return VerbsPosted{mark(), ++n_flags_sent_};
+  hold(later);
+  return VerbsPosted{mark(), n_flags_sent_ + static_cast<std::uint32_t>(held_.size()), true};
 }
 
 void VerbsConnection::hold(const HeldFlag& flag) {
@@ -246,6 +249,7 @@ void VerbsConnection::release() {
       HeldFlag* const next = held_.ready(retired_.load(std::memory_order_acquire));
       if (next == nullptr || !send(*next)) return;
       held_.sent(posted_.load(std::memory_order_relaxed));
+      ++n_flags_sent_;
       queue_.released(1);
     }
   } catch (const Error&) {
@@ -277,16 +281,16 @@ bool VerbsConnection::send(HeldFlag& held) {
   return choice.way != Way::kWait && !defines;
 }
 
-bool VerbsConnection::read(std::span<const Transfer> transfers, const LocalFlag* flag,
-                           WakeWord* wake_word) {
+VerbsConnection::Posted VerbsConnection::read(std::span<const Transfer> transfers,
+                                              const LocalFlag* flag, WakeWord* wake_word) {
   const std::uint64_t requests = requests_for(transfers);
   const std::lock_guard lock(mutex_);
-  if (!admits(requests)) return false;
+  if (!admits(requests)) return std::nullopt;
   FlagWord* const word = flag == nullptr ? nullptr : &flag->local->board[flag->notification];
   if (requests == 0) {  // nothing has to come before the flag
     if (word != nullptr) word->store(flag->value, std::memory_order_release);
     if (word != nullptr && wake_word != nullptr) wake_word->wake();
-    return true;
+    return VerbsPosted{mark()};
   }
   Chain chain(*this);
   for (const Transfer& transfer : transfers) add(chain, Operation::kRead, transfer);
@@ -297,19 +301,20 @@ bool VerbsConnection::read(std::span<const Transfer> transfers, const LocalFlag*
     note.wake_word = wake_word;
   }
   chain.post();
-  return true;
+  return VerbsPosted{mark()};
 }
 
-bool VerbsConnection::fence() {
+VerbsConnection::Posted VerbsConnection::fence() {
   const std::lock_guard lock(mutex_);
-  if (!admits(1)) return false;
+  if (!admits(1)) return std::nullopt;
   Chain chain(*this);
   ask(chain);
   chain.post();
-  return true;
+  return VerbsPosted{mark()};
 }
 
-bool VerbsConnection::atomic(const Atomic& atomic, const VerbsRemoteKeys& remote) {
+VerbsConnection::Posted VerbsConnection::atomic(const Atomic& atomic,
+                                                const VerbsRemoteKeys& remote) {
   if (!device_.atomics()) {
     throw Error(ErrorKind::kUnavailable, text(device_.name(), " has no atomic operations"));
   }
@@ -319,7 +324,7 @@ bool VerbsConnection::atomic(const Atomic& atomic, const VerbsRemoteKeys& remote
                      "'s segment: its address there is not a multiple of 8"));
   }
   const std::lock_guard lock(mutex_);
-  if (!admits(1)) return false;
+  if (!admits(1)) return std::nullopt;
   const std::uint32_t slot = posted_.load(std::memory_order_relaxed) & mask_;
   const std::byte* result = results() + slot * sizeof(std::uint64_t);
   Chain chain(*this);
@@ -333,7 +338,7 @@ bool VerbsConnection::atomic(const Atomic& atomic, const VerbsRemoteKeys& remote
   request.wr.atomic.compare_add = add ? atomic.operand : atomic.compare;
   request.wr.atomic.swap = add ? 0 : atomic.operand;
   chain.post();
-  return true;
+  return VerbsPosted{mark()};
 }
 
 }  // namespace pgasdl

@@ -214,7 +214,9 @@ bool RailConnection::atomic(const Atomic& atomic) {
     request.remote = &piece.remote->rails[0];
   }
   try {
-    if (!lane.rail().post_atomic(queue_, peer_, request)) return false;
+    const auto posted = lane.rail().atomic(queue_, peer_, request);
+    if (!posted) return false;
+    piece.posted = *posted;
   } catch (const Error& error) {
     if (!lane.rail().broken(queue_, peer_)) throw;  // the request's own fault
     suspect(0, &error);

@@ -60,10 +60,7 @@ struct RailPiece {
   std::uint64_t bytes = 0;
   std::optional<RailFlag> flag{};
   std::shared_ptr<RailReadFlag> read_flag{};
-  // Once it was posted.
-  std::uint64_t mark = 0;
-  std::uint64_t flag_number = 0;  // of the lane's flags, from 1
-  bool flag_is_held = false;      // by the rail
+  VerbsPosted posted{};  // once it was
 };
 
 // Under its connection's lock.
@@ -97,8 +94,8 @@ class RailLane {
   }
   // Posts what has room; throws if the rail's connection is broken.
   void push();
-  // Notes an atomic as posted.
-  void posted(RailPiece&& piece);
+  // Notes an atomic that was posted.
+  void posted(RailPiece&& piece) { posted_.push_back(std::move(piece)); }
   // Hands each piece that is done to `done`; the fate of the first that is not.
   template <typename Done>
   VerbsFate reap(Done&& done);
@@ -112,7 +109,7 @@ class RailLane {
 
  private:
   bool post(RailPiece& piece);
-  VerbsFate fate(RailPiece& piece) const;
+  VerbsFate fate(RailPiece& piece) const { return rail_->fate(queue_, peer_, piece.posted); }
 
   VerbsTransport* rail_;
   std::size_t index_;
@@ -121,8 +118,6 @@ class RailLane {
   std::deque<RailPiece> waiting_;
   std::deque<RailPiece> posted_;
   bool needs_fence_ = false;
-  std::uint32_t generation_ = 0;  // of the rail's connection, at the last post
-  std::uint64_t n_flags_ = 0;     // posted in it
 };
 
 template <typename Done>
@@ -141,10 +136,7 @@ void RailLane::hand_back(std::uint32_t taken, Done&& done, Again&& again) {
   std::size_t n_came = 0;
   for (std::size_t i = 0; i < posted_.size(); ++i) {
     const RailPiece& piece = posted_[i];
-    if (piece.flag &&
-        static_cast<std::int32_t>(taken - static_cast<std::uint32_t>(piece.flag_number)) >= 0) {
-      n_came = i + 1;
-    }
+    if (piece.flag && static_cast<std::int32_t>(taken - piece.posted.flag) >= 0) n_came = i + 1;
   }
   for (std::size_t i = 0; i < posted_.size(); ++i) {
     const bool answers =

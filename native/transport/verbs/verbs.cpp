@@ -103,6 +103,14 @@ VerbsQueue& VerbsTransport::queue_at(QueueId queue) const {
   return *queues_[queue];
 }
 
+VerbsConnection* VerbsTransport::connection_to(QueueId queue, Rank peer) {
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  if (connection != nullptr && !connection->apart()) [[likely]]
+    return connection;
+  manager_->want(queue, peer);
+  return nullptr;
+}
+
 bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                                 const RemoteFlag* flag) {
   if (peer == rank_) [[unlikely]] {
@@ -115,17 +123,18 @@ bool VerbsTransport::post_write(QueueId queue, Rank peer, std::span<const Transf
     if (WakeWord* wake_word = boards_->wake_word()) wake_word->wake();
     return true;
   }
-  VerbsConnection* connection = queue_at(queue).find(peer);
-  if (connection != nullptr && !connection->apart()) [[likely]] {
-    return connection->write(transfers, flag);
-  }
-  manager_->want(queue, peer);
-  return false;
+  return write(queue, peer, transfers, flag).has_value();
+}
+
+VerbsTransport::Posted VerbsTransport::write(QueueId queue, Rank peer,
+                                             std::span<const Transfer> transfers,
+                                             const RemoteFlag* flag) {
+  VerbsConnection* connection = connection_to(queue, peer);
+  return connection == nullptr ? std::nullopt : connection->write(transfers, flag);
 }
 
 bool VerbsTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                                const LocalFlag* flag) {
-  WakeWord* const wake_word = boards_->wake_word();
   if (peer == rank_) [[unlikely]] {
     for (const Transfer& transfer : transfers) {
       copy(device_of(transfer), transfer.local->data + transfer.local_offset,
@@ -133,28 +142,32 @@ bool VerbsTransport::post_read(QueueId queue, Rank peer, std::span<const Transfe
     }
     if (flag == nullptr) return true;
     flag->local->board[flag->notification].store(flag->value, std::memory_order_release);
-    if (wake_word != nullptr) wake_word->wake();
+    if (WakeWord* wake_word = boards_->wake_word()) wake_word->wake();
     return true;
   }
-  VerbsConnection* connection = queue_at(queue).find(peer);
-  if (connection != nullptr && !connection->apart()) [[likely]] {
-    return connection->read(transfers, flag, wake_word);
-  }
-  manager_->want(queue, peer);
-  return false;
+  return read(queue, peer, transfers, flag).has_value();
+}
+
+VerbsTransport::Posted VerbsTransport::read(QueueId queue, Rank peer,
+                                            std::span<const Transfer> transfers,
+                                            const LocalFlag* flag) {
+  VerbsConnection* connection = connection_to(queue, peer);
+  return connection == nullptr ? std::nullopt
+                               : connection->read(transfers, flag, boards_->wake_word());
 }
 
 // To this rank itself too by a queue pair: adapters' atomics are not atomic to the processor.
 bool VerbsTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic) {
-  VerbsConnection* connection = queue_at(queue).find(peer);
-  if (connection != nullptr && !connection->apart()) [[likely]] {
-    const RemoteSegment& remote = *atomic.remote;
-    return connection->atomic(
-        atomic, remote.data != nullptr ? memory_->own_keys(remote.data)
-                                       : *static_cast<const VerbsRemoteKeys*>(remote.keep.get()));
-  }
-  manager_->want(queue, peer);
-  return false;
+  return this->atomic(queue, peer, atomic).has_value();
+}
+
+VerbsTransport::Posted VerbsTransport::atomic(QueueId queue, Rank peer, const Atomic& atomic) {
+  VerbsConnection* connection = connection_to(queue, peer);
+  if (connection == nullptr) return std::nullopt;
+  const RemoteSegment& remote = *atomic.remote;
+  return connection->atomic(atomic, remote.data != nullptr
+                                        ? memory_->own_keys(remote.data)
+                                        : *static_cast<const VerbsRemoteKeys*>(remote.keep.get()));
 }
 
 bool VerbsTransport::connecting(QueueId queue, Rank peer) const {
@@ -186,9 +199,7 @@ bool VerbsTransport::complete(QueueId queue) { return queue_at(queue).complete()
 
 std::uint64_t VerbsTransport::mark(QueueId queue, Rank peer) const {
   const VerbsConnection* connection = queue_at(queue).find(peer);
-  if (connection == nullptr) return 0;
-  const VerbsMemory::Pending now = connection->under_way();
-  return std::uint64_t{now.generation} << 32 | now.posted;
+  return connection == nullptr ? 0 : connection->mark();
 }
 
 bool VerbsTransport::reached(QueueId queue, Rank peer, std::uint64_t mark) const {
@@ -222,11 +233,9 @@ void VerbsTransport::reconnect(Rank peer) { manager_->reconnect(peer); }
 
 bool VerbsTransport::port_is_up() const { return device_->port_is_up(); }
 
-VerbsFate VerbsTransport::fate(QueueId queue, Rank peer, std::uint64_t mark) const {
-  const VerbsConnection* connection = queue_at(queue).find(peer);
-  if (connection == nullptr) return VerbsFate::kGone;
-  return connection->fate(
-      {connection, static_cast<std::uint32_t>(mark), static_cast<std::uint32_t>(mark >> 32)});
+VerbsFate VerbsTransport::fate(QueueId queue, Rank peer, VerbsPosted& posted) const {
+  VerbsConnection* connection = queue_at(queue).find(peer);
+  return connection == nullptr ? VerbsFate::kGone : connection->fate(posted);
 }
 
 std::optional<VerbsBreak> VerbsTransport::broken(QueueId queue, Rank peer) const {
@@ -234,14 +243,9 @@ std::optional<VerbsBreak> VerbsTransport::broken(QueueId queue, Rank peer) const
   return connection == nullptr ? std::nullopt : connection->what_broke();
 }
 
-std::size_t VerbsTransport::flags_held(QueueId queue, Rank peer) const {
-  VerbsConnection* connection = queue_at(queue).find(peer);
-  return connection == nullptr ? 0 : connection->flags_held();
-}
-
-bool VerbsTransport::fence(QueueId queue, Rank peer) {
-  VerbsConnection* connection = queue_at(queue).find(peer);
-  return connection != nullptr && connection->fence();
+VerbsTransport::Posted VerbsTransport::fence(QueueId queue, Rank peer) {
+  VerbsConnection* connection = connection_to(queue, peer);
+  return connection == nullptr ? std::nullopt : connection->fence();
 }
 
 void VerbsTransport::part(Rank peer) { manager_->part(peer); }

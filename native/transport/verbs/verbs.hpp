@@ -27,6 +27,7 @@ namespace pgasdl {
 class VerbsDevice;
 class VerbsMemory;
 class VerbsQueue;
+class VerbsConnection;
 class VerbsConnectionManager;
 class VerbsBoards;
 
@@ -98,7 +99,15 @@ std::vector<VerbsDeviceInfo> verbs_devices(const VerbsOptions& options = {});
 // How many bytes a request takes inline on the chosen device: as many as were asked for, or fewer.
 std::uint32_t verbs_inline_bytes(const VerbsOptions& options);
 
-// The fate of a request, by its mark.
+// What was posted: its mark and, of a flag, its number among its connection's (from 1). A flag that
+// is held leaves later, so its mark is of what came before.
+struct VerbsPosted {
+  std::uint64_t mark = 0;
+  std::uint32_t flag = 0;
+  bool held = false;
+};
+
+// The fate of what was posted.
 enum class VerbsFate : std::uint8_t {
   kUnderWay,
   kDone,
@@ -167,14 +176,19 @@ class VerbsTransport final : public Transport {
   const VerbsDevice& device() const { return *device_; }
   // Its port carries packets, as far as the adapter knows.
   bool port_is_up() const;
-  VerbsFate fate(QueueId queue, Rank peer, std::uint64_t mark) const;
+  // Posts to another rank; nothing: as a post that answers false. Said under the connection's lock:
+  // other threads send what is held, and connect anew.
+  using Posted = std::optional<VerbsPosted>;
+  Posted write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
+               const RemoteFlag* flag);
+  Posted read(QueueId queue, Rank peer, std::span<const Transfer> transfers, const LocalFlag* flag);
+  Posted atomic(QueueId queue, Rank peer, const Atomic& atomic);
+  // A read that, once it is done, tells that all writes before it are in the peer's memory, where
+  // whatever comes by another adapter finds them: they pass the peer's bus before the answer.
+  Posted fence(QueueId queue, Rank peer);
+  // Notes in `posted` that a held flag has left.
+  VerbsFate fate(QueueId queue, Rank peer, VerbsPosted& posted) const;
   std::optional<VerbsBreak> broken(QueueId queue, Rank peer) const;
-  // How many flags were posted and wait for completions.
-  std::size_t flags_held(QueueId queue, Rank peer) const;
-  // Posts a read that, once it is done, tells that all writes before it are in the peer's memory,
-  // where whatever comes by another adapter finds them: they pass the peer's bus before the answer.
-  // False: there is no room.
-  bool fence(QueueId queue, Rank peer);
   // Gives up the connections with `peer` so that nothing comes by them any more, until reconnect()
   // by either side. Flags that had come are taken; parted() says when, and how many they were.
   void part(Rank peer);
@@ -189,6 +203,8 @@ class VerbsTransport final : public Transport {
 
  private:
   VerbsQueue& queue_at(QueueId queue) const;
+  // The connection to post to; null: there is none yet, and it is asked for.
+  VerbsConnection* connection_to(QueueId queue, Rank peer);
   void collect_retired();
 
   const Rank rank_;
