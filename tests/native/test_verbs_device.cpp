@@ -50,7 +50,7 @@ VerbsAgreement both(const VerbsEndpoint& a, const VerbsEndpoint& b) {
   const VerbsAgreement one = agree(3, a, 5, b);
   const VerbsAgreement other = agree(5, b, 3, a);
   CHECK(one.mtu == other.mtu && one.reads == other.reads && one.global == other.global);
-  CHECK(one.completion_first == other.completion_first);
+  CHECK(one.completion_first == other.completion_first && one.count_flags == other.count_flags);
   CHECK(one.gid_here == other.gid_there && one.gid_there == other.gid_here);
   return one;
 }
@@ -76,7 +76,11 @@ void agreement() {
   b.completion_first = 1;  // one that needs it is enough
   CHECK(both(a, b).completion_first);
   a.completion_first = 1;
-  CHECK(both(a, b).completion_first);
+  CHECK(both(a, b).completion_first && !both(a, b).count_flags);
+  a.count_flags = 1;  // likewise
+  CHECK(both(a, b).count_flags);
+  b.count_flags = 1;
+  CHECK(both(a, b).count_flags);
 }
 
 void disagreement() {
@@ -111,6 +115,7 @@ void disagreement() {
         +[](VerbsEndpoint& end) { end.n_gids = 9; }, +[](VerbsEndpoint& end) { end.mtu = 0; },
         +[](VerbsEndpoint& end) { end.mtu = 6; }, +[](VerbsEndpoint& end) { end.reads = 0; },
         +[](VerbsEndpoint& end) { end.completion_first = 2; },
+        +[](VerbsEndpoint& end) { end.count_flags = 2; },
         +[](VerbsEndpoint& end) { end.link = static_cast<VerbsLink>(3); }}) {
     other = good;
     spoil(other);

@@ -142,7 +142,7 @@ void recover(Bare& bare, QueueId broken) {
 
 // The device itself refuses access beyond a segment, beyond its board, or without a valid key.
 void out_of_bounds() {
-  run_bare({}, [](Bare& bare) {
+  run_bare(as_messages(), [](Bare& bare) {
     if (bare.rank == 0) {
       std::memset(bare.segment.local().data, 1, Bare::kBytes);
       bare.notify(3, 1, 1);

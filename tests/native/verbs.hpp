@@ -45,4 +45,10 @@ inline VerbsOptions depth(std::uint32_t requests) {
   return options;
 }
 
+// Flags as an adapter stores them, if they come without data or find no receive.
+inline VerbsOptions as_messages(VerbsOptions options = {}) {
+  options.count_flags = false;
+  return options;
+}
+
 }  // namespace pgasdl::testing

@@ -153,6 +153,7 @@ void VerbsConnection::join(const VerbsPath& path, const VerbsEnd& there) {
          "making it ready to send");
   there_ = there;
   completion_first_ = path.completion_first;
+  flags_ = VerbsFlags(path.count_flags);
 }
 
 void VerbsConnection::admit() {
@@ -180,7 +181,6 @@ bool VerbsConnection::close() {
   retired_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
   queue_.settled(lost);
   here_ = there_ = {};
-  flags_.reset();
   n_flags_sent_ = 0;
   asked_ = posted_.load(std::memory_order_relaxed);
   const std::lock_guard fault_lock(fault_mutex_);

@@ -182,7 +182,7 @@ class VerbsConnection {
   std::vector<ibv_sge> pieces_;
   std::vector<Note> notes_;
   std::optional<VerbsBuffer> buffer_;  // what is shared with the peer, and results()
-  VerbsFlags flags_{device_.options().count_flags};
+  VerbsFlags flags_;
   bool completion_first_ = false;
   HeldFlags<HeldFlag> held_;
   std::uint32_t n_flags_sent_ = 0;

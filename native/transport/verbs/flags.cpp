@@ -62,11 +62,6 @@ VerbsFlags::Choice VerbsFlags::choose(std::uint32_t board, const RemoteFlag& fla
   return choice;
 }
 
-void VerbsFlags::reset() {
-  slots_ = {};
-  sent_ = since_asked_ = 0;
-}
-
 void VerbsFlags::raise(std::uint32_t immediate, const Shared& shared, VerbsBoards& boards) {
   const Slot& slot = shared.slots[immediate >> kSlotShift];
   const std::uint32_t high = (immediate << kMiddleBits) & ~(kMiddle | kLow);

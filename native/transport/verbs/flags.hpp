@@ -11,7 +11,8 @@
 // without data.
 //
 // A flag that is added is always an immediate: an adapter's atomics are not atomic to the
-// processor. Where there is no receive or no slot for it, it waits.
+// processor. So is every flag where they are counted (VerbsOptions::count_flags). Where there is no
+// receive or no slot for such a flag, it waits.
 //
 // Flags of one notification stay in order: while an immediate of it may not have been taken, the
 // next one is an immediate too, or waits.
@@ -52,7 +53,6 @@ class VerbsBoards {
 // immediates.
 class VerbsFlags {
  public:
-  // `counted`: every flag is an immediate, which waits where there is no receive or no slot for it.
   explicit VerbsFlags(bool counted = false) : counted_(counted) {}
 
   // Immediates under way at most. The receiver offers half of them anew when half were taken.
@@ -89,7 +89,6 @@ class VerbsFlags {
   // `taken`: by the peer, as last read. `asking`: that is being read. The choice is final.
   Choice choose(std::uint32_t board, const RemoteFlag& flag, bool with_data, std::uint32_t taken,
                 bool asking);
-  void reset();
 
   // --- receiver
   static void raise(std::uint32_t immediate, const Shared& shared, VerbsBoards& boards);
@@ -100,7 +99,7 @@ class VerbsFlags {
   static constexpr std::uint32_t kLow = 0x00000fff;
   static constexpr int kMiddleBits = 8;
 
-  const bool counted_;
+  bool counted_;
   std::array<Slot, kSlots> slots_{};
   std::array<std::uint64_t, kSlots> last_{};  // which immediate used it last, from 1
   std::uint64_t sent_ = 0;                    // immediates, ever

@@ -64,6 +64,7 @@ VerbsEndpoint endpoint_of(const VerbsDevice& device, std::uint32_t datagrams) {
   const bool required = (device.link().flags & IBV_QPF_GRH_REQUIRED) != 0;
   endpoint.global = device.options().global_routes || required ? 1 : 0;
   endpoint.completion_first = device.keeps_order() ? 0 : 1;
+  endpoint.count_flags = device.options().count_flags.value_or(device.software()) ? 1 : 0;
   for (const VerbsGid& gid : device.gids()) {
     if (endpoint.n_gids == VerbsEndpoint::kMostGids) break;
     endpoint.gids[endpoint.n_gids++] = gid.gid;
@@ -75,7 +76,7 @@ VerbsAgreement agree(Rank rank, const VerbsEndpoint& here, Rank peer, const Verb
   if (there.magic != VerbsEndpoint::kMagic || there.n_gids == 0 ||
       there.n_gids > VerbsEndpoint::kMostGids || there.reads == 0 || there.mtu < IBV_MTU_256 ||
       there.mtu > IBV_MTU_4096 || there.link > VerbsLink::kInfiniBand ||
-      there.completion_first > 1) {
+      there.completion_first > 1 || there.count_flags > 1) {
     throw Error(ErrorKind::kMismatch,
                 text("rank ", peer, " speaks another version of RDMA set-up than rank ", rank));
   }
@@ -102,6 +103,7 @@ VerbsAgreement agree(Rank rank, const VerbsEndpoint& here, Rank peer, const Verb
   agreed.global = here.link != VerbsLink::kInfiniBand || most < kSubnetBits || here.global != 0 ||
                   there.global != 0;
   agreed.completion_first = here.completion_first != 0 || there.completion_first != 0;
+  agreed.count_flags = here.count_flags != 0 || there.count_flags != 0;
   return agreed;
 }
 
@@ -115,6 +117,7 @@ VerbsPath path_to(const VerbsDevice& device, const VerbsAgreement& agreed,
   path.rnr_retry_count = static_cast<std::uint8_t>(options.rnr_retry_count);
   path.timeout = static_cast<std::uint8_t>(options.acknowledgement_timeout());
   path.completion_first = agreed.completion_first;
+  path.count_flags = agreed.count_flags;
   path.address.port_num = device.port();
   path.address.dlid = static_cast<std::uint16_t>(there.lid);
   path.address.sl = static_cast<std::uint8_t>(options.service_level);

@@ -10,7 +10,7 @@ namespace pgasdl {
 
 // A rank's description of its end, for the others.
 struct VerbsEndpoint {
-  static constexpr std::uint64_t kMagic = 0x347672656c646770;  // of this version of the protocol
+  static constexpr std::uint64_t kMagic = 0x357672656c646770;  // of this version of the protocol
   static constexpr std::size_t kMostGids = 8;
 
   std::uint64_t magic;
@@ -23,7 +23,7 @@ struct VerbsEndpoint {
   std::uint32_t pkey;
   std::uint32_t global;            // 1: needs global routes
   std::uint32_t completion_first;  // 1: needs flags to wait for completions
-  std::uint32_t padding;
+  std::uint32_t count_flags;       // 1: needs flags as immediates
   std::array<ibv_gid, kMostGids> gids;
 };
 
@@ -35,6 +35,7 @@ struct VerbsAgreement {
   std::uint8_t reads;
   bool global;
   bool completion_first;
+  bool count_flags;
   std::size_t gid_here;  // which of the GIDs
   std::size_t gid_there;
 };
@@ -54,6 +55,7 @@ struct VerbsPath {
   std::uint8_t rnr_retry_count = 6;
   std::uint8_t timeout = 16;
   bool completion_first = false;  // a flag waits for the completions of what comes before it
+  bool count_flags = false;       // every flag is an immediate
 };
 
 VerbsPath path_to(const VerbsDevice& device, const VerbsAgreement& agreed,

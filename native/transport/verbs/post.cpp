@@ -177,9 +177,9 @@ void VerbsConnection::ask(Chain& chain) {
 
 void VerbsConnection::define(Chain& chain, const VerbsFlags::Choice& choice) {
   if (choice.define == nullptr) return;
-  ibv_send_wr& request =
-      chain.add(IBV_WR_RDMA_WRITE, choice.define, sizeof *choice.define, 0,
-                {0, sizeof *choice.define, Operation::kBook, false, 0, nullptr, nullptr, nullptr});
+  ibv_send_wr& request = chain.add(IBV_WR_RDMA_WRITE, choice.define, sizeof *choice.define, 0,
+                                   {choice.define->notification, sizeof *choice.define,
+                                    Operation::kNotify, false, 0, nullptr, nullptr, nullptr});
   request.wr.rdma = {there_.shared + choice.slot * sizeof *choice.define, there_.shared_key};
   request.send_flags = IBV_SEND_INLINE;
 }

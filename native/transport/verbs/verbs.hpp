@@ -60,8 +60,10 @@ struct VerbsOptions {
   std::uint32_t rails = 1;         // ports that share the work, at most (rails.hpp)
   std::uint64_t stripe = 1 << 20;  // bytes; what is longer goes over all rails
   bool warns = true;               // on standard error, of rails that are dropped
-  bool count_flags = false;        // every flag is an immediate, so that the receiver counts them
-  std::uint32_t queues = 1;        // how many QueueIds there are
+  // Every flag is an immediate, which the receiver's processor counts and stores. Unset: where the
+  // device stores by a processor's copy, which may store a word twice.
+  std::optional<bool> count_flags;
+  std::uint32_t queues = 1;  // how many QueueIds there are
   // Send work requests of a queue pair. One less than a power of two, as providers round up.
   std::uint32_t depth = 127;
   double timeout_s = 3;  // a peer that does not answer for so long is lost

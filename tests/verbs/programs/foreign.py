@@ -3,10 +3,9 @@
 It speaks the protocol of verbs/ (path.hpp, connection_manager.hpp, memory.cpp, flags.hpp) and of
 group.hpp, below native/: endpoints and the world's memory are described through the store,
 connections are agreed on by datagrams, and a barrier, the creation of a segment and heartbeats are
-writes into memory of rank 0. Flags that come with data arrive as immediates; its own it always
-writes.
-Only the store's client is pgasdl's. The layouts are repeated here: whoever changes one there
-notices it here.
+writes into memory of rank 0. Its flags arrive as immediates, since rank 0's device asks for these;
+ours are always written. Only the store's client is pgasdl's. The layouts are repeated here: whoever
+changes one there notices it here.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 from pgasdl.runtime.bootstrap import Store
 
-MAGIC = 0x347672656C646770
+MAGIC = 0x357672656C646770
 ME, PEER, SIZE = 1, 0, 2
 INTRODUCTION = struct.Struct("<QiIQ")  # host, process, queue depth, bytes of a passive message
 # magic, datagrams, mtu, reads, lid, link, n_gids, P_Key, global routes, whether flags wait for
-# completions, padding, GIDs
+# completions, whether all are immediates, GIDs
 ENDPOINT = struct.Struct("<QIIIIIIIIII128s")
 PKEY = 0xFFFF
 # magic, token, from, to, queue, count; number, first packet, shared memory, its key and padding of
