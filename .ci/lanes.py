@@ -65,10 +65,11 @@ def folder(name: str, *packages: str, without: tuple[str, ...] = ()) -> Lane:
     return Lane(name.replace("_", "-"), line, (f"tests/{name}", "apps"), packages)
 
 
-def guests_contract(name: str, rows: str) -> Lane:
-    """Rows of the contract suite over verbs, all in one guest."""
+def guests_contract(name: str, rows: str, *options: str) -> Lane:
+    """Rows of the contract suite over verbs, all in one guest; ``options`` of guest.py."""
     line = (
-        "python tests/softroce/guest.py --mode rails --memory 4096 -e CI=true -t 1400 -- "
+        f"python tests/softroce/guest.py {' '.join(['--mode rails --memory 4096', *options])}"
+        " -e CI=true -t 1400 -- "
         f"'pytest --full tests/contract -k \"{rows}\" -q -p no:cacheprovider -rs'"
         f" | tee build/{name}.log && grep -Eq '^[1-9][0-9]{{2,}} passed' build/{name}.log"
     )
@@ -114,6 +115,12 @@ LANES = (
     ),
     guests_contract("verbs-contract", "verbs and not completion"),
     guests_contract("verbs-completion", "verbs-completion"),
+    # Flags, each held for a moment between two stores to its word if it is written.
+    guests_contract(
+        "verbs-held",
+        "verbs and not rails and not gpu and (late or notifications or passive or counts or reset)",
+        "--hold 2000",
+    ),
     Lane("bare-bookworm", ".ci/bare bookworm", ("tests", "apps", ".ci"), ("debootstrap",)),
     Lane(
         "bare-trixie", ".ci/bare trixie --without-torch", ("tests", "apps", ".ci"), ("debootstrap",)

@@ -82,11 +82,13 @@ def _run(options: argparse.Namespace) -> tuple[rig.Result, ...]:
         if options.pair:
             if len(words) != 2:
                 sys.exit("--pair takes two commands, each one word")
+            if options.hold:
+                sys.exit("--hold is for a single guest")
             return rig.run_pair((words[0], words[1]), **common)
         if not words:
             sys.exit("no command")
         command = words[0] if len(words) == 1 else words
-        return (rig.run(command, mode=options.mode, **common),)
+        return (rig.run(command, mode=options.mode, hold=options.hold, **common),)
     except ValueError as error:
         sys.exit(str(error))
     finally:
@@ -106,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-w", "--writable", action="append", default=[], metavar="FOLDER", help="for real")
     add("--memory", type=int, default=2048, metavar="MIB")
     add("--cpus", type=int, default=2)
+    add("--hold", type=int, default=0, metavar="US", help="between two stores of a word (hold.c)")
     add("-t", "--timeout", type=float, default=600.0, metavar="SECONDS", help="default: 600")
     add("--console", action="store_true", help="show the kernel's messages afterwards")
     add("command", nargs=argparse.REMAINDER, help="-- COMMAND...")

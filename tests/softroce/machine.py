@@ -68,12 +68,14 @@ class Machine:
         memory: int,
         cpus: int,
         cable: int | None = None,
+        hold: int = 0,
     ) -> None:
         self.number = number
         self._files = {"job": job, "settings": settings}
         self._memory = memory
         self._cpus = cpus
         self._cable = cable
+        self._hold = hold
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = ""
         self._began = 0.0
@@ -91,6 +93,9 @@ class Machine:
         for name in ("init.sh", "device.sh"):
             shutil.copy(_HERE / name, self._folder)
         Path(self._folder, "init.sh").chmod(0o755)
+        if self._hold:
+            compiler = ["cc", "-O1", "-o", f"{self._folder}/hold", str(_HERE / "hold.c")]
+            subprocess.run(compiler, check=True)
         writers: dict[str, int] = {}
         try:
             for name in _PIPES:
@@ -114,7 +119,9 @@ class Machine:
     def _command_line(self, writers: dict[str, int]) -> list[str]:
         line = [
             # The kernel dies with the thread that started it, and no core file is written.
-            *("prlimit", "--core=0", "setpriv", "--pdeathsig", "KILL", str(kernel.path())),
+            *("prlimit", "--core=0", "setpriv", "--pdeathsig", "KILL"),
+            *([f"{self._folder}/hold", str(self._hold)] if self._hold else []),
+            str(kernel.path()),
             *("rootfstype=hostfs", "rootflags=/", "ro", f"init={self._folder}/init.sh"),
             *(f"mem={self._memory >> 20}M", "seccomp=on", f"ncpus={self._cpus}"),
             *(f"umid=guest{self.number}", f"uml_dir={self._folder}/"),

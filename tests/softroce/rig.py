@@ -81,6 +81,7 @@ def run(
     loss: float = 0.0,
     memory: int = 2048 * _MIB,
     cpus: int = 2,
+    hold: int = 0,
     timeout: float = 120.0,
     on_output: OnOutput | None = None,
 ) -> Result:
@@ -100,6 +101,8 @@ def run(
     loss : percent of the packets lost on each end of the cables of "veth" and "cables"
     memory : bytes the guest sees; the host gives them as they are touched
     cpus : virtual processors, 1 to 8
+    hold : microseconds for which the kernel is held between the two stores of each word that it
+        copies (hold.c); the console's last line tells how often that was
     timeout : seconds, boot included, after which the guest is ended
     on_output : called with the guest's number and each piece of output as it comes
 
@@ -118,6 +121,7 @@ def run(
         _settings(1, mode, driver, loss, writable),
         memory=memory,
         cpus=cpus,
+        hold=hold,
     )
     return attend([machine], timeout, on_output)[0]
 
