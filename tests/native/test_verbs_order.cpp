@@ -47,20 +47,23 @@ class Pair {
     const auto connected = [&] {
       sender.service();
       receiver.service();
-      return write(8);
+      bool all = true;
+      for (QueueId queue = 0; queue < here.queues; ++queue) all &= write(8, queue);
+      return all;
     };
     until(connected);
     settle();
   }
 
-  bool write(std::size_t bytes) {
+  bool write(std::size_t bytes, QueueId queue = 0) {
     const Transfer transfer{&local, 0, &remote, 0, bytes};
-    return sender.post_write(0, 1, {&transfer, 1}, nullptr);
+    return sender.post_write(queue, 1, {&transfer, 1}, nullptr);
   }
-  void write_notify(std::size_t bytes, std::uint32_t notification, std::uint32_t value) {
+  void write_notify(std::size_t bytes, std::uint32_t notification, std::uint32_t value,
+                    QueueId queue = 0) {
     const Transfer transfer{&local, 0, &remote, 0, bytes};
     const RemoteFlag flag{&remote, notification, value};
-    CHECK(sender.post_write(0, 1, {&transfer, bytes == 0 ? 0u : 1u}, &flag));
+    CHECK(sender.post_write(queue, 1, {&transfer, bytes == 0 ? 0u : 1u}, &flag));
   }
 
   // The receiver polls.
@@ -73,13 +76,13 @@ class Pair {
       std::this_thread::yield();
     }
   }
-  // Only the sender does, until all is complete.
-  void wait_for_completions() {
+  // Only the sender does, until all of a queue is complete.
+  void wait_for_completions(QueueId queue = 0) {
     const auto deadline = Deadline::in(30);
     do {
       CHECK(!deadline.passed());
       sender.progress();
-    } while (!sender.complete(0));
+    } while (!sender.complete(queue));
   }
   // Both do.
   void settle() {
@@ -233,6 +236,31 @@ void held_is_not_done() {
 
 decltype(ibv_context_ops::poll_cq) poll_for_real;
 
+// The receiver's next poll finds nothing.
+void blind_once(const Pair& pair) {
+  auto& poll = pair.receiver.device().context()->ops.poll_cq;
+  poll_for_real = std::exchange(poll, [](ibv_cq* queue, int, ibv_wc*) {
+    queue->context->ops.poll_cq = poll_for_real;
+    return 0;
+  });
+}
+
+// A flag by a later queue tells that one by an earlier queue has come: both come while the receiver
+// polls, and it does not find the later one alone.
+void by_two_queues() {
+  VerbsOptions two;
+  two.count_flags = true;
+  two.queues = 2;
+  const auto pair = std::make_unique<Pair>(two, two);
+  pair->write_notify(8, 0, 1);
+  pair->wait_for_completions();
+  pair->write_notify(8, 1, 1, 1);
+  pair->wait_for_completions(1);
+  blind_once(*pair);
+  pair->receiver.progress();
+  CHECK(pair->arrived(0, 1));
+}
+
 // An adapter tells of what has come after the last moment: who gives a rail up at once has either
 // counted the flag, or never raises it.
 void told_late() {
@@ -242,11 +270,7 @@ void told_late() {
   pair->write_notify(8, 0, 1);
   pair->wait_for_completions();  // it has come, and nobody has taken it
   pair->receiver.part(0);
-  auto& poll = pair->receiver.device().context()->ops.poll_cq;
-  poll_for_real = std::exchange(poll, [](ibv_cq* queue, int, ibv_wc*) {
-    queue->context->ops.poll_cq = poll_for_real;  // from the next time on
-    return 0;
-  });
+  blind_once(*pair);
   std::uint32_t taken = 0;
   CHECK(pair->receiver.parted(0, 0, true, taken));
   pair->receiver.progress();
@@ -271,5 +295,6 @@ int main() {
   step("broken", broken);
   step("held, not done", held_is_not_done);
   step("told late", told_late);
+  step("two queues", by_two_queues);
   std::puts("ok");
 }

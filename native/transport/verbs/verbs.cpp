@@ -208,9 +208,11 @@ bool VerbsTransport::reached(QueueId queue, Rank peer, std::uint64_t mark) const
                                                     static_cast<std::uint32_t>(mark >> 32)});
 }
 
+// The library's own queues come last, and are polled first: who sees a barrier's flag has polled
+// for all that had come by the program's queues before it.
 void VerbsTransport::progress() {
-  for (const auto& queue : queues_) {
-    if (queue->used()) queue->progress();
+  for (std::size_t queue = queues_.size(); queue-- > 0;) {
+    if (queues_[queue]->used()) queues_[queue]->progress();
   }
   if (manager_->busy()) [[unlikely]]
     manager_->progress();
