@@ -17,9 +17,9 @@ from torch.futures import Future
 from pgasdl.context import Context
 from pgasdl.errors import ClosedError
 from pgasdl.group import Group
+from pgasdl.torch.promise import Promise
 
-_Work = tuple[Tensor, "Future[Tensor]"]
-
+_Work = tuple[Tensor, Promise]
 
 _open: "weakref.WeakSet[DDPState]" = weakref.WeakSet()
 
@@ -79,9 +79,9 @@ class DDPState:
             raise ClosedError("this DDPState was closed")
         if bucket.is_cuda:
             return self._average_on_gpu(bucket)
-        future: Future[Tensor] = Future()
-        self._work.put((bucket, future))
-        return future
+        promise = Promise(Future())
+        self._work.put((bucket, promise))
+        return promise.future
 
     def _average_on_gpu(self, bucket: Tensor) -> "Future[Tensor]":
         """Let a stream of ours do it: those of the program go on."""
@@ -111,16 +111,16 @@ def _run(average: Callable[[Tensor], None], queued: "queue.SimpleQueue[_Work | N
     """Average what comes; it knows nothing of the state, which nobody may hold any more."""
     failed: Exception | None = None
     while (work := queued.get()) is not None:
-        bucket, future = work
+        bucket, promise = work
         try:
             if failed is not None:  # half done, maybe, on a peer
                 raise failed
             average(bucket)
         except Exception as error:
             failed = error
-            future.set_exception(error)  # type: ignore[arg-type]
+            promise.settle(error)
         else:
-            future.set_result(bucket)
+            promise.settle(bucket)
 
 
 def ddp_hook(

@@ -82,12 +82,20 @@ class LateFuture(Future):  # type: ignore[type-arg]
         gpu.current(DEVICE).wait_event(self.event)
         return result
 
-    def then(self, callback: Callable[[Any], Any]) -> Any:
-        def ordered(_: Any) -> Any:
-            gpu.current(DEVICE).wait_event(self.event)
-            return callback(self)
+    def then(self, callback: Callable[[Any], Any]) -> LateFuture:
+        """The callback has a stream of its own, and who waits for it waits for that."""
+        made = LateFuture()
 
-        return super().then(ordered)
+        def ordered(_: Any) -> None:
+            with gpu.on(LateStream()):
+                gpu.current(DEVICE).wait_event(self.event)
+                try:
+                    made.set_result(callback(self))
+                except Exception as error:
+                    made.set_exception(error)
+
+        self.add_done_callback(ordered)
+        return made
 
 
 class LateGpu:

@@ -208,6 +208,29 @@ def test_every_wait_has_a_deadline() -> None:
     run_unequal(program)
 
 
+def test_futures_of_what_failed_fail_for_python_and_for_cpp() -> None:
+    """C++ waits for all of several futures."""
+
+    def program(group: Any) -> None:
+        if group.rank() == 0:
+            group._start_coalescing(torch.device("cpu"))
+            begun = group.allreduce([torch.ones(3)], c10d.AllreduceOptions())
+            received = group.recv([torch.ones(3)], 1)
+            works = [begun, received, group._end_coalescing(torch.device("cpu"))]
+            futures = [work.get_future() for work in works]
+            group.abort()
+            works.append(group.barrier(c10d.BarrierOptions()))
+            for future in (*futures, works[-1].get_future()):
+                for waits in (future, torch.futures.collect_all([future])):
+                    with pytest.raises(RuntimeError, match=r"DistBackendError: .*was aborted"):
+                        waits.wait()
+                then = future.then(lambda done: done.value())
+                with pytest.raises(RuntimeError, match=r"DistBackendError: .*was aborted"):
+                    then.wait()
+
+    run_unequal(program)
+
+
 @pytest.mark.parametrize("how", ["abort", "shutdown"])
 def test_an_end_ends_what_is_under_way(how: str) -> None:
     def program(group: Any) -> None:

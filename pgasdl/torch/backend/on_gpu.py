@@ -26,6 +26,7 @@ from pgasdl.torch.backend.arguments import OnGpu, contiguous, on_device, require
 from pgasdl.torch.backend.copies import Copies
 from pgasdl.torch.backend.reductions import reduction_of
 from pgasdl.torch.backend.work import Result, Together, Work
+from pgasdl.torch.promise import Promise
 
 
 class GpuWork(Work):
@@ -75,25 +76,22 @@ class GpuWork(Work):
     def get_future(self) -> Future[Result]:
         """Return a future of the result's tensors, for which streams wait."""
         with self._lock:
-            if self._future is not None:
-                return self._future
-            future = self._future = self.copies.future()
+            if self._promise is not None:
+                return self._promise.future
+            promise = self._promise = Promise(self.copies.future())
         self._on_host.get_future().add_done_callback(lambda _: self.complete())
-        return future
+        return promise.future
 
     def complete(self) -> None:
         """Complete the future, behind the way back."""
-        assert self._future is not None
+        assert self._promise is not None
         error = self.exception()
         try:
             self.copies.bring_back()
         except Exception as failed:
             error = error or failed
-        if error is not None:
-            self._future.set_exception(error)  # type: ignore[arg-type]
-            return
         with self.copies.on_stream():  # it records an event there
-            self._future.set_result(self._result)
+            self._promise.settle(self._result if error is None else error)
 
 
 class GpuTogether(Together):
@@ -103,17 +101,18 @@ class GpuTogether(Together):
         """Return a future of the results' tensors, for which streams wait."""
         last, futures = self._works[-1], [work.get_future() for work in self._works]
         assert isinstance(last, GpuWork)
-        future = last.copies.future()
+        promise = Promise(last.copies.future())
 
         def complete(_: object) -> None:
-            try:
-                with last.copies.on_stream():  # it waits for all of them
-                    future.set_result([tensor for each in futures for tensor in each.wait()])
-            except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]
+            with last.copies.on_stream():  # it waits for all of them
+                try:
+                    outcome: Any = [tensor for each in futures for tensor in each.wait()]
+                except Exception as error:
+                    outcome = error
+                promise.settle(outcome)
 
         torch.futures.collect_all(futures).add_done_callback(complete)
-        return future
+        return promise.future
 
 
 def together(works: list[Work]) -> Together:

@@ -16,6 +16,7 @@ from torch.futures import Future
 from pgasdl.errors import PgasError, Timeout
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
+from pgasdl.torch.promise import Promise
 
 Result = list[Tensor]
 _NONE = timedelta(0)
@@ -61,7 +62,7 @@ class Work(BaseWork):
     _changed = threading.Condition(_lock)
     _done = False
     _error: BaseException | None = None
-    _future: Future[Result] | None = None
+    _promise: Promise | None = None
 
     def __init__(self, result: Result) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Work(BaseWork):
                 return False
             self.end_unseen(error)
             self._changed.notify_all()
-            return self._future is not None
+            return self._promise is not None
 
     def end_unseen(self, error: BaseException | None = None) -> None:
         """Note the same, where no other thread has the work yet."""
@@ -89,12 +90,8 @@ class Work(BaseWork):
 
     def complete(self) -> None:
         """Complete the future of what is over: that runs its callbacks, the program's code."""
-        future = self._future
-        assert future is not None
-        if self._error is None:
-            future.set_result(self._result)
-        else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+        assert self._promise is not None
+        self._promise.settle(self._result if self._error is None else self._error)
 
     # --- who waits for it
 
@@ -135,13 +132,13 @@ class Work(BaseWork):
     def get_future(self) -> Future[Result]:
         """Return a future of the result's tensors."""
         with self._lock:
-            if self._future is not None:
-                return self._future
-            future = self._future = Future()
+            if self._promise is not None:
+                return self._promise.future
+            promise = self._promise = Promise(Future())
             done = self._done
         if done:
             self.complete()
-        return future
+        return promise.future
 
 
 class MessageWork(Work):
