@@ -23,7 +23,7 @@ TOLD = {
     "aborted": "ClosedError: the process group was aborted",
     "wrong": "MismatchError: .*rank 1",
 }
-USERS = ("plain", "float16", "state", "fsdp", "pipeline", "functional", "compiled")
+USERS = ("plain", "float16", "builtin", "state", "fsdp", "pipeline", "functional", "compiled")
 # A state of the hook has calls of its own: those of the group, and its end, do not touch them.
 OF_GROUPS = ("late", "aborted")
 

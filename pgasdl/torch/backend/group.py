@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from pgasdl.errors import ClosedError, RankError
-from pgasdl.torch.backend import sparse
+from pgasdl.torch.backend import builtin_hooks, sparse
 from pgasdl.torch.backend.arguments import (
     OnGpu,
     contiguous,
@@ -613,6 +613,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 f"split sizes {sizes}: give one for each of {self._size} ranks, {rows} in all"
             )
         return sizes
+
+
+builtin_hooks.replace(ProcessGroup)
 
 
 def create(given: Any, _: object = None) -> ProcessGroup:

@@ -65,6 +65,9 @@ USERS: dict[str, Callable[[], Step]] = {
     "float16": lambda: ddp(
         lambda model: model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     ),
+    "builtin": lambda: ddp(
+        lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    ),
     "state": with_state,
     "fsdp": fsdp,
     "pipeline": pipeline,

@@ -59,6 +59,19 @@ class BFloat16(Way):
         ddp.register_comm_hook(self.group, compress)
 
 
+class BuiltIn(Way):
+    """Hooks that are C++ code."""
+
+    kind = distributed.BuiltinCommHookType.ALLREDUCE
+
+    def hook(self, ddp: DistributedDataParallel) -> None:
+        ddp._register_builtin_comm_hook(self.kind)
+
+
+class BuiltInFloat16(BuiltIn):
+    kind = distributed.BuiltinCommHookType.FP16_COMPRESS
+
+
 class PowerSGD(Way):
     """Its callbacks wait for other collectives."""
 
@@ -113,6 +126,8 @@ class UnevenZeroRedundancy(Uneven, ZeroRedundancy):
 WAYS = (
     Float16,
     BFloat16,
+    BuiltIn,
+    BuiltInFloat16,
     PowerSGD,
     CompressedPowerSGD,
     PostLocalSGD,
