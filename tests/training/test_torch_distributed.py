@@ -91,12 +91,12 @@ def test_pytorchs_own_tests(part: str, tmp_path: Path) -> None:
     assert len(passed) >= LEAST[part]
 
 
-WAYS = {"ddp": 1, "fsdp resumed mesh": 3}
+WAYS = {"ddp": 1, "compiled": 5, "fsdp resumed mesh": 3}
 
 
 @pytest.mark.parametrize("ways", full(WAYS))
 def test_programs_train_the_same_over_pgasdl_and_gloo(ways: str) -> None:
-    """DDP; FSDP2, a checkpoint of it, tensor parallel layers, DTensor."""
+    """DDP, also compiled; FSDP2, a checkpoint of it, tensor parallel layers, DTensor."""
     program = jobs.PROGRAMS / "distributed_training.py"
     told: dict[str, dict[str, str]] = {}
     for backend in ("pgasdl", "gloo"):

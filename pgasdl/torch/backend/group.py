@@ -40,6 +40,7 @@ from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
 from pgasdl.torch.backend.on_gpu import all_reduced, takes_gpus, together
 from pgasdl.torch.backend.reductions import reduction_of
+from pgasdl.torch.backend.untraced import Untraced
 from pgasdl.torch.backend.work import (
     MessageWork,
     Result,
@@ -72,7 +73,7 @@ def _leave_all() -> None:
         group.leave()
 
 
-class ProcessGroup(_Base):  # type: ignore[misc]
+class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
     """A process group of backend "pgasdl". Made by ``init_process_group`` and ``new_group``.
 
     Parameters

@@ -16,6 +16,7 @@ from torch.futures import Future
 from pgasdl.errors import PgasError, Timeout
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
+from pgasdl.torch.backend.untraced import Untraced
 from pgasdl.torch.promise import Promise
 
 Result = list[Tensor]
@@ -48,7 +49,7 @@ def seconds_of(timeout: timedelta | None, default: float) -> float:
     return timeout.total_seconds()
 
 
-class Work(BaseWork):
+class Work(Untraced, BaseWork):
     """A collective or a message that was begun.
 
     Parameters

@@ -1,4 +1,4 @@
-"""DDP, FSDP2, a device mesh, DTensor and a distributed checkpoint, over the backend "pgasdl".
+"""DDP, also compiled, FSDP2, a device mesh, DTensor and a checkpoint, over the backend "pgasdl".
 
 An ordinary program for torchrun: nothing in it but its end knows the backend. Rank 0 prints what
 each way has trained; the test compares that with the same program over gloo.
@@ -75,6 +75,40 @@ def with_ddp() -> None:
     told("DDP", ddp)
 
 
+def compiled() -> None:
+    """A model whose buffers are sent, and functions with calls that torch.compile breaks at."""
+    ddp = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(8), network()).double())
+    train(torch.compile(ddp, backend="aot_eager"))
+    told("compiled DDP", ddp)
+    for function in (sent, gathered, awaited, counted):
+        x = torch.full((3,), distributed.get_rank() + 1.0)
+        result = torch.compile(function, backend="aot_eager")(x)
+        told(f"compiled {function.__name__}", nn.ParameterList([result]))
+
+
+def sent(x: torch.Tensor) -> torch.Tensor:
+    distributed.broadcast(x, 1)
+    distributed.barrier()
+    return x * 2
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty_like(x) for _ in range(2)]
+    distributed.all_gather(parts, x)
+    return parts[0] + 2 * parts[1]
+
+
+def awaited(x: torch.Tensor) -> torch.Tensor:
+    work = distributed.all_reduce(x, async_op=True)
+    work.wait()
+    return x * 2
+
+
+def counted(x: torch.Tensor) -> torch.Tensor:
+    group = distributed.group.WORLD
+    return 0 * x + group.size() + len(distributed.get_process_group_ranks(group))
+
+
 def with_fsdp() -> None:
     model = sharded()
     train(model)
@@ -119,7 +153,13 @@ def with_a_mesh() -> None:
     assert torch.equal(product.full_tensor(), whole @ whole)
 
 
-WAYS = {"ddp": with_ddp, "fsdp": with_fsdp, "resumed": resumed, "mesh": with_a_mesh}
+WAYS = {
+    "ddp": with_ddp,
+    "compiled": compiled,
+    "fsdp": with_fsdp,
+    "resumed": resumed,
+    "mesh": with_a_mesh,
+}
 
 
 def main() -> None:
