@@ -145,5 +145,6 @@ def ddp_hook(
     -----
     ``model.register_comm_hook(pgasdl.torch.DDPState(context), pgasdl.torch.ddp_hook)``. The mean is
     over all ranks, also in ``join``: as with ``divide_by_initial_world_size=True``, the default.
+    Where a bucket is not averaged, ``backward`` raises a RuntimeError that tells why.
     """
     return state.average(bucket.buffer())
