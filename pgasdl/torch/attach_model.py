@@ -90,7 +90,8 @@ def attach(
     program makes of it has to be the same on all ranks. A step is of the gradients that are there
     at ``optimizer.step()``; what is done to ``p.grad`` later changes nothing. A gradient that the
     program sets itself is its rank's own until ``step()`` or :meth:`Attachment.wait`. A look at a
-    parameter makes the step that is due. Uses that cannot be right are refused.
+    parameter, or at ``optimizer.state``, makes the step that is due; tensors of the state are to be
+    got anew after each step. Uses that cannot be right are refused.
 
     Gradients lie in a segment: ``p.grad`` is a view of it. Parameters of which no rank has a
     gradient are not updated. Buffers, such as BatchNorm's, stay each rank's own. Code in C++ that
@@ -101,11 +102,13 @@ def attach(
     In kind "update" the exchange keeps the weights, too, and an owner makes its step when it calls
     ``optimizer.step()``, with the hyperparameters of that moment. It works with PyTorch's SGD,
     Adagrad, Adadelta, RMSprop, Rprop, ASGD and the Adams but SparseAdam, which act on each element
-    alone. ``optimizer.state_dict()`` is collective: it gathers the whole state; loading gives each
-    rank its share. Every step needs ``zero_grad()``. No rank has the whole mean gradient, so it
-    cannot be clipped or scaled. The bits are those of kind "average", the same on all ranks, unless
-    the optimizer is fused or its parameters have 16 bits: PyTorch then rounds the last elements of
-    a piece in another way. After an exception in the ``with`` block the optimizer's state is lost.
+    alone. ``optimizer.state_dict()``, a copy of the optimizer and a look at ``optimizer.state`` are
+    collective: they gather the whole state, and the next step takes in what was changed; loading
+    gives each rank its share. Every step needs ``zero_grad()``. No rank has the whole mean
+    gradient, so it cannot be clipped or scaled. The bits are those of kind "average", the same on
+    all ranks, unless the optimizer is fused or its parameters have 16 bits: PyTorch then rounds the
+    last elements of a piece in another way. After an exception in the ``with`` block the
+    optimizer's state is lost.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ConfigError("DistributedDataParallel averages already: attach to model.module")

@@ -20,6 +20,7 @@ from pgasdl.torch.hooks import Calls, LoopHooks
 from pgasdl.torch.kind import Kind
 from pgasdl.torch.layers import Layer, State, find_layers, require_in
 from pgasdl.torch.replicate import broadcast
+from pgasdl.torch.state import OptimizerState
 from pgasdl.torch.steps import PartialStep, steps_by_parameter
 from pgasdl.torch.update import Update
 from pgasdl.training.exchange import GradientExchange
@@ -57,6 +58,8 @@ class Attachment:
         self._layers[-1].passenger = job  # its gradient is the first that backward has
         self._layer_of = {each: layer for layer in self._layers for each in layer.parameters}
         self._step = PartialStep(optimizer)
+        self._state = OptimizerState(optimizer, self._fetch_state)
+        self._to_scatter = False
         self._average: Average | None = None
         self._kind: Kind
         given = {"group": group, "timeout": timeout, **options}
@@ -70,6 +73,8 @@ class Attachment:
             self._kind.close(finish=False)
             raise
         self._kind.place()
+        if self._average is None:
+            self._scatter_state()
         self._exchanging = True
         calls = Calls(
             self._before_gradient,
@@ -78,7 +83,7 @@ class Attachment:
             self._optimizer_step,
             self.zero_grad,
             self._before_state,
-            self._kind.scatter_state,
+            self._after_state,
         )
         self._hooks = LoopHooks(model, optimizer, self._layers, calls)
 
@@ -155,7 +160,8 @@ class Attachment:
         if self._average is not None and not self.deferred:
             self._average.step_at_once()
             return
-        settings = self._step.settings()
+        self._scatter_state()
+        settings = self._step.settings(self._state.kept)
         for layer in self._layers:
             layer.step = settings
             layer.guard_parameters(partial(self._use, layer), averages=self._average is not None)
@@ -166,8 +172,21 @@ class Attachment:
 
     def _before_state(self, saving: bool) -> None:
         self.synchronize()
-        if saving:
-            self._kind.gather_state()
+        self._to_scatter = not saving or self._state.away  # unless the program looks at it
+
+    def _after_state(self) -> None:
+        if self._average is None and self._to_scatter:
+            self._scatter_state()
+
+    def _fetch_state(self) -> None:
+        self.synchronize()
+        self._kind.gather_state(self._state.kept)
+
+    def _scatter_state(self) -> None:
+        self._state.adopt()
+        if not self._state.away:
+            self._kind.scatter_state(self._state.kept)
+        self._state.away = True
 
     def _use(self, layer: Layer) -> None:
         """Have the layer's parameters ready for the program."""
@@ -336,7 +355,7 @@ class Attachment:
         try:
             self._leave_out()
             self.synchronize()
-            self._kind.gather_state()
+            self._state.bring_back()
         except BaseException:
             self._release(finish=False)
             raise
@@ -345,6 +364,7 @@ class Attachment:
     def _release(self, *, finish: bool) -> None:
         self._hooks.remove()
         self._step.restore()
+        self._state.release()
         for layer in self._layers:
             layer.release_gradients()
             layer.release_parameters()

@@ -35,7 +35,7 @@ class Calls:
     step, zero_grad : Callable
         For the method of this name.
     before_state : Callable[[bool], None]
-        The optimizer's state is about to be saved (True), loaded or copied.
+        The optimizer's state is about to be saved (True) or loaded.
     after_state : Callable[[], None]
         It was saved or loaded.
     """
@@ -124,10 +124,6 @@ class LoopHooks:
         ):
             self._hooks.append(behind(lambda *_: calls.after_state()))
 
-        def state(owner: Optimizer) -> Any:
-            calls.before_state(False)
-            return type(owner).__getstate__(owner)
-
         def zero_grad(owner: Optimizer, set_to_none: bool = True) -> None:
             calls.zero_grad(set_to_none)
             type(owner).zero_grad(owner, set_to_none)  # of parameters that are not attached
@@ -140,7 +136,6 @@ class LoopHooks:
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         for method in (zero_grad, step):
             setattr(optimizer, method.__name__, types.MethodType(method, optimizer))
-        optimizer.__dict__["__getstate__"] = types.MethodType(state, optimizer)
 
     def remove(self) -> None:
         """Remove them, but for the optimizer's step, which had one before perhaps."""
@@ -149,7 +144,7 @@ class LoopHooks:
         for layer in self._layers:
             for parameter in layer.parameters:
                 del ATTACHED[parameter]
-        del self._optimizer.zero_grad, self._optimizer.__dict__["__getstate__"]
+        del self._optimizer.zero_grad
         zeroing = self._model.__dict__[_ZEROING]
         zeroing.remove(self._calls.zero_grad)
         if not zeroing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from pgasdl.torch.layers import Layer, State
 from pgasdl.training.exchange import GradientExchange
@@ -54,10 +55,10 @@ class Kind(ABC):
     def complete(self) -> None:
         """Wait until every exchange is over; no layer has a step to make."""
 
-    def gather_state(self) -> None:  # noqa: B027
-        """Give the optimizer its whole state. Collective."""
+    def gather_state(self, whole: Any) -> None:  # noqa: B027
+        """Put all of the optimizer's state into ``whole``. Collective."""
 
-    def scatter_state(self) -> None:  # noqa: B027
+    def scatter_state(self, whole: Any) -> None:  # noqa: B027
         """Take from the optimizer's state what this rank keeps elsewhere."""
 
     def close(self, *, finish: bool) -> None:

@@ -72,10 +72,8 @@ class Shards:
 
     Parameters
     ----------
-    optimizer : Optimizer
-        The optimizer of the layers; it acts on each element alone.
     step : PartialStep
-        Its step.
+        That of an optimizer which acts on each element alone.
     layers : Sequence[Layer]
         All layers.
     exchange : GradientExchange
@@ -84,12 +82,11 @@ class Shards:
 
     def __init__(
         self,
-        optimizer: Optimizer,
         step: PartialStep,
         layers: Sequence[Layer],
         exchange: GradientExchange,
     ) -> None:
-        self._optimizer, self._step = optimizer, step
+        self._step = step
         self._parameters = [each for layer in layers for each in layer.parameters]
         self._pieces = {
             (block.bucket, block.offset): list(_pieces(block, layers, exchange))
@@ -109,9 +106,8 @@ class Shards:
             groups[self._step.group_of(piece.parameter)].append(piece.part)
         self._step.of_groups(groups, settings, self._state)
 
-    def scatter(self) -> None:
-        """Take over the optimizer's state of all parameters, and keep this rank's share."""
-        whole = self._optimizer.state
+    def scatter(self, whole: Any) -> None:
+        """Take the state of all parameters out of ``whole``, and keep this rank's share."""
         self._state.clear()
         for piece in self._all():
             if piece.parameter in whole:
@@ -121,8 +117,8 @@ class Shards:
         for parameter in self._parameters:
             whole.pop(parameter, None)
 
-    def gather(self, context: Context, group: Group) -> None:
-        """Give the optimizer the state of all parameters, from every rank. Collective."""
+    def gather(self, whole: Any, context: Context, group: Group) -> None:
+        """Put the state of all parameters, from every rank, into ``whole``. Collective."""
         number_of = {parameter: number for number, parameter in enumerate(self._parameters)}
         mine = [
             (number_of[piece.parameter], piece.start, piece.count, self._state[piece.part])
@@ -135,7 +131,7 @@ class Shards:
                 found[number].append(tuple(share))
         for number, shares in sorted(found.items()):
             parameter = self._parameters[number]
-            self._optimizer.state[parameter] = {
+            whole[parameter] = {
                 key: _joined(parameter, [(at, n, state[key]) for at, n, state in shares])
                 for key in shares[0][2]
             }
@@ -175,7 +171,8 @@ def _cut(piece: Piece, value: Any) -> Any:
     if value.shape != whole.shape or value.ndim == 0:
         return value.clone()
     flat = torch.empty(whole.numel(), dtype=value.dtype, device=value.device)
-    shaped(flat, whole).copy_(value)
+    with torch._C.DisableTorchFunctionSubclass():  # the shape is known before a step is made
+        shaped(flat, whole).copy_(value)
     return flat[piece.start : piece.start + piece.count].clone()
 
 

@@ -34,6 +34,7 @@ class PartialStep:
         self._step = optimizer.step
         self._own = optimizer.__dict__.get("step")  # a scheduler's
         self._group_of: dict[nn.Parameter, int] = {}
+        self._state: Any = None
 
     def restore(self) -> None:
         """Give the optimizer back the step that it had."""
@@ -42,8 +43,12 @@ class PartialStep:
         else:
             self._optimizer.step = self._own  # type: ignore[method-assign]
 
-    def settings(self) -> Settings:
-        """Return the hyperparameters of every group, as they are now; note who is in which."""
+    def settings(self, state: Any) -> Settings:
+        """Return the hyperparameters of every group, as they are now.
+
+        Note who is in which, and the ``state`` with which :meth:`of` makes this step.
+        """
+        self._state = state
         groups = self._optimizer.param_groups
         self._group_of = {each: n for n, group in enumerate(groups) for each in group["params"]}
         return [
@@ -64,15 +69,15 @@ class PartialStep:
         groups: list[list[nn.Parameter]] = [[] for _ in settings]
         for each in parameters:
             groups[self.group_of(each)].append(each)
-        self.of_groups(groups, settings)
+        self.of_groups(groups, settings, self._state)
 
     def of_groups(
         self,
         parameters: Sequence[Sequence[nn.Parameter]],
         settings: Settings,
-        state: Any = None,
+        state: Any,
     ) -> None:
-        """Make the step for ``parameters`` in place of each group's; ``state``: of them."""
+        """Make the step for ``parameters`` in place of each group's, with their ``state``."""
         optimizer = self._optimizer
         groups, whole = optimizer.param_groups, optimizer.state
         optimizer.param_groups = [
@@ -80,8 +85,7 @@ class PartialStep:
             for some, values in zip(parameters, settings, strict=True)
             if some
         ]
-        if state is not None:
-            optimizer.state = state
+        optimizer.state = state
         try:
             self._step()
         finally:

@@ -79,13 +79,13 @@ class Update(Kind):
         except BaseException:
             self.exchange.close(finish=False)
             raise
-        self._shards = Shards(optimizer, step, layers, self.exchange)
+        self._shards = Shards(step, layers, self.exchange)
         # GradScaler then leaves gradients alone, and step() sees that it was there.
         self._own_scaling = optimizer.__dict__.get("_step_supports_amp_scaling")
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
     def place(self) -> None:
-        """Move the layers' gradients and weights; keep this rank's share of the state."""
+        """Move the layers' gradients and weights."""
         weights = self.exchange.weights
         assert weights is not None
         for layer in self.layers:
@@ -95,7 +95,6 @@ class Update(Kind):
                 self._marks.gradients.torch(torch.float32, marks.at, marks.count),
             )
             layer.move(weights.torch(layer.dtype, at, layer.count))
-        self.scatter_state()
 
     def ready(self, layer: Layer) -> None:
         """Let the exchanges have the gradients of ``layer`` and its marks."""
@@ -201,13 +200,13 @@ class Update(Kind):
 
     # --- the optimizer's state
 
-    def gather_state(self) -> None:
-        """Give the optimizer every rank's share. Collective."""
-        self._shards.gather(self.exchange.context, self._group)
+    def gather_state(self, whole: Any) -> None:
+        """Put every rank's share into ``whole``. Collective."""
+        self._shards.gather(whole, self.exchange.context, self._group)
 
-    def scatter_state(self) -> None:
-        """Keep this rank's share of what the optimizer has."""
-        self._shards.scatter()
+    def scatter_state(self, whole: Any) -> None:
+        """Keep this rank's share of ``whole``."""
+        self._shards.scatter(whole)
 
     def close(self, *, finish: bool) -> None:
         """Give the memory back; the weights move to memory of their own."""
