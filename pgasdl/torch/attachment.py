@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from pgasdl.context import Context
 from pgasdl.errors import ConfigError, PlanError
 from pgasdl.group import Group
+from pgasdl.torch import modes
 from pgasdl.torch.average import Average
 from pgasdl.torch.guards import guard
 from pgasdl.torch.hooks import Calls, LoopHooks
@@ -180,12 +181,14 @@ class Attachment:
 
     def _fetch_state(self) -> None:
         self.synchronize()
-        self._kind.gather_state(self._state.kept)
+        with modes.left():
+            self._kind.gather_state(self._state.kept)
 
     def _scatter_state(self) -> None:
         self._state.adopt()
         if not self._state.away:
-            self._kind.scatter_state(self._state.kept)
+            with modes.left():
+                self._kind.scatter_state(self._state.kept)
         self._state.away = True
 
     def _use(self, layer: Layer) -> None:
@@ -248,7 +251,8 @@ class Attachment:
         """Make the step that the layer still has to make."""
         if layer.step is None:
             return
-        self._kind.finish(layer)
+        with modes.left():
+            self._kind.finish(layer)
         layer.step = None
 
     # --- what programs call

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from pgasdl.torch import modes
 from pgasdl.torch.layers import Settings
 
 
@@ -35,6 +36,7 @@ class PartialStep:
         self._own = optimizer.__dict__.get("step")  # a scheduler's
         self._group_of: dict[nn.Parameter, int] = {}
         self._state: Any = None
+        self._modes = modes.noted()
 
     def restore(self) -> None:
         """Give the optimizer back the step that it had."""
@@ -46,9 +48,10 @@ class PartialStep:
     def settings(self, state: Any) -> Settings:
         """Return the hyperparameters of every group, as they are now.
 
-        Note who is in which, and the ``state`` with which :meth:`of` makes this step.
+        Note who is in which, PyTorch's modes, and the ``state`` with which :meth:`of` makes this
+        step.
         """
-        self._state = state
+        self._state, self._modes = state, modes.noted()
         groups = self._optimizer.param_groups
         self._group_of = {each: n for n, group in enumerate(groups) for each in group["params"]}
         return [
@@ -87,7 +90,8 @@ class PartialStep:
         ]
         optimizer.state = state
         try:
-            self._step()
+            with modes.as_noted(self._modes):
+                self._step()
         finally:
             optimizer.param_groups, optimizer.state = groups, whole
 

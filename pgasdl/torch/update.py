@@ -18,6 +18,7 @@ from pgasdl import _native
 from pgasdl.context import Context
 from pgasdl.errors import ConfigError, PlanError, Timeout
 from pgasdl.group import Group
+from pgasdl.torch import modes
 from pgasdl.torch.kind import Kind
 from pgasdl.torch.layers import Layer, State
 from pgasdl.torch.shards import Shards, require_elementwise
@@ -164,7 +165,8 @@ class Update(Kind):
                 bucket, call = self._held[0]
                 if self._due(bucket, timeout):
                     self._held.popleft()
-                    self.exchange.answer(bucket, call)
+                    with modes.left():  # those of whoever lets peers' calls in
+                        self.exchange.answer(bucket, call)
                     tried = 0
                 else:
                     self._held.rotate(-1)
