@@ -77,8 +77,8 @@ def attach(
         optimizer needs kind "average", or wraps another one (Accelerate's, Lightning's), or the
         model has a :class:`DistributedLinear`, which exchanges its own gradients.
     BufferRefused
-        A parameter that is on another device, has sparse gradients, or a dtype that cannot be
-        reduced; names it.
+        A parameter that is on another device, has sparse gradients, no shape yet, or a dtype that
+        cannot be reduced; names it.
     MismatchError
         Ranks disagree on the model.
     PlanError

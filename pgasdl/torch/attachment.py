@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pgasdl.context import Context
-from pgasdl.errors import ConfigError, PlanError
+from pgasdl.errors import BufferRefused, ConfigError, PlanError
 from pgasdl.group import Group
 from pgasdl.torch import modes
 from pgasdl.torch.average import Average
@@ -95,9 +95,13 @@ class Attachment:
 
     # --- what PyTorch calls
 
-    def _before_gradient(self, layer: Layer, number: int, _: Tensor) -> None:
+    def _before_gradient(self, layer: Layer, number: int, gradient: Tensor) -> None:
         """Refuse a gradient before it is added to memory that is not this rank's to change."""
         name = layer.names[number]
+        if gradient.layout is not torch.strided:
+            raise BufferRefused(
+                f"parameter {name} gets a sparse gradient: use it with sparse=False"
+            )
         if layer.step is not None:
             raise PlanError(
                 f"parameter {name} was used before its last step was made, in a way that PyTorch "
@@ -121,6 +125,14 @@ class Attachment:
 
     def _have_gradient(self, layer: Layer, number: int, _: Tensor) -> None:
         """Backward has a parameter's gradient; with its layer's last one the exchange starts."""
+        if torch.is_grad_enabled() and layer.has_graph(number):  # backward(create_graph=True)
+            if not self._exchanging:
+                return  # the program may compute of it
+            raise PlanError(
+                f"the gradient of {layer.names[number]} has a graph, which the mean of all ranks "
+                "has not: put backward(create_graph=True) into no_sync(), and what is computed of "
+                "the gradients into a backward of its own"
+            )
         layer.take(number)
         if not self._exchanging:
             return
@@ -306,7 +318,10 @@ class Attachment:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add up gradients in a ``with`` block: for every backward but the last of a step."""
+        """Only add up gradients in a ``with`` block: for every backward but the last of a step.
+
+        And for ``backward(create_graph=True)``, whose gradients keep their graph here.
+        """
         before, self._exchanging = self._exchanging, False
         try:
             yield

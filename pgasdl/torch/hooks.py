@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pgasdl.errors import ConfigError
 from pgasdl.torch.layers import ATTACHED, Layer
 
 _OWN = "_pgasdl_hook"  # marks hooks of modules
@@ -103,13 +104,13 @@ class LoopHooks:
         setattr(before, _OWN, True)
         for module in self._used_by:
             self._hooks.append(module.register_forward_pre_hook(before, prepend=True))
-            module.__dict__["__getstate__"] = types.MethodType(_state_without_hooks, module)
+            _let_copy(module)
 
     def _hook_model(self) -> None:
         own = self._model.__dict__
         own.setdefault(_ZEROING, []).append(self._calls.zero_grad)
         own["zero_grad"] = types.MethodType(_zero_grad, self._model)
-        own["__getstate__"] = types.MethodType(_state_without_hooks, self._model)
+        _let_copy(self._model)
 
     def _hook_optimizer(self) -> None:
         optimizer, calls = self._optimizer, self._calls
@@ -152,7 +153,8 @@ class LoopHooks:
         for module in (self._model, *self._used_by):
             hooks = module._forward_pre_hooks.values()
             if _ZEROING not in module.__dict__ and not any(hasattr(each, _OWN) for each in hooks):
-                module.__dict__.pop("__getstate__", None)
+                for name in _COPYING:
+                    module.__dict__.pop(name, None)
 
 
 def _zero_grad(model: nn.Module, set_to_none: bool = True) -> None:
@@ -161,14 +163,30 @@ def _zero_grad(model: nn.Module, set_to_none: bool = True) -> None:
     type(model).zero_grad(model, set_to_none)  # of parameters that are not attached
 
 
+def _let_copy(module: nn.Module) -> None:
+    for name, method in _COPYING.items():
+        module.__dict__[name] = types.MethodType(method, module)
+
+
+def _refuse_script(module: nn.Module) -> Any:
+    raise ConfigError(
+        f"torch.jit.script({type(module).__name__}): scripted code would use an attached model's "
+        "parameters without telling: script a copy.deepcopy() of it, or use torch.compile"
+    )
+
+
 def _state_without_hooks(module: nn.Module) -> Any:
     """Return what a copy or a pickle of ``module`` takes over."""
     own: Any = type(module)
     state = dict(own.__getstate__(module))
     if _ZEROING in state:
         del state[_ZEROING], state["zero_grad"]
-    del state["__getstate__"]
+    for name in _COPYING:
+        del state[name]
     hooks = state["_forward_pre_hooks"]
     kept = {key: hook for key, hook in hooks.items() if not hasattr(hook, _OWN)}
     state["_forward_pre_hooks"] = type(hooks)(kept)
     return state
+
+
+_COPYING = {"__getstate__": _state_without_hooks, "__prepare_scriptable__": _refuse_script}

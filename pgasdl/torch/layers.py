@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -56,6 +57,8 @@ class Layer:
         The passenger's elements.
     views : list[Tensor]
         Each parameter's part of ``gradient``.
+    places : list[int]
+        Address of each view.
     homes : list[int]
         Address of each parameter that was moved into an exchange.
     arrived : set[int]
@@ -80,6 +83,7 @@ class Layer:
     passenger: Passenger | None = None
     seat: Tensor = field(default_factory=lambda: torch.empty(0))
     views: list[Tensor] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     homes: list[int] = field(default_factory=list)
     arrived: set[int] = field(default_factory=set)
     state: State = State.LOCAL
@@ -107,6 +111,7 @@ class Layer:
         n_marks = len(self.parameters)
         self.gradient, self.marks, self.seat = gradient, behind[:n_marks], behind[n_marks:]
         self.views = self._cut(gradient)
+        self.places = [view.data_ptr() for view in self.views]
         self.clear()
 
     def move(self, weights: Tensor) -> None:
@@ -148,11 +153,38 @@ class Layer:
         if parameter.grad is not view:
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 view.copy_(parameter.grad)  # type: ignore[arg-type]
-            parameter.grad = view
+            self._give(number)
+
+    def has_graph(self, number: int) -> bool:
+        """Whether backward could go through the parameter's gradient."""
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient = self.parameters[number].grad
+            return gradient is not None and gradient.requires_grad
+
+    def _give(self, number: int) -> None:
+        """Let the parameter have the gradient that lies in the exchange."""
+        parameter = self.parameters[number]
+        try:
+            parameter.grad = self.views[number]
+        except RuntimeError as error:
+            raise PlanError(
+                f"parameter {self.names[number]} is {parameter.dtype} on {parameter.device} now, "
+                f"and was {self.gradient.dtype} on {self.gradient.device} when it was attached: "
+                "detach before a model is converted, and attach again"
+            ) from error
+
+    def _bring_home(self) -> None:
+        """Have gradients in the exchange again that the program moved (``p.grad.data = ...``)."""
+        for number, (view, place) in enumerate(zip(self.views, self.places, strict=True)):
+            if view.data_ptr() != place:
+                self.views[number] = self._cut(self.gradient)[number].copy_(view)
+                if self.parameters[number].grad is view:
+                    self._give(number)
 
     def gather(self) -> None:
         """Put the gradients that the program has into the exchange, or zeros, and mark them."""
         self.release_gradients()
+        self._bring_home()
         self.has = [each.grad is not None for each in self.parameters]
         for number, has in enumerate(self.has):
             if has:
@@ -168,12 +200,13 @@ class Layer:
     def clear(self, set_to_none: bool = True) -> None:
         """Forget the gradients: autograd then brings its own, and need not add to zeros."""
         with torch._C.DisableTorchFunctionSubclass():
-            for parameter, view in zip(self.parameters, self.views, strict=True):
+            for number, parameter in enumerate(self.parameters):
                 tell_gradient(parameter)
                 if set_to_none or parameter.grad is None:
                     parameter.grad = None
                 else:
-                    parameter.grad = view.zero_()
+                    self.views[number].zero_()
+                    self._give(number)
         if self.step is None:
             self.renew()
 
@@ -197,10 +230,11 @@ class Layer:
         self.release_parameters()
         self.has = self.reached()
         self.let_out()
-        for (parameter, view), has in zip(self._pairs(), self.has, strict=True):
-            if self.step is None:
-                parameter.grad = view if has else None
-            elif not has and parameter.grad is view:
+        for number, has in enumerate(self.has):
+            parameter = self.parameters[number]
+            if has and self.step is None:
+                self._give(number)
+            elif not has and (self.step is None or parameter.grad is self.views[number]):
                 parameter.grad = None
 
     @contextlib.contextmanager
@@ -226,8 +260,8 @@ class Layer:
         """
         if self.state is State.EXCHANGING:
             self.require_whole()
-            for parameter, view in self._pairs():
-                parameter.grad = view  # the others' gradient, perhaps
+            for number in range(len(self.parameters)):
+                self._give(number)  # the others' gradient, perhaps
         elif self.state is State.AVERAGED:
             self.has = [each.grad is not None for each in self.parameters]
             for number, has in enumerate(self.has):
@@ -315,6 +349,9 @@ def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
     BufferRefused
         A parameter that cannot be exchanged; names it.
     """
+    for name, each in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(each):
+            raise BufferRefused(f"{name} has no shape yet: call the model once, then attach it")
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     layers: dict[tuple[nn.Module, torch.dtype], Layer] = {}
     layer_of: dict[nn.Parameter, Layer] = {}
@@ -366,6 +403,11 @@ def _require_exchangeable(name: str, module: nn.Module, parameter: nn.Parameter)
         raise BufferRefused(f"parameter {name} is on {parameter.device}: host or CUDA memory works")
     if getattr(module, "sparse", False):
         raise BufferRefused(f"parameter {name} has sparse gradients: make it with sparse=False")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"parameter {name} is used by scripted code, which does not tell of it: attach the "
+            "model before torch.jit, or use torch.compile"
+        )
     if parameter in ATTACHED:
         raise ConfigError(f"parameter {name} is attached already: detach that first")
     try:

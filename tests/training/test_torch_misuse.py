@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch_tools import alone, small  # noqa: E402
+from torch_tools import alone, bits, made_small, same, small  # noqa: E402
 
 import pgasdl  # noqa: E402
 from pgasdl import loopback  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
 from pgasdl.torch.layers import ATTACHED  # noqa: E402
+
+kinds = pytest.mark.parametrize("kind", ["average", "update"])
 
 
 def test_what_cannot_be_attached_is_refused() -> None:
@@ -268,3 +272,140 @@ def test_a_fused_optimizer_that_scales_itself_steps_at_once() -> None:
         torch.testing.assert_close(net[2].bias.detach(), before - 0.1)
 
     alone(program)
+
+
+@kinds
+@pytest.mark.parametrize("net_of", [lambda: nn.LazyLinear(2), nn.LazyBatchNorm1d])
+def test_a_lazy_module_is_refused(net_of: Callable[[], Any], kind: str) -> None:
+    def program(ctx: Any) -> None:
+        net = nn.Sequential(nn.Linear(4, 4), net_of())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with pytest.raises(pgasdl.BufferRefused, match=r"1\.weight has no shape yet: call the"):
+            attach(net, optimizer, context=ctx, kind=kind)
+        net(torch.ones(2, 4))
+        with attach(net, optimizer, context=ctx, kind=kind):
+            pass
+
+    alone(program)
+
+
+@kinds
+def test_a_sparse_gradient_is_refused(kind: str) -> None:
+    def program(ctx: Any) -> None:
+        net = nn.Embedding(5, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with attach(net, optimizer, context=ctx, kind=kind):
+            net.sparse = True
+            with pytest.raises(pgasdl.BufferRefused, match=r"weight gets a sparse .* sparse=False"):
+                net(torch.tensor([1, 2])).sum().backward()
+            net.sparse = False
+            net(torch.tensor([1, 2])).sum().backward()
+            optimizer.step()
+
+    alone(program)
+
+
+@kinds
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_code_is_refused(kind: str) -> None:
+    """But for what is not trained, and of copies."""
+
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        x = torch.ones(1, 4, dtype=torch.float64)
+        for scripted in (torch.jit.script(net), torch.jit.trace(net, x)):
+            with pytest.raises(pgasdl.errors.ConfigError, match=r"0\.weight is used by scripted"):
+                attach(scripted, optimizer, context=ctx, kind=kind)
+        both = nn.Sequential(torch.jit.script(nn.Linear(4, 4).double().requires_grad_(False)), net)
+        with attach(both, optimizer, context=ctx, kind=kind):
+            with pytest.raises(pgasdl.errors.ConfigError, match=r"script a copy\.deepcopy"):
+                torch.jit.script(net)
+            both(x).sum().backward()
+            optimizer.step()
+            assert torch.equal(torch.jit.script(copy.deepcopy(net))(x), net(x))
+        torch.jit.script(net)
+
+    alone(program)
+
+
+@kinds
+def test_a_model_that_is_converted_is_refused(kind: str) -> None:
+    def program(ctx: Any) -> None:
+        net, optimizer = small()
+        refused = pytest.raises(pgasdl.PlanError, match=r"float32 on cpu now, .*float64 .* detach")
+        with attach(net, optimizer, context=ctx, kind=kind):
+            net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            net.float()
+            with refused:
+                net(torch.ones(1, 4)).sum().backward()
+        with attach(net, optimizer, context=ctx, kind=kind):
+            net(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+
+    alone(program)
+
+
+@kinds
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_gradient_with_a_graph_belongs_into_no_sync(kind: str) -> None:
+    """A penalty on the gradients, of which every rank computes its own."""
+
+    def made() -> Any:
+        net = made_small(1)
+        return net, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+    def loss_of(net: Any, rows: Any) -> Any:
+        x = torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4)
+        return net(x[rows]).square().mean()
+
+    def backward(net: Any, local: Any, rows: Any) -> None:
+        with local:
+            loss_of(net, rows).backward(create_graph=True)
+        sum(each.grad.square().sum() for each in net.parameters()).backward()
+
+    def program(ctx: Any) -> Any:
+        net, optimizer = made()
+        with attach(net, optimizer, context=ctx, kind=kind) as attached:
+            for _ in range(2):
+                with pytest.raises(pgasdl.PlanError, match=r"has a graph, .* no_sync"):
+                    loss_of(net, slice(4)).backward(create_graph=True)
+                optimizer.zero_grad()
+                rows = slice(2 * ctx.rank, 2 * ctx.rank + 2)
+                backward(net, attached.no_sync(), rows)
+                optimizer.step()
+                optimizer.zero_grad()
+        return net
+
+    plain, optimizer = made()
+    for _ in range(2):
+        gradients = []
+        for rank in range(2):
+            backward(plain, contextlib.nullcontext(), slice(2 * rank, 2 * rank + 2))
+            gradients.append([each.grad.detach().clone() for each in plain.parameters()])
+            plain.zero_grad()
+        for each, *both in zip(plain.parameters(), *gradients, strict=True):
+            each.grad = sum(both) / 2
+        optimizer.step()
+        optimizer.zero_grad()
+    for net in loopback.run(2, program):
+        same(net, plain)
+
+
+def test_gradients_that_the_program_moves_are_exchanged() -> None:
+    """By an assignment to their data."""
+
+    def program(ctx: Any) -> Any:
+        net, optimizer = small()
+        with attach(net, optimizer, context=ctx):
+            for step in range(3):
+                net(torch.full((1, 4), step + ctx.rank, dtype=torch.float64)).sum().backward()
+                for each in net.parameters():
+                    each.grad.data = each.grad.data / 2
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=step == 0)
+        return net
+
+    first, second = loopback.run(2, program)
+    assert bits(first) == bits(second)
