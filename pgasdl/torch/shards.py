@@ -96,15 +96,10 @@ class Shards:
 
     def step(self, block: Block, used: set[nn.Parameter], settings: Settings) -> None:
         """Make the step for the parameters of ``block`` that are ``used``."""
-        pieces = [
-            each for each in self._pieces[block.bucket, block.offset] if each.parameter in used
-        ]
-        if not pieces:
-            return
-        groups: list[list[nn.Parameter]] = [[] for _ in settings]
-        for piece in pieces:
-            groups[self._step.group_of(piece.parameter)].append(piece.part)
-        self._step.of_groups(groups, settings, self._state)
+        pieces = self._pieces[block.bucket, block.offset]
+        pairs = [(each.parameter, each.part) for each in pieces if each.parameter in used]
+        if pairs:
+            self._step.of_parts(pairs, settings, self._state)
 
     def scatter(self, whole: Any) -> None:
         """Take the state of all parameters out of ``whole``, and keep this rank's share."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,33 +59,35 @@ class PartialStep:
             for group in groups
         ]
 
-    def group_of(self, parameter: nn.Parameter) -> int:
-        """Return the number of a parameter's group, when :meth:`settings` was last called."""
-        return self._group_of[parameter]
-
     def all(self) -> None:
         """Make the step for every parameter."""
         self._step()
 
     def of(self, parameters: Sequence[nn.Parameter], settings: Settings) -> None:
         """Make the step for ``parameters`` alone."""
-        groups: list[list[nn.Parameter]] = [[] for _ in settings]
-        for each in parameters:
-            groups[self.group_of(each)].append(each)
-        self.of_groups(groups, settings, self._state)
+        pairs = ((each, each) for each in parameters)
+        self.of_parts(pairs, settings, self._state)
 
-    def of_groups(
+    def of_parts(
         self,
-        parameters: Sequence[Sequence[nn.Parameter]],
+        pairs: Iterable[tuple[nn.Parameter, nn.Parameter]],
         settings: Settings,
         state: Any,
     ) -> None:
-        """Make the step for ``parameters`` in place of each group's, with their ``state``."""
+        """Make the step for parts of parameters, with their ``state``.
+
+        ``pairs`` : parameter and part; without those that were in no group at :meth:`settings`
+        """
+        groups: list[list[nn.Parameter]] = [[] for _ in settings]
+        for parameter, part in pairs:
+            number = self._group_of.get(parameter)
+            if number is not None:
+                groups[number].append(part)
         optimizer = self._optimizer
-        groups, whole = optimizer.param_groups, optimizer.state
+        whole = optimizer.param_groups, optimizer.state
         optimizer.param_groups = [
-            {**values, "params": list(some)}
-            for some, values in zip(parameters, settings, strict=True)
+            {**values, "params": some}
+            for some, values in zip(groups, settings, strict=True)
             if some
         ]
         optimizer.state = state
@@ -93,7 +95,7 @@ class PartialStep:
             with modes.as_noted(self._modes):
                 self._step()
         finally:
-            optimizer.param_groups, optimizer.state = groups, whole
+            optimizer.param_groups, optimizer.state = whole
 
 
 def _copied(value: Any) -> Any:

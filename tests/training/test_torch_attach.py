@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -358,6 +359,29 @@ def test_scaled_gradients_and_a_step_that_is_left_out() -> None:
     for change, scale in loopback.run(2, program):
         assert scale == 2.0
         torch.testing.assert_close(change.detach(), torch.full((2,), -0.1))
+
+
+@kinds
+def test_a_parameter_may_leave_its_group_and_come_back(kind: str) -> None:
+    def train(net: Any, *kinds_of_it: str, context: Any = None) -> Any:
+        optimizer = torch.optim.Adam(net.parameters(), 0.1)
+        (group,) = optimizer.param_groups
+        with contextlib.ExitStack() as stack:
+            for each in kinds_of_it:
+                stack.enter_context(attach(net, optimizer, context=context, kind=each))
+            for step in range(5):
+                net(torch.full((2, 4), 0.1 * step, dtype=torch.float64)).square().sum().backward()
+                optimizer.step()
+                net.zero_grad()
+                if step == 1:
+                    left = [group["params"].pop(0), group["params"].pop()]
+                elif step == 3:
+                    optimizer.add_param_group({"params": left, "lr": 0.01})
+        return net
+
+    expected = train(made_small(1))
+    for net in loopback.run(2, lambda ctx: train(made_small(1), kind, context=ctx)):
+        same(net, expected)
 
 
 @kinds
