@@ -335,6 +335,46 @@ def test_a_compiled_model(first: str, kind: str) -> None:
     same(alone(program), plain)
 
 
+@kinds
+@pytest.mark.parametrize("what", ["step", "end", "iteration"])
+def test_compiled_parts_of_a_loop(what: str, kind: str) -> None:
+    """PyTorch's recipe for a compiled optimizer, and functions that call backward, too."""
+
+    def train(net: Any, optimizer: Any, compile: Callable[[Any], Any]) -> None:
+        def backward(step: int) -> None:
+            loss_of(net, step, 0).backward()
+
+        def one_step() -> None:
+            optimizer.step()
+
+        def end() -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def iteration(step: int) -> None:
+            backward(step)
+            end()
+
+        for step in range(3):
+            if what == "iteration":
+                compile(iteration)(step)
+                continue
+            backward(step)
+            compile(end if what == "end" else one_step)()
+            optimizer.zero_grad()
+
+    def program(ctx: Any) -> Any:
+        net = made()
+        optimizer, _ = adamw(net)
+        with attach(net, optimizer, context=ctx, kind=kind):
+            train(net, optimizer, lambda function: torch.compile(function, backend="eager"))
+        return net
+
+    plain = made()
+    train(plain, adamw(plain)[0], lambda function: function)
+    same(alone(program), plain)
+
+
 def test_scaled_gradients_and_a_step_that_is_left_out() -> None:
     """A gradient that is infinite on one rank is so on all, and all leave the step out."""
 
