@@ -133,7 +133,7 @@ class Waiter {
     for (;;) {
       if (ready_after_all()) return Outcome::kDone;
       WakeWord* wake_word = liveness_.wake_word();
-      if (wake_word != nullptr) wake_word->arm();
+      const std::uint32_t armed = wake_word != nullptr ? wake_word->arm() : 0;
       // Found or not, it stays armed: another thread of this rank may be asleep on it.
       if (ready()) return Outcome::kDone;
       check(what);
@@ -141,7 +141,7 @@ class Waiter {
       if (left.count() <= 0) return Outcome::kTimeout;
       if (wake_word != nullptr && !transport_.needs_progress() &&
           n_expected_.load(std::memory_order_relaxed) == 0) {
-        wake_word->sleep(left);
+        wake_word->sleep(armed, left);
       } else {
         // The longer it took so far, the less another sleep matters: two percent of the wait.
         const Nanoseconds period =

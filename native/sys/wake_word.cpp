@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 
 namespace pgasdl {
@@ -28,23 +29,31 @@ bool register_wake_words() {
 }
 
 void WakeWord::wake_sleepers() {
-  // Only the one that takes the 1 makes the system call.
-  if (armed.exchange(0, std::memory_order_acq_rel) != 0) {
-    syscall(SYS_futex, word(armed), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+  std::uint32_t seen = state.load(std::memory_order_relaxed);
+  while ((seen & 1) != 0) {
+    if (!state.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel,
+                                     std::memory_order_relaxed)) {
+      continue;
+    }
+    // Only the one that disarms it makes the system call.
+    syscall(SYS_futex, word(state), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+    return;
   }
 }
 
-void WakeWord::arm() {
-  armed.store(1, std::memory_order_seq_cst);
+std::uint32_t WakeWord::arm() {
+  const std::uint32_t armed = state.fetch_or(1, std::memory_order_seq_cst) | 1;
   if (register_wake_words()) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+  return armed;
 }
 
-void WakeWord::sleep(Nanoseconds limit) {
+bool WakeWord::sleep(std::uint32_t armed, Nanoseconds limit) {
   limit = std::min(limit, register_wake_words() ? kLongestSleep : kLongestWithoutBarrier);
   timespec wait{};
   wait.tv_sec = static_cast<time_t>(limit.count() / 1'000'000'000);
   wait.tv_nsec = static_cast<long>(limit.count() % 1'000'000'000);
-  syscall(SYS_futex, word(armed), FUTEX_WAIT, 1, &wait, nullptr, 0);
+  return syscall(SYS_futex, word(state), FUTEX_WAIT, armed, &wait, nullptr, 0) == 0 ||
+         errno != ETIMEDOUT;
 }
 
 }  // namespace pgasdl

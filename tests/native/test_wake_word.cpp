@@ -35,6 +35,18 @@ class SlowCount {
   std::atomic<int> slow_{0};
 };
 
+// A wake-up that comes before its sleep ends it, whoever has armed the word again since.
+void woken_before_it_sleeps() {
+  WakeWord word;
+  const std::uint32_t armed = word.arm();
+  word.wake();
+  CHECK(word.sleep(armed, std::chrono::seconds(1)));
+  const std::uint32_t again = word.arm();
+  CHECK(word.sleep(armed, std::chrono::seconds(1)));
+  CHECK(word.arm() == again);  // two that arm it wait for the same wake-up
+  CHECK(!word.sleep(again, Nanoseconds(0)));
+}
+
 // Two threads hand a number back and forth; each sleeps whenever it is not its turn.
 void bare(int rounds) {
   SlowCount slow("a bare wake word", rounds);
@@ -43,10 +55,10 @@ void bare(int rounds) {
   const auto player = [&](int me) {
     for (int round = me; round < rounds; round += 2) {
       while (turn.load(std::memory_order_acquire) != round) {
-        words[me].arm();
+        const std::uint32_t armed = words[me].arm();
         if (turn.load(std::memory_order_acquire) == round) break;
         const auto begin = Clock::now();
-        words[me].sleep(std::chrono::seconds(1));
+        words[me].sleep(armed, std::chrono::seconds(1));
         slow.add(seconds_since(begin));
       }
       turn.store(round + 1, std::memory_order_release);
@@ -144,6 +156,7 @@ void plans_by_thread(std::uint64_t count, int rounds) {
 
 int main() {
   if (!register_wake_words()) std::puts("no membarrier here: sleeps are short, losses not seen");
+  woken_before_it_sleeps();
   bare(6000);
   ping_pong(1, 1500);
   ping_pong(3, 500);

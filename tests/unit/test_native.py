@@ -144,6 +144,14 @@ SEEDED = [
         CHECK_FAILED,
     ),
     Seeded(
+        "wake-words-do-not-count",
+        "native/sys/wake_word.cpp",
+        "compare_exchange_weak(seen, seen + 1,",
+        "compare_exchange_weak(seen, seen - 1,",
+        "test_wake_word",
+        CHECK_FAILED,
+    ),
+    Seeded(
         "reset-in-two-steps",
         "native/pgas/operations.cpp",
         "value = word.exchange(0, std::memory_order_acq_rel);",
