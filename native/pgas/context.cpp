@@ -200,6 +200,7 @@ void Context::queue_delete(QueueId queue) {
 void Context::reconnect(Rank peer) {
   require_peer(peer, "reconnect");
   transport_->reconnect(peer);
+  reconnections_.fetch_add(1, std::memory_order_release);  // what was told may not have come
 }
 
 std::string Context::publish(LocalSegment& segment, std::span<const Rank> peers) {

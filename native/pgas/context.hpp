@@ -229,6 +229,15 @@ class Context {
                Post&& try_post);
   // Where the first try did not go through.
   Outcome post_later(const std::function<bool()>& in_turn, Deadline deadline);
+  // Comes before every flag of the program (board.hpp). False: the queue is full.
+  [[gnu::always_inline]] bool mark_block(const Segment& segment, const RemoteFlag& flag, Rank peer,
+                                         QueueId queue) {
+    const RemoteSegment& there = *flag.remote;
+    if (there.board == nullptr) return tell_block(segment, flag, peer, queue);
+    set_marks(there.board, there.notifications, flag.notification);
+    return true;
+  }
+  bool tell_block(const Segment& segment, const RemoteFlag& flag, Rank peer, QueueId queue);
   RemoteFlag checked_flag(const Segment& segment, Rank peer, std::uint64_t notification,
                           std::uint64_t value) const;
   static const FlagWord& own_word(const Segment& segment, std::uint64_t notification);
@@ -247,6 +256,7 @@ class Context {
   QueuedStreams queued_streams_;
   std::vector<Queue> queues_;
   std::vector<pid_t> pids_;
+  std::atomic<std::uint32_t> reconnections_{0};
   std::atomic<std::uint64_t> own_bytes_{0};
   std::shared_ptr<Group> world_;
   std::atomic<SegmentId> n_segments_{0};

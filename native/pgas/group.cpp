@@ -105,7 +105,7 @@ Group::~Group() {
 }
 
 std::int64_t Group::control_bytes() const {
-  const std::uint64_t board = control_->notifications() * sizeof(FlagWord);
+  const std::uint64_t board = control_->local().notifications * sizeof(FlagWord);
   return static_cast<std::int64_t>(control_->bytes() + board);
 }
 

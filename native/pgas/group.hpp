@@ -68,7 +68,7 @@ class Group {
     std::uint64_t exchange = 0;  // slots of all-gathers, by kind
     std::uint64_t reduce = 0;
     std::uint64_t mail = 0;   // mailboxes, and messages on their way out
-    std::uint32_t flags = 0;  // of the board: a number of words
+    std::uint32_t flags = 0;  // of the board: a number of notifications
     std::uint64_t data() const { return states + gossip + exchange + reduce + mail; }
   };
   static Memory memory(std::size_t members, bool world, std::uint64_t passive_bytes);

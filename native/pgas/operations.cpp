@@ -224,6 +224,22 @@ Outcome Context::post_later(const std::function<bool()>& in_turn, Deadline deadl
       deadline, WaitCause::kQueueFull, "posting");
 }
 
+// By flags on the same queue, ahead of the one that they are for.
+bool Context::tell_block(const Segment& segment, const RemoteFlag& flag, Rank peer, QueueId queue) {
+  const std::uint32_t notifications = flag.remote->notifications;
+  const std::uint32_t block = flag.notification / kBlock;
+  const std::uint32_t connection = reconnections_.load(std::memory_order_acquire);
+  ToldMarks& told = *segment.told_marks();
+  if (told.knows(peer, queue, connection, block)) return true;
+  for (const std::uint32_t mark : {region_mark(notifications, flag.notification),
+                                   block_mark(notifications, flag.notification)}) {
+    const RemoteFlag there{flag.remote, mark, 1};
+    if (!transport_->post_write(queue, peer, {}, &there)) return false;
+  }
+  told.note(peer, queue, connection, block, blocks_of(notifications));
+  return true;
+}
+
 Outcome Context::write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline) {
   require_peer(peer, "write");
   const Transfers transfers(pairs, peer, true);
@@ -266,8 +282,10 @@ Outcome Context::write_notify(std::span<const Pair> pairs, Rank peer, const Segm
   const RemoteFlag flag = flag_of(segment, peer, notification, value, false);
   const Recording recording(recorder_, pairs.empty() ? Operation::kNotify : Operation::kWriteNotify,
                             peer, segment.id(), notification, pairs);
-  return post(queue, peer, traffic_written(transfers.get(), true), deadline,
-              [&] { return transport_->post_write(queue, peer, transfers.get(), &flag); });
+  return post(queue, peer, traffic_written(transfers.get(), true), deadline, [&] {
+    return mark_block(segment, flag, peer, queue) &&
+           transport_->post_write(queue, peer, transfers.get(), &flag);
+  });
 }
 
 Outcome Context::write_notify_add(std::span<const Pair> pairs, Rank peer, const Segment& segment,
@@ -279,8 +297,10 @@ Outcome Context::write_notify_add(std::span<const Pair> pairs, Rank peer, const 
   const Recording recording(recorder_,
                             pairs.empty() ? Operation::kNotifyAdd : Operation::kWriteNotifyAdd,
                             peer, segment.id(), notification, pairs);
-  return post(queue, peer, traffic_written(transfers.get(), true), deadline,
-              [&] { return transport_->post_write(queue, peer, transfers.get(), &flag); });
+  return post(queue, peer, traffic_written(transfers.get(), true), deadline, [&] {
+    return mark_block(segment, flag, peer, queue) &&
+           transport_->post_write(queue, peer, transfers.get(), &flag);
+  });
 }
 
 Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
@@ -293,6 +313,7 @@ Outcome Context::read_notify(std::span<const Pair> pairs, Rank peer, const Segme
   check_value(value);
   const LocalFlag flag{&segment.local(), static_cast<std::uint32_t>(notification),
                        static_cast<std::uint32_t>(value)};
+  set_marks(segment.local().board, segment.notifications(), flag.notification);
   const Recording recording(recorder_, Operation::kReadNotify, peer, segment.id(), notification,
                             pairs);
   return post(queue, peer, traffic_read(transfers.get()), deadline,
@@ -346,31 +367,26 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
                      segment.id(), ": ids run from 0 to ", limit, " - 1"));
   }
   const std::uint64_t began = ticks();  // what the caller does next need not wait for them
-  const FlagWord* board = segment.local().board;
+  FlagWord* const board = segment.local().board;
   const auto begin = static_cast<std::uint32_t>(first);
   const auto end = static_cast<std::uint32_t>(first + count);
-  const auto scan = [&](std::uint32_t from, std::uint32_t to) {
-    for (std::uint32_t id = from; id < to; ++id) {
-      // Only the one that is found is acquired: by a second load, which sanitizers understand and
-      // a fence they do not.
-      if (board[id].load(std::memory_order_relaxed) != 0 &&
-          board[id].load(std::memory_order_acquire) != 0) {
-        found = id;
-        return true;
-      }
-    }
-    return false;
+  const auto find = [&](std::uint32_t from, std::uint32_t to) {
+    return find_raised(board, segment.notifications(), from, to, found);
   };
   const auto ready = [&] {
     if (progresses_) transport_->progress();
-    if (count == 1) return scan(begin, end);
+    if (count == 1) {
+      found = begin;
+      return board[begin].load(std::memory_order_acquire) != 0;
+    }
     const std::uint32_t last = segment.scan_from.load(std::memory_order_relaxed);
     const std::uint32_t from = last >= begin && last < end ? last : begin;
-    if (!scan(from, end) && !scan(begin, from)) return false;
+    if (!find(from, end) && !find(begin, from)) return false;
     segment.scan_from.store(found + 1, std::memory_order_relaxed);
     return true;
   };
   const auto slow = [&] {
+    mark_raised(board, segment.notifications(), begin, end);
     if (liveness_.everybody_left()) {
       throw Error(ErrorKind::kPeerLost,
                   text("notify_waitsome on notifications [", first, ", ", first + count,

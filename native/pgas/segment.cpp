@@ -9,7 +9,7 @@ namespace pgasdl {
 
 Segment::Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications, SegmentHome home,
                  Rank size)
-    : id_(id), remotes_(static_cast<std::size_t>(size)) {
+    : id_(id), notifications_(notifications), remotes_(static_cast<std::size_t>(size)) {
   constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 46;
   if (bytes > kMostBytes) {
     throw Error(ErrorKind::kSegment, text("a segment of ", bytes, " bytes: at most ", kMostBytes));
@@ -17,7 +17,7 @@ Segment::Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications,
   const bool new_on_host = home.bound == nullptr && home.device == kHost;
   // The board begins on a page of its own, so that it can be registered apart from the data.
   const std::uint64_t board_offset = new_on_host ? round_up(bytes, page_bytes()) : 0;
-  const std::uint64_t board_bytes = std::uint64_t{notifications} * sizeof(FlagWord);
+  const std::uint64_t board_bytes = std::uint64_t{board_words(notifications)} * sizeof(FlagWord);
   local_.region = Region::create(board_offset + board_bytes, local_.descriptor);
   local_.id = id;
   local_.bytes = bytes;
@@ -47,7 +47,7 @@ Segment::Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications,
     local_.data = local_.bound ? home.bound : local_.region->data();
   }
   local_.board = reinterpret_cast<FlagWord*>(local_.region->data() + board_offset);
-  local_.notifications = notifications;
+  local_.notifications = board_words(notifications);
 }
 
 Segment::Segment(std::byte* memory, std::uint64_t bytes, int device) : id_(0) {
@@ -59,6 +59,10 @@ Segment::Segment(std::byte* memory, std::uint64_t bytes, int device) : id_(0) {
 
 void Segment::set_remote(Rank peer, RemoteSegment remote) {
   on_devices_ |= remote.device != kHost;
+  remote.notifications = notifications_of(remote.notifications);
+  if (remote.board == nullptr && told_marks_ == nullptr) {
+    told_marks_ = std::make_unique<ToldMarks>(remotes_.size());
+  }
   remotes_[static_cast<std::size_t>(peer)] = std::move(remote);
 }
 

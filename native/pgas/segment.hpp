@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "pgas/board.hpp"
 #include "transport/transport.hpp"
 
 namespace pgasdl {
@@ -35,7 +36,7 @@ class Segment {
   SegmentId id() const { return id_; }
   void set_id(SegmentId id) { id_ = id; }
   std::uint64_t bytes() const { return local_.bytes; }
-  std::uint32_t notifications() const { return local_.notifications; }
+  std::uint32_t notifications() const { return notifications_; }
   bool bound() const { return local_.bound; }
   int device() const { return local_.device; }
   // Peers write to it and read from it, and not only raise its flags.
@@ -53,6 +54,8 @@ class Segment {
     return remote.board == nullptr && remote.keep == nullptr ? nullptr : &remote;
   }
   void set_remote(Rank peer, RemoteSegment remote);
+  // Of peers whose board is not mapped; null if there are none.
+  ToldMarks* told_marks() const { return told_marks_.get(); }
   // All peers are attached; from now on local() tells also of what they do not reach.
   void set_self(Rank self);
 
@@ -65,8 +68,10 @@ class Segment {
 
  private:
   SegmentId id_;
-  LocalSegment local_;
-  std::vector<RemoteSegment> remotes_;
+  LocalSegment local_;  // its board has marks, too
+  std::uint32_t notifications_ = 0;
+  std::vector<RemoteSegment> remotes_;  // their notifications are the program's
+  std::unique_ptr<ToldMarks> told_marks_;
   std::atomic<bool> deleted_{false};
   bool on_devices_ = false;
   bool reached_ = true;

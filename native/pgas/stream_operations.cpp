@@ -33,6 +33,7 @@ std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
   }
   recorder_.record(Operation::kWriteNotify, peer, segment->id(), notification,
                    pairs.empty() ? 0 : pairs[0].local->bytes);
+  (void)mark_block(*segment, flag, peer, queue);
   flag.remote->region->pin(order.device);
   const auto& driver = cuda::driver();
   const cuda::Current current(order.device);

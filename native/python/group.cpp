@@ -78,7 +78,7 @@ nb::dict group_memory(std::size_t members, bool world, std::uint64_t passive_byt
   parts["gossip"] = memory.gossip;
   parts["slots"] = memory.exchange + memory.reduce;
   parts["mail"] = memory.mail;
-  parts["flags"] = memory.flags * sizeof(FlagWord);
+  parts["flags"] = board_words(memory.flags) * sizeof(FlagWord);
   return parts;
 }
 

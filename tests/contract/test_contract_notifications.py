@@ -84,6 +84,28 @@ def test_by_place_and_by_name(ctx: Any) -> None:
         ctx.notify_waitsome(segment, timeout=0)
 
 
+@contract(ranks=2)
+def test_tries_find_any_of_a_board(ctx: Any) -> None:
+    """Whoever only ever tries finds what is raised anywhere on a board, by whichever queue."""
+    segment = ctx.segment(0, notifications=70_000)
+    queues = (0, ctx.queue_create())
+    places = [0, 255, 256, 69_999, *range(700, 60_000, 5000)]
+    for turn in (1, 2):
+        for number, place in enumerate(places):
+            ctx.notify(1 - ctx.rank, segment, place, turn, queue=queues[number % 2])
+        left = set(places)
+        until = time.monotonic() + 60
+        while left:
+            try:
+                found = ctx.notify_waitsome(segment, timeout=0)
+            except pgasdl.Timeout:
+                assert time.monotonic() < until, f"never found: {left}"
+                continue
+            assert ctx.notify_reset(segment, found) == turn
+            left.remove(found)
+        ctx.barrier()
+
+
 @contract(ranks=3)
 def test_write_notify_all_to_all(ctx: Any) -> None:
     """A rank that sees the notification sees the data."""

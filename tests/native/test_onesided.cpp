@@ -2,6 +2,9 @@
 // the data ahead of them, counts, what is counted, and a queue that threads share. tests/contract
 // has all the rest.
 
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -62,11 +65,80 @@ void any_order() {
   CHECK(overtaken(true, 200) == 0);
 }
 
+void layout_of_boards() {
+  const auto check = [](std::uint32_t n) {
+    const std::uint32_t words = board_words(n);
+    CHECK_NOTE(notifications_of(words) == n, "%u", n);
+    if (n == 0) return;
+    CHECK_NOTE(region_mark(n, 0) >= n, "%u", n);
+    CHECK_NOTE(region_mark(n, n - 1) < block_mark(n, 0), "%u", n);
+    CHECK_NOTE(block_mark(n, n - 1) < words, "%u", n);
+  };
+  for (std::uint32_t n = 0; n < 10'000; ++n) check(n);
+  for (std::uint32_t n = (1u << 28) - 5'000; n <= 1u << 28; ++n) check(n);
+}
+
+// By queue and connection, also when several threads tell at once.
+void told_marks() {
+  constexpr std::uint32_t kBlocks = 200;
+  ToldMarks told(2);
+  std::vector<std::thread> threads;
+  for (QueueId queue = 0; queue < 4; ++queue) {
+    threads.emplace_back([&, queue] {
+      for (std::uint32_t block = queue % 2; block < kBlocks; block += 2) {
+        CHECK(!told.knows(1, queue, 0, block));
+        told.note(1, queue, 0, block, kBlocks);
+        CHECK(told.knows(1, queue, 0, block));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(told.knows(1, 2, 0, 198) && !told.knows(1, 2, 0, 199) && told.knows(1, 3, 0, 199));
+  CHECK(!told.knows(0, 2, 0, 198));  // another peer
+  CHECK(!told.knows(1, 2, 1, 198));  // another connection
+}
+
+std::size_t pages_of(const FlagWord* board, std::uint32_t words) {
+  const std::uint64_t bytes = round_up(words * sizeof(FlagWord), page_bytes());
+  std::vector<unsigned char> there(bytes / page_bytes());
+  CHECK(mincore(const_cast<FlagWord*>(board), bytes, there.data()) == 0);
+  return static_cast<std::size_t>(std::ranges::count_if(there, [](auto in) { return in & 1; }));
+}
+
+// A wait for any notification reads little of a board on which few were ever raised, and the first
+// look finds each of them. One that came without its mark is found, too, by a wait that takes long.
+void any_of_many() {
+  run(1, {}, [](Local& local) {
+    constexpr std::uint32_t kMany = 1u << 16;
+    const auto segment = local.segment(64, kMany);
+    FlagWord* const board = segment->local().board;
+    std::uint32_t id = 0;
+    for (const std::uint32_t raised : {5u, 40'000u, 41'000u, kMany - 1}) {
+      local.notify(0, *segment, raised);
+      CHECK(local.context.notify_waitsome(*segment, 0, kMany, Deadline::once(), id) ==
+            Outcome::kDone);
+      CHECK(id == raised && local.context.notify_reset(*segment, id) == 1);
+    }
+    CHECK(local.context.notify_waitsome(*segment, 0, kMany, Deadline::once(), id) ==
+          Outcome::kTimeout);
+    const std::size_t pages = pages_of(board, segment->local().notifications);
+    CHECK_NOTE(pages <= 4 + 2, "%zu pages of the board were read", pages);  // marks have two
+    local.flush();
+    CHECK(local.context.read_notify({}, 0, *segment, 20'000, 3, 0, soon()) == Outcome::kDone);
+    CHECK(local.context.notify_waitsome(*segment, 10'000, 30'000, Deadline::once(), id) ==
+          Outcome::kDone);
+    CHECK(id == 20'000 && local.context.notify_reset(*segment, id) == 3);
+    board[30'000].store(7, std::memory_order_release);
+    CHECK(local.await(*segment, 0, kMany, &id) == 7 && id == 30'000);
+  });
+}
+
 // Several threads of a rank wait for and reset what two other ranks raise: each value comes once.
 void several_takers(const Settings& settings, std::uint32_t values) {
   constexpr std::uint32_t kIds = 6;
+  constexpr std::uint32_t kApart = 300;  // more than a block
   run(3, settings, [&](Local& local) {
-    const auto segment = local.segment(2 * kIds * sizeof(std::uint64_t), 4 * kIds);
+    const auto segment = local.segment(2 * kIds * sizeof(std::uint64_t), 2 * kIds * kApart);
     auto* words = items<std::uint64_t>(segment);
     if (local.rank() == 0) {
       std::vector<std::atomic<std::uint32_t>> taken(2 * kIds * (values + 1));
@@ -76,17 +148,18 @@ void several_takers(const Settings& settings, std::uint32_t values) {
         takers.emplace_back([&] {
           while (left.load() != 0) {
             std::uint32_t id = 0;
-            if (local.context.notify_waitsome(*segment, 0, 2 * kIds, Deadline::in(0.02), id) !=
-                Outcome::kDone) {
+            if (local.context.notify_waitsome(*segment, 0, 2 * kIds * kApart, Deadline::in(0.02),
+                                              id) != Outcome::kDone) {
               continue;
             }
             const std::uint32_t value = local.context.notify_reset(*segment, id);
+            id /= kApart;
             if (value == 0) continue;  // another thread was first
             CHECK_NOTE(taken[id * (values + 1) + value].fetch_add(1) == 0,
                        "value %u of id %u was handed out twice", value, id);
             CHECK(words[id] == value * 3u);
             left.fetch_sub(1);
-            local.notify(1 + static_cast<Rank>(id / kIds), *segment, id % kIds, value);
+            local.notify(1 + static_cast<Rank>(id / kIds), *segment, id % kIds * kApart, value);
           }
         });
       }
@@ -100,13 +173,14 @@ void several_takers(const Settings& settings, std::uint32_t values) {
         const Slice source{segment, id * 8, 8};
         const Slice target{segment, (base + id) * 8, 8};
         const Pair pair{&source, &target};
-        CHECK(local.context.write_notify({&pair, 1}, 0, *segment, base + id, value, 0, soon()) ==
-              Outcome::kDone);
+        CHECK(local.context.write_notify({&pair, 1}, 0, *segment, (base + id) * kApart, value, 0,
+                                         soon()) == Outcome::kDone);
       };
       for (std::uint32_t id = 0; id < kIds; ++id) raise(id);
       for (std::uint32_t answers = 0; answers < kIds * values; ++answers) {
         std::uint32_t id = 0;
-        CHECK(local.await(*segment, 0, kIds, &id) == next[id]);
+        const std::uint32_t value = local.await(*segment, 0, kIds * kApart, &id);
+        CHECK(value == next[id /= kApart]);
         if (next[id] < values) raise(id);
       }
     }
@@ -282,6 +356,9 @@ void lists_and_reads(const Settings& settings) {
 int main() {
   any_order();
   additions();
+  layout_of_boards();
+  told_marks();
+  any_of_many();
   for (const Settings& settings : adversaries(11)) {
     flag_is_last(settings, 3, 512, 40);
     lists_and_reads(settings);
