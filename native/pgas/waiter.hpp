@@ -143,10 +143,16 @@ class Waiter {
           n_expected_.load(std::memory_order_relaxed) == 0) {
         wake_word->sleep(armed, left);
       } else {
-        // The longer it took so far, the less another sleep matters: two percent of the wait.
+        // The longer it took so far, the less another sleep matters: two percent of the wait. What
+        // comes by a store all the same ends it.
         const Nanoseconds period =
             std::clamp<Nanoseconds>((Clock::now() - start) / 50, kShortestSleep, kLongestSleep);
-        std::this_thread::sleep_for(std::min<Nanoseconds>(left, period));
+        const Nanoseconds pause = std::min<Nanoseconds>(left, period);
+        if (wake_word != nullptr) {
+          wake_word->sleep(armed, pause);
+        } else {
+          std::this_thread::sleep_for(pause);
+        }
         const auto woke = Clock::now();
         const Nanoseconds look = eager ? period : kShortestSleep;
         while (receives && Clock::now() - woke < look) {

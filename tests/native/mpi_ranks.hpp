@@ -1,7 +1,8 @@
 #pragma once
 
 // MPI for ranks that are threads of this process, so that a test can hold one of them at a chosen
-// point. All data goes by messages and windows over memory; nothing is mapped.
+// point. All data goes by messages and windows over memory; nothing is mapped, unless a test says
+// so.
 
 #include <condition_variable>
 #include <cstring>
@@ -62,6 +63,7 @@ struct MpiMachine {
   std::map<std::pair<std::uint64_t, std::size_t>, Round> rounds;
   std::map<std::uint64_t, Window> windows;
   std::uint64_t next_window = 1;
+  bool maps = false;  // windows that MPI allocates
   // Called without the mutex: `made` by a rank before it returns from the last collective call
   // that makes a window, `taken` by a rank that has taken a message.
   std::function<void(int)> made = [](int) {};
@@ -192,7 +194,9 @@ class MpiThread final : public MpiLibrary {
                    [&] { return freed.freed == freed.bases.size(); });
     return 0;
   }
-  std::byte* mapped(Handle, int) override { return nullptr; }
+  std::byte* mapped(Handle window, int target) override {
+    return machine_->maps ? place(window, target, 0) : nullptr;
+  }
   int ibarrier(Handle communicator, Handle* request) override {
     const std::lock_guard lock(machine_->mutex);
     *request = ++n_messages_;

@@ -10,7 +10,9 @@ namespace pgasdl::testing {
 namespace {
 
 struct Mpi {
-  explicit Mpi(Rank size) : machine(std::make_shared<MpiMachine>(size)) {
+  // `maps`: MPI allocates windows, and maps all of them everywhere.
+  explicit Mpi(Rank size, bool maps = false) : machine(std::make_shared<MpiMachine>(size)) {
+    machine->maps = maps;
     for (Rank rank = 0; rank < size; ++rank) {
       worlds.push_back(std::make_shared<MpiWorld>(std::make_unique<MpiThread>(machine, rank), 1,
                                                   rank, size, std::set<Rank>{rank}, true,
@@ -20,7 +22,8 @@ struct Mpi {
     settings.transport = [this](Rank rank, Rank) -> std::unique_ptr<Transport> {
       return std::make_unique<MpiTransport>(
           worlds.at(static_cast<std::size_t>(rank)),
-          MpiOptions{.queues = settings.options.queues + Context::kOwnQueues, .created = true});
+          MpiOptions{.queues = settings.options.queues + Context::kOwnQueues,
+                     .created = !machine->maps});
     };
   }
   std::shared_ptr<MpiMachine> machine;
@@ -219,6 +222,36 @@ void groups_of_the_same_ranks_at_once() {
   });
 }
 
+// Whoever sleeps until a flag is woken by the store that raises it.
+void a_store_wakes() {
+  Mpi mpi(2, true);
+  std::latch sleeps(1);
+  std::latch raised(1);
+  run(2, mpi.settings, [&](Local& local) {
+    const auto segment = local.segment(64, 8);
+    local.barrier();
+    if (local.rank() == 0) {
+      WakeWord& word = *local.context.liveness().wake_word();
+      const std::uint32_t armed = word.arm();
+      sleeps.count_down();
+      raised.wait();
+      CHECK(word.state.load() != armed);
+      CHECK(local.await(*segment, 1) == 7);
+      const std::uint32_t for_read = word.arm();
+      CHECK(local.context.read_notify({}, 1, *segment, 2, 5, 0, soon()) == Outcome::kDone);
+      CHECK(word.state.load() != for_read);
+      const std::uint32_t for_own = word.arm();
+      local.notify(0, *segment, 3);
+      CHECK(word.state.load() != for_own);
+    } else {
+      sleeps.wait();
+      local.notify(0, *segment, 1, 7);
+      raised.count_down();
+    }
+    local.barrier();
+  });
+}
+
 // A member describes its segment and times out: no rank is held inside MPI, and all go on when the
 // member calls again.
 void who_comes_late() {
@@ -261,6 +294,7 @@ int main() {
   what_comes_behind_long_data();
   long_data_for_a_deleted_segment();
   groups_of_the_same_ranks_at_once();
+  a_store_wakes();
   who_comes_late();
   return 0;
 }

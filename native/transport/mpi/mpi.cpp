@@ -30,7 +30,10 @@ MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, const MpiOptions& op
     : world_(std::move(world)),
       options_(options),
       rank_(world_->rank()),
+      wake_words_(
+          std::make_unique<std::atomic<WakeWord*>[]>(static_cast<std::size_t>(world_->size()))),
       lost_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(world_->size()))) {
+  register_wake_words();
   world_->begin();
   for (QueueId queue = 0; queue < options.queues; ++queue) {
     for (Rank peer = 0; peer < world_->size(); ++peer) {
@@ -72,6 +75,11 @@ void MpiTransport::leave(LocalSegment& own) {
   world_->leave(own, [&] { help_meeting(window->ranks()); });
 }
 
+void MpiTransport::raise_here(FlagWord& word, std::uint32_t value) {
+  word.store(value, std::memory_order_release);
+  wake(rank_);
+}
+
 // --- to this rank itself: stores, and atomics by the way that the others' take
 
 void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteFlag* flag) {
@@ -81,6 +89,7 @@ void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteF
   }
   if (flag != nullptr) {
     raise_flag(flag->remote->board[flag->notification], flag->value, flag->add);
+    wake(rank_);
   }
 }
 
@@ -122,6 +131,7 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
     if (flag != nullptr) {
       FlagWord* board = mpi_remote(*flag->remote).member().board();
       raise_flag(board[flag->notification], flag->value, flag->add);
+      wake(peer);
     }
     return true;
   }
@@ -154,7 +164,7 @@ bool MpiTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer>
       std::memmove(source_of(transfer), transfer.remote->data + transfer.remote_offset,
                    transfer.bytes);
     }
-    if (word != nullptr) word->store(flag->value, std::memory_order_release);
+    if (word != nullptr) raise_here(*word, flag->value);
     return true;
   }
   if (mapped(transfers)) {
@@ -163,7 +173,7 @@ bool MpiTransport::post_read(QueueId queue, Rank peer, std::span<const Transfer>
                    mpi_remote(*transfer.remote).member().data() + transfer.remote_offset,
                    transfer.bytes);
     }
-    if (word != nullptr) word->store(flag->value, std::memory_order_release);
+    if (word != nullptr) raise_here(*word, flag->value);
     return true;
   }
   Connection& connection = this->connection(queue, peer);

@@ -40,6 +40,9 @@ class MpiTransport final : public Transport {
   std::string_view name() const override { return "mpi"; }
   std::string endpoint() override { return {}; }
   void connect(Rank, const std::string&) override {}
+  void set_wake_word(Rank peer, WakeWord* wake_word) override {
+    wake_words_[static_cast<std::size_t>(peer)].store(wake_word, std::memory_order_release);
+  }
   std::string publish(LocalSegment& segment, std::span<const Rank> peers) override;
   RemoteSegment attach(Rank peer, const std::string& description, int device,
                        Deadline deadline) override;
@@ -107,6 +110,7 @@ class MpiTransport final : public Transport {
     return *connections_[queue * static_cast<std::size_t>(world_->size()) +
                          static_cast<std::size_t>(peer)];
   }
+  void raise_here(FlagWord& word, std::uint32_t value);
   void write_here(std::span<const Transfer> transfers, const RemoteFlag* flag);
   void atomic_here(const Atomic& atomic);
   void run(const Atomic& atomic, const MpiWindow& window, int target);
@@ -129,6 +133,11 @@ class MpiTransport final : public Transport {
   static void drop(Connection& connection);
   bool move(Connection& connection);  // true: nothing is left
   static void raise_fault(Connection& connection);
+  // After a flag was raised by a store.
+  void wake(Rank rank) {
+    const auto& there = wake_words_[static_cast<std::size_t>(rank)];
+    if (WakeWord* wake_word = there.load(std::memory_order_acquire)) wake_word->wake();
+  }
   void help_library();
   void help_meeting(std::span<const Rank> members);
   void end_if_stuck();
@@ -140,7 +149,8 @@ class MpiTransport final : public Transport {
   std::mutex active_mutex_;
   std::vector<Connection*> active_;
   std::atomic<std::size_t> n_active_{0};
-  std::atomic<std::uint64_t> helped_{0};  // ticks
+  std::atomic<std::uint64_t> helped_{0};                        // ticks
+  const std::unique_ptr<std::atomic<WakeWord*>[]> wake_words_;  // null where not mapped
   std::unique_ptr<std::atomic<bool>[]> lost_;
   std::atomic<bool> any_lost_{false};
   std::atomic<Rank> first_lost_{-1};

@@ -39,6 +39,7 @@ bool MpiTransport::send(Connection& connection, Operation& operation) {
     if (!messages_read(connection)) return false;
     FlagWord* board = operation.window->member(operation.target).board();
     raise_flag(board[operation.notification], operation.value, operation.add);
+    wake(connection.peer);
     return true;
   }
   const MpiHeader header{
@@ -163,7 +164,7 @@ bool MpiTransport::finish(Connection& connection, Operation& operation) {
       done = sent(connection, operation);
       break;
     case Kind::kLocalFlag:
-      operation.word->store(operation.value, std::memory_order_release);
+      raise_here(*operation.word, operation.value);
       break;
     case Kind::kAtomic:
       run(operation.atomic, *operation.window, operation.target);
@@ -275,8 +276,9 @@ void MpiTransport::help_library() {
   helped_.store(now, std::memory_order_relaxed);
   std::unique_lock<std::mutex> serial;
   if (!world_->try_serialize(serial)) return;
-  for (int messages = 0; messages < kMessagesAtOnce && world_->receive(); ++messages) {
-  }
+  int messages = 0;
+  while (messages < kMessagesAtOnce && world_->receive()) ++messages;
+  if (messages != 0) wake(rank_);  // other threads wait for their flags
 }
 
 void MpiTransport::help_meeting(std::span<const Rank> members) {
