@@ -227,16 +227,19 @@ Outcome Context::post_later(const std::function<bool()>& in_turn, Deadline deadl
 // By flags on the same queue, ahead of the one that they are for.
 bool Context::tell_block(const Segment& segment, const RemoteFlag& flag, Rank peer, QueueId queue) {
   const std::uint32_t notifications = flag.remote->notifications;
-  const std::uint32_t block = flag.notification / kBlock;
   const std::uint32_t connection = reconnections_.load(std::memory_order_acquire);
+  const std::uint32_t first = region_mark(notifications, 0);
+  const std::uint32_t n_marks = regions_of(notifications) + blocks_of(notifications);
+  const std::uint32_t block = block_mark(notifications, flag.notification);
   ToldMarks& told = *segment.told_marks();
-  if (told.knows(peer, queue, connection, block)) return true;
-  for (const std::uint32_t mark : {region_mark(notifications, flag.notification),
-                                   block_mark(notifications, flag.notification)}) {
+  if (told.knows(peer, queue, connection, block - first)) return true;
+  for (const std::uint32_t mark : {region_mark(notifications, flag.notification), block}) {
+    // Each once, also where the queue takes one at a time.
+    if (told.knows(peer, queue, connection, mark - first)) continue;
     const RemoteFlag there{flag.remote, mark, 1};
     if (!transport_->post_write(queue, peer, {}, &there)) return false;
+    told.note(peer, queue, connection, mark - first, n_marks);
   }
-  told.note(peer, queue, connection, block, blocks_of(notifications));
   return true;
 }
 
