@@ -60,7 +60,7 @@ struct ToldMarks::Told {
       : queue(by), connection(over), bits(words) {}
   const QueueId queue;
   const std::uint32_t connection;
-  std::vector<std::atomic<std::uint64_t>> bits;  // one for each block
+  std::vector<std::atomic<std::uint64_t>> bits;  // one for each mark
   Told* next = nullptr;
 };
 

@@ -74,9 +74,9 @@ class ToldMarks {
   ~ToldMarks();
 
   // `connection`: what was told over an earlier one may have been lost with it.
-  bool knows(Rank peer, QueueId queue, std::uint32_t connection, std::uint32_t block) const;
-  void note(Rank peer, QueueId queue, std::uint32_t connection, std::uint32_t block,
-            std::uint32_t n_blocks);
+  bool knows(Rank peer, QueueId queue, std::uint32_t connection, std::uint32_t mark) const;
+  void note(Rank peer, QueueId queue, std::uint32_t connection, std::uint32_t mark,
+            std::uint32_t n_marks);
 
  private:
   struct Told;
