@@ -457,8 +457,9 @@ std::uint32_t Context::notify_reset(Segment& segment, std::uint64_t notification
   FlagWord& word = segment.local().board[notification];
   // Nothing to hand out: leave the cache line with whoever is about to write it.
   if (word.load(std::memory_order_relaxed) == 0) {
-    if (progresses_) transport_->progress();  // whoever polls by this call alone waits, too
-    return 0;
+    if (!progresses_) return 0;
+    transport_->progress();  // whoever polls by this call alone waits, too
+    if (word.load(std::memory_order_relaxed) == 0) return 0;
   }
   const std::uint32_t value = word.exchange(0, std::memory_order_acq_rel);
   if (value != 0) flush_adapters_writes();  // nobody need have waited
