@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import os
-import signal
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
@@ -573,7 +572,7 @@ class Context(_native.ContextCore):
             raise UnavailableError(f"rank {peer} is a process of another machine")
         if pid == os.getpid():
             raise UnavailableError("the ranks of this job are threads of one process")
-        os.kill(pid, signal.SIGKILL)
+        self._kill(peer)
 
     def survivors(self, *, timeout: float | None = None) -> Group:
         """Accept the losses so far and form a group of the ranks that are left. Collective.

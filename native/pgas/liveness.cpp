@@ -184,6 +184,12 @@ void Liveness::hear(Rank peer) {
   learn(peer, words.own);
 }
 
+void Liveness::kill(Rank peer) {
+  const std::lock_guard lock(watch_mutex_);
+  if (processes_.empty()) return;  // closed
+  (void)processes_[static_cast<std::size_t>(peer)].kill();
+}
+
 void Liveness::note_end(Rank peer) {
   hear(peer);
   learn(peer, Health::kDied);

@@ -94,6 +94,8 @@ class Liveness {
   void report(Rank lost, Health how);
   // Takes note of what `peer` has said of its own end, which may have come just now.
   void hear(Rank peer);
+  // Kills the process of a rank of this machine, unless it has ended.
+  void kill(Rank peer);
   // Its process, or what connects us with it, has ended: it died, unless it has said otherwise.
   void note_end(Rank peer);
   // Tells every rank of the losses this one knows, before it leaves because of them: whoever

@@ -151,6 +151,12 @@ void bind_context(nb::module_& module) {
              self.context().require_peer(peer.rank(), "kill");
              return self.context().pid_of(peer.rank());
            })
+      .def("_kill",
+           [](const ContextHandle& self, Integer peer) {
+             Liveness& liveness = self.context().liveness();
+             const WithoutGil release;
+             liveness.kill(peer.rank());
+           })
       .def("_transport_state",
            [](const ContextHandle& self) { return self.context().transport().describe(); })
       .def("_admit_readers",

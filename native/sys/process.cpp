@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
@@ -69,7 +70,7 @@ bool has_runnable_thread(pid_t pid) {
 }
 
 ProcessWatch::ProcessWatch(pid_t pid)
-    : file_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), pidfd_(file_) {
+    : file_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), pid_(pid), pidfd_(file_) {
   if (pidfd_) return;
   if (errno != ESRCH) file_ = open_status(pid);
   gone_ = !file_ && (errno == ESRCH || errno == ENOENT);
@@ -84,6 +85,13 @@ bool ProcessWatch::ended() const {
   // The first thread of a process may end before the others do.
   const Status status = read_status(file_);
   return status.state == 'X' || (status.state == 'Z' && status.n_threads <= 1);
+}
+
+bool ProcessWatch::kill() const {
+  if (!file_ || ended()) return false;
+  // Without a pidfd it may still end, and its number be taken, between this look and the signal.
+  return (pidfd_ ? syscall(SYS_pidfd_send_signal, file_.get(), SIGKILL, nullptr, 0)
+                 : ::kill(pid_, SIGKILL)) == 0;
 }
 
 pid_t common_ancestor(std::span<const pid_t> pids) {

@@ -45,9 +45,12 @@ class ProcessWatch {
   // To poll: readable once it has ended. -1: ask ended() from time to time.
   int descriptor() const { return pidfd_ ? file_.get() : -1; }
   bool ended() const;
+  // Kills it, never another process that got its number. False: it has ended, or is not watched.
+  bool kill() const;
 
  private:
   UniqueFd file_;
+  pid_t pid_ = 0;
   bool pidfd_ = false;
   bool gone_ = false;  // before it was looked at
 };

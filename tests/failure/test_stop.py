@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,11 @@ def test_stopped_rank_is_named_within_the_limit(job: Callable[..., Job], point: 
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_SEIZE, _INTERRUPT, _ALL = 0x4206, 0x4207, 0x40000000  # of ptrace(2), and of waitpid(2)
+_SEIZE, _INTERRUPT, _DETACH, _ALL = 0x4206, 0x4207, 17, 0x40000000  # ptrace(2), waitpid(2)
 
 
-def hold_watch(pid: int) -> None:
+@contextmanager
+def watch_held(pid: int) -> Iterator[None]:
     """Keep the thread that sends heartbeats from running, as on a machine short of processors."""
     (watch,) = (
         int(thread.name)
@@ -56,15 +58,16 @@ def hold_watch(pid: int) -> None:
         if _LIBC.ptrace(request, watch, None, None) != 0:
             lacking(f"ptrace is refused here: {os.strerror(ctypes.get_errno())}")
     os.waitpid(watch, _ALL)
+    yield
+    _LIBC.ptrace(_DETACH, watch, None, None)
 
 
 def test_a_rank_that_computes_is_not_stopped(job: Callable[..., Job]) -> None:
     """Its heartbeats stop first; then those of a rank that sleeps, which is lost."""
     ranks = job("starved.py", 3, **SETTINGS)
     ranks.said("running")
-    for rank in (1, 2):
-        hold_watch(ranks[rank].pid)
-    lost = ranks.event(0, "lost")
+    with watch_held(ranks[1].pid), watch_held(ranks[2].pid):
+        lost = ranks.event(0, "lost")
     assert (lost["rank"], lost["health"]) == (2, ["healthy", "healthy", "stopped"])
 
 

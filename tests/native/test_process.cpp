@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
+#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <span>
@@ -137,6 +139,25 @@ void runnable_threads() {
   }
 }
 
+// Whoever gets the number of a process that has ended is another one.
+void kills_no_stranger() {
+  const pid_t pid = start_sleeper();
+  const ProcessWatch watch(pid);
+  CHECK(watch.kill());
+  ends(watch);
+  CHECK(waitpid(pid, nullptr, 0) == pid);
+  std::ofstream last("/proc/sys/kernel/ns_last_pid");
+  if (!(last << pid - 1 << std::flush)) {
+    std::puts("numbers of processes cannot be chosen here");
+    return;
+  }
+  const pid_t stranger = start_sleeper();
+  CHECK(!watch.kill());
+  CHECK(!ProcessWatch(stranger).ended());
+  CHECK(kill(stranger, SIGKILL) == 0);
+  CHECK(waitpid(stranger, nullptr, 0) == stranger);
+}
+
 // The process that can be named to Yama so that all of these may access a process's memory.
 void ancestors() {
   const pid_t left = start_sleeper();
@@ -185,6 +206,7 @@ int main() {
   watching(true);
   ancestors();
   runnable_threads();
+  kills_no_stranger();
   for (const int error : {EPERM, ENOSYS}) {
     in_child([error] {
       refuse_pidfds(error);
