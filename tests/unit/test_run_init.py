@@ -27,10 +27,15 @@ sys.stdout.write(f"rank {ctx.rank} of {ctx.size}: {total[0]:g}\\n")
 """
 
 
-def launched(program: Path, *command: str, status: int = 0) -> list[str]:
+def launched(
+    program: Path, *command: str, status: int = 0, arguments: tuple[str, ...] = ()
+) -> list[str]:
     """The ranks' lines, sorted; ``command`` is the launcher's part of the command."""
     result = finished(
-        [*command, str(program)], env=environment(**ALLOWED), timeout=120, cwd=program.parent
+        [*command, str(program), *arguments],
+        env=environment(**ALLOWED),
+        timeout=120,
+        cwd=program.parent,
     )
     assert result.returncode == status, result.stdout + result.stderr
     return sorted(line for line in result.stdout.splitlines() if "rank" in line)
@@ -111,19 +116,23 @@ def test_every_context_of_a_process_dumps_on_sigusr1() -> None:
     assert result.stderr.count("on SIGUSR1") == 2
 
 
-def test_survivor_names_the_rank_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killer", [1, 0])
+def test_survivor_names_the_rank_that_was_killed(tmp_path: Path, killer: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, sys\n"
+        "import os, sys, time\n"
         "import pgasdl\n"
         "with pgasdl.init(timeout=30) as ctx:\n"
         "    ctx.barrier()\n"
-        "    if ctx.rank == 1: os.kill(os.getpid(), 9)\n"
+        "    if ctx.rank == 1 == int(sys.argv[1]): os.kill(os.getpid(), 9)\n"
+        "    if ctx.rank == 0 == int(sys.argv[1]): ctx.kill(1)\n"
+        "    if ctx.rank == 1: time.sleep(1000)\n"
         "    try: ctx.barrier()\n"
         "    except pgasdl.PeerLost as error:\n"
         "        sys.stdout.write(f'rank {error.rank} is lost\\n'); raise\n"
     )
-    assert launched(program, *RUN, "-n", "2", status=137) == ["[0] rank 1 is lost"]
+    lines = launched(program, *RUN, "-n", "2", status=137, arguments=(str(killer),))
+    assert lines == ["[0] rank 1 is lost"]
 
 
 def test_a_process_that_a_rank_started_is_refused_at_once(tmp_path: Path) -> None:
