@@ -159,6 +159,13 @@ def in_order(lanes: list[Lane]) -> list[Lane]:
     )
 
 
+def with_kernel(lanes: list[Lane]) -> list[Lane]:
+    """These lanes, and before those with guests the one that builds their kernel, unless it has."""
+    (kernel,) = (lane for lane in LANES if lane.name == "kernel")
+    guests = any(set(GUESTS) <= set(lane.packages) for lane in lanes)
+    return [kernel, *lanes] if guests and kernel not in lanes and not has_passed(kernel) else lanes
+
+
 def status() -> str:
     """A line for each lane: how it last ended, when, on which commit, and what is wrong."""
     rows = []
@@ -246,7 +253,7 @@ def main() -> int:
         return 0
     end = time.monotonic() + 60 * arguments.minutes
     chosen = [lane for lane in LANES if lane.name in arguments.lanes]
-    chosen = chosen or in_order([lane for lane in LANES if not has_passed(lane)])
+    chosen = with_kernel(chosen) or in_order([lane for lane in LANES if not has_passed(lane)])
     passed = failed = 0
     with ci.alone():
         for lane in chosen:
