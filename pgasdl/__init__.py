@@ -18,6 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     __version__: str
     from pgasdl.collectives.handle import Collective as Collective
     from pgasdl.config import Limits as Limits
@@ -115,11 +117,35 @@ def _load_native() -> Any:
         return import_module("pgasdl._native")
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"{__path__[0]} has no compiled part (pgasdl._native). If it is the source folder, "
-            "found before the installed package: start a program that lies in another folder, or "
-            "set PYTHONSAFEPATH=1, or pip install -e .; if nothing is installed: pip install ."
+            f"{__path__[0]} has no compiled part (pgasdl._native), and no other pgasdl is "
+            "installed: pip install ."
         ) from error
+
+
+def _leave_source_folder() -> None:
+    """Load the installed package's modules if this is the source folder.
+
+    A program in the root of a clone finds the source folder first, which has no compiled part.
+    """
+    import sys
+    from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+    from os.path import dirname, exists, realpath
+
+    def is_compiled(folders: Iterable[str]) -> bool:
+        names = [f"{folder}/_native{suffix}" for folder in folders for suffix in EXTENSION_SUFFIXES]
+        return any(map(exists, names))
+
+    if is_compiled(__path__):
+        return
+    here = realpath(dirname(__path__[0]))
+    spec = PathFinder.find_spec("pgasdl", [at for at in sys.path if realpath(at) != here])
+    if spec is not None and is_compiled(spec.submodule_search_locations or ()):
+        __path__[:] = spec.submodule_search_locations or ()
+        globals()["__file__"] = spec.origin
 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__, "__version__"])
+
+
+_leave_source_folder()

@@ -63,26 +63,18 @@ def test_every_command_works_there(clone: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("start", [("mine.py",), ("-m", "mine"), ("-c", HELLO)])
-def test_a_program_that_finds_the_source_folder_is_told(
+def test_a_program_beside_the_source_folder_takes_the_installed_package(
     clone: Path, start: tuple[str, ...]
 ) -> None:
-    (clone / "mine.py").write_text(HELLO)
-    for words in (start, ("-P", "-m", "pgasdl", "run", "-n", "2", *start)):
-        done = stand_in(clone, *words)
-        assert done.returncode == 1
-        assert f"{clone / 'pgasdl'} has no compiled part" in done.stderr
-        for way in ("another folder", "PYTHONSAFEPATH=1", "pip install -e ."):
-            assert way in done.stderr
-
-
-def test_the_ways_it_names_work(clone: Path) -> None:
-    (clone / "mine.py").write_text(HELLO)
-    done = stand_in(clone, "-m", "pgasdl", "run", "-n", "2", "mine.py", PYTHONSAFEPATH="1")
+    (clone / "mine.py").write_text(f"{HELLO}print(pgasdl.__file__, pgasdl.context.__file__)\n")
+    done = stand_in(clone, "-P", "-m", "pgasdl", "run", "-n", "2", *start)
     assert done.returncode == 0, done.stderr
     assert "rank 1 of 2" in done.stdout
+    assert str(clone) not in done.stdout
 
 
-def test_modules_of_the_source_folder_say_so_too(clone: Path) -> None:
-    told = f"{clone / 'pgasdl'} has no compiled part"
-    assert told in stand_in(clone, "-c", "import pgasdl.runtime.routes").stderr
-    assert told in stand_in(clone, "-m", "pgasdl", "doctor").stdout
+def test_a_source_folder_alone_says_what_to_do(clone: Path) -> None:
+    done = stand_in(clone, "-S", "-c", "from pgasdl import _native", PYTHONPATH="")
+    assert done.returncode == 1
+    assert f"{clone / 'pgasdl'} has no compiled part" in done.stderr
+    assert "pip install ." in done.stderr
