@@ -40,25 +40,36 @@ def test_the_examples_of_a_module(name: str) -> None:
     assert not result.failed
 
 
-README = re.findall(
-    r"```python\n# (pgasdl run|torchrun) (.*?) (\w+\.py)\n(.*?)```",
-    (ROOT / "README.md").read_text(),
-    re.DOTALL,
-)
+README = (ROOT / "README.md").read_text()
+SHOWN = re.findall(r"```python\n# (.*?)\n(.*?)```", README, re.DOTALL)
+# Named there, not shown.
+NAMED = ["backend.py", "ddp_hook.py"]
+
+
+def test_the_readme_shows_programs_of_apps_and_ends() -> None:
+    assert len(SHOWN) == 2
+    for line, program in SHOWN:
+        assert (ROOT / line.split()[-1]).read_text().endswith(f'"""\n\n{program}')
+    assert all(f"](apps/{name})" in README for name in NAMED)
+    assert len(README.splitlines()) <= 120
+    for link in re.findall(r"\]\(([^)#:]+)", README):
+        assert (ROOT / link).exists(), link
 
 
 @pytest.mark.parametrize(
-    ("launcher", "arguments", "name", "program"), README, ids=[row[2] for row in README]
+    "line",
+    [line for line, _ in SHOWN] + [f"torchrun --nproc-per-node=2 apps/{name}" for name in NAMED],
 )
-def test_the_programs_of_the_readme(
-    launcher: str, arguments: str, name: str, program: str, tmp_path: Path
-) -> None:
-    if "import torch" in program:
+def test_the_programs_of_the_readme(line: str) -> None:
+    """From the root of the clone, where they are shown to start."""
+    launcher, rest = line.split(maxsplit=1)
+    *options, name = rest.removeprefix("run ").split()
+    if "torch" in (ROOT / name).read_text():
         pytest.importorskip("torch")
-    path = tmp_path / name
-    path.write_text(program)
-    start = torchrun if launcher == "torchrun" else run
-    done = start(*arguments.split(), str(path), timeout=200)
+    if launcher == "torchrun":
+        done = torchrun(*options, str(ROOT / name), timeout=200)
+    else:
+        done = run(*options, name, cwd=ROOT, timeout=200)
     assert done.returncode == 0, done.stderr
     assert set(re.findall(r"rank (\d)", done.stdout)) == {"0", "1"}
 
