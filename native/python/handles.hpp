@@ -80,6 +80,22 @@ struct Integer {
   }
 };
 
+// A slice; whatever else is given in its place is refused in words when it is looked at.
+class SliceArgument {
+ public:
+  SliceArgument() = default;
+  explicit SliceArgument(const Slice& slice) : slice_(&slice) {}
+  explicit SliceArgument(nb::handle given);
+  const Slice& operator*() const { return slice_ != nullptr ? *slice_ : refuse(); }
+  const Slice* operator->() const { return &**this; }
+
+ private:
+  [[noreturn]] const Slice& refuse() const;
+
+  const Slice* slice_ = nullptr;
+  nb::handle given_;
+};
+
 // Raises pgasdl.errors.<name>(message).
 [[noreturn]] void raise(const char* error, const std::string& message);
 
@@ -166,6 +182,14 @@ struct type_caster<pgasdl::Integer> {
   }
   static handle from_cpp(pgasdl::Integer integer, rv_policy, cleanup_list*) noexcept {
     return PyLong_FromLongLong(integer.value);  // defaults of arguments
+  }
+};
+template <>
+struct type_caster<pgasdl::SliceArgument> {
+  NB_TYPE_CASTER(pgasdl::SliceArgument, const_name("pgasdl._native.Slice"))
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    value = pgasdl::SliceArgument(source);
+    return true;
   }
 };
 }  // namespace nanobind::detail

@@ -111,6 +111,20 @@ void create(SegmentHandle* self, const GroupHandle& group, Integer bytes, Intege
 
 }  // namespace
 
+SliceArgument::SliceArgument(nb::handle given) : given_(given) {
+  if (nb::isinstance<SliceHandle>(given)) slice_ = &nb::inst_ptr<SliceHandle>(given)->slice;
+}
+
+const Slice& SliceArgument::refuse() const {
+  const char* const how = nb::isinstance<SegmentHandle>(given_)
+                              ? "take a slice of it: segment[0:n]"
+                              : "copy the data into a segment and take segment[0:n], or bind an "
+                                "array by ctx.bind(array)";
+  PyErr_Format(PyExc_TypeError, "a slice of a segment is expected here, not '%s': %s",
+               Py_TYPE(given_.ptr())->tp_name, how);
+  throw nb::python_error();
+}
+
 void bind_memory(nb::module_& module) {
   nb::class_<SliceHandle>(module, "Slice",
                           "n bytes of a segment: of this rank's copy as a source, of a peer's as a "

@@ -144,20 +144,20 @@ bool enqueue(const ContextHandle& self, nb::handle stream, std::span<const Pair>
   return false;
 }
 
-void write(const ContextHandle& self, const SliceHandle& source, Integer peer,
-           const SliceHandle& target, Integer queue, std::optional<double> timeout) {
-  const Pair pair{&source.slice, &target.slice};
+void write(const ContextHandle& self, const SliceArgument& source, Integer peer,
+           const SliceArgument& target, Integer queue, std::optional<double> timeout) {
+  const Pair pair{&*source, &*target};
   follow_current_stream({&pair, 1}, peer.rank());
-  post(self, source.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
+  post(self, source->bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().write({&pair, 1}, peer.rank(), queue.queue(), deadline);
   });
 }
 
-void read(const ContextHandle& self, const SliceHandle& target, Integer peer,
-          const SliceHandle& source, Integer queue, std::optional<double> timeout) {
-  const Pair pair{&target.slice, &source.slice};
+void read(const ContextHandle& self, const SliceArgument& target, Integer peer,
+          const SliceArgument& source, Integer queue, std::optional<double> timeout) {
+  const Pair pair{&*target, &*source};
   follow_current_stream({&pair, 1}, peer.rank());
-  post(self, target.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
+  post(self, target->bytes, peer, queue, timeout, [&](Deadline deadline) {
     return self.context().read({&pair, 1}, peer.rank(), queue.queue(), deadline);
   });
 }
@@ -202,30 +202,28 @@ void notify_on(const ContextHandle& self, nb::handle stream, Integer peer,
   post_notify(self, {}, 0, peer, board, notification, value, queue, timeout);
 }
 
-void write_notify(const ContextHandle& self, const SliceHandle& source, Integer peer,
-                  const SliceHandle& target, Integer notification, Integer value, Integer queue,
+void write_notify(const ContextHandle& self, const SliceArgument& source, Integer peer,
+                  const SliceArgument& target, Integer notification, Integer value, Integer queue,
                   std::optional<double> timeout) {
-  const Pair pair{&source.slice, &target.slice};
-  const std::shared_ptr<Segment>& board = target.slice.segment;
+  const Pair pair{&*source, &*target};
+  const std::shared_ptr<Segment>& board = target->segment;
   if (device_of({&pair, 1}, peer.rank()) != kHost &&
       enqueue(self, nb::none(), {&pair, 1}, peer.rank(), board, notification, value, queue,
               timeout)) {
     return;
   }
-  post_notify(self, {&pair, 1}, source.slice.bytes, peer, board, notification, value, queue,
-              timeout);
+  post_notify(self, {&pair, 1}, source->bytes, peer, board, notification, value, queue, timeout);
 }
 
-void write_notify_on(const ContextHandle& self, nb::handle stream, const SliceHandle& source,
-                     Integer peer, const SliceHandle& target, Integer notification, Integer value,
+void write_notify_on(const ContextHandle& self, nb::handle stream, const SliceArgument& source,
+                     Integer peer, const SliceArgument& target, Integer notification, Integer value,
                      Integer queue, std::optional<double> timeout) {
-  const Pair pair{&source.slice, &target.slice};
-  const std::shared_ptr<Segment>& board = target.slice.segment;
+  const Pair pair{&*source, &*target};
+  const std::shared_ptr<Segment>& board = target->segment;
   if (enqueue(self, stream, {&pair, 1}, peer.rank(), board, notification, value, queue, timeout)) {
     return;
   }
-  post_notify(self, {&pair, 1}, source.slice.bytes, peer, board, notification, value, queue,
-              timeout);
+  post_notify(self, {&pair, 1}, source->bytes, peer, board, notification, value, queue, timeout);
 }
 
 void write_list_notify(const ContextHandle& self, const nb::sequence& list, Integer peer,
@@ -249,13 +247,13 @@ void write_list_notify_on(const ContextHandle& self, nb::handle stream, const nb
   post_notify(self, pairs, weight_of(pairs), peer, board, notification, value, queue, timeout);
 }
 
-void read_notify(const ContextHandle& self, const SliceHandle& target, Integer peer,
-                 const SliceHandle& source, Integer notification, Integer value, Integer queue,
+void read_notify(const ContextHandle& self, const SliceArgument& target, Integer peer,
+                 const SliceArgument& source, Integer notification, Integer value, Integer queue,
                  std::optional<double> timeout) {
-  const Pair pair{&target.slice, &source.slice};
+  const Pair pair{&*target, &*source};
   follow_current_stream({&pair, 1}, peer.rank());
-  post(self, target.slice.bytes, peer, queue, timeout, [&](Deadline deadline) {
-    return self.context().read_notify({&pair, 1}, peer.rank(), *target.slice.segment,
+  post(self, target->bytes, peer, queue, timeout, [&](Deadline deadline) {
+    return self.context().read_notify({&pair, 1}, peer.rank(), *target->segment,
                                       notification.natural(), value.natural(), queue.queue(),
                                       deadline);
   });
@@ -288,12 +286,12 @@ void notify_add(const ContextHandle& self, Integer peer, const SegmentHandle& se
   post_add(self, {}, 0, peer, segment.segment, notification, value, queue, timeout);
 }
 
-void write_notify_add(const ContextHandle& self, const SliceHandle& source, Integer peer,
-                      const SliceHandle& target, Integer notification, Integer value, Integer queue,
-                      std::optional<double> timeout) {
-  const Pair pair{&source.slice, &target.slice};
-  post_add(self, {&pair, 1}, source.slice.bytes, peer, target.slice.segment, notification, value,
-           queue, timeout);
+void write_notify_add(const ContextHandle& self, const SliceArgument& source, Integer peer,
+                      const SliceArgument& target, Integer notification, Integer value,
+                      Integer queue, std::optional<double> timeout) {
+  const Pair pair{&*source, &*target};
+  post_add(self, {&pair, 1}, source->bytes, peer, target->segment, notification, value, queue,
+           timeout);
 }
 
 void write_list_notify_add(const ContextHandle& self, const nb::sequence& list, Integer peer,
@@ -368,7 +366,7 @@ std::uint32_t notify_reset(const ContextHandle& self, const SegmentHandle& segme
   return self.context().notify_reset(*segment.segment, notification.natural());
 }
 
-std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHandle& target,
+std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceArgument& target,
                      Integer peer, std::uint64_t operand, std::uint64_t compare,
                      std::optional<double> timeout) {
   Context& context = self.context();
@@ -378,7 +376,7 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceHa
   {
     const WithoutGil release;
     outcome =
-        context.atomic(kind, target.slice, peer.rank(), operand, compare, Deadline::in(limit), old);
+        context.atomic(kind, *target, peer.rank(), operand, compare, Deadline::in(limit), old);
   }
   if (outcome != Outcome::kDone) {
     raise("Timeout", text("an atomic on rank ", peer.value, " did not complete"));
@@ -421,7 +419,8 @@ PyObject* write_notify_directly(PyObject* const* given, std::size_t n, bool& oth
           self->context().write_notify({&pair, 1}, peer.rank(), *target->slice.segment,
                                        notification.natural(), value.natural(), 0,
                                        Deadline::once()) != Outcome::kDone) {
-        write_notify(*self, *source, peer, *target, notification, value, Integer{0}, std::nullopt);
+        write_notify(*self, SliceArgument(source->slice), peer, SliceArgument(target->slice),
+                     notification, value, Integer{0}, std::nullopt);
       }
       return none();
     }
@@ -527,8 +526,8 @@ void bind_operations(nb::class_<ContextHandle>& context) {
           "stream"_a.none(), "segment"_a, "notification"_a, docs::kNotifyResetOn)
       .def(
           "atomic_fetch_add",
-          [](const ContextHandle& self, const SliceHandle& target, Integer peer, std::int64_t value,
-             std::optional<double> timeout) {
+          [](const ContextHandle& self, const SliceArgument& target, Integer peer,
+             std::int64_t value, std::optional<double> timeout) {
             return atomic(self, Atomic::Kind::kFetchAdd, target, peer,
                           static_cast<std::uint64_t>(value), 0, timeout);
           },
@@ -536,7 +535,7 @@ void bind_operations(nb::class_<ContextHandle>& context) {
           docs::kFetchAdd)
       .def(
           "atomic_compare_swap",
-          [](const ContextHandle& self, const SliceHandle& target, Integer peer,
+          [](const ContextHandle& self, const SliceArgument& target, Integer peer,
              std::uint64_t compare, std::uint64_t swap, std::optional<double> timeout) {
             return atomic(self, Atomic::Kind::kCompareSwap, target, peer, swap, compare, timeout);
           },

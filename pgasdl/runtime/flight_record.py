@@ -10,9 +10,16 @@ import stat
 import sys
 import time
 
+_SHOWN = 8
 
-def dump(operations: str, reason: str, folder: str | None, name: str) -> None:
-    """Write the last operations to a file in ``PGASDL_TRACE``, or to standard error."""
+
+def dump(
+    operations: str, reason: str, folder: str | None, name: str, *, briefly: bool = False
+) -> None:
+    """Write the last operations to a file in ``PGASDL_TRACE``, or to standard error.
+
+    ``briefly``: no more of them on standard error than an error leaves room for.
+    """
     record = f"flight record, {reason}\n{operations}"
     if folder is not None:
         try:
@@ -22,6 +29,11 @@ def dump(operations: str, reason: str, folder: str | None, name: str) -> None:
         except OSError as error:
             # This error must not hide the one that led here.
             record = f"PGASDL_TRACE cannot be written: {error}\n{record}"
+            briefly = False
+    head, *lines = operations.splitlines()
+    if briefly and len(lines) > _SHOWN:
+        head += f"; the newest {_SHOWN} (PGASDL_TRACE=FOLDER keeps all in files)"
+        record = "\n".join([f"flight record, {reason}", head, *lines[-_SHOWN:], ""])
     sys.stderr.write(record)
 
 

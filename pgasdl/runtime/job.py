@@ -63,13 +63,13 @@ class StartedJob:
     def report(self, context: _native.ContextCore, error: BaseException) -> None:
         """Report the error that ends this rank."""
         if isinstance(error, (Timeout, PeerLost)):
-            self.dump(context, f"after {type(error).__name__}: {error}")
+            self.dump(context, f"after {type(error).__name__}: {error}", briefly=True)
         flight_record.tell_elastic(error)
 
-    def dump(self, context: _native.ContextCore, reason: str) -> None:
+    def dump(self, context: _native.ContextCore, reason: str, *, briefly: bool = False) -> None:
         """Write the flight record."""
         name = f"pgasdl-{self._topology.launch.job_id}-rank-{context.rank}.txt"
-        flight_record.dump(context._record(), reason, self._config.trace, name)
+        flight_record.dump(context._record(), reason, self._config.trace, name, briefly=briefly)
 
     def leave(self, context: _native.ContextCore, *, failed: bool) -> None:
         """Leave the job: the context is closed."""

@@ -163,11 +163,11 @@ def _doctor(as_json: bool) -> int:
 
 @cli.command("topo")
 @json_option
-def _topo(as_json: bool) -> int:
+def _topo(as_json: bool) -> None:
     """List GPUs and RDMA devices, the one used, and why not others."""
     from pgasdl.tools.topo import main as survey
 
-    return survey(as_json)
+    survey(as_json)
 
 
 @cli.command("version")

@@ -68,6 +68,15 @@ class Group(click.Group):
             ctx.exit(USAGE_ERROR)
         return super().parse_args(ctx, args)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; an unknown name gets one that is like it."""
+        known = self.list_commands(ctx)
+        if not ctx.resilient_parsing and args[0] not in known and not args[0].startswith("-"):
+            raise click.UsageError(str(unknown_name(args[0], known, "command")), ctx)
+        return super().resolve_command(ctx, args)
+
 
 class Names(_Type):
     """A parameter: one of several names, or ``several`` by commas. A shell completes them."""

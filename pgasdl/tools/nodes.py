@@ -59,10 +59,9 @@ def survey(addresses: Sequence[RdmaAddress], gpus: Sequence[Gpu]) -> list[Node]:
 
 
 def report(nodes: Sequence[Node]) -> Iterator[str]:
-    """Yield the lines of a drawing, if something lies anywhere."""
-    placed = [node for node in nodes if node.ports or node.gpus]
-    for node in nodes if placed else ():
-        if node.number < 0 and node not in placed:
+    """Yield the lines of a drawing."""
+    for node in nodes:
+        if node.number < 0 and not node.ports and not node.gpus:
             continue
         words = f"NUMA node {node.number}: CPUs {node.processors}"
         if node.number < 0:

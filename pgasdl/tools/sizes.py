@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from pgasdl.errors import ConfigError
 
@@ -38,7 +39,10 @@ def parse_sizes(text: str, multiple: int) -> tuple[int, ...]:
 
 def unknown_name(given: str, known: Iterable[str], what: str) -> ConfigError:
     """Return the error of an unknown name; it lists the known ones."""
-    return ConfigError(f"no {what} {given!r}; there are {', '.join(known)}")
+    known = list(known)
+    close = get_close_matches(given, known, 1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return ConfigError(f"no {what} {given!r}; {meant}there are {', '.join(known)}")
 
 
 def parse_names(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ _HEADINGS = (
 )  # fmt: skip
 
 
-def main(as_json: bool = False) -> int:
-    """Print the table; return 0 if transport verbs is available, else 1. Raises ConfigError."""
+def main(as_json: bool = False) -> None:
+    """Print the table. Raises ConfigError."""
     config = Config.from_environment()
     found = survey(config)
     in_use = settings(config, found)
@@ -29,7 +29,6 @@ def main(as_json: bool = False) -> int:
     else:
         lines = [*_report(found, in_use), "", *gpus.report(gpus_found), "", *nodes.report(by_node)]
         print("\n".join(lines).rstrip())
-    return 0 if found.chosen else 1
 
 
 def settings(config: Config, found: Survey) -> dict[str, str]:

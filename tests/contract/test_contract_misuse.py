@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -139,6 +140,10 @@ def test_segments_of_others(ctx: Any) -> None:
                 form(wrong, good)
             with pytest.raises((TypeError, pgasdl.BufferRefused)):
                 form(good, wrong)
+    for wrong, told in ((np.zeros(8), r"ctx\.bind"), (scene.segment, r"segment\[0:n\]")):
+        for call in (ctx.write, ctx.read, functools.partial(ctx.write_notify, notification=0)):
+            with pytest.raises(TypeError, match=f"not '.*{type(wrong).__name__}'.*{told}"):
+                call(wrong, scene.peer, good)
     with pytest.raises(pgasdl.RankError, match="no copy"):
         ctx.notify(scene.peer, alone, 0)
     scene.unchanged()

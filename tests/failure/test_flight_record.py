@@ -117,3 +117,18 @@ def test_what_a_stranger_put_under_the_name_of_a_record_stays(
     text = capsys.readouterr().err
     assert "PGASDL_TRACE cannot be written" in text and text.endswith("on SIGUSR1\noperations")
     assert other.read_text() == "theirs" and (what == "fifo" or place.read_text() == "theirs")
+
+
+def test_an_error_shows_the_newest_operations_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operations = "pgasdl rank 0: last 99\n" + "".join(f"operation {n}\n" for n in range(99))
+    flight_record.dump(operations, "after Timeout", None, "record", briefly=True)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "flight record, after Timeout" and "PGASDL_TRACE" in told[1]
+    assert told[2:] == [f"operation {n}" for n in range(91, 99)]
+    flight_record.dump(operations, "on SIGUSR1", None, "record")
+    assert "operation 0" in capsys.readouterr().err
+    flight_record.dump(operations, "after Timeout", str(tmp_path), "record", briefly=True)
+    assert "operation 0" in (tmp_path / "record").read_text()
+    assert not capsys.readouterr().err
