@@ -53,6 +53,10 @@ class Context {
   void connect(const std::vector<std::string>& endpoints);
   std::string open();
   void join(const std::vector<std::string>& descriptions, Deadline deadline);
+  // The error that is about to end this rank, in few words: others' errors tell it.
+  void give_reason(std::string_view reason) {
+    if (!inherited()) liveness_.give_reason(reason);
+  }
   // Leaves the job: `failed` tells the others that it was not in peace. Idempotent.
   void close(bool failed);
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "sys/thread.hpp"
 
@@ -297,6 +298,22 @@ void Liveness::acknowledge() {
   acknowledged_.store(losses, std::memory_order_release);
 }
 
+void Liveness::give_reason(std::string_view reason) {
+  if (own_ == nullptr || own_->reason_bytes.load(std::memory_order_relaxed) != 0) return;
+  const std::size_t bytes = std::min(reason.size(), sizeof own_->reason);
+  std::memcpy(own_->reason, reason.data(), bytes);
+  own_->reason_bytes.store(static_cast<std::uint32_t>(bytes), std::memory_order_release);
+}
+
+std::string Liveness::in_words(Rank lost) const {
+  std::string words = text("rank ", lost, " ", name(health(lost)));
+  const ControlBlock* const block = blocks_[static_cast<std::size_t>(lost)];
+  if (health(lost) != Health::kFailed || block == nullptr) return words;
+  const std::size_t bytes = block->reason_bytes.load(std::memory_order_acquire);
+  if (bytes == 0 || bytes > sizeof block->reason) return words;
+  return text(words, " (", std::string_view(block->reason, bytes), ")");
+}
+
 void Liveness::raise_alarm(const std::string& during) const {
   if (health(rank_) != Health::kHealthy) refuse(rank_, during.c_str());
   const auto accepted = [&](Rank peer) {
@@ -304,14 +321,14 @@ void Liveness::raise_alarm(const std::string& during) const {
   };
   Rank culprit = static_cast<Rank>(own_->first.load(std::memory_order_relaxed)) - 1;
   if (culprit >= 0 && accepted(culprit)) culprit = -1;
-  std::string lost = culprit < 0 ? "" : text("rank ", culprit, " ", name(health(culprit)));
+  std::string lost = culprit < 0 ? "" : in_words(culprit);
   int count = culprit < 0 ? 0 : 1;
   Rank last = culprit;
   for (Rank peer = 0; peer < size_; ++peer) {
     const Health state = health(peer);
     if (state == Health::kHealthy || state == Health::kClosed) continue;
     if (peer == culprit || accepted(peer)) continue;
-    lost += text(count++ == 0 ? "" : ", ", "rank ", peer, " ", name(state));
+    lost += text(count++ == 0 ? "" : ", ", in_words(peer));
     last = peer;
   }
   if (count == 0) return;

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct ControlBlock {
   std::atomic<std::uint32_t> finder;             // 1 + the rank that reported the last one
   std::atomic<std::uint32_t> first;              // 1 + the rank lost first since survivors(), or 0
   std::atomic<std::uint32_t> gone;               // how many ranks left, in whatever way
+  std::atomic<std::uint32_t> reason_bytes;       // of its error, once it has failed
+  char reason[188];
   // followed by the state vector, one byte per rank
   std::atomic<Health>* states() { return reinterpret_cast<std::atomic<Health>*>(this + 1); }
   static std::size_t bytes(Rank size) { return sizeof(ControlBlock) + static_cast<size_t>(size); }
@@ -90,6 +93,8 @@ class Liveness {
     return accepted_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
   }
   void acknowledge();
+  // The error that ends this rank, for those that map its block; before it is reported. Once.
+  void give_reason(std::string_view reason);
   // Tells every rank (this one too) that `lost` is no more.
   void report(Rank lost, Health how);
   // Takes note of what `peer` has said of its own end, which may have come just now.
@@ -122,6 +127,7 @@ class Liveness {
   bool post_abort_notices();  // true: all are posted
   void judge(Rank peer, std::uint64_t seen);
   std::string own_silence() const;
+  std::string in_words(Rank lost) const;
   [[noreturn]] void refuse(Rank peer, const char* operation) const;
 
   const Rank rank_;

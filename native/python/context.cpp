@@ -123,6 +123,8 @@ void bind_context(nb::module_& module) {
             return seconds(self.context(), timeout);
           },
           "timeout"_a.none(), "A timeout, checked, or the default.")
+      .def("_give_reason", [](const ContextHandle& self,
+                              const std::string& reason) { self.context().give_reason(reason); })
       .def("_close",
            [](const ContextHandle& self, bool failed) {
              const auto close = [&](bool as_failed) {

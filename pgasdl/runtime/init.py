@@ -178,7 +178,10 @@ def _at_exit(context: Context) -> None:
     def leave() -> None:
         open_context = reference()
         if open_context is not None:
-            open_context.close(failed=hasattr(sys, "last_value"))
+            error = getattr(sys, "last_value", None)
+            if error is not None:
+                open_context._job.report(open_context, error)
+            open_context.close(failed=error is not None)
 
     atexit.register(leave)
 

@@ -64,7 +64,14 @@ class StartedJob:
         """Report the error that ends this rank."""
         if isinstance(error, (Timeout, PeerLost)):
             self.dump(context, f"after {type(error).__name__}: {error}", briefly=True)
+        self._give_reason(context, error)
         flight_record.tell_elastic(error)
+
+    def _give_reason(self, context: _native.ContextCore, error: BaseException) -> None:
+        """Leave a line for the errors of the other ranks, who know of losses themselves."""
+        if not isinstance(error, PeerLost):
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            context._give_reason(line.encode(errors="replace")[:180].decode(errors="ignore"))
 
     def dump(self, context: _native.ContextCore, reason: str, *, briefly: bool = False) -> None:
         """Write the flight record."""

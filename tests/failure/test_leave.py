@@ -32,7 +32,7 @@ def test_one_of_two_leaves(job: Callable[..., Job], how: str, where: str) -> Non
     took(GOAL[0], lost["at"] - left_at, GOAL[1])
     if how == "exception":
         assert lost["rank"] == 1, ranks.transcript()
-        assert "rank 1 failed" in lost["text"], ranks.transcript()
+        assert "rank 1 failed (ValueError: on purpose)" in lost["text"], ranks.transcript()
         assert lost["health"] == ["healthy", "failed"]
         assert ranks[1].status == 1 and "ValueError: on purpose" in ranks.transcript()
     else:
