@@ -74,6 +74,25 @@ def test_the_programs_of_the_readme(line: str) -> None:
     assert set(re.findall(r"rank (\d)", done.stdout)) == {"0", "1"}
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("overlap", r"\[0\] an iteration: [\d.]+ ms one after the other, [\d.]+ ms overlapped"),
+        ("pipeline", "item 19 has passed 3 stages"),
+        ("halo", "rank 2: 0.000 of the heat"),
+        ("publish", "rank 2: .* the last of version 50"),
+        ("steal", "rank 2: .* tasks"),
+    ],
+)
+def test_the_cookbook(name: str, told: str) -> None:
+    """Short programs that check their own results."""
+    path = ROOT / "apps/cookbook" / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= 60
+    done = run("-n", "3", str(path), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.search(told, done.stdout)
+
+
 def test_the_example_of_the_package_is_a_program(tmp_path: Path) -> None:
     examples = doctest.DocTestParser().get_examples(pgasdl.__doc__ or "")
     assert examples
