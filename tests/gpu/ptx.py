@@ -1,15 +1,17 @@
-"""Compiles the kernels of ``native/reduce/device_kernels.cu`` to PTX, in the folder ``generated``.
+"""Compiles ``native/reduce/device_kernels.cu`` to PTX, into an archive in the folder ``generated``.
 
-``python tests/gpu/ptx.py`` writes it anew, ``python tests/gpu/ptx.py show`` prints it. The compiler
-is NVRTC, from PyPI in the version that the extra ``test`` names: another one may write the same
-kernels differently. Its PTX says which it was.
+``python tests/gpu/ptx.py`` writes it anew, ``python tests/gpu/ptx.py show`` prints what it has
+compiled. The compiler is NVRTC, from PyPI in the version that the extra ``test`` names: another one
+may write the same kernels differently. Its PTX says which it was.
 """
 
 from __future__ import annotations
 
 import ctypes
+import io
 import re
 import sys
+import tarfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SOURCE = NATIVE / "reduce" / "device_kernels.cu"
-PTX = SOURCE.parent / "generated" / "device_kernels.ptx"
+ARCHIVE = SOURCE.parent / "generated" / "device_kernels.tar.xz"
+MEMBER = "device_kernels.ptx"
 HEADERS = ("reduce/device_kernels.hpp", "reduce/types.hpp")
 
 PACKAGE = "nvidia-cuda-nvrtc-cu12"
@@ -115,6 +118,23 @@ def finish(ptx: str) -> str:
     return f"// Made by tests/gpu/ptx.py from {SOURCE.name}: {' '.join(OPTIONS)}\n{ptx.rstrip()}\n"
 
 
+def read() -> str:
+    """The committed PTX."""
+    with tarfile.open(ARCHIVE) as archive:
+        member = archive.extractfile(MEMBER)
+        assert member is not None
+        return member.read().decode()
+
+
+def write(ptx: str) -> None:
+    """Replace it, by the same bytes for the same text."""
+    text = ptx.encode()
+    member = tarfile.TarInfo(MEMBER)
+    member.size = len(text)
+    with tarfile.open(ARCHIVE, "w:xz") as archive:
+        archive.addfile(member, io.BytesIO(text))
+
+
 if __name__ == "__main__":
     try:
         made = compile_kernels()
@@ -123,5 +143,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["show"]:
         sys.stdout.write(made)
     else:
-        PTX.write_text(made)
-        print(f"{PTX}: {PTX.stat().st_size} bytes")
+        write(made)
+        print(f"{ARCHIVE}: {len(made)} bytes, {ARCHIVE.stat().st_size} in the archive")

@@ -20,12 +20,12 @@ def test_ptx_is_that_of_the_kernels() -> None:
         pytest.skip(str(missing))
     # In a process of its own: NVRTC leaves another locale behind, in which ours cannot decode.
     compiled = succeeded([sys.executable, ptx.__file__, "show"], env=environment(), timeout=200)
-    if compiled != ptx.PTX.read_text():
+    if compiled != ptx.read():
         pytest.fail("device_kernels.cu or its headers have changed: python tests/gpu/ptx.py")
 
 
 def test_ptx_rounds_as_the_processor_does() -> None:
-    text = ptx.PTX.read_text()
+    text = ptx.read()
     arithmetic = set(re.findall(r"\b(?:add|sub|mul|fma|mad|min|max|cvt)\.\S*f(?:16|32|64)\b", text))
     assert arithmetic == {
         "add.rn.f32",
@@ -43,9 +43,9 @@ def test_ptx_rounds_as_the_processor_does() -> None:
 def test_ptx_keeps_to_registers() -> None:
     # A parameter whose address is taken, or an array by a number that is not known, lands in
     # local memory, many times as slow.
-    assert not re.search(r"\.local|\bld\.(?!global|param)|\bst\.(?!global)", ptx.PTX.read_text())
+    assert not re.search(r"\.local|\bld\.(?!global|param)|\bst\.(?!global)", ptx.read())
 
 
 def test_ptx_is_modest() -> None:
     # The driver compiles all of it where it first runs: about a second.
-    assert ptx.PTX.stat().st_size < 350_000
+    assert len(ptx.read()) < 350_000

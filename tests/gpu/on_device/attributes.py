@@ -10,11 +10,11 @@ import platform
 import sys
 import time
 
+import ptx
 from cuda_arrays import Device, Stream
 
 from on_device import driver, ranks
 from on_device.findings import Tell
-from on_device.kernels import PTX
 
 # CUdevice_attribute.
 ATTRIBUTES = {
@@ -69,10 +69,10 @@ def compiled(tell: Tell) -> None:
     """How long the driver takes to compile pgasdl's kernels."""
     driver.Work().turns(Stream(), 0)
     began = time.perf_counter()
-    driver.Kernel(PTX)
+    driver.Kernel(ptx.read())
     tell("kernels compiled, or from the driver's cache", time.perf_counter() - began, "s")
     began = time.perf_counter()
-    driver.Kernel(PTX)
+    driver.Kernel(ptx.read())
     tell("kernels loaded again", time.perf_counter() - began, "s")
 
 

@@ -207,9 +207,9 @@ class Pinned:
 class Kernel:
     """A kernel of a module; ``loaded``: seconds that the module took."""
 
-    def __init__(self, ptx: Path, *names: str) -> None:
+    def __init__(self, ptx: str, *names: str) -> None:
         module = ctypes.c_void_p()
-        text = ptx.read_bytes() + b"\0"
+        text = ptx.encode() + b"\0"
         began = time.perf_counter()
         call("cuModuleLoadData", ctypes.byref(module), text)
         self.loaded = time.perf_counter() - began
@@ -234,7 +234,7 @@ class Work:
     NAME = "on_device_work"
 
     def __init__(self) -> None:
-        self._kernel = Kernel(Path(__file__).with_name("work.ptx"), self.NAME)
+        self._kernel = Kernel(Path(__file__).with_name("work.ptx").read_text(), self.NAME)
         self._all = 2 * multiprocessors()
         self._per_second = 0.0
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ptx
 from cuda_arrays import Array, Device, Stream
 from held import held
 
 from on_device import driver, ranks
 from on_device.findings import Tell
-from on_device.kernels import PTX
 
 BYTES = 1 << 20
 # The calls of another thread while the stream waits.
@@ -125,7 +125,11 @@ def queues(tell: Tell, patience: float) -> None:
 
 def actions(other: Stream, array: Array) -> dict[str, Callable[[], object]]:
     """The calls of a progress thread, or a program, meanwhile; each may be called once."""
-    work, fresh, event = driver.Work(), driver.Kernel(PTX, "pgasdl_sum_f32_2"), driver.Event()
+    work, fresh, event = (
+        driver.Work(),
+        driver.Kernel(ptx.read(), "pgasdl_sum_f32_2"),
+        driver.Event(),
+    )
     pages = (ctypes.c_uint8 * BYTES).from_buffer(mmap.mmap(-1, BYTES))
     pinned, unused, pageable = driver.Pinned(4096), driver.Pinned(4096), np.zeros(BYTES, np.uint8)
     at = array.address or 0
@@ -149,7 +153,7 @@ def actions(other: Stream, array: Array) -> dict[str, Callable[[], object]]:
         "cuMemAlloc": lambda: Array(BYTES, "u1"),
         "cuMemHostRegister": lambda: driver.register(ctypes.addressof(pages), BYTES),
         "cuMemHostUnregister": lambda: driver.unregister(unused.address),
-        "loading a module": lambda: driver.Kernel(PTX, "pgasdl_copy"),
+        "loading a module": lambda: driver.Kernel(ptx.read(), "pgasdl_copy"),
     }
 
 
@@ -168,7 +172,7 @@ def calls(tell: Tell, patience: float, blocker: str) -> None:
             BLOCKERS[1]: lambda: waiting.stream.copy(*copy),
             BLOCKERS[2]: lambda: zero.copy(*copy),
             BLOCKERS[3]: lambda: zero.copy(*copy),
-            BLOCKERS[4]: lambda: driver.Kernel(PTX, "pgasdl_copy"),
+            BLOCKERS[4]: lambda: driver.Kernel(ptx.read(), "pgasdl_copy"),
             BLOCKERS[5]: lambda: driver.free(unused.address),
             BLOCKERS[6]: lambda: driver.unregister(pinned.address),
             BLOCKERS[7]: waiting.stream.synchronize,

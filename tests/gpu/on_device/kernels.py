@@ -7,13 +7,13 @@ import statistics
 import sys
 from pathlib import Path
 
+import ptx
 from cuda_arrays import Array, Device, Stream
 
 from on_device import driver, ranks
 from on_device.findings import NotAvailable, Tell
 
 ROOT = Path(__file__).parents[3]
-PTX = ROOT / "native" / "reduce" / "generated" / "device_kernels.ptx"
 NATIVE_TEST = ROOT / "build" / "native-plain" / "tests" / "test_device_reduce"
 BLOCK = 512
 # Their numbers in native/reduce/types.hpp, and bytes.
@@ -46,7 +46,7 @@ class Sum:
         own = {("f32", 1), *((each, 2) for each in DTYPES)}
         special = len(sources) if (dtype, len(sources)) in own else 0
         self._name = f"pgasdl_sum_{dtype}_{special}"
-        self._kernel = driver.Kernel(PTX, self._name)
+        self._kernel = driver.Kernel(ptx.read(), self._name)
         self._of = Reduction(
             n=nbytes // size, vectors=nbytes // 16, scale=1.0, scale_f32=1.0,
             n_sources=len(sources), n_destinations=len(destinations),

@@ -21,11 +21,13 @@ import pgasdl
 from pgasdl import GradientExchange
 
 COUNT = 50_000
-PTX = Path(__file__).parents[3] / "native" / "reduce" / "generated" / "device_kernels.ptx"
 
 
 def load_a_module() -> None:
-    text = PTX.read_bytes() + b"\0"
+    sys.path.append(str(Path(__file__).parents[1]))
+    import ptx
+
+    text = ptx.read().encode() + b"\0"
     call("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), text)
 
 
