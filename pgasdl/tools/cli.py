@@ -117,11 +117,24 @@ class _Commands(Group):
         return [CompletionItem(one.value, help=_COMMANDS[one.value][1]) for one in names] + options
 
 
+def _print_version(ctx: click.Context) -> None:
+    print(package_version())
+    ctx.exit()
+
+
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog='Every table is also a JSON document: --json. Tab completes: eval "$(_PGASDL_COMPLETE='
     'bash_source pgasdl)"; or zsh_source; or _PGASDL_COMPLETE=fish_source pgasdl | source.',
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, _, given: _print_version(ctx) if given else None,
+    help="Print the version.",
 )
 def cli() -> None:
     """One-sided communication for deep learning."""

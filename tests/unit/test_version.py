@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
 from support.places import ROOT
 
 import pgasdl
@@ -18,8 +19,9 @@ def test_the_package_has_the_version_of_pyproject() -> None:
     assert "__version__" in dir(pgasdl)
 
 
-def test_the_command_prints_it() -> None:
-    command = [sys.executable, "-P", "-m", "pgasdl", "version"]
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_the_command_prints_it(word: str) -> None:
+    command = [sys.executable, "-P", "-m", "pgasdl", word]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == VERSION
 
