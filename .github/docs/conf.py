@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import metadata
 from typing import Any
 
+import click
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from pgasdl.settings.variables import VARIABLES
+from pgasdl.tools.cli import _COMMANDS, cli
 
 _package = metadata("pgasdl")
 
@@ -57,6 +64,42 @@ def _shorten(_app: Sphinx, _what: str, _name: str, _object: object, *rest: Any) 
     return shown, result
 
 
+class Variables(SphinxDirective):
+    """The table of settings, as the package has it."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a definition list."""
+        lines = []
+        for each in VARIABLES:
+            lines += [f"``{each.name}``", f"   {each.doc}: {each.parser.accepted}. ", ""]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+class Commands(SphinxDirective):
+    """The help of every command."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a section for each command, and for each of its own."""
+        return [section for name in _COMMANDS for section in self._sections(name, cli)]
+
+    def _sections(self, name: str, group: click.Group, *before: str) -> Iterator[nodes.Node]:
+        above = click.Context(cli, info_name=" ".join(["pgasdl", *before]))
+        command = group.get_command(above, name)
+        assert command is not None
+        with click.Context(command, parent=above, info_name=name) as context:
+            text = command.get_help(context)
+        title = " ".join(["pgasdl", *before, name])
+        section = nodes.section(ids=[nodes.make_id(title)])
+        section += nodes.title(text=title)
+        section += nodes.literal_block(text, text, language="none")
+        yield section
+        if isinstance(command, click.Group):
+            for inner in command.list_commands(above):
+                yield from self._sections(inner, command, *before, name)
+
+
 def setup(app: Sphinx) -> None:
-    """Connect the hook; Sphinx calls this."""
+    """Connect the hook and the directives; Sphinx calls this."""
     app.connect("autodoc-process-signature", _shorten)
+    app.add_directive("pgasdl-variables", Variables)
+    app.add_directive("pgasdl-commands", Commands)
