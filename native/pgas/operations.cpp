@@ -236,7 +236,7 @@ bool Context::tell_block(const Segment& segment, const RemoteFlag& flag, Rank pe
   for (const std::uint32_t mark : {region_mark(notifications, flag.notification), block}) {
     // Each once, also where the queue takes one at a time.
     if (told.knows(peer, queue, connection, mark - first)) continue;
-    const RemoteFlag there{flag.remote, mark, 1};
+    const RemoteFlag there{flag.remote, mark, 1, false, true};  // set for good
     if (!transport_->post_write(queue, peer, {}, &there)) return false;
     told.note(peer, queue, connection, mark - first, n_marks);
   }

@@ -76,6 +76,7 @@ struct RemoteFlag {
   std::uint32_t notification;
   std::uint32_t value;
   bool add = false;
+  bool again = false;  // it may be stored twice, and late
 };
 struct LocalFlag {
   const LocalSegment* local;

@@ -165,6 +165,18 @@ void additions(std::uint32_t seed, bool counted) {
 }
 
 // A value set after an addition to the same notification does not overtake it, nor the reverse.
+// A flag that may be stored twice takes no slot that another one then waits for, and no receive.
+void stored_again() {
+  Ends ends(true);
+  for (std::uint32_t notification = 0; notification < VerbsFlags::kSlots; ++notification) {
+    const RemoteFlag mark{nullptr, notification + VerbsFlags::kSlots, 1, false, true};
+    const auto choice = ends.sender.choose(ends.numbers[0], mark, false, 0, false);
+    CHECK(choice.way == VerbsFlags::Way::kMessage && choice.define == nullptr && !choice.ask);
+  }
+  CHECK(ends.send(0, 0, 1, false));
+  CHECK(ends.immediates == 1);
+}
+
 void set_and_added() {
   Ends ends;
   // Until the sender has read that the one before was taken.
@@ -215,6 +227,7 @@ int main() {
   for (std::uint32_t seed = 0; seed < 60; ++seed) any_order(seed);
   for (std::uint32_t seed = 0; seed < 60; ++seed) additions(seed, seed % 2 == 0);
   set_and_added();
+  stored_again();
   nonsense();
   std::puts("ok");
 }

@@ -110,6 +110,7 @@ class VerbsConnection {
     std::uint32_t notification;
     std::uint32_t value;
     bool add;
+    bool again;
   };
   struct HeldFlag {
     Flag flag;

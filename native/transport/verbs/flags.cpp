@@ -30,7 +30,7 @@ VerbsFlags::Choice VerbsFlags::choose(std::uint32_t board, const RemoteFlag& fla
                                       std::uint32_t low_taken, bool asking) {
   const std::uint32_t notification = flag.notification;
   const std::uint32_t value = flag.value;
-  const bool immediate = flag.add || counted_;
+  const bool immediate = flag.add || (counted_ && !flag.again);
   const std::uint32_t kind = flag.add ? Slot::kAdds : Slot::kSets;
   const std::uint64_t taken = sent_ - (static_cast<std::uint32_t>(sent_) - low_taken);
   const auto left = static_cast<std::uint32_t>(kReceives - (sent_ - taken / kOffer * kOffer));

@@ -11,8 +11,8 @@
 // without data.
 //
 // A flag that is added is always an immediate: an adapter's atomics are not atomic to the
-// processor. So is every flag where they are counted (VerbsOptions::count_flags). Where there is no
-// receive or no slot for such a flag, it waits.
+// processor. So is every flag where they are counted (VerbsOptions::count_flags), but for those
+// that may be stored twice. Where there is no receive or no slot for such a flag, it waits.
 //
 // Flags of one notification stay in order: while an immediate of it may not have been taken, the
 // next one is an immediate too, or waits.

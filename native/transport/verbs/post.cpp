@@ -163,7 +163,8 @@ void VerbsConnection::add(Chain& chain, const Flag& flag, std::uint32_t bytes) {
 
 VerbsFlags::Choice VerbsConnection::choose(const Flag& flag, bool with_data) {
   const auto asked = static_cast<std::int32_t>(asked_ - retired_.load(std::memory_order_acquire));
-  return flags_.choose(flag.at.board, {nullptr, flag.notification, flag.value, flag.add}, with_data,
+  return flags_.choose(flag.at.board,
+                       {nullptr, flag.notification, flag.value, flag.add, flag.again}, with_data,
                        shared().answer.load(std::memory_order_relaxed), asked > 0);
 }
 
@@ -202,7 +203,7 @@ VerbsConnection::Posted VerbsConnection::write(std::span<const Transfer> transfe
   if (!admits(data + (flag != nullptr ? kMostForFlag : 0))) return std::nullopt;
   HeldFlag later{};
   if (flag != nullptr)
-    later.flag = {keys_of(*flag->remote), flag->notification, flag->value, flag->add};
+    later.flag = {keys_of(*flag->remote), flag->notification, flag->value, flag->add, flag->again};
   const bool under_way = !held_.empty() || room() != depth_;
   bool held = flag != nullptr && completion_first_ && (under_way || data > 1);
   VerbsFlags::Choice choice;
