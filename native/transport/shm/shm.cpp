@@ -97,6 +97,22 @@ void filter_by_token(int socket, const std::string& token) {
   (void)setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &attached, sizeof attached);
 }
 
+// A socket that sends to a peer's. It is connected while the peer is there, and stays with that one
+// socket: a stranger may take its name when the peer is gone, and must get nothing. No peer: none.
+UniqueFd mailbox_of(Rank peer, const std::string& name) {
+  UniqueFd mailbox(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!mailbox) throw_system(text("an AF_UNIX socket for rank ", peer), errno);
+  const timeval patience{1, 0};
+  if (setsockopt(mailbox.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) != 0) {
+    throw_system("SO_SNDTIMEO", errno);
+  }
+  sockaddr_un address;
+  const socklen_t length = abstract_address(name, address);
+  if (connect(mailbox.get(), reinterpret_cast<sockaddr*>(&address), length) == 0) return mailbox;
+  if (errno == ECONNREFUSED || errno == ENOENT) return {};
+  throw_system(text("connecting to the AF_UNIX socket of rank ", peer), errno);
+}
+
 // To or from a peer's memory that is mapped here.
 void copy_bytes(std::byte* to, const std::byte* from, const Transfer& transfer) {
   const int device =
@@ -118,10 +134,6 @@ ShmTransport::ShmTransport(Rank rank, Rank size, const std::string& token)
   register_wake_words();
   socket_.reset(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket_) throw_system("an AF_UNIX socket", errno);
-  const timeval patience{1, 0};
-  if (setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) != 0) {
-    throw_system("SO_SNDTIMEO", errno);
-  }
   const int on = 1;
   if (setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
     throw_system("SO_PASSCRED", errno);
@@ -145,8 +157,9 @@ std::string ShmTransport::endpoint() {
 void ShmTransport::connect(Rank peer, const std::string& bytes) {
   auto endpoint = unpacked<Endpoint>(bytes, "endpoint", peer);
   endpoint.address[sizeof endpoint.address - 1] = 0;
-  peers_[static_cast<std::size_t>(peer)].address = endpoint.address;
-  peers_[static_cast<std::size_t>(peer)].pid = endpoint.pid;
+  Peer& known = peers_[static_cast<std::size_t>(peer)];
+  known.pid = endpoint.pid;
+  if (peer != rank_) known.mailbox = mailbox_of(peer, endpoint.address);
 }
 
 void ShmTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
@@ -215,10 +228,7 @@ bool ShmTransport::send(SegmentId segment, Part part, int descriptor, Rank peer)
   offer.part = static_cast<std::uint32_t>(part);
   iovec content{&offer, sizeof offer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  sockaddr_un address;
   msghdr message{};
-  message.msg_name = &address;
-  message.msg_namelen = abstract_address(peers_[static_cast<std::size_t>(peer)].address, address);
   message.msg_iov = &content;
   message.msg_iovlen = 1;
   if (descriptor >= 0) {
@@ -231,13 +241,15 @@ bool ShmTransport::send(SegmentId segment, Part part, int descriptor, Rank peer)
     std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
   }
   const std::shared_lock lock(socket_mutex_);
-  return sendmsg(socket_.get(), &message, MSG_NOSIGNAL) >= 0;
+  return sendmsg(peers_[static_cast<std::size_t>(peer)].mailbox.get(), &message, MSG_NOSIGNAL) >= 0;
 }
 
 void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& descriptor, Rank peer) {
   const Deadline deadline = Deadline::in(10);
   while (!send(segment, part, descriptor.get(), peer)) {
-    if (errno == ECONNREFUSED || errno == ENOENT) return;  // gone: attach and liveness will say so
+    if (errno == ECONNREFUSED || errno == ENOTCONN || errno == EBADF) {
+      return;  // gone: attach and liveness will say so
+    }
     if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) {
       throw_system(text("handing a segment to rank ", peer), errno);
     }
@@ -252,15 +264,15 @@ void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& descripto
 void ShmTransport::retract(const LocalSegment& segment) {
   if (!segment.descriptor) return;  // all had it
   for (Rank peer = 0; static_cast<std::size_t>(peer) < peers_.size(); ++peer) {
-    const bool there = peer != rank_ && !peers_[static_cast<std::size_t>(peer)].address.empty();
     // Whoever does not empty its mailbox for a second keeps it until its context ends.
-    if (there) (void)send(segment.id, Part::kNone, -1, peer);
+    if (peer != rank_) (void)send(segment.id, Part::kNone, -1, peer);
   }
 }
 
 void ShmTransport::end_service() {
   const std::lock_guard lock(socket_mutex_);
   socket_.reset();
+  for (Peer& peer : peers_) peer.mailbox.reset();
 }
 
 bool ShmTransport::service() {

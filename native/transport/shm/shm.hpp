@@ -51,7 +51,7 @@ class ShmTransport final : public Transport {
 
  private:
   struct Peer {
-    std::string address;  // its socket, in the abstract name space
+    UniqueFd mailbox;  // connected to its socket; none: it was gone
     pid_t pid = 0;
     WakeWord* wake_word = nullptr;
     std::atomic<bool> readable{false};  // wherever its memory lies
@@ -70,7 +70,7 @@ class ShmTransport final : public Transport {
   const Rank rank_;
   const std::string token_;
   std::string address_;
-  std::shared_mutex socket_mutex_;  // held alone by whoever closes it
+  std::shared_mutex socket_mutex_;  // held alone by whoever closes them: this and the mailboxes
   UniqueFd socket_;
   std::vector<Peer> peers_;
   std::mutex mailbox_mutex_;  // of what follows
