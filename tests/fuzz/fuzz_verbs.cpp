@@ -7,42 +7,30 @@
 
 #include "adapter.hpp"
 #include "fuzz.hpp"
-#include "transport/verbs/connection_manager.hpp"
+#include "rank_over_verbs.hpp"
+#include "transport/siphash.hpp"
 #include "transport/verbs/memory.hpp"
-#include "transport/verbs/queue.hpp"
 
 namespace pgasdl::fuzz {
 namespace {
 
-constexpr Rank kSize = 3;
-constexpr QueueId kQueues = 2;
 constexpr int kMostSteps = 64;
 
-class RankOverVerbs {
- public:
-  RankOverVerbs(const VerbsDevice& device, Rank rank)
-      : queues_(make_queues(device, boards_)), manager(device, kToken, rank, kSize, queues_, 3) {}
-
- private:
-  static std::vector<std::unique_ptr<VerbsQueue>> make_queues(const VerbsDevice& device,
-                                                              VerbsBoards& boards) {
-    std::vector<std::unique_ptr<VerbsQueue>> queues;
-    for (QueueId id = 0; id < kQueues; ++id) {
-      queues.push_back(std::make_unique<VerbsQueue>(device, boards, id, kSize, 4));
-    }
-    return queues;
-  }
-  VerbsBoards boards_;
-  std::vector<std::unique_ptr<VerbsQueue>> queues_;
-
- public:
-  VerbsConnectionManager manager;
-};
+// As a rank of the job would have sent it: nothing else is looked at.
+std::string sealed(std::string datagram) {
+  std::uint64_t tag = 0;
+  constexpr std::size_t kTagAt = sizeof(std::uint64_t);  // after the magic
+  if (datagram.size() < kTagAt + sizeof tag) return datagram;
+  std::memcpy(&datagram[kTagAt], &tag, sizeof tag);
+  tag = siphash(kToken, datagram);
+  std::memcpy(&datagram[kTagAt], &tag, sizeof tag);
+  return datagram;
+}
 
 // Rank 1's first messages to rank 0.
 struct Genuine {
   explicit Genuine(const VerbsDevice& device) {
-    RankOverVerbs other(device, 1);
+    RankOverVerbs other(device, 1, kToken);
     endpoint = other.manager.endpoint();
     other.manager.connect(0, endpoint);
     other.manager.want(0, 0);
@@ -70,23 +58,23 @@ void run(Input& input) {
   static const VerbsDevice device{VerbsOptions{}};
   static const Genuine genuine(device);
   adapter().arriving.clear();
-  RankOverVerbs rank(device, 0);
+  RankOverVerbs rank(device, 0, kToken);
   VerbsConnectionManager& manager = rank.manager;
   for (int step = 0; step < kMostSteps && !input.empty(); ++step) {
     const std::uint8_t what = input.byte();
     const Rank peer = 1 + (what >> 4) % 2;
-    const QueueId queue = (what >> 5) % kQueues;
+    const QueueId queue = (what >> 5) % RankOverVerbs::kQueues;
     switch (what % 9) {
       case 0:
         accepted([&] { manager.connect(peer, input.words(genuine.endpoint)); });
         break;
       case 1:
       case 2:
-        adapter().arriving = input.words(genuine.datagram);
+        adapter().arriving = sealed(input.words(genuine.datagram));
         manager.progress();
         break;
       case 3:  // its own datagram comes back
-        adapter().arriving = input.words(adapter().sent);
+        adapter().arriving = sealed(input.words(adapter().sent));
         manager.service();
         break;
       case 4:
@@ -107,7 +95,8 @@ void run(Input& input) {
       default:
         raise_flag(input);
     }
-    REQUIRE(adapter().n_pairs <= 1 + static_cast<int>(kQueues) * (kSize - 1));
+    constexpr int kMostConnections = RankOverVerbs::kQueues * (RankOverVerbs::kSize - 1);
+    REQUIRE(adapter().n_pairs <= 1 + kMostConnections);
   }
   manager.leave();
 }

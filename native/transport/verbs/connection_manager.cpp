@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "sys/packed.hpp"
+#include "transport/siphash.hpp"
 
 namespace pgasdl {
 namespace {
@@ -16,11 +17,17 @@ constexpr int kLeastRepetitions = 4;
 // has heartbeats to send.
 constexpr auto kLongestService = std::chrono::milliseconds(10);
 
-// A queue pair of another job does not get so far as to read the token.
+// A queue pair of another job does not get so far as to look at the tag. It travels in every
+// packet.
 std::uint32_t datagram_key(const std::string& token) {
-  std::uint32_t hash = 2166136261u;
-  for (const char byte : token) hash = (hash ^ static_cast<unsigned char>(byte)) * 16777619u;
-  return hash & 0x7fffffff;  // with the highest bit it would mean something else
+  return siphash(token, "queue key") & 0x7fffffff;  // the highest bit would mean something else
+}
+
+template <typename Datagram>
+std::uint64_t tag_of(Datagram datagram, const std::string& token) {
+  static_assert(std::has_unique_object_representations_v<Datagram>);  // all its bytes are meant
+  datagram.tag = 0;
+  return siphash(token, {reinterpret_cast<const char*>(&datagram), sizeof datagram});
 }
 
 template <typename Datagram>
@@ -64,9 +71,9 @@ void VerbsConnectionManager::send(Peer& peer, Datagram message) {
     if (peer.address == nullptr) throw_system(text("a route to rank ", message.to), errno);
   }
   message.magic = VerbsEndpoint::kMagic;
-  std::memcpy(message.token, token_.data(), kTokenBytes);
   message.from = rank_;
   if constexpr (std::is_same_v<Datagram, Message>) message.count = peer.count;
+  message.tag = tag_of(message, token_);
   datagrams_.send(peer.address.get(), peer.datagrams, message);
 }
 
@@ -186,8 +193,7 @@ template <typename Datagram>
 bool VerbsConnectionManager::is_ours(const Datagram& datagram) {
   if (datagram.magic != VerbsEndpoint::kMagic || datagram.to != rank_ || datagram.from == rank_ ||
       datagram.from < 0 || static_cast<std::size_t>(datagram.from) >= peers_.size() ||
-      std::memcmp(datagram.token, token_.data(), kTokenBytes) != 0 ||
-      !peer_at(datagram.from).known) {
+      !peer_at(datagram.from).known || datagram.tag != tag_of(datagram, token_)) {
     return false;
   }
   peer_at(datagram.from).heard = Clock::now();

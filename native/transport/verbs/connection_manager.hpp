@@ -7,12 +7,17 @@
 // the same two ends. Every rank counts how often it gave up its connections with a peer
 // (reconnect()); the higher count wins, and the other side gives up its own. One that ends says so
 // by the highest count there is, so that peers need not find out by time-outs.
+//
+// The token of the job does not travel. A datagram has a tag over all that it says, which takes the
+// token to make: a stranger who sees datagrams can make no other. He can send one again that he has
+// seen: to its receiver it is one that came late. It can pass for a sign of life, but changes
+// nothing, since all that it says, it says of one count, and counts only rise. Other contexts and
+// other rails have other tokens.
 #pragma once
 
 #include <mutex>
 #include <vector>
 
-#include "transport/token.hpp"
 #include "transport/verbs/datagram_channel.hpp"
 #include "transport/verbs/queue.hpp"
 
@@ -20,8 +25,9 @@ namespace pgasdl {
 
 class VerbsConnectionManager {
  public:
-  // `token`: 16 bytes that only ranks of this job know. `timeout_s`: after which one of whom
-  // nothing is heard is lost; where many connect at once, an answer may take longer.
+  // `token`: 16 bytes that only ranks of this job know, of which no other manager between them has
+  // the same. `timeout_s`: after which one of whom nothing is heard is lost; where many connect at
+  // once, an answer may take longer.
   VerbsConnectionManager(const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
                          const std::vector<std::unique_ptr<VerbsQueue>>& queues, double timeout_s);
 
@@ -55,7 +61,7 @@ class VerbsConnectionManager {
   static constexpr std::uint32_t kLeft = UINT32_MAX;
   struct Message {
     std::uint64_t magic;
-    char token[kTokenBytes];
+    std::uint64_t tag;
     Rank from;
     Rank to;
     QueueId queue;
@@ -66,7 +72,7 @@ class VerbsConnectionManager {
   };
   struct News {
     std::uint64_t magic;
-    char token[kTokenBytes];
+    std::uint64_t tag;
     Rank from;
     Rank to;
     VerbsRailNews what;
@@ -74,7 +80,7 @@ class VerbsConnectionManager {
   };
   struct Farewell {
     std::uint64_t magic;
-    char token[kTokenBytes];
+    std::uint64_t tag;
     Rank from;
     Rank to;
     std::uint64_t word;

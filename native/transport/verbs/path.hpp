@@ -10,7 +10,7 @@ namespace pgasdl {
 
 // A rank's description of its end, for the others.
 struct VerbsEndpoint {
-  static constexpr std::uint64_t kMagic = 0x357672656c646770;  // of this version of the protocol
+  static constexpr std::uint64_t kMagic = 0x367672656c646770;  // of this version of the protocol
   static constexpr std::size_t kMostGids = 8;
 
   std::uint64_t magic;

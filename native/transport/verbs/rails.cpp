@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "sys/packed.hpp"
+#include "transport/siphash.hpp"
 #include "transport/verbs/device.hpp"
 
 namespace pgasdl {
@@ -58,6 +59,12 @@ std::vector<std::string> parts_of(Rank peer, std::string_view all) {
   return parts;
 }
 
+// So that a datagram of one rail means nothing to another.
+std::string token_of_rail(const std::string& token, std::size_t rail) {
+  return packed(siphash(token, text("rail ", rail))) +
+         packed(siphash(token, text("rail ", rail, ", the other half")));
+}
+
 // As one rail reaches it, without what the transport holds.
 LocalSegment plain(const LocalSegment& segment) {
   LocalSegment copy;
@@ -94,7 +101,8 @@ VerbsRails::VerbsRails(Rank rank, Rank size, const std::string& token, const Ver
   if (ports.empty()) ports.push_back({});  // which says what is missing
   for (const VerbsPort& port : ports) {
     if (!port.device.empty()) one.ports = {port};
-    rails_.push_back(std::make_unique<VerbsTransport>(rank, size, token, one));
+    rails_.push_back(std::make_unique<VerbsTransport>(
+        rank, size, token_of_rail(checked_token(token), rails_.size()), one));
     VerbsTransport& rail = *rails_.back();
     lanes_.push_back(&rail);
     rail.hear([this](Rank from, const VerbsRailNews& news) {

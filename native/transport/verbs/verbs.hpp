@@ -134,7 +134,8 @@ struct VerbsRailNews {
 
 class VerbsTransport final : public Transport {
  public:
-  // `token`: 16 bytes that only ranks of this job know; datagrams that come without are dropped.
+  // `token`: 16 bytes that only ranks of this job know; datagrams that were made without are
+  // dropped.
   VerbsTransport(Rank rank, Rank size, const std::string& token, const VerbsOptions& options = {});
   ~VerbsTransport() override;
 

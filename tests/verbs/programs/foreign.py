@@ -26,19 +26,21 @@ from pyverbs.mr import MR
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
+from siphash import siphash
 
 from pgasdl.runtime.bootstrap import Store
 
-MAGIC = 0x357672656C646770
+MAGIC = 0x367672656C646770
 ME, PEER, SIZE = 1, 0, 2
 INTRODUCTION = struct.Struct("<QiIQ")  # host, process, queue depth, bytes of a passive message
 # magic, datagrams, mtu, reads, lid, link, n_gids, P_Key, global routes, whether flags wait for
 # completions, whether all are immediates, GIDs
 ENDPOINT = struct.Struct("<QIIIIIIIIII128s")
 PKEY = 0xFFFF
-# magic, token, from, to, queue, count; number, first packet, shared memory, its key and padding of
+# magic, tag, from, to, queue, count; number, first packet, shared memory, its key and padding of
 # the end; joined, answer
-DATAGRAM = struct.Struct("<Q16siiIIIIQIIII")
+DATAGRAM = struct.Struct("<QQiiIIIIQIIII")
+TAG = slice(8, 16)
 # bytes, data, board, notifications, keys, board's number, whether it is on a GPU; padding
 DESCRIPTION = struct.Struct("<QQQIIIIII")
 SLOT = struct.Struct("<IIII")  # board, notification, middle bits of the value, whether it is used
@@ -160,10 +162,7 @@ class Foreign:
         self.slot_bytes = slot
         self.buffer = MR(self.pd, (N_RECEIVES + 1) * slot, e.IBV_ACCESS_LOCAL_WRITE)
         self.datagram_cq = CQ(self.context, 2 * N_RECEIVES)
-        key = 2166136261
-        for byte in self.token:
-            key = (key ^ byte) * 16777619 & 0xFFFFFFFF
-        self.datagram_key = key & 0x7FFFFFFF
+        self.datagram_key = siphash(self.token, b"queue key") & 0x7FFFFFFF
         attributes = QPAttr(port_num=1)
         attributes.qkey = self.datagram_key
         wanted = QPInitAttr(qp_type=e.IBV_QPT_UD, scq=self.datagram_cq, rcq=self.datagram_cq,
@@ -241,10 +240,8 @@ class Foreign:
             self.beat()
 
     def _take(self, came: bytes) -> None:
-        magic, token, sender, to, queue, count, end, first, *_, joined, answer = DATAGRAM.unpack(
-            came
-        )
-        assert (magic, token, sender, to) == (MAGIC, self.token, PEER, ME)
+        magic, tag, sender, to, queue, count, end, first, *_, joined, answer = DATAGRAM.unpack(came)
+        assert (magic, tag, sender, to) == (MAGIC, self._tag_of(came), PEER, ME)
         if count == LEFT:
             self.gone = True
             return
@@ -258,9 +255,15 @@ class Foreign:
         if answer:
             self._answer(queue, ours, theirs, joined != ours.pair.qp_num)
 
+    def _tag_of(self, datagram: bytes) -> int:
+        """Over all of it, with nothing in the tag's place."""
+        return siphash(self.token, datagram[: TAG.start] + bytes(8) + datagram[TAG.stop :])
+
     def _answer(self, queue: int, ours: End, theirs: int, ask: bool) -> None:
-        datagram = DATAGRAM.pack(MAGIC, self.token, ME, PEER, queue, 0, ours.pair.qp_num, 0,
+        datagram = DATAGRAM.pack(MAGIC, 0, ME, PEER, queue, 0, ours.pair.qp_num, 0,
                                  ours.shared.buf, ours.shared.rkey, 0, theirs, ask)  # fmt: skip
+        tag = self._tag_of(datagram).to_bytes(8, "little")
+        datagram = datagram[: TAG.start] + tag + datagram[TAG.stop :]
         at = N_RECEIVES * self.slot_bytes
         self.buffer.write(datagram, len(datagram), at)
         piece = SGE(self.buffer.buf + at, len(datagram), self.buffer.lkey)

@@ -1,0 +1,85 @@
+// The datagrams by which ranks agree on connections: a stranger who sees them learns nothing by
+// which he could make another, and what he sends changes nothing. On a stub of an adapter.
+
+#include "../fuzz/adapter.hpp"
+#include "../fuzz/rank_over_verbs.hpp"
+#include "check.hpp"
+#include "transport/token.hpp"
+
+namespace {
+
+using namespace pgasdl;
+using fuzz::adapter;
+using fuzz::RankOverVerbs;
+
+constexpr const char* kToken = "sixteen bytes...";
+
+// What a rank sends, or has to say to it, when a datagram arrives: empty, if nothing.
+std::string answer(RankOverVerbs& rank, const std::string& datagram) {
+  adapter().sent.clear();
+  adapter().arriving = datagram;
+  rank.manager.progress();
+  CHECK(adapter().arriving.empty());
+  return adapter().sent;
+}
+
+void acquaint(RankOverVerbs& one, Rank first, RankOverVerbs& other, Rank second) {
+  one.manager.connect(second, other.manager.endpoint());
+  other.manager.connect(first, one.manager.endpoint());
+}
+
+std::string asked_by(RankOverVerbs& rank, Rank peer) {
+  adapter().sent.clear();
+  rank.manager.want(0, peer);
+  CHECK(!adapter().sent.empty());
+  return adapter().sent;
+}
+
+// Rank 1 asks rank 0 for a connection, while a stranger looks on. The adapter of the stub gives
+// what arrives to the rank that was made last.
+void strangers() {
+  const VerbsDevice device{VerbsOptions{}};
+  RankOverVerbs asking(device, 1, kToken);
+  RankOverVerbs elsewhere(device, 1, "another sixteen.");
+  RankOverVerbs asked(device, 0, kToken);
+  acquaint(asking, 1, asked, 0);
+  acquaint(elsewhere, 1, asked, 0);
+  const std::string genuine = asked_by(asking, 0);
+  const std::string of_another_job = asked_by(elsewhere, 0);
+  asked.manager.connect(1, asking.manager.endpoint());
+  CHECK(genuine.size() == of_another_job.size());
+  constexpr std::size_t kPart = 4;
+  for (std::size_t at = 0; at + kPart <= kTokenBytes; ++at) {
+    CHECK_NOTE(genuine.find(std::string(kToken + at, kPart)) == std::string::npos, "byte %zu", at);
+  }
+  const int n_pairs = adapter().n_pairs;
+  CHECK(answer(asked, of_another_job).empty());
+  for (std::size_t bit = 0; bit < 8 * genuine.size(); ++bit) {
+    std::string changed = genuine;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ 1 << bit % 8);
+    CHECK_NOTE(answer(asked, changed).empty() && adapter().n_pairs == n_pairs, "bit %zu", bit);
+  }
+  for (std::size_t bytes = 1; bytes < 2 * genuine.size(); ++bytes) {
+    if (bytes == genuine.size()) continue;
+    std::string changed = genuine;
+    changed.resize(bytes);
+    CHECK_NOTE(answer(asked, changed).empty() && adapter().n_pairs == n_pairs, "%zu bytes", bytes);
+  }
+  // Nobody has disturbed it. What is sent again gets the same answer, and makes nothing; nor does
+  // an answer that is sent back.
+  const std::string answered = answer(asked, genuine);
+  CHECK(!answered.empty() && adapter().n_pairs == n_pairs + 1);
+  CHECK(answer(asked, genuine) == answered && adapter().n_pairs == n_pairs + 1);
+  CHECK(answer(asked, answered).empty() && adapter().n_pairs == n_pairs + 1);
+  // What was true before the rank gave its connections up is not taken for true any more: the
+  // rank only tells of its count.
+  asked.manager.reconnect(1);
+  CHECK(adapter().n_pairs == n_pairs);
+  const std::string told = answer(asked, genuine);
+  CHECK(!told.empty() && told != answered && adapter().n_pairs == n_pairs);
+  CHECK(answer(asked, genuine) == told);
+}
+
+}  // namespace
+
+int main() { strangers(); }
