@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import mpi_jobs
 import pytest
 from support.mpi_rows import ROWS, Row, missing
 from tiers import full
 
-from pgasdl.errors import ConfigError, UnavailableError
+from pgasdl.config import Config
+from pgasdl.errors import BootstrapError, ConfigError, UnavailableError
+from pgasdl.runtime.bootstrap import Store
 from pgasdl.runtime.launch.mpiexec import find
+from pgasdl.runtime.mpi import meet
 
 PROGRAM = mpi_jobs.PROGRAMS / "meet.py"
 LEVELS = {"multiple": "3", "serialized": "2", "funneled": "1", "single": "0"}
@@ -75,3 +81,40 @@ def test_a_launcher_that_is_none_is_refused() -> None:
         find("/bin/true")
     with pytest.raises(ConfigError, match="no MPI 'lam': mpich, openmpi, or the path of a"):
         find("lam")
+
+
+class _Broadcast:
+    """A communicator of two ranks; what rank 0 broadcasts, rank 1 gets in its turn."""
+
+    def __init__(self) -> None:
+        self.frame = b""
+
+    def Bcast(self, message: list[Any], root: int) -> None:
+        assert root == 0
+        if self.frame:
+            message[0][:] = self.frame
+        else:
+            self.frame = bytes(message[0])
+
+    def meet(self, rank: int, secret: bytes | None) -> Store:
+        state = SimpleNamespace(comm=self, place=(rank, 2, rank, 2))
+        config = Config.from_environment(timeout=30.0)
+        return meet._meet(SimpleNamespace(BYTE=None), state, config, secret)[1]  # type: ignore[arg-type]
+
+
+def test_a_secret_that_the_ranks_have_does_not_travel() -> None:
+    secret = secrets.token_bytes(32)
+    for given in (secret, None):
+        comm = _Broadcast()
+        with comm.meet(0, given) as first, comm.meet(1, given) as second:
+            first.put("key", b"value")
+            assert second.get("key") == b"value" and first.token == second.token
+        assert given is None or given.hex().encode() not in comm.frame
+        assert (b'"secret": null' in comm.frame) == (given is not None)
+    for one, other, who in ((secret, None, "rank 0 has"), (None, secret, "rank 1 has")):
+        comm = _Broadcast()
+        with comm.meet(0, one), pytest.raises(BootstrapError, match=f"{who} PGASDL_SECRET_FILE"):
+            comm.meet(1, other)
+    comm = _Broadcast()
+    with comm.meet(0, secret), pytest.raises(BootstrapError, match="another secret"):
+        comm.meet(1, secrets.token_bytes(32))

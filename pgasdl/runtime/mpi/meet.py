@@ -1,4 +1,8 @@
-"""How the ranks of a communicator meet: rank 0 serves a store, and sends its address by MPI."""
+"""How the ranks of a communicator meet: rank 0 serves a store, and sends its address by MPI.
+
+The job's secret is sent, too, as MPI sends everything: in the clear, between machines over the
+network. It does not travel where all ranks have it, by PGASDL_SECRET_FILE.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgasdl import _native
 from pgasdl.config import Config
-from pgasdl.errors import ConfigError, UnavailableError
+from pgasdl.errors import BootstrapError, ConfigError, UnavailableError
 from pgasdl.runtime.bootstrap import (
     HostedStore,
     LocalStore,
@@ -56,13 +60,18 @@ def join(communicator: MPI.Intracomm | None, config: Config) -> Joined:
         A rank of the communicator did not come.
     ConfigError
         Rank and size are given, too, and differ from the communicator's.
+    BootstrapError
+        PGASDL_SECRET_FILE is no secret, or not the same on all ranks.
     """
     mpi = load()
     comm = mpi.COMM_WORLD if communicator is None else communicator
     _require_whole_job(mpi, comm, config, explicit=communicator is not None)
+    # Before the others wait for this rank in a call of MPI, which has no deadline.
+    path = config.secret_file if comm.size > 1 else None
+    secret = None if path is None else rendezvous.secret_from_file(path)
     state = state_of(mpi, comm)
     state.arrive(comm, config.timeout)
-    launch, store = _meet(mpi, state, config)
+    launch, store = _meet(mpi, state, config, secret)
     return Joined(launch, store, state.world)
 
 
@@ -92,8 +101,10 @@ def _require_whole_job(mpi: Any, comm: MPI.Intracomm, config: Config, *, explici
         )
 
 
-def _meet(mpi: Any, state: CommunicatorState, config: Config) -> tuple[Launch, Store]:
-    """Serve the store on rank 0, which sends its address to the others by MPI."""
+def _meet(
+    mpi: Any, state: CommunicatorState, config: Config, given: bytes | None
+) -> tuple[Launch, Store]:
+    """Serve the store on rank 0, which sends its address, and a secret unless one is given."""
     comm, (rank, size, _, local_size) = state.comm, state.place
     if size == 1:
         launch = Launch("mpi", *state.place, f"mpi:{os.getpid()}")
@@ -101,15 +112,23 @@ def _meet(mpi: Any, state: CommunicatorState, config: Config) -> tuple[Launch, S
     frame = bytearray(_FRAME)
     server = None
     if rank == 0:
-        secret, job_id = secrets.token_bytes(SECRET_BYTES), f"mpi:{secrets.token_hex(8)}"
+        job_id = f"mpi:{secrets.token_hex(8)}"
+        secret = given or secrets.token_bytes(SECRET_BYTES)
         server = StoreServer(secret, size, *_address(config, local_size == size), job_id=job_id)
-        words = {"job": job_id, "secret": secret.hex(), "address": server.address}
+        told = None if given else secret.hex()
+        words = {"job": job_id, "secret": told, "address": server.address}
         text = json.dumps(words).encode()
         frame[: len(text)] = text
     try:
         comm.Bcast([frame, mpi.BYTE], 0)
         words = json.loads(bytes(frame).rstrip(b"\0"))
-        secret = bytes.fromhex(words["secret"])
+        told = words["secret"]
+        if bool(told) == bool(given):
+            one, other = (0, rank) if told is None else (rank, 0)
+            raise BootstrapError(
+                f"rank {one} has PGASDL_SECRET_FILE, rank {other} has not: give all ranks the same"
+            )
+        secret = given or bytes.fromhex(told)
         launch = Launch("mpi", *state.place, words["job"])
         address = (words["address"][0], int(words["address"][1]))
     except BaseException:
