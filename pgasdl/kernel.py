@@ -1,8 +1,9 @@
-"""Questions to the kernel: what it allows. Needs the standard library only."""
+"""What the kernel allows, and what others can do. Needs the standard library only."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import stat
@@ -73,6 +74,24 @@ def who_else_writes(folder: Path) -> str:
         if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:
             return f"others can rename {folder}: they can write to {above}"
     return ""
+
+
+def open_plain(path: str, flags: int) -> int:
+    """Open or make a file in a folder that others may write to; return its descriptor.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened; or it is a link, a pipe or the like, or has other names, too: then
+        somebody has put it there, so that another file is written to.
+    """
+    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags | os.O_CREAT | safe, 0o666)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise FileExistsError(errno.EEXIST, "something else lies there", path)
+    return descriptor
 
 
 def looks_like_others() -> bool:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pgasdl.kernel import open_plain
+
 _DIGEST = re.compile("[0-9a-f]{32}")  # only blocks are ever removed from a user's folder
 _UNFINISHED = "unfinished-"
 _LOCKED_FOR = 10.0  # seconds that another process may hold the lock
@@ -59,7 +61,7 @@ class BlockFolder:
     def locked(self) -> Iterator[int]:
         """Lock the folder, and give the file that has its bytes."""
         path = os.path.join(self.path, "lock")
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = open_plain(path, os.O_RDWR)
         try:
             deadline = time.monotonic() + _LOCKED_FOR
             while not _flocked(lock):

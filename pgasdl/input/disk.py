@@ -32,7 +32,8 @@ class DiskCache:
     Parameters
     ----------
     folder : str or Path
-        It is made if it is not there. Data sets have folders in it.
+        It is made if it is not there. Data sets have folders in it. Whoever can write there decides
+        what is read.
     digest : str
         The data set's name, ``Files.digest``.
     limit : int, optional
@@ -46,7 +47,7 @@ class DiskCache:
     ValueError
         ``limit`` is negative, or ``digest`` is none.
     OSError
-        The folder cannot be made or written to; a full disk is no error.
+        The folder cannot be made or written to, or holds links; a full disk is no error.
 
     Notes
     -----
@@ -81,6 +82,8 @@ class DiskCache:
         self._furthest, self._refusals = -math.inf, 0
         try:
             os.makedirs(self._folder.blocks, exist_ok=True)
+            if os.path.islink(self._folder.blocks):  # to files that are no blocks
+                raise NotADirectoryError(errno.ENOTDIR, "a link lies there", self._folder.blocks)
             with self._folder.locked():
                 self._folder.sweep()
         except OSError as error:

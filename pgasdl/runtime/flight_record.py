@@ -6,9 +6,10 @@ import contextlib
 import errno
 import json
 import os
-import stat
 import sys
 import time
+
+from pgasdl.kernel import open_plain
 
 _SHOWN = 8
 
@@ -39,11 +40,10 @@ def dump(
 
 def _own(path: str, flags: int) -> int:
     """Open a file of this user's; what somebody else put there is not followed or waited for."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
+    descriptor = open_plain(path, flags)
+    if os.fstat(descriptor).st_uid != os.geteuid():
         os.close(descriptor)
-        raise FileExistsError(errno.EEXIST, "something else lies there", path)
+        raise FileExistsError(errno.EEXIST, "another user's file lies there", path)
     return descriptor
 
 

@@ -61,6 +61,26 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file"]
 
 
+@pytest.mark.parametrize("what", ["link", "hard link", "fifo", "folder"])
+def test_what_a_stranger_put_into_the_folder_is_not_followed(tmp_path: Path, what: str) -> None:
+    theirs, folder = tmp_path / "theirs", tmp_path / "cache"
+    for made in (theirs, folder):
+        made.mkdir()
+    (theirs / "3").write_text("no block")
+    lock = folder / "lock"
+    if what == "link":
+        lock.symlink_to(theirs / "3")
+    elif what == "hard link":
+        lock.hardlink_to(theirs / "3")
+    elif what == "fifo":
+        os.mkfifo(lock)
+    else:
+        (folder / MINE).symlink_to(theirs)
+    with pytest.raises(OSError, match=r"lies there|symbolic links"):
+        get(DiskCache(folder, MINE), 3)
+    assert (theirs / "3").read_text() == "no block" and os.listdir(theirs) == ["3"]
+
+
 def damage(change: Callable[[bytearray], bytes | bytearray]) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(change(bytearray(path.read_bytes()))) and None
 
