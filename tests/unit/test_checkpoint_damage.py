@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -119,6 +120,28 @@ def test_a_missing_part_is_refused(two: Checkpoints, capsys: pytest.CaptureFixtu
         file.unlink()
         refused(two, capsys)
         file.write_bytes(whole)
+
+
+class Stranger:
+    """Code that runs where it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("code of a stranger runs",)
+
+
+@pytest.mark.parametrize("format", ["safetensors"])
+def test_a_folder_does_not_pass_for_a_file(
+    two: Checkpoints, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of format "dcp" would be unpickled."""
+    forged = two.path(3)
+    forged.mkdir()
+    (forged / ".metadata").write_bytes(pickle.dumps(Stranger()))
+    with pytest.raises(CheckpointError, match="damaged or unreadable"):
+        load(forged)
+    found = two.load_last()
+    assert found is not None and found["iteration"] == 2
+    assert "stranger" not in capsys.readouterr().out
 
 
 @every_format
