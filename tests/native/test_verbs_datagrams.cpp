@@ -14,7 +14,7 @@ using fuzz::RankOverVerbs;
 
 constexpr const char* kToken = "sixteen bytes...";
 
-// What a rank sends, or has to say to it, when a datagram arrives: empty, if nothing.
+// What a rank sends when a datagram arrives: empty, if nothing.
 std::string answer(RankOverVerbs& rank, const std::string& datagram) {
   adapter().sent.clear();
   adapter().arriving = datagram;
@@ -80,6 +80,38 @@ void strangers() {
   CHECK(answer(asked, genuine) == told);
 }
 
+// The other two kinds: a rank's word that a rail was given up, and its last one.
+void words() {
+  const VerbsDevice device{VerbsOptions{}};
+  RankOverVerbs saying(device, 1, kToken);
+  RankOverVerbs hearing(device, 0, kToken);
+  acquaint(saying, 1, hearing, 0);
+  int n_heard = 0;
+  hearing.manager.hear([&](Rank from, const VerbsRailNews& news) {
+    CHECK(from == 1 && news.taken == 4);
+    ++n_heard;
+  });
+  saying.manager.send_farewell(0, 7);
+  const std::string farewell = adapter().sent;
+  saying.manager.announce(0, VerbsRailNews{1, 2, 3, 4, 1});
+  const std::string news = adapter().sent;
+  CHECK(farewell.size() != news.size());
+  for (const std::string& genuine : {farewell, news}) {
+    for (std::size_t bit = 0; bit < 8 * genuine.size(); ++bit) {
+      std::string changed = genuine;
+      changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ 1 << bit % 8);
+      (void)answer(hearing, changed);
+      CHECK_NOTE(n_heard == 0 && hearing.manager.farewell(1) == 0, "bit %zu", bit);
+    }
+  }
+  (void)answer(hearing, farewell);
+  (void)answer(hearing, news);
+  CHECK(n_heard == 1 && hearing.manager.farewell(1) == 7);
+}
+
 }  // namespace
 
-int main() { strangers(); }
+int main() {
+  strangers();
+  words();
+}
