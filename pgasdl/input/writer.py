@@ -119,7 +119,9 @@ class StripedWriter:
             file.close()
         self._files.clear()
         new = self._path.with_name(self._path.name + ".new")
-        new.write_text(index.text(), encoding="utf-8")
+        new.unlink(missing_ok=True)  # of one that died; a link of somebody else's is not followed
+        with new.open("x", encoding="utf-8") as writing:
+            writing.write(index.text())
         new.replace(self._path)
 
     def abandon(self) -> None:

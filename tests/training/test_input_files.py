@@ -107,6 +107,16 @@ def test_writing_that_is_refused_or_fails_leaves_nothing(tmp_path: Path) -> None
         StripedWriter(index, RECORD, files=["other"], stripe=1)
 
 
+def test_the_index_is_not_written_through_a_link(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("theirs")
+    (tmp_path / "set.json.new").symlink_to(other)
+    with StripedFiles(striped(tmp_path, 7)) as files:
+        assert len(files) == 7
+    assert other.read_text() == "theirs"
+    assert not (tmp_path / "set.json").is_symlink()
+
+
 @pytest.mark.parametrize(
     ("dtype", "right", "wrong"),
     [
