@@ -90,7 +90,7 @@ def open_plain(path: str, flags: int) -> int:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
-        raise FileExistsError(errno.EEXIST, "something else lies there", path)
+        raise FileExistsError(errno.EEXIST, "a hard link, a pipe or the like lies there", path)
     return descriptor
 
 
