@@ -28,7 +28,7 @@ void ArrayCopies::enqueue(Piece& piece, const DeviceStream& stream, std::byte* t
   piece.moment->mark(stream.get());
 }
 
-void ArrayCopies::begin(const std::byte* source, std::byte* target) {
+void ArrayCopies::begin(const std::byte* source, std::byte* target, Lock& lock) {
   target_ = target;
   left_ = pieces_.size();
   expected_.emplace(&waiter_);
@@ -37,21 +37,23 @@ void ArrayCopies::begin(const std::byte* source, std::byte* target) {
   for (Piece& piece : pieces_) {
     piece.state = State::kComing;
     piece.left = piece.working;
-    enqueue(piece, *in_, copy_, source);
   }
+  const Outside outside(lock);
+  for (Piece& piece : pieces_) enqueue(piece, *in_, copy_, source);
 }
 
-void ArrayCopies::send_back(Piece& piece) {
+void ArrayCopies::send_back(Piece& piece, Lock& lock) {
   piece.state = State::kLeaving;
+  const Outside outside(lock);
   enqueue(piece, *out_, target_, result_);
 }
 
-void ArrayCopies::lane_ended(std::size_t lane) {
+void ArrayCopies::lane_ended(std::size_t lane, Lock& lock) {
   Piece& piece = pieces_[piece_of_[lane]];
-  if (--piece.left == 0) send_back(piece);
+  if (--piece.left == 0) send_back(piece, lock);
 }
 
-bool ArrayCopies::advance() {
+bool ArrayCopies::advance(Lock& lock) {
   if (over()) return false;
   bool moved = false;
   for (Piece& piece : pieces_) {
@@ -60,7 +62,7 @@ bool ArrayCopies::advance() {
     moved = true;
     if (piece.state == State::kComing) {
       piece.state = State::kHere;
-      if (piece.left == 0) send_back(piece);
+      if (piece.left == 0) send_back(piece, lock);
     } else {
       piece.state = State::kBack;
       --left_;
@@ -78,9 +80,13 @@ void ArrayCopies::let_go() {
 }
 
 void ArrayCopies::drain() {
+  wait();
+  let_go();
+}
+
+void ArrayCopies::wait() const {
   if (in_) in_->wait();
   if (out_) out_->wait();
-  let_go();
 }
 
 }  // namespace pgasdl

@@ -12,12 +12,13 @@
 #include <optional>
 #include <vector>
 
+#include "executor/outside.hpp"
 #include "memory/device_stream.hpp"
 #include "pgas/waiter.hpp"
 
 namespace pgasdl {
 
-// Under the executor's lock.
+// Under the executor's lock, which is free while a GPU is given copies.
 class ArrayCopies {
  public:
   struct Extent {
@@ -32,17 +33,19 @@ class ArrayCopies {
               const std::vector<Extent>& pieces);
 
   // Enqueues the copies of all pieces. The array may be used again once over().
-  void begin(const std::byte* source, std::byte* target);
+  void begin(const std::byte* source, std::byte* target, Lock& lock);
   // Looks how far the copies are; true if anything moved.
-  bool advance();
+  bool advance(Lock& lock);
   bool here(std::size_t lane) const { return pieces_[piece_of_[lane]].state != State::kComing; }
   // The lane has made its last step.
-  void lane_ended(std::size_t lane);
+  void lane_ended(std::size_t lane, Lock& lock);
   // Pieces that are not back.
   std::size_t left() const { return left_; }
   bool over() const { return left_ == 0; }
   // Until no copy is under way: the array is the caller's again.
   void drain();
+  // The same, but changes nothing.
+  void wait() const;
 
  private:
   enum class State : std::uint8_t { kComing, kHere, kLeaving, kBack };
@@ -55,7 +58,7 @@ class ArrayCopies {
     std::unique_ptr<DeviceMoment> moment;  // when its last copy has ended
   };
   void enqueue(Piece& piece, const DeviceStream& stream, std::byte* to, const std::byte* from);
-  void send_back(Piece& piece);
+  void send_back(Piece& piece, Lock& lock);
   void let_go();
 
   Waiter& waiter_;

@@ -34,27 +34,24 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
     }
     const auto peer = static_cast<std::size_t>(std::find(ranks_.begin(), ranks_.end(), step.peer) -
                                                ranks_.begin());
-    const auto announced_gone = [&] {
-      const std::uint32_t announced = announced_by(numbering, peer);
-      return (announced & kMismatched) == 0 ? announced : 0;
-    };
-    if (context_.liveness().health(step.peer) == Health::kHealthy && announced_gone() == 0)
+    if (context_.liveness().health(step.peer) == Health::kHealthy && left_by(numbering, peer) == 0)
       continue;
     // Its earlier messages are here by now, or under way to us in the transport: it announced
     // before it left, and raised its flags before both.
     if (transport.needs_progress()) transport.progress();
     if (waits && arrived(step)) continue;
-    const std::uint32_t announced = announced_gone();
+    const std::uint32_t announced = left_by(numbering, peer);
     if (announced == 0) context_.liveness().require(step.peer, name_.c_str());
     throw given_up_by(peer, announced);
   }
 }
 
 Error BoundPlan::given_up_by(std::size_t of, std::uint32_t announced) const {
-  const auto reason = static_cast<Rank>((announced & ~kRenounced) - 1);
+  const Rank reason = reason_of(announced);
   const std::string why = reason == ranks_[of]
                               ? std::string(" has given it up, and says why")
-                              : text(" waits for rank ", reason, ", which is gone");
+                              : text(" waits for rank ", reason, ", which ",
+                                     (announced & kRenounced) != 0 ? "has given it up" : "is gone");
   return {ErrorKind::kPeerLost,
           text("plan ", name_, ", execution ", generation_, ": rank ", ranks_[of], why), reason};
 }
@@ -93,8 +90,8 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
   // It may have noticed before it had sent anything by which this rank would.
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
     if (announced_mismatch(numbering, of)) throw mismatch_announced_by(of);
-    const std::uint32_t announced = announced_by(numbering, of);
-    if ((announced & (kMismatched | kRenounced)) == kRenounced) throw given_up_by(of, announced);
+    const std::uint32_t announced = left_by(numbering, of);
+    if ((announced & kRenounced) != 0) throw given_up_by(of, announced);
   }
 }
 
@@ -239,12 +236,13 @@ void BoundPlan::enqueue_work(const Step& step, cuda::Stream stream) const {
   }
 }
 
-bool BoundPlan::device_done(std::size_t lane_number, const Step& step) {
+bool BoundPlan::device_done(std::size_t lane_number, const Step& step, Lock& lock) {
   Lane& lane = lanes_[lane_number];
   if (lane.work == Lane::Work::kNone) {
+    lane.work = Lane::Work::kEnqueued;  // also if only a part is
+    const Outside outside(lock);
     const cuda::Stream stream = shared_stream(device_, first_stream_ + lane_number);
     const cuda::Current current(device_);
-    lane.work = Lane::Work::kEnqueued;  // also if only a part is
     enqueue_work(step, stream);
     lane.work_end->mark(stream);
   }
@@ -272,6 +270,14 @@ void BoundPlan::drain() {
   }
 }
 
+void BoundPlan::await_device() const {
+  if (context_.inherited()) return;
+  if (array_copies_ != nullptr) array_copies_->wait();
+  for (const Lane& lane : lanes_) {
+    if (device_ != kHost && lane.work == Lane::Work::kEnqueued) lane.work_end->wait();
+  }
+}
+
 void BoundPlan::drain_reads() {
   const Deadline deadline = Deadline::in(1);
   try {
@@ -284,7 +290,7 @@ void BoundPlan::drain_reads() {
   }
 }
 
-bool BoundPlan::advance_lane(std::size_t number) {
+bool BoundPlan::advance_lane(std::size_t number, Lock& lock) {
   Lane& lane = lanes_[number];
   bool moved = false;
   Transport& transport = context_.transport();
@@ -292,7 +298,7 @@ bool BoundPlan::advance_lane(std::size_t number) {
     Step& step = lane.steps[lane.at];
     switch (step.kind) {
       case PlanStep::Kind::kPut: {
-        if (step.on_device && !device_done(number, step)) return moved;
+        if (step.on_device && !device_done(number, step, lock)) return moved;
         step.flag.value = value(step.salt);
         const auto transfers =
             std::span<const Transfer>(&step.transfer, step.transfer.bytes == 0 ? 0 : 1);
@@ -313,7 +319,7 @@ bool BoundPlan::advance_lane(std::size_t number) {
         if (lane.progress == 0 && !look_up(step)) return moved;
         if (declined_) break;
         if (step.on_device) {
-          if (!device_done(number, step)) return moved;
+          if (!device_done(number, step, lock)) return moved;
         } else if (!reduce_some(lane, step)) {
           return true;
         }
@@ -340,16 +346,16 @@ bool BoundPlan::advance_lane(std::size_t number) {
     ++lane.at;
   }
   --lanes_left_;
-  if (array_copies_ != nullptr) array_copies_->lane_ended(number);
+  if (array_copies_ != nullptr) array_copies_->lane_ended(number, lock);
   return moved;
 }
 
-bool BoundPlan::advance() {
+bool BoundPlan::advance(Lock& lock) {
   if (enqueued_) return follow_stream();
-  bool moved = array_copies_ != nullptr && array_copies_->advance();
+  bool moved = array_copies_ != nullptr && array_copies_->advance(lock);
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     if (lanes_[lane].at >= lanes_[lane].steps.size()) continue;
-    if (array_copies_ == nullptr || array_copies_->here(lane)) moved |= advance_lane(lane);
+    if (array_copies_ == nullptr || array_copies_->here(lane)) moved |= advance_lane(lane, lock);
   }
   if (over()) ended_ = ticks();
   return moved;

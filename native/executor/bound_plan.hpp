@@ -163,9 +163,15 @@ class BoundPlan {
   // rank, now or in an execution to come. `boards_stay`: no peer can have deleted its board.
   void announce_given_up(const Numbering& numbering, std::uint32_t why,
                          bool boards_stay = false) const;
-  // The reason that the rank at this place of `ranks` told, or 0.
+  // What the rank at this place of `ranks` told when it gave up, or 0.
   std::uint32_t announced_by(const Numbering& numbering, std::size_t of) const {
     return board_->local().board[numbering.given_up_id(of)].load(std::memory_order_acquire);
+  }
+  // The same, but 0 if it takes part in this execution, as it does in those before the one that it
+  // gave up; on a GPU a stream that was let go may have written over their results.
+  std::uint32_t left_by(const Numbering& numbering, std::size_t of) const {
+    const std::uint32_t announced = announced_by(numbering, of);
+    return concerns(announced, device_ == kHost ? generation_ : 0) ? announced : 0;
   }
   Error given_up_by(std::size_t of, std::uint32_t announced) const;
   // It told that ranks run different plans as this execution.
@@ -175,8 +181,8 @@ class BoundPlan {
   Error mismatch_announced_by(std::size_t of) const;
   void begin(std::uint32_t generation);
   // As far as it goes without blocking; true if anything moved. After an exception, which says what
-  // failed, nothing may move any more.
-  bool advance();
+  // failed, nothing may move any more. `lock` is free while a GPU is given work.
+  bool advance(Lock& lock);
   bool over() const {
     return lanes_left_ == 0 && (array_copies_ == nullptr || array_copies_->over());
   }
@@ -193,11 +199,13 @@ class BoundPlan {
   void require_nobody_gave_up(const Numbering& numbering) const;
   // Waits until nothing that was given to a GPU or the transport is under way: memory may go then.
   void drain();
+  // The part of it that may take long on a GPU; changes nothing.
+  void await_device() const;
   void drain_reads();
   void drain_stream();
   bool is_by_stream() const;
   void rebase_buffer(std::int32_t number, std::byte* address);
-  bool advance_lane(std::size_t number);
+  bool advance_lane(std::size_t number, Lock& lock);
   bool arrived(const Step& step) const;
   // False: a peer has given the execution up, and its array back.
   bool look_up(Step& step);
@@ -206,7 +214,7 @@ class BoundPlan {
   bool reduce_some(Lane& lane, const Step& step);
   bool copy_some(Lane& lane, const Step& step) const;
   // Enqueues the step's work on the GPU, once; true when it has ended.
-  bool device_done(std::size_t lane_number, const Step& step);
+  bool device_done(std::size_t lane_number, const Step& step, Lock& lock);
   void enqueue_work(const Step& step, cuda::Stream stream) const;
   void enqueue_step(const Step& step, cuda::Stream stream) const;
   // How far the stream is, as flags tell; true if it moved.

@@ -81,10 +81,11 @@ void Execution::reserve(const Array& array) {
   state_.store(State::kRunning, std::memory_order_release);
 }
 
-void Execution::copy_in() {
+void Execution::copy_in(Lock& lock) {
   if (copies_on_device()) {
-    phase().array_copies()->begin(array_.source, array_.target);
+    phase().array_copies()->begin(array_.source, array_.target, lock);
   } else {
+    const Outside outside(lock);
     pgasdl::copy(phase().data(), array_.source, array_.bytes);
   }
 }

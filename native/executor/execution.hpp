@@ -101,7 +101,7 @@ class Execution {
   void require_idle() const;
   // Takes a number; it may begin.
   void reserve(const Array& array);
-  void copy_in();
+  void copy_in(Lock& lock);
   void copy_out();  // on the host
   // Copies that a GPU makes are begun, and looked after by whoever advances it.
   bool copies_on_device() const {
@@ -131,6 +131,7 @@ class Execution {
   std::shared_ptr<const void> keep_;
   std::unique_ptr<DeviceMoment> gate_;  // it begins then
   bool gated_ = false;
+  bool entered_ = false;   // a thread has it to itself, and may have let go of the executor's lock
   bool expected_ = false;  // waits look for its end, which no wake word tells
   std::atomic<bool> streamed_{false};
   Deadline stream_until_ = Deadline::once();

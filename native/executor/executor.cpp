@@ -8,65 +8,80 @@
 #include "sys/thread.hpp"
 
 namespace pgasdl {
+namespace {
+
+// Between looks whether another thread, or a stream, has come so far.
+constexpr auto kPause = std::chrono::microseconds(50);
+
+constexpr const char* kStopped = "nobody goes on with it: its thread was stopped";
+
+}  // namespace
 
 Executor::~Executor() { stop_thread(); }
 
+// Throws unless it may begin. There is a place among the live ones for it then, beside those that
+// have begun and are not there yet.
+Lock Executor::admit(const Execution& execution) {
+  for (;;) {
+    Lock lock(mutex_);
+    execution.require_idle();
+    if (!execution.entered_) {
+      if (live_.capacity() - live_.size() <= n_coming_) [[unlikely]]
+        live_.reserve(live_.size() + n_coming_ + 1);
+      return lock;
+    }
+    lock.unlock();  // it is about to be closed
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 void Executor::start(Execution& execution, const Array& array, const StreamOrder* after) {
   context_.require_usable();
+  std::unique_ptr<DeviceMoment> gate;
   if (after != nullptr) {
     refuse_capture(*after, "a collective");
     start_thread();  // the program may be long at other things
+    gate = DeviceMoment::of(*after);
   }
-  const auto launch = [&] {
-    if (execution.state() != Execution::State::kRunning) return;  // closed while it was copied in
+  {
+    Lock lock = admit(execution);
+    if (after != nullptr) execution.gate_.swap(gate);
+    execution.reserve(array);
+    ++n_coming_;
+    if (array.access == BufferAccess::kCopied && after == nullptr) copy_in(execution, lock);
     execution.phase().begin(execution.numbering_->generation());
     record(Operation::kPlanStart, execution, execution.began());
     if (after != nullptr) execution.gated_ = true;
     if (after != nullptr || execution.phase().device() != kHost) expect(execution);
     // Most often the first steps go through at once, and a small plan may even end here.
-    (void)advance(execution);
-    if (execution.state() != Execution::State::kRunning) return;
-    live_.push_back(&execution);
-    n_live_.store(live_.size(), std::memory_order_relaxed);
-  };
-  {
-    std::unique_lock lock(mutex_);
-    // A place among the live ones, beside those of others that are being copied in.
-    if (live_.capacity() - live_.size() <= n_copied_) [[unlikely]]
-      live_.reserve(live_.size() + n_copied_ + 1);
-    execution.require_idle();
-    if (after != nullptr) {
-      if (execution.gate_ == nullptr || execution.gate_->device() != after->device) {
-        execution.gate_ = std::make_unique<DeviceMoment>(after->device);
-      }
-      execution.gate_->mark(after->stream);
+    (void)advance(execution, lock);
+    --n_coming_;
+    if (execution.state() == Execution::State::kRunning) {
+      live_.push_back(&execution);
+      note_live();
     }
-    execution.reserve(array);
-    if (array.access == BufferAccess::kCopied && after == nullptr) {
-      ++n_copied_;
-      lock.unlock();
-      std::exception_ptr fault;
-      try {
-        execution.copy_in();
-      } catch (const std::exception&) {
-        fault = std::current_exception();
-      }
-      lock.lock();
-      --n_copied_;
-      if (fault) {
-        execution.phase().drain();
-        if (execution.state() == Execution::State::kRunning) {
-          (void)execution.end(Execution::State::kFailed, fault);
-        }
-        std::rethrow_exception(fault);
-      }
-    }
-    launch();
   }
   if (threaded_.load(std::memory_order_acquire)) {
     const std::lock_guard lock(idle_mutex_);
     idle_.notify_one();
   }
+}
+
+void Executor::copy_in(Execution& execution, Lock& lock) {
+  std::exception_ptr fault;
+  execution.entered_ = true;
+  try {
+    execution.copy_in(lock);
+  } catch (const std::exception&) {
+    fault = std::current_exception();
+  }
+  if (fault) {
+    --n_coming_;
+    quiet(execution, lock);
+    (void)execution.end(Execution::State::kFailed, fault);
+    std::rethrow_exception(fault);
+  }
+  execution.entered_ = false;
 }
 
 bool Executor::enqueue(Execution& execution, const Array& array, const StreamOrder& order,
@@ -76,10 +91,9 @@ bool Executor::enqueue(Execution& execution, const Array& array, const StreamOrd
   if (!execution.by_stream(array)) return false;
   start_thread();
   {
-    const std::lock_guard lock(mutex_);
-    live_.reserve(live_.size() + n_copied_ + 1);
+    const std::lock_guard in_turn(enqueuing_);
+    Lock lock = admit(execution);
     released_.reserve(released_.size() + live_.size() + 1);
-    execution.require_idle();
     execution.reserve(array);
     BoundPlan& plan = execution.phase();
     plan.begin(execution.numbering_->generation());
@@ -87,16 +101,27 @@ bool Executor::enqueue(Execution& execution, const Array& array, const StreamOrd
     execution.stream_until_ = deadline;
     execution.streamed_.store(true, std::memory_order_release);
     expect(execution);
+    live_.push_back(&execution);
+    note_live();
     const bool copied = array.access == BufferAccess::kCopied;
+    std::exception_ptr fault;
+    execution.entered_ = true;
     try {
+      const Outside outside(lock);
       plan.enqueue(order, copied ? array.source : nullptr, copied ? array.target : nullptr,
                    array.bytes);
     } catch (const std::exception&) {
-      give_up(execution, std::current_exception());
-      throw;
+      fault = std::current_exception();
     }
-    live_.push_back(&execution);
-    n_live_.store(live_.size(), std::memory_order_relaxed);
+    execution.entered_ = false;
+    if (!fault && !threaded_.load(std::memory_order_acquire)) {
+      fault = std::make_exception_ptr(error_of(execution, ErrorKind::kClosed, kStopped));
+    }
+    if (fault) {
+      std::erase(live_, &execution);
+      give_up(execution, fault, lock);
+      std::rethrow_exception(fault);
+    }
   }
   const std::lock_guard lock(idle_mutex_);
   idle_.notify_one();
@@ -112,25 +137,23 @@ void Executor::expect_no_more(Execution& execution) {
   if (std::exchange(execution.expected_, false)) context_.waiter().expect(-1);
 }
 
-bool Executor::advance(Execution& execution) {
+bool Executor::advance(Execution& execution, Lock& lock) {
   BoundPlan& plan = execution.phase();
+  std::exception_ptr fault;
   bool moved = false;
+  execution.entered_ = true;
   try {
-    if (execution.gated_) {
-      if (!execution.gate_->reached()) return false;
-      execution.gated_ = false;
-      if (plan.device() == kHost) expect_no_more(execution);
-      if (execution.array_.access == BufferAccess::kCopied) execution.copy_in();
-    }
-    const bool by_stream = plan.enqueued();
-    moved = plan.advance();
-    if (by_stream && plan.over()) plan.require_nobody_gave_up(*execution.numbering_);
+    moved = step(execution, lock);
     gather_calls(execution);
   } catch (const std::exception&) {
-    give_up(execution, std::current_exception());  // half a step was made
+    fault = std::current_exception();  // half a step was made
+  }
+  execution.entered_ = false;
+  if (fault) {
+    give_up(execution, std::move(fault), lock);
     return true;
   }
-  if (plan.over()) {
+  if (!execution.gated_ && plan.over()) {
     record(Operation::kPlanDone, execution, execution.ended());
     plan.count_traffic();
     expect_no_more(execution);
@@ -139,24 +162,38 @@ bool Executor::advance(Execution& execution) {
   return moved;
 }
 
+bool Executor::step(Execution& execution, Lock& lock) {
+  BoundPlan& plan = execution.phase();
+  if (execution.gated_) {
+    if (!execution.gate_->reached()) return false;
+    if (plan.device() == kHost) expect_no_more(execution);
+    if (execution.array_.access == BufferAccess::kCopied) execution.copy_in(lock);
+    execution.gated_ = false;
+  }
+  const bool moved = plan.advance(lock);
+  // A stream raises what it was to raise also when its rank has given up.
+  if (plan.device() != kHost && plan.over()) plan.require_nobody_gave_up(*execution.numbering_);
+  return moved;
+}
+
 // Nothing more is made of it, which is told to whoever waits for it here, and to the peers, which
 // cannot go on either.
-void Executor::give_up(Execution& execution, std::exception_ptr fault) {
+void Executor::give_up(Execution& execution, std::exception_ptr fault, Lock& lock) {
   execution.fault_ = std::move(fault);
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
   execution.revoke();
   // Copies that were begun end by themselves, soon: nothing of the caller's is used after that.
-  if (ArrayCopies* const copies = execution.phase().array_copies()) copies->drain();
-  auto why = static_cast<std::uint32_t>(context_.rank() + 1);
-  try {
-    std::rethrow_exception(execution.fault_);
-  } catch (const Error& error) {
-    if (error.rank() >= 0) why = static_cast<std::uint32_t>(error.rank() + 1);
-    if (error.kind() == ErrorKind::kMismatch) why = kMismatched | numbering.generation();
-  } catch (const std::exception&) {
-    // Ours alone.
+  if (ArrayCopies* const copies = execution.phase().array_copies()) {
+    execution.entered_ = true;
+    {
+      const Outside outside(lock);
+      copies->wait();
+    }
+    copies->drain();
+    execution.entered_ = false;
   }
+  const std::uint32_t why = reason(execution);
   try {
     execution.phase().announce_given_up(numbering, why);
   } catch (const std::exception&) {
@@ -165,24 +202,54 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault) {
   // After that was told.
   if (execution.phase().enqueued() && !execution.phase().release()) {
     released_.push_back(&execution);
+  } else {
+    expect_no_more(execution);
   }
-  expect_no_more(execution);
   execution.state_.store(Execution::State::kFailed, std::memory_order_release);
+}
+
+Error Executor::error_of(const Execution& execution, ErrorKind kind, const char* why) {
+  return {kind, text(execution.phase().missing(), "; a stream makes it: ", why)};
+}
+
+// As Numbering tells it.
+std::uint32_t Executor::reason(const Execution& execution) const {
+  const std::uint32_t generation = execution.phase().generation_;
+  Rank rank = context_.rank();
+  try {
+    std::rethrow_exception(execution.fault_);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kMismatch) return kMismatched | generation;
+    if (error.rank() >= 0) rank = error.rank();
+  } catch (const std::exception&) {
+    // Ours alone.
+  }
+  const bool stays = context_.liveness().health(rank) == Health::kHealthy;
+  return (stays ? kRenounced : 0) | given_up(rank, generation);
 }
 
 // Streams that make what was given up come to their waits late: by then peers may have raised
 // other values there.
 void Executor::release_again() {
-  std::erase_if(released_, [](Execution* execution) { return execution->phase().release(); });
+  std::erase_if(released_, [this](Execution* execution) {
+    if (!execution->phase().release()) return false;
+    expect_no_more(*execution);
+    return true;
+  });
+  note_live();
 }
 
 // Gives up what cannot end any more. All of them: others may wait for one that nobody awaits here.
 void Executor::check_peers(const Execution* awaited) {
   const bool somebody_gone = context_.liveness().somebody_gone();
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   bool news = false;
   for (std::size_t i = 0; i < live_.size();) {
     Execution& execution = *live_[i];
+    if (execution.entered_) {  // it is looked at the next time
+      ++i;
+      continue;
+    }
     try {
       if (somebody_gone) execution.phase().require_peers(*execution.numbering_);
       if (&execution == awaited || execution.streamed()) {
@@ -190,10 +257,8 @@ void Executor::check_peers(const Execution* awaited) {
       }
       ++i;
     } catch (const Error&) {
-      give_up(execution, std::current_exception());
-      live_[i] = live_.back();
-      live_.pop_back();
-      n_live_.store(live_.size(), std::memory_order_relaxed);
+      std::erase(live_, &execution);
+      give_up(execution, std::current_exception(), lock);
       news = true;
     }
   }
@@ -203,25 +268,23 @@ void Executor::check_peers(const Execution* awaited) {
 
 void Executor::renounce(const Execution& execution) {
   const std::lock_guard lock(mutex_);
-  const auto own = static_cast<std::uint32_t>(context_.rank() + 1);
-  execution.phase().announce_given_up(*execution.numbering_, kRenounced | own, true);
+  execution.phase().announce_given_up(*execution.numbering_,
+                                      kRenounced | given_up(context_.rank(), 0), true);
 }
 
 // Streams cannot be told: what they make must end. kTimeout: those that are late.
 void Executor::give_up_streamed(ErrorKind kind, const char* why) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   for (std::size_t i = 0; i < live_.size();) {
     Execution& execution = *live_[i];
-    if (!execution.streamed() ||
+    // What has yet to be enqueued is looked at the next time.
+    if (!execution.streamed() || execution.entered_ ||
         (kind == ErrorKind::kTimeout && !execution.stream_until_.passed())) {
       ++i;
       continue;
     }
-    give_up(execution, std::make_exception_ptr(Error(
-                           kind, text(execution.phase().missing(), "; a stream makes it: ", why))));
-    live_[i] = live_.back();
-    live_.pop_back();
-    n_live_.store(live_.size(), std::memory_order_relaxed);
+    std::erase(live_, &execution);
+    give_up(execution, std::make_exception_ptr(error_of(execution, kind, why)), lock);
   }
 }
 
@@ -237,7 +300,7 @@ bool Executor::stream_makes(const Execution* execution) {
 // The thread advances them, and gives up what is late.
 Outcome Executor::await_streamed(const Execution* execution, Deadline deadline) {
   if (context_.inherited()) return Outcome::kDone;
-  while (threaded_.load(std::memory_order_acquire) && stream_makes(execution)) {
+  while (stream_makes(execution)) {
     if (deadline.passed()) return Outcome::kTimeout;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -267,31 +330,42 @@ void Executor::gather_calls(Execution& execution) {
 
 bool Executor::progress() {
   if (n_live_.load(std::memory_order_relaxed) == 0) return false;
-  const std::unique_lock lock(mutex_, std::try_to_lock);
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  if (!released_.empty()) [[unlikely]]
+    release_again();
   // Nothing moves on a rank that was told of a loss: what it would write may be nobody's any more.
-  if (!lock.owns_lock() || context_.liveness().alarmed()) return false;
+  if (context_.liveness().alarmed()) return false;
   Transport& transport = context_.transport();
   if (transport.needs_progress()) transport.progress();
   bool moved = false;
   bool news = false;
   for (std::size_t i = 0; i < live_.size();) {
     Execution& execution = *live_[i];
+    if (execution.entered_) {
+      ++i;
+      continue;
+    }
     const std::size_t calls = calls_.size();
-    moved |= advance(execution);
+    moved |= advance(execution, lock);
     const bool over = execution.state() != Execution::State::kRunning;
     news |= over || calls_.size() != calls;
+    // Others may have come and gone meanwhile.
     if (over) {
-      live_[i] = live_.back();
-      live_.pop_back();
+      std::erase(live_, &execution);
     } else {
       ++i;
     }
   }
-  n_live_.store(live_.size(), std::memory_order_relaxed);
+  note_live();
   // Another thread of this rank may sleep until just that; no peer's flag tells it.
   WakeWord* wake_word = context_.liveness().wake_word();
   if (news && wake_word != nullptr) wake_word->wake();
   return moved;
+}
+
+void Executor::note_live() {
+  n_live_.store(live_.size() + released_.size(), std::memory_order_relaxed);
 }
 
 Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
@@ -363,6 +437,8 @@ bool Executor::take_call(Call& call) {
 }
 
 void Executor::answer(const Call& call, const StreamOrder* after) {
+  std::unique_ptr<DeviceMoment> work_end;
+  if (after != nullptr) work_end = DeviceMoment::of(*after);
   {
     const std::lock_guard lock(mutex_);
     // It may have been closed, or failed, while the program was at it.
@@ -370,7 +446,7 @@ void Executor::answer(const Call& call, const StreamOrder* after) {
     if (asked == live_.end() || (*asked)->number_ != call.number) return;
     BoundPlan::Lane& lane = (*asked)->phase().lanes_[call.lane];
     if (after != nullptr) {
-      lane.work_end->mark(after->stream);
+      lane.work_end.swap(work_end);
       lane.work = BoundPlan::Lane::Work::kEnqueued;
     }
     lane.call = BoundPlan::Lane::Call::kAnswered;
@@ -382,40 +458,45 @@ void Executor::remove(const Execution& execution) {
   std::erase(live_, &execution);
   std::erase(released_, &execution);
   std::erase_if(calls_, [&](const Call& call) { return call.execution == &execution; });
-  n_live_.store(live_.size(), std::memory_order_relaxed);
+  note_live();
   n_calls_.store(calls_.size(), std::memory_order_release);
 }
 
-// Until no stream makes any of it. The lock is free in between: what a stream comes to before may
-// have to be given up meanwhile.
-void Executor::let_through(Execution& execution) {
+// Until no stream makes any of it, and nobody else has it. The lock is free in between: what a
+// stream comes to before may have to be given up meanwhile.
+Lock Executor::let_through(Execution& execution) {
   const auto through = [](const auto& phase) { return !phase->enqueued() || phase->release(); };
   for (;;) {
-    {
-      const std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
+    if (!execution.entered_) {
       remove(execution);
-      if (std::all_of(execution.phases_.begin(), execution.phases_.end(), through)) return;
-      release_again();
+      if (std::all_of(execution.phases_.begin(), execution.phases_.end(), through)) return lock;
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    release_again();
+    lock.unlock();
+    std::this_thread::sleep_for(kPause);
   }
 }
 
 // Nothing of it is under way on a GPU any more, nor will be.
-void Executor::quiet(Execution& execution) {
+void Executor::quiet(Execution& execution, Lock& lock) {
+  execution.entered_ = true;
+  {
+    const Outside outside(lock);
+    for (const auto& phase : execution.phases_) phase->await_device();
+  }
   for (const auto& phase : execution.phases_) phase->drain();
+  execution.entered_ = false;
   execution.gated_ = false;
   expect_no_more(execution);
 }
 
 void Executor::fail(Execution& execution, const std::exception_ptr& fault) {
-  let_through(execution);
   std::shared_ptr<const void> let_go;  // below the lock: it may need the program's own
-  const std::lock_guard lock(mutex_);
-  remove(execution);
+  Lock lock = let_through(execution);
   const auto state = execution.state();
   if (state != Execution::State::kRunning && state != Execution::State::kFailed) return;
-  quiet(execution);
+  quiet(execution, lock);
   let_go = execution.end(Execution::State::kFailed, fault);
 }
 
@@ -439,12 +520,10 @@ std::shared_ptr<const void> Executor::let_go(Execution& execution) {
 
 void Executor::close(Execution& execution) {
   if (context_.inherited()) return;  // the lock may be held by a thread that only the parent has
-  let_through(execution);
   std::shared_ptr<const void> let_go;
-  const std::lock_guard lock(mutex_);
-  remove(execution);
+  Lock lock = let_through(execution);
   if (execution.state() == Execution::State::kClosed) return;
-  quiet(execution);
+  quiet(execution, lock);
   let_go = execution.end(Execution::State::kClosed, nullptr);
 }
 
@@ -465,14 +544,13 @@ void Executor::stop_thread() {
   }
   thread_.join();
   threaded_.store(false, std::memory_order_release);
-  give_up_streamed(ErrorKind::kClosed, "nobody goes on with it: its thread was stopped");
+  give_up_streamed(ErrorKind::kClosed, kStopped);
 }
 
 void Executor::run() {
   pthread_setname_np(pthread_self(), "pgasdl-progress");
   const auto bounded = std::chrono::milliseconds(50);
   while (!stopping_.load()) {
-    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) release_again();
     if (n_live_.load(std::memory_order_relaxed) == 0) {
       std::unique_lock lock(idle_mutex_);
       idle_.wait_for(lock, bounded, [&] {

@@ -2,7 +2,8 @@
 //
 // The user chooses who calls it: the training loop after each layer (CaffeGPI), or the
 // progress thread (S-Caffe's helper thread). Any thread may call any member; executions advance
-// under one lock, and a thread that finds it taken knows that somebody else is at it.
+// under one lock, and a thread that finds it taken knows that somebody else is at it. A thread that
+// gives a GPU work lets go of the lock meanwhile (outside.hpp), and keeps the execution to itself.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +24,7 @@ class Executor {
   // The next one begins; `after`: as soon as a stream has done what was enqueued on it before.
   // Throws, and has changed nothing, if it is under way, or cannot go on.
   void start(Execution& execution, const Array& array = {}, const StreamOrder* after = nullptr);
-  // Some execution is under way.
+  // Some execution is under way, or was given up and has yet to let its stream go on.
   bool live() const { return n_live_.load(std::memory_order_relaxed) != 0; }
   // Advances every live execution without blocking; true if anything moved.
   bool progress();
@@ -76,28 +77,35 @@ class Executor {
   void run();
   void expect(Execution& execution);
   void expect_no_more(Execution& execution);
-  bool advance(Execution& execution);  // true if it moved
+  bool advance(Execution& execution, Lock& lock);  // true if it moved
+  bool step(Execution& execution, Lock& lock);
+  Lock admit(const Execution& execution);
+  void copy_in(Execution& execution, Lock& lock);
   void give_up_streamed(ErrorKind kind, const char* why);
+  static Error error_of(const Execution& execution, ErrorKind kind, const char* why);
+  std::uint32_t reason(const Execution& execution) const;
+  void note_live();
   bool stream_makes(const Execution* execution);
-  void give_up(Execution& execution, std::exception_ptr fault);
+  void give_up(Execution& execution, std::exception_ptr fault, Lock& lock);
   void release_again();
-  void let_through(Execution& execution);
+  Lock let_through(Execution& execution);
   void gather_calls(Execution& execution);
   void remove(const Execution& execution);
-  void quiet(Execution& execution);
+  void quiet(Execution& execution, Lock& lock);
   void fail(Execution& execution, const std::exception_ptr& fault);
   bool lost(const Execution& execution);
   void record(Operation operation, const Execution& execution, std::uint64_t at);
 
   Context& context_;
+  std::mutex enqueuing_;  // one after the other, as peers rely on the order on streams; comes first
   std::mutex mutex_;
   std::vector<Execution*> live_;
-  std::size_t n_copied_ = 0;  // that will be live once their arrays are here
+  std::size_t n_coming_ = 0;  // that will be live: there is a place for each
   // Given up, while a stream still makes them. There is a place for each live one, too.
   std::vector<Execution*> released_;
   std::vector<Call> calls_;
   std::atomic<std::size_t> n_calls_{0};
-  std::atomic<std::size_t> n_live_{0};
+  std::atomic<std::size_t> n_live_{0};  // and released
   std::thread thread_;
   std::mutex idle_mutex_;
   std::condition_variable idle_;

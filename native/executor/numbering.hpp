@@ -22,12 +22,28 @@ class Execution;
 inline constexpr std::uint32_t kGenerations = (1u << 12) - 1;
 inline constexpr std::uint32_t kTagBits = 32 - std::bit_width(kGenerations);
 
-// Why a rank gave up, as its last notification says: it waited for a rank that is gone (that rank
-// and 1), for a reason of its own (its own rank and 1; the second bit if it stays, so that nothing
-// else tells), or ranks run different collectives as an execution (the first bit, and the
-// generation).
+// Why a rank gave up, as its last notification says: ranks run different collectives as an
+// execution (the first bit, and the generation); or, by given_up(), a rank takes no more part: the
+// one that tells, or one that it waited for. The second bit: that rank stays, so that nothing else
+// tells.
 inline constexpr std::uint32_t kMismatched = 1u << 31;
 inline constexpr std::uint32_t kRenounced = 1u << 30;
+inline constexpr std::uint32_t kReasonBits = 18;
+
+// `generation`: of the first execution in which it takes no part; 0: of all.
+inline constexpr std::uint32_t given_up(Rank reason, std::uint32_t generation) {
+  return (generation << kReasonBits) | static_cast<std::uint32_t>(reason + 1);
+}
+inline constexpr Rank reason_of(std::uint32_t announced) {
+  return static_cast<Rank>(announced & ((1u << kReasonBits) - 1)) - 1;
+}
+// Whether that concerns the execution of `generation`; 0: any.
+inline constexpr bool concerns(std::uint32_t announced, std::uint32_t generation) {
+  if (announced == 0 || (announced & kMismatched) != 0) return false;
+  const std::uint32_t first = (announced & ~kRenounced) >> kReasonBits;
+  return first == 0 || generation == 0 ||
+         (generation + kGenerations - first) % kGenerations < kGenerations / 2;
+}
 
 class Numbering {
  public:

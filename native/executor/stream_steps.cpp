@@ -100,8 +100,8 @@ void BoundPlan::drain_stream() {
 void BoundPlan::require_nobody_gave_up(const Numbering& numbering) const {
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
     if (announced_mismatch(numbering, of)) throw mismatch_announced_by(of);
-    const std::uint32_t announced = announced_by(numbering, of);
-    if (announced != 0 && (announced & kMismatched) == 0) throw given_up_by(of, announced);
+    const std::uint32_t announced = left_by(numbering, of);
+    if (announced != 0) throw given_up_by(of, announced);
   }
 }
 

@@ -133,6 +133,12 @@ DeviceMoment::DeviceMoment(cuda::Device device) : device_(device) {
   check(cuda::driver().event_create(&event_, cuda::kEventDisableTiming), "making an event");
 }
 
+std::unique_ptr<DeviceMoment> DeviceMoment::of(const StreamOrder& order) {
+  auto moment = std::make_unique<DeviceMoment>(order.device);
+  moment->mark(order.stream);
+  return moment;
+}
+
 DeviceMoment::~DeviceMoment() {
   try {
     const cuda::Current current(device_);

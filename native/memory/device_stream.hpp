@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "sys/cuda.hpp"
 
@@ -58,6 +59,8 @@ class DeviceStream {
 class DeviceMoment {
  public:
   explicit DeviceMoment(cuda::Device device);
+  // The present one of a stream.
+  static std::unique_ptr<DeviceMoment> of(const StreamOrder& order);
   DeviceMoment(const DeviceMoment&) = delete;
   DeviceMoment& operator=(const DeviceMoment&) = delete;
   ~DeviceMoment();

@@ -1,92 +1,17 @@
 // Segments on a GPU, in front of the double: operations on streams, plans, and ends while work is
 // under way.
 
-#include <dlfcn.h>
-
 #include <array>
 #include <numeric>
 
+#include "device.hpp"
 #include "executor/array_copies.hpp"
 #include "memory/device_region.hpp"
-#include "memory/device_stream.hpp"
-#include "plans.hpp"
 
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
 namespace {
-
-constexpr cuda::Device kDevice = 0;
-constexpr Rank kSize = 2;
-constexpr std::uint64_t kCount = 600;
-
-template <typename Function>
-Function* of_the_double(const char* name) {
-  void* handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  CHECK(handle != nullptr);
-  const auto found = reinterpret_cast<Function*>(dlsym(handle, name));
-  CHECK(found != nullptr);
-  return found;
-}
-
-std::string live() { return of_the_double<const char*()>("doubleLive")(); }
-
-void fail(const char* entry, std::uint64_t n) {
-  (void)of_the_double<std::uint64_t(const char*, std::uint64_t)>("doubleFail")(entry, n);
-}
-
-// A program's own.
-class ProgramStream {
- public:
-  ProgramStream() {
-    const cuda::Current current(kDevice);
-    cuda::check(cuda::driver().stream_create(&stream_, cuda::kStreamNonBlocking, 0), "a stream");
-  }
-  ~ProgramStream() {
-    const cuda::Current current(kDevice);
-    cuda::check(cuda::driver().stream_destroy(stream_), "a stream's end");
-  }
-  ProgramStream(const ProgramStream&) = delete;
-  ProgramStream& operator=(const ProgramStream&) = delete;
-
-  StreamOrder order() const { return {kDevice, stream_}; }
-  void synchronize() const {
-    const cuda::Current current(kDevice);
-    cuda::check(cuda::driver().stream_synchronize(stream_), "a stream's work");
-  }
-  bool idle() const {
-    const cuda::Current current(kDevice);
-    const cuda::Result result = cuda::driver().stream_query(stream_);
-    if (result != cuda::kNotReady) cuda::check(result, "a stream's work");
-    return result == cuda::kSuccess;
-  }
-  // Late, as a kernel's.
-  void fill(std::byte* data, unsigned char value, std::size_t bytes) const {
-    const cuda::Current current(kDevice);
-    cuda::check(
-        cuda::driver().memset_async(reinterpret_cast<cuda::DevicePtr>(data), value, bytes, stream_),
-        "filling");
-  }
-
- private:
-  cuda::Stream stream_ = nullptr;
-};
-
-std::shared_ptr<Segment> on_device(Local& local, std::uint64_t bytes) {
-  std::shared_ptr<Segment> made;
-  CHECK(local.world().create_segment(bytes, kManyNotifications, {nullptr, kDevice}, soon(), made) ==
-        Outcome::kDone);
-  return made;
-}
-
-void put(Local& local, const ProgramStream& stream, const std::shared_ptr<Segment>& segment,
-         std::uint64_t to, std::uint64_t bytes, std::uint64_t notification) {
-  const Slice mine{segment, 0, bytes};
-  const Slice theirs{segment, to, bytes};
-  const Pair pair{&mine, &theirs};
-  CHECK(local.context.write_notify_on(stream.order(), {&pair, 1}, local.peer(1), segment,
-                                      notification, 1, 0, soon()) == Outcome::kDone);
-}
 
 // A stream's puts, in turns with waits of the other's: what is filled again was sent before.
 void one_sided(const Settings& settings) {
@@ -111,47 +36,6 @@ void one_sided(const Settings& settings) {
     local.flush();
   });
 }
-
-// [data | weights | inbox] on a GPU.
-class DeviceExchange {
- public:
-  DeviceExchange(Local& local, Kind kind, std::uint64_t fingerprint = 1)
-      : DeviceExchange(local,
-                       kind == Kind::kGdraa  ? gdraa(local.rank(), kSize, kCount, false)
-                       : kind == Kind::kTree ? tree(local.rank(), kSize, kCount, false)
-                                             : gdraa_direct(local.rank(), kSize, kCount),
-                       fingerprint) {}
-  DeviceExchange(Local& local, const Plan& plan, std::uint64_t fingerprint) {
-    const auto size = static_cast<std::uint64_t>(local.size());
-    segment_ = on_device(local, (2 + size) * kCount * sizeof(float));
-    std::vector<Rank> ranks(size);
-    std::iota(ranks.begin(), ranks.end(), 0);
-    const auto place = [&](std::uint64_t elements) {
-      return BufferBinding{segment_, elements * sizeof(float), DType::kF32};
-    };
-    execution_ = bound(local, plan, {place(0), place(kCount), place(2 * kCount)}, std::move(ranks),
-                       segment_, 7, fingerprint);
-  }
-
-  Execution& plan() { return *execution_; }
-  void fill(Rank rank, std::uint32_t turn) const {
-    std::vector<float> values(kCount);
-    for (std::uint64_t i = 0; i < kCount; ++i) values[i] = Exchange::value(rank, turn, i);
-    device_copy(kDevice, segment_->local().data, values.data(), kCount * sizeof(float));
-  }
-  void verify(const StreamOrder& order, std::uint32_t turn) const {
-    std::vector<float> found(kCount);
-    device_copy(order, found.data(), segment_->local().data, kCount * sizeof(float));
-    for (std::uint64_t i = 0; i < kCount; ++i) {
-      CHECK_NOTE(found[i] == Exchange::sum(kSize, turn, i), "turn %u, element %zu: %g", turn,
-                 std::size_t(i), double(found[i]));
-    }
-  }
-
- private:
-  std::shared_ptr<Segment> segment_;
-  std::unique_ptr<Execution> execution_;
-};
 
 void plans(const Settings& settings, Kind kind, bool thread) {
   run(kSize, settings, [&](Local& local) {
@@ -329,13 +213,15 @@ void pieces_of_an_array() {
       return now;
     };
     // How far copies are is chance; this is what they are made in pieces for.
+    std::mutex mutex;
+    Lock lock(mutex);
     bool ahead = false;
     bool back_before_all_came = false;
     for (int turn = 0; turn < 200 && !(ahead && back_before_all_came); ++turn) {
-      copies.begin(array->data(), array->data());
+      copies.begin(array->data(), array->data(), lock);
       std::size_t ended = 0;  // pieces whose lanes have ended
       while (!copies.over()) {
-        (void)copies.advance();
+        (void)copies.advance(lock);
         back_before_all_came |= copies.left() < kPieces && !copies.here(lane_of(kPieces - 1));
         if (ended == kPieces || !copies.here(lane_of(ended))) continue;
         ahead |= !copies.here(lane_of(kPieces - 1));
@@ -345,8 +231,8 @@ void pieces_of_an_array() {
           for (std::uint64_t i = 0; i < kBytes; ++i) {
             here[i] = bytes[ended * kBytes + i] = static_cast<unsigned char>(~here[i]);
           }
-          if (ended == 0) copies.lane_ended(1);
-          copies.lane_ended(lane_of(ended));
+          if (ended == 0) copies.lane_ended(1, lock);
+          copies.lane_ended(lane_of(ended), lock);
         }
         ++ended;
       }
@@ -355,13 +241,13 @@ void pieces_of_an_array() {
     CHECK(ahead);
     CHECK(back_before_all_came);
     // The first piece has one more lane that works: it stays until that has ended, too.
-    copies.begin(array->data(), array->data());
-    while (!copies.here(lane_of(kPieces - 1))) (void)copies.advance();
+    copies.begin(array->data(), array->data(), lock);
+    while (!copies.here(lane_of(kPieces - 1))) (void)copies.advance(lock);
     for (const std::size_t piece : {0, 2}) {
       std::fill_n(copy->data() + piece * kBytes, kBytes, std::byte{7});
     }
-    copies.lane_ended(0);
-    copies.lane_ended(lane_of(2));
+    copies.lane_ended(0, lock);
+    copies.lane_ended(lane_of(2), lock);
     copies.drain();
     CHECK(copies.over());
     std::fill_n(bytes.begin() + 2 * kBytes, kBytes, 7);

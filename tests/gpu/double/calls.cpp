@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "double.hpp"
@@ -46,6 +48,9 @@ struct State {
   // Which call of each entry fails, by doubleFail, and at the end which of all.
   std::array<std::atomic<std::uint64_t>, kEntries + 1> armed{};
   std::atomic<const char*> failed{nullptr};
+  // Calls of an entry that wait, by doubleBlock, and how many do.
+  std::atomic<std::size_t> blocked{kEntries};
+  std::atomic<int> n_blocked{0};
 };
 
 std::vector<std::string> parts(const char* name, char separator) {
@@ -94,6 +99,25 @@ bool is_polled(Entry entry) {
          entry == Entry::thread_exchange_capture_mode;
 }
 
+// Of an entry by either name; kEntries: there is none.
+std::size_t number_of(const char* name) {
+  const auto* const found =
+      std::find_if(std::begin(kNames), std::end(kNames),
+                   [&](const Name& each) { return name == each.member || name == each.exported; });
+  return static_cast<std::size_t>(found - std::begin(kNames));
+}
+
+void wait_if_blocked(Entry entry) {
+  State& here = state();
+  const auto blocked = [&] {
+    return here.blocked.load(std::memory_order_relaxed) == static_cast<std::size_t>(entry);
+  };
+  if (!blocked()) return;
+  here.n_blocked.fetch_add(1, std::memory_order_relaxed);
+  while (blocked() && !ended()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  here.n_blocked.fetch_sub(1, std::memory_order_relaxed);
+}
+
 Result injected(Entry entry) {
   State& here = state();
   if (entry == Entry::get_error_name || entry == Entry::get_error_string) return kSuccess;
@@ -119,6 +143,7 @@ Result injected(Entry entry) {
 }  // namespace
 
 Result enter(Entry entry, Needs needs) {
+  wait_if_blocked(entry);
   if (const Result failed = injected(entry)) return failed;
   if (in_host_function) return kNotPermitted;
   State& here = state();
@@ -166,11 +191,8 @@ extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const
                                                                            std::uint64_t n) {
   using namespace gpu_double;
   State& here = state();
-  const auto* const entry =
-      std::find_if(std::begin(kNames), std::end(kNames),
-                   [&](const Name& each) { return name == each.member || name == each.exported; });
-  if (entry == std::end(kNames) && std::strcmp(name, "any") != 0) std::abort();
-  const auto index = static_cast<std::size_t>(entry - std::begin(kNames));
+  const std::size_t index = number_of(name);
+  if (index == kEntries && std::strcmp(name, "any") != 0) std::abort();
   const std::uint64_t now =
       (index == kEntries ? here.n_all_calls : here.n_calls[index]).load(std::memory_order_relaxed);
   here.failed.store(nullptr, std::memory_order_relaxed);
@@ -185,4 +207,17 @@ extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const
 // The entry that was made to fail since; null: none.
 extern "C" __attribute__((visibility("default"))) const char* doubleFailed() {
   return gpu_double::state().failed.load(std::memory_order_relaxed);
+}
+
+// For tests: from now on calls of this entry wait, and those of another go on; "": none waits.
+extern "C" __attribute__((visibility("default"))) void doubleBlock(const char* name) {
+  using namespace gpu_double;
+  const std::size_t index = number_of(name);
+  if (index == kEntries && *name != 0) std::abort();
+  state().blocked.store(index, std::memory_order_relaxed);
+}
+
+// How many calls wait for that.
+extern "C" __attribute__((visibility("default"))) int doubleBlocked() {
+  return gpu_double::state().n_blocked.load(std::memory_order_relaxed);
 }
