@@ -11,23 +11,51 @@ QueuedStreams::~QueuedStreams() {
   }
 }
 
-void QueuedStreams::mark(Last& last, cuda::Stream stream) {
+QueuedStreams::Last& QueuedStreams::enter(QueueId queue, const Kept& touched) {
+  const std::lock_guard lock(mutex_);
+  Last& last = last_[queue];
+  last.kept.insert(last.kept.end(), touched.begin(), touched.end());
+  if (last.moment == nullptr) n_pending_.fetch_add(1, std::memory_order_relaxed);
+  last.entered = true;
+  return last;
+}
+
+// Null: what was the last stays that.
+void QueuedStreams::leave(Last& last, std::unique_ptr<DeviceMoment> moment) {
+  Kept let_go;
+  const std::lock_guard lock(mutex_);
+  last.entered = false;
+  if (moment != nullptr) last.moment.swap(moment);
+  if (last.moment == nullptr) let_go = end(last);
+}
+
+void QueuedStreams::mark(Last& last, std::unique_ptr<DeviceMoment> moment, cuda::Stream stream) {
   try {
-    last.moment->mark(stream);
+    moment->mark(stream);
   } catch (...) {
     // Nothing tells any more when it has ended.
-    for (auto& segment : std::exchange(last.kept, {})) keep_for_good(std::move(segment));
+    Kept kept;
+    {
+      const std::lock_guard lock(mutex_);
+      kept.swap(last.kept);
+    }
+    for (auto& segment : kept) keep_for_good(std::move(segment));
+    leave(last, nullptr);
     throw;
   }
+  leave(last, std::move(moment));
 }
 
 bool QueuedStreams::ended(QueueId queue) {
   Kept let_go;  // outside of the lock
   const std::lock_guard lock(mutex_);
   const auto found = last_.find(queue);
-  if (found == last_.end() || found->second.moment == nullptr) return true;
-  if (!found->second.moment->reached()) return false;
-  let_go = end(found->second);
+  if (found == last_.end()) return true;
+  Last& last = found->second;
+  if (last.entered) return false;
+  if (last.moment == nullptr) return true;
+  if (!last.moment->reached()) return false;
+  let_go = end(last);
   return true;
 }
 
@@ -37,7 +65,8 @@ bool QueuedStreams::look() {
   std::vector<Kept> let_go;
   const std::lock_guard lock(mutex_);
   for (auto& [queue, last] : last_) {
-    if (last.moment != nullptr && last.moment->over()) let_go.push_back(end(last));
+    const bool passed = !last.entered && last.moment != nullptr && last.moment->over();
+    if (passed) let_go.push_back(end(last));
   }
   return n_pending_.load(std::memory_order_relaxed) == 0;
 }

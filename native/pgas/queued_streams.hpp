@@ -34,40 +34,45 @@ class QueuedStreams {
   // process's use of the GPU.
   template <typename Enqueue>
   void enqueue(QueueId queue, const StreamOrder& order, Kept touched, Enqueue&& enqueue) {
-    const std::lock_guard lock(mutex_);
-    Last& last = last_[queue];
-    if (last.moment != nullptr) last.moment->hold(order.stream);
-    if (last.moment == nullptr || last.moment->device() != order.device) {
-      auto moment = std::make_unique<DeviceMoment>(order.device);
-      if (last.moment == nullptr) n_pending_.fetch_add(1, std::memory_order_relaxed);
-      last.moment = std::move(moment);
+    const std::lock_guard in_turn(enqueuing_);
+    auto moment = std::make_unique<DeviceMoment>(order.device);
+    Last& last = enter(queue, touched);
+    // Without the other lock: the driver may hold these calls up for as long as some stream waits.
+    try {
+      if (last.moment != nullptr) last.moment->hold(order.stream);
+    } catch (...) {
+      leave(last, nullptr);
+      throw;
     }
-    last.kept.insert(last.kept.end(), touched.begin(), touched.end());
     try {
       enqueue();
     } catch (...) {
       try {
-        mark(last, order.stream);  // some of it may be under way
+        mark(last, std::move(moment), order.stream);  // some of it may be under way
       } catch (const Error&) {
         // The first error says more.
       }
       throw;
     }
-    mark(last, order.stream);
+    mark(last, std::move(moment), order.stream);
   }
 
  private:
-  bool ended(QueueId queue);
   struct Last {
     std::unique_ptr<DeviceMoment> moment;  // null: passed
     Kept kept;
+    bool entered = false;  // more is being enqueued: nothing goes meanwhile
   };
-  static void mark(Last& last, cuda::Stream stream);
+  bool ended(QueueId queue);
+  Last& enter(QueueId queue, const Kept& touched);
+  void leave(Last& last, std::unique_ptr<DeviceMoment> moment);
+  void mark(Last& last, std::unique_ptr<DeviceMoment> moment, cuda::Stream stream);
   Kept end(Last& last);
 
+  std::mutex enqueuing_;  // one after the other; comes before the other one
   std::mutex mutex_;
   std::map<QueueId, Last> last_;
-  std::atomic<int> n_pending_{0};
+  std::atomic<int> n_pending_{0};  // queues with a moment, or entered
 };
 
 }  // namespace pgasdl

@@ -10,6 +10,12 @@ StreamWaits::~StreamWaits() {
   }
 }
 
+std::list<StreamWaits::Use>::iterator StreamWaits::begin(Use use) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw Error(ErrorKind::kClosed, "this context is closed");
+  return uses_.insert(uses_.end(), std::move(use));
+}
+
 bool StreamWaits::look(const Error* loss) {
   std::list<Use> let_go;  // outside of the lock
   const std::lock_guard lock(mutex_);

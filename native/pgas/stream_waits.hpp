@@ -49,30 +49,33 @@ class StreamWaits {
   struct Use {
     std::shared_ptr<const Segment> segment;
     std::optional<Awaited> awaited;
-    std::unique_ptr<DeviceMoment> passed;
+    std::unique_ptr<DeviceMoment> passed;  // null: it is being enqueued, or nothing tells
   };
 
   template <typename Enqueue>
   void add(const StreamOrder& order, Use use, Enqueue&& enqueue) {
-    use.passed = std::make_unique<DeviceMoment>(order.device);
-    const std::lock_guard lock(mutex_);
-    if (closed_) throw Error(ErrorKind::kClosed, "this context is closed");
-    uses_.push_back(std::move(use));
+    auto passed = std::make_unique<DeviceMoment>(order.device);
+    const auto at = begin(std::move(use));
+    // Without the lock: the driver may hold these calls up until a wait is over that look() ends.
     try {
       enqueue();
     } catch (...) {
-      uses_.pop_back();
+      const std::lock_guard lock(mutex_);
+      uses_.erase(at);
       throw;
     }
     try {
-      uses_.back().passed->mark(order.stream);
+      passed->mark(order.stream);
     } catch (...) {
       // Nothing tells any more when it has ended.
-      uses_.back().passed.reset();
-      if (auto& awaited = uses_.back().awaited) awaited->deadline = Deadline::once();
+      const std::lock_guard lock(mutex_);
+      if (at->awaited) at->awaited->deadline = Deadline::once();
       throw;
     }
+    const std::lock_guard lock(mutex_);
+    at->passed = std::move(passed);
   }
+  std::list<Use>::iterator begin(Use use);
   void end_late(const Use& use, const Error* loss);
 
   std::mutex mutex_;
