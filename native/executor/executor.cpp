@@ -436,6 +436,14 @@ bool Executor::take_call(Call& call) {
   return true;
 }
 
+void Executor::put_back(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  const auto asked = std::find(live_.begin(), live_.end(), call.execution);
+  if (asked == live_.end() || (*asked)->number_ != call.number) return;
+  calls_.insert(calls_.begin(), call);
+  n_calls_.store(calls_.size(), std::memory_order_release);
+}
+
 void Executor::answer(const Call& call, const StreamOrder* after) {
   std::unique_ptr<DeviceMoment> work_end;
   if (after != nullptr) work_end = DeviceMoment::of(*after);

@@ -60,6 +60,8 @@ class Executor {
     std::uint64_t count;
   };
   bool take_call(Call& call);
+  // It was not done: whoever takes calls gets it again.
+  void put_back(const Call& call);
   bool calls_wait() const { return n_calls_.load(std::memory_order_acquire) != 0; }
   // `after`: the plan works on a GPU, where a stream has yet to do it.
   void answer(const Call& call, const StreamOrder* after = nullptr);

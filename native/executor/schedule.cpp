@@ -47,6 +47,7 @@ void LayerSchedule::ready(std::int64_t number, const StreamOrder* order) {
     throw Error(ErrorKind::kPlan, text("layer ", number, " is ready twice in one iteration: wait(",
                                        number, ") before its gradient is computed again"));
   }
+  if (order != nullptr) refuse_capture(*order, "a gradient exchange");
   layer.became_ready = ticks();
   note_call(layer, layer.became_ready);
   const bool first = bucket.missing == bucket.layers.size();

@@ -174,10 +174,10 @@ void bind_device(nb::module_& module) {
       "address"_a, "The GPU whose memory lies at an address.");
   module.def(
       "refuse_capture",
-      [](int device, std::uintptr_t stream) {
-        refuse_capture({device, reinterpret_cast<cuda::Stream>(stream)}, "a collective");
+      [](int device, std::uintptr_t stream, const char* what) {
+        refuse_capture({device, reinterpret_cast<cuda::Stream>(stream)}, what);
       },
-      "device"_a, "stream"_a, "UnavailableError if the stream is recording a graph.");
+      "device"_a, "stream"_a, "what"_a, "UnavailableError if the stream is recording a graph.");
   module.def(
       "device_capsule",
       [](nb::handle owner, std::uintptr_t address, std::size_t bytes, int device) {

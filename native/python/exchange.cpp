@@ -432,6 +432,12 @@ void bind_exchange(nb::module_& module) {
       },
       "context"_a);
   module.def(
+      "put_back",
+      [](const ContextHandle& context, const Executor::Call& call) {
+        context.runtime->executor.put_back(call);
+      },
+      "context"_a, "call"_a, "It was not done: take_call() returns it again.");
+  module.def(
       "answer",
       [](const ContextHandle& context, const Executor::Call& call, std::uintptr_t stream,
          int device) {

@@ -68,7 +68,7 @@ class Allreduces:
         if known is None or handle is not None:  # what is refused is so before anything is made
             request = made.request(memory, op, plan)
             if memory.device is not None and handle is not None and not made.has_room(request):
-                _native.refuse_capture(memory.device, handle)
+                _native.refuse_capture(memory.device, handle, "a collective")
         if known is None:
             call = (
                 f"an allreduce of {memory.nbytes} bytes at {memory.address:#x}, {op}, plan {plan}"

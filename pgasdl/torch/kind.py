@@ -30,6 +30,7 @@ class Kind(ABC):
 
     def begin(self, layer: Layer) -> None:
         """Start the exchange of ``layer``."""
+        self.exchange._require_no_capture("a gradient exchange")  # before anything is changed
         layer.gather()
         layer.state = State.EXCHANGING
         self.ready(layer)

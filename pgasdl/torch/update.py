@@ -112,7 +112,8 @@ class Update(Kind):
             )
 
     def before_step(self) -> None:
-        """Refuse what only a mean gradient on every rank makes possible."""
+        """Refuse what only a mean gradient on every rank makes possible, and a graph of it."""
+        self.exchange._require_no_capture('a step of kind "update"')
         for layer in self.layers:
             layer.require_in_place()
             if layer.state is State.SPENT and layer.has_spent():
@@ -138,6 +139,7 @@ class Update(Kind):
 
     def complete(self) -> None:
         """Leave the step out: the weights travel as they are."""
+        self.exchange._require_no_capture()
         self._leaving_out = True
         self._answer()
         self._marks.finish()
@@ -164,6 +166,7 @@ class Update(Kind):
             while tried < len(self._held):  # more may come meanwhile
                 bucket, call = self._held[0]
                 if self._due(bucket, timeout):
+                    self.exchange._require_no_capture()
                     self._held.popleft()
                     with modes.left():  # those of whoever lets peers' calls in
                         self.exchange.answer(bucket, call)

@@ -22,7 +22,7 @@ from pgasdl.context import Context
 from pgasdl.counters import LayerTimes
 from pgasdl.device.names import ordinal_of
 from pgasdl.device.streams import stream_handle
-from pgasdl.errors import BufferRefused, ConfigError, PeerLost, PlanError
+from pgasdl.errors import BufferRefused, ConfigError, PeerLost, PlanError, UnavailableError
 from pgasdl.group import Group
 from pgasdl.plans import EXCHANGES
 from pgasdl.plans.plan import ROOTED
@@ -257,6 +257,8 @@ class GradientExchange:
         ------
         PlanError
             No such layer, or it is already ready and was not waited for.
+        UnavailableError
+            The stream is captured into a CUDA graph; nothing was begun.
         PeerLost, ClosedError
         """
         if self._autotune is not None:
@@ -298,6 +300,9 @@ class GradientExchange:
             Names the missing notifications; the next call continues.
         PlanError
             No such layer, or others of its bucket are not ready.
+        UnavailableError
+            An update is due, and the current stream is captured into a CUDA graph: wait again
+            outside of the capture.
         PeerLost, MismatchError, ClosedError
         """
         tuner = self._autotune
@@ -346,8 +351,19 @@ class GradientExchange:
         number = self._schedule.bucket_of(call)
         if number < 0:
             return False
+        try:
+            self._require_no_capture()
+        except UnavailableError:
+            _native.put_back(self.context, call)
+            raise
         self.answer(number, call)
         return True
+
+    def _require_no_capture(self, what: str = "a call that makes an owner's update") -> None:
+        """Raise UnavailableError where it would become a part of a CUDA graph."""
+        if self._device is not None:
+            stream = stream_handle(None, self._device)
+            _native.refuse_capture(self._device, stream, what)
 
     def answer(self, number: int, call: _native.Call) -> None:
         """Make the owner's update of a bucket that ``call`` asks for; then its weights travel."""

@@ -45,6 +45,14 @@ def test_a_gpu_that_is_not_seen_and_not_reached(double: Double) -> None:
     assert done.returncode != 0 and "let CUDA_VISIBLE_DEVICES name it" in done.stderr
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("path", [{}, {"PGASDL_GPU": "staged"}], ids=["mapped", "staged"])
+def test_updates_in_a_capture(double: Double, path: dict[str, str]) -> None:
+    command = launcher.command("-n", "2", "--no-prefix", str(PROGRAM), "0", "captured_updates")
+    shown = succeeded(command, env=double() | path, timeout=100)
+    assert json.loads(shown) == ["captured_updates"]
+
+
 # Arrays of 12 kB have 16 pieces then, in which nearly every plan travels.
 STAGED = {"PGASDL_GPU": "staged", "PGASDL_GPU_PIECE": "768"}
 

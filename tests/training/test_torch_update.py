@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +15,10 @@ torch = pytest.importorskip("torch")
 from torch import nn, optim  # noqa: E402
 from torch_tools import bits, loss_of, made, small  # noqa: E402
 
-from pgasdl import loopback  # noqa: E402
+from pgasdl import GradientExchange, loopback  # noqa: E402
+from pgasdl.errors import UnavailableError  # noqa: E402
 from pgasdl.torch import attach  # noqa: E402
+from pgasdl.torch.update import Update  # noqa: E402
 
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
@@ -54,6 +59,67 @@ def test_the_bits_of_kind_average(name: str) -> None:
     for net, state in updated:
         assert bits(net) == bits(averaged[0][0])
         same_state(state, averaged[0][1])
+
+
+def test_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, whoever is at it, and the same can be called outside of it."""
+    captures = threading.local()
+
+    def refuse(exchange: GradientExchange, what: str = "") -> None:
+        if getattr(captures, "now", False):
+            raise UnavailableError("captured")
+
+    monkeypatch.setattr(GradientExchange, "_require_no_capture", refuse)
+
+    def refused(call: Callable[[], Any]) -> None:
+        captures.now = True
+        with pytest.raises(UnavailableError, match="captured"):
+            call()
+        captures.now = False
+
+    def program(ctx: Any, capture: bool) -> bytes:
+        net = made()
+        optimizer = optim.SGD(net.parameters(), 0.1)
+        with attach(net, optimizer, context=ctx, kind="update", plan="gdraa"):
+            for step in range(2):
+                if capture:
+                    refused(loss_of(net, step, ctx.rank).backward)
+                    optimizer.zero_grad()
+                loss_of(net, step, ctx.rank).backward()
+                if capture:
+                    refused(optimizer.step)
+                optimizer.step()
+                optimizer.zero_grad()
+        return bits(net)
+
+    assert loopback.run(2, lambda ctx: program(ctx, True)) == loopback.run(
+        2, lambda ctx: program(ctx, False)
+    )
+
+
+def test_an_update_that_is_due_in_a_capture_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered: list[tuple[int, object]] = []
+    refusals = [UnavailableError("captured"), None]
+
+    class Exchange:
+        def _require_no_capture(self) -> None:
+            if refusal := refusals.pop(0):
+                raise refusal
+
+        def answer(self, bucket: int, call: object) -> None:
+            answered.append((bucket, call))
+
+    kind = Update.__new__(Update)
+    monkeypatch.setattr(kind, "exchange", Exchange(), raising=False)
+    monkeypatch.setattr(kind, "_held", deque(), raising=False)
+    monkeypatch.setattr(kind, "_answering", False, raising=False)
+    monkeypatch.setattr(kind, "_due", lambda bucket, timeout: True)
+    call: Any = object()
+    with pytest.raises(UnavailableError, match="captured"):
+        kind._hold(3, call)
+    assert not answered
+    kind.stepped()
+    assert answered == [(3, call)]
 
 
 def same_state(found: Any, wanted: Any) -> None:

@@ -13,12 +13,13 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from cuda_arrays import Array, Device, Stream, cupy, cut
+from cuda_arrays import Array, Device, Stream, capturing, cupy, cut
 
 import pgasdl
 from pgasdl import GradientExchange, loopback
@@ -290,6 +291,50 @@ def updated(
         assert turn == 0 or found.any()
 
 
+def captured_updates(ctx: Any) -> None:
+    """In a capture layers are not ready, and nobody updates; all of it can be called afterwards."""
+    current = Stream()
+    made: list[int] = []
+
+    def update(block: Any) -> None:
+        made.append(block.offset)
+        current.copy(block.weights.address, block.gradient.address, block.weights.nbytes)
+
+    def refused(call: Callable[[], None]) -> None:
+        with capturing(current):
+            try:
+                call()
+                said = "no refusal"
+            except pgasdl.PgasError as error:
+                said = f"{type(error).__name__}: {error}"
+        assert said.startswith("UnavailableError: ") and "outside of the capture" in said, said
+
+    layers = [((300,), "f4"), ((7,), "f4")]
+    for bucket_bytes in (0, 1 << 12):
+        options: dict[str, Any] = {"plan": "gdraa", "bucket_bytes": bucket_bytes}
+        with (
+            cupy(current),
+            GradientExchange(
+                ctx, layers, kind="update", update=update, device=f"cuda:{GPU}", **options
+            ) as exchange,
+        ):
+            for layer, (shape, _) in enumerate(layers):
+                values = np.full(shape, ctx.rank + 1, np.float32)
+                exchange.gradient(layer).fill(values, current)
+                refused(lambda layer=layer: exchange.ready(layer))
+            for layer in range(len(layers)):
+                exchange.ready(layer)
+            made.clear()
+            refused(lambda: exchange.wait(0))
+            assert not made
+            for layer in range(len(layers)):
+                exchange.wait(layer)
+                weights = exchange.weight(layer).values(current)
+                assert (weights == (ctx.size + 1) / 2).all(), weights
+            assert made
+    ctx.barrier()
+
+
 def staged(ctx: Any) -> None:
     """Where peers reach host memory only, it is copied there and back."""
     stream = Stream()
@@ -323,7 +368,17 @@ def staged(ctx: Any) -> None:
 
 PARTS = {
     part.__name__: part
-    for part in (allreduces, long_arrays, handles, bound, pool, exchanges, updates, staged)
+    for part in (
+        allreduces,
+        long_arrays,
+        handles,
+        bound,
+        pool,
+        exchanges,
+        updates,
+        captured_updates,
+        staged,
+    )
 }
 
 
