@@ -102,9 +102,9 @@ Error BoundPlan::mismatch_announced_by(std::size_t of) const {
                ": order, size, dtype, plan and device must be the same on all ranks")};
 }
 
-void BoundPlan::begin(std::uint32_t generation) {
+void BoundPlan::begin(std::uint32_t generation, std::uint64_t mark) {
   generation_ = generation;
-  hash_ = spread(fingerprint_ ^ (std::uint64_t{generation} << 48));
+  hash_ = spread(fingerprint_ ^ mark ^ (std::uint64_t{generation} << 48));
   began_ = ticks();
   enqueued_ = false;
   lanes_left_ = 0;
@@ -363,12 +363,19 @@ bool BoundPlan::advance(Lock& lock) {
 
 std::string BoundPlan::missing() const {
   std::string words;
+  std::vector<Rank> owing;
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     const Lane& at = lanes_[lane];
     if (at.at >= at.steps.size()) continue;
     const Step& step = at.steps[at.at];
     words += words.empty() ? "" : "; ";
-    if (step.kind == PlanStep::Kind::kWait) {
+    const bool waits = step.kind == PlanStep::Kind::kWait;
+    if (step.peer >= 0 && (waits || step.read != nullptr)) {
+      if (std::find(owing.begin(), owing.end(), step.peer) == owing.end()) {
+        owing.push_back(step.peer);
+      }
+    }
+    if (waits) {
       words += text("lane ", lane, " waits for notification ",
                     first_notification_ + static_cast<std::uint64_t>(step.notification),
                     " of segment ", board_->id(), " owed by rank ", step.peer);
@@ -381,7 +388,12 @@ std::string BoundPlan::missing() const {
   if (words.empty() && array_copies_ != nullptr) {
     words = text(array_copies_->left(), " pieces of the array are copied back");
   }
-  return text("plan ", name_, ", execution ", generation_, ": ", words);
+  std::string late;
+  for (const Rank peer : owing) {
+    late += text(late.empty() ? "nothing yet from rank " : ", rank ", peer);
+  }
+  if (!late.empty()) late += ": ";
+  return text(late, "plan ", name_, ", execution ", generation_, ": ", words);
 }
 
 }  // namespace pgasdl

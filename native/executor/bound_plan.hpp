@@ -179,7 +179,8 @@ class BoundPlan {
     return announced_by(numbering, of) == (kMismatched | generation_);
   }
   Error mismatch_announced_by(std::size_t of) const;
-  void begin(std::uint32_t generation);
+  // `mark`: what all ranks must agree on in this execution, besides the fingerprint.
+  void begin(std::uint32_t generation, std::uint64_t mark = 0);
   // As far as it goes without blocking; true if anything moved. After an exception, which says what
   // failed, nothing may move any more. `lock` is free while a GPU is given work.
   bool advance(Lock& lock);
@@ -246,7 +247,7 @@ class BoundPlan {
   std::size_t lanes_left_ = 0;
   bool declined_ = false;
   std::uint32_t generation_ = 0;
-  std::uint64_t hash_ = 0;  // of fingerprint and generation
+  std::uint64_t hash_ = 0;  // of fingerprint, mark and generation
   std::uint64_t began_ = 0;
   std::uint64_t ended_ = 0;
   bool call_pending_ = false;

@@ -45,6 +45,8 @@ struct Array {
   // For a plan with several arrays: where each of its buffers lies, 0: where it did. Until it
   // began.
   std::span<const std::uintptr_t> places{};
+  // All ranks must agree on it, besides the plan's fingerprint.
+  std::uint64_t mark = 0;
 };
 
 class Execution {

@@ -49,7 +49,7 @@ void Executor::start(Execution& execution, const Array& array, const StreamOrder
     execution.reserve(array);
     ++n_coming_;
     if (array.access == BufferAccess::kCopied && after == nullptr) copy_in(execution, lock);
-    execution.phase().begin(execution.numbering_->generation());
+    execution.phase().begin(execution.numbering_->generation(), execution.array_.mark);
     record(Operation::kPlanStart, execution, execution.began());
     if (after != nullptr) execution.gated_ = true;
     if (after != nullptr || execution.phase().device() != kHost) expect(execution);
@@ -96,7 +96,7 @@ bool Executor::enqueue(Execution& execution, const Array& array, const StreamOrd
     released_.reserve(released_.size() + live_.size() + 1);
     execution.reserve(array);
     BoundPlan& plan = execution.phase();
-    plan.begin(execution.numbering_->generation());
+    plan.begin(execution.numbering_->generation(), execution.array_.mark);
     record(Operation::kPlanStart, execution, execution.began());
     execution.stream_until_ = deadline;
     execution.streamed_.store(true, std::memory_order_release);

@@ -166,9 +166,9 @@ Outcome Group::allgather(const Inside&, Kind kind, const std::string& what,
   return Outcome::kDone;
 }
 
-std::string Group::missing_in_allgather(Kind kind) const {
+std::string Group::missing_in_allgather(Kind kind, std::string_view what) const {
   if (kind == Kind::kExchange && !remotes_.empty()) {
-    return text("segment ", creation_->segment->id(), " of a group of ", ranks_.size(),
+    return text(what, ", segment ", creation_->segment->id(), " of a group of ", ranks_.size(),
                 ": every member has described its copy, but not all were there at once to make it; "
                 "call it again");
   }
@@ -185,8 +185,8 @@ std::string Group::missing_in_allgather(Kind kind) const {
   if (missing.empty() && course.sent < course.steps.size()) {
     missing = text("nothing sent yet to rank ", ahead(course.steps[course.sent].distance));
   }
-  return text("collective ", course.generation, " of segment ", control_->id(),
-              "'s group: ", missing);
+  return text(missing, ": ", what, ", collective ", course.generation, " of segment ",
+              control_->id(), "'s group");
 }
 
 }  // namespace pgasdl

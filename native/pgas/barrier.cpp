@@ -23,10 +23,9 @@ Outcome Group::barrier(const Inside&, Deadline deadline) {
 
 std::string Group::missing_in_barrier() const {
   const std::size_t round = barrier_.arrived;
-  return text("barrier ", barrier_.generation, " of a group of ", ranks_.size(), ": in round ",
-              round, " rank ", behind(barrier_.steps[round].distance),
-              " has not raised notification ", barrier_.first_flag + round, " of segment ",
-              control_->id());
+  return text("nothing yet from rank ", behind(barrier_.steps[round].distance), ": barrier ",
+              barrier_.generation, " of a group of ", ranks_.size(), ", round ", round,
+              ", notification ", barrier_.first_flag + round, " of segment ", control_->id());
 }
 
 }  // namespace pgasdl

@@ -140,7 +140,7 @@ class Group {
 
   // The parts that a wait that timed out is still waiting for, in words.
   std::string missing_in_barrier() const;
-  std::string missing_in_allgather(Kind kind) const;
+  std::string missing_in_allgather(Kind kind, std::string_view what) const;
 
  private:
   // Where the collectives of a kind stand.

@@ -369,14 +369,17 @@ void bind_exchange(nb::module_& module) {
       .def(
           "run_at",
           [](const ExecutionHandle& self, nb::handle owner,
-             const std::vector<std::uintptr_t>& addresses, std::optional<double> timeout) {
+             const std::vector<std::uintptr_t>& addresses, std::optional<double> timeout,
+             std::uint64_t mark) {
             Array array = self.array;
             array.places = addresses;
+            array.mark = mark;
             run_execution(*self.runtime, *self.execution, array,
                           seconds(self.runtime->context, timeout), owner);
           },
-          "owner"_a, "addresses"_a, "timeout"_a.none() = nb::none(),
-          "run() with each buffer at an address, 0: where it was; `owner` keeps them.")
+          "owner"_a, "addresses"_a, "timeout"_a.none() = nb::none(), "mark"_a = 0,
+          "run() with each buffer at an address, 0: where it was; `owner` keeps them. All ranks "
+          "must agree on `mark`.")
       .def(
           "close",
           [](const ExecutionHandle& self) {

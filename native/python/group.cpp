@@ -38,7 +38,7 @@ nb::list allgather(const GroupHandle& self, bool reduction, const std::string& w
   if (blocking(limit, [&](Deadline deadline) {
         return self.group->allgather(inside, kind, what, fingerprint, bytes, deadline, all);
       }) != Outcome::kDone) {
-    raise("Timeout", what + ", " + self.group->missing_in_allgather(kind));
+    raise("Timeout", self.group->missing_in_allgather(kind, what));
   }
   nb::list result;
   for (const std::string& blob : all) result.append(nb::bytes(blob.data(), blob.size()));

@@ -56,7 +56,7 @@ void insist(Group& group, Kind kind, const std::string& mine, std::vector<std::s
             double seconds) {
   const Deadline deadline = soon();
   while (gather(group, kind, mine, Deadline::in(seconds), all) != Outcome::kDone) {
-    CHECK_NOTE(!deadline.passed(), "%s", group.missing_in_allgather(kind).c_str());
+    CHECK_NOTE(!deadline.passed(), "%s", group.missing_in_allgather(kind, "a relay").c_str());
     std::this_thread::yield();
   }
 }
