@@ -17,7 +17,8 @@ from pgasdl.group import Group
 from pgasdl.segment import SegmentTable
 
 T = TypeVar("T")
-Unfinished = dict[Group, tuple[Hashable, list[Any]]]
+# By group: a call, its steps' results, and the same of an interrupted call inside it.
+Unfinished = dict[Group, tuple[Hashable, list[Any], Any]]
 
 
 class Server(Protocol):
@@ -142,12 +143,15 @@ class Steps:
         self._unfinished = unfinished
         self._group = group
         self._call = call
-        begun, self._done = unfinished.get(group, (call, []))
+        begun, self._done, inside = unfinished.get(group, (call, [], None))
         if begun != call:
             raise MismatchError(
                 f"{begun} timed out in {group}: call it again with the same arguments first"
             )
         self._at = 0
+        unfinished.pop(group, None)
+        if inside is not None:
+            unfinished[group] = inside
 
     def __enter__(self) -> Steps:
         return self
@@ -167,6 +171,7 @@ class Steps:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, (Timeout, KeyboardInterrupt)):
-            self._unfinished[self._group] = self._call, self._done
+            inside = self._unfinished.get(self._group)
+            self._unfinished[self._group] = self._call, self._done, inside
         else:
             self._unfinished.pop(self._group, None)
