@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
@@ -25,10 +26,6 @@ class DistributedArray(Numbered):
         The ranks, and how blocks move between them.
     layout : Layout
         Which rank has which block; a vector is a column.
-    flat : ndarray
-        This rank's blocks, one after another, of one dimension.
-    version : int
-        How often it was changed, the same on all ranks.
     """
 
     ndim: int
@@ -41,16 +38,55 @@ class DistributedArray(Numbered):
             DistributedArray._kinds[ndim] = cls
 
     def __init__(
-        self, space: Space, layout: Layout, dtype: npt.DTypeLike, flat: Array | None = None
+        self,
+        space: Space,
+        layout: Layout,
+        dtype: npt.DTypeLike,
+        flat: Array | None = None,
+        *,
+        original: DistributedArray | None = None,
+        numbered: bool = True,
     ) -> None:
         element = as_numpy_dtype(dtype)
         core_dtype(element)
         self.space: Space = space
-        self.layout, self.version = layout, 0
-        self.flat = space.empty(layout.count(space.rank), element) if flat is None else flat
-        # Copies in other layouts that were made before, and the version that each has.
-        self._seen: dict[tuple[Layout, np.dtype[Any]], tuple[int, Self]] = {}
-        self._is_replica = False
+        self.layout = layout
+        self._flat = space.empty(layout.count(space.rank), element) if flat is None else flat
+        # Replicas in other layouts. Each shares its original's number and count of changes, and
+        # has been filled when there were so many.
+        self._seen: dict[tuple[Layout, np.dtype[Any]], Self] = {}
+        self._original = None if original is None else weakref.ref(original)
+        self._filled = -1
+        self._number = 0
+        self._changes: list[int] = [0] if original is None else original._changes
+        if original is not None:
+            self._number = original._number
+        elif numbered:
+            self.take_number()
+
+    def take_number(self) -> None:
+        """Take the next number, the same on all ranks if they are in step.
+
+        Once it is made: a call that is repeated after a Timeout takes one.
+        """
+        self.space.n_arrays += 1
+        self._number = self.space.n_arrays
+
+    @property
+    def flat(self) -> Array:
+        """Blocks of this rank, one after another, of one dimension."""
+        self._renew()
+        return self._flat
+
+    @flat.setter
+    def flat(self, flat: Array) -> None:
+        self._flat = flat
+
+    @property
+    def identity(self) -> str:
+        """Text that differs between ranks that are out of step, or whose arrays differ."""
+        told = f"array {self._number} version {self._changes[0]}"
+        return f"{told}, {core_dtype(self.dtype)}, {self.layout.identity}"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,7 +96,7 @@ class DistributedArray(Numbered):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the elements."""
-        return self.flat.dtype
+        return self._flat.dtype
 
     @property
     def size(self) -> int:
@@ -75,9 +111,9 @@ class DistributedArray(Numbered):
 
         All ranks call :meth:`changed` after some wrote to theirs.
         """
+        flat = self.flat  # also where there is no block: to renew a replica is collective
         for block, at in self.layout.placed(self.space.rank):
-            shape = block.rows, block.columns
-            yield block, self.flat[at : at + block.count].reshape(shape)
+            yield block, flat[at : at + block.count].reshape(block.rows, block.columns)
 
     def kept(self) -> Iterator[tuple[Block, Array]]:
         """Yield the blocks that count here, where each element counts on one rank."""
@@ -97,13 +133,13 @@ class DistributedArray(Numbered):
             It is a replica.
         """
         self.require_original()
-        self.version += 1
+        self._changes[0] += 1
 
     def require_original(self) -> None:
         """Raise LayoutError for a replica, which only its original changes, and in explain()."""
         if self.space.told is not None:
             raise LayoutError("what is explained cannot be in place: it is not done")
-        if self._is_replica:
+        if self._original is not None:
             raise LayoutError("a replica is not changed, but its original: or take a copy()")
 
     # --- other layouts
@@ -128,7 +164,8 @@ class DistributedArray(Numbered):
         PlanError
             A conversion from or to integers.
         MismatchError
-            Ranks remap different matrices, or to different layouts.
+            Ranks remap different matrices, or to different layouts: one made another matrix, or
+            changed one, where the others did not.
         PeerLost, Timeout
             Nothing can be moved in this group any more.
 
@@ -137,15 +174,18 @@ class DistributedArray(Numbered):
         dMath: remap, with a change of precision on the way.
         """
         wanted = self.space.layout(self.layout.shape, layout)
-        found = type(self)(self.space, wanted, self.dtype if dtype is None else dtype)
-        self._fill(found)
+        element = self.dtype if dtype is None else dtype
+        found = type(self)(self.space, wanted, element, numbered=False)
+        self.space.move(self, wanted, found._flat)
+        found.take_number()
         return found
 
     @served
     def replica(self, layout: Layout | str, dtype: npt.DTypeLike | None = None) -> Self:
         """Return a copy in another layout that is kept, and moved again only after a change.
 
-        Collective. It cannot be changed itself. Parameters and errors as for :meth:`remap`.
+        Collective, and so is its next use after a change of the original. It cannot be changed
+        itself. Parameters and errors as for :meth:`remap`.
 
         Notes
         -----
@@ -155,22 +195,29 @@ class DistributedArray(Numbered):
         element = self.dtype if dtype is None else as_numpy_dtype(dtype)
         if wanted == self.layout and element == self.dtype:
             return self
-        version, replica = self._seen.get((wanted, element), (-1, None))
+        replica = self._seen.get((wanted, element))
         if replica is None:
-            replica = type(self)(self.space, wanted, element)
-            replica._is_replica = True
-        if version != self.version:
-            self._fill(replica)
-            replica.version += 1
+            replica = type(self)(self.space, wanted, element, original=self)
             if self.space.told is None:
-                self._seen[wanted, element] = self.version, replica
+                self._seen[wanted, element] = replica
+        replica._renew()
         return replica
 
-    def nearest(self) -> Self:
-        """Return the replica of it on all ranks, if that is up to date, or itself."""
-        everywhere = self.space.layout(self.layout.shape, "replicated")
-        version, replica = self._seen.get((everywhere, self.dtype), (-1, None))
-        return self if replica is None or version != self.version else replica
+    def _renew(self) -> None:
+        """Fill a replica whose original was changed. Collective then."""
+        if self._original is None or self._filled == self._changes[0]:
+            return
+        original = self._original()
+        if original is None:
+            raise LayoutError("a replica is out of date, and its original is gone: take a copy()")
+        original.space.move(original, self.layout, self._flat)
+        self._filled = self._changes[0]
+        if self.space.told is not None:
+            self.space.pretended.append(self)
+
+    def expire(self) -> None:
+        """Let the next use of a replica fill it again."""
+        self._filled = -1
 
     @served
     def forget(self) -> None:
@@ -181,7 +228,7 @@ class DistributedArray(Numbered):
     def everywhere(self) -> Array:
         """Return the whole of it as every rank has it in a replica, read-only. Collective.
 
-        The same as ``numpy.asarray``, without a copy.
+        ``numpy.asarray`` returns a copy, and keeps no replica.
         """
         whole = self.replica("replicated").flat.reshape(self.shape)
         whole.flags.writeable = False
@@ -191,7 +238,13 @@ class DistributedArray(Numbered):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("a distributed array has to be copied")
-        return self.everywhere().astype(self.dtype if dtype is None else dtype)
+        everywhere = self.space.layout(self.layout.shape, "replicated")
+        whole = np.empty(self.size, self.dtype)
+        if self.layout == everywhere:
+            whole[:] = self.flat
+        else:
+            self.space.move(self, everywhere, whole)
+        return whole.reshape(self.shape).astype(self.dtype if dtype is None else dtype, copy=False)
 
     @served
     def astype(self, dtype: npt.DTypeLike) -> Self:
@@ -207,18 +260,19 @@ class DistributedArray(Numbered):
         """Return a copy."""
         return self.astype(self.dtype)
 
-    def _fill(self, other: DistributedArray) -> None:
-        self.space.move(self.layout, self.flat, other.layout, other.flat)
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self.copy()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.dtype}, {self.layout}>"
 
 
-def make(
-    ndim: int, space: Space, layout: Layout, dtype: npt.DTypeLike, flat: Array | None = None
-) -> Any:
+def make(ndim: int, *inputs: Any, **options: Any) -> Any:
     """Return a matrix or vector, by its number of dimensions."""
-    return DistributedArray._kinds[ndim](space, layout, dtype, flat)
+    return DistributedArray._kinds[ndim](*inputs, **options)
 
 
 def require_same_space(*arrays: DistributedArray) -> None:

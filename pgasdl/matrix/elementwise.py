@@ -13,14 +13,15 @@ from pgasdl.matrix.elements import Array, as_computed
 from pgasdl.matrix.layout import Block
 
 Function = Callable[..., Any]
+_PART = 1 << 16  # elements
 
 
 def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None = None) -> Any:
     """Return what a function makes of its operands, element by element, in the result's layout.
 
     The result has the layout of ``out``, or of the first operand of its shape. Others are moved
-    there, and kept as replicas. A vector stands for a row, as in NumPy; arrays of NumPy are those
-    that every rank has.
+    there, and kept as replicas, or everywhere if they are spread over the result as NumPy does it.
+    Arrays of NumPy, and lists, are those that every rank has.
 
     Raises
     ------
@@ -29,32 +30,60 @@ def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None
     BufferRefused
         The result is of another kind than ``out``: floating point numbers into integers.
     """
+    inputs = [*map(_array, inputs)]
     result = out[0] if out else None
     arrays = [each for each in (*inputs, *(out or ())) if isinstance(each, DistributedArray)]
     if result is not None and not isinstance(result, DistributedArray):
         return NotImplemented
     require_same_space(*arrays)
-    model = result if result is not None else max(arrays, key=lambda each: each.ndim)
+    model = result if result is not None else max(arrays, key=_extent)
     for each in inputs:
-        _require_fit(each, model)
-    if result is None:
-        result = make(model.ndim, model.space, model.layout, _dtype_of(function, inputs))
-    else:
+        shape = getattr(each, "shape", ())
+        if not _spreads(shape, model.shape):
+            raise LayoutError(f"an operand of shape {shape} does not fit {model.shape}")
+    element = _dtype_of(function, inputs)
+    if result is not None:
         result.require_original()
-        found = _dtype_of(function, inputs)
-        if not np.can_cast(found, result.dtype, "same_kind"):
+        if not np.can_cast(element, result.dtype, "same_kind"):
             raise BufferRefused(
-                f"a result of {found} into {result.dtype}, which is of another kind"
+                f"a result of {element} into {result.dtype}, which is of another kind"
             )
-    for target, operands in _parts(result, inputs):
-        target[...] = function(*map(_as_computed, operands))
-    if out:
-        result.changed()
+    operands = [_aligned(each, model) for each in inputs]
+    if result is None:
+        result = make(model.ndim, model.space, model.layout, element)
+    try:
+        for target, parts in _parts(result, operands):
+            _compute(function, target, parts)
+    finally:
+        if out:  # also where it failed halfway: ranks stay in step
+            result.changed()
     return result
 
 
-def _as_computed(operand: Any) -> Any:
-    return as_computed(operand) if isinstance(operand, np.ndarray) else operand
+def _array(operand: Any) -> Any:
+    scalar = isinstance(operand, DistributedArray) or np.ndim(operand) == 0
+    return operand if scalar else np.asarray(operand)
+
+
+def _extent(array: DistributedArray) -> tuple[int, int]:
+    return array.ndim, array.size
+
+
+def _compute(function: Function, target: Array, operands: Sequence[Any]) -> None:
+    """Fill an array: in place, or in parts whose temporary arrays the caches hold."""
+    exact = all(as_computed(each) is each for each in (target, *filter(_is_array, operands)))
+    if isinstance(function, np.ufunc) and exact:
+        function(*operands, out=target)
+        return
+    height = max(1, _PART * len(target) // max(1, target.size))
+    for at in range(0, len(target), height):
+        rows = slice(at, at + height)
+        parts = (as_computed(each[rows]) if _is_array(each) else each for each in operands)
+        target[rows] = function(*parts)
+
+
+def _is_array(operand: Any) -> bool:
+    return isinstance(operand, np.ndarray) and operand.ndim > 0
 
 
 def _dtype_of(function: Function, inputs: Sequence[Any]) -> np.dtype[Any]:
@@ -68,14 +97,6 @@ def _dtype_of(function: Function, inputs: Sequence[Any]) -> np.dtype[Any]:
     return found.dtype
 
 
-def _require_fit(operand: Any, model: DistributedArray) -> None:
-    shape = np.shape(operand) if not isinstance(operand, DistributedArray) else operand.shape
-    distributed = isinstance(operand, DistributedArray)
-    fits = shape in (model.shape, model.shape[1:]) if distributed else _spreads(shape, model.shape)
-    if not fits:
-        raise LayoutError(f"an operand of shape {shape} does not fit {model.shape}")
-
-
 def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
     try:
         return np.broadcast_shapes(shape, over) == over
@@ -83,9 +104,8 @@ def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
         return False
 
 
-def _parts(result: DistributedArray, inputs: Sequence[Any]) -> Iterator[tuple[Array, list[Any]]]:
+def _parts(result: DistributedArray, operands: Sequence[Any]) -> Iterator[tuple[Array, list[Any]]]:
     """Yield parts of this rank's result, and the operands' elements for each."""
-    operands = [_aligned(each, result) for each in inputs]
     alike = all(isinstance(each, DistributedArray) or np.ndim(each) == 0 for each in operands)
     if alike:
         yield (
@@ -107,11 +127,12 @@ def _parts(result: DistributedArray, inputs: Sequence[Any]) -> Iterator[tuple[Ar
         )
 
 
-def _aligned(operand: Any, result: DistributedArray) -> Any:
+def _aligned(operand: Any, model: DistributedArray) -> Any:
     """Return an operand as blocks like those of the result, or as what every rank has."""
     if not isinstance(operand, DistributedArray):
         return operand
-    return operand.replica(result.layout) if operand.ndim == result.ndim else operand.everywhere()
+    same = operand.shape == model.shape
+    return operand.replica(model.layout) if same else operand.everywhere()
 
 
 def _window(operand: Any, block: Block, result: DistributedArray) -> Any:

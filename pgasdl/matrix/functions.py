@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from pgasdl.matrix.serving import served
 def whole(value: Any) -> Any:
     """Return what every rank has of an argument; lists may have matrices in them. Collective."""
     if isinstance(value, DistributedArray):
-        return value.everywhere()
+        found = np.asarray(value)
+        found.flags.writeable = False  # what is written there would be lost
+        return found
     return type(value)(map(whole, value)) if type(value) in (list, tuple) else value
 
 
@@ -24,7 +28,7 @@ def _filled(value: Any) -> Callable[..., Any]:
     def like(array: Any, dtype: npt.DTypeLike | None = None) -> Any:
         element = array.dtype if dtype is None else dtype
         made = make(array.ndim, array.space, array.layout, element)
-        made.flat[:] = value
+        made[...] = value
         return made
 
     return like
@@ -34,16 +38,17 @@ def _where(condition: Any, x: Any, y: Any) -> Any:
     return elementwise.apply(np.where, (condition, x, y))
 
 
-def _clip(array: Any, a_min: Any = None, a_max: Any = None) -> Any:
-    return elementwise.apply(np.clip, (array, a_min, a_max))
+def _clip(array: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **named: Any) -> Any:
+    limits = named.pop("min", a_min), named.pop("max", a_max)
+    return elementwise.apply(np.clip, (array, *limits), None if out is None else (out,), **named)
 
 
 DISTRIBUTED: dict[Any, Callable[..., Any]] = {
-    np.sum: lambda array, axis=None: array.sum(axis),
-    np.max: lambda array, axis=None: array.max(axis),
-    np.min: lambda array, axis=None: array.min(axis),
-    np.mean: lambda array, axis=None: array.mean(axis),
-    np.linalg.norm: lambda array: array.norm(),
+    np.sum: lambda a, axis=None, *, keepdims=False: a.sum(axis, keepdims),
+    np.max: lambda a, axis=None, *, keepdims=False: a.max(axis, keepdims),
+    np.min: lambda a, axis=None, *, keepdims=False: a.min(axis, keepdims),
+    np.mean: lambda a, axis=None, *, keepdims=False: a.mean(axis, keepdims),
+    np.linalg.norm: lambda x, *, axis=None: x.norm(axis),
     np.transpose: lambda array: array.T,
     np.dot: products.matmul,
     np.copy: lambda array: array.copy(),
@@ -59,10 +64,20 @@ DISTRIBUTED: dict[Any, Callable[..., Any]] = {
 }
 
 
+@cache
+def _takes(function: Any, n_inputs: int, options: tuple[str, ...]) -> bool:
+    """Whether what is distributed has these options of NumPy's."""
+    try:
+        inspect.signature(DISTRIBUTED[function]).bind(*range(n_inputs), **dict.fromkeys(options))
+    except TypeError:
+        return False
+    return True
+
+
 @served
 def call(function: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call one of NumPy's functions: as it is above, or with the whole, as every rank has it."""
-    if function in DISTRIBUTED:
+    if function in DISTRIBUTED and _takes(function, len(inputs), tuple(options)):
         return DISTRIBUTED[function](*inputs, **options)
     given = {name: whole(each) for name, each in options.items()}
     return function(*map(whole, inputs), **given)

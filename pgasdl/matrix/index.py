@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray
 from pgasdl.matrix.elements import Array
 
@@ -18,8 +19,8 @@ def get(array: DistributedArray, key: Any) -> Any:
     shape = bottom - top, right - left
     window = array.space.layout(shape, "replicated")
     found = np.empty(shape[0] * shape[1], array.dtype)
-    array.space.move(array.layout, array.flat, window, found, (top, left))
-    return dropped(found.reshape(shape), single, array.ndim)
+    array.space.move(array, window, found, (top, left))
+    return dropped(found.reshape(shape), single)
 
 
 def put(array: DistributedArray, key: Any, value: Any) -> None:
@@ -27,8 +28,7 @@ def put(array: DistributedArray, key: Any, value: Any) -> None:
     array.require_original()
     ranges, single = ranges_of(array, key)
     (top, bottom), (left, right) = ranges
-    whole = np.empty((bottom - top, right - left), array.dtype)
-    dropped(whole, single, array.ndim)[...] = np.asarray(value)
+    whole = _spread(np.asarray(value, array.dtype), (bottom - top, right - left), single)
     for block, mine in array.blocks():
         rows = max(top, block.row), min(bottom, block.row + block.rows)
         columns = max(left, block.column), min(right, block.column + block.columns)
@@ -36,6 +36,18 @@ def put(array: DistributedArray, key: Any, value: Any) -> None:
             here = mine[_less(rows, block.row), _less(columns, block.column)]
             here[...] = whole[_less(rows, top), _less(columns, left)]
     array.changed()
+
+
+def _spread(given: Array, shape: tuple[int, int], single: tuple[bool, bool]) -> Array:
+    """Return a value as NumPy spreads it over elements of an index, of two dimensions."""
+    kept = tuple(n for n, one in zip(shape, single, strict=True) if not one)
+    while given.ndim > len(kept) and given.shape[0] == 1:
+        given = given[0]
+    try:
+        spread = np.broadcast_to(given, kept)
+    except ValueError:
+        raise LayoutError(f"a value of shape {given.shape} for elements of shape {kept}") from None
+    return spread[tuple(None if one else slice(None) for one in single)]
 
 
 def _less(limits: tuple[int, int], by: int) -> slice:
@@ -54,7 +66,7 @@ def ranges_of(
         raise IndexError(f"{len(keys)} indices of an array of {array.ndim} dimensions")
     found = [_range(each, n) for each, n in zip(keys, array.shape, strict=True)]
     if array.ndim == 1:
-        found.append((0, 1, False))
+        found.append((0, 1, True))
     (top, bottom, row), (left, right, column) = found
     return ((top, bottom), (left, right)), (row, column)
 
@@ -68,17 +80,14 @@ def _range(key: Any, n: int) -> tuple[int, int, bool]:
     try:
         number = operator.index(key)
     except TypeError:
-        raise IndexError(
-            f"an index of type {type(key).__name__}: numbers and slices only"
-        ) from None
+        number = None
+    if number is None or isinstance(key, bool):
+        raise IndexError(f"an index of type {type(key).__name__}: numbers and slices only")
     if not -n <= number < n:
         raise IndexError(f"index {number} of {n}")
     return number % n, number % n + 1, True
 
 
-def dropped(found: Array, single: tuple[bool, bool], ndim: int) -> Any:
-    """Return it without the dimensions for which one number was given; a vector's column goes."""
-    places: list[Any] = [0 if one else slice(None) for one in single]
-    if ndim == 1:
-        places[1] = 0
-    return found[tuple(places)]
+def dropped(found: Array, single: tuple[bool, bool]) -> Any:
+    """Return it without the dimensions for which one number was given, or that a vector lacks."""
+    return found[tuple(0 if one else slice(None) for one in single)]

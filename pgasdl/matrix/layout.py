@@ -183,7 +183,7 @@ class Layout:
         text = str((self.shape, [(b.rank, *b.extent) for b in self.blocks]))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Text that is the same for equal layouts, whatever their names, and only for these."""
         return f"{self._extent} ({self.digest})"
@@ -220,6 +220,8 @@ def cuts(n: int, parts: int) -> list[tuple[int, int]]:
     >>> cuts(4, 3)
     [(0, 2), (2, 2), (4, 0)]
     """
+    if parts < 1:
+        raise LayoutError("a layout on no rank")
     size = -(-n // parts)
     return [(min(n, p * size), max(0, min(size, n - p * size))) for p in range(parts)]
 
@@ -241,10 +243,10 @@ def grid(shape: Shape, ranks: Sequence[int], across: int | None = None) -> Layou
 
     ``across`` : columns of the grid, which divide the number of ranks; None: as square as can be
     """
-    if across is None:
+    if across is None and ranks:
         few = next(q for q in range(int(len(ranks) ** 0.5), 0, -1) if len(ranks) % q == 0)
         across = len(ranks) // few if shape[1] >= shape[0] else few
-    if across < 1 or len(ranks) % across:
+    if not across or across < 1 or len(ranks) % across or not ranks:
         raise LayoutError(f"a grid of {len(ranks)} ranks has no {across} columns")
     tall = cuts(shape[0], len(ranks) // across)
     wide = cuts(shape[1], across)
@@ -271,7 +273,7 @@ def cyclic(
     (height, width), (m, n) = block, shape
     if min(height, width) < 1:
         raise LayoutError(f"blocks of {height} x {width}")
-    if across < 1 or len(ranks) % across:
+    if across < 1 or len(ranks) % across or not ranks:
         raise LayoutError(f"a grid of {len(ranks)} ranks has no {across} columns")
     down = len(ranks) // across
     found = (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +15,7 @@ from pgasdl.buffers import as_numpy_dtype
 from pgasdl.errors import BufferRefused, LayoutError, RankError
 from pgasdl.group import Group
 from pgasdl.matrix.array import make
-from pgasdl.matrix.elements import Array
+from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.layout import Layout, replicated
 from pgasdl.matrix.serving import Local, is_master, served
 from pgasdl.matrix.space import space_of
@@ -70,9 +72,12 @@ def full(
     layout: Layout | str = "rows",
     dtype: npt.DTypeLike = np.float32,
 ) -> Any:
-    """Make one of equal elements; parameters as for :func:`empty`."""
+    """Make one of equal elements, or of an array that is spread over it, as ``numpy.full``.
+
+    Parameters as for :func:`empty`.
+    """
     made = empty(where, shape, layout, dtype)
-    made.flat[:] = value
+    made[...] = value
     return made
 
 
@@ -150,9 +155,16 @@ def _from_root(
     space = space_of(where)
     if not 0 <= root < space.group.size:
         raise RankError(f"root {root}: the group has {space.group.size} ranks")
-    given = _array(values.value, dtype) if space.rank == root else np.empty(0)
-    about = json.dumps([given.shape, given.dtype.name]).encode() if space.rank == root else b""
+    given, about = np.empty(0), b""
+    if space.rank == root:
+        try:
+            given = _array(values.value, dtype)
+            about = json.dumps([given.shape, given.dtype.name]).encode()
+        except (TypeError, ValueError) as error:  # all are told
+            about = json.dumps([None, str(error)]).encode()
     shape, name = json.loads(space.group.allgather("matrix.array", about)[root])
+    if shape is None:
+        raise BufferRefused(f"rank {root} has no array: {name}")
     found = replicated(_two(tuple(shape)), [root])
     flat = np.ascontiguousarray(given).reshape(-1) if space.rank == root else None
     whole = make(len(shape), space, found, name, flat)
@@ -167,8 +179,14 @@ def random(
     layout: Layout | str = "rows",
     dtype: npt.DTypeLike = np.float32,
 ) -> Any:
-    """Make one of random numbers from 0 to 1; see :func:`standard_normal`."""
-    return _drawn(where, shape, seed, layout, dtype, lambda dice, n: dice.random(n))
+    """Make one of random numbers, 0 <= x < 1; see :func:`standard_normal`."""
+    element = _drawn_dtype(dtype)
+    bits = 1 + ml_dtypes.finfo(element).nmant  # type: ignore[no-untyped-call]
+
+    def draw(dice: np.random.Generator, n: int) -> Array:
+        return np.floor(np.ldexp(dice.random(n), bits)) * 2.0**-bits  # none is rounded up to 1
+
+    return _drawn(where, shape, seed, layout, element, draw)
 
 
 @served
@@ -194,7 +212,8 @@ def standard_normal(
     dMath: runs are reproduced by the seeds that its master hands out; here by one seed and a
     generator that counts (Philox).
     """
-    return _drawn(where, shape, seed, layout, dtype, lambda dice, n: dice.standard_normal(n))
+    element = _drawn_dtype(dtype)
+    return _drawn(where, shape, seed, layout, element, lambda dice, n: dice.standard_normal(n))
 
 
 def _drawn(
@@ -202,11 +221,9 @@ def _drawn(
     shape: _Shape,
     seed: int,
     layout: Layout | str,
-    dtype: npt.DTypeLike,
+    dtype: np.dtype[Any],
     draw: Callable[[np.random.Generator, int], Array],
 ) -> Any:
-    if as_numpy_dtype(dtype).kind in "iub":
-        raise BufferRefused(f"random numbers are no {as_numpy_dtype(dtype)}")
     made = empty(where, shape, layout, dtype)
     for block, mine in made.blocks():
         bottom, right = block.row + block.rows, block.column + block.columns
@@ -226,10 +243,21 @@ def _drawn(
 
 def _two(shape: _Shape) -> tuple[int, int]:
     """Return the shape of a layout."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    try:
+        given: Any = shape if np.ndim(shape) else (shape,)
+        sizes = tuple(map(operator.index, given))
+    except TypeError:
+        raise LayoutError(f"shape {shape!r}: whole numbers, one or two") from None
     if len(sizes) not in (1, 2):
         raise LayoutError(f"shape {shape}: matrices have two dimensions, vectors one")
     return sizes[0], sizes[1] if len(sizes) == 2 else 1
+
+
+def _drawn_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    element = as_numpy_dtype(dtype)
+    if core_dtype(element) == "bytes" or element.kind in "iu":
+        raise BufferRefused(f"random numbers are no {element}")
+    return element
 
 
 def _array(values: npt.ArrayLike | None, dtype: npt.DTypeLike | None) -> Array:

@@ -10,6 +10,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from pgasdl.matrix import elementwise, functions, index, products, reductions
 from pgasdl.matrix.array import DistributedArray
 from pgasdl.matrix.reader import Reader
+from pgasdl.matrix.reductions import Axis
 from pgasdl.matrix.serving import served
 
 
@@ -33,38 +34,40 @@ class _Operators(DistributedArray, NDArrayOperatorsMixin):
         return functions.call(function, inputs, options)
 
     @served
-    def sum(self, axis: int | None = None) -> Any:
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the sum, or the sums over an axis, as ``numpy.sum``. Collective.
 
         Returns
         -------
-        scalar or DistributedVector
+        scalar, DistributedVector, or DistributedMatrix with ``keepdims``
             The layout and the plan of the all-reduce fix the order of the additions: the same bits
             on every rank and in every run. A vector is laid out as the columns if no column is cut
             (axis 0), as the rows if no row is cut (axis 1); else every rank has it all.
         """
-        return reductions.reduce(self, "sum", axis)
+        return reductions.reduce(self, "sum", axis, keepdims)
 
     @served
-    def max(self, axis: int | None = None) -> Any:
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the maximum, or the maxima over an axis; as :meth:`sum`."""
-        return reductions.reduce(self, "max", axis)
+        return reductions.reduce(self, "max", axis, keepdims)
 
     @served
-    def min(self, axis: int | None = None) -> Any:
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Any:
         """Return the minimum, or the minima over an axis; as :meth:`sum`."""
-        return reductions.reduce(self, "min", axis)
+        return reductions.reduce(self, "min", axis, keepdims)
 
     @served
-    def mean(self, axis: int | None = None) -> Any:
-        """Return the mean, or the means over an axis; as :meth:`sum`."""
-        total = self.sum(axis)
-        return total / (self.size if axis is None else self.shape[axis])
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Any:
+        """Return the mean, or the means over an axis, as ``numpy.mean``; see :meth:`sum`."""
+        return reductions.mean(self, axis, keepdims)
 
     @served
-    def norm(self) -> Any:
-        """Return the Frobenius or Euclidean norm, as ``numpy.linalg.norm``. Collective."""
-        return reductions.norm(self)
+    def norm(self, axis: Axis = None) -> Any:
+        """Return the Frobenius or Euclidean norm, or those over an axis, as ``numpy.linalg.norm``.
+
+        Collective.
+        """
+        return reductions.norm(self, axis)
 
     @served
     def axpy(self, alpha: float, other: DistributedArray) -> Self:
@@ -108,7 +111,7 @@ class DistributedMatrix(_Operators, ndim=2):
     element by element, whatever the operands' layouts: the first matrix says where the result lies,
     and others are moved there, once until they change. Of NumPy's functions sum, max, min, mean,
     dot, transpose, where, clip, copy, linalg.norm and those like zeros_like leave it distributed;
-    all others get the whole of it, as ``numpy.asarray`` has it.
+    all others, and options that these lack, get the whole of it, as ``numpy.asarray`` has it.
 
     Attributes
     ----------
@@ -136,6 +139,11 @@ class DistributedMatrix(_Operators, ndim=2):
 
 class DistributedVector(_Operators, ndim=1):
     """A vector in blocks on ranks of a group; as :class:`DistributedMatrix`."""
+
+    @property
+    def T(self) -> DistributedVector:  # noqa: N802 (NumPy's name)
+        """The vector itself, as NumPy has it."""
+        return self
 
     @served
     def dot(self, other: Any) -> Any:

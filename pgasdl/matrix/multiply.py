@@ -25,7 +25,7 @@ import numpy as np
 
 from pgasdl.matrix.array import make
 from pgasdl.matrix.choice import Way, addends, choose, stack
-from pgasdl.matrix.elements import Array, computed, core_dtype
+from pgasdl.matrix.elements import Array, computed
 from pgasdl.matrix.homes import find_homes
 from pgasdl.matrix.layout import Block, Layout
 from pgasdl.matrix.operand import Operand, Range
@@ -61,8 +61,8 @@ def multiply(a: Operand, b: Operand, wanted: Layout | None, stationary: str | No
 
 def _run(space: Space, way: Way, a: Operand, b: Operand, element: np.dtype[Any]) -> Any:
     """Multiply; None: what ranks need of each other lies outside the pool."""
-    layouts = ", ".join(each.identity for each in (a.layout, b.layout, way.layout))
-    what = f"product of {core_dtype(element)}, stationary {way.stationary}: {layouts}"
+    where = f"{way.stationary} stays, {way.layout.identity}"
+    what = f"product of {a.identity} and {b.identity}, {where}"
     with space.steps(what) as steps:
         job = steps(lambda: _Product(space, way, a, b, element))
         if job.moving and not steps(lambda: job.meet(what, job.moving)):

@@ -31,6 +31,11 @@ class Operand:
         self.buffers: list[Array] = []
 
     @property
+    def identity(self) -> str:
+        """As of an array."""
+        return self.array.identity + (", transposed" if self._turned else "")
+
+    @property
     def layout(self) -> Layout:
         """As it is multiplied."""
         return self.array.layout.T if self._turned else self.array.layout

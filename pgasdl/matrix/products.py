@@ -10,6 +10,7 @@ from pgasdl.errors import BufferRefused, LayoutError
 from pgasdl.matrix.array import DistributedArray, make, require_same_space
 from pgasdl.matrix.choice import STATIONARY, single
 from pgasdl.matrix.elements import Array, as_computed
+from pgasdl.matrix.index import put
 from pgasdl.matrix.layout import Block, Layout
 from pgasdl.matrix.multiply import multiply
 from pgasdl.matrix.operand import Operand
@@ -62,13 +63,14 @@ def matmul(
     dMath: cyclic GEMM. float16 and bfloat16 are multiplied in float32. The layouts fix the order
     of the additions: the same bits in every run.
     """
+    left, right = map(_operand, (left, right))
     require_same_space(*(each for each in (left, right) if isinstance(each, DistributedArray)))
     shapes = left.shape, right.shape
     if len(shapes[0]) == len(shapes[1]) == 2:
         return _matrices(left, right, (transpose_a, transpose_b), layout, stationary)
     if transpose_a or transpose_b or layout is not None or stationary is not None:
         raise LayoutError("a vector is not transposed, and its product has a layout of its own")
-    if not all(shapes) or shapes[0][-1] != shapes[1][0]:
+    if not {left.ndim, right.ndim} <= {1, 2} or shapes[0][-1] != shapes[1][0]:
         raise LayoutError(f"a product of shapes {shapes[0]} and {shapes[1]}")
     result = np.result_type(left.dtype, right.dtype)
     if left.ndim == right.ndim:
@@ -95,6 +97,7 @@ def matmul_into(left: Any, right: Any, out: tuple[Any] | None = None) -> Any:
     if not isinstance(goal, DistributedArray):
         return NotImplemented
     goal.require_original()
+    left, right = map(_operand, (left, right))
     shape = (*left.shape[:-1], *right.shape[1:])
     if shape != goal.shape:
         raise LayoutError(f"a product of shape {shape} into {goal.shape}")
@@ -102,9 +105,16 @@ def matmul_into(left: Any, right: Any, out: tuple[Any] | None = None) -> Any:
     if not np.can_cast(element, goal.dtype, "same_kind"):
         raise BufferRefused(f"a result of {element} into {goal.dtype}, which is of another kind")
     found = matmul(left, right)
+    if not isinstance(found, DistributedArray):
+        put(goal, ..., found)
+        return goal
     goal.flat[:] = found.remap(goal.layout).flat
     goal.changed()
     return goal
+
+
+def _operand(operand: Any) -> Any:
+    return operand if isinstance(operand, DistributedArray) else np.asarray(operand)
 
 
 def _matrices(
@@ -133,12 +143,12 @@ def _matrices(
 
 
 def _distributed(operand: Any, space: Space) -> DistributedArray:
-    """Return a matrix that every rank has, or the replica that it has of one."""
+    """Return a matrix, or one of what every rank has."""
     if isinstance(operand, DistributedArray):
-        return operand.nearest()
+        return operand
     everywhere = space.layout(operand.shape, "replicated")
     flat = np.ascontiguousarray(operand).reshape(-1)
-    return make(2, space, everywhere, operand.dtype, flat)  # type: ignore[no-any-return]
+    return make(2, space, everywhere, operand.dtype, flat, numbered=False)  # type: ignore[no-any-return]
 
 
 def _inner(left: Any, right: Any, result: np.dtype[Any]) -> Any:
@@ -154,4 +164,4 @@ def _inner(left: Any, right: Any, result: np.dtype[Any]) -> Any:
         for (block, mine), other in zip(left.blocks(), others, strict=True)
         if left.layout.keeper(block) == left.space.rank
     ]
-    return combined(left, parts, "sum", exact).astype(result)
+    return combined(left, "inner product", parts, "sum", exact).astype(result)

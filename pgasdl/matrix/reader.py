@@ -54,4 +54,4 @@ class Reader:
         pieces = pieces_of(array.layout, window, space.rank, space.group.size)
         self._homes.fetch(pieces, values)
         space.context.wait()
-        return dropped(values.reshape(shape), single, array.ndim)
+        return dropped(values.reshape(shape), single)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,39 +12,70 @@ from pgasdl.errors import LayoutError
 from pgasdl.matrix.array import DistributedArray, make
 from pgasdl.matrix.elements import Array, as_computed, computed
 from pgasdl.matrix.layout import Block, Layout, rows
+from pgasdl.matrix.space import UFUNCS
 
-_UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+# Elements that are added up at once, by NumPy; then in float64.
+_PART = 1 << 16
+Axis = int | tuple[int, ...] | None
 
 
-def reduce(array: DistributedArray, op: str, axis: int | None) -> Any:
-    """Reduce over an axis, or over all elements. Collective; see :meth:`DistributedMatrix.sum`."""
-    ufunc = _UFUNCS[op]
-    result = ufunc.reduce(np.empty(1, array.dtype)).dtype
-    if axis is not None:
-        if not -array.ndim <= axis < array.ndim:
-            raise LayoutError(f"axis {axis} of an array of {array.ndim} dimensions")
-        axis %= array.ndim
-    if axis is None or array.ndim == 1:
-        if not array.size and op != "sum":
-            raise ValueError(f"the {op} of no elements")
-        exact = np.dtype(np.float64) if op == "sum" and result.kind not in "iu" else result
-        parts = [ufunc.reduce(as_computed(mine), None, exact) for _, mine in array.kept()]
-        return combined(array, parts, op, exact).astype(result)
-    if not array.shape[axis] and op != "sum":
+def reduce(
+    array: DistributedArray,
+    op: str,
+    axis: Axis,
+    keepdims: bool = False,
+    result: np.dtype[Any] | None = None,
+) -> Any:
+    """Reduce over an axis, or over all elements. Collective; see :meth:`DistributedMatrix.sum`.
+
+    ``result`` : dtype; None: NumPy's
+    """
+    ufunc = UFUNCS[op]
+    result = result or ufunc.reduce(np.empty(1, array.dtype)).dtype
+    axis = _axis(array, axis)
+    if not (array.size if axis is None else array.shape[axis]) and op != "sum":
         raise ValueError(f"the {op} of no elements")
+    if axis is None:
+        exact = np.dtype(np.float64) if op == "sum" and result.kind not in "iu" else result
+        parts = [ufunc.reduce(as_computed(each), dtype=computed(result)) for each in _pieces(array)]
+        total = combined(array, op, parts, op, exact).astype(result)
+        if not keepdims:
+            return total
+        everywhere = array.space.layout((1, 1), "replicated")
+        return make(array.ndim, array.space, everywhere, result, np.reshape(total, 1))
 
     def part(block: Block, mine: Array) -> Array:
         del block
         return ufunc.reduce(as_computed(mine), axis, computed(result))  # type: ignore[no-any-return]
 
-    return over_axis(array, axis, op, part, result)
+    vector = over_axis(array, axis, op, part, result)
+    if not keepdims:
+        return vector
+    layout = vector.layout if axis else vector.layout.T  # of one column, or one row
+    return make(2, array.space, layout, result, vector.flat)
 
 
-def combined(array: DistributedArray, parts: list[Any], op: str, dtype: np.dtype[Any]) -> Any:
-    """Return the reduction of all ranks' numbers, the same on each."""
+def _axis(array: DistributedArray, axis: Axis) -> int | None:
+    """Return the axis that is reduced; None: all are."""
+    axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    if not axes or not all(-array.ndim <= each < array.ndim for each in axes):
+        raise LayoutError(f"axis {axis} of an array of {array.ndim} dimensions")
+    found = {each % array.ndim for each in axes}
+    return None if len(found) == array.ndim else found.pop()
+
+
+def combined(array: DistributedArray, what: str, parts: list[Any], op: str, dtype: Any) -> Any:
+    """Return the reduction of all ranks' numbers, the same on each; ``what`` names it."""
     core = _core(dtype)
-    mine = _UFUNCS[op].reduce([_identity(op, core), *parts]).astype(core)
-    return array.space.combine(mine, op)
+    mine = UFUNCS[op].reduce([_identity(op, core), *parts]).astype(core)
+    return array.space.reduce(f"{what} of {array.identity}", np.reshape(mine, 1), op)[0]
+
+
+def _pieces(array: DistributedArray) -> Iterator[Array]:
+    """Yield what counts here, in pieces that the caches hold."""
+    for _, mine in array.kept():
+        flat = mine.reshape(-1)
+        yield from (flat[at : at + _PART] for at in range(0, len(flat), _PART))
 
 
 def over_axis(
@@ -82,8 +113,8 @@ def over_axis(
     for block, mine in array.kept():
         begin, length = of(block)
         here = whole[begin : begin + length]
-        _UFUNCS[op](here, part(block, mine), out=here, casting="unsafe")
-    array.space.add_up(whole, op)
+        UFUNCS[op](here, part(block, mine), out=here, casting="unsafe")
+    whole = array.space.reduce(f"{op} over axis {axis} of {array.identity}", whole, op)
     everywhere = array.space.layout((n, 1), "replicated")
     return make(1, array.space, everywhere, result, whole.astype(result))
 
@@ -102,11 +133,28 @@ def _identity(op: str, dtype: np.dtype[Any]) -> Any:
     return dtype.type(-math.inf if low else math.inf)
 
 
-def norm(array: DistributedArray) -> Any:
-    """Return the Frobenius or Euclidean norm."""
-    exact = np.dtype(np.float64)
-    parts = [np.square(mine, dtype=exact).sum() for _, mine in array.kept()]
-    total = np.sqrt(combined(array, parts, "sum", exact))
+def mean(array: DistributedArray, axis: Axis, keepdims: bool) -> Any:
+    """Return the mean, or the means over an axis: added up in float32 at least, as by NumPy."""
+    element = array.dtype if array.dtype.kind not in "iub" else np.dtype(np.float64)
+    total = reduce(array, "sum", axis, keepdims, computed(element))
+    over = _axis(array, axis)
+    return (total / (array.size if over is None else array.shape[over])).astype(element)
+
+
+def norm(array: DistributedArray, axis: Axis = None) -> Any:
+    """Return the Frobenius or Euclidean norm, or those over an axis: added up in float64."""
+    exact, over = np.dtype(np.float64), _axis(array, axis)
+
+    def part(block: Block, mine: Array) -> Array:
+        del block
+        return np.square(mine, dtype=exact).sum(over)  # type: ignore[no-any-return]
+
+    if over is None:
+        exactly = (each.astype(exact, copy=False) for each in _pieces(array))
+        parts = [np.einsum("i,i", each, each) for each in exactly]  # BLAS would start threads
+        total = np.sqrt(combined(array, "norm", parts, "sum", exact))
+    else:
+        total = np.sqrt(over_axis(array, over, "sum", part, exact))
     return total.astype(computed(array.dtype)) if array.dtype.kind not in "iub" else total
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from pgasdl.matrix.elements import Array, core_dtype
 from pgasdl.matrix.explain import MAPPED, NETWORK, Explanation
 from pgasdl.matrix.homes import find_homes
 from pgasdl.matrix.layout import Layout, Shape, named
-from pgasdl.matrix.moves import moves_between, pieces_between
+from pgasdl.matrix.moves import Pieces, moves_between, pieces_between
 from pgasdl.matrix.serving import quiet, served
 from pgasdl.plans.cost import Model
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 _NOT_NOTED = nullcontext()
 # Smaller matrices are sent: telling where they lie takes longer than copying them twice.
 _LEAST_LOADED = 1 << 20
+# Bytes of arrays that every rank gets of all, and reduces itself: in one step, with an agreement.
+_MOST_GATHERED = 8 << 10
+UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class Span(NamedTuple):
@@ -70,6 +74,9 @@ class Space:
         self.context, self.group = context, group
         self.told: Explanation | None = None
         self.spans: list[Span] | None = None
+        self.n_arrays = 0
+        # Replicas that would have been filled, had their elements not been explained only.
+        self.pretended: list[Any] = []
         segments, size = context.segments, group.size
         flags, nbytes = notifications(group), inbox_bytes(group)
         with self.steps("the first matrix") as steps:
@@ -108,20 +115,20 @@ class Space:
 
     def move(
         self,
-        source: Layout,
-        given: Array,
+        array: Any,
         target: Layout,
         taken: Array,
         at: tuple[int, int] | None = None,
     ) -> None:
-        """Fill this rank's part of ``target`` from all ranks' parts of ``source``. Collective.
+        """Fill this rank's part of ``target`` from all ranks' parts of an array. Collective.
 
         Parameters
         ----------
-        given, taken : ndarray
-            What this rank stores, of one dimension.
+        array : DistributedArray
+        taken : ndarray
+            What this rank gets, of one dimension.
         at : tuple[int, int], optional
-            Where the target begins in the source, if it is a part of that.
+            Where the target begins in the array, if it is a part of that.
 
         Raises
         ------
@@ -129,51 +136,62 @@ class Space:
             Ranks move different matrices.
         PeerLost, Timeout
         """
-        names = core_dtype(given.dtype), core_dtype(taken.dtype)
+        source, given = array.layout, array.flat
         if self.told is not None:
             self.told.note_move(source, target, at, min(given.itemsize, taken.itemsize))
             return
+        what = f"remap of {array.identity} to {target.identity}, {taken.dtype}, at {at}"
         large = target.size * given.itemsize >= _LEAST_LOADED
-        if large and self.group.mapped and self._load(source, given, target, taken, at):
-            return
+        with self.steps(what) as steps:
+            goal = steps(lambda: taken)  # or that of the same call, if it timed out
+            pieces = partial(pieces_between, source, target, self.rank, self.group.size, at)
+            if not (large and self.group.mapped and self._load(steps, what, given, pieces, goal)):
+                self._send(steps, what, (source, target, at), given, goal)
+            if goal is not taken:
+                taken[:] = goal
+
+    def _load(
+        self, steps: Steps, what: str, given: Array, pieces: Callable[[], Pieces], taken: Array
+    ) -> bool:
+        """Fill ``taken`` out of peers' memory; False: some rank's part lies outside the pool."""
+        with self.during("wait"):
+            homes, outside = steps(lambda: find_homes(self.group, what, [given], steps.left))
+        if not outside:
+            with self.during("move"):
+                steps(lambda: homes[0].fetch(pieces(), taken))
+            with self.during("wait"):
+                steps(lambda: self.group.barrier(timeout=steps.left))
+        return not outside
+
+    def _send(
+        self,
+        steps: Steps,
+        what: str,
+        way: tuple[Layout, Layout, tuple[int, int] | None],
+        given: Array,
+        taken: Array,
+    ) -> None:
+        """Fill ``taken`` by a plan that all ranks make."""
+        names = core_dtype(given.dtype), core_dtype(taken.dtype)
 
         def describe() -> Remap:
+            source, target, at = way
             moves = moves_between(source, target, self.rank, self.group.size, at)
-            return Remap(_what(source, target, at), moves, *names)
+            return Remap(f"{source.identity} to {target.identity} at {at}", moves, *names)
 
-        bound = self._calls.bound((source, target, at, *names), describe)
+        bound = self._calls.bound((*way, *names), describe)
         places = [array.ctypes.data if array.size else 0 for array in (given, taken)]
+        mark = zlib.crc32(what.encode())
         self._numbers.enter("a remap of a matrix")
         try:
             with self.during("move"):
                 for execution, _ in bound.parts:
-                    execution.run_at((given, taken), [*places, 0])
+                    run = partial(execution.run_at, (given, taken), [*places, 0], mark=mark)
+                    steps(run)
         except MismatchError as error:
-            raise MismatchError(f"{bound.what}: {error}") from error
+            raise MismatchError(f"{what}: {error}") from error
         finally:
             self._numbers.leave()
-
-    def _load(
-        self,
-        source: Layout,
-        given: Array,
-        target: Layout,
-        taken: Array,
-        at: tuple[int, int] | None,
-    ) -> bool:
-        """Fill ``taken`` out of peers' memory; False: some rank's part lies outside the pool."""
-        dtypes = core_dtype(given.dtype), core_dtype(taken.dtype)
-        what = "{}, {} to {}".format(_what(source, target, at), *dtypes)
-        pieces = pieces_between(source, target, self.rank, self.group.size, at)
-        with self.steps(what) as steps:
-            with self.during("wait"):
-                homes, outside = steps(lambda: find_homes(self.group, what, [given], steps.left))
-            if not outside:
-                with self.during("move"):
-                    steps(lambda: homes[0].fetch(pieces, taken))
-                with self.during("wait"):
-                    steps(lambda: self.group.barrier(timeout=steps.left))
-        return not outside
 
     def during(self, kind: str) -> AbstractContextManager[None]:
         """Note what is done inside, if anybody wants to know it."""
@@ -192,19 +210,30 @@ class Space:
         state = self.context.state
         return Steps(state.unfinished, self.group, what, self.context._seconds(None))
 
-    def add_up(self, array: Array, op: str = "sum") -> None:
-        """Replace every rank's array by the sum of all, or another reduction. Collective."""
+    def reduce(self, what: str, array: Array, op: str = "sum") -> Array:
+        """Return the sum of every rank's array, or another reduction. Collective.
+
+        Parameters
+        ----------
+        what : str
+            All ranks must agree on it.
+        array : ndarray
+            Of one dimension; a long one may hold the result.
+        op : str, default "sum"
+            Or "min" or "max".
+        """
         if self.told is not None:
             self.told.note_reduction(array)
-        elif array.size:
-            self.context.allreduce(array, op, group=self.group)
-
-    def combine(self, number: Any, op: str) -> Any:
-        """Return the sum of all ranks' numbers, or another reduction. Collective."""
-        if self.told is not None:
-            self.told.note_reduction(np.reshape(number, 1))
-            return number
-        return self.group.allreduce(np.reshape(number, 1), op)[0]
+            return array
+        if array.nbytes <= _MOST_GATHERED:
+            all_ranks = b"".join(self.group.allgather(what, array.tobytes()))
+            parts = np.frombuffer(all_ranks, array.dtype).reshape(self.group.size, -1)
+            return UFUNCS[op].reduce(parts, 0, array.dtype)  # type: ignore[no-any-return]
+        with self.steps(what) as steps:
+            result = steps(lambda: array)  # or that of the same call, if it timed out
+            steps(lambda: self.group.allgather(what, b"", steps.left))
+            steps(lambda: self.context.allreduce(result, op, group=self.group))
+        return result
 
     def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return memory for a rank's blocks: out of the group's pool, if that has room."""
@@ -283,15 +312,12 @@ def explain(
     """
     space = space_of(where)
     told = Explanation(space.group.size, space.group.mapped, model or space.model)
-    space.told = told
+    space.told, n_arrays = told, space.n_arrays
     try:
         with quiet(space.context):
             expression()
     finally:
-        space.told = None
+        space.told, space.n_arrays = None, n_arrays  # one rank may ask alone
+        while space.pretended:
+            space.pretended.pop().expire()
     return told
-
-
-@lru_cache(1024)
-def _what(source: Layout, target: Layout, at: tuple[int, int] | None) -> str:
-    return f"remap of {source.identity} to {target.identity} at {at}"

@@ -120,7 +120,7 @@ class _Linear(torch.autograd.Function):
             of_weight = torch.from_numpy(found.flat).div_(group.size)
         if needs_bias:
             sums = of_outputs.sum(0).numpy()
-            matrix.space.add_up(sums)
+            sums = matrix.space.reduce(f"gradients of biases of {matrix.identity}", sums)
             of_bias = torch.from_numpy(sums).div_(group.size)
         return of_x, of_weight, of_bias, None
 
@@ -132,5 +132,5 @@ def _kept(rows: Tensor, matrix: Any) -> Any:
     found = pm.empty(space.group, shape, "rows", matrix.dtype)
     found.flat.reshape(rows.shape)[...] = rows.detach().numpy()
     if not space.group.mapped and found.size <= matrix.size:
-        found.everywhere()
+        return found.replica("replicated")
     return found

@@ -1,0 +1,184 @@
+"""Matrices of ranks that are out of step, replicas, and calls that timed out."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from contract_harness import contract
+
+import pgasdl.matrix as pm
+from pgasdl.errors import LayoutError, MismatchError, Timeout
+
+
+def whole(array: Any) -> list[Any]:
+    found: list[Any] = np.asarray(array).tolist()
+    return found
+
+
+@contract(ranks=2)
+def test_a_rank_whose_change_failed_stays_in_step(ctx: Any) -> None:
+    """Rank 1 alone has the exponent that integers refuse."""
+    a, e = (pm.array(ctx, np.array(each)) for each in ([1, 2, 3, 4], [1, 1, 1, -1]))
+    x, y, z = (pm.full(ctx, 4, k, dtype=np.int64) for k in (10, 20, 30))
+    first = a.replica("replicated")
+    caught = 0
+    try:
+        a **= e
+    except ValueError:
+        caught = 1
+    assert caught == ctx.rank
+    assert whole(first)[:2] == whole(a)[:2] == [1, 2]
+    assert [whole(each) for each in (x, y, z)] == [[10] * 4, [20] * 4, [30] * 4]
+
+
+def changed(rank: int, a: Any) -> Any:
+    if rank:
+        a[0, 0] = 5
+    return a
+
+
+def made(rank: int, a: Any) -> Any:
+    if rank:
+        a.copy()
+    return a.copy()
+
+
+def forgotten(rank: int, a: Any) -> Any:
+    """One rank has what the other gets again, and goes on to the next one."""
+    a.replica("columns")
+    b = pm.zeros(a.space.group, a.shape)
+    if rank:
+        a.forget()
+        return a
+    return b
+
+
+def of_another_dtype(rank: int, a: Any) -> Any:
+    return a.astype(np.float64 if rank else np.float32)
+
+
+def of_another_shape(rank: int, a: Any) -> Any:
+    return pm.full(a.space.group, (4 + rank, 4), 1)
+
+
+USES: dict[str, Any] = {
+    "remap": lambda a: a.remap("columns"),
+    "look": np.asarray,
+    "index": lambda a: a[1:3],
+    "sum": lambda a: a.sum(),
+    "sums": lambda a: a.sum(0),
+    "norm": lambda a: a.norm(),
+    "product": lambda a: pm.matmul(a, a, transpose_b=True, stationary="result"),
+}
+
+
+@contract(ranks=2)
+def test_what_ranks_do_to_different_matrices_is_refused(ctx: Any) -> None:
+    for part in (changed, made, forgotten, of_another_dtype, of_another_shape):
+        for name, use in USES.items():
+            group = ctx.group([0, 1])
+            ctx.pool(1 << 14, group=group)
+            a = pm.full(group, (4, 4), 1)
+            b = part(ctx.rank, a)
+            with pytest.raises(MismatchError):
+                print(part.__name__, name, use(b))
+            del a, b
+            group.delete()
+            ctx.barrier()
+
+
+@contract(ranks=2)
+def test_one_rank_alone_may_ask_what_would_move(ctx: Any) -> None:
+    a, b = (pm.full(ctx, (4, 4), k, way) for k, way in ((1, "rows"), (2, "columns")))
+    if ctx.rank:
+        assert pm.explain(ctx, lambda: (a + b).sum(0)).nbytes > 0
+    assert (np.asarray(a + b) == 3).all()
+
+
+@contract(ranks=(2, 3))
+def test_replicas_follow_their_original(ctx: Any) -> None:
+    a = pm.zeros(ctx, (4, 6))
+    by_columns = a.replica("columns")
+    half = by_columns.replica("rows", np.float16)
+    a += 1
+    told = pm.explain(ctx, lambda: by_columns + 1)
+    assert len(told.movements) == 1
+    assert (np.asarray(half) == 1).all()  # through the one between
+    assert (np.asarray(by_columns + by_columns) == 2).all()
+    a[1, 1] = 7
+    assert by_columns[1, 1] == by_columns.max() == half.max() == 7
+    before = ctx.counters()
+    assert pm.explain(ctx, lambda: by_columns + 1).movements == []
+    assert (by_columns.flat >= 1).all()
+    assert ctx.counters() == before
+    a += 1
+    del a
+    with pytest.raises(LayoutError, match="its original is gone"):
+        by_columns + 1
+
+
+@contract(ranks=2)
+def test_copies_are_copies(ctx: Any) -> None:
+    a = pm.zeros(ctx, (2, 2))
+    a.everywhere()
+    for found in (copy.copy(a), copy.deepcopy(a), copy.deepcopy([a])[0]):
+        found[...] = 1
+        assert (np.asarray(found) == 1).all()
+        assert (np.asarray(a) == 0).all() and (a.flat == 0).all()
+
+
+@contract(ranks=2)
+def test_to_look_at_a_matrix_keeps_nothing(ctx: Any) -> None:
+    ctx.pool(1 << 20)
+    a = pm.zeros(ctx, (64, 32))
+
+    def free() -> list[str]:
+        return [line for line in ctx.describe().splitlines() if "pool of" in line]
+
+    before = free()
+    seen = np.asarray(a)
+    np.sort(a)
+    assert free() == before
+    seen += 1
+    assert (np.asarray(a) == 0).all()
+    with pytest.raises(ValueError, match="read-only"):
+        np.copyto(a, seen)  # would be lost
+
+
+@contract(ranks=2, timeout=0.3)
+@pytest.mark.parametrize("n", [20, 1000])
+def test_what_timed_out_goes_on_by_the_same_call(ctx: Any, n: int) -> None:
+    """With the elements that it asked for; its text names who is missing at once."""
+    ctx.pool(64 << 20, timeout=10)
+    A = np.arange(1.0 * n * n).reshape(n, n)
+    a, b = pm.array(ctx, A), pm.zeros(ctx, (n, n), dtype=np.float64)
+    uses = (lambda x: x.remap("columns"), np.sum, lambda x: np.sum(x, 0), lambda x: x[n // 4 :])
+    for use in uses:
+        ctx.barrier(timeout=10)
+        if ctx.rank == 1:
+            ctx.passive_receive(timeout=10)  # rank 0 has given up once
+            found = use(a)
+        else:
+            with pytest.raises(Timeout) as late:
+                use(a)
+            assert re.match("nothing yet from rank 1[ :]", str(late.value))
+            with pytest.raises(MismatchError):
+                use(b)
+            ctx.passive_send(b"late", 1)
+            while True:
+                try:
+                    found = use(a)
+                    break
+                except Timeout:
+                    pass
+        ctx.barrier(timeout=10)
+        if use is uses[0]:
+            ((block, mine),) = found.blocks()
+            assert np.array_equal(mine, A[block.where])
+        else:
+            here = found.flat if isinstance(found, pm.DistributedVector) else found
+            assert np.array_equal(here, use(A))

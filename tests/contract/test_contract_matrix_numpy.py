@@ -1,0 +1,144 @@
+"""What users of NumPy write: it works as there, or it is refused by an error that says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from contract_harness import contract
+
+import pgasdl.matrix as pm
+from pgasdl.buffers import DTYPES
+from pgasdl.errors import BufferRefused, LayoutError
+
+LAYOUTS = ("rows", "columns", "grid", "cyclic", "replicated")
+# The same text for matrices as for NumPy's arrays: a of 5 x 4, b like it, v of 4 and u of 5.
+EXPRESSIONS: tuple[Any, ...] = (
+    lambda a, b, v, u: a * [[1.0], [2.0], [3.0], [4.0], [5.0]],
+    lambda a, b, v, u: [1.0, 2.0, 3.0, 4.0] * a,
+    lambda a, b, v, u: v - [1.0, 2.0, 3.0, 4.0],
+    lambda a, b, v, u: a - a.max(1, keepdims=True),
+    lambda a, b, v, u: a.min(0, keepdims=True) + b,
+    lambda a, b, v, u: np.sum(a, axis=1, keepdims=True) * b,
+    lambda a, b, v, u: np.sum(a, axis=(0, 1)),
+    lambda a, b, v, u: np.max(a, axis=(1,)),
+    lambda a, b, v, u: a.sum(axis=-1),
+    lambda a, b, v, u: a.mean(axis=(0, 1), keepdims=True),
+    lambda a, b, v, u: np.min(v, keepdims=True),
+    lambda a, b, v, u: np.mean(a, 0),
+    lambda a, b, v, u: np.linalg.norm(a, axis=1),
+    lambda a, b, v, u: np.linalg.norm(a, axis=0),
+    lambda a, b, v, u: np.linalg.norm(v, axis=0),
+    lambda a, b, v, u: np.linalg.norm(a, 1),
+    lambda a, b, v, u: np.linalg.norm(a, axis=1, keepdims=True),
+    lambda a, b, v, u: np.sum(a, 0, dtype=np.float64),
+    lambda a, b, v, u: np.sum(a, 0, initial=3),
+    lambda a, b, v, u: np.clip(a, min=0),
+    lambda a, b, v, u: np.clip(a, max=v, min=-1),
+    lambda a, b, v, u: np.clip(a, None, 0.5),
+    lambda a, b, v, u: a @ [1.0, 2.0, 3.0, 4.0],
+    lambda a, b, v, u: [1.0, 2.0, 3.0, 4.0, 5.0] @ a,
+    lambda a, b, v, u: a @ [[1.0], [2.0], [3.0], [4.0]],
+    lambda a, b, v, u: np.dot(u, b),
+    lambda a, b, v, u: v.T + np.transpose(v),
+    lambda a, b, v, u: np.transpose(a, (1, 0)),
+    lambda a, b, v, u: np.full_like(a, v),
+    lambda a, b, v, u: np.full_like(v, 2),
+    lambda a, b, v, u: np.where([True, False, True, False], a, b),
+    lambda a, b, v, u: np.argmax(a, 1),
+)
+
+
+def set_elements(a: Any, v: Any) -> None:
+    a[0, 1] = 5
+    a[-1] = np.array([[1, 2, 3, 4]])
+    a[1:3] = [9, 8, 7, 6]
+    a[1:, 2] = [6, 5, 4, 3]
+    a[3, 1:1] = 4
+    a[2:4, :2] = [[1], [2]]
+    v[-1] = 7
+    v[:2] = [3]
+
+
+@contract(ranks=(1, 2, 3))
+def test_what_works_as_in_numpy(ctx: Any) -> None:
+    for layout in LAYOUTS:
+        values = np.random.default_rng(1)
+        due = [values.standard_normal(s).astype(np.float32) for s in ((5, 4), (5, 4), 4, 5)]
+        here = [pm.array(ctx, each, layout) for each in due]
+        for number, each in enumerate(EXPRESSIONS):
+            found, wanted = np.asarray(each(*here)), np.asarray(each(*due))
+            assert (number, found.shape, found.dtype) == (number, wanted.shape, wanted.dtype)
+            assert np.allclose(found, wanted, rtol=1e-5, atol=1e-5), number
+        set_elements(here[0], here[2])
+        set_elements(due[0], due[2])
+        for one, other in zip(here, due, strict=True):
+            assert np.array_equal(np.asarray(one), other)
+        assert here[0][0, 1] == 5 and here[2].T is here[2]
+        for value in ([1, 2, 3, 4], [[7]], 3):
+            found = np.asarray(pm.full(ctx, (5, 4), value, layout))
+            assert np.array_equal(found, np.full((5, 4), value))
+        assert isinstance(here[0].sum(1, keepdims=True), pm.DistributedMatrix)
+        assert np.clip(here[0], min=0, out=here[1]) is here[1]
+        assert np.array_equal(np.asarray(here[1]), np.clip(due[0], min=0))
+
+
+@contract(ranks=2)
+def test_means_do_not_overflow(ctx: Any) -> None:
+    for dtype in (np.float16, DTYPES["bfloat16"], np.float32, np.int32, np.bool_):
+        for layout in ("rows", "columns"):
+            a = pm.full(ctx, (2, 70000), 1, layout, dtype=dtype)
+            due = np.float64 if np.dtype(dtype).kind in "ib" else dtype
+            for axis in (None, 0, 1):
+                found = np.asarray(a.mean(axis))
+                assert found.dtype == due and (found == 1).all()
+
+
+@contract(ranks=2)
+def test_random_numbers_are_below_1(ctx: Any) -> None:
+    """float64, rounded to a narrower dtype, would be 1 now and then."""
+    for dtype, step in (("float16", 2.0**-11), ("bfloat16", 2.0**-8), ("float32", 2.0**-24)):
+        a = np.asarray(pm.random(ctx, (400, 400), 1, dtype=DTYPES[dtype])).astype(np.float64)
+        assert a.min() >= 0 and a.max() < 1
+        assert (a % step == 0).all() and abs(a.mean() - 0.5) < 0.01
+
+
+@contract(ranks=2)
+def test_what_is_refused_says_why(ctx: Any) -> None:
+    a, v, n = pm.zeros(ctx, (4, 4)), pm.zeros(ctx, 4), pm.zeros(ctx, 4, dtype=np.int32)
+    three = np.ones((2, 4, 4), np.float32)
+    for wrong in (
+        lambda: pm.zeros(ctx, (2, 3, 4)),
+        lambda: pm.zeros(ctx, 2.5),  # type: ignore[arg-type]
+        lambda: pm.zeros(ctx, (2, -1)),
+        lambda: pm.array(ctx, three),
+        lambda: pm.full(ctx, (2, 2), [1, 2, 3]),
+        lambda: a + three,
+        lambda: a @ three,
+        lambda: a @ 3,
+        lambda: np.dot(v, 3),
+        lambda: a.sum(2),
+        lambda: a.sum(()),
+        lambda: a.__setitem__(0, [1, 2, 3]),
+        lambda: a + pm.zeros(ctx, 3),
+        lambda: pm.rows((4, 4), []),
+        lambda: pm.columns((4, 4), []),
+        lambda: pm.grid((4, 4), []),
+        lambda: pm.cyclic((4, 4), []),
+        lambda: pm.replicated((4, 4), []),
+    ):
+        with pytest.raises(LayoutError):
+            wrong()
+    for index in (True, np.True_, [0, 1], a, (0, 0, 0), None, 1.0):
+        with pytest.raises(IndexError):
+            a[index]
+    for odd in (lambda: n + 2**40, lambda: n.__setitem__(0, 2**40)):
+        with pytest.raises(OverflowError):
+            odd()
+    for of_others in (lambda: a + [object()] * 4, lambda: a @ np.ones(4, complex)):
+        with pytest.raises((BufferRefused, TypeError)):
+            of_others()
+    with pytest.raises(BufferRefused, match="rank 1 has no array"):
+        pm.array(ctx, [[1, 2], [3]] if ctx.rank else None, root=1)
+    assert (np.asarray(a) == 0).all()  # nothing was lost
