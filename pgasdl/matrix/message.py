@@ -56,6 +56,14 @@ def _is_dtype(value: Any) -> bool:
     return isinstance(value, np.dtype) or type(value).__name__ == "dtype"
 
 
+def _travels(dtype: np.dtype[Any]) -> bool:
+    """Whether the receiver makes the same of its name."""
+    try:
+        return not dtype.hasobject and as_numpy_dtype(dtype.name) == dtype
+    except (TypeError, ValueError):
+        return False
+
+
 def _path(function: Any) -> str:
     if isinstance(function, np.ufunc):
         return f"numpy.{function.__name__}"
@@ -120,7 +128,9 @@ def _pack(value: Any, name: Callable[[Any], list[Any] | None], arrays: list[Arra
         return {"known": known}
     if isinstance(value, list):
         return [_pack(each, name, arrays) for each in value]
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray) and value.dtype.byteorder == ">":
+        value = value.astype(value.dtype.newbyteorder("="))
+    if isinstance(value, np.ndarray) and _travels(value.dtype):
         arrays.append(value)
         return {"array": [value.dtype.name, value.shape]}
     for kind, row in _KINDS.items():

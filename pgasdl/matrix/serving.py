@@ -2,10 +2,13 @@
 
 Each operation that a program calls (:func:`served`) is sent to the workers by its name, before rank
 0 does its own part. An operation inside another one is not sent: every rank comes to it by itself.
+After each one, all ranks tell whether it failed there.
 """
 
 from __future__ import annotations
 
+import builtins
+import json
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pgasdl import _native
-from pgasdl.errors import BufferRefused, LayoutError, PeerLost, PlanError, Timeout
+from pgasdl import _native, errors
+from pgasdl.errors import BufferRefused, LayoutError, PeerLost, Timeout
 from pgasdl.group import Group
 from pgasdl.matrix.message import decode, encode
 
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 _operations: dict[str, Callable[..., Any]] = {}
 _masters: dict[Any, _Master] = {}  # by context: loopback has several in one process
-# The same on all ranks, before anything has moved: the program may catch them, and go on.
-_REFUSALS = (LayoutError, BufferRefused, PlanError, TypeError, ValueError, IndexError)
 _FIRST, _MORE = 2, 1  # flags of a message's first byte
 
 
@@ -79,7 +80,7 @@ def serve(context: Context, program: Callable[..., Any], *inputs: Any) -> Any:
         A worker has not taken an earlier operation. Later ones raise it, too.
     PeerLost
         A rank died. Other exceptions of the program end the work of all ranks, and are raised on
-        rank 0.
+        rank 0. What an operation raises, on rank 0 or on any worker, the program may catch.
 
     Notes
     -----
@@ -146,6 +147,32 @@ def _is_new(result: Any, owner: object) -> bool:
     return isinstance(result, Numbered) and (result.label is None or result.label[0] is not owner)
 
 
+def _told_by_all(context: Context, mine: bytes) -> list[bytes]:
+    """Return how an operation ended on each rank. A worker has the time that the master takes."""
+    while True:
+        try:
+            return context.world.allgather("the end of an operation", mine)
+        except Timeout:
+            if context.rank == 0:
+                raise
+
+
+def _described(error: Exception) -> bytes:
+    """Return the names of an exception's classes, and its text."""
+    return json.dumps([[kind.__name__ for kind in type(error).__mro__], str(error)]).encode()
+
+
+def _raised(rank: int, blob: bytes) -> Exception:
+    """Return an exception of the nearest class that is known here."""
+    names, text = json.loads(blob)
+    kinds = (getattr(errors, name, None) or getattr(builtins, name, None) for name in names)
+    text = f"rank {rank}: {names[0]}: {text}"
+    for kind in kinds:
+        with suppress(TypeError):
+            return kind(text)  # type: ignore[misc, no-any-return]
+    return RuntimeError(text)
+
+
 class _Master:
     """Sends what rank 0 does to all others."""
 
@@ -163,12 +190,33 @@ class _Master:
         self._next += 1
         for _ in dropped:
             self._dropped.popleft()
-        with self.quiet():
-            result = _operations[name](*inputs, **options)
+        try:
+            with self.quiet():
+                result = _operations[name](*inputs, **options)
+        except (PeerLost, Timeout):
+            self._broken = True  # who knows what workers are at
+            raise
+        except Exception as error:
+            self._settle(number, _described(error))
+            raise
+        self._settle(number, b"")
         if _is_new(result, self):
             result.label = self, number
             weakref.finalize(result, self._dropped.append, number).atexit = False
         return result
+
+    def _settle(self, number: int, mine: bytes) -> None:
+        """Hear how an operation ended on all ranks, and raise what a worker alone raised."""
+        try:
+            told = _told_by_all(self._context, mine)
+        except Timeout:
+            self._broken = True
+            raise
+        if any(told):
+            self._dropped.append(number)
+        for rank, blob in enumerate(told):
+            if blob and not mine:
+                raise _raised(rank, blob)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -225,21 +273,32 @@ class _Worker:
 
     def work(self) -> None:
         """Work until the master ends."""
-        while isinstance(message := self._receive(), tuple):
-            dropped, name, number, inputs, options = message
-            for old in dropped:
-                self._arrays.pop(old, None)
+        while True:
+            blob = self._receive()
+            ended = b""
             try:
-                result = _operations[name](*inputs, **options)
-            except _REFUSALS:
-                continue
-            if _is_new(result, self):
-                result.label = self, number
-                self._arrays[number] = result
+                message = decode(blob, self._find)
+                if not isinstance(message, tuple):
+                    break
+                self._do(*message)
+            except (PeerLost, Timeout):
+                raise
+            except Exception as error:
+                ended = _described(error)
+            _told_by_all(self._context, ended)
         if message is not None:
             raise PeerLost(*message)
 
-    def _receive(self) -> Any:
+    def _do(self, dropped: list[int], name: str, number: int, inputs: Any, options: Any) -> None:
+        """Do one operation."""
+        for old in dropped:
+            self._arrays.pop(old, None)
+        result = _operations[name](*inputs, **options)
+        if _is_new(result, self):
+            result.label = self, number
+            self._arrays[number] = result
+
+    def _receive(self) -> bytes:
         blob, more = b"", True
         while more:
             try:
@@ -250,7 +309,7 @@ class _Worker:
                 raise BufferRefused(f"a passive message of rank {sender} to a worker of a master")
             more = bool(message[0] & _MORE)
             blob = (b"" if message[0] & _FIRST else blob) + message[1:]
-        return decode(blob, self._find)
+        return blob
 
     def _find(self, name: list[Any]) -> Any:
         """Return what the master named."""

@@ -85,6 +85,65 @@ def test_what_a_master_is_refused(ctx: Any) -> None:
     assert (np.asarray(before) == 0).all()  # the workers have left, and all go on
 
 
+def refusals(ctx: Any) -> list[str]:
+    """The names of what is raised, and that all goes on."""
+    a = pm.zeros(ctx, (4, 4), dtype=np.int32)
+    e = pm.array(ctx, np.array([1, 1, 1, -1]))
+    b = pm.full(ctx, 4, 3, dtype=np.int64)
+
+    def load() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            pm.save(Checkpoints(folder), 1, {"a": a})
+            pm.load(ctx, Checkpoints(folder).open_last(), "nope")  # type: ignore[arg-type]
+
+    found = []
+    for wrong in (
+        lambda: a + 2**40,
+        lambda: a @ 3,
+        load,
+        lambda: pm.zeros(ctx, (10**8, 10**8)),
+        lambda: a == np.array(["a", "b", "c", "d"]),
+        lambda: pm.array(ctx, [[1, 2], [3]]),
+        lambda: b.__ipow__(e),  # on the last rank alone
+        lambda: b**e,
+    ):
+        with pytest.raises(Exception) as error:
+            wrong()
+        found.append(error.typename)
+        assert float(a.sum()) == 0
+    swapped = np.arange(4, dtype=">f4")
+    assert np.array_equal(np.asarray(pm.zeros(ctx, 4) + swapped), swapped)
+    assert np.asarray(b)[0] == 3
+    return found
+
+
+@contract(ranks=(2, 3))
+def test_a_master_goes_on_after_what_is_refused(ctx: Any) -> None:
+    found = pm.serve(ctx, refusals)
+    if ctx.rank == 0:
+        assert found == [
+            "OverflowError",
+            "LayoutError",
+            "KeyError",
+            "MemoryError" if found[3] == "MemoryError" else "_ArrayMemoryError",
+            "TypeError",
+            "BufferRefused",
+            "ValueError",
+            "ValueError",
+        ]
+
+
+@contract(ranks=2)
+def test_a_workers_error_names_its_rank(ctx: Any) -> None:
+    def program(ctx: Any) -> None:
+        a, e = (pm.array(ctx, np.array(each)) for each in ([1, 2, 3, 4], [1, 1, 1, -1]))
+        with pytest.raises(ValueError, match=r"^rank 1: ValueError: Integers to negative"):
+            a **= e
+        assert np.asarray(a)[:2].tolist() == [1, 2]
+
+    pm.serve(ctx, program)
+
+
 @contract(ranks=3, meet=False)
 def test_a_worker_that_died_is_told(ctx: Any) -> None:
     pm.zeros(ctx, (2, 2))
