@@ -59,11 +59,7 @@ class DistributedLinear(nn.Module):
         self, where: Context | Group, linear: nn.Linear, layout: pm.Layout | str = "rows"
     ) -> None:
         super().__init__()
-        if linear.weight.device.type != "cpu" or linear.weight.dtype not in _DTYPES:
-            raise BufferRefused(
-                f"a weight of {linear.weight.dtype} on {linear.weight.device}: distributed layers "
-                "are of float32 or float64, on the host"
-            )
+        _require(linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.matrix = pm.array(where, linear.weight.detach().numpy(), layout)
         self.weight = nn.Parameter(torch.from_numpy(self.matrix.flat))
@@ -76,10 +72,22 @@ class DistributedLinear(nn.Module):
                 f"inputs of {x.dtype} {tuple(x.shape)} into a layer of {self.weight.dtype} "
                 f"with {self.in_features} inputs"
             )
+        self._follow()
         inputs = x.reshape(-1, self.in_features)
         apply: Any = _Linear.apply
         found: Tensor = apply(inputs, self.weight, self.bias, self.matrix)
         return found.view(*x.shape[:-1], self.out_features)
+
+    def _follow(self) -> None:
+        """Let the matrix lie where the weight lies: ``double()``, say, gave it new memory."""
+        weight = self.weight.detach()
+        _require(weight)
+        if weight.numel() != self.matrix.flat.size:
+            raise BufferRefused(
+                f"a weight of {weight.numel()} elements: this rank has {self.matrix.flat.size} of "
+                f"{self.matrix}"
+            )
+        self.matrix.flat = weight.contiguous().view(-1).numpy()
 
     def extra_repr(self) -> str:
         """Return what ``repr`` shows."""
@@ -88,6 +96,14 @@ class DistributedLinear(nn.Module):
 
 
 _DTYPES = (torch.float32, torch.float64)
+
+
+def _require(weight: Tensor) -> None:
+    if weight.device.type != "cpu" or weight.dtype not in _DTYPES:
+        raise BufferRefused(
+            f"a weight of {weight.dtype} on {weight.device}: distributed layers "
+            "are of float32 or float64, on the host"
+        )
 
 
 class _Linear(torch.autograd.Function):

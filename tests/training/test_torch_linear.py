@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -120,5 +121,36 @@ def test_wrong_inputs_are_refused() -> None:
         x = torch.ones(2 + ctx.rank, 4)
         with pytest.raises(pgasdl.MismatchError):
             model(x)
+
+    loopback.run(2, program)
+
+
+def test_a_weight_that_has_other_memory_is_used() -> None:
+    """After double(), assigned data or a deep copy; also on a rank that has none of it."""
+    torch.manual_seed(3)
+    layer, other = nn.Linear(4, 1), nn.Linear(4, 1, dtype=torch.float64)
+
+    def program(ctx: Any) -> None:
+        model = DistributedLinear(ctx, layer).double()
+        due = copy.deepcopy(layer).double()
+        x = torch.ones(2, 4, dtype=torch.float64)
+        optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, due)]
+        for _ in range(2):
+            for each, optimizer in zip((model, due), optimizers, strict=True):
+                optimizer.zero_grad()
+                each(x).square().sum().backward()
+                optimizer.step()
+            torch.testing.assert_close(model(x), due(x))
+        copied = copy.deepcopy(model)
+        mine = model.weight.numel()
+        model.weight.data = other.weight.detach().view(-1)[:mine].clone()
+        model.bias.data = other.bias.detach().clone()
+        torch.testing.assert_close(model(x), other(x))
+        torch.testing.assert_close(copied(x), due(x))
+        model.weight.data = torch.ones(mine + 1, dtype=torch.float64)
+        with pytest.raises(pgasdl.BufferRefused, match=f"this rank has {mine} of"):
+            model(x)
+        with pytest.raises(pgasdl.BufferRefused, match="of float32 or float64"):
+            model.half()(x.half())
 
     loopback.run(2, program)
