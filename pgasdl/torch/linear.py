@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -49,10 +51,11 @@ class DistributedLinear(nn.Module):
     -----
     Forward and backward are collective: all ranks call them in the same order, with as many samples
     each. Attach pgasdl, or give DistributedDataParallel, the rest of the network alone: this layer
-    exchanges its own gradients. Where memory is mapped, nothing but the inputs' own copy moves;
-    elsewhere inputs that came by in forward are kept for backward, unless they are larger than the
-    weight. Matrices lie in the pool (:meth:`pgasdl.Context.pool`), if it has room. dMath and
-    Expresso: model parallelism of wide layers, beside data-parallel convolutions.
+    exchanges its own gradients. ``clip_grad_norm_`` takes the norm of all parts of a gradient, and
+    so is collective, too. Where memory is mapped, nothing but the inputs' own copy moves; elsewhere
+    inputs that came by in forward are kept for backward, unless they are larger than the weight.
+    Matrices lie in the pool (:meth:`pgasdl.Context.pool`), if it has room. dMath and Expresso:
+    model parallelism of wide layers, beside data-parallel convolutions.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class DistributedLinear(nn.Module):
         _require(linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.matrix = pm.array(where, linear.weight.detach().numpy(), layout)
-        self.weight = nn.Parameter(torch.from_numpy(self.matrix.flat))
+        self.weight = _Weight(torch.from_numpy(self.matrix.flat))
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,6 +91,8 @@ class DistributedLinear(nn.Module):
                 f"{self.matrix}"
             )
         self.matrix.flat = weight.contiguous().view(-1).numpy()
+        if isinstance(self.weight, _Weight):
+            self.weight.matrix = self.matrix
 
     def extra_repr(self) -> str:
         """Return what ``repr`` shows."""
@@ -104,6 +109,64 @@ def _require(weight: Tensor) -> None:
             f"a weight of {weight.dtype} on {weight.device}: distributed layers "
             "are of float32 or float64, on the host"
         )
+
+
+_GRADIENT: Any = Tensor.grad
+
+
+class _Weight(nn.Parameter):
+    """A rank's part of a weight, whose gradient has the norm of all parts: the same everywhere."""
+
+    matrix: Any = None
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient, which knows that it is a part of one."""
+        found: Tensor | None = _GRADIENT.__get__(self)
+        if found is not None:
+            found = found.as_subclass(_Part)
+            found.matrix = self.matrix
+        return found
+
+    @grad.setter
+    def grad(self, found: Tensor | None) -> None:
+        _GRADIENT.__set__(self, found)
+
+    @grad.deleter
+    def grad(self) -> None:
+        _GRADIENT.__delete__(self)
+
+
+class _Part(Tensor):
+    """A rank's part of a gradient, as what clips takes its norm."""
+
+    matrix: Any
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, inputs: Any = (), options: Any = None
+    ) -> Any:
+        options = options or {}
+        if function is torch._foreach_norm:
+            return tuple(
+                torch.linalg.vector_norm(each, *inputs[1:], **options) for each in inputs[0]
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            if (
+                function is torch.linalg.vector_norm
+                and len(inputs) <= 2
+                and options.keys() <= {"ord"}
+            ):
+                return inputs[0]._norm(*inputs[1:], **options)
+            return function(*inputs, **options)
+
+    def _norm(self, ord: float = 2.0) -> Tensor:
+        power = ord if 0 < ord < math.inf else 1.0
+        mine = float(torch.linalg.vector_norm(self, ord)) ** power if self.numel() else 0.0
+        what = f"norm {ord} of the gradient of {self.matrix.identity}"
+        op = "max" if ord == math.inf else "sum"
+        total = self.matrix.space.reduce(what, np.array([mine]), op)[0]
+        return self.new_tensor(total ** (1 / power)).as_subclass(Tensor)
 
 
 class _Linear(torch.autograd.Function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -152,5 +153,35 @@ def test_a_weight_that_has_other_memory_is_used() -> None:
             model(x)
         with pytest.raises(pgasdl.BufferRefused, match="of float32 or float64"):
             model.half()(x.half())
+
+    loopback.run(2, program)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"norm_type": math.inf}], ids=str)
+def test_gradients_are_clipped_by_the_norm_of_all(options: dict[str, Any]) -> None:
+    """The same on all ranks, also where one has no part of a weight; Adam's steps are the same."""
+    torch.manual_seed(5)
+    layers = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 1))
+    x = torch.randn(3, 6)
+
+    def clipped(model: nn.Module) -> tuple[float, list[Any]]:
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (30 * model(x)).square().sum().backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, **options)
+            optimizer.step()
+        return norm.item(), [each.bias.detach() for each in model]
+
+    due, biases = clipped(copy.deepcopy(layers))
+
+    def program(ctx: Any) -> None:
+        for model in (
+            nn.Sequential(*(DistributedLinear(ctx, each) for each in layers)),
+            copy.deepcopy(nn.Sequential(*(DistributedLinear(ctx, each) for each in layers))),
+        ):
+            norm, found = clipped(model)
+            assert norm == pytest.approx(due, rel=1e-5)
+            torch.testing.assert_close(found, biases)
 
     loopback.run(2, program)
