@@ -13,7 +13,7 @@ from pgasdl.matrix.elements import Array, as_computed
 from pgasdl.matrix.layout import Block
 
 Function = Callable[..., Any]
-_PART = 1 << 16  # elements
+_PART = 1 << 17  # elements
 
 
 def apply(function: Function, inputs: Sequence[Any], out: tuple[Any, ...] | None = None) -> Any:

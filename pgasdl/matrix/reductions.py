@@ -14,8 +14,8 @@ from pgasdl.matrix.elements import Array, as_computed, computed
 from pgasdl.matrix.layout import Block, Layout, rows
 from pgasdl.matrix.space import UFUNCS
 
-# Elements that are added up at once, by NumPy; then in float64.
-_PART = 1 << 16
+# Elements that are added up at once, by NumPy, and squared, by one thread of BLAS; then in float64.
+_PART, _SQUARED = 1 << 17, 1 << 13
 Axis = int | tuple[int, ...] | None
 
 
@@ -37,7 +37,8 @@ def reduce(
         raise ValueError(f"the {op} of no elements")
     if axis is None:
         exact = np.dtype(np.float64) if op == "sum" and result.kind not in "iu" else result
-        parts = [ufunc.reduce(as_computed(each), dtype=computed(result)) for each in _pieces(array)]
+        wide = computed(result)
+        parts = [ufunc.reduce(each, dtype=wide) for each in _pieces(array)]
         total = combined(array, op, parts, op, exact).astype(result)
         if not keepdims:
             return total
@@ -71,11 +72,22 @@ def combined(array: DistributedArray, what: str, parts: list[Any], op: str, dtyp
     return array.space.reduce(f"{what} of {array.identity}", np.reshape(mine, 1), op)[0]
 
 
-def _pieces(array: DistributedArray) -> Iterator[Array]:
-    """Yield what counts here, in pieces that the caches hold."""
+def _square(piece: Array) -> Any:
+    """Return the sum of squares: in float64 where the dtype has no room for it."""
+    found = piece @ piece if piece.dtype.kind == "f" else 0
+    if not 1e-30 < found < math.inf:
+        piece = piece.astype(np.float64)
+        found = piece @ piece
+    return found
+
+
+def _pieces(array: DistributedArray, n: int = _PART) -> Iterator[Array]:
+    """Yield what counts here, as it is computed, in pieces that the caches hold."""
+    stored = computed(array.dtype) != array.dtype
     for _, mine in array.kept():
         flat = mine.reshape(-1)
-        yield from (flat[at : at + _PART] for at in range(0, len(flat), _PART))
+        for at in range(0, len(flat), n):
+            yield as_computed(flat[at : at + n]) if stored else flat[at : at + n]
 
 
 def over_axis(
@@ -150,8 +162,8 @@ def norm(array: DistributedArray, axis: Axis = None) -> Any:
         return np.square(mine, dtype=exact).sum(over)  # type: ignore[no-any-return]
 
     if over is None:
-        exactly = (each.astype(exact, copy=False) for each in _pieces(array))
-        parts = [np.einsum("i,i", each, each) for each in exactly]  # BLAS would start threads
+        with np.errstate(over="ignore"):
+            parts = [*map(_square, _pieces(array, _SQUARED))]
         total = np.sqrt(combined(array, "norm", parts, "sum", exact))
     else:
         total = np.sqrt(over_axis(array, over, "sum", part, exact))

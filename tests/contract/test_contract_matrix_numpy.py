@@ -85,6 +85,17 @@ def test_what_works_as_in_numpy(ctx: Any) -> None:
 
 
 @contract(ranks=2)
+def test_norms_of_what_squares_have_no_room_for(ctx: Any) -> None:
+    for dtype, value in ((np.float16, 6e4), (np.float32, 1e30), (np.float32, 1e-30), (np.int32, 9)):
+        a = pm.full(ctx, (300, 100), value, dtype=dtype)
+        due = float(np.asarray(a)[0, 0]) * 30000**0.5
+        assert np.isclose(a.norm(), due, rtol=1e-6, atol=0)
+        assert np.allclose(np.asarray(a.norm(1), np.float64), due / 300**0.5, rtol=1e-3, atol=0)
+    assert pm.zeros(ctx, (5, 5)).norm() == 0
+    assert np.isnan(pm.full(ctx, (5, 5), np.nan).norm())
+
+
+@contract(ranks=2)
 def test_means_do_not_overflow(ctx: Any) -> None:
     for dtype in (np.float16, DTYPES["bfloat16"], np.float32, np.int32, np.bool_):
         for layout in ("rows", "columns"):
