@@ -17,7 +17,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgasdl import _native, errors
-from pgasdl.errors import BufferRefused, LayoutError, PeerLost, Timeout
+from pgasdl.errors import BufferRefused, LayoutError, MismatchError, PeerLost, Timeout
 from pgasdl.group import Group
 from pgasdl.matrix.message import decode, encode
 
@@ -77,7 +77,7 @@ def serve(context: Context, program: Callable[..., Any], *inputs: Any) -> Any:
         An operand cannot be sent: a function that is not NumPy's, say. On rank 0, and nothing is
         lost.
     Timeout
-        A worker has not taken an earlier operation. Later ones raise it, too.
+        A worker has not taken, or not ended, an operation. Later ones raise it, too.
     PeerLost
         A rank died. Other exceptions of the program end the work of all ranks, and are raised on
         rank 0. What an operation raises, on rank 0 or on any worker, the program may catch.
@@ -148,11 +148,14 @@ def _is_new(result: Any, owner: object) -> bool:
 
 
 def _told_by_all(context: Context, mine: bytes) -> list[bytes]:
-    """Return how an operation ended on each rank. A worker has the time that the master takes."""
+    """Return how an operation ended on each rank.
+
+    A worker waits as long as the master takes, which may have been elsewhere in the operation.
+    """
     while True:
         try:
             return context.world.allgather("the end of an operation", mine)
-        except Timeout:
+        except (Timeout, MismatchError):
             if context.rank == 0:
                 raise
 
@@ -197,7 +200,9 @@ class _Master:
             self._broken = True  # who knows what workers are at
             raise
         except Exception as error:
-            self._settle(number, _described(error))
+            # What ranks did not do together, a worker may have given up.
+            self._settle(number, b"" if isinstance(error, MismatchError) else _described(error))
+            self._dropped.append(number)
             raise
         self._settle(number, b"")
         if _is_new(result, self):
@@ -212,10 +217,9 @@ class _Master:
         except Timeout:
             self._broken = True
             raise
-        if any(told):
-            self._dropped.append(number)
         for rank, blob in enumerate(told):
             if blob and not mine:
+                self._dropped.append(number)
                 raise _raised(rank, blob)
 
     @contextmanager

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _NOT_NOTED = nullcontext()
 # Smaller matrices are sent: telling where they lie takes longer than copying them twice.
 _LEAST_LOADED = 1 << 20
-# Bytes of arrays that every rank gets of all, and reduces itself: in one step, with an agreement.
-_MOST_GATHERED = 8 << 10
+# Bytes of all ranks' arrays that each gets, and reduces itself: in one step, with the agreement.
+_MOST_GATHERED = 16 << 10
 UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -225,7 +225,7 @@ class Space:
         if self.told is not None:
             self.told.note_reduction(array)
             return array
-        if array.nbytes <= _MOST_GATHERED:
+        if array.size == 1 or array.nbytes * self.group.size <= _MOST_GATHERED:
             all_ranks = b"".join(self.group.allgather(what, array.tobytes()))
             parts = np.frombuffer(all_ranks, array.dtype).reshape(self.group.size, -1)
             return UFUNCS[op].reduce(parts, 0, array.dtype)  # type: ignore[no-any-return]

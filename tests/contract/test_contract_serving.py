@@ -144,6 +144,22 @@ def test_a_workers_error_names_its_rank(ctx: Any) -> None:
     pm.serve(ctx, program)
 
 
+@contract(ranks=(2, 3))
+def test_what_a_worker_gave_up_halfway_is_told(ctx: Any) -> None:
+    """Rank 0 waits for it in the operation by then."""
+
+    def program(ctx: Any) -> None:
+        a = pm.zeros(ctx, (6, 3))
+        a[4:] = np.float32(3e38)
+        for _ in range(2):
+            with pytest.raises(FloatingPointError, match=rf"^rank {ctx.size - 1}: .*overflow"):
+                a.sum(0)
+            assert a.max() == np.float32(3e38)
+
+    with np.errstate(over="raise" if ctx.rank == ctx.size - 1 else "ignore"):
+        pm.serve(ctx, program)
+
+
 @contract(ranks=3, meet=False)
 def test_a_worker_that_died_is_told(ctx: Any) -> None:
     pm.zeros(ctx, (2, 2))
