@@ -51,9 +51,10 @@ class Job:
         Why it is there, for people.
     status : int or None
         Exit status of its program, 128 + the signal's number if it was killed.
-    submitted, queued, started, ended : float or None
-        Seconds since 1970: of the request, of its present turn in the queue, of its last start,
-        of its end.
+    submitted, started, ended : float or None
+        Seconds since 1970: of the request, of its last start, of its end.
+    queued : float
+        Its present turn in the queue: the lowest is the first.
     step : int
         Number of its present supervisor; each start of ``pgasdl stage`` or ``run`` has one.
     restarts_left : int

@@ -22,6 +22,7 @@ from pgasdl.jobs.places import Places
 from pgasdl.jobs.runner import Kind, Look, Lost
 from pgasdl.jobs.supervisor import BEGUN, CONTROL, LOCK, MESSAGES, OUTCOME
 
+_SUPERVISOR = "pgasdl.jobs.supervisor"
 _LOST = Lost("its supervisor was killed, or the machine was started again")
 _REAP = 10.0  # seconds for a supervisor whose lock is free to end
 
@@ -37,12 +38,16 @@ class LocalRunner:
         self._watched: set[tuple[int, int]] = set()
         self._processes: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
-    def start(self, job: Job, kind: Kind) -> None:
-        """Start a supervisor for the present step; see :class:`pgasdl.jobs.runner.Runner`."""
+    def lay_out(self, job: Job, kind: Kind) -> None:
+        """Make the folder of a step; see :class:`pgasdl.jobs.runner.Runner`."""
         request = job.request
         launcher = [*steps.PGASDL, "run", "-n", str(request.ranks), "--keep-going"]
         launcher += [f"--grace={request.grace}", "--"]
-        step = steps.lay_out(self._places, self._root, job, kind, launcher)
+        steps.lay_out(self._places, self._root, job, kind, launcher)
+
+    def start(self, job: Job, kind: Kind) -> None:
+        """Start a supervisor for the present step."""
+        step = self._places.step(job.id, job.step)
         with contextlib.ExitStack() as stack:
             lock = os.open(step / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
             stack.callback(os.close, lock)
@@ -56,7 +61,7 @@ class LocalRunner:
             # From here on it may have begun.
             steps.set_aside(step)
             self._processes[job.id, job.step] = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pgasdl.jobs.supervisor", str(step), str(lock)],
+                [sys.executable, "-P", "-m", _SUPERVISOR, str(step), str(lock)],
                 stdin=control,
                 stdout=messages,
                 stderr=messages,
@@ -69,9 +74,9 @@ class LocalRunner:
         """Tell by its lock and its files what is known of the present step."""
         step = self._places.step(job.id, job.step)
         try:
-            lock = os.open(step / LOCK, os.O_RDWR)
+            lock = _opened(step, LOCK, os.O_RDWR)
         except FileNotFoundError:
-            return "never began"
+            return steps.outcome(step) or ("never began" if step.exists() else steps.REMOVED)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -85,10 +90,10 @@ class LocalRunner:
 
     def stop(self, job: Job) -> None:
         """Ask the supervisor to end its program: SIGTERM, and after its grace SIGKILL."""
-        control = self._places.step(job.id, job.step) / CONTROL
+        step = self._places.step(job.id, job.step)
         # Without a reader, or with more words than it takes, there is nothing to ask.
         with contextlib.suppress(OSError):
-            descriptor = os.open(control, os.O_WRONLY | os.O_NONBLOCK)
+            descriptor = _opened(step, CONTROL, os.O_WRONLY | os.O_NONBLOCK)
             try:
                 os.write(descriptor, b"stop\n")
             finally:
@@ -103,7 +108,7 @@ class LocalRunner:
 
     def _wait(self, step: tuple[int, int], ended: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):  # its folder may be gone
-            lock = os.open(self._places.step(*step) / LOCK, os.O_RDWR)
+            lock = _opened(self._places.step(*step), LOCK, os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH)
             finally:
@@ -113,3 +118,16 @@ class LocalRunner:
                 process.wait(_REAP)
         self._watched.discard(step)
         ended()
+
+
+def _opened(step: Path, name: str, flags: int) -> int:
+    """Open the lock of a step or its pipe; if its folder was removed, as its supervisor has it."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(step / name, flags)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            words = (process / "cmdline").read_text(errors="surrogateescape").split("\0")
+            if words[-4:-2] == [_SUPERVISOR, str(step)] and process.stat().st_uid == os.geteuid():
+                number = {LOCK: words[-2], CONTROL: "0"}[name]
+                return os.open(process / "fd" / number, flags)
+    raise FileNotFoundError(step)

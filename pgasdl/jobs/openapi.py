@@ -30,7 +30,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
     ]
-    refusals = {*operation.refusals, 507}
+    refusals = {*operation.refusals, 500, 507}
     if "{id:int}" in operation.path:
         parameters.append({"name": "id", "in": "path", "required": True, "schema": ID})
         refusals.add(404)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +87,23 @@ class Places:
     def step(self, job: int, step: int) -> Path:
         """Return the folder of one of its supervisors."""
         return self.job(job) / f"step-{step}"
+
+
+def regular_bytes(file: Path, offset: int = 0, most: int = 1 << 20) -> bytes:
+    """Read from a byte on, or a negative number of the last ones.
+
+    OSError: a job's program has put a pipe there, which has no end.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(file))
+        return os.pread(
+            descriptor, most, offset if offset >= 0 else max(0, status.st_size + offset)
+        )
+    finally:
+        os.close(descriptor)
 
 
 def inside(root: Path, path: str, field: str, *, base: Path | None = None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 from http import HTTPStatus
@@ -14,6 +15,8 @@ from pgasdl.errors import JobError
 from pgasdl.jobs.schema import Schema
 
 _LOG = logging.getLogger("pgasdl.jobs")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 MEDIA_TYPE = "application/problem+json"
 PROBLEM: Schema = {
@@ -54,7 +57,9 @@ def of_http(_: Request, error: Exception) -> JSONResponse:
 def of_storage(_: Request, error: Exception) -> JSONResponse:
     """Answer that the server's file cannot be written or read."""
     _LOG.error("the server's file: %s", error)
-    return problem(507, f"the server's file cannot be used: {error}")
+    is_full = getattr(error, "errno", 0) in _FULL
+    is_full |= getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_FULL
+    return problem(507 if is_full else 500, f"the server's file cannot be used: {error}")
 
 
 def of_fault(_: Request, error: Exception) -> JSONResponse:

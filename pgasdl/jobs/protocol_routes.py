@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from pgasdl.errors import JobError
 from pgasdl.jobs import telemetry
-from pgasdl.jobs.job import State
+from pgasdl.jobs.job import ACTIVE, State
 from pgasdl.jobs.messages import COMMAND, NAME, REPORT, Command
 from pgasdl.jobs.operations import ID, Call, Operation
 from pgasdl.jobs.requests import LARGEST
@@ -80,8 +80,10 @@ class Protocol:
 
     def operations(self, job: str) -> tuple[Operation, ...]:
         """Return the rows of the table of operations."""
+        name = {**NAME, "pattern": r"^([A-Za-z][A-Za-z0-9_./-]*)?$", "default": ""}
         query = {
-            "name": {**NAME, "pattern": r"^([A-Za-z][A-Za-z0-9_./-]*)?$", "default": ""},
+            "name": name,
+            "after": name,
             "first": _NUMBER,
             "points": {"type": "integer", "minimum": 1, "maximum": _MOST_POINTS, "default": 1000},
             "thinned": {"type": "string", "maxLength": 3, "enum": ("yes", "no"), "default": "yes"},
@@ -93,8 +95,8 @@ class Protocol:
             ),
             Operation(
                 "GET", job + "/metrics", "metrics",
-                "Metrics of a job, all or one, from an iteration on; at most so many points, "
-                "evenly chosen or the first ones.",
+                "Metrics of a job, one or 100 whose names come after another, from an iteration "
+                "on; at most so many points, evenly chosen or the first ones.",
                 self.metrics, _METRICS, query=query,
             ),
             Operation(
@@ -105,7 +107,7 @@ class Protocol:
             Operation(
                 "POST", job + "/reports", "report",
                 "Metrics and events of a job. With the job's own secret.",
-                self.report, _NOTHING, body=REPORT,
+                self.report, _NOTHING, body=REPORT, refusals=(409,),
             ),
         )  # fmt: skip
 
@@ -149,7 +151,9 @@ class Protocol:
         return JSONResponse({})
 
     def _report(self, job: int, report: dict[str, Any]) -> None:
-        self._store.job(job)
+        state = self._store.job(job).state
+        if state not in ACTIVE:
+            raise JobError(f"job {job} is {state}: what is left of it has nothing to say", 409)
         with self._store.transaction() as database:
             telemetry.add_metrics(database, job, report["metrics"])
             telemetry.keep_counters(database, job, report.get("ranks", []))
@@ -172,5 +176,5 @@ class Protocol:
             which = telemetry.thinned if query["thinned"] == "yes" else telemetry.points
             return {
                 name: which(database, job, name, query["first"], query["points"])
-                for name in chosen or telemetry.names(database, job, _MOST_NAMES)
+                for name in chosen or telemetry.names(database, job, _MOST_NAMES, query["after"])
             }

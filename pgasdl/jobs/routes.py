@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pgasdl.errors import JobError
 from pgasdl.jobs import openapi
 from pgasdl.jobs.job import JOB, Job, State
 from pgasdl.jobs.operations import ID, Call, Operation
-from pgasdl.jobs.places import Places, folder_of, inside, program_of
+from pgasdl.jobs.places import Places, folder_of, inside, program_of, regular_bytes
 from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import LARGEST, MOST_ROWS, REQUEST, JobRequest
 from pgasdl.jobs.scheduler import Scheduler
@@ -143,7 +142,7 @@ class Service:
 
     async def _changed(self, change: Any, job: int) -> Response:
         changed = await run_in_threadpool(change, job)
-        self._scheduler.wake()
+        self._scheduler.wake(job)
         return JSONResponse(changed.as_json())
 
     async def log(self, _: Request, call: Call) -> Response:
@@ -169,7 +168,6 @@ class Service:
 
 def _read_from(log: Path, offset: int) -> bytes:
     try:
-        with log.open("rb") as file:
-            return os.pread(file.fileno(), _MOST_LOG_BYTES, offset)
+        return regular_bytes(log, offset, _MOST_LOG_BYTES)
     except FileNotFoundError:
         return b""

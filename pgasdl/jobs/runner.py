@@ -63,6 +63,10 @@ class Runner(Protocol):
 
     resources: frozenset[str]
 
+    def lay_out(self, job: Job, kind: Kind) -> None:
+        """Make the folder of a step, before it is written down that it runs; raises as start."""
+        ...
+
     def start(self, job: Job, kind: Kind) -> None:
         """Start the present step of a job.
 

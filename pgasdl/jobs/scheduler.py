@@ -6,10 +6,12 @@ start what fits. So a server that is started again after a crash has nothing spe
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from pgasdl.errors import JobError, UnavailableError
@@ -20,7 +22,9 @@ from pgasdl.jobs.schema import refused
 from pgasdl.jobs.store import Store
 
 _LOG = logging.getLogger("pgasdl.jobs")
-_AGAIN = 1.0  # seconds until it tries again to write to a file that could not be written
+_AGAIN = 1.0  # seconds until it tries again what could not be done
+_LONGEST = 60.0  # seconds from the end of a job to its next start, which doubles each time
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # for now
 
 
 class Scheduler:
@@ -33,6 +37,7 @@ class Scheduler:
         self._wake = threading.Event()
         self._closed = False
         self._trouble = ""
+        self._pauses: dict[int, float] = {}  # until when jobs in the queue are not started
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
 
     def start(self) -> None:
@@ -48,8 +53,9 @@ class Scheduler:
             if name not in self._runner.resources:
                 raise refused(f"resources.{name}", "only a server with --slurm takes it")
 
-    def wake(self) -> None:
-        """Say that something has changed."""
+    def wake(self, job: int = 0) -> None:
+        """Say that something has changed, by a user if of a job."""
+        self._pauses.pop(job, None)
         self._wake.set()
 
     def close(self) -> None:
@@ -65,7 +71,7 @@ class Scheduler:
 
     def _loop(self) -> None:
         while True:
-            self._wake.wait(_AGAIN if self._trouble else None)
+            self._wake.wait(_AGAIN if self._trouble or self._pauses else None)
             self._wake.clear()
             if self._closed:
                 return
@@ -76,8 +82,10 @@ class Scheduler:
                 self.wake()  # a client was faster: look again
             except UnavailableError as error:
                 self._tell(str(error))
-            except (sqlite3.Error, OSError) as error:
+            except sqlite3.Error as error:
                 self._tell(f"the jobs' states cannot be written, for now: {error}")
+            except OSError as error:
+                self._tell(f"no job can be started, for now: {error}")
             except Exception as error:  # whatever it is, other jobs are still to be looked after
                 self._tell(f"a fault of the server: {error!r}")
 
@@ -89,7 +97,7 @@ class Scheduler:
     def _pass(self) -> None:
         for job in self._store.active():
             self._look_after(job)
-        while (first := self._store.first()) is not None:
+        while (first := self._store.first(self._paused())) is not None:
             ranks = first.request.ranks
             if ranks > self.slots:
                 reason = f"{ranks} ranks; the server has {self.slots} slots now"
@@ -98,6 +106,10 @@ class Scheduler:
                 return
             else:
                 self._begin(first, "run" if first.request.stage is None else "stage")
+
+    def _paused(self) -> list[int]:
+        now = time.monotonic()
+        return [job for job, until in list(self._pauses.items()) if until > now]
 
     def _look_after(self, job: Job) -> None:
         stopping = job.state is State.STOPPING
@@ -141,6 +153,8 @@ class Scheduler:
         if job.restarts_left and job.state is not State.STOPPING:
             reason = f"started again: {reason}"
             self._store.move(job, State.QUEUED, reason, restarts_left=job.restarts_left - 1)
+            pause = min(_LONGEST, _AGAIN * 2 ** min(6, job.request.restarts - job.restarts_left))
+            self._pauses[job.id] = time.monotonic() + pause
         else:
             self._store.move(job, state, reason, **columns)
 
@@ -148,10 +162,17 @@ class Scheduler:
         """Start the next step of a job."""
         state = State.STAGING if kind == "stage" else State.RUNNING
         started = job.started or time.time()
-        now = self._store.move(job, state, step=job.step + 1, started=started)
+        self._pauses.pop(job.id, None)
+        now = job
         try:
+            self._runner.lay_out(replace(job, step=job.step + 1), kind)
+            now = self._store.move(job, state, step=job.step + 1, started=started)
             self._runner.start(now, kind)
         except (OSError, JobError) as error:
+            if isinstance(error, OSError) and error.errno in _LACKING:
+                if now is not job:
+                    self._store.move(now, State.QUEUED, str(error), queued=job.queued)
+                raise
             _LOG.warning("job %d cannot be started: %s", job.id, error)
             self._store.move(now, State.FAILED, f"cannot be started: {error}")
         else:

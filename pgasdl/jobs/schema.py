@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ def check(value: object, schema: Schema, field: str = "") -> None:
     """
     kind = schema["type"]
     kinds = [kind] if isinstance(kind, str) else kind
+    if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:  # as 1e999
+        raise refused(field, f"no JSON for all who read it: {_shown(value)}")
     if not any(_is(value, each) for each in kinds):
         raise refused(field, f"{_shown(value)} is no {' or '.join(kinds)}")
     if kinds is kind:  # of several types: there is no more to it

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shlex
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from pgasdl.errors import JobError, UnavailableError
 from pgasdl.jobs import steps
 from pgasdl.jobs.job import Job, State
 from pgasdl.jobs.places import Places
+from pgasdl.jobs.proof import signature
 from pgasdl.jobs.requests import RESOURCES
 from pgasdl.jobs.runner import Kind, Look, Lost
 from pgasdl.jobs.supervisor import BEGUN, MESSAGES
@@ -59,13 +59,16 @@ class SlurmRunner:
         self._seen = _NEVER  # the queue, and when
         self._thread: threading.Thread | None = None
 
-    def start(self, job: Job, kind: Kind) -> None:
-        """Hand the present step to Slurm; see :class:`pgasdl.jobs.runner.Runner`."""
-        request, name = job.request, f"pgasdl-{secrets.token_hex(12)}"
+    def lay_out(self, job: Job, kind: Kind) -> None:
+        """Make the folder of a step; see :class:`pgasdl.jobs.runner.Runner`."""
         # SIGTERM to srun itself would end the ranks at once.
-        stop = ["scancel", "--signal=TERM", f"--name={name}"]
+        stop = ["scancel", "--signal=TERM", f"--name={self._name(job)}"]
         srun = [self._srun, "--label", "--kill-on-bad-exit=0", sys.executable, "-u"]
-        step = steps.lay_out(self._places, self._root, job, kind, srun, stop)
+        steps.lay_out(self._places, self._root, job, kind, srun, stop)
+
+    def start(self, job: Job, kind: Kind) -> None:
+        """Hand the present step to Slurm."""
+        request, name, step = job.request, self._name(job), self._places.step(job.id, job.step)
         steps.set_aside(step)
         (step / _NAME).write_text(name)
         supervisor = [sys.executable, "-P", "-m", "pgasdl.jobs.supervisor", str(step)]
@@ -99,6 +102,8 @@ class SlurmRunner:
             os.listdir(step)  # makes a network's file system look again
         if outcome := steps.outcome(step):
             return outcome
+        if not step.exists():
+            return steps.REMOVED
         if not (step / _SUBMITTED).exists():
             (step / BEGUN).unlink(missing_ok=True)  # should Slurm take it later, it runs nothing
             return "never began"
@@ -143,10 +148,9 @@ class SlurmRunner:
                     ended()
 
     def _name(self, job: Job) -> str:
-        """Return the name of the present step in Slurm; "": it has none yet."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self._places.step(job.id, job.step) / _NAME).read_text()
-        return ""
+        """Return the name of a step in Slurm, also if its folder was removed."""
+        token, parts = self._places.token.read_text(), (str(job.id), str(job.submitted))
+        return f"pgasdl-{signature(token, 'slurm', *parts, str(job.step))[:24]}"
 
     def _queue(self) -> frozenset[str]:
         """Return the names of what waits or runs."""

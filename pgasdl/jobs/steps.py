@@ -12,11 +12,12 @@ from typing import Any
 
 from pgasdl.jobs import secret
 from pgasdl.jobs.job import Job
-from pgasdl.jobs.places import Places, folder_of, inside, program_of
-from pgasdl.jobs.runner import Kind, Outcome
+from pgasdl.jobs.places import Places, folder_of, inside, program_of, regular_bytes
+from pgasdl.jobs.runner import Kind, Lost, Outcome
 from pgasdl.jobs.supervisor import BEGUN, COMMAND, OUTCOME
 
 PGASDL = (sys.executable, "-P", "-m", "pgasdl")
+REMOVED = Lost("its folder was removed, and its supervisor was killed")
 _OUTCOME_BYTES = 4096
 _SECRET = "secret"  # noqa: S105 - of the ranks among each other: a file's name
 
@@ -51,6 +52,7 @@ def lay_out(
 
 
 def _write_secret(file: Path) -> None:
+    file.unlink(missing_ok=True)  # the server ended before it could start what was laid out
     descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with open(descriptor, "wb") as writing:
         writing.write(os.urandom(32))
@@ -68,8 +70,8 @@ def set_aside(step: Path) -> None:
 
 def outcome(step: Path) -> Outcome | None:
     """Return what a supervisor wrote; None: nothing, or it is damaged."""
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-        return Outcome.from_json(json.loads((step / OUTCOME).read_bytes()))
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Outcome.from_json(json.loads(regular_bytes(step / OUTCOME)))
     return None
 
 

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from pgasdl.errors import ConfigError, JobError, UnavailableError
@@ -19,7 +19,7 @@ from pgasdl.jobs.requests import JobRequest
 from pgasdl.jobs.reserve import Reserve
 from pgasdl.jobs.telemetry import TABLES
 
-_VERSION = 1
+_VERSION = 2
 _TRIES = 20
 _TABLES = """
 CREATE TABLE jobs (
@@ -107,10 +107,11 @@ class Store:
         marks = ", ".join("?" for _ in ACTIVE)
         return self._jobs(f"WHERE state IN ({marks}) ORDER BY id", *ACTIVE)
 
-    def first(self) -> Job | None:
-        """Return the job whose turn it is."""
-        clause = "WHERE state = ? ORDER BY queued, id LIMIT 1"
-        return next(iter(self._jobs(clause, State.QUEUED)), None)
+    def first(self, but: Collection[int] = ()) -> Job | None:
+        """Return the job whose turn it is, but for some that wait."""
+        marks = ", ".join("?" for _ in but)
+        clause = f"WHERE state = ? AND id NOT IN ({marks}) ORDER BY queued, id LIMIT 1"
+        return next(iter(self._jobs(clause, State.QUEUED, *but)), None)
 
     def events(self, job: int, after: int = 0) -> list[Event]:
         """Return what happened to a job, those with ids above ``after``."""
@@ -146,7 +147,7 @@ class Store:
             cursor = database.execute(
                 "INSERT INTO jobs (state, submitted, queued, restarts_left, request)"
                 " VALUES (?, ?, ?, ?, ?)",
-                (State.QUEUED, now, now, request.restarts, document),
+                (State.QUEUED, now, _turn(database), request.restarts, document),
             )
             job = cursor.lastrowid
             assert job is not None
@@ -258,12 +259,19 @@ def _change(
     now = time.time()
     columns = {"state": to, "reason": reason} | columns
     if to is State.QUEUED:
-        columns |= {"queued": now, "started": None, "ended": None, "status": None}
+        fresh = {"queued": _turn(database), "started": None, "ended": None, "status": None}
+        columns = fresh | columns
     elif to in ENDED:
         columns.setdefault("ended", now)
     names = ", ".join(f"{name} = ?" for name in columns)
     database.execute(f"UPDATE jobs SET {names} WHERE id = ?", (*columns.values(), job))  # noqa: S608
     _note(database, job, now, to, reason, columns.get("status"))
+
+
+def _turn(database: sqlite3.Connection) -> int:
+    """Return the next place in the queue, by what happened: clocks go back."""
+    found: int = database.execute("SELECT coalesce(max(id), 0) + 1 FROM events").fetchone()[0]
+    return found
 
 
 def _note(
@@ -289,6 +297,10 @@ def _opened(places: Places) -> sqlite3.Connection:
     try:
         # Requests hold environments: they are the user's alone.
         os.close(os.open(places.file, os.O_CREAT | os.O_RDWR, 0o600))
+        if places.file.stat().st_nlink > 1:
+            raise ConfigError(
+                f"--file {places.file} has another name, too (a hard link): remove it"
+            )
         database = sqlite3.connect(places.file, check_same_thread=False, isolation_level=None)
         try:
             version = database.execute("PRAGMA user_version").fetchone()[0]

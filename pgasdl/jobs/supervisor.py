@@ -142,6 +142,9 @@ class Supervisor:
             "reason": self._reason,
             "ended": time.time(),
         }
+        if not os.fstat(self._begun).st_nlink:  # somebody removed the folder
+            self._step.mkdir(0o700, parents=True, exist_ok=True)
+            self._begun = os.open(self._step / BEGUN, os.O_CREAT | os.O_WRONLY, 0o600)
         length = os.pwrite(self._begun, json.dumps(outcome).encode(), 0)
         os.ftruncate(self._begun, length)
         os.fsync(self._begun)

@@ -20,6 +20,7 @@ CREATE TABLE IF NOT EXISTS metrics (
     iteration INTEGER NOT NULL,
     value REAL,
     time REAL NOT NULL,
+    step INTEGER NOT NULL,
     PRIMARY KEY (job, name, iteration)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ranks (
@@ -36,7 +37,7 @@ AND id > (SELECT max(id) FROM events WHERE job = ?1 AND kind = 'state') ORDER BY
 # From each name to the next one, instead of looking at all points.
 _NAMES = """
 WITH RECURSIVE names(name) AS (
-    SELECT min(name) FROM metrics WHERE job = ?1
+    SELECT min(name) FROM metrics WHERE job = ?1 AND name > ?3
     UNION ALL
     SELECT (SELECT min(name) FROM metrics WHERE job = ?1 AND name > names.name) FROM names
     WHERE name IS NOT NULL
@@ -48,7 +49,7 @@ SELECT iteration, value, time FROM metrics WHERE job = ? AND name = ? AND iterat
 
 _OUTDATED = """
 DELETE FROM metrics WHERE job = ?1 AND name = ?2 AND iteration > ?3
-AND time < (SELECT started FROM jobs WHERE id = ?1)
+AND step < (SELECT step FROM jobs WHERE id = ?1)
 """
 
 
@@ -69,7 +70,7 @@ def commands(database: sqlite3.Connection, job: int, after: int, limit: int) -> 
 def add_metrics(database: sqlite3.Connection, job: int, messages: Iterable[Any]) -> None:
     """Write numbers down; a job that was started again replaces what it had told from there on."""
     rows = [
-        (job, name, message["iteration"], number, message["time"])
+        (job, name, message["iteration"], _float(number), _float(message["time"]))
         for message in messages
         for name, number in message["numbers"].items()
     ]
@@ -78,14 +79,19 @@ def add_metrics(database: sqlite3.Connection, job: int, messages: Iterable[Any])
         firsts[name] = min(iteration, firsts.get(name, iteration))
     database.executemany(_OUTDATED, [(job, name, first) for name, first in firsts.items()])
     database.executemany(
-        "INSERT OR REPLACE INTO metrics (job, name, iteration, value, time) VALUES (?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO metrics (job, name, iteration, value, time, step)"
+        " VALUES (?1, ?2, ?3, ?4, ?5, (SELECT step FROM jobs WHERE id = ?1))",
         rows,
     )
 
 
-def names(database: sqlite3.Connection, job: int, limit: int) -> list[str]:
-    """Return the names of a job's metrics."""
-    return [name for (name,) in database.execute(_NAMES, (job, limit))]
+def _float(number: float | None) -> float | None:
+    return None if number is None else float(number)  # SQLite takes no integer beyond 64 bits
+
+
+def names(database: sqlite3.Connection, job: int, limit: int, after: str = "") -> list[str]:
+    """Return names of a job's metrics, in order, those after one."""
+    return [name for (name,) in database.execute(_NAMES, (job, limit, after))]
 
 
 def points(

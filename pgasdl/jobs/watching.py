@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pgasdl.jobs import telemetry
 from pgasdl.jobs.job import ENDED, Job
 from pgasdl.jobs.messages import COUNTERS, RankCounters
 from pgasdl.jobs.operations import ID, Call, Operation
-from pgasdl.jobs.places import Places
+from pgasdl.jobs.places import Places, regular_bytes
 from pgasdl.jobs.protocol_routes import Protocol
 from pgasdl.jobs.requests import LARGEST, MOST_RANKS
 from pgasdl.jobs.schema import Schema
@@ -213,9 +214,8 @@ class Watching:
 
 def _records(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the ends of the newest files."""
-    files = [(file.stat().st_mtime, file) for file in folder.glob("*.txt")]
+    files = [(file.stat().st_mtime, file) for file in folder.glob("*.txt") if file.is_file()]
     for moment, file in sorted(files)[-_MOST_RANKS:]:
-        with file.open("rb") as opened:
-            opened.seek(max(0, file.stat().st_size - _MOST_RECORD_BYTES))
-            text = opened.read(_MOST_RECORD_BYTES).decode(errors="replace")
-        yield {"name": file.name, "time": moment, "text": text}
+        with contextlib.suppress(OSError):
+            text = regular_bytes(file, -_MOST_RECORD_BYTES, _MOST_RECORD_BYTES)
+            yield {"name": file.name, "time": moment, "text": text.decode(errors="replace")}

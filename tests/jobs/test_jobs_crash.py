@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs_harness import Server, children, kill_and_see_it_gone
+from jobs_harness import Server, children, kill_and_see_it_gone, supervisors
 from support.leftovers import alive, gone
 from support.patience import PATIENCE
 from support.storage_server import Faults, StorageServer
@@ -140,6 +141,7 @@ def test_written_down_as_running_and_never_started(make_server: Callable[..., Se
     server = make_server()
     store = Store(server.places)
     job = store.add(JobRequest(("held.py",)))
+    server.places.step(job.id, 1).mkdir(parents=True)
     store.move(job, job.state.RUNNING, step=1)  # as if it were killed before the next line
     store.close()
     server.start()
@@ -157,6 +159,29 @@ def test_the_supervisor(server: Server) -> None:
     assert ended["state"] == "lost" and "supervisor was killed" in ended["reason"]
     # Nothing of it is left when it is told to be lost, so that it may be started again.
     assert not any(map(alive, ranks))
+
+
+def test_a_folder_that_is_removed(server: Server) -> None:
+    """Its job runs on, once, for this server and the next; it can be stopped, and its end seen."""
+    jobs = [server.submit(), server.submit()]
+    ranks = [server.ranks(job)[0] for job in jobs]
+    supervised = [server.supervisor(job) for job in jobs]
+    shutil.rmtree(server.places.job(jobs[0]))
+    server.kill()
+    shutil.rmtree(server.places.job(jobs[1]).parent)
+    server.start()
+    last = server.submit(ranks=2)
+    assert [server.client.show(job)["state"] for job in jobs] == ["running"] * 2
+    assert sorted(supervisors(server.places.file.parent)) == sorted(supervised)
+    for job, rank in zip(jobs, ranks, strict=True):
+        server.client.stop(job)
+        assert server.client.wait(job)["state"] == "stopped" and gone([rank])
+        assert states(server, job) == ["queued", "running", "stopping", "stopped"]
+    server.ranks(last, 2)
+    shutil.rmtree(server.places.job(last))
+    kill_and_see_it_gone(server.supervisor(last))
+    ended = server.client.wait(last)
+    assert ended["state"] == "lost" and "its folder was removed" in ended["reason"]
 
 
 def test_a_job_is_not_lost_before_its_last_process_is_gone(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from support.patience import until
 from support.requiring import lacking
 
 from pgasdl import JobError
+from pgasdl.jobs.places import Places
 
 
 def test_a_log_that_grows_beyond_the_limit_of_files(server: Server) -> None:
@@ -103,7 +105,13 @@ def test_a_file_that_others_use_or_that_is_another(
         second.start()
     assert second.process is not None and second.process.returncode == 1
     assert [(file.read_bytes(), file.stat().st_mtime_ns) for file in files] == before
-    second.places = server.places.__class__(tmp_path / "letter.txt")
+    for make, why in ((os.symlink, "another job server uses"), (os.link, "a hard link")):
+        second.places = Places(tmp_path / why.replace(" ", "-"))
+        make(server.places.file, second.places.file)
+        with pytest.raises(AssertionError, match=why):
+            second.start()
+        second.places.file.unlink()
+    second.places = Places(tmp_path / "letter.txt")
     second.places.file.write_text("Dear reader,\n" * 1000)
     with pytest.raises(AssertionError, match="file is not a database"):
         second.start()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -14,10 +16,11 @@ from typing import Any
 
 import pytest
 from jobs_harness import Server, ask
+from support.patience import until
 from support.requiring import lacking
 
 from pgasdl import ConfigError, JobError
-from pgasdl.jobs import Client, telemetry
+from pgasdl.jobs import Client, problems, telemetry
 from pgasdl.jobs.job import ENDED, NEXT, Event, State
 from pgasdl.jobs.operations import Call
 from pgasdl.jobs.places import Places
@@ -75,6 +78,15 @@ def test_the_turn_of_a_job(store: Store) -> None:
     assert store.first() == again
 
 
+def test_a_clock_that_goes_back_changes_no_turn(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.add(JobRequest(("a.py",)))
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    second = store.add(JobRequest(("b.py",)))
+    assert store.first() == first and store.first([first.id]) == second
+
+
 def test_a_request_is_kept_as_it_was(store: Store) -> None:
     request = JobRequest(
         ("-m", "a", "\u00e9"), 3, "n", "f", {"A": "b"}, 4, 5, Stage(("r",), "l", "x", "1G")
@@ -123,15 +135,15 @@ def test_what_a_restart_undid_goes(store: Store) -> None:
         with store.reading() as database:
             return [each[0] for each in telemetry.thinned(database, job, name, 0, limit)]
 
-    store.move(store.job(job), State.RUNNING, started=100.0)
+    store.move(store.job(job), State.RUNNING, step=1)
     tell(101.0, *range(10))
     tell(101.0, 3, name="accuracy")
     tell(102.0, 5)  # of this run: one message late
     assert told() == list(range(10)) and told(limit=3) == [2, 5, 9]
     store.move(store.job(job), State.FAILED)
     store.restart(job)
-    store.move(store.job(job), State.RUNNING, started=200.0)
-    tell(201.0, 4, 5)
+    store.move(store.job(job), State.RUNNING, step=2)
+    tell(51.0, 4, 5)  # its clock has gone back
     assert told() == list(range(6)) and told("accuracy") == [3]
 
 
@@ -139,11 +151,30 @@ def test_a_file_of_another_version(make_server: Callable[..., Server]) -> None:
     server = make_server()
     server.places.file.parent.mkdir()
     with sqlite3.connect(server.places.file) as database:
-        database.execute("PRAGMA user_version = 2")
+        database.execute("PRAGMA user_version = 1")
     before = server.places.file.read_bytes()
     with pytest.raises(AssertionError, match="no file of this version's job server"):
         server.start()
     assert server.places.file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (sqlite3.SQLITE_FULL, 507),
+        (sqlite3.SQLITE_IOERR_WRITE, 507),
+        (sqlite3.SQLITE_CORRUPT, 500),
+        (sqlite3.SQLITE_NOTADB, 500),
+        (OSError(errno.ENOSPC, "full"), 507),
+        (OSError(errno.EMFILE, "too many"), 500),
+    ],
+)
+def test_only_a_full_disk_is_one(error: int | OSError, status: int) -> None:
+    if isinstance(error, int):
+        code, error = error, sqlite3.DatabaseError("it fails")
+        error.sqlite_errorcode = code
+    request: Any = None
+    assert problems.of_storage(request, error).status_code == status
 
 
 def test_a_damaged_row_is_told(make_server: Callable[..., Server]) -> None:
@@ -156,8 +187,9 @@ def test_a_damaged_row_is_told(make_server: Callable[..., Server]) -> None:
         database.execute("UPDATE jobs SET request = '{'")
     database.close()
     server.start()
-    status, _, told = ask(server, "GET", "/readyz")
-    assert status == 503 and "a fault of the server: JSONDecodeError" in told["detail"]
+    assert until(lambda: ask(server, "GET", "/readyz")[0] == 503)
+    told = ask(server, "GET", "/readyz")[2]
+    assert "a fault of the server: JSONDecodeError" in told["detail"]
     status, _, told = ask(server, "GET", "/api/v1/jobs/1")
     assert (status, told["detail"]) == (500, "a fault of the server: JSONDecodeError")
     assert ask(server, "GET", "/livez")[0] == 200

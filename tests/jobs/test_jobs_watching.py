@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from jobs_harness import Server, ask
@@ -114,6 +116,23 @@ def test_the_flight_record_of_a_failed_job(server: Server) -> None:
     assert record["text"].startswith("flight record, after PeerLost")
     assert "plan_start" in record["text"]
     assert server.client.records(server.submit()) == []
+
+
+def test_what_a_program_puts_in_the_place_of_its_files(server: Server, tmp_path: Path) -> None:
+    """A pipe has no end, and keeps no thread of the server."""
+    job = server.submit()
+    server.ranks(job)
+    records, log = server.places.records(job), server.places.log(job)
+    os.mkfifo(records / "x.txt")
+    (records / "y.txt").symlink_to(records / "x.txt")
+    (records / "z.txt").write_bytes(b"a record of \xff")
+    log.unlink()
+    for file in (log, server.places.link(job).with_name("new")):
+        os.mkfifo(file)
+    file.rename(server.places.link(job))
+    assert [record["text"] for record in server.client.records(job)] == ["a record of \ufffd"]
+    assert ask(server, "GET", f"/api/v1/jobs/{job}/log")[0] == 500
+    assert ask(server, "GET", f"/api/v1/jobs/{job}/commands")[0] == 401
 
 
 def test_what_a_rank_counts_is_whole_or_not_there() -> None:
