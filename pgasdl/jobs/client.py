@@ -14,6 +14,7 @@ from urllib.parse import urlencode, urlsplit
 
 from pgasdl.errors import ConfigError, JobError, Timeout
 from pgasdl.jobs.places import Places, default_file
+from pgasdl.jobs.proof import Connection
 
 _TIMEOUT = 30.0  # seconds for an answer; a stream is never silent for so long
 _NO_SERVER = "no job server runs for {}: start `pgasdl serve`, or give --server"
@@ -81,7 +82,7 @@ class Client:
         """
         server = server or os.environ.get("PGASDL_JOB_SERVER", "")
         remote = "://" in server
-        places = Places(default_file() if remote or not server else Path(server).absolute())
+        places = Places((default_file() if remote or not server else Path(server)).resolve())
         if not remote:
             server = _url_of(places)
         file = Path(token_file) if token_file else places.token
@@ -166,6 +167,7 @@ class Client:
         job: int,
         name: str = "",
         *,
+        after: str = "",
         first: int = 0,
         points: int = 1000,
         thinned: bool = True,
@@ -177,7 +179,9 @@ class Client:
         job : int
             Its id.
         name : str, optional
-            Of one alone; "": all, at most 100.
+            Of one alone; "": of the first 100 in alphabetical order.
+        after : str, optional
+            Of those whose names come after this one.
         first : int, default 0
             The first iteration.
         points : int, default 1000
@@ -185,8 +189,8 @@ class Client:
         thinned : bool, default True
             They are evenly chosen, and the last one is always there; False: the first ones.
         """
-        query = {"first": first, "points": points, "thinned": "yes" if thinned else "no"}
-        query |= {"name": name} if name else {}
+        query: dict[str, Any] = {"name": name, "after": after, "first": first, "points": points}
+        query["thinned"] = "yes" if thinned else "no"
         return self._document("GET", f"/jobs/{job}/metrics?{urlencode(query)}")
 
     def log(self, job: int, offset: int = 0) -> bytes:
@@ -213,13 +217,15 @@ class Client:
             pass
         return self.show(job)
 
-    def events(self, job: int, timeout: float | None = None) -> Iterator[dict[str, Any]]:
-        """Yield what happened to a job, then what happens, until it ends.
+    def events(
+        self, job: int, timeout: float | None = None, *, after: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what happened to a job after a command's number, then what happens, until it ends.
 
         Each is a dict with ``event``: "state" (``time``, ``state``, ``reason``, ``status``), "log"
         (``size``, the bytes that there are), "command" (``name``, ``value``) or "event"
-        (``iteration``, ``name``, ``text``), which its program told: "obeyed" and "refused"
-        commands, and its own.
+        (``iteration``, ``name``, ``text``), which its program told: "obeyed", "refused" and
+        "failed" commands, and its own.
 
         Raises
         ------
@@ -227,7 +233,7 @@ class Client:
             After ``timeout`` seconds; None: as long as the server lives.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        after, missing_since = 0, None
+        missing_since = None
         while True:
             try:
                 for number, event in self._stream(job, after, deadline):
@@ -255,7 +261,7 @@ class Client:
             connection.connect()
             link = connection.sock
             link.settimeout(_left(deadline))
-            answer = self._asked(connection, "GET", f"/jobs/{job}/events?after={after}")
+            answer, _ = self._asked(connection, "GET", f"/jobs/{job}/events?after={after}")
             fields: dict[str, str] = {}
             while line := answer.readline().decode():
                 link.settimeout(_left(deadline))
@@ -283,35 +289,29 @@ class Client:
     def _content(self, method: str, path: str, body: object = None) -> bytes:
         connection = self._connection()
         try:
-            return self._asked(connection, method, path, body).read()
+            return self._asked(connection, method, path, body)[1]
         except (OSError, http.client.HTTPException) as error:
             raise self._silent(error) from error
         finally:
             connection.close()
 
-    def _connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(*self._place, timeout=_TIMEOUT)
+    def _connection(self) -> Connection:
+        return Connection(*self._place, self._token, _TIMEOUT)
 
     def _asked(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: object = None
-    ) -> http.client.HTTPResponse:
+        self, connection: Connection, method: str, path: str, body: object = None
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         """Return an answer; JobError is a refusal, or says that there is none."""
-        headers = {"Authorization": f"Bearer {self._token}"}
-        content = None
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-            content = json.dumps(body).encode()
+        content = None if body is None else json.dumps(body).encode()
         try:
-            connection.request(method, "/api/v1" + path, content, headers)
-            answer = connection.getresponse()
+            connection.ask(method, "/api/v1" + path, content)
+            answer, data = connection.hear()
             if answer.status < 400:
-                return answer
-            problem = json.loads(answer.read())
+                return answer, data
+            problem = json.loads(data)
             detail, field = str(problem["detail"]), str(problem["field"])
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             raise self._silent(error) from error
-        if answer.status == 401:
-            detail = f"{self._url} does not know this token"
         raise JobError(detail, answer.status, field)
 
     def _silent(self, error: Exception) -> JobError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import os
 import secrets
 from pathlib import Path
@@ -12,14 +13,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pgasdl.errors import ConfigError, JobError
-from pgasdl.jobs import secret
+from pgasdl.jobs import proof, secret
 from pgasdl.jobs.assets import is_asset
 from pgasdl.jobs.places import Places
 from pgasdl.jobs.problems import problem
 from pgasdl.jobs.requests import MOST_BYTES
 
 OPEN_PATHS = ("/livez", "/readyz", "/openapi.json")  # tell nothing about jobs
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def token_of(file: Path) -> str:
@@ -60,27 +60,32 @@ class Gate:
     def __init__(self, app: ASGIApp, token: str, local: bool, places: Places) -> None:
         self._app = app
         self._places = places
-        self._expected = f"Bearer {token}".encode()
+        self._token = token
         self._local = local
+        self._challenges = proof.Challenges()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        given = headers.get("authorization", "").encode("latin-1")
+        given = headers.get("authorization", "")
         job = secret.job_of(scope["path"])
-        if job is None:
-            known = hmac.compare_digest(given, self._expected)
+        key = self._token if job is None else secret.of(self._places, job)
+        if signed := proof.Signed.read(given):
+            target = b"?".join(filter(None, (scope["raw_path"], scope["query_string"])))
+            known = signed.is_by(key, scope["method"], target.decode("latin-1"))
+            known = known and self._challenges.meets(signed)
+            send = _signing(send, signed, key, self._challenges.now)
         else:
-            known = secret.is_of(self._places, job, given)
-        if self._local and _host(headers.get("host", "")) not in _LOCAL_NAMES:
+            known = hmac.compare_digest(given.encode(), f"Bearer {key}".encode())
+        if self._local and not _is_local(headers.get("host", "")):
             # A page from elsewhere, whose name was made to mean this machine.
             answer = problem(421, "this server answers under the names of this machine only")
         elif not known and not _is_open(scope["path"]):
             answer = problem(401, headers={"WWW-Authenticate": "Bearer"})
         else:
-            return await self._app(scope, _Counting(receive), send)
+            return await self._app(scope, _Body(receive, signed), send)
         await answer(scope, receive, send)
 
 
@@ -88,24 +93,50 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or is_asset(path)
 
 
-class _Counting:
-    """Hands on a body, and ends one that is longer than is read."""
+class _Body:
+    """Hands on a body, but for one that is too long, or not what was signed."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, signed: proof.Signed | None) -> None:
         self._receive = receive
-        self._read = 0
+        self._signed = signed
+        self._read = b""
 
     async def __call__(self) -> Message:
         message = await self._receive()
-        self._read += len(message.get("body", b""))
-        if self._read > MOST_BYTES:
+        self._read += message.get("body", b"")
+        if len(self._read) > MOST_BYTES:
             raise JobError(f"the body is longer than {MOST_BYTES} bytes", 413)
+        is_whole = message["type"] == "http.request" and not message.get("more_body")
+        if is_whole and self._signed and proof.digest(self._read) != self._signed.digest:
+            raise JobError("the body is not the one that was signed", 401)
         return message
 
 
-def _host(header: str) -> str:
-    """Return the name in a Host header, without the port; "" if it makes no sense."""
+def _signing(send: Send, request: proof.Signed, key: str, challenge: str) -> Send:
+    """Sign an answer."""
+    start: Message | None = None
+
+    async def signed(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            start = message
+            return
+        if start is not None:
+            body = message.get("body", b"")
+            what = proof.STREAM if message.get("more_body") else proof.digest(body)
+            told = request.answer(key, challenge, start["status"], what)
+            header = proof.HEADER.encode(), told.encode()
+            await send({**start, "headers": [*start["headers"], header]})
+            start = None
+        await send(message)
+
+    return signed
+
+
+def _is_local(header: str) -> bool:
+    """Whether a Host header names this machine: no name that others could make to mean it."""
     try:
-        return urlsplit(f"//{header}").hostname or ""
+        host = urlsplit(f"//{header}").hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return ""
+        return False

@@ -30,6 +30,7 @@ from pgasdl.jobs.messages import (
     Event,
     Metrics,
 )
+from pgasdl.jobs.proof import Connection
 
 log = logging.getLogger("pgasdl")
 
@@ -106,9 +107,10 @@ class Link:
         if self._close_at is None:
             self._close_at = time.monotonic() + _FAREWELL
             self._touch()
-            self._thread.join()
-            self._wake.close()
-            self._waking.close()
+            self._thread.join(2 * _FAREWELL)  # whoever answers, a program comes to its end
+            if not self._thread.is_alive():
+                self._wake.close()
+                self._waking.close()
 
     def _touch(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it is awake
@@ -150,19 +152,18 @@ class Link:
         known = json.loads(self._file.read_bytes())
         url = urlsplit(Path(known["url"]).read_text(encoding="ascii").strip())
         path = f"/api/v1/jobs/{known['job']}"
-        headers = {"Authorization": f"Bearer {known['token']}"}
-        assert url.hostname is not None
-        asking = http.client.HTTPConnection(url.hostname, url.port, timeout=_SILENCE)
-        telling = http.client.HTTPConnection(url.hostname, url.port, timeout=_FAREWELL)
+        place = url.hostname or "", url.port or 80
+        asking = Connection(*place, known["token"], _FAREWELL)
+        telling = Connection(*place, known["token"], _FAREWELL)
         try:
             asked: float | None = None
             while not self._over():
                 now = time.monotonic()
                 if asked is None and len(self.commands) < _MOST_COMMANDS:
-                    asking.request("GET", f"{path}/commands?after={self._after}", None, headers)
+                    asking.ask("GET", f"{path}/commands?after={self._after}")
                     asked = now
                 if self._any() and (now >= self._next_report or self._close_at is not None):
-                    self._report(telling, f"{path}/reports", headers)
+                    self._report(telling, f"{path}/reports")
                 # However much there is to tell, it hears commands in between.
                 limit = self._next_report - now if self._any() else 1.0
                 if self._close_at is not None:
@@ -186,24 +187,21 @@ class Link:
         with contextlib.suppress(BlockingIOError):
             self._wake.recv(4096)
 
-    def _hear(self, connection: http.client.HTTPConnection) -> None:
+    def _hear(self, connection: Connection) -> None:
         for each in _answer(connection)["commands"]:
             self.commands.append(Command.from_json(each["command"]))
             self._after = each["id"]
         if self.commands:
             self._bell()
 
-    def _report(
-        self, connection: http.client.HTTPConnection, path: str, headers: dict[str, str]
-    ) -> None:
+    def _report(self, connection: Connection, path: str) -> None:
         if self._unsure is None:
             self._unsure = self._taken()
-        body = json.dumps(self._unsure).encode()
-        connection.request("POST", path, body, {**headers, "Content-Type": "application/json"})
+        connection.ask("POST", path, json.dumps(self._unsure).encode())
         try:
             _answer(connection)
         except JobError as error:
-            if error.status not in (409, 413, 422):
+            if error.status not in (400, 409, 413, 422):
                 raise
             with self._lock:  # it will never be taken
                 lost = len(self._unsure["metrics"]) + len(self._unsure["events"])
@@ -234,9 +232,9 @@ class Link:
         return taken
 
 
-def _answer(connection: http.client.HTTPConnection) -> dict[str, Any]:
-    answer = connection.getresponse()
-    document = json.loads(answer.read())
+def _answer(connection: Connection) -> dict[str, Any]:
+    answer, data = connection.hear()
+    document = json.loads(data)
     if answer.status >= 400:
         raise JobError(str(document["detail"]), answer.status, str(document["field"]))
     assert isinstance(document, dict)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
+import resource
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pgasdl.errors import ConfigError
 from pgasdl.jobs import assets, problems
@@ -28,6 +32,8 @@ from pgasdl.jobs.slurm import SlurmRunner
 from pgasdl.jobs.store import Store
 
 _FAREWELL = 3  # seconds for answers that are under way when the server ends
+_PATIENCE = 10.0  # seconds for a request to come, with all of its headers
+_AT_ONCE = 64  # connections that are accepted before one of them is looked at
 
 
 def serve(
@@ -64,7 +70,7 @@ def serve(
     ConfigError
         The file, the root or the address cannot be used.
     """
-    places = Places(file.absolute())
+    places = Places(file.resolve())
     if not root.is_dir():
         raise ConfigError(f"--root {root}: there is no such folder")
     root = root.resolve()
@@ -91,15 +97,14 @@ def serve(
         store.close()
 
 
-def application(service: Service, token: str, local: bool, places: Places) -> Starlette:
+def application(service: Service, token: str, local: bool, places: Places) -> ASGIApp:
     """Make the application of a service."""
     app = Starlette(
         routes=[*_routes(service.operations), *assets.routes()],
-        middleware=[Middleware(Gate, token=token, local=local, places=places)],
         exception_handlers=problems.HANDLERS,
     )
     app.router.redirect_slashes = False
-    return app
+    return Gate(app, token, local, places)
 
 
 def _routes(operations: Iterable[Operation]) -> Iterable[Route]:
@@ -121,15 +126,59 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], object]:
     return endpoint
 
 
+class _Connection(H11Protocol):
+    """A connection on which a request has to come, soon, and before others need its place."""
+
+    waiting: ClassVar[dict[_Connection, asyncio.TimerHandle]] = {}  # the longest first
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait; who waits for the longest has to go if there are too many."""
+        super().connection_made(transport)
+        self._wait()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if 0 < limit // 2 < len(self.connections):  # the others are for jobs and their files
+            next(iter(self.waiting))._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """See whether a request has come."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next one, which may be there already."""
+        self._wait()
+        super().on_response_complete()
+
+    def _wait(self) -> None:
+        self.waiting[self] = self.loop.call_later(_PATIENCE, self._end)
+
+    def _stop_waiting(self) -> None:
+        if late := self.waiting.pop(self, None):
+            late.cancel()
+
+    def _end(self) -> None:
+        self._stop_waiting()
+        self.transport.abort()
+
+
 class _Server(uvicorn.Server):
-    def __init__(self, app: Starlette, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=_Connection,
+                backlog=_AT_ONCE,
                 ws="none",
                 lifespan="off",
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

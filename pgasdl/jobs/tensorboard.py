@@ -102,10 +102,11 @@ class _Series:
         job = self._client.show(self._job)
         if job["started"] != self._started:
             self._started, self._outdated = job["started"], dict(self._lasts)
-        found = self._client.metrics(self._job, points=1)
-        lasts: dict[str, Point] = {name: tuple(point) for name, (point,) in found.items()}
-        again = [name for name, last in self._outdated.items() if lasts[name] != last]
-        again += [name for name, last in self._lasts.items() if lasts[name][0] < last[0]]
+        lasts: dict[str, Point] = {}
+        while found := self._client.metrics(self._job, after=max(lasts, default=""), points=1):
+            lasts |= {name: tuple(point) for name, (point,) in found.items()}
+        again = [name for name, last in self._outdated.items() if lasts.get(name) != last]
+        again += [name for name, last in self._lasts.items() if lasts.get(name, (-1,))[0] < last[0]]
         for name in again:
             self._outdated.pop(name, None)
         if again:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import click
@@ -17,6 +18,20 @@ _HELP = """\
 Queue, start and watch jobs of this machine, until SIGTERM or Ctrl-C; jobs that run then run on, and
 a server that is started again finds them. `pgasdl job` talks to it.
 """
+
+
+class _OnceAMinute(logging.Filter):
+    """Lets the same words pass once a minute: what strangers do fills no disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is to be written."""
+        now, words = time.monotonic(), record.getMessage()
+        self._said = {said: at for said, at in self._said.items() if now < at + 60}
+        return self._said.setdefault(words, now) == now
 
 
 @click.command("serve", cls=Command, help=_HELP)
@@ -49,7 +64,11 @@ def command(
         from pgasdl.jobs.server import serve
     except ImportError as error:
         raise UnavailableError(f"{error}: pip install 'pgasdl[jobs]'") from error
-    logging.basicConfig(level="WARNING", format="pgasdl serve: %(message)s")
+    handler = logging.StreamHandler()
+    handler.addFilter(_OnceAMinute())
+    logging.basicConfig(
+        level="WARNING", format="pgasdl serve: %(message)s", handlers=[handler], force=True
+    )
     most = slots or (MOST_RANKS if slurm else len(os.sched_getaffinity(0)))
     found = file or default_file()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pgasdl import ConfigError, JobError, Timeout
-from pgasdl.jobs import Client
+from pgasdl.jobs import Client, proof
 
 Answer = Callable[[socket.socket], None]
 TOKEN = "t" * 32
@@ -19,7 +20,7 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clo
 
 @contextlib.contextmanager
 def answering(answer: Answer) -> Iterator[str]:
-    """The URL of a server that does with each connection what a test says."""
+    """The URL of one that does with each connection what a test says."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -29,7 +30,6 @@ def answering(answer: Answer) -> Iterator[str]:
             except OSError:
                 return
             with connection, contextlib.suppress(OSError):
-                connection.recv(65536)
                 answer(connection)
 
     thread = threading.Thread(target=serve)
@@ -40,15 +40,33 @@ def answering(answer: Answer) -> Iterator[str]:
     thread.join()
 
 
-def beat(connection: socket.socket) -> None:
-    """Heartbeats without end."""
-    connection.sendall(STREAM)
-    while True:
-        connection.sendall(b":\n\n")
+def says(answer: bytes, *, rest: bytes = b"", for_ever: bytes = b"", token: str = TOKEN) -> Answer:
+    """A server that proves that it knows a token, then gives a signed answer."""
+
+    def sent(connection: socket.socket, answer: bytes, challenge: str) -> None:
+        asked = connection.recv(65536).decode()
+        if not asked:
+            raise ConnectionError  # the client hung up
+        request = proof.Signed.read(re.findall("Authorization: (.*)\r", asked)[0])
+        assert request is not None and request.challenge == challenge
+        head, _, body = answer.partition(b"\r\n\r\n")
+        what = proof.STREAM if b"event-stream" in head else proof.digest(body)
+        told = request.answer(token, "now", int(head[9:12]), what)
+        connection.sendall(head + f"\r\nPgasdl-Proof: {told}\r\n\r\n".encode() + body)
+
+    def answers(connection: socket.socket) -> None:
+        sent(connection, b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "-")
+        sent(connection, answer, "now")
+        connection.sendall(rest)
+        while for_ever:
+            connection.sendall(for_ever)
+
+    return answers
 
 
 def test_heartbeats_do_not_outlast_a_deadline() -> None:
-    with answering(beat) as url, pytest.raises(Timeout, match=r"after 0\.2 s"):
+    beats = says(STREAM, for_ever=b":\n\n")
+    with answering(beats) as url, pytest.raises(Timeout, match=r"after 0\.2 s"):
         Client(url, TOKEN).wait(1, 0.2)
 
 
@@ -56,7 +74,8 @@ def test_a_server_that_says_nothing_does_not_outlast_a_deadline() -> None:
     hung_up = threading.Semaphore(0)
 
     def keep_silent(connection: socket.socket) -> None:
-        assert connection.recv(1) == b""
+        while connection.recv(65536):
+            pass
         hung_up.release()
 
     with answering(keep_silent) as url, pytest.raises(Timeout, match=r"after 0\.2 s"):
@@ -67,8 +86,6 @@ def test_a_server_that_says_nothing_does_not_outlast_a_deadline() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        b"",
-        b"SSH-2.0-OpenSSH_9.2\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{",
         b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<ok>",
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
@@ -76,16 +93,52 @@ def test_a_server_that_says_nothing_does_not_outlast_a_deadline() -> None:
     ],
 )
 def test_what_is_no_job_server(answer: bytes) -> None:
-    with answering(lambda connection: connection.sendall(answer)) as url:
+    with answering(says(answer)) as url:
         with pytest.raises(JobError, match=f"no job server answers at {url}") as refused:
             Client(url, TOKEN).show(1)
         assert refused.value.status == 0
 
 
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
+def test_what_speaks_no_http(answer: bytes) -> None:
+    says_so = answering(lambda connection: connection.sendall(answer))
+    with says_so as url, pytest.raises(JobError, match=f"no job server answers at {url}"):
+        Client(url, TOKEN).show(1)
+
+
+EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("stranger", [EMPTY, b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (1 << 22)])
+def test_a_stranger_is_told_nothing(stranger: bytes) -> None:
+    """Neither the token, nor what is asked; whether or not it knows another token."""
+    heard: list[bytes] = []
+
+    def listens(connection: socket.socket) -> None:
+        heard.append(connection.recv(65536))
+        connection.sendall(stranger)
+
+    with answering(listens) as url:
+        client = Client(url, TOKEN)
+        for ask in (
+            lambda: client.submit(["secret.py"]),
+            lambda: client.wait(1),
+            lambda: list(client.follow(1)),
+        ):
+            with pytest.raises(JobError, match="does not know this token") as refused:
+                ask()
+            assert refused.value.status == 401
+    assert len(heard) == 3
+    for each in heard:
+        assert each.startswith(b"GET ") and TOKEN.encode() not in each and b"secret" not in each
+    other = answering(says(EMPTY, token="u" * 32))
+    with other as url, pytest.raises(JobError, match="does not know this token"):
+        Client(url, TOKEN).show(1)
+
+
 @pytest.mark.parametrize("line", [b"data: {\n", b"id: x\ndata: {}\n", b"", b"data: \xff\n"])
 def test_a_stream_of_something_else(line: bytes) -> None:
-    stream = STREAM + b"event: state\n" + line + b"\n"
-    answer = answering(lambda connection: connection.sendall(stream))
+    answer = answering(says(STREAM, rest=b"event: state\n" + line + b"\n"))
     with answer as url, pytest.raises(Timeout):
         list(Client(url, TOKEN).events(1, 0.2))
 
@@ -93,8 +146,8 @@ def test_a_stream_of_something_else(line: bytes) -> None:
 def test_a_stream_that_breaks_off_again_and_again() -> None:
     """It is looked for again, for as long as the client has patience."""
     state = b'id: 7\nevent: state\ndata: {"state": "queued"}\n\n'
-    broken = STREAM + state + b'event: state\ndata: {"sta'
-    with answering(lambda connection: connection.sendall(broken)) as url:
+    broken = says(STREAM, rest=state + b'event: state\ndata: {"sta')
+    with answering(broken) as url:
         events = Client(url, TOKEN, patience=0).events(1, 1)
         assert next(events) == {"event": "state", "state": "queued"}
         with pytest.raises(Timeout):

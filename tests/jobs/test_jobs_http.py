@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import resource
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from jobs_harness import Server, ask
 
+from pgasdl.jobs import proof
 from pgasdl.jobs.requests import MOST_BYTES
 
 JOBS = "/api/v1/jobs"
@@ -44,6 +47,9 @@ def test_what_needs_no_token(shared: Server) -> None:
 @pytest.mark.parametrize(
     ("host", "status"),
     [
+        ("127.0.0.2:5", 200),
+        ("127.0.0.1.", 421),
+        ("10.0.0.1", 421),
         ("localhost", 200),
         ("LOCALHOST:80", 200),
         ("127.0.0.1:1", 200),
@@ -58,6 +64,41 @@ def test_other_names_of_this_machine(shared: Server, host: str, status: int) -> 
     """A page of another site cannot reach it by a name that it made to mean this machine."""
     for path in (JOBS, "/livez"):
         assert ask(shared, "GET", path, Host=host)[0] == status
+
+
+def test_another_address_of_this_machine(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    server.options += ("--host=127.0.0.2",)
+    assert server.start().jobs()["jobs"] == []
+
+
+def test_a_signed_request_works_once_and_as_it_is(shared: Server) -> None:
+    """Whoever relays or listens can change nothing, and repeat nothing."""
+    body = json.dumps(REQUEST | {"ranks": 2}).encode()
+    challenge, nonces = "-", iter("abcdefg")
+
+    def sign(method: str = "POST", path: str = JOBS, body: bytes = body) -> str:
+        parts = challenge, next(nonces) * 22
+        signature = proof.signature(
+            shared.token, "request", *parts, method, path, proof.digest(body)
+        )
+        return " ".join(("Pgasdl", *parts, proof.digest(body), signature))
+
+    def post(signed: str, path: str = JOBS, body: bytes = body) -> tuple[int, str, Any]:
+        given = {"Authorization": signed, "Content_Type": "application/json"}
+        status, headers, told = ask(shared, "POST", path, body, **given)
+        return status, headers["Pgasdl-Proof"], told
+
+    status, told, _ = post(sign())
+    challenge = told.split()[0]
+    assert status == 401 and challenge != "-"
+    before = len(shared.client.jobs(1000)["jobs"])
+    signed = sign()
+    assert post(signed)[0] == 201 and post(signed)[0] == 401  # not again
+    for wrong in (sign("PUT"), sign(path=JOBS + "/1/stop"), sign(body=b"{}"), sign()[:-1] + "x"):
+        assert post(wrong)[0] == 401
+    assert post(sign(), path=JOBS + "?x=1")[0] == 401
+    assert len(shared.client.jobs(1000)["jobs"]) == before + 1
 
 
 def test_a_server_for_other_machines_warns(make_server: Callable[..., Server]) -> None:
@@ -306,6 +347,38 @@ def test_strangers_that_say_nothing_hold_nothing_up(shared: Server) -> None:
     assert silent[0].recv(100).startswith(b"HTTP/1.1 400")
     for connection in silent:
         connection.close()
+
+
+def test_more_strangers_than_descriptors(server: Server) -> None:
+    """They keep out neither clients nor jobs, and fill no log."""
+    assert server.process is not None
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (512, 512))
+    host, port = server.url.removeprefix("http://").rsplit(":", 1)
+    strangers = [socket.create_connection((host, int(port)), timeout=30) for _ in range(600)]
+    for stranger in strangers:
+        with contextlib.suppress(OSError):  # others took its place
+            stranger.sendall(b"GET / HTTP/1.1\r\nX: ")
+    job = server.submit(ranks=2)
+    server.ranks(job, 2)
+    server.release(job)
+    assert server.client.wait(job)["state"] == "done"
+    for stranger in strangers:
+        stranger.close()
+    for _ in range(3):
+        with socket.create_connection((host, int(port)), timeout=30) as stranger:
+            stranger.sendall(b"nonsense\r\n\r\n")
+            assert stranger.recv(100).startswith(b"HTTP/1.1 400")
+    assert server.end() == "pgasdl serve: Invalid HTTP request received.\n"
+
+
+@pytest.mark.full
+def test_half_a_request_is_not_waited_for(shared: Server) -> None:
+    host, port = shared.url.removeprefix("http://").rsplit(":", 1)
+    for whole in (b"", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        with socket.create_connection((host, int(port)), timeout=60) as stranger:
+            stranger.sendall(whole + b"GET /livez HTTP/1.1\r\n")
+            while stranger.recv(1000):
+                pass
 
 
 # --- what it says of itself

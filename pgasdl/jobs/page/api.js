@@ -1,6 +1,8 @@
-// What the server is asked.
+// What the server is asked. The token is never sent, nor kept: proof.py tells how.
+import { digest, signature } from "./proof.js";
 
-const KEY = "pgasdl-token";
+let token = "";
+let challenge = "-";
 
 export class Refused extends Error {
   constructor(status, detail) {
@@ -9,42 +11,49 @@ export class Refused extends Error {
   }
 }
 
-/** The token in the address, which is not left there, or the last one that was taken. */
+/** The token in the address, which is not left there. */
 export function takeToken() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given) {
-    setToken(given);
-    history.replaceState(null, "", location.pathname);
+  token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
+  if (token) history.replaceState(null, "", location.pathname);
+  return token;
+}
+
+export const setToken = (given) => { token = given; };
+
+/** An answer of the server; its bytes, but of a stream. */
+async function ask(path, signal, again = false) {
+  const nonce = Array.from(crypto.getRandomValues(new Uint8Array(16)), (n) => n.toString(16).padStart(2, "0")).join("");
+  const parts = [challenge, nonce, digest(new Uint8Array())];
+  const signed = signature(token, "request", challenge, nonce, "GET", path, parts[2]);
+  const headers = { Authorization: `Pgasdl ${parts.join(" ")} ${signed}` };
+  const answer = await fetch(path, { headers, signal, cache: "no-store" })
+    .catch(() => { throw new Refused(0, "no server answers"); });
+  const streams = answer.headers.get("Content-Type")?.startsWith("text/event-stream");
+  const data = streams ? null : new Uint8Array(await answer.arrayBuffer());
+  const [next, proof] = (answer.headers.get("Pgasdl-Proof") ?? "").split(" ");
+  if (proof !== signature(token, "answer", next, nonce, String(answer.status), streams ? "stream" : digest(data))) {
+    throw new Refused(401, "who answers does not know the token");
   }
-  return localStorage.getItem(KEY);
+  challenge = next;
+  if (answer.ok) return data ?? answer;
+  if (answer.status === 401 && !again) return ask(path, signal, true);
+  throw new Refused(answer.status, parsed(data).detail);
 }
 
-export const setToken = (token) => localStorage.setItem(KEY, token);
-export const forgetToken = () => localStorage.removeItem(KEY);
+const parsed = (data) => JSON.parse(new TextDecoder().decode(data));
 
-async function ask(path, signal) {
-  const token = localStorage.getItem(KEY);
-  if (!/^[!-~]+$/.test(token)) throw new Refused(401, "no token");
-  const headers = { Authorization: `Bearer ${token}` };
-  const answer = await fetch(path, { headers, signal, cache: "no-store" });
-  if (answer.ok) return answer;
-  const problem = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, problem.detail ?? answer.statusText);
-}
-
-export const get = async (path) => (await ask(`api/v1${path}`)).json();
+export const get = async (path) => parsed(await ask(`/api/v1${path}`));
 
 /** The end of a job's log: its last bytes, from a byte on at the earliest. */
 export async function logEnd(job, size, most) {
   const offset = Math.max(0, size - most);
-  const data = await (await ask(`api/v1/jobs/${job}/log?offset=${offset}`)).arrayBuffer();
+  const data = await ask(`/api/v1/jobs/${job}/log?offset=${offset}`);
   return { offset, text: new TextDecoder().decode(data) };
 }
 
 /** Why jobs neither start nor end at present; "" if they do. */
 export async function trouble() {
-  const answer = await fetch("readyz", { cache: "no-store" });
-  return answer.ok ? "" : (await answer.json()).detail;
+  return ask("/readyz").then(() => "", (error) => error.message);
 }
 
 /**
@@ -52,7 +61,7 @@ export async function trouble() {
  * does. EventSource would send no token.
  */
 export async function listen(path, tell, signal) {
-  const answer = await ask(`api/v1${path}`, signal);
+  const answer = await ask(`/api/v1${path}`, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let kept = "";
   for (;;) {

@@ -142,6 +142,7 @@ function hear(kind, document) {
 }
 
 let connected = null; // what ends the connection
+let proved = false; // the server knew the token
 
 async function connect() {
   if (connected || document.hidden) return;
@@ -166,6 +167,7 @@ async function connect() {
 }
 
 async function opened() {
+  proved = true;
   login.hidden = true;
   main.hidden = false;
   const trouble = await api.trouble().catch(() => "");
@@ -173,12 +175,8 @@ async function opened() {
 }
 
 function fail(error) {
-  if (error.status === 401) {
-    api.forgetToken();
-    ask("The server does not know this token.");
-  } else {
-    say(error.status ? error.message : "no server answers", true);
-  }
+  if (error.status === 401 && !proved) ask("The server does not know this token.");
+  else say(error instanceof api.Refused ? error.message : `a fault of this page: ${error}`, true);
 }
 
 function ask(why = "") {

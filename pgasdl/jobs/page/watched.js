@@ -5,14 +5,16 @@ const POINTS = 1000; // of a metric, when it is loaded
 const WHOLE = 20_000; // milliseconds until all are loaded again: thinned, without what a restart undid
 const LOG_BYTES = 1 << 16; // of its end
 const SPAN = 10; // seconds over which rates are told while it runs
+// Names are a program's own: "constructor" is one, and nothing else has it.
+const byName = (entries) => Object.assign(Object.create(null), entries);
 const ENDED = ["done", "failed", "stopped", "lost"];
 
 export class Watched {
   constructor(id) {
     this.id = id;
     this.job = null;
-    this.metrics = {}; // by name: points of iteration, value and time
-    this.wholeUntil = 0; // when they are loaded as a whole again, by Date.now()
+    this.metrics = byName({}); // by name: points of iteration, value and time
+    this.wholeUntil = 0; // when they are loaded as a whole again, by performance.now()
     this.ranks = new Map(); // by rank: its records of the last seconds, the newest last
     this.history = [];
     this.records = [];
@@ -40,12 +42,12 @@ export class Watched {
 
   async loadMetrics() {
     const ask = (query) => get(`/jobs/${this.id}/metrics?${query}`);
-    const whole = Date.now() > this.wholeUntil;
+    const whole = performance.now() > this.wholeUntil;
     const first = Math.max(0, ...Object.values(this.metrics).map((points) => points.at(-1)[0]));
     const fresh = await ask(whole ? `points=${POINTS}` : `first=${first}&points=${POINTS}`);
     if (whole) {
-      this.wholeUntil = Date.now() + WHOLE;
-      this.metrics = fresh;
+      this.wholeUntil = performance.now() + WHOLE;
+      this.metrics = byName(fresh);
       return;
     }
     for (const [name, points] of Object.entries(fresh)) {
@@ -60,9 +62,9 @@ export class Watched {
     for (const record of (await get(`/jobs/${this.id}/ranks`)).ranks) {
       const kept = this.ranks.get(record.rank) ?? [];
       const last = kept.at(-1);
-      if (last && last.time >= record.time) continue;
-      // Another run begins to count anew.
-      const goesOn = last && last.iteration <= record.iteration;
+      if (last && last.time === record.time) continue;
+      // Another run begins to count anew; and a clock may go back.
+      const goesOn = last && last.iteration <= record.iteration && last.time < record.time;
       const recent = goesOn ? kept.filter((each) => each.time >= record.time - SPAN) : [];
       this.ranks.set(record.rank, [...recent, record]);
     }
