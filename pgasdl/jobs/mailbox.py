@@ -17,7 +17,7 @@ from pgasdl.jobs.messages import MOST_VALUE_BYTES, Command
 
 PLACES = 16  # commands that are under way at once
 _BYTES = MOST_VALUE_BYTES + 512  # of a place
-_READ, _BELL = PLACES, PLACES + 1  # notifications, after one for each place
+_READ, _BELL, _FAILED = range(PLACES, PLACES + 3)  # notifications, after one for each place
 
 
 class Mailbox:
@@ -33,7 +33,7 @@ class Mailbox:
 
     def __init__(self, context: Context, group: Group) -> None:
         self._context, self._group = context, group
-        self._segment = context.segment(PLACES * _BYTES, notifications=PLACES + 2, group=group)
+        self._segment = context.segment(PLACES * _BYTES, notifications=PLACES + 3, group=group)
         self._bytes = self._segment.numpy(np.uint8)
         self._lengths = [0] * PLACES
         self._queue = context.queue_create()
@@ -74,6 +74,18 @@ class Mailbox:
             with suppress(Timeout):
                 self._context.notify_waitsome(self._segment, number % PLACES, 1)
                 return
+
+    def tell_failure(self) -> None:
+        """Tell rank 0, which knows of its own, that this rank could not obey a command."""
+        if not self.posts:
+            self._context.notify_add(
+                self._group.ranks[0], self._segment, _FAILED, queue=self._queue
+            )
+            self._context.wait(self._queue)
+
+    def failures(self) -> int:
+        """Return how often other ranks could not, since the last call."""
+        return self._context.notify_reset(self._segment, _FAILED)
 
     # --- while all ranks wait
 

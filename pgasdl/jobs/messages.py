@@ -144,6 +144,9 @@ class Command:
         """Return the document; ``from_json`` reads it."""
         return {"version": VERSION, "name": self.name, "value": self.value}
 
+    def __str__(self) -> str:
+        return self.name + ("" if self.value is None else f" {json.dumps(self.value)}")
+
     @classmethod
     def from_json(cls, document: object) -> Command:
         """Check a document; JobError with status 422 says which name or field is wrong."""

@@ -9,7 +9,7 @@ ranks; no more than 16 commands are ever under way.
 
 from __future__ import annotations
 
-import json
+import logging
 import time
 import weakref
 from collections import deque
@@ -19,13 +19,23 @@ from pathlib import Path
 from typing import Any, Self
 
 from pgasdl.context import Context
-from pgasdl.errors import ConfigError, JobError, MismatchError, PgasError, PlanError
+from pgasdl.errors import (
+    ConfigError,
+    JobError,
+    MismatchError,
+    PeerLost,
+    PgasError,
+    PlanError,
+    Timeout,
+)
 from pgasdl.group import Group
 from pgasdl.jobs.board import Board
 from pgasdl.jobs.link import Link
 from pgasdl.jobs.mailbox import PLACES, Mailbox
 from pgasdl.jobs.messages import NAME, Command, Event, Metrics
 from pgasdl.jobs.schema import check
+
+log = logging.getLogger("pgasdl")
 
 Handler = Callable[[Any], object]
 
@@ -104,7 +114,9 @@ class TrainingJob:
 
         ``@job.on("learning-rate")`` is called by ``pgasdl job send ID learning-rate 0.1``, and by
         ``set`` of this name. ``evaluate`` and ``checkpoint`` are built in, without a value (None);
-        other names are the program's own, with any JSON of at most 4 KiB.
+        other names are the program's own, with any JSON of at most 4 KiB. What a function raises
+        goes to the user as an event, and to the log; the training goes on, so a function checks a
+        value before it changes anything. PeerLost, Timeout and MismatchError end the training.
 
         Raises
         ------
@@ -235,6 +247,8 @@ class TrainingJob:
             for record in self._board.look(self.iteration, last=last):
                 assert self._link is not None
                 self._link.tell_counters(record)
+        if self._mailbox is not None and (failures := self._mailbox.failures()):
+            self.event("failed", f"on {failures} other ranks: see the log")
 
     # --- commands
 
@@ -247,7 +261,7 @@ class TrainingJob:
             command = self._link.commands.popleft()
             if self._handler_of(command) is None:
                 known = ", ".join((*_BY_THE_LOOP, *self._handlers))
-                self.event("refused", f"{_text(command)}: no function for it; there are {known}")
+                self.event("refused", f"{command}: no function for it; there are {known}")
                 continue
             self._mailbox.post(self._posted + 1, command)
             self._posted += 1
@@ -267,8 +281,21 @@ class TrainingJob:
                 f"rank {self._context.rank} has no function for {command.name!r}, as rank "
                 f"{self._group.ranks[0]} has: register the same @job.on(...) on every rank"
             )
-        self.event("obeyed", _text(command))
-        handler(command.value["value"] if command.name == "set" else command.value)
+        value = command.value["value"] if command.name == "set" else command.value
+        if command.name in _BY_THE_LOOP and command.name != "set":
+            self.event("obeyed", str(command))
+            handler(value)
+            return
+        try:
+            handler(value)
+        except (PeerLost, Timeout, MismatchError):
+            raise
+        except Exception as error:  # of a value that a user mistyped no training dies
+            log.exception("rank %d: command %s", self._context.rank, command)
+            self._mailbox.tell_failure()
+            self.event("failed", f"{command}: {type(error).__name__}: {error}")
+        else:
+            self.event("obeyed", str(command))
 
     def _handler_of(self, command: Command) -> Handler | None:
         if command.name == "set":
@@ -299,11 +326,6 @@ class TrainingJob:
 
     def _stop(self, _: object) -> None:
         self._waiting, self.stopped = False, True
-
-
-def _text(command: Command) -> str:
-    value = "" if command.value is None else f" {json.dumps(command.value)}"
-    return command.name + value
 
 
 def _nothing() -> None:

@@ -12,13 +12,15 @@ from typing import Any
 
 import click
 
-from pgasdl.errors import ConfigError
+from pgasdl.errors import ConfigError, JobError, Timeout
 from pgasdl.jobs import tensorboard
 from pgasdl.jobs.client import Client
 from pgasdl.jobs.job import State
+from pgasdl.jobs.messages import Command as Sent
 from pgasdl.tools.command import Command, Group, Names, json_option
 from pgasdl.tools.json_document import write_json
 
+_ANSWER = 60.0  # seconds for a job to obey
 _SUBMIT = """\
 Put a job into the queue, and print its number. Everything from the program on is the program's own;
 "--" comes before -m.
@@ -189,7 +191,9 @@ def _records(ctx: click.Context, job: int) -> None:
 @click.pass_context
 def _page(ctx: click.Context) -> None:
     """Print the address of the page to watch jobs on; it holds the token."""
-    click.echo(ctx.obj().page)
+    client: Client = ctx.obj()
+    client.jobs(1)  # no token for a page of somebody else
+    click.echo(client.page)
 
 
 @command.command("wait", cls=Command)
@@ -203,7 +207,7 @@ def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
     return 0 if found["state"] == State.DONE else int(found["status"] or 1)
 
 
-@command.command("send", cls=Command)
+@command.command("send", cls=Command, context_settings={"ignore_unknown_options": True})
 @click.argument("job", type=int)
 @click.argument("name")
 @click.argument("value", required=False)
@@ -211,9 +215,23 @@ def _wait(ctx: click.Context, job: int, timeout: float | None) -> int:
 def _send(ctx: click.Context, job: int, name: str, value: str | None) -> None:
     """Tell a job that trains to start, pause, resume, evaluate, checkpoint or stop.
 
-    Or a NAME that its program knows, such as learning-rate, with a VALUE: JSON, or else a text.
+    Or a NAME that its program knows, such as learning-rate, with a VALUE: JSON, or else a text. It
+    waits until the job has obeyed; the status is 1 if it refused or failed to, or said nothing.
     """
-    click.echo(ctx.obj().send(job, name, None if value is None else _json_or_text(value)))
+    client: Client = ctx.obj()
+    sent = Sent(name, None if value is None else _json_or_text(value))
+    number = client.send(job, sent.name, sent.value)
+    click.echo(number)
+    try:
+        for event in client.events(job, _ANSWER, after=number):
+            told, text = event.get("name"), event.get("text", "")
+            if told == "obeyed" and text == str(sent):
+                return
+            if told in ("refused", "failed") and text.startswith(f"{sent}: "):
+                raise JobError(f"{told} {text}")
+    except Timeout as error:
+        raise Timeout(f"no word of job {job} after {_ANSWER:g} s; it may obey later") from error
+    raise JobError(f"job {job} ended before it obeyed")
 
 
 def _json_or_text(text: str) -> Any:

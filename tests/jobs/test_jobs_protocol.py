@@ -70,8 +70,14 @@ def test_all_ranks_obey_at_the_same_iteration(shared: Server, kind: str, ranks: 
     client.send(job, "own", {"any": ["thing", None]})
     client.send(job, "checkpoint")
     client.send(job, "evaluate")
+    client.send(job, "picky", "abc")
+    client.send(job, "picky", "on rank 1")
+    client.send(job, "picky", -0.5)
     client.send(job, "pause")
     before = reports(server, job, "obeyed", "pause")
+    failed = [text for name, text in before if name == "failed"]
+    assert failed[0] == "picky \"abc\": ValueError: could not convert string to float: 'abc'"
+    assert ("obeyed", "picky -0.5") in before and ("obeyed", 'picky "abc"') not in before
     texts = [text for name, text in before if name == "refused"]
     assert [text.partition(":")[0] for text in texts] == ["nobody-knows 1", "evaluate"]
     assert "learning-rate, own" in texts[0]
@@ -84,13 +90,19 @@ def test_all_ranks_obey_at_the_same_iteration(shared: Server, kind: str, ranks: 
         client.send(job, "own", -number)
     client.send(job, "stop")
     assert client.wait(job)["state"] == "done", server.log(job)
+    on_others = [
+        int(event["text"].split()[1]) for event in client.events(job)
+        if event.get("name") == "failed" and event["text"].startswith("on ")
+    ]  # fmt: skip
+    assert sum(on_others) == ranks  # of "abc" all but rank 0, and one of the other
     by_rank = told(server, job)
     assert sorted(by_rank) == list(range(ranks))
     assert all(by_rank[rank] == by_rank[0] for rank in by_rank), server.log(job)
     did = [what for _, what in by_rank[0]]
     assert did == [
         "learning-rate 0.5", "learning-rate 0.25", "own {'any': ['thing', None]}",
-        "checkpoint None", *(f"own {n}" for n in range(70)), *(f"own {-n}" for n in range(70)),
+        "checkpoint None", "picky -0.5",
+        *(f"own {n}" for n in range(70)), *(f"own {-n}" for n in range(70)),
         "ends stopped 1",
     ]  # fmt: skip
     during = {at for at, what in by_rank[0] if what in [f"own {n}" for n in range(1, 70)]}
@@ -170,6 +182,28 @@ def test_a_secret_speaks_for_its_own_job(shared: Server) -> None:
     assert status("GET", f"/{job}", Authorization=secret) == 401
 
 
+def test_what_a_job_cannot_report(shared: Server) -> None:
+    job = shared.submit()
+    shared.ranks(job)
+    secret = f"Bearer {json.loads(shared.places.link(job).read_bytes())['token']}"
+
+    def status(loss: str, time: str = "1") -> int:
+        metrics = f'{{"iteration": 1, "time": {time}, "numbers": {{"loss": {loss}}}}}'
+        report = f'{{"metrics": [{metrics}], "events": [], "dropped": 0}}'.encode()
+        given = {"Authorization": secret, "Content_Type": "application/json"}
+        return ask(shared, "POST", f"/api/v1/jobs/{job}/reports", report, **given)[0]
+
+    assert [status("1e999"), status("-1e999"), status("1", "1e999"), status("NaN")] == [
+        422, 422, 422, 400,
+    ]  # fmt: skip
+    assert status(str(2**70), str(2**70)) == 200
+    assert shared.client.metrics(job) == {"loss": [[1, 2.0**70, 2.0**70]]}
+    shared.release(job)
+    assert shared.client.wait(job)["state"] == "done"
+    assert status("2") == 409  # of a process that outlived it
+    assert shared.client.metrics(job)["loss"][0][1] == 2.0**70
+
+
 def test_thousands_of_metrics_in_batches(shared: Server) -> None:
     job = shared.submit()
     shared.ranks(job)
@@ -190,14 +224,22 @@ def test_thousands_of_metrics_in_batches(shared: Server) -> None:
 def test_the_command(shared: Server, capsys: pytest.CaptureFixture[str]) -> None:
     job = started(shared, "exchange", FOR_EVER, ranks=1)
     base = ["job", f"--server={shared.places.file}", "send", str(job)]
-    for words in (["own", "a text"], ["own", '{"a": 1}'], ["own"], ["stop"]):
+    for words, why in (
+        (["a b"], "name"),
+        (["nosuch", "5"], "refused nosuch 5: no function for it; there are start"),
+        (["picky", "abc"], 'failed picky "abc": ValueError'),
+        (["picky", "NaN"], ""),
+    ):
+        assert main([*base, *words]) == (1 if why else 0)
+        assert why in capsys.readouterr().err
+    for words in (["own", "a text"], ["own", '{"a": 1}'], ["own"], ["picky", "-0.5"], ["stop"]):
         assert main([*base, *words]) == 0
         assert int(capsys.readouterr().out) > 0
-    assert main([*base, "a b"]) == 1
-    assert "name" in capsys.readouterr().err
     assert shared.client.wait(job)["state"] == "done"
     did = [what for _, what in told(shared, job)[0]]
-    assert did == ["own a text", "own {'a': 1}", "own None", "ends stopped 1"]
+    assert did == [
+        "picky nan", "own a text", "own {'a': 1}", "own None", "picky -0.5", "ends stopped 1",
+    ]  # fmt: skip
 
 
 def test_local_sgd_is_switched_while_it_runs(shared: Server) -> None:

@@ -6,6 +6,7 @@
 
 import os
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,13 @@ with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx, paused="paused" in words) as
     @job.on("own")
     def _(value: object) -> None:
         say("own", value)
+
+    @job.on("picky")
+    def _(value: Any) -> None:
+        if value == "on rank 1":
+            assert ctx.rank != 1, "not here"
+        else:
+            say("picky", float(value))
 
     @job.on("checkpoint")
     def _(value: object) -> None:
