@@ -8,6 +8,7 @@ step's lock, and standard input is a pipe through which the server asks the same
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import selectors
@@ -19,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from pgasdl.runtime.launch import shim
+from pgasdl.runtime.launch.guard import kill_descendants
 
 # Files of a step's folder. What is BEGUN becomes the OUTCOME.
 COMMAND, LOCK, CONTROL, MESSAGES = "command.json", "lock", "control", "messages"
 BEGUN, OUTCOME = "outcome.begun", "outcome.json"
 
 _KILL_AFTER = 2.0  # seconds that the launcher gets beyond the grace of its ranks
+_PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -47,6 +50,8 @@ class Supervisor:
         """Run the program to its end, and write the outcome."""
         for number in _SIGNALS:
             signal.signal(number, lambda *_: self._stop())
+        # What loses its parents becomes our child, also if the launcher is killed.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             self._log = os.open(self._command["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             self._child = self._start()
@@ -56,8 +61,7 @@ class Supervisor:
         except (OSError, ValueError) as error:
             status, self._reason = None, f"cannot be started: {error}"
         finally:
-            if self._child is not None and self._child.returncode is None:
-                self._child.kill()  # something is wrong with us
+            kill_descendants()  # what the program left, and all if something is wrong with us
         self._write(status)
 
     def _start(self) -> subprocess.Popen[bytes]:

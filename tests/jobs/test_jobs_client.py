@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from support.patience import until
 
 from pgasdl import ConfigError, JobError, Timeout
 from pgasdl.jobs import Client, proof
+from pgasdl.jobs.link import Link
+from pgasdl.jobs.messages import Metrics
 
 Answer = Callable[[socket.socket], None]
 TOKEN = "t" * 32
@@ -40,13 +45,23 @@ def answering(answer: Answer) -> Iterator[str]:
     thread.join()
 
 
-def says(answer: bytes, *, rest: bytes = b"", for_ever: bytes = b"", token: str = TOKEN) -> Answer:
+def says(
+    answer: bytes,
+    *,
+    rest: bytes = b"",
+    for_ever: bytes = b"",
+    token: str = TOKEN,
+    heard: list[bytes] | None = None,
+) -> Answer:
     """A server that proves that it knows a token, then gives a signed answer."""
 
     def sent(connection: socket.socket, answer: bytes, challenge: str) -> None:
-        asked = connection.recv(65536).decode()
-        if not asked:
+        data = connection.recv(65536)
+        if not data:
             raise ConnectionError  # the client hung up
+        if heard is not None:
+            heard.append(data)
+        asked = data.decode()
         request = proof.Signed.read(re.findall("Authorization: (.*)\r", asked)[0])
         assert request is not None and request.challenge == challenge
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -134,6 +149,33 @@ def test_a_stranger_is_told_nothing(stranger: bytes) -> None:
     other = answering(says(EMPTY, token="u" * 32))
     with other as url, pytest.raises(JobError, match="does not know this token"):
         Client(url, TOKEN).show(1)
+
+
+def test_rank_0_obeys_no_stranger(tmp_path: Path) -> None:
+    """Nor does it tell it anything; the server that comes after it gets all."""
+    heard: list[bytes] = []
+    twice = threading.Semaphore(0)
+
+    def commands(connection: socket.socket) -> None:
+        heard.append(connection.recv(65536))
+        order = b'{"commands": [{"id": 1, "command": {"name": "learning-rate", "value": 666}}]}'
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(order) + order)
+        twice.release()
+
+    file, url_file = tmp_path / "link.json", tmp_path / "url"
+    file.write_text(json.dumps({"job": 1, "token": TOKEN, "url": str(url_file)}))
+    with answering(commands) as url:
+        url_file.write_text(url)
+        link = Link(file, lambda: None)
+        link.tell(Metrics(1, 1.0, {"loss": 1.0}))
+        assert twice.acquire(timeout=30) and twice.acquire(timeout=30)
+    posts: list[bytes] = []
+    with answering(says(EMPTY, heard=posts)) as url:
+        url_file.write_text(url)
+        assert until(lambda: any(b"POST /api/v1/jobs/1/reports" in each for each in posts))
+        link.close()
+    assert not link.commands
+    assert all(each.startswith(b"GET ") and TOKEN.encode() not in each for each in heard)
 
 
 @pytest.mark.parametrize("line", [b"data: {\n", b"id: x\ndata: {}\n", b"", b"data: \xff\n"])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs_harness import Server
+from jobs_harness import Server, children
 from support.leftovers import alive, gone
 from support.patience import PATIENCE
 from support.requiring import require_modules
@@ -72,6 +72,22 @@ def test_a_killed_launcher_leaves_no_ranks(shared: Server) -> None:
     os.kill(shared.launcher(job), signal.SIGKILL)
     ended = shared.client.wait(job)
     assert (ended["state"], ended["status"]) == ("failed", 137) and gone(ranks)
+
+
+def test_what_a_program_leaves_behind_ends_with_its_job(shared: Server) -> None:
+    """Even if both processes of the launcher are killed, and it has a session of its own."""
+    (shared.root / "leaves.py").write_text(
+        "import subprocess, time\n"
+        "left = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "print('process', left.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    job = shared.submit("leaves.py")
+    left = shared.ranks(job)
+    launcher = shared.launcher(job)
+    for pid in (*children(launcher), launcher):
+        os.kill(pid, signal.SIGKILL)
+    assert shared.client.wait(job)["state"] == "failed" and gone(left)
 
 
 def test_a_launcher_that_hangs_is_killed(shared: Server) -> None:

@@ -142,6 +142,7 @@ def test_runs_side_by_side(page: Page, jobs: dict[str, int]) -> None:
     page.get_by_label(f"show job {jobs['fast']} beside").check()
     shows(page, "h2", "slow", "fast")
     shows(page, ".u-legend", f"{jobs['slow']} slow", f"{jobs['fast']} fast")
+    shows(page, "figcaption", "constructor")  # of one of them alone
     page.select_option("#metric", "accuracy")
     page.fill("#value", "0.9")
     reached = page.locator("section.metrics table tbody tr", has=page.locator("td:nth-child(3)"))

@@ -64,11 +64,21 @@ def test_all_points_are_there(
     steps = [*range(3000), 10**6, 2**53 - 1]
     tell(shared, job, (Metrics(step, 1e9 + step / 4, {"loss": 1 / (step + 1)}) for step in steps))
     tell(shared, job, [Metrics(7, 3.0, {"of/test": math.inf}), Metrics(8, 4.0, {"of/test": 2})])
+    names = [f"m{number}" for number in range(250)]  # more than one answer has
+    tell(
+        shared,
+        job,
+        [
+            Metrics(1, 1.0, dict.fromkeys(part, 5))
+            for part in (names[:90], names[90:180], names[180:])
+        ],
+    )
     for _ in range(2):
         capsys.readouterr()
         assert command(shared, job, folder) == 0
-        assert capsys.readouterr().out == f"3004 points: tensorboard --logdir {folder}\n"
+        assert capsys.readouterr().out == f"3254 points: tensorboard --logdir {folder}\n"
         there = read(folder)
+        assert [there.pop(name) for name in names] == [[(1, 5.0, 1.0)]] * 250
         loss = [(step, float(np.float32(1 / (step + 1))), 1e9 + step / 4) for step in steps]
         assert there.pop("loss") == loss
         (seventh, eighth) = there.pop("of/test")

