@@ -82,11 +82,12 @@ class Client:
         """
         server = server or os.environ.get("PGASDL_JOB_SERVER", "")
         remote = "://" in server
-        places = Places((default_file() if remote or not server else Path(server)).resolve())
+        near = default_file() if remote or not server else server
+        places = Places(Path(os.path.realpath(near)))
         if not remote:
             server = _url_of(places)
-        file = Path(token_file) if token_file else places.token
         try:
+            file = Path(token_file) if token_file else places.token
             return cls(server, file.read_text(encoding="ascii").strip())
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the token of {server}: {error}") from error

@@ -92,13 +92,13 @@ class Places:
 def regular_bytes(file: Path, offset: int = 0, most: int = 1 << 20) -> bytes:
     """Read from a byte on, or a negative number of the last ones.
 
-    OSError: a job's program has put a pipe there, which has no end.
+    FileNotFoundError, too, where a job's program has put a pipe, which has no end.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "no regular file", str(file))
+            raise FileNotFoundError(errno.ENOENT, "no regular file", str(file))
         return os.pread(
             descriptor, most, offset if offset >= 0 else max(0, status.st_size + offset)
         )

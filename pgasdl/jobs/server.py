@@ -70,7 +70,7 @@ def serve(
     ConfigError
         The file, the root or the address cannot be used.
     """
-    places = Places(file.resolve())
+    places = Places(Path(os.path.realpath(file)))
     if not root.is_dir():
         raise ConfigError(f"--root {root}: there is no such folder")
     root = root.resolve()

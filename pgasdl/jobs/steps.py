@@ -70,7 +70,7 @@ def set_aside(step: Path) -> None:
 
 def outcome(step: Path) -> Outcome | None:
     """Return what a supervisor wrote; None: nothing, or it is damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
         return Outcome.from_json(json.loads(regular_bytes(step / OUTCOME)))
     return None
 

@@ -281,4 +281,4 @@ def _moment(seconds: float | None) -> str:
 def _took(job: dict[str, Any]) -> str:
     if job["started"] is None or job["ended"] is None:
         return ""
-    return f"{job['ended'] - job['started']:.1f} s"
+    return f"{max(0.0, job['ended'] - job['started']):.1f} s"

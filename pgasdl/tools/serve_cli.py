@@ -29,7 +29,10 @@ class _OnceAMinute(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is to be written."""
-        now, words = time.monotonic(), record.getMessage()
+        now, words = (
+            time.monotonic(),
+            f"{record.getMessage()} {record.exc_info and record.exc_info[1]!r}",
+        )
         self._said = {said: at for said, at in self._said.items() if now < at + 60}
         return self._said.setdefault(words, now) == now
 

@@ -101,6 +101,30 @@ def test_a_signed_request_works_once_and_as_it_is(shared: Server) -> None:
     assert len(shared.client.jobs(1000)["jobs"]) == before + 1
 
 
+def test_a_challenge_that_is_not_the_servers_any_more(
+    shared: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, port = shared.url.removeprefix("http://").rsplit(":", 1)
+    connection = proof.Connection(host, int(port), shared.token, 30)
+    for _ in range(2):
+        connection.ask("GET", JOBS)
+        assert connection.hear()[0].status == 200
+        connection._challenge = "old"
+    connection.close()
+    monkeypatch.setattr(proof, "_MOST_NONCES", 2)
+    challenges = proof.Challenges()
+    first = challenges.now
+    signed = [proof.Signed(first, nonce, "", "") for nonce in "abcd"]
+    assert [challenges.meets(each) for each in (*signed[:2], *signed[:2])] == [True] * 2 + [
+        False
+    ] * 2
+    second = challenges.now
+    assert second != first and challenges.meets(signed[2]) and not challenges.meets(signed[2])
+    for nonce in "ab":
+        assert challenges.meets(proof.Signed(second, nonce, "", ""))
+    assert not challenges.meets(signed[3])
+
+
 def test_a_server_for_other_machines_warns(make_server: Callable[..., Server]) -> None:
     server = make_server()
     server.options += ("--host=0.0.0.0",)

@@ -6,7 +6,7 @@ const state = (job) => make("span", { class: `state ${job.state}` }, job.state);
 
 function took(job) {
   if (job.started === null) return "–";
-  return seconds((job.ended ?? Date.now() / 1000) - job.started);
+  return seconds(Math.max(0, (job.ended ?? Date.now() / 1000) - job.started));
 }
 
 /** The list; `choose(ids)` is called with those that are to be shown. */
