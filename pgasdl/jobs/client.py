@@ -133,6 +133,8 @@ class Client:
     def send(self, job: int, name: str, value: Any = None) -> int:
         """Tell a job that runs a command, and return its number.
 
+        ``events(job, after=number)`` tells what becomes of it.
+
         Parameters
         ----------
         job : int

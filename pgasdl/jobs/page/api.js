@@ -24,6 +24,7 @@ const gone = () => { throw new Refused(0, "no server answers"); };
 
 /** An answer of the server; its bytes, but of a stream. */
 async function ask(path, signal, again = false) {
+  if (challenge === "-" && path !== "/livez") await ask("/livez", signal); // which is for all
   const nonce = Array.from(crypto.getRandomValues(new Uint8Array(16)), (n) => n.toString(16).padStart(2, "0")).join("");
   const parts = [challenge, nonce, digest(new Uint8Array())];
   const signed = signature(token, "request", challenge, nonce, "GET", path, parts[2]);
