@@ -157,7 +157,8 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def _wait(self) -> None:
-        self.waiting[self] = self.loop.call_later(_PATIENCE, self._end)
+        if not self.transport.is_closing():
+            self.waiting[self] = self.loop.call_later(_PATIENCE, self._end)
 
     def _stop_waiting(self) -> None:
         if late := self.waiting.pop(self, None):

@@ -141,7 +141,9 @@ def test_written_down_as_running_and_never_started(make_server: Callable[..., Se
     server = make_server()
     store = Store(server.places)
     job = store.add(JobRequest(("held.py",)))
-    server.places.step(job.id, 1).mkdir(parents=True)
+    for step in (1, 2):
+        server.places.step(job.id, step).mkdir(parents=True)
+        (server.places.step(job.id, step) / "secret").write_bytes(b"it was laid out")
     store.move(job, job.state.RUNNING, step=1)  # as if it were killed before the next line
     store.close()
     server.start()

@@ -14,6 +14,7 @@ export class Refused extends Error {
 /** The token in the address, which is not left there. */
 export function takeToken() {
   token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
+  localStorage.removeItem("pgasdl-token"); // an earlier page kept it
   if (token) history.replaceState(null, "", location.pathname);
   return token;
 }
