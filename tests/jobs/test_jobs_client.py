@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jobs_harness import Server
 from support.patience import until
 
 from pgasdl import ConfigError, JobError, Timeout
@@ -149,6 +150,38 @@ def test_a_stranger_is_told_nothing(stranger: bytes) -> None:
     other = answering(says(EMPTY, token="u" * 32))
     with other as url, pytest.raises(JobError, match="does not know this token"):
         Client(url, TOKEN).show(1)
+
+
+def test_who_relays_learns_no_token_and_changes_nothing(shared: Server) -> None:
+    heard: list[bytes] = []
+    lies: list[bytes] = []
+    host, port = shared.url.removeprefix("http://").rsplit(":", 1)
+
+    def relays(connection: socket.socket) -> None:
+        with socket.create_connection((host, int(port)), timeout=30) as server:
+
+            def back() -> None:
+                with contextlib.suppress(OSError):
+                    while data := server.recv(65536):
+                        connection.sendall(data.replace(b'"running"', *lies or [b'"running"']))
+
+            thread = threading.Thread(target=back)
+            thread.start()
+            while data := connection.recv(65536):
+                heard.append(data)
+                server.sendall(data)
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+    job = shared.submit()
+    shared.ranks(job)
+    with answering(relays) as url:
+        client = Client(url, shared.token)
+        assert client.show(job)["state"] == "running"
+        lies.append(b'"stopped"')
+        with pytest.raises(JobError, match="does not know this token"):
+            client.show(job)
+    assert heard and shared.token.encode() not in b"".join(heard)
 
 
 def test_rank_0_obeys_no_stranger(tmp_path: Path) -> None:
