@@ -5,8 +5,7 @@ a hook with classes.
 """
 
 import atexit
-import queue
-import threading
+import math
 import weakref
 from collections.abc import Callable
 
@@ -17,9 +16,8 @@ from torch.futures import Future
 from pgasdl.context import Context
 from pgasdl.errors import ClosedError
 from pgasdl.group import Group
-from pgasdl.torch.promise import Promise
-
-_Work = tuple[Tensor, Promise]
+from pgasdl.torch.backend.work import Work
+from pgasdl.torch.backend.work_queue import WorkQueue
 
 _open: "weakref.WeakSet[DDPState]" = weakref.WeakSet()
 
@@ -34,7 +32,8 @@ def _close_all() -> None:
 class DDPState:
     """The state that :func:`ddp_hook` needs: it averages buckets, one after the other. Collective.
 
-    A thread does it for buckets on the host, a stream for those on a GPU.
+    A thread does it for buckets on the host, a stream for those on a GPU. A callback of a bucket's
+    future may wait for the future of another one: the next bucket has a thread all the same.
 
     Every model has its own. Buckets may lie anywhere, and elsewhere on every rank and in every
     iteration: DistributedDataParallel makes new ones after the first, and in ``join``.
@@ -59,18 +58,15 @@ class DDPState:
         # Its own sequence of allreduces, in which no other thread makes one.
         own = context.group((group or context.world).ranks, timeout=timeout)
         self._group: Group | None = own
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._seconds = context._seconds(timeout)
+        self._queue = WorkQueue("pgasdl-ddp")
 
         def average(bucket: Tensor) -> None:
             context.allreduce(bucket, op="mean", group=own, timeout=timeout)
 
         self._average: Callable[[Tensor], None] | None = average
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._thread = threading.Thread(
-            target=_run, args=(average, self._work), name="pgasdl-ddp", daemon=True
-        )
-        self._thread.start()
-        self._finalizer = weakref.finalize(self, self._work.put, None)
+        self._finalizer = weakref.finalize(self, self._queue.close, 0, 0)
         _open.add(self)
 
     def average(self, bucket: Tensor) -> "Future[Tensor]":
@@ -79,9 +75,10 @@ class DDPState:
             raise ClosedError("this DDPState was closed")
         if bucket.is_cuda:
             return self._average_on_gpu(bucket)
-        promise = Promise(Future())
-        self._work.put((bucket, promise))
-        return promise.future
+        average = self._average
+        assert average is not None  # not closed
+        work = self._queue.run(Work([bucket]), lambda: average(bucket), later=True)
+        return work.get_future().then(lambda done: done.value()[0])
 
     def _average_on_gpu(self, bucket: Tensor) -> "Future[Tensor]":
         """Let a stream of ours do it: those of the program go on."""
@@ -101,26 +98,10 @@ class DDPState:
     def close(self) -> None:
         """End the thread, after what it has begun, and give up its group's memory. Idempotent."""
         self._finalizer()
-        self._thread.join()
+        self._queue.close(math.inf, self._seconds)
         own, self._group, self._average = self._group, None, None
         if own is not None and not own.context.closed:
             own.delete()
-
-
-def _run(average: Callable[[Tensor], None], queued: "queue.SimpleQueue[_Work | None]") -> None:
-    """Average what comes; it knows nothing of the state, which nobody may hold any more."""
-    failed: Exception | None = None
-    while (work := queued.get()) is not None:
-        bucket, promise = work
-        try:
-            if failed is not None:  # half done, maybe, on a peer
-                raise failed
-            average(bucket)
-        except Exception as error:
-            failed = error
-            promise.settle(error)
-        else:
-            promise.settle(bucket)
 
 
 def ddp_hook(

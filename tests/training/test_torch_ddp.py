@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from typing import Any
 
 import jobs
 import pytest
+from support.launcher import torchrun
 from tiers import full
 
 torch = pytest.importorskip("torch")
@@ -24,6 +26,38 @@ def test_it_trains_what_ddp_trains(size: int, tmp_path: Path) -> None:
     assert sorted(line.split("rank ")[1] for line in shown.splitlines()) == [
         f"{rank} is right" for rank in range(size)
     ]
+
+
+def test_hooks_that_users_write_train_as_over_gloo() -> None:
+    """With callbacks that wait for other buckets; and what ends in an error does so everywhere."""
+    done = torchrun("--nproc-per-node=2", str(jobs.PROGRAMS / "ddp_hooks.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.stdout.count("is right"), done.stdout.count("is refused")) == (11, 3)
+
+
+def test_a_callback_waits_for_the_buckets_behind() -> None:
+    def program(ctx: Any) -> list[float]:
+        state = DDPState(ctx, timeout=20)
+        buckets = [torch.full((3,), float(ctx.rank + size)) for size in range(5)]
+        held = threading.Event()
+        began = state.average(torch.ones(1)).then(lambda done: held.wait(30))
+        futures = [state.average(bucket) for bucket in buckets]
+
+        def behind(done: Any, rest: list[Any]) -> Any:
+            torch.futures.wait_all(rest)
+            return done.value()
+
+        waiting = [
+            future.then(functools.partial(behind, rest=futures[number + 1 :]))
+            for number, future in enumerate(futures)
+        ]
+        held.set()
+        assert began.wait()
+        means = [float(each.wait()[0]) for each in waiting]
+        state.close()
+        return means
+
+    assert loopback.run(2, program) == [[0.5, 1.5, 2.5, 3.5, 4.5]] * 2
 
 
 def test_buckets_are_averaged_in_their_order() -> None:
@@ -59,8 +93,11 @@ def test_an_error_reaches_backward_and_stays() -> None:
 
 def test_a_state_that_nobody_holds_ends_its_thread() -> None:
     def program(ctx: Any) -> None:
-        thread = DDPState(ctx)._thread
-        thread.join(20)
+        state = DDPState(ctx)
+        state.average(torch.ones(2)).wait()
+        (thread,) = state._queue._threads
+        del state
+        thread.join(30)
         assert not thread.is_alive()
 
     loopback.run(1, program)
