@@ -21,3 +21,14 @@ def test_a_process_group(mpi: Row, windows: str, tmp_path: Path) -> None:
     # Two ranks' lines may come as one, and both ends after them.
     said = re.findall(r"rank \d over \w+?(?=rank|$)", "".join(lines))
     assert sorted(said) == ["rank 0 over mpi", "rank 1 over mpi"], lines
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("windows", ["created", "allocated"])
+def test_groups_that_are_made_and_destroyed_leave_nothing(
+    mpi: Row, windows: str, tmp_path: Path
+) -> None:
+    program = mpi_jobs.TRAINING / "programs" / "many_groups.py"
+    variables = {"PGASDL_TRANSPORT": "mpi", "PGASDL_MPI_WINDOWS": windows}
+    lines = mpi_jobs.run(mpi, 2, program, "60", str(tmp_path / "store"), **variables)
+    assert "".join(lines).count("left nothing") == 2

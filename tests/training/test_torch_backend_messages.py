@@ -21,6 +21,8 @@ from pgasdl import loopback  # noqa: E402
 from pgasdl.torch.backend.group import ProcessGroup  # noqa: E402
 from pgasdl.torch.backend.meet import SharedContext  # noqa: E402
 
+NIC = {"mapped": False, "seed": 7, "delay": 20, "late_source": True, "completion_first": True}
+
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_messages_in_a_ring_and_to_oneself(mapped: bool) -> None:
@@ -116,6 +118,40 @@ def test_an_adversary_changes_nothing() -> None:
 
 
 # --- who has left
+
+
+@pytest.mark.parametrize("options", [{"mapped": True}, {"mapped": False}, NIC])
+def test_members_destroy_a_group_when_they_like(options: dict[str, Any]) -> None:
+    """What a message's receiver tells its sender comes when that has destroyed the group.
+
+    An adapter refuses what comes for memory that is gone, and the connection is broken.
+    """
+    size = 3
+
+    def program(world: Any) -> None:
+        shared, ctx, rank = world._shared, world.context, world.rank()
+        world.allreduce([torch.ones(2)]).wait()
+        before = ctx.footprint().workspace_bytes
+        for turn in range(4):
+            group = ProcessGroup(shared, range(size), rank, timedelta(seconds=30))
+            first = turn % size
+            if rank == first:
+                works = [group.send([torch.ones(5)], each) for each in range(size) if each != rank]
+                for work in works:
+                    work.wait()
+                group.shutdown()
+            world.barrier().wait()
+            if rank != first:
+                group.recv([into := torch.zeros(5)], first).wait()
+                assert into.sum() == 5
+                group.shutdown()
+            ctx.wait()  # nothing was refused
+            world.allreduce([torch.ones(2)]).wait()
+            world.send([into := torch.zeros(2)], (rank + 1) % size).wait()
+            world.recv([into], (rank - 1) % size).wait()
+        assert until(lambda: shared.look() or ctx.footprint().workspace_bytes == before)
+
+    run(size, program, **options)
 
 
 def run_leaving(

@@ -102,17 +102,22 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         self._name, self._description = "", ""
         self._shared = shared
         self.context = context = shared.context
-        places = [shared.ranks.index(each) for each in ranks]
-        self._group = group = context.group(places, timeout=self._timeout)
-        if group.rank != rank:  # torch.distributed sorts them, too
+        if list(ranks) != sorted(ranks):  # torch.distributed sorts them, too
             raise RankError(f"ranks {list(ranks)}: give the members of a group in rising order")
-        self._messages = Messages(context, group, self._timeout)
+        places = [shared.ranks.index(each) for each in ranks]
+        shared.look()
+        shared.take()
+        try:
+            self._group = group = context.group(places, timeout=self._timeout)
+            self._messages = Messages(context, group, self._timeout)
+        except BaseException:
+            shared.give_back(failed=True)
+            raise
         self._collectives = Collectives(context, group, self._messages)
         self._work_queue = WorkQueue("pgasdl-collectives")
         self._coalesced: list[Work] | None = None
         self._closed = False
         self._server: threading.Thread | None = None  # of messages, from the first one on
-        shared.take()
         _open.add(self)
 
     # --- what torch.distributed asks
@@ -547,6 +552,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Give up everything that it holds. Idempotent."""
+        whole = self._work_queue.whole and not self._messages.failed
         self.refuse(ClosedError("the process group was destroyed"))
         if self._closed:
             return
@@ -554,11 +560,14 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         _open.discard(self)
         self._work_queue.close(self._timeout, self._timeout)
         self._end_server()
-        self._messages.close()
         if not self.context.closed:
-            self._collectives.close()
-            self._group.delete()
+            self._shared.leave(self._group, self._give_up, whole=whole)
         self._shared.give_back()
+
+    def _give_up(self) -> None:
+        self._messages.close()
+        self._collectives.close()
+        self._group.delete()
 
     def leave(self) -> None:
         """End its threads, after :meth:`refuse`: Python ends."""

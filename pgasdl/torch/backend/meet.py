@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from pgasdl import _native
 from pgasdl.config import Config
 from pgasdl.context import Context, current
-from pgasdl.errors import BootstrapError, ConfigError, Timeout
+from pgasdl.errors import BootstrapError, ConfigError, PgasError, Timeout
+from pgasdl.group import Group
 from pgasdl.runtime import bootstrap
 from pgasdl.runtime.init import start_joined
 from pgasdl.topology import Launch
@@ -38,10 +40,51 @@ class SharedContext:
     def __init__(self, context: Context, ranks: Sequence[int], *, ours: bool) -> None:
         self.context, self.ranks, self._ours = context, tuple(ranks), ours
         self._n_users = 0
+        self._left: list[tuple[Group, Callable[[], None]]] = []
+        self._kept: list[tuple[Group, Callable[[], None]]] = []
+        self._lock = threading.Lock()
 
     def take(self) -> None:
         """One more process group uses it."""
         self._n_users += 1
+
+    def leave(self, group: Group, give_up: Callable[[], None], *, whole: bool) -> None:
+        """Give up the memory of a process group once no member writes there any more.
+
+        A member that receives a message tells so in the sender's memory, and an adapter refuses
+        what comes for memory that is gone: the connection then breaks for all that use it. So each
+        member tells the others that it has left, and nobody waits for that.
+
+        Parameters
+        ----------
+        group : Group
+            The members.
+        give_up : Callable[[], None]
+            Gives up the memory.
+        whole : bool
+            Every call of the process group was made. Else the memory is kept, until the context is
+            closed, unless it is mapped: a member may come to a call much later.
+        """
+        if group.mapped:
+            give_up()
+            return
+        with self._lock:
+            (self._left if whole else self._kept).append((group, give_up))
+        self.look()
+
+    def look(self) -> None:
+        """Give up what all members have left by now."""
+        with self._lock:
+            self._left = [each for each in self._left if not self._given_up(*each)]
+
+    def _given_up(self, group: Group, give_up: Callable[[], None]) -> bool:
+        try:
+            self.context.wait(timeout=0)  # what this rank has told is there
+            group.allgather("the end of a process group", b"", timeout=0)
+        except PgasError:
+            return False
+        give_up()
+        return True
 
     def give_back(self, *, failed: bool = False) -> None:
         """One process group fewer uses it."""

@@ -146,6 +146,11 @@ class Messages:
         """Whether messages are under way that this rank has asked for."""
         return bool(self._receiving) or any(each.sending for each in self._peers) or self._claimed()
 
+    @property
+    def failed(self) -> bool:
+        """Whether messages were ended, and new ones are refused."""
+        return self._error is not None
+
     def _claimed(self) -> bool:
         return any(a.receiver is not None for each in self._peers for a in each.arrivals)
 

@@ -63,6 +63,12 @@ class WorkQueue:
             self._over.append(work)
             self._want_thread()
 
+    @property
+    def whole(self) -> bool:
+        """Whether every call was made."""
+        with self._lock:
+            return not (self._failed or self._making or self._queued)
+
     def fail(self, error: Exception) -> None:
         """Refuse every later call with ``error``."""
         self._failed = self._failed or error

@@ -11,6 +11,25 @@ import torch
 from torch import distributed
 
 
+def pair(number: int, rank: int) -> None:
+    """Make a group, which one rank destroys before the other has its message."""
+    group = distributed.new_group([0, 1])
+    if rank > 1:
+        return
+    total, word = torch.ones(1000), torch.full((2,), float(number))
+    distributed.all_reduce(total, group=group)
+    assert (total == 2).all()
+    if rank == number % 2:
+        distributed.send(word, 1 - rank, group=group)
+        distributed.destroy_process_group(group)
+        distributed.send(word, 1 - rank)
+    else:
+        distributed.recv(torch.empty(2), 1 - rank)
+        distributed.recv(into := torch.empty(2), 1 - rank, group=group)
+        assert torch.equal(into, word)
+        distributed.destroy_process_group(group)
+
+
 def main() -> None:
     """Check them; every rank prints its transport."""
     torch.set_num_threads(1)
@@ -36,7 +55,8 @@ def main() -> None:
     distributed.send(torch.full((200_000,), float(rank)), (rank + 1) % size)
     assert coming is not None and coming.wait()
     assert (into == (rank - 1) % size).all()
-    distributed.barrier(distributed.new_group([0, 1]))
+    for number in range(9):
+        pair(number, rank)
     transport = distributed.group.WORLD.context.transport_of((rank + 1) % size)
     sys.stdout.write(f"rank {rank} over {transport}\n")  # in one piece, as other ranks write too
     distributed.destroy_process_group()
