@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from pgasdl.errors import ClosedError, RankError
-from pgasdl.torch.backend import builtin_hooks, sparse
+from pgasdl.errors import ClosedError, RankError, UnavailableError
+from pgasdl.torch.backend import builtin_hooks, sparse, splitting
 from pgasdl.torch.backend.arguments import (
     OnGpu,
     contiguous,
@@ -97,7 +97,8 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         self, shared: SharedContext, ranks: Sequence[int], rank: int, timeout: timedelta
     ) -> None:
         super().__init__(rank, len(ranks))
-        self._rank, self._size = rank, len(ranks)
+        self._rank, self._size, self._ranks = rank, len(ranks), tuple(ranks)
+        self._n_splits = 0
         self._timeout = timeout.total_seconds()
         self._name, self._description = "", ""
         self._shared = shared
@@ -173,6 +174,44 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default of every later operation."""
         self._timeout = timeout.total_seconds()
+
+    # --- groups of its ranks
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """Make a group of ``ranks``, which are places in this one. Collective over those.
+
+        None: this rank is not among them. ``dist.split_group`` lets torch.distributed know it, too.
+        """
+        members = splitting.require_ranks(ranks, self._size)
+        if self._rank not in members:
+            return None
+        seconds = timedelta(seconds=self._timeout) if timeout is None else timeout
+        numbers = [self._ranks[member] for member in members]
+        with torch_errors():
+            part = ProcessGroup(self._shared, numbers, members.index(self._rank), seconds)
+        part._set_group_name(group_name or f"{self._name}:split:{members}")
+        part._set_group_desc(group_desc or f"{self._description}:split")
+        return part
+
+    def count_split(self) -> int:
+        """Return how many splits there were before."""
+        self._n_splits += 1
+        return self._n_splits - 1
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        """Refuse it."""
+        raise UnavailableError(
+            f'backend "{NAME}" merges no groups: a new rank needs another context. Destroy the '
+            "group, and call init_process_group with all ranks"
+        )
 
     # --- all ranks get the same
 
@@ -626,6 +665,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
 
 
 builtin_hooks.replace(ProcessGroup)
+splitting.replace(ProcessGroup, NAME)
 
 
 def create(given: Any, _: object = None) -> ProcessGroup:

@@ -12,8 +12,10 @@ import sys
 import time
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
+from torch.distributed import new_group
 
 FIRST = 20  # after so many, what is made once is there
 KIB = 4096  # PyTorch itself keeps some for each group, over gloo, too
@@ -57,6 +59,32 @@ def use(group: Any, rank: int) -> None:
         distributed.recv(whole[:1000], 0, group=group)
 
 
+def split(rank: int) -> None:
+    """Split the group of all: what PyTorch has for groups on accelerators alone."""
+    both: Any = distributed.split_group(split_ranks=[[1, 0]], group_desc="both")
+    part: Any = distributed.split_group(both, [[1], [0]])
+    assert [both.rank(), both.size(), both.group_desc] == [rank, 2, "both"]
+    assert distributed.get_process_group_ranks(part) == [rank] and part.size() == 1
+    assert len({both.group_name, part.group_name, distributed.group.WORLD.group_name}) == 3
+    use(both, rank)
+    distributed.all_reduce(mine := torch.ones(1), group=part)
+    assert mine == 1
+    one: Any = distributed.split_group(split_ranks=[[1]])
+    assert (one is None) == (rank == 0)
+    for wrong in (None, [], [[]], [[0, 0]], [[0], [0, 1]], [[2]], [[-1]]):
+        with pytest.raises(ValueError, match="ranks"):
+            distributed.split_group(split_ranks=wrong)
+    with pytest.raises(ValueError, match="'gloo': a part of a group of 'pgasdl' is one, too"):
+        distributed.split_group(split_ranks=[[0, 1]], backend="gloo")
+    for group in (part, both, one):
+        if group is not None:
+            distributed.destroy_process_group(group)
+    with pytest.raises(ValueError, match="was destroyed"):
+        distributed.split_group(both, [[0]])
+    with pytest.raises(RuntimeError, match="merges no groups"):
+        distributed.group.WORLD.merge_remote_group(None, 1)
+
+
 def main() -> None:
     """Make groups, one after the other, and compare what is held."""
     torch.set_num_threads(1)
@@ -72,10 +100,11 @@ def main() -> None:
     use(None, rank)
     first = context.footprint().workspace_bytes
     assert first > messages > 0
+    split(rank)
     before: dict[str, Any] = {}
     kib = 0
     for number in range(int(sys.argv[1])):
-        group = distributed.new_group()
+        group = distributed.split_group(split_ranks=[[0, 1]]) if number % 2 else new_group()
         use(group, rank)
         distributed.destroy_process_group(group)
         if context.mapped:  # else once the peer has destroyed it, too, at the next group

@@ -13,7 +13,10 @@ from torch import distributed
 
 def pair(number: int, rank: int) -> None:
     """Make a group, which one rank destroys before the other has its message."""
-    group = distributed.new_group([0, 1])
+    if number % 2:
+        group = distributed.split_group(split_ranks=[[0, 1]])
+    else:
+        group = distributed.new_group([0, 1])
     if rank > 1:
         return
     total, word = torch.ones(1000), torch.full((2,), float(number))

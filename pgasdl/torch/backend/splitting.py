@@ -1,0 +1,72 @@
+"""``torch.distributed.split_group`` for process groups of ours, on any device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+c10d: Any = distributed.distributed_c10d
+
+
+def require_ranks(ranks: Sequence[int], size: int) -> list[int]:
+    """Return the ranks of a part in rising order; refuse those that a group of ``size`` has not."""
+    members = sorted(ranks)
+    if not members or len(set(members)) < len(members) or not 0 <= members[0] <= members[-1] < size:
+        raise ValueError(
+            f"ranks {list(ranks)}: give one or more of 0 to {size - 1}, each once: places in the "
+            "group that is split"
+        )
+    return members
+
+
+def replace(kind: Any, name: str) -> None:
+    """Let ``split_group`` split groups of ``kind``, which is backend ``name``.
+
+    PyTorch's own refuses whatever lies on no accelerator, with gloo, too, before it asks the group.
+    """
+    split: Any = c10d.split_group
+
+    @functools.wraps(split)
+    def split_group(
+        parent_pg: Any = None,
+        split_ranks: list[list[int]] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: str | None = None,
+    ) -> Any:
+        parent = parent_pg or c10d._get_default_group()
+        if not isinstance(parent, kind):
+            return split(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
+        places = c10d._world.pg_group_ranks.get(parent)
+        if places is None:
+            raise ValueError(f"{parent} was destroyed, or torch.distributed did not make it")
+        if backend not in (None, name):
+            raise ValueError(f"backend {backend!r}: a part of a group of {name!r} is one, too")
+        parts = [require_ranks(ranks, parent.size()) for ranks in split_ranks or []]
+        everybody = [rank for ranks in parts for rank in ranks]
+        if not parts or len(set(everybody)) < len(everybody):
+            raise ValueError(f"split_ranks {split_ranks}: give lists of ranks, each rank in one")
+        # All ranks of the parent count all splits.
+        label = f"{parent.group_name}:split:{parent.count_split()}"
+        ranks = next((each for each in parts if parent.rank() in each), None)
+        if ranks is None:
+            return None
+        label = f"{label}:{ranks[0]}"
+        group = parent.split_group(ranks, timeout, pg_options, label, group_desc or label)
+        numbers = {place: number for number, place in places.items()}
+        c10d._register_pg_in_world(
+            group,
+            backend_name=distributed.Backend(name),
+            store=c10d.PrefixStore(f"{label}/", c10d._world.pg_map[parent][1]),
+            group_name=label,
+            backend_config=str(c10d.BackendConfig(distributed.Backend(name))),
+            rank_mapping={numbers[rank]: place for place, rank in enumerate(ranks)},
+        )
+        return group
+
+    c10d.split_group = distributed.split_group = split_group
