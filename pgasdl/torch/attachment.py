@@ -23,6 +23,7 @@ from pgasdl.torch.layers import Layer, State, find_layers, require_in
 from pgasdl.torch.replicate import broadcast
 from pgasdl.torch.state import OptimizerState
 from pgasdl.torch.steps import PartialStep, steps_by_parameter
+from pgasdl.torch.untraced import untraced
 from pgasdl.torch.update import Update
 from pgasdl.training.exchange import GradientExchange
 from pgasdl.training.passenger import Passenger
@@ -95,6 +96,7 @@ class Attachment:
 
     # --- what PyTorch calls
 
+    @untraced  # which a compiled function's backward would be in
     def _before_gradient(self, layer: Layer, number: int, gradient: Tensor) -> None:
         """Refuse a gradient before it is added to memory that is not this rank's to change."""
         name = layer.names[number]
@@ -123,6 +125,7 @@ class Attachment:
             "after one that no step follows"
         )
 
+    @untraced
     def _have_gradient(self, layer: Layer, number: int, _: Tensor) -> None:
         """Backward has a parameter's gradient; with its layer's last one the exchange starts."""
         if torch.is_grad_enabled() and layer.has_graph(number):  # backward(create_graph=True)

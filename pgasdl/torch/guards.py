@@ -15,6 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from pgasdl.torch.untraced import untraced
+
 # Functions that describe a tensor without a look at its elements, or set its gradient.
 _ABOUT = {
     getattr(Tensor, name).__get__
@@ -105,13 +107,12 @@ def release(tensors: Iterable[Tensor]) -> None:
 
 @cache
 def _class_of(base: type[Tensor]) -> type[Tensor]:
-    # Not traced by torch.compile.
-    asked: Any = classmethod(torch.compiler.disable(_before))  # type: ignore[no-untyped-call]
-    members = {"_base": base, "__torch_function__": asked}
+    members = {"_base": base, "__torch_function__": classmethod(_before)}
     metaclass: Any = type(base)
     return cast(type[Tensor], metaclass(f"Guarded{base.__name__}", (_Guarded, base), members))
 
 
+@untraced
 def _before(
     _: type[Tensor], func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pgasdl.errors import ConfigError
 from pgasdl.torch.layers import ATTACHED, Layer
+from pgasdl.torch.untraced import untraced
 
 _OWN = "_pgasdl_hook"  # marks hooks of modules
 _ZEROING = "_pgasdl_zeroing"  # of a model: what its attachments' zero_grad do
@@ -70,15 +70,11 @@ class LoopHooks:
     ) -> None:
         self._model, self._optimizer, self._layers, self._calls = model, optimizer, layers, calls
         self._hooks: list[RemovableHandle] = []
-        # Not traced by torch.compile, which a compiled function's backward would be in.
-        before_gradient, have_gradient = map(
-            torch.compiler.disable, (calls.before_gradient, calls.have_gradient)
-        )
         for layer in layers:
             for number, parameter in enumerate(layer.parameters):
                 ATTACHED[parameter] = True
-                before = partial(before_gradient, layer, number)
-                behind = partial(have_gradient, layer, number)
+                before = partial(calls.before_gradient, layer, number)
+                behind = partial(calls.have_gradient, layer, number)
                 self._hooks += (
                     parameter.register_hook(before),  # type: ignore[no-untyped-call]
                     parameter.register_post_accumulate_grad_hook(behind),  # type: ignore[no-untyped-call]
@@ -99,8 +95,7 @@ class LoopHooks:
     def _hook_modules(self) -> None:
         """Make steps that are due before a module's other hooks look at its weights."""
 
-        # Not traced by torch.compile.
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        @untraced
         def before(module: nn.Module, _: Any) -> None:
             for layer in self._used_by[module]:
                 self._calls.use(layer)
@@ -129,19 +124,19 @@ class LoopHooks:
         ):
             self._hooks.append(behind(lambda *_: calls.after_state()))
 
-        # Not traced by torch.compile, as a compiled function may call them.
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        # A compiled function may call them.
+        @untraced
         def zero_grad(owner: Optimizer, set_to_none: bool = True) -> None:
             calls.zero_grad(set_to_none)
             type(owner).zero_grad(owner, set_to_none)  # of parameters that are not attached
 
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        @untraced
         def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return calls.step(closure)
 
         # A scheduler wraps a step that it has not wrapped yet, by the method's function.
         if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-            step._wrapped_by_lr_sched = True
+            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         for method in (zero_grad, step):
             setattr(optimizer, method.__name__, types.MethodType(method, optimizer))
 

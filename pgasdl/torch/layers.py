@@ -151,8 +151,10 @@ class Layer:
         """Let the gradient that a parameter has lie in the exchange."""
         parameter, view = self.parameters[number], self.views[number]
         if parameter.grad is not view:
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                view.copy_(parameter.grad)  # type: ignore[arg-type]
+            with torch._C.DisableTorchFunctionSubclass():
+                gradient = parameter.grad
+                assert gradient is not None
+                view.copy_(gradient.detach() if gradient.requires_grad else gradient)
             self._give(number)
 
     def has_graph(self, number: int) -> bool:
@@ -191,7 +193,10 @@ class Layer:
                 self.take(number)
             else:
                 self.views[number].zero_()
-        self.marks.copy_(torch.tensor(self.has))
+        if all(self.has):
+            self.marks.fill_(1)
+        else:
+            self.marks.copy_(torch.tensor(self.has))
         if self.passenger is not None:
             self.passenger.give(self.seat)
         self.arrived.clear()
@@ -240,14 +245,17 @@ class Layer:
     @contextlib.contextmanager
     def lend_gradients(self) -> Iterator[list[nn.Parameter]]:
         """Yield the parameters that have a gradient in the exchange, with this one."""
-        kept = {each: each.grad for each, has in zip(self.parameters, self.has, strict=True) if has}
+        lent: list[nn.Parameter] = []
+        kept: list[Tensor | None] = []
         for (parameter, view), has in zip(self._pairs(), self.has, strict=True):
             if has:
+                lent.append(parameter)
+                kept.append(parameter.grad)
                 parameter.grad = view
         try:
-            yield list(kept)
+            yield lent
         finally:
-            for parameter, gradient in kept.items():
+            for parameter, gradient in zip(lent, kept, strict=True):
                 parameter.grad = gradient
 
     def claim(self) -> None:

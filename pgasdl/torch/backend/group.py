@@ -40,7 +40,6 @@ from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
 from pgasdl.torch.backend.on_gpu import all_reduced, takes_gpus, together
 from pgasdl.torch.backend.reductions import reduction_of
-from pgasdl.torch.backend.untraced import Untraced
 from pgasdl.torch.backend.work import (
     MessageWork,
     Result,
@@ -49,6 +48,7 @@ from pgasdl.torch.backend.work import (
     torch_errors,
 )
 from pgasdl.torch.backend.work_queue import WorkQueue
+from pgasdl.torch.untraced import Untraced
 
 NAME = "pgasdl"
 # PyTorch's stubs do not agree with what it calls.

@@ -16,8 +16,8 @@ from torch.futures import Future
 from pgasdl.errors import PgasError, Timeout
 from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
-from pgasdl.torch.backend.untraced import Untraced
 from pgasdl.torch.promise import Promise
+from pgasdl.torch.untraced import Untraced
 
 Result = list[Tensor]
 _NONE = timedelta(0)
