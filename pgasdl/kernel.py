@@ -1,15 +1,11 @@
-"""What the kernel allows, and what others can do. Needs the standard library only."""
+"""Questions to the kernel: what it allows. Needs the standard library only."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
-import stat
 from pathlib import Path
-
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def way_out(call: str) -> str:
@@ -56,42 +52,6 @@ def memory_limit() -> int:
     """Return the bytes of memory that a process can ever have: the machine's, or its cgroup's."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(machine, cgroup_limit() or machine)
-
-
-def who_else_writes(folder: Path) -> str:
-    """Return why another user could exchange what lies in a folder; "": nobody can.
-
-    The folder is this user's, and nobody else may write to it, nor rename it or a folder above it.
-    """
-    folder = folder.resolve()
-    status = folder.stat()
-    if status.st_uid != os.geteuid():
-        return f"{folder} belongs to uid {status.st_uid}, not to this user"
-    if status.st_mode & _OTHERS_WRITE:
-        return f"others can write to {folder} (mode {stat.S_IMODE(status.st_mode):04o})"
-    for above in folder.parents:
-        mode = above.stat().st_mode
-        if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:
-            return f"others can rename {folder}: they can write to {above}"
-    return ""
-
-
-def open_plain(path: str, flags: int) -> int:
-    """Open or make a file in a folder that others may write to; return its descriptor.
-
-    Raises
-    ------
-    OSError
-        It cannot be opened; or it is a link, a pipe or the like, or has other names, too: then
-        somebody has put it there, so that another file is written to.
-    """
-    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags | os.O_CREAT | safe, 0o666)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        os.close(descriptor)
-        raise FileExistsError(errno.EEXIST, "a hard link, a pipe or the like lies there", path)
-    return descriptor
 
 
 def looks_like_others() -> bool:

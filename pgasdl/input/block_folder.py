@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgasdl.kernel import open_plain
+from pgasdl.trust import open_plain
 
 _DIGEST = re.compile("[0-9a-f]{32}")  # only blocks are ever removed from a user's folder
 _UNFINISHED = "unfinished-"
@@ -41,7 +43,7 @@ class BlockFolder:
     The file ``lock`` is locked while blocks leave or space is taken, and has the bytes in the
     folder: never too few, whenever a process dies. A block is written as another file of its final
     size, which is renamed in the end. A writer holds a lock of that file, so other processes know
-    what dead ones left.
+    what dead ones left. Other users can neither write to these files nor hold the lock.
 
     Parameters
     ----------
@@ -58,15 +60,21 @@ class BlockFolder:
         self.blocks = os.path.join(path, digest)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[int]:
+    def locked(self, patience: float | None = None) -> Iterator[int]:
         """Lock the folder, and give the file that has its bytes."""
         path = os.path.join(self.path, "lock")
+        patience = _LOCKED_FOR if patience is None else patience
         lock = open_plain(path, os.O_RDWR)
         try:
-            deadline = time.monotonic() + _LOCKED_FOR
+            status = os.fstat(lock)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "it is no file of this user", path)
+            if stat.S_IMODE(status.st_mode) != 0o600:
+                os.fchmod(lock, 0o600)  # whoever can open it can hold it
+            deadline = time.monotonic() + patience
             while not _flocked(lock):
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process has locked {path} for {_LOCKED_FOR:g} s")
+                    raise TimeoutError(f"another process has locked {path} for {patience:g} s")
                 time.sleep(0.001)
             try:
                 yield lock
@@ -104,7 +112,7 @@ class BlockFolder:
         found = []
         for file in _entries(self.path):
             if file.name.startswith(_UNFINISHED):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):
                     if _is_dead(file.path):
                         os.unlink(file.path)
                     else:
@@ -117,7 +125,7 @@ class BlockFolder:
     def new_file(self) -> Iterator[tuple[int, str]]:
         """Make a file, locked while it is open, which is gone in the end unless it is renamed."""
         path = os.path.join(self.path, _UNFINISHED + secrets.token_hex(8))
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             _flocked(descriptor)
             yield descriptor, path
@@ -128,13 +136,14 @@ class BlockFolder:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
+    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
         return list(entries)
+    return []  # another user's
 
 
 def _is_dead(path: str) -> bool:
     """Whether the writer of an unfinished file is gone."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return _flocked(descriptor)
     finally:

@@ -9,6 +9,9 @@ import threading
 import zlib
 from collections import OrderedDict
 
+from pgasdl.errors import DataError
+from pgasdl.trust import who_else_wrote
+
 _CHUNK = 1 << 20  # bytes
 
 
@@ -17,12 +20,15 @@ class Descriptor:
 
     number = -1
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, own: bool = False) -> None:
         # A pipe's open does not wait for a writer.
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        self.number = os.open(path, flags | os.O_NOFOLLOW if own else flags)
         status = os.fstat(self.number)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "no file", path)
+        if own and (problem := who_else_wrote(path, status)):
+            raise DataError(problem)
         self.inode = status.st_ino
 
     @property
@@ -65,10 +71,13 @@ class Descriptor:
 
 
 class Descriptors:
-    """The most recently used open files; threads share it."""
+    """The most recently used open files; threads share it.
 
-    def __init__(self, most: int = 64) -> None:
-        self._most = most
+    With ``own``, those that another user could have written raise DataError, and links OSError.
+    """
+
+    def __init__(self, most: int = 64, *, own: bool = False) -> None:
+        self._most, self._own = most, own
         self._open: OrderedDict[str, Descriptor] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -78,7 +87,7 @@ class Descriptors:
             if path in self._open:
                 self._open.move_to_end(path)
                 return self._open[path]
-        opened = Descriptor(path)
+        opened = Descriptor(path, self._own)
         with self._lock:
             self._open[path] = opened
             self._open.move_to_end(path)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import math
 import os
 import struct
+import sys
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from pgasdl.errors import DataError
 from pgasdl.input.block_folder import Block, BlockFolder
 from pgasdl.input.descriptors import Descriptor, Descriptors
+from pgasdl.trust import make_folder, who_else_writes
 
 log = logging.getLogger("pgasdl")
 
@@ -47,10 +49,14 @@ class DiskCache:
     ValueError
         ``limit`` is negative, or ``digest`` is none.
     OSError
-        The folder cannot be made or written to, or holds links; a full disk is no error.
+        ``folder`` is none.
 
     Notes
     -----
+    What cannot be written, or locked, is logged once: then blocks that are there are read, and no
+    more are kept. Nothing is read where another user could exchange blocks, and no block that
+    another user could have written: root's, and this user's own, count.
+
     Where a block would exceed the limit, others leave. First those of other data sets, the longest
     unused first: what nobody has used for an hour; and while this data set has less than an equal
     share of the limit, what others have beyond theirs. Then those of this one whose next use is
@@ -75,21 +81,28 @@ class DiskCache:
         self._folder = BlockFolder(os.path.abspath(folder), digest)
         self._limit = math.inf if limit is None else limit
         self._next_use = next_use
-        self._descriptors = Descriptors()
+        self._descriptors = Descriptors(own=True)
         self._seen: dict[int, tuple[int, float]] = {}  # sound blocks: inode, time of the touch
-        self._counted = self._failed = False
+        self._counted = self._failed = self._full = False
+        self.stays = False  # what is kept is not given up for other blocks of this data set
         # After a put that found no room: the furthest use that is kept, and how long that is true.
         self._furthest, self._refusals = -math.inf, 0
+        self._trusted = False
+        blocks = Path(self._folder.blocks)
         try:
-            os.makedirs(self._folder.blocks, exist_ok=True)
-            if os.path.islink(self._folder.blocks):  # to files that are no blocks
-                raise NotADirectoryError(errno.ENOTDIR, "a link lies there", self._folder.blocks)
-            with self._folder.locked():
-                self._folder.sweep()
+            make_folder(blocks)
+            if blocks.is_symlink():  # to files that are no blocks
+                raise PermissionError(f"{blocks} is a link")
+            if problem := who_else_writes(blocks):
+                raise PermissionError(f"{problem}: give a folder that only you can write to")
+            self._trusted = True
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if blocks.parent.exists() and not blocks.parent.is_dir():
                 raise
             self._fail(error)
+        else:
+            with contextlib.suppress(OSError), self._folder.locked(patience=0):
+                self._folder.sweep()
 
     def get(self, block: int, offset: int, out: memoryview) -> bool:
         """Read part of a block.
@@ -106,13 +119,17 @@ class DiskCache:
         Returns
         -------
         bool
-            False: the block is not there, or has not so many bytes; or it was damaged, which is
-            logged, and it is removed.
+            False: the block is not there, or has not so many bytes; or it was damaged, or another
+            user's, which is logged, and it is removed.
         """
         path = self._path(block)
         try:
-            descriptor = self._descriptors.get(path)
+            descriptor = self._descriptors.get(path) if self._trusted else None
         except OSError:
+            return False
+        except DataError as error:
+            return self._refuse(path, error)
+        if descriptor is None:
             return False
         try:
             self._inspect(block, descriptor)
@@ -120,9 +137,7 @@ class DiskCache:
                 return False
             return not out.nbytes or descriptor.fill(offset, out.cast("B"))
         except (OSError, DataError) as error:
-            log.warning("%s is damaged and is removed: %s", path, error)
-            self._remove(path)
-            return False
+            return self._refuse(path, error)
 
     def put(self, block: int, data: memoryview) -> None:
         """Keep a block, if there is room; where it is already, nothing happens.
@@ -143,12 +158,21 @@ class DiskCache:
         except OSError as error:
             self._fail(error)
 
+    def keeps(self, block: int) -> bool:
+        """Whether there may be room for a block; False: it is in vain to put it now."""
+        return not (self._failed or (self.stays and self._full) or self._is_refused(block))
+
     def close(self) -> None:
         """Close the files. Idempotent."""
         self._descriptors.close()
 
     def _path(self, block: int) -> str:
         return os.path.join(self._folder.blocks, str(block))
+
+    def _refuse(self, path: str, error: Exception) -> bool:
+        log.warning("%s is damaged and is removed: %s", path, error)
+        self._remove(path)
+        return False
 
     def _fail(self, error: OSError) -> None:
         self._failed = True
@@ -179,7 +203,10 @@ class DiskCache:
         nbytes = data.nbytes + _TRAILER.size
         with contextlib.ExitStack() as locked:
             lock = locked.enter_context(self._folder.locked())
-            if os.path.exists(path) or (total := self._room(lock, block, nbytes)) is None:
+            if os.path.exists(path):
+                return
+            if (total := self._room(lock, block, nbytes)) is None:
+                self._full = True
                 return
             self._folder.write_total(lock, total + nbytes)
             with self._folder.new_file() as (descriptor, unfinished):
@@ -200,13 +227,23 @@ class DiskCache:
             return total
         if nbytes > self._limit:
             return None
-        use = self._next_use(block) if self._next_use else -math.inf
-        if self._refusals and use >= self._furthest:
-            self._refusals -= 1
+        if self._is_refused(block):
             return None
-        total = self._evict(use, nbytes)
+        total = self._evict(self._next(block), nbytes)
         self._folder.write_total(lock, total)
         return total if total + nbytes <= self._limit else None
+
+    def _next(self, block: int) -> float:
+        if self.stays:
+            return sys.float_info.max  # what is not used at all may leave for it
+        return self._next_use(block) if self._next_use else -math.inf
+
+    def _is_refused(self, block: int) -> bool:
+        """Whether the last look at the folder has told that there is no room."""
+        if not self._refusals or self._next(block) < self._furthest:
+            return False
+        self._refusals -= 1
+        return True
 
     def _evict(self, use: float, nbytes: int) -> int:
         """Remove blocks until there is room for one with that use, and for some after it."""

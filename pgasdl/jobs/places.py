@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pgasdl.errors import ConfigError
 from pgasdl.jobs.schema import refused
-from pgasdl.kernel import who_else_writes
+from pgasdl.trust import who_else_writes
 
 
 def default_file() -> Path:

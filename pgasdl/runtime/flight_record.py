@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from pgasdl.kernel import open_plain
+from pgasdl.trust import open_plain
 
 _SHOWN = 8
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,8 +78,9 @@ def test_what_a_stranger_put_into_the_folder_is_not_followed(tmp_path: Path, wha
         os.mkfifo(lock)
     else:
         (folder / MINE).symlink_to(theirs)
-    with pytest.raises(OSError, match=r"lies there|symbolic links"):
-        get(DiskCache(folder, MINE), 3)
+    cache = DiskCache(folder, MINE)
+    cache.put(3, memoryview(content(3)))  # it does without the folder
+    assert get(cache, 3) is None
     assert (theirs / "3").read_text() == "no block" and os.listdir(theirs) == ["3"]
 
 
@@ -475,6 +478,137 @@ def test_a_block_that_leaves_stays_with_its_readers(tmp_path: Path) -> None:
     put(other, 2)
     assert kept(tmp_path) == {2}
     assert get(cache, 1) == content(1) and get(other, 1) is None
+
+
+# Others
+
+
+STRANGER = 65534
+
+
+@contextmanager
+def another_user() -> Iterator[Path]:
+    """A folder that a user who is not its owner, and is this process afterwards, can read."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        try:
+            yield folder
+        finally:
+            os.seteuid(0 if os.getuid() == 0 else os.getuid())
+
+
+def become_another(folder: Path) -> None:
+    """Lose what root may do: nobody can write to the folder."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.getuid() == 0:
+        os.seteuid(STRANGER)
+
+
+def test_a_folder_that_is_complete_and_read_only_serves(caplog: pytest.LogCaptureFixture) -> None:
+    with another_user() as folder:
+        put(DiskCache(folder, MINE), 1, 2)
+        become_another(folder)
+        cache = DiskCache(folder, MINE)
+        assert get(cache, 1) == content(1) and get(cache, 2) == content(2) and cache.keeps(9)
+        assert not caplog.records
+        put(cache, 3, 4)
+        assert get(cache, 3) is None and get(cache, 1) == content(1) and not cache.keeps(9)
+        [record] = caplog.records
+        assert "keeps no more blocks" in record.getMessage()
+
+
+def by_stranger(path: Path) -> None:
+    try:
+        os.chown(path, STRANGER, STRANGER)
+    except PermissionError:
+        pytest.skip("only root can make another user's file")
+
+
+def by_group(path: Path) -> None:
+    path.chmod(0o664)
+
+
+def by_link(path: Path) -> None:
+    path.rename(path.with_name("x"))
+    path.symlink_to("x")
+
+
+@pytest.mark.parametrize("harm", [by_stranger, by_group, by_link])
+def test_a_block_that_another_user_could_have_written_is_not_read(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    put(DiskCache(tmp_path, MINE), 1, 2)
+    harm(tmp_path / MINE / "1")
+    cache = DiskCache(tmp_path, MINE)
+    assert get(cache, 1) is None and get(cache, 2) == content(2)
+    if harm is not by_link:
+        put(cache, 1)
+        assert get(DiskCache(tmp_path, MINE), 1) == content(1)
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda folder: by_stranger(folder / MINE), f"{MINE} belongs to uid {STRANGER}"),
+        (lambda folder: (folder / MINE).chmod(0o777), f"others can write to .*{MINE}"),
+        (lambda folder: folder.chmod(0o777), "others can rename"),
+        (lambda folder: (folder / MINE).rename(folder / "x") and (folder / MINE).touch(), "Errno"),
+    ],
+)
+def test_a_folder_that_others_can_change_is_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None], told: str
+) -> None:
+    folder = tmp_path / "cache"
+    put(DiskCache(folder, MINE), 1, 2)
+    harm(folder)
+    cache = DiskCache(folder, MINE)
+    put(cache, 3, 4)
+    assert get(cache, 1) is None and not cache.keeps(9)
+    [record] = caplog.records
+    assert re.search(told, record.getMessage())
+
+
+def test_what_strangers_put_beside_a_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a folder such as /tmp: their data sets, and what looks unfinished, are left alone."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / OTHER).mkdir()
+    (tmp_path / OTHER / "1").write_bytes(bytes(9))
+    (tmp_path / "unfinished-1").symlink_to("/nothing")
+    (tmp_path / OTHER).chmod(0)
+    cache = DiskCache(tmp_path, MINE, limit=3 * STORED)
+    put(cache, 1, 2)
+    assert get(cache, 1) == content(1) and kept(tmp_path) == {1, 2}
+    (tmp_path / "lock").unlink()
+    (tmp_path / "lock").symlink_to("elsewhere")
+    put(cache, 3, 4)
+    assert get(cache, 2) == content(2) and kept(tmp_path) == {1, 2}
+    assert not (tmp_path / "elsewhere").exists()
+    [record] = caplog.records
+    assert "keeps no more blocks" in record.getMessage()
+
+
+def test_nobody_else_can_hold_the_lock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = os.umask(0o002)
+    try:
+        cache = DiskCache(tmp_path / "new/cache", MINE)
+        put(cache, 1)
+    finally:
+        os.umask(before)
+    lock = tmp_path / "new/cache/lock"
+    assert lock.stat().st_mode & 0o777 == 0o600
+    assert get(DiskCache(tmp_path / "new/cache", MINE), 1) == content(1)  # whatever the umask is
+    lock.chmod(0o666)  # of an earlier version
+    put(cache, 2)
+    assert lock.stat().st_mode & 0o777 == 0o600 and not caplog.records
+    by_stranger(lock)
+    put(cache, 3, 4)
+    assert kept(lock.parent) == {1, 2} and get(cache, 2) == content(2)
+    [record] = caplog.records
+    assert "it is no file of this user" in record.getMessage()
 
 
 def test_a_pipe_is_no_block(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def imports_any(path: Path, *packages: str) -> set[str]:
 # The longest name that fits decides. A module may import from its own layer and from layers below.
 ROOMS = (
     ("errors", "_native"),
-    ("transports", "kernel", "models", "device"),
+    ("transports", "kernel", "trust", "models", "device"),
     ("numa",),
     ("settings",),
     ("config", "buffers", "footprint", "counters"),
