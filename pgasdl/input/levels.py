@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pgasdl.group import Group
 from pgasdl.input.disk import DiskCache
 from pgasdl.input.files import Files
 from pgasdl.input.memory import JobMemory
+from pgasdl.input.next_use import NextUse
+from pgasdl.input.shelf import Shelf
 from pgasdl.input.storage import Storage
+
+log = logging.getLogger("pgasdl")
 
 BLOCK = 4 << 20  # bytes
 
@@ -64,15 +71,17 @@ class Levels:
         group: Group | None,
         timeout: float,
     ) -> None:
-        self.files, self.counters = files, BytesRead()
-        self.next_use: Callable[[int], float] = lambda _: 0.0
-        self._storage = storage
+        self.files = files
+        self._read: Counter[str] = Counter()
+        self._next_use: NextUse | None = None
+        self._storage, self._limit = storage, limit
         self._lock = threading.Lock()
         self._process = os.getpid()  # a fork has no threads that load
         self._disk = None
         self._rank = group.rank if group else 0
         if local is not None:
             self._disk = DiskCache(local, files.digest, limit=limit, next_use=self._when)
+            self._disk.stays = True  # until the order is known
         self._memory = None
         if memory:
             self._memory = JobMemory(
@@ -84,6 +93,11 @@ class Levels:
                 group=group,
                 timeout=timeout,
             )
+
+    def counters(self) -> BytesRead:
+        """Return the bytes that this rank has read so far."""
+        with self._lock:
+            return BytesRead(**self._read)
 
     @property
     def n_blocks(self) -> int:
@@ -104,6 +118,27 @@ class Levels:
             self._fill(block, offset, part)
             address += len(part)
             out = out[len(part) :]
+
+    def follow(self, order: NextUse) -> None:
+        """Keep blocks by the order of their use.
+
+        A level that does not hold the blocks whose records are mixed would load a block for each
+        record: it keeps what it has then, and the other records are read alone.
+        """
+        self._next_use = order
+        levels: list[tuple[str, Shelf | DiskCache, int]] = []
+        if self._memory is not None:
+            levels.append(("memory", self._memory.shelf, self._memory.n_slots))
+        if self._disk is not None and self._limit is not None:
+            levels.append(("local", self._disk, self._limit // BLOCK))
+        for name, level, room in levels:
+            level.stays = room < self.n_blocks and (mixed := order.mixed()) >= room
+            if level.stays and self._rank == 0:
+                log.warning(
+                    "input: %s holds %d of the %d blocks of 4 MiB whose records are mixed, and "
+                    "the others' records are read one by one: give it more room, or Loader(mix=%d)",
+                    *(name, room, math.ceil(mixed), max(room // 2, 1)),
+                )
 
     def announce(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Say that ranges, by address and length, will be read soon."""
@@ -135,6 +170,23 @@ class Levels:
         disk = self._disk
         return sum(self.length(block) for block in blocks if disk and disk.get(block, 0, byte))
 
+    def index(self, format: int) -> bytes:
+        """Return the index of this data set, read in a format, that the disk keeps; b"": none.
+
+        It lies behind the blocks, and leaves after them.
+        """
+        length, block = bytearray(8), self.n_blocks + format
+        if self._disk is None or not self._disk.get(block, 0, memoryview(length)):
+            return b""
+        blob = bytearray(int.from_bytes(length, "little"))
+        return bytes(blob) if self._disk.get(block, len(length), memoryview(blob)) else b""
+
+    def keep_index(self, format: int, blob: bytes) -> None:
+        """Let the disk keep an index, if there is room."""
+        if self._disk is not None:
+            data = len(blob).to_bytes(8, "little") + blob
+            self._disk.put(self.n_blocks + format, memoryview(data))
+
     def length(self, block: int) -> int:
         """Return the bytes of a block."""
         return min(BLOCK, self.files.nbytes - block * BLOCK)
@@ -153,14 +205,16 @@ class Levels:
             if owner is not None:
                 self._count("memory" if owner == self._rank else "peers", len(out))
                 return
-        if self._disk is None:
-            self._from_storage(block * BLOCK + offset, out)
-        elif self._disk.get(block, offset, out):
-            self._count("disk", len(out))
-        else:
-            whole = memoryview(bytearray(self.length(block)))
-            self.load(block, whole)
-            out[:] = whole[offset : offset + len(out)]
+        if self._disk is not None:
+            if self._disk.get(block, offset, out):
+                self._count("disk", len(out))
+                return
+            if self._disk.keeps(block):
+                whole = memoryview(bytearray(self.length(block)))
+                self.load(block, whole)
+                out[:] = whole[offset : offset + len(out)]
+                return
+        self._from_storage(block * BLOCK + offset, out)
 
     def _from_storage(self, address: int, out: memoryview) -> None:
         done = 0
@@ -171,8 +225,9 @@ class Levels:
 
     def _count(self, level: str, nbytes: int) -> None:
         with self._lock:
-            before = getattr(self.counters, level)
-            self.counters = replace(self.counters, **{level: before + nbytes})
+            self._read[level] += nbytes
 
     def _when(self, block: int) -> float:
-        return self.next_use(block)
+        if block >= self.n_blocks:  # an index
+            return -math.inf
+        return 0.0 if self._next_use is None else self._next_use(block)

@@ -71,6 +71,7 @@ class JobMemory:
         self._timeout = timeout
         n_own = -(-n_blocks // self._size)
         n_slots = min(max(nbytes // block_bytes, 1), max(n_own, 1))
+        self.n_slots = n_slots * self._size  # of all ranks
         self._parts = parts = _Parts(n_own, n_slots, block_bytes)
         self._seen: dict[int, int] = {}  # each block's entry when it was last read
         self._homes: dict[int, _Mapped | _Remote] = {}
@@ -84,14 +85,14 @@ class JobMemory:
             for rank in range(group.size):
                 self._homes[rank] = self._service.home(rank)
         size, own = self._size, self._rank
-        self._shelf = Shelf(
+        self.shelf = Shelf(
             self._own.entries,
             self._own.slots,
             lambda index, out: load(index * size + own, out),
             lambda index: next_use(index * size + own),
         )
         if self._service is not None:
-            self._service.begin(self._own.wanted, self._shelf)
+            self._service.begin(self._own.wanted, self.shelf)
 
     def read(self, block: int, offset: int, out: memoryview) -> int | None:
         """Read a part of a block; return the rank that had it. None: read it from below."""
@@ -101,8 +102,9 @@ class JobMemory:
             there, entry = self._at(home), self._seen.get(block, 0)
             for _ in range(_TRIES):
                 entry = entry or self._entry(home, index, deadline)
-                if entry == FAILED:  # it may do better the next time
-                    self._ask(home, index, _SOON)
+                if entry == FAILED:
+                    if not self.shelf.stays:  # it may do better the next time
+                        self._ask(home, index, _SOON)
                     return None
                 there.copy(slot_of(entry), offset, out)
                 now = there.entry(index)
@@ -128,7 +130,7 @@ class JobMemory:
         """Give up this rank's slots; peers read from below what it had. Idempotent."""
         if self._service is not None:
             self._service.end()
-        self._shelf.close()
+        self.shelf.close()
         if self._service is not None:
             self._service.segment.close()
 
@@ -137,7 +139,7 @@ class JobMemory:
 
     def _ask(self, home: int, index: int, when: int) -> None:
         if home == self._rank:
-            self._shelf.want(index, now=when == _NOW)
+            self.shelf.want(index, now=when == _NOW)
         else:
             assert self._service is not None
             self._service.ask(home, index, when)

@@ -41,11 +41,25 @@ class NextUse:
                 return epoch * span + int(uses[at]) % span
         return math.inf
 
+    def mixed(self) -> float:
+        """Return how many blocks the records come from at a time, on average over an epoch."""
+        rows = self._rows(0)
+        _, begin = np.unique(self._first[rows], return_index=True)
+        _, end = np.unique(self._first[rows[::-1]], return_index=True)
+        spans = len(rows) - end - begin  # from its first record to its last
+        longest = max(1, round((self._last - self._first + 1).mean()))  # blocks of a record
+        return float(spans.sum() / len(rows) * longest)
+
+    def _rows(self, epoch: int) -> Numbers:
+        """Return the records of an epoch, in order."""
+        span = self._batches.per_epoch
+        return np.concatenate([self._batches.whole(epoch * span + k) for k in range(span)])
+
     def _uses(self, epoch: int) -> Numbers:
         """Return ``block * per_epoch + iteration`` of all uses in an epoch, sorted."""
         if (found := self._kept.get(epoch)) is None:
             span, batch = self._batches.per_epoch, self._batches.batch
-            rows = np.concatenate([self._batches.whole(epoch * span + k) for k in range(span)])
+            rows = self._rows(epoch)
             first, last = self._first[rows], self._last[rows]
             which = np.repeat(np.arange(span, dtype=np.int64), batch)
             n = last - first + 1

@@ -18,7 +18,7 @@ from pgasdl.group import Group
 from pgasdl.input.batches import Batches
 from pgasdl.input.files import File, Files
 from pgasdl.input.formats import FORMATS, Table, format_of
-from pgasdl.input.index import KeptIndex, packed, unpacked
+from pgasdl.input.index import packed, unpacked
 from pgasdl.input.levels import BLOCK, BytesRead, Levels
 from pgasdl.input.next_use import NextUse
 from pgasdl.input.storage import Storage
@@ -113,7 +113,7 @@ class Records:
             timeout=timeout,
         )
         try:
-            self._form = FORMATS[self.format](self.files, self._tables(local, cache_limit, memory))
+            self._form = FORMATS[self.format](self.files, self._tables(memory))
         except BaseException:
             self.close()
             raise
@@ -150,7 +150,8 @@ class Records:
 
         Whoever reads keeps ``iteration`` of the answer up to date.
         """
-        self._levels.next_use = order = NextUse(batches, *self._bounds)
+        order = NextUse(batches, *self._bounds)
+        self._levels.follow(order)
         return order
 
     @property
@@ -160,7 +161,7 @@ class Records:
 
     def counters(self) -> BytesRead:
         """Return the bytes that this rank has read so far, by level."""
-        return self._levels.counters
+        return self._levels.counters()
 
     def stage(self) -> int:
         """Bring this rank's part of the data set, without a group all, to the local disk.
@@ -193,10 +194,8 @@ class Records:
     @functools.cached_property
     def _bounds(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the first and the last block of each record."""
-        ranges = [self._form.ranges(row) or [(0, 0)] for row in range(len(self))]
-        first = np.array([each[0][0] for each in ranges], np.int64)
-        last = np.array([sum(each[-1]) for each in ranges], np.int64) - 1
-        return first // BLOCK, last // BLOCK
+        begins, nbytes = self._form.bounds()
+        return begins // BLOCK, (begins + np.maximum(nbytes, 1) - 1) // BLOCK
 
     # --- what all ranks must know
 
@@ -209,24 +208,24 @@ class Records:
 
         return self._shared("input files", find if self._first else None)[0]
 
-    def _tables(self, local: Any, limit: int | None, memory: int) -> list[Table]:
+    def _tables(self, memory: int) -> list[Table]:
         """Return what each file's records are: each rank looks at its part of the files."""
         form, rank, size = FORMATS[self.format], 0, 1
         if self._group is not None:
             rank, size = self._group.rank, self._group.size
-        kept = KeptIndex(local, self.files, self.format, limit) if self._first else None
+        levels, number = self._levels, list(FORMATS).index(self.format)
         what = f"input index, {memory} bytes"
-        known = self._shared(what, kept.get if kept else None)[0]
+        known = self._shared(what, (lambda: levels.index(number)) if self._first else None)[0]
         if known:
             return unpacked([known], len(self.files))
 
         def scan() -> bytes:
             mine = range(rank, len(self.files), size)
-            return packed({k: form.scan(self.files, k, self._levels.read) for k in mine})
+            return packed({k: form.scan(self.files, k, levels.read) for k in mine})
 
         tables = unpacked(self._shared(_TABLES, scan), len(self.files))
-        if kept is not None:
-            kept.put(packed(dict(enumerate(tables))))
+        if self._first:
+            levels.keep_index(number, packed(dict(enumerate(tables))))
         return tables
 
     @property

@@ -26,7 +26,7 @@ def slot_of(entry: int) -> int:
 class Shelf:
     """Slots of one block each, and a table of entries that says what is where.
 
-    An entry is 0 for a block that is not here, FAILED for one that could not be loaded, else the
+    An entry is 0 for a block that is not here, FAILED for one that is not to be had, else the
     number of its slot under a count that no earlier use of the slot had: whoever reads entry,
     bytes and the same entry again has read one block's bytes.
 
@@ -50,6 +50,7 @@ class Shelf:
     ) -> None:
         self.entries, self.slots = entries, slots
         self._load, self.next_use = load, next_use
+        self.stays = False  # no block gives way to another
         self._lock = threading.Lock()
         self._free = list(range(len(slots)))[::-1]
         self._loading: set[int] = set()
@@ -70,6 +71,8 @@ class Shelf:
             slot = self._slot_for(block, now)
             if slot is not None:
                 self._begin(block, slot)
+            elif self.stays:
+                self.entries[block] = FAILED
             elif now:
                 self._waiting[block] = None
 
@@ -82,7 +85,7 @@ class Shelf:
     def _slot_for(self, block: int, now: bool) -> int | None:
         if self._free:
             return self._free.pop()
-        if not self._held:
+        if self.stays or not self._held:
             return None
         last = max(self._held, key=self.next_use)
         if not now and self.next_use(last) <= self.next_use(block):
@@ -116,7 +119,10 @@ class Shelf:
             while self._waiting:
                 wanted = next(iter(self._waiting))
                 place = self._slot_for(wanted, True)
-                if place is None:
+                if place is None and not self.stays:
                     return
                 del self._waiting[wanted]
-                self._begin(wanted, place)
+                if place is None:
+                    self.entries[wanted] = FAILED
+                else:
+                    self._begin(wanted, place)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiers import full
 
 from pgasdl import DataError
-from pgasdl.input import Batches, Records
+from pgasdl.input import Batches, Loader, Records
 from pgasdl.input.formats.tar import Tar
 from pgasdl.input.levels import BLOCK
 from pgasdl.input.next_use import _BEHIND, NextUse
@@ -112,6 +112,47 @@ def test_memory_and_disk(tars: Path, tmp_path: Path) -> None:
             right(records, [number])
 
 
+def number_of(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+    number = int(record["__key__"][1:])
+    assert record == sample(number)
+    return {"number": number}
+
+
+@pytest.mark.parametrize("level", ["memory", "local"])
+def test_a_level_that_does_not_hold_what_is_mixed_reads_records_alone(
+    tars: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, level: str
+) -> None:
+    """It says so; in order, or with records that are mixed near each other, blocks are read."""
+    small: dict[str, Any] = {"memory": 2 * BLOCK}
+    if level == "local":
+        small = {"memory": 0, "local": tmp_path, "cache_limit": 2 * BLOCK + (1 << 16)}
+    for order, told in (({"seed": 1}, 1), ({"seed": None}, 0), ({"mix": 1}, 0)):
+        caplog.clear()
+        with (
+            Records(tars, **small) as records,
+            Loader(records, 3, decode=number_of, **order) as loader,
+        ):
+            before = records.counters().storage
+            for _ in range(3):
+                numbers = [number for batch in loader for number in batch["number"].tolist()]
+                assert sorted(numbers) == list(range(SAMPLES))
+            if told:
+                assert records.counters().storage - before < 3.5 * size_of(tars)
+        assert len(caplog.records) == told
+    assert "Loader(mix=1)" in caplog.text or not told
+
+
+def test_a_cache_that_cannot_be_made_is_told_once_and_storage_is_read(
+    tars: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Records(tars, local="/proc/cache", memory=0) as records:
+        right(records)
+        assert records.counters().disk == 0
+        assert records.counters().storage < 2 * size_of(tars)
+    [record] = caplog.records
+    assert "the disk cache in /proc/cache keeps no" in record.getMessage()
+
+
 def test_a_file_that_changed_is_another(tmp_path: Path) -> None:
     for number in (0, 1):
         np.save(tmp_path / "a.npy", np.full(9, number))
@@ -161,9 +202,9 @@ def test_an_index_is_kept_and_a_damaged_one_made_anew(
     for n_scans, damaged in ((3, False), (3, True), (6, False)):
         with Records(tars, local=tmp_path) as records:
             right(records, [4, 29])
-            mine = records.files.digest
+            behind = str(-(-records.files.nbytes // BLOCK))
         assert len(scanned) == n_scans
-        (index,) = (path for path in tmp_path.glob("*/0") if path.parent.name != mine)
+        index = tmp_path / records.files.digest / behind
         data = bytearray(index.read_bytes())
         data[20] ^= damaged
         index.write_bytes(data)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pgasdl.errors import DataError
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Read, Table
+from pgasdl.input.formats.window import Numbers, Read, Table
 
 _LONGEST_HEADER = 1 << 16  # bytes
 _VERSIONS = {
@@ -62,6 +62,13 @@ class Arrays:
         number = int(np.searchsorted(self._rows, row, "right")) - 1
         nbytes = self._element.itemsize
         return [(self._starts[number] + (row - int(self._rows[number])) * nbytes, nbytes)]
+
+    def bounds(self) -> tuple[Numbers, Numbers]:
+        """Return where each record lies."""
+        nbytes = self._element.itemsize
+        counts = np.diff(self._rows)
+        begins = np.repeat(np.array(self._starts) - self._rows[:-1] * nbytes, counts)
+        return begins + np.arange(len(self)) * nbytes, np.full(len(self), nbytes)
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return a record's fields."""

@@ -6,8 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Read, Table
+from pgasdl.input.formats.window import Numbers, Read, Table
 
 
 class Folder:
@@ -44,6 +46,10 @@ class Folder:
         """Return the file's range."""
         nbytes = self._files[row].nbytes
         return [(int(self._files.starts[row]), nbytes)] if nbytes else []
+
+    def bounds(self) -> tuple[Numbers, Numbers]:
+        """Return the files' ranges."""
+        return self._files.starts[:-1], np.diff(self._files.starts)
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return the file's name, bytes and class."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from pgasdl.errors import DataError, PgasError, UnavailableError
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Read, Table, Window
+from pgasdl.input.formats.window import Numbers, Read, Table, Window
 
 _KEPT = 4  # row groups
 _TAIL = 8  # the footer's length in 4 bytes, and a magic word
@@ -84,6 +84,10 @@ class Parquet:
         group = self._group(row)
         nbytes = int(self._nbytes[group])
         return [(int(self._address[group]), nbytes)] if nbytes else []
+
+    def bounds(self) -> tuple[Numbers, Numbers]:
+        """Return the range of each row's group."""
+        return np.repeat(self._address, self._rows), np.repeat(self._nbytes, self._rows)
 
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return a row."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,10 +18,12 @@ import numpy.typing as npt
 
 from pgasdl.errors import DataError, PgasError
 from pgasdl.input.files import Files
-from pgasdl.input.formats.window import Read, Table, Window
+from pgasdl.input.formats.window import Numbers, Read, Table, Window
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # key and extension
 _META = re.compile(r"__[^/]*__(/|$)")  # what webdataset keeps for itself
+_HARMLESS = re.compile(rb"(\d+ (mtime|atime|ctime|uid|gid|uname|gname)=[^\n]*\n)+")
+_SMALLEST, _LARGEST = 4096, 1 << 20  # bytes of a read of headers
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip",
     b"BZh": "bunzip2",
@@ -108,6 +111,11 @@ class Tar:
         begin, end = int(self._address[first]), int(self._address[last] + self._nbytes[last])
         return [(begin, end - begin)] if end > begin else []
 
+    def bounds(self) -> tuple[Numbers, Numbers]:
+        """Return each sample's range."""
+        begins, lasts = self._address[self._members[:-1]], self._members[1:] - 1
+        return begins, self._address[lasts] + self._nbytes[lasts] - begins
+
     def record(self, row: int, read: Read) -> dict[str, Any]:
         """Return a sample's key and fields."""
         key = self._keys[self._key_starts[row] : self._key_starts[row + 1]]
@@ -123,6 +131,70 @@ class Tar:
         return record
 
 
+class _Headers:
+    """Headers of the common kind, read in pieces that grow while members are small."""
+
+    def __init__(self, read: Callable[[int, int], Any], nbytes: int) -> None:
+        self._read, self._nbytes = read, nbytes
+        self._begin, self._data = 0, b""
+
+    def block(self, offset: int) -> bytes:
+        """Return the 512 bytes at an offset; fewer at the end."""
+        end = self._begin + len(self._data)
+        if not self._begin <= offset <= end - tarfile.BLOCKSIZE:
+            near = 0 <= offset - end < len(self._data)
+            nbytes = min(2 * len(self._data), _LARGEST) if near else _SMALLEST
+            nbytes = max(0, min(nbytes, self._nbytes - offset))
+            self._begin, self._data = offset, bytes(self._read(offset, nbytes)) if nbytes else b""
+        at = offset - self._begin
+        return self._data[at : at + tarfile.BLOCKSIZE]
+
+    def member(self, offset: int) -> tuple[str, int, int] | None:
+        """Return name, offset of the data, and size; None: tarfile has to look at this header."""
+        header = self.block(offset)
+        if header[156:157] == b"x":  # Pax: as a rule, times that have fractions
+            length, offset = _size(header), offset + tarfile.BLOCKSIZE
+            if not length or length > tarfile.BLOCKSIZE:
+                return None
+            if not _HARMLESS.fullmatch(self.block(offset)[:length]):
+                return None
+            offset += tarfile.BLOCKSIZE
+            header = self.block(offset)
+        size = _size(header)
+        if size is None or header[156] != ord("0") or header[345]:  # kind; a name's beginning
+            return None
+        name = header[:100].partition(b"\0")[0]
+        return _decoded(name), offset + tarfile.BLOCKSIZE, size
+
+
+def _walk(tar: Any, headers: _Headers) -> Iterator[tuple[int, str, int, int, bool]]:
+    """Yield of each member its offset, name, where its data begin, size, and whether it has holes.
+
+    What is no file has no name.
+    """
+    while (member := tar.next()) is not None:
+        tar.members.clear()  # else it keeps all
+        name = member.name if member.isreg() else ""
+        yield member.offset, name, member.offset_data, member.size, member.issparse()
+        while not tar.pax_headers and (plain := headers.member(tar.offset)):
+            offset, (name, begin, size) = tar.offset, plain
+            tar.offset = begin - (-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+            yield offset, name, begin, size, False
+
+
+def _size(header: bytes) -> int | None:
+    """Return the size in a header that is sound and has its numbers as programs write them."""
+    digits, check = header[124:135], header[148:154]
+    if len(header) < tarfile.BLOCKSIZE or not (digits.isdigit() and check.isdigit()):
+        return None
+    try:  # a checksum takes its own field as blanks; Adler's has the sum of bytes, modulo a prime
+        total = int(check, 8) + sum(header[148:156]) - 8 * ord(" ")
+        sound = (1 + total) % 65521 == zlib.adler32(header) & 0xFFFF
+        return int(digits, 8) if sound and header[135] in b"\0 " else None
+    except ValueError:  # 8 or 9
+        return None
+
+
 def _members(files: Files, number: int, read: Read) -> Iterator[tuple[str, int, int]]:
     """Yield name, offset and size of a tar's regular members."""
     url, nbytes = files[number].url, files[number].nbytes
@@ -135,18 +207,18 @@ def _members(files: Files, number: int, read: Read) -> Iterator[tuple[str, int, 
                 f"{url} is compressed: unpack it ({command}), so that records can be read "
                 "from anywhere in it"
             )
+    headers = _Headers(lambda at, n: read(int(files.starts[number]) + at, n), nbytes)
     offset = 0
     try:
         with tarfile.open(fileobj=window, mode="r:", encoding="utf-8") as tar:
-            for member in iter(tar.next, None):
-                tar.members.clear()  # type: ignore[attr-defined]  # else it keeps all
-                offset = member.offset
-                if not 0 <= member.size <= nbytes - member.offset_data:
-                    raise ValueError(f"{member.name!r} has {member.size} bytes by its header")
-                if member.issparse():
-                    raise ValueError(f"{member.name!r} is a sparse file: pack it without --sparse")
-                if member.isreg() and not _META.match(member.name):
-                    yield member.name, member.offset_data, member.size
+            for member in _walk(tar, headers):
+                offset, name, begin, size, sparse = member
+                if not 0 <= size <= nbytes - begin:
+                    raise ValueError(f"{name!r} has {size} bytes by its header")
+                if sparse:
+                    raise ValueError(f"{name!r} is a sparse file: pack it without --sparse")
+                if name and not _META.match(name):
+                    yield name, begin, size
             offset = tar.offset
             window.seek(offset)
             if window.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):

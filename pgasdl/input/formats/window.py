@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from pgasdl.input.files import Files
@@ -14,6 +15,7 @@ from pgasdl.input.files import Files
 Read = Callable[[int, int], bytes | bytearray | memoryview]
 # What a file's records are: ranks send it to each other, and disks keep it.
 Table = dict[str, npt.NDArray[Any]]
+Numbers = npt.NDArray[np.int64]
 
 
 class Window(io.RawIOBase):
