@@ -51,7 +51,8 @@ class Records:
         "tar", "folder", "parquet" or "npy"; None: by the names.
     local : str or Path, optional
         The folder of the disk's level; ranks and jobs share it. None: no such level. Files are
-        known by name, size, and the time or tag that storage tells; HTTP's by name and size.
+        known by name, size, and the time or tag that storage tells. What another user could have
+        written there is not read; a folder that cannot be written serves what it has.
     cache_limit : int, optional
         Most bytes in ``local``; None: as many as there are.
     memory : int, optional

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from pgasdl.errors import DataError, UnavailableError
@@ -14,8 +15,11 @@ _REFUSALS = (401, 403, 404, 410)  # of HTTP: another try gives the same answer
 _Out = TypeVar("_Out")
 
 
-def ask(url: str, method: str, timeout: float, **options: Any) -> Any:
-    """Call a method of the file system that has a URL, within the time of a try."""
+def ask(url: str, method: str | Callable[..., Any], timeout: float, **options: Any) -> Any:
+    """Call a method of the file system that has a URL, within the time of a try.
+
+    It may be a function of ours, of a file system that fsspec has asynchronously.
+    """
     core, asyn = library("fsspec.core"), library("fsspec.asyn")
     try:
         kind = core.get_filesystem_class(url.partition("://")[0])
@@ -26,16 +30,27 @@ def ask(url: str, method: str, timeout: float, **options: Any) -> Any:
     try:
         if kind.async_impl:
             system, path = core.url_to_fs(url, use_listings_cache=False)
-            call = getattr(system, f"_{method}")
+            call = partial(method, system) if callable(method) else getattr(system, f"_{method}")
             return asyn.sync(system.loop, call, path, timeout=timeout, **options)
 
         def call_new() -> Any:
             system, path = core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-            return getattr(system, method)(path, **options)
+            return getattr(system, str(method))(path, **options)
 
         return _in_thread(call_new, timeout)
     except TimeoutError:
         raise TimeoutError(f"no answer within {timeout:g} s") from None
+
+
+async def ranged(system: Any, url: str, start: int, end: int) -> tuple[bytes, Mapping[str, str]]:
+    """Return a range of what HTTP has, and the answer's headers, which fsspec's own call drops."""
+    options = {**system.kwargs}
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    headers["Range"] = f"bytes={start}-{end - 1}"
+    session = await system.set_session()
+    async with session.get(system.encode_url(url), headers=headers, **options) as answer:
+        answer.raise_for_status()
+        return await answer.read(), answer.headers
 
 
 def cause(error: Exception) -> BaseException:

@@ -17,12 +17,13 @@ from pgasdl.errors import ClosedError, DataError, UnavailableError
 from pgasdl.input.descriptors import Descriptors
 from pgasdl.input.files import File
 from pgasdl.input.paths import expanded, local, magic
-from pgasdl.input.remote import ask, cause, is_refusal, library
+from pgasdl.input.remote import ask, cause, is_refusal, library, ranged
 
 log = logging.getLogger("pgasdl")
 
 _ASKED_AT_ONCE = 16
-_VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime")  # of fsspec's libraries
+# Of HTTP, and of fsspec's libraries.
+_VERSIONS = ("ETag", "Last-Modified", "etag", "LastModified", "last_modified", "mtime")
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -59,6 +60,7 @@ class Storage:
         self._descriptors = Descriptors()
         self._closed = threading.Event()
         self._ranges_ignored = False
+        self._versions: dict[str, str] = {}  # of the files that were read
 
     def find(self, remote: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[File]:
         """Return the files that a path, a URL, a pattern, or a list of these names.
@@ -114,8 +116,9 @@ class Storage:
         ValueError
             The file has no such range.
         DataError
-            No try succeeded, or the file has changed. The message has the URL, the range, the
-            number of tries and the last error.
+            No try succeeded, or the file has changed since it was found, or first read here: by
+            its size or time where it is local, its ETag or else time over HTTP. The message has
+            the URL, the range, the number of tries and the last error.
         ClosedError
             The storage is closed.
         """
@@ -160,18 +163,36 @@ class Storage:
         try:
             descriptor = self._descriptors.get(file.url)
             filled = descriptor.fill(offset, out)
-            nbytes = descriptor.nbytes
+            status = os.fstat(descriptor.number)
         except OSError:  # a network's file system may want it to be opened again
             self._descriptors.forget(file.url)
             raise
-        if not filled or nbytes != file.nbytes:
+        where = f"{file.url}, bytes {offset} to {offset + len(out)}"
+        if not filled or status.st_size != file.nbytes:
             raise DataError(
-                f"{file.url}, bytes {offset} to {offset + len(out)}: the file has {nbytes} bytes "
-                f"and had {file.nbytes} when it was found: it has been cut, or has grown"
+                f"{where}: the file has {status.st_size} bytes and had {file.nbytes} when it was "
+                "found: it has been cut, or has grown"
+            )
+        # Not the time that another rank has found: each host may have a copy.
+        self._require_same(where, file.url, str(status.st_mtime_ns))
+
+    def _require_same(self, where: str, url: str, version: str, before: str = "") -> None:
+        """Raise DataError if a file has another version than before."""
+        if (before := self._versions.setdefault(url, before or version)) != version:
+            raise DataError(
+                f"{where}: the file has changed: its version is {version}, was {before}"
             )
 
     def _fetch(self, file: File, offset: int, out: memoryview) -> None:
-        data = ask(file.url, "cat_file", self._timeout, start=offset, end=offset + len(out))
+        end = offset + len(out)
+        if file.url.startswith(("http://", "https://")):
+            data, told = ask(file.url, ranged, self._timeout, start=offset, end=end)
+            if version := told.get("ETag") or told.get("Last-Modified", ""):
+                both_tags = version.endswith('"') == file.version.endswith('"')
+                where = f"{file.url}, bytes {offset} to {end}"
+                self._require_same(where, file.url, version, file.version if both_tags else "")
+        else:
+            data = ask(file.url, "cat_file", self._timeout, start=offset, end=end)
         if len(data) == file.nbytes > len(out):
             if not self._ranges_ignored:
                 self._ranges_ignored = True

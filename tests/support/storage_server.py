@@ -29,6 +29,7 @@ class Faults:
     ignore_range: bool = False  # the whole file is the answer
     head_adds: int = 0  # to the size that HEAD tells
     no_size: bool = False  # neither HEAD nor GET tells it
+    version: tuple[str, str] | None = None  # a header that tells it
 
 
 class StorageServer(ThreadingHTTPServer):
@@ -147,6 +148,8 @@ class _Handler(SimpleHTTPRequestHandler):
         self.send_response(status)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{first + len(data) - 1}/{total}")
+        if faults.version:
+            self.send_header(*faults.version)
         if faults.no_size:
             self.send_header("Connection", "close")
         else:

@@ -39,7 +39,10 @@ class Memory:
         """All records; each reads no more than its ranges."""
         opened = self.open(format)
         result = []
+        bounds = np.stack(opened.bounds(), 1).tolist()
+        assert len(bounds) == len(opened)
         for row in range(len(opened)):
+            assert opened.ranges(row) == [(at, n) for at, n in bounds[row : row + 1] if n]
             self.reads.clear()
             result.append(opened.record(row, self.read))
             for address, nbytes in self.reads:

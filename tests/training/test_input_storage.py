@@ -202,8 +202,12 @@ def test_a_local_file_that_changed(storage: Storage, folder: Path) -> None:
         )
         with pytest.raises(DataError, match=told):
             read(storage, file, 10, 50)
-    path.write_bytes(content("b.tar", 1000))
-    assert read(storage, file, 0, 1000) == content("b.tar", 1000)
+    path.write_bytes(content("a.tar", 1000))
+    os.utime(path, (9, 9))
+    with pytest.raises(DataError, match=r"b\.tar, bytes 0 to 9: the file has changed: its version"):
+        read(storage, file, 0, 9)
+    os.utime(path, ns=(9, int(file.version)))
+    assert read(storage, file, 0, 1000) == content("a.tar", 1000)
     with pytest.raises(ValueError, match="it has 1000"):
         read(storage, file, 990, 11)
     storage.close()
@@ -373,6 +377,35 @@ def test_a_server_that_lies_about_sizes(storage: Storage, server: StorageServer,
             read(storage, file, 995, 10)
         with pytest.raises(DataError, match=r"bytes 1001 to 1005: .*416.* after 3 tries"):
             read(storage, file, 1001, 4)
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
+def test_a_file_that_changes_on_a_server(
+    storage: Storage, folder: Path, server: StorageServer, header: str
+) -> None:
+    """Neither before its first read, nor between two, does another version come."""
+    old, new = {"ETag": ('"a"', '"b"')}.get(header, ("Sun, 29 Nov 2026", "Mon, 30 Nov 2026"))
+    faults = server.faults["/b.tar"] = Faults(version=(header, old))
+    [file] = storage.find(f"{server.url}/b.tar")
+    assert file.version == old
+    faults.version = (header, new)
+    with pytest.raises(DataError, match=f"bytes 3 to 8: the file has changed.* {new}, was {old}"):
+        read(storage, file, 3, 5)
+    assert server.requests["/b.tar"] == 1  # nor is it tried again
+    faults.version = (header, old)
+    assert read(storage, file, 3, 5) == content("b.tar", 1000)[3:8]
+    faults.version = None  # nothing is told
+    assert read(storage, file, 3, 5) == content("b.tar", 1000)[3:8]
+    unknown = File(file.url, 1000)
+    other = Storage(tries=1)
+    for version, right in ((old, True), (new, False)):
+        faults.version = (header, version)
+        if right:
+            assert read(other, unknown, 3, 5) == content("b.tar", 1000)[3:8]
+        else:
+            with pytest.raises(DataError, match="has changed"):
+                read(other, unknown, 3, 5)
+    other.close()
 
 
 def test_a_server_that_stalls_is_left(server: StorageServer) -> None:
