@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,9 +12,12 @@ import numpy.typing as npt
 
 from pgasdl.errors import ClosedError, DataError
 from pgasdl.input.batches import Rows
+from pgasdl.input.threads import Threads
 from pgasdl.input.workers import Arrays, Decode, Workers, answer
 
 log = logging.getLogger("pgasdl")
+
+_TRIED = 15  # records at the beginning that may be bad before a good one
 
 Out = Mapping[str, npt.NDArray[Any]]
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -48,8 +51,11 @@ class Source(Protocol):
 
     dtype: np.dtype[Any]
 
-    def read(self, rows: Rows, out: Out, iteration: int) -> None:
-        """Read records of an iteration into arrays that have the record as first axis."""
+    def read(self, rows: Rows, out: Out, iteration: int) -> int:
+        """Read records of an iteration into arrays that have the record as first axis.
+
+        Return how many: they are the first ones of the arrays.
+        """
 
     def announce(self, rows: Rows) -> None:
         """Say which records will be read soon."""
@@ -62,9 +68,10 @@ class Plain:
         self._records = records
         self.dtype = records.dtype
 
-    def read(self, rows: Rows, out: Out, iteration: int) -> None:
+    def read(self, rows: Rows, out: Out, iteration: int) -> int:
         """Read records, the same in every iteration."""
         self._records.read(rows, out)
+        return len(rows)
 
     def announce(self, rows: Rows) -> None:
         """Say which records will be read soon, to records that want to know."""
@@ -73,7 +80,7 @@ class Plain:
 
 
 class Decoded:
-    """Records as a user's function decodes them: each to the same fields as record 0.
+    """Records as a user's function decodes them: each to the same fields as the first one.
 
     Parameters
     ----------
@@ -89,11 +96,15 @@ class Decoded:
     processes : bool, default False
         Decode in processes, not in threads: for functions that hold Python's lock. Records are
         fetched here, and sent. ``decode`` has to be a module's function.
+    skip : bool, default False
+        Leave out records that cannot be read or decoded.
 
     Attributes
     ----------
     dtype : dtype
-        A field for each of the arrays of record 0.
+        A field for each of the arrays of record 0, or with ``skip`` of the first that is good.
+    skipped : dict[int, str]
+        The records that were left out so far, and why.
 
     Raises
     ------
@@ -111,17 +122,19 @@ class Decoded:
         seed: int | None = 0,
         workers: int = 1,
         processes: bool = False,
+        skip: bool = False,
     ) -> None:
         if workers < processes:
             raise ValueError(f"{workers} workers: at least {int(processes)}")
         self._records, self._decode, self._seed = records, decode, seed or 0
+        self._skip, self.skipped = skip, dict[int, str]()
         self._closed = False
         self._workers = Workers(decode, workers) if processes else None
         # While some threads wait for a process's answer, others fetch.
         n_threads = 2 * workers if processes else workers
-        self._threads = ThreadPoolExecutor(n_threads, "pgasdl-decode") if n_threads else None
+        self._threads = Threads(n_threads, "pgasdl-decode") if n_threads else None
         try:
-            first = self._decoded(0, 0)
+            self._model, first = self._first()
         except BaseException:
             self.close()
             raise
@@ -135,8 +148,10 @@ class Decoded:
         """Say which records will be read soon."""
         self._records.announce(rows)
 
-    def read(self, rows: Rows, out: Out, iteration: int) -> None:
+    def read(self, rows: Rows, out: Out, iteration: int) -> int:
         """Decode records of an iteration; record ``rows[k]`` lands in ``out[name][k]``.
+
+        Where some are left out, the others move up. Returns how many there are.
 
         Raises
         ------
@@ -149,10 +164,8 @@ class Decoded:
         self._check_open()
         numbered = enumerate(map(int, rows))
         if self._threads is None:
-            for k, row in numbered:
-                self._put(row, iteration, out, k)
-            return
-        tasks: list[Future[None]] = []
+            return _moved_up(out, [self._put(row, iteration, out, k) for k, row in numbered])
+        tasks: list[Future[bool]] = []
         try:
             for k, row in numbered:
                 tasks.append(self._threads.submit(self._put, row, iteration, out, k))
@@ -160,8 +173,7 @@ class Decoded:
         finally:
             begun = [task for task in tasks if not task.cancel()]
             wait(begun)
-        for task in begun:
-            task.result()
+        return _moved_up(out, [task.result() for task in begun])
 
     def close(self) -> None:
         """End threads and processes, without a wait for threads that decode. Idempotent."""
@@ -169,18 +181,41 @@ class Decoded:
         if self._workers is not None:
             self._workers.close()
         if self._threads is not None:
-            self._threads.shutdown(wait=False)
+            self._threads.close()
 
-    def _put(self, row: int, iteration: int, out: Out, k: int) -> None:
-        """Decode a record into its place."""
-        arrays = self._decoded(row, iteration)
-        found = _layout(arrays)
-        if found != self._wanted:
-            raise DataError(
-                f"{self._at(row)}: {_text(found)}, and of record 0 {_text(self._wanted)}"
-            )
+    def _first(self) -> tuple[int, Arrays]:
+        """Return the first record that is good, and what it is decoded to."""
+        for row in range(len(self)):
+            try:
+                return row, self._decoded(row, 0)
+            except DataError as error:
+                self._leave_out(row, error)
+                if row == _TRIED:
+                    raise
+        raise DataError(f"none of the {len(self)} records can be decoded")
+
+    def _leave_out(self, row: int, error: DataError) -> None:
+        """Note a record that is bad; raise the error, unless such records are to be skipped."""
+        if not self._skip:
+            raise error
+        if row not in self.skipped:
+            self.skipped[row] = str(error)
+            log.warning("input: skipped: %s", error)
+
+    def _put(self, row: int, iteration: int, out: Out, k: int) -> bool:
+        """Decode a record into its place; False: it is left out."""
+        try:
+            arrays = self._decoded(row, iteration)
+            found = _layout(arrays)
+            if found != self._wanted:
+                wanted = f"of record {self._model} {_text(self._wanted)}"
+                raise DataError(f"{self._at(row)}: {_text(found)}, and {wanted}")
+        except DataError as error:
+            self._leave_out(row, error)
+            return False
         for name, array in arrays.items():
             out[name][k] = array
+        return True
 
     def _decoded(self, row: int, iteration: int) -> Arrays:
         self._check_open()
@@ -197,7 +232,9 @@ class Decoded:
                 except ChildProcessError as error:
                     raise DataError(f"{self._at(row)}: {error}, the second time") from error
         if isinstance(result, Exception):
-            raise DataError(f"{self._at(row)}: {type(result).__name__}: {result}") from result
+            name = record.get("__key__", "")
+            where = self._at(row) + (f", {name}" if name else "")
+            raise DataError(f"{where}: {type(result).__name__}: {result}") from result
         return result
 
     def _check_open(self) -> None:
@@ -206,6 +243,14 @@ class Decoded:
 
     def _at(self, row: int) -> str:
         return f"record {row} ({self._records.place(row)})"
+
+
+def _moved_up(out: Out, good: list[bool]) -> int:
+    """Close the gaps in a batch, and return how many records are left."""
+    if not all(good):
+        for array in out.values():
+            array[: sum(good)] = array[np.flatnonzero(good)]
+    return sum(good)
 
 
 def _layout(arrays: Arrays) -> Layout:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from pgasdl.errors import ClosedError
+from pgasdl.errors import ClosedError, DataError
 from pgasdl.input.batches import Batches
 from pgasdl.input.decode import Decoded, Fixed
 from pgasdl.input.prefetcher import Prefetcher, bytes_of
@@ -74,6 +74,10 @@ class Loader:
         Decode in processes, not in threads: for functions that hold Python's lock. ``decode`` has
         to be a module's function, and a script's own code stands below
         ``if __name__ == "__main__":``.
+    on_error : str, default "raise"
+        The use of a record that cannot be read or decoded, or whose arrays are unlike the others':
+        "raise": :class:`DataError`. "skip": its batch has a record less; a log line, and
+        :attr:`skipped`, name it. A batch of which a rank has no good record is an error.
     depth : int, default 3
         Buffers, at least 2.
     ahead : int, optional
@@ -107,6 +111,7 @@ class Loader:
         mix: int | None = None,
         workers: int = 1,
         processes: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
         depth: int = 3,
         ahead: int | None = None,
         memory: Any = None,
@@ -118,11 +123,18 @@ class Loader:
         self._batches = Batches(
             len(records), batch, rank=rank, size=size, seed=seed, last=last, **chunks
         )
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f'on_error={on_error!r}: there are "raise" and "skip"')
+        skip = on_error == "skip"
         self._source: Fixed | Decoded = (
             records
-            if decode is None and getattr(records, "dtype", None) is not None
+            if decode is None and not skip and getattr(records, "dtype", None) is not None
             else Decoded(
-                records, decode or as_it_is, seed=seed, workers=workers, processes=processes
+                *(records, decode or as_it_is),
+                seed=seed,
+                workers=workers,
+                processes=processes,
+                skip=skip,
             )
         )
         self._depth, self._timeout = depth, timeout
@@ -153,7 +165,16 @@ class Loader:
         """
         epoch = self._iteration // len(self)
         while self._iteration // len(self) == epoch:
-            yield self._next()
+            batch = self._next()
+            if all(len(array) for array in batch.values()):
+                yield batch
+            elif self._batches.batch > 1:
+                raise DataError(f"iteration {self._iteration - 1}: no record of it is good")
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """The records that ``on_error="skip"`` has left out here so far, and why each."""
+        return dict(self._source.skipped) if isinstance(self._source, Decoded) else {}
 
     def state_dict(self) -> dict[str, int | None]:
         """Return where this loader is: the same on all ranks that are as far, for any number.

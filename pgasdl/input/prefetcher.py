@@ -241,8 +241,7 @@ def _fill(
             if number is None or shared.ended:
                 return
             out = {name: array[: len(rows)] for name, array in buffers[number].items()}
-            source.read(rows, out, iteration)
-            shared.ready.put(_Filled(number, len(rows)))
+            shared.ready.put(_Filled(number, source.read(rows, out, iteration)))
     except BaseException as error:
         shared.ready.put(error)
     else:

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from input_tools import Encoded, decode, decoded, same
 from support.leftovers import gone
-from support.patience import until
+from support.patience import PATIENCE, until
+from support.starting import finished
 
 from pgasdl import ClosedError, DataError
 from pgasdl.input.decode import Decoded
@@ -328,6 +329,35 @@ if __name__ == "__main__":
     print(*[process.pid for process in processes()], flush=True)
     read(source, range(2))
 """
+
+
+HANGS_IN_A_THREAD = """
+import sys
+from pathlib import Path
+from input_tools import Encoded
+from test_input_decode import Hangs
+from pgasdl import Timeout
+from pgasdl.input import Loader
+
+if __name__ == "__main__":
+    loader = Loader(
+        Encoded(9), 3, decode=Hangs(Path(sys.argv[1])), timeout=0.1, processes=sys.argv[2] == "1"
+    )
+    try:
+        next(iter(loader))
+    except Timeout:
+        print("late", flush=True)
+"""
+
+
+@pytest.mark.parametrize("as_processes", [False, True])
+def test_a_decode_that_hangs_does_not_keep_the_process(tmp_path: Path, as_processes: bool) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(HANGS_IN_A_THREAD)
+    line = [sys.executable, str(program), str(tmp_path / "begun"), str(int(as_processes))]
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = finished(line, env={**os.environ, **path}, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (0, "late\n"), done.stderr
 
 
 def test_kill_9_of_the_parent_leaves_nothing(tmp_path: Path) -> None:

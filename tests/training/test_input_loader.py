@@ -279,6 +279,66 @@ def test_an_error_is_raised_and_the_next_loop_tries_again(workers: int) -> None:
         assert numbers(loader) == np.concatenate([plain.whole(2), plain.whole(3)]).tolist()
 
 
+class Damaged(Encoded):
+    """Records of which some cannot be read, and others not be decoded."""
+
+    def __init__(self, count: int, unread: set[int], undecoded: set[int]) -> None:
+        super().__init__(count)
+        self.unread = unread
+        for number in undecoded:
+            self.data[number] = b"bad"
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        if row in self.unread:
+            raise DataError(f"{self.place(row)}: damaged")
+        return {"__key__": f"key{row}", **super().__getitem__(row)}
+
+
+def picky(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+    if record["data"] == b"bad":
+        raise ValueError("no picture")
+    found = decode(record, random)
+    return {**found, "label": [1, 2]} if record["number"] == 12 else found
+
+
+@pytest.mark.parametrize(("workers", "as_processes"), [(0, False), (3, False), (2, True)])
+def test_bad_records_are_skipped_counted_and_named(
+    workers: int, as_processes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = Damaged(23, {0, 7}, {1, 5, 22})
+    bad = {0, 1, 5, 7, 12, 22}
+    options: dict[str, Any] = {"workers": workers, "processes": as_processes, "last": "fill"}
+    with Loader(records, 8, decode=picky, on_error="skip", **options) as loader:
+        for _ in range(2):
+            for batch in loader:
+                number = loader.state_dict()["iteration"] - 1
+                rows = [row for row in Batches(23, 8, last="fill").whole(number) if row not in bad]
+                same(batch, decoded(records, rows, number))
+        assert loader.skipped.keys() == bad and len(caplog.messages) == len(bad)
+        assert "byte 0: damaged" in loader.skipped[0]
+        assert loader.skipped[5].startswith("record 5 (mem://set, byte ")
+        assert loader.skipped[5].endswith("), key5: ValueError: no picture")
+        assert "label is int64 of shape (2,), and of record 2 patch" in loader.skipped[12]
+    with pytest.raises(DataError, match="byte 0: damaged"):
+        Loader(records, 8, decode=picky)
+    with pytest.raises(ValueError, match='on_error=1: there are "raise"'):
+        Loader(records, 8, decode=picky, on_error=1)  # type: ignore[arg-type]
+
+
+def test_parts_of_a_batch_without_a_good_record() -> None:
+    records = Damaged(40, set(range(20)), {30})
+    with pytest.raises(DataError, match="damaged"):  # something is wrong with all
+        Loader(records, 4, decode=picky, on_error="skip")
+    records.unread = set(range(4, 8))
+    with Loader(records, 4, decode=picky, seed=None, on_error="skip") as loader:
+        with pytest.raises(DataError, match="iteration 1: no record of it is good"):
+            numbers(loader)
+        assert len(numbers(loader)) == 40 - 8 - 1 - 1  # it goes on behind; 12 is unlike the rest
+    with Loader(records, 1, decode=picky, seed=None, on_error="skip") as loader:
+        for _ in range(2):  # a batch of one is left out
+            assert numbers(loader) == [k for k in range(40) if k not in (4, 5, 6, 7, 12, 30)]
+
+
 def held_up(held: threading.Event) -> Loader:
     """A loader whose first batch does not come until then."""
 

@@ -1,0 +1,58 @@
+"""Threads that call functions, and do not keep the process when a call hangs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+_Calls = queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+_PATIENCE = 1.0  # seconds at the end of the process
+
+
+class Threads:
+    """So many threads, which end when nobody has this, and with the process.
+
+    Python waits for ever, at its end, for a ThreadPoolExecutor's.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: _Calls = queue.SimpleQueue()
+        threads = [
+            threading.Thread(target=_serve, args=(self._calls,), name=f"{name}_{k}", daemon=True)
+            for k in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        self.close = weakref.finalize(self, _end, self._calls, threads)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a function in the next thread that is free."""
+        future: Future[Any] = Future()
+        self._calls.put((future, function, args))
+        return future
+
+
+def _serve(calls: _Calls) -> None:
+    while (call := calls.get()) is not None:
+        future, function, args = call
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:
+                future.set_exception(error)
+        del call, future, function, args  # they may hold the threads' owner
+
+
+def _end(calls: _Calls, threads: list[threading.Thread]) -> None:
+    """Let the threads end when they have done what is under way."""
+    for _ in threads:
+        calls.put(None)
+    if not threading.main_thread().is_alive():  # Python ends: they should not be within a library
+        deadline = time.monotonic() + _PATIENCE
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
