@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ from pgasdl.input.batches import Batches
 from pgasdl.input.decode import Decoded, Fixed
 from pgasdl.input.prefetcher import Prefetcher, bytes_of
 from pgasdl.input.workers import Decode
+
+log = logging.getLogger("pgasdl")
 
 
 class Ranks(Protocol):
@@ -66,8 +69,9 @@ class Loader:
     last : str, default "drop"
         The use of the records that are left over at the end of an epoch: "drop" or "fill".
     mix : int, optional
-        Mix the records of so many blocks of 4 MiB at a time, for data sets that no cache holds.
-        None: any record may follow any other.
+        Mix the records of so many blocks of 4 MiB at a time, for data sets that no cache holds; of
+        Parquet files of so many row groups. None: any record may follow any other; but of Parquet
+        files mix as many row groups, taken at random, as 128 MiB hold, unless 256 MiB hold all.
     workers : int, default 1
         Records that are decoded at a time. 0: no thread but the one that reads.
     processes : bool, default False
@@ -119,6 +123,10 @@ class Loader:
     ) -> None:
         group = group or getattr(records, "group", None)
         rank, size = (0, 1) if group is None else (group.rank, group.size)
+        most = None if seed is None else getattr(records, "mix", None)
+        mix = most if mix is None else mix
+        if most is not None and mix > most:
+            log.warning("input: mix=%d: %d row groups are kept decoded; more are slow", mix, most)
         chunks = {} if mix is None else {"chunks": records.chunks, "mix": mix}
         self._batches = Batches(
             len(records), batch, rank=rank, size=size, seed=seed, last=last, **chunks

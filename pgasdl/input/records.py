@@ -157,8 +157,13 @@ class Records:
 
     @property
     def chunks(self) -> npt.NDArray[np.int64]:
-        """The block in which each record begins: those of one are near each other."""
-        return self._bounds[0]
+        """The block in which each record begins, or its row group: they are read together."""
+        return self._bounds[0] if self.format != "parquet" else self._form.bounds()[0]
+
+    @property
+    def mix(self) -> int | None:
+        """How many chunks are kept decoded, and a :class:`Loader` mixes if not told; None: all."""
+        return getattr(self._form, "mix", None)
 
     def counters(self) -> BytesRead:
         """Return the bytes that this rank has read so far, by level."""

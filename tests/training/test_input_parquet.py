@@ -6,8 +6,10 @@ import io
 import itertools
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgasdl import DataError, PeerLost, UnavailableError
-from pgasdl.input.formats import FORMATS
+from pgasdl.input import Loader, Records
+from pgasdl.input.formats import FORMATS, parquet
 
 
 def table_of(count: int) -> Any:
@@ -95,8 +98,12 @@ def test_the_scan_of_parquet_reads_the_footer_only() -> None:
     assert ends[-1] <= len(data) - len(table["footer"])
 
 
-def test_some_row_groups_are_kept() -> None:
-    memory = Memory(parquet_of(table_of(12), row_group_size=2))
+def test_some_row_groups_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"number": pa.array(range(12), pa.int64())})
+    memory = Memory(parquet_of(table, row_group_size=2))
+    one: Any = memory.open("parquet")
+    monkeypatch.setattr(parquet, "_KEPT", 4 * one._table(0, memory.read).nbytes)
     opened = memory.open("parquet")
 
     def read(row: int) -> bool:
@@ -106,6 +113,57 @@ def test_some_row_groups_are_kept() -> None:
 
     assert [read(row) for row in (0, 1, 2, 4, 6, 1, 7)] == [*(1, 0, 1, 1, 1), 0, 0]
     assert read(8) and not read(0) and read(2)  # the group of row 2 was used the longest ago
+
+
+def test_a_shuffled_epoch_decodes_each_row_group_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows are mixed within as many row groups as are kept, unless all are."""
+    pa = pytest.importorskip("pyarrow")
+    (tmp_path / "x.parquet").write_bytes(
+        parquet_of(
+            pa.table(
+                {"number": range(2400), "data": [bytes([k % 251]) * 1000 for k in range(2400)]}
+            ),
+            row_group_size=100,
+            use_dictionary=False,
+            compression="none",
+        )
+    )
+    decoded: Counter[int] = Counter()
+    decode = parquet.Parquet._decode
+
+    def counted(self: Any, group: int, read: Any) -> Any:
+        decoded[group] += 1
+        return decode(self, group, read)
+
+    monkeypatch.setattr(parquet.Parquet, "_decode", counted)
+
+    def number(record: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+        assert record["data"] == bytes([record["number"] % 251]) * 1000
+        return {"number": record["number"]}
+
+    def epoch(**options: Any) -> list[int]:
+        decoded.clear()
+        with (
+            Records(tmp_path / "x.parquet") as records,
+            Loader(records, 20, decode=number, workers=2, **options) as loader,
+        ):
+            found = [number for batch in loader for number in batch["number"].tolist()]
+        assert sorted(found) == list(range(2400)) != found
+        return found
+
+    def groups(rows: list[int]) -> int:
+        return len({row // 100 for row in rows})
+
+    assert groups(epoch()[:240]) == 24 and set(decoded.values()) == {1}
+    monkeypatch.setattr(parquet, "_KEPT", 820_000)  # 8 of 24
+    found = epoch()
+    assert [groups(found[k : k + 300]) for k in range(0, 2400, 300)] == [3] * 8
+    assert len(decoded) == 24 and decoded.total() <= 24 + 6
+    assert not caplog.records
+    epoch(mix=4)
+    assert "mix=4: 3 row groups are kept" in caplog.text
 
 
 def in_threads(*calls: Callable[[], Any]) -> None:
@@ -194,7 +252,7 @@ def test_a_damaged_page_is_found() -> None:
         memory = Memory(b"other", bytes(damaged))
         kind = FORMATS["parquet"]
         empty = {"rows": np.empty(0, int), "offset": np.empty(0, int), "nbytes": np.empty(0, int)}
-        empty["footer"] = np.empty(0, np.uint8)
+        empty["footer"], empty["decoded"] = np.empty(0, np.uint8), np.empty(0, int)
         opened = kind(memory.files, [empty, kind.scan(memory.files, 1, memory.read)])
         assert opened.record(0, memory.read) == {"x": bytes(300)}
         (address, _), *_ = opened.ranges(10)

@@ -15,7 +15,7 @@ from pgasdl.errors import DataError, PgasError, UnavailableError
 from pgasdl.input.files import Files
 from pgasdl.input.formats.window import Numbers, Read, Table, Window
 
-_KEPT = 4  # row groups
+_KEPT = 256 << 20  # bytes of decoded row groups
 _TAIL = 8  # the footer's length in 4 bytes, and a magic word
 
 
@@ -24,6 +24,12 @@ class Parquet:
 
     Lists of numbers are NumPy arrays; other lists are lists, structs are dicts, and all else is
     what pyarrow makes of it: bytes, str, int, float, None.
+
+    Attributes
+    ----------
+    mix : int, optional
+        Row groups whose rows may be mixed: they are kept decoded, twice as many where one order
+        passes to the next. None: all are.
 
     Raises
     ------
@@ -44,8 +50,13 @@ class Parquet:
         self._nbytes = np.concatenate([table["nbytes"] for table in tables])
         self._rows = np.concatenate([table["rows"] for table in tables])
         self._ends = np.cumsum(self._rows)
+        decoded = np.concatenate([table["decoded"] for table in tables])
+        self.mix = None
+        if decoded.sum() > _KEPT:
+            self.mix = max(1, _KEPT // 2 // int(decoded.max()))
         self._lock = threading.Lock()
         self._decoded: dict[int, Future[Any]] = {}  # by row group, the last used at the end
+        self._kept = 0  # bytes of those that are done
 
     @staticmethod
     def scan(files: Files, number: int, read: Read) -> Table:
@@ -63,16 +74,17 @@ class Parquet:
                 Window(files, number, _refuse), metadata=metadata, pre_buffer=True
             )
             groups = [_extent(reader, group) for group in range(metadata.num_row_groups)]
-            for rows, begin, end in groups:
-                if rows < 0 or not 0 <= begin <= end <= footer:
+            for rows, begin, end, decoded in groups:
+                if min(rows, decoded) < 0 or not 0 <= begin <= end <= footer:
                     raise ValueError(f"{rows} rows in bytes {begin} to {end}")
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise DataError(f"{url}, byte {footer}: a damaged footer: {error}") from error
-        columns = np.array(groups, np.int64).reshape(-1, 3).T
+        columns = np.array(groups, np.int64).reshape(-1, 4).T
         return {
             "rows": columns[0].copy(),
             "offset": columns[1].copy(),
             "nbytes": columns[2] - columns[1],
+            "decoded": columns[3].copy(),
             "footer": np.frombuffer(data, np.uint8),
         }
 
@@ -111,17 +123,25 @@ class Parquet:
             future = self._decoded.pop(group, None)
             mine = future is None
             future = self._decoded[group] = future or Future()
-            done = [key for key, value in self._decoded.items() if value.done()]
-            for key in done[: max(0, len(self._decoded) - _KEPT)]:
-                del self._decoded[key]
         if mine:
             try:
-                future.set_result(self._decode(group, read))
+                table = self._decode(group, read)
             except BaseException as error:
                 with self._lock:
                     del self._decoded[group]  # it was not done: nobody else took it away
                 future.set_exception(error)
+            else:
+                future.set_result(table)
+                with self._lock:
+                    self._make_room(table.nbytes)
         return future.result()  # it ends when the other thread's reading does
+
+    def _make_room(self, nbytes: int) -> None:
+        """Count a new row group; give up what was used the longest ago, all but two."""
+        self._kept += nbytes
+        for group in [*self._decoded][:-2]:
+            if self._kept > _KEPT and self._decoded[group].done():
+                self._kept -= self._decoded.pop(group).result().nbytes
 
     def _decode(self, group: int, read: Read) -> Any:
         pa, (file, number) = _pyarrow(), self._groups[group]
@@ -162,8 +182,8 @@ def _refuse(address: int, nbytes: int) -> bytes:
     raise _Unread
 
 
-def _extent(reader: Any, number: int) -> tuple[int, int, int]:
-    """Return the rows of a row group, where it begins and where it ends."""
+def _extent(reader: Any, number: int) -> tuple[int, int, int, int]:
+    """Return the rows of a row group, where it begins and ends, and its bytes without packing."""
     # Where a footer is damaged, column() ends the process. A reader raises before it reads: first.
     with suppress(_Unread):
         reader.read_row_group(number, use_threads=False)
@@ -176,7 +196,7 @@ def _extent(reader: Any, number: int) -> tuple[int, int, int]:
                 start = min(start, column.dictionary_page_offset)
             starts.append(start)
             ends.append(start + column.total_compressed_size)
-    return group.num_rows, min(starts, default=0), max(ends, default=0)
+    return group.num_rows, min(starts, default=0), max(ends, default=0), group.total_byte_size
 
 
 def _value(pa: Any, scalar: Any) -> Any:
