@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pgasdl.checkpoint import spread
-from pgasdl.checkpoint.files import begin, finish, require
+from pgasdl.checkpoint.files import begin, finish, reading, require, require_own, require_private
 from pgasdl.checkpoint.forms import FORMATS, FORMS, load
 from pgasdl.checkpoint.shard import Shard
 from pgasdl.checkpoint.sharded import Sharded, open_sharded
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 class Checkpoints:
     """A folder of checkpoints, named by iteration; the last complete one counts.
+
+    Those count that this user or root has written, where no other user can write.
 
     Parameters
     ----------
@@ -76,12 +78,12 @@ class Checkpoints:
     def load_last(self) -> dict[str, Any] | None:
         """Read the last checkpoint that is complete; None if there is none at all.
 
-        It passes over damaged ones, each with a line to standard error.
+        It passes over damaged ones and other users', each with a line to standard error.
 
         Raises
         ------
         CheckpointError
-            Every checkpoint is damaged.
+            There is no other; or another user can write to the folder.
         UnavailableError
             The checkpoint holds tensors, and PyTorch is not installed.
         """
@@ -131,12 +133,12 @@ class Checkpoints:
     def open_last(self) -> Sharded | None:
         """Open the last sharded checkpoint that is complete; None if there is none at all.
 
-        It passes over damaged ones, each with a line to standard error.
+        It passes over damaged ones and other users', each with a line to standard error.
 
         Raises
         ------
         CheckpointError
-            Every checkpoint is damaged.
+            There is no other; or another user can write to the folder.
         UnavailableError
             safetensors is not installed.
         """
@@ -144,11 +146,17 @@ class Checkpoints:
 
     def _last(self, suffix: str, read: Callable[[Path], T]) -> T | None:
         paths = sorted(self.folder.glob(f"*.{suffix}"), reverse=True)
+        if paths:
+            require_private(self.folder)
         for path in paths:
             try:
+                with reading(path):
+                    require_own(path)
                 return read(path)
             except CheckpointError as error:
                 print(f"{error}; going back to the one before it", file=sys.stderr, flush=True)
         if paths:
-            raise CheckpointError(f"every checkpoint in {self.folder} is damaged")
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged, or another user's"
+            )
         return None

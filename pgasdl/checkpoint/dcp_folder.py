@@ -1,10 +1,12 @@
 """Format "dcp": a folder of ``torch.distributed.checkpoint``, which other programs read by that.
 
-One process writes it, and each reads it. PyTorch's module takes a second to import.
+One process writes it, and each reads it. PyTorch's module takes a second to import. Its
+``.metadata`` is a pickle, of which nothing is called but what describes tensors.
 """
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,14 @@ from typing import Any
 from pgasdl.checkpoint.state import Leaves, array_of, arrays_of, digest, tensor_of
 
 PACKAGE = "torch"
+# Beside dtypes, and the classes of PyTorch's module of descriptions.
+_KNOWN = (
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
+)
 _TEXTS = ("pgasdl.rest", "pgasdl.sha256")  # tensors beside the state's
 
 
@@ -33,9 +43,17 @@ def read(path: Path) -> tuple[Leaves, str, str]:
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import StorageMeta
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = FileSystemReader(path)
+    class Reader(FileSystemReader):
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            with (path / ".metadata").open("rb") as file:
+                metadata = _Descriptions(file).load()
+            metadata.storage_meta = StorageMeta(load_id=self.load_id)
+            return metadata
+
+    reader = Reader(path)
     metadata: Any = reader.read_metadata()
     leaves: Leaves = {
         name: torch.empty(each.size, dtype=each.properties.dtype)
@@ -50,6 +68,26 @@ def read(path: Path) -> tuple[Leaves, str, str]:
     for name in arrays_of(rest):
         leaves[name] = array_of(leaves[name])
     return leaves, rest, stored
+
+
+class _Descriptions(pickle.Unpickler):
+    """Reads descriptions of tensors, and refuses all else, which could call anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+        from torch.distributed.checkpoint import metadata
+
+        if f"{module}.{name}" in _KNOWN:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module == metadata.__name__:
+            found = getattr(metadata, name, None)
+            # Bytes are none: PyTorch unpickles what they are.
+            allowed = isinstance(found, type) and found is not metadata.BytesStorageMetadata
+            if allowed and found.__module__ == module:
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} does not describe a tensor")
 
 
 @contextmanager

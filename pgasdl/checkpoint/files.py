@@ -6,11 +6,13 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pgasdl.errors import CheckpointError, PgasError, UnavailableError
+from pgasdl.trust import keep_others_out, make_folder, who_else_writes, who_else_wrote
 
 
 def require(package: str, reason: str) -> None:
@@ -26,13 +28,15 @@ def partial(path: Path) -> Path:
 
 def begin(path: Path) -> Path:
     """Remove the leftovers of an earlier try; return the name to write to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     remove(partial(path))
     return partial(path)
 
 
 def finish(path: Path) -> None:
     """Let a checkpoint reach the disk, and then give it its name."""
+    for each in _all_of(partial(path)):
+        keep_others_out(each)
     sync(partial(path))
     if path.is_dir():  # only an empty folder can be replaced
         remove(path)
@@ -61,6 +65,31 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_private(folder: Path) -> None:
+    """Raise CheckpointError if another user could exchange the checkpoints in a folder."""
+    if problem := who_else_writes(folder):
+        raise CheckpointError(
+            f"checkpoints in {folder} are not believed: {problem}: take that right away (chmod "
+            "go-w), or use a folder that only you can write to; load reads one of them"
+        )
+
+
+def require_own(path: Path) -> None:
+    """Raise CheckpointError if another user could have written a part of a checkpoint."""
+    for each in _all_of(path):
+        status = each.lstat()
+        problem = who_else_wrote(each, status)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            problem = problem or f"{each} is no file"
+        if problem:
+            raise CheckpointError(f"checkpoint {path} is not believed: {problem}")
+
+
+def _all_of(path: Path) -> list[Path]:
+    """Return a file, or a folder and what lies in it."""
+    return [path, *path.rglob("*")]
 
 
 @contextmanager

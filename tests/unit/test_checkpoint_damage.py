@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.environment import environment
@@ -152,6 +155,102 @@ def test_none_or_only_damaged_ones(two: Checkpoints, tmp_path: Path) -> None:
             file.write_bytes(b"")
     with pytest.raises(CheckpointError, match="every checkpoint"):
         two.load_last()
+
+
+# --- other users
+
+
+class Evil:
+    """What a pickle can do to whoever reads it."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def as_bytes(metadata: Any, made: Path) -> bytes:
+    """Replace a tensor's description by one of bytes that looks like a tensor's."""
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    old = metadata.state_dict_metadata["iteration.x"]
+    odd: Any = BytesStorageMetadata()
+    odd.size, odd.properties = old.size, old.properties
+    metadata.state_dict_metadata["iteration.x"] = odd
+    return pickle.dumps(metadata)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda metadata, made: pickle.dumps(Evil(made)),
+        lambda metadata, made: pickle.dumps((metadata, Evil(made))),
+        lambda metadata, made: b"cposix\nmkdir\n(V" + str(made).encode() + b"\ntR.",
+        lambda metadata, made: (
+            b"\x80\x04\x8c\x05torch\x8c\x08os.mkdir\x93\x8c"
+            + bytes([len(str(made))])
+            + str(made).encode()
+            + b"\x85R."
+        ),
+        as_bytes,
+    ],
+)
+def test_nothing_in_a_checkpoint_is_executed(
+    harm: Callable[[Any, Path], bytes], tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", "dcp")
+    checkpoints.save(1, {"iteration": {"x": torch.ones(3)}})
+    metadata, made = checkpoints.path(1) / ".metadata", tmp_path / "made"
+    metadata.write_bytes(harm(pickle.loads(metadata.read_bytes()), made))
+    with pytest.raises(CheckpointError, match="does not describe a tensor"):
+        load(checkpoints.path(1))
+    assert not made.exists()
+
+
+def by_stranger(path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can make another user's file")
+    os.chown(path, 65534, 65534)
+
+
+def by_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (by_stranger, "belongs to uid 65534"),
+        (lambda path: path.chmod(0o666), "others can write to"),
+        (by_link, "is a link"),
+    ],
+)
+@every_format
+def test_one_that_another_user_could_have_written_does_not_count(
+    two: Checkpoints,
+    harm: Callable[[Path], None],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    harm(files_of(two.path(2))[-1])
+    found = two.load_last()
+    assert found is not None and found["iteration"] == 1
+    assert re.search(f"is not believed: .*{told}.*; going back", capsys.readouterr().err)
+    two.folder.chmod(0o777)
+    with pytest.raises(CheckpointError, match=r"checkpoints in .* are not believed: others can"):
+        two.load_last()
+
+
+@every_format
+def test_a_users_own_counts_whatever_the_umask_is(format: str, tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        Checkpoints(tmp_path / "new/folder", format).save(1, {"x": torch.ones(3)})
+    finally:
+        os.umask(before)
+    assert Checkpoints(tmp_path / "new/folder", format).load_last() is not None
 
 
 @every_format
