@@ -12,6 +12,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pgasdl.errors import DataError
@@ -21,8 +22,9 @@ from pgasdl.trust import make_folder, who_else_writes
 
 log = logging.getLogger("pgasdl")
 
-_TRAILER = struct.Struct("<4sIQ")  # after a block: a name, the block's CRC-32, its bytes
-_NAME = b"pgb1"
+_CHUNK = 64 << 10  # bytes that have a checksum
+_TRAILER = struct.Struct("<4sIQ")  # at the end: a name, the CRC-32 of checksums, the block's bytes
+_NAME = b"pgb2"
 _TOUCHED_EVERY = 60.0  # seconds
 _IDLE = 3600.0  # seconds
 _BATCH = 64  # blocks, of puts that one look at the folder serves
@@ -63,9 +65,9 @@ class DiskCache:
     furthest, as long as it is further than the new block's. If that does not suffice, the new
     block is not kept: a block does not displace one that is used before it.
 
-    A block is a file, with a checksum that each process compares when it first reads the block.
-    Whenever a process dies, what it left unfinished is removed by a later one, and the folder's
-    count is never too low; every process counts once for itself, too.
+    A block is a file, with a checksum of each 64 KiB that each process compares when it first reads
+    from there. Whenever a process dies, what it left unfinished is removed by a later one, and the
+    folder's count is never too low; every process counts once for itself, too.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class DiskCache:
         self._limit = math.inf if limit is None else limit
         self._next_use = next_use
         self._descriptors = Descriptors(own=True)
-        self._seen: dict[int, tuple[int, float]] = {}  # sound blocks: inode, time of the touch
+        self._seen: dict[int, _Seen] = {}
         self._counted = self._failed = self._full = False
         self.stays = False  # what is kept is not given up for other blocks of this data set
         # After a put that found no room: the furthest use that is kept, and how long that is true.
@@ -132,10 +134,12 @@ class DiskCache:
         if descriptor is None:
             return False
         try:
-            self._inspect(block, descriptor)
-            if offset + out.nbytes > descriptor.nbytes - _TRAILER.size:
+            seen = self._inspect(block, descriptor)
+            if offset + out.nbytes > seen.nbytes:
                 return False
-            return not out.nbytes or descriptor.fill(offset, out.cast("B"))
+            if out.nbytes:
+                _fill(descriptor, seen, offset, out.cast("B"))
+            return True
         except (OSError, DataError) as error:
             return self._refuse(path, error)
 
@@ -157,6 +161,10 @@ class DiskCache:
             self._put(block, data)
         except OSError as error:
             self._fail(error)
+
+    def has(self, block: int) -> bool:
+        """Whether a block is there; it may be damaged."""
+        return self._trusted and os.path.exists(self._path(block))
 
     def keeps(self, block: int) -> bool:
         """Whether there may be room for a block; False: it is in vain to put it now."""
@@ -187,20 +195,23 @@ class DiskCache:
                 return False
         return True
 
-    def _inspect(self, block: int, descriptor: Descriptor) -> None:
-        """Compare a block that is new here with its checksum; note that it is used."""
-        inode, touched = self._seen.get(block, (-1, -math.inf))
-        if inode != descriptor.inode:
-            _verify(descriptor)
-        now = time.monotonic()
-        if inode != descriptor.inode or now - touched > _TOUCHED_EVERY:
+    def _inspect(self, block: int, descriptor: Descriptor) -> _Seen:
+        """Return what is known of a block; note that it is used."""
+        seen = self._seen.get(block)
+        if seen is None or seen.inode != descriptor.inode:
+            nbytes = _checksums(descriptor)[0]
+            seen = self._seen[block] = _Seen(descriptor.inode, nbytes)
+        if (now := time.monotonic()) - seen.touched > _TOUCHED_EVERY:
             with contextlib.suppress(OSError):  # another user's
                 os.utime(descriptor.number)
-            self._seen[block] = descriptor.inode, now
+            seen.touched = now
+        return seen
 
     def _put(self, block: int, data: memoryview) -> None:
         path = self._path(block)
-        nbytes = data.nbytes + _TRAILER.size
+        crcs = [zlib.crc32(data[at : at + _CHUNK]) for at in range(0, data.nbytes, _CHUNK)]
+        table = struct.pack(f"<{len(crcs)}I", *crcs)
+        nbytes = data.nbytes + len(table) + _TRAILER.size
         with contextlib.ExitStack() as locked:
             lock = locked.enter_context(self._folder.locked())
             if os.path.exists(path):
@@ -214,7 +225,7 @@ class DiskCache:
                 locked.close()
                 with open(descriptor, "wb", closefd=False) as file:
                     file.write(data)
-                    file.write(_TRAILER.pack(_NAME, zlib.crc32(data), data.nbytes))
+                    file.write(table + _TRAILER.pack(_NAME, zlib.crc32(table), data.nbytes))
                 os.rename(unfinished, path)
 
     def _room(self, lock: int, block: int, nbytes: int) -> int | None:
@@ -281,14 +292,48 @@ class DiskCache:
         return self._next_use(block.number)
 
 
-def _verify(descriptor: Descriptor) -> None:
-    """Raise DataError unless a block is whole."""
-    nbytes = descriptor.nbytes - _TRAILER.size
+@dataclass(slots=True)
+class _Seen:
+    """A block that was read: its file, its bytes, the time of the touch, and its sound chunks."""
+
+    inode: int
+    nbytes: int
+    touched: float = -math.inf
+    sound: int = 0  # a bit for each
+
+
+def _checksums(descriptor: Descriptor) -> tuple[int, tuple[int, ...]]:
+    """Return a block's bytes and the checksums of its chunks; DataError: its end is none."""
+    end = descriptor.nbytes - _TRAILER.size
     trailer = memoryview(bytearray(_TRAILER.size))
-    if nbytes < 0 or not descriptor.fill(nbytes, trailer):
-        raise DataError(f"it has {nbytes + _TRAILER.size} bytes")
-    name, crc_then, nbytes_then = _TRAILER.unpack(trailer)
-    if name != _NAME or nbytes_then != nbytes:
+    if end < 0 or not descriptor.fill(end, trailer):
+        raise DataError(f"it has {end + _TRAILER.size} bytes")
+    name, crc, nbytes = _TRAILER.unpack(trailer)
+    count = -(-nbytes // _CHUNK)
+    if name != _NAME or nbytes + 4 * count != end:
         raise DataError("it has no end")
-    if descriptor.crc32(0, nbytes) != crc_then:
-        raise DataError("it does not have the bytes that were written")
+    table = memoryview(bytearray(4 * count))
+    if (count and not descriptor.fill(nbytes, table)) or zlib.crc32(table) != crc:
+        raise DataError("it does not have the checksums that were written")
+    return nbytes, struct.unpack(f"<{count}I", table)
+
+
+def _fill(descriptor: Descriptor, seen: _Seen, offset: int, out: memoryview) -> None:
+    """Read a part of a block, and compare chunks that were not read before."""
+    first, last = offset // _CHUNK, (offset + len(out) - 1) // _CHUNK
+    wanted = (1 << last + 1) - (1 << first)
+    whole, begin = out, offset
+    if unknown := wanted & ~seen.sound:
+        begin, end = first * _CHUNK, min((last + 1) * _CHUNK, seen.nbytes)
+        if end - begin > len(out):
+            whole = memoryview(bytearray(end - begin))
+    if not descriptor.fill(begin, whole):
+        raise DataError("it ends too early")
+    if unknown:
+        crcs = _checksums(descriptor)[1][first : last + 1]
+        for at, crc in zip(range(0, len(whole), _CHUNK), crcs, strict=True):
+            if zlib.crc32(whole[at : at + _CHUNK]) != crc:
+                raise DataError("it does not have the bytes that were written")
+        seen.sound |= wanted
+    if whole is not out:
+        out[:] = whole[offset - begin :][: len(out)]

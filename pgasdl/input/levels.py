@@ -148,7 +148,8 @@ class Levels:
                     self._storage.announce(self.files[part[0]], *part[1:])
         elif os.getpid() == self._process:
             spans = (range(at // BLOCK, -(-(at + n) // BLOCK)) for at, n in ranges)
-            self._memory.want(dict.fromkeys(block for span in spans for block in span))
+            blocks = dict.fromkeys(block for span in spans for block in span)
+            self._memory.want(block for block in blocks if not self._on_disk(block))
 
     def load(self, block: int, out: memoryview) -> None:
         """Read a whole block from the levels below the memory; the disk keeps it."""
@@ -201,7 +202,7 @@ class Levels:
 
     def _fill(self, block: int, offset: int, out: memoryview) -> None:
         if self._memory is not None and os.getpid() == self._process:
-            owner = self._memory.read(block, offset, out)
+            owner = self._memory.read(block, offset, out, wait=not self._on_disk(block))
             if owner is not None:
                 self._count("memory" if owner == self._rank else "peers", len(out))
                 return
@@ -215,6 +216,10 @@ class Levels:
                 out[:] = whole[offset : offset + len(out)]
                 return
         self._from_storage(block * BLOCK + offset, out)
+
+    def _on_disk(self, block: int) -> bool:
+        """Whether this machine's disk has a block: it is read from there, if memory has it not."""
+        return self._disk is not None and self._disk.has(block)
 
     def _from_storage(self, address: int, out: memoryview) -> None:
         done = 0

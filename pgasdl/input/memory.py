@@ -94,14 +94,20 @@ class JobMemory:
         if self._service is not None:
             self._service.begin(self._own.wanted, self.shelf)
 
-    def read(self, block: int, offset: int, out: memoryview) -> int | None:
-        """Read a part of a block; return the rank that had it. None: read it from below."""
+    def read(self, block: int, offset: int, out: memoryview, wait: bool = True) -> int | None:
+        """Read a part of a block; return the rank that had it. None: read it from below.
+
+        A block that no rank has is loaded, and waited for; without ``wait`` the answer is None.
+        """
         home, index = block % self._size, block // self._size
         deadline = time.monotonic() + self._timeout
         try:
             there, entry = self._at(home), self._seen.get(block, 0)
             for _ in range(_TRIES):
-                entry = entry or self._entry(home, index, deadline)
+                if not entry:
+                    entry = self._entry(home, index, deadline) if wait else there.entry(index)
+                if not entry:
+                    return None
                 if entry == FAILED:
                     if not self.shelf.stays:  # it may do better the next time
                         self._ask(home, index, _SOON)

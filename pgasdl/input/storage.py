@@ -259,6 +259,8 @@ def _file(url: str, info: dict[str, Any]) -> File:
 
 def _at_once(call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
     """Call for several items at once; the first error ends it."""
+    if len(items) < 2:
+        return [call(item) for item in items]
     with ThreadPoolExecutor(_ASKED_AT_ONCE, "pgasdl-storage") as pool:
         futures = [pool.submit(call, item) for item in items]
         try:

@@ -10,7 +10,7 @@ from pgasdl.input.disk import DiskCache
 
 MINE, OTHER = "0123456789abcdef" * 2, "f" * 32
 SIZE = 1000
-STORED = SIZE + 16  # with a trailer
+STORED = SIZE + 20  # with a checksum and a trailer
 
 
 def content(block: int, nbytes: int = SIZE) -> bytes:

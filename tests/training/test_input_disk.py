@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from disk_tools import MINE, OTHER, STORED, content, get, kept, nbytes_of, put, unfinished
+from disk_tools import MINE, OTHER, SIZE, STORED, content, get, kept, nbytes_of, put, unfinished
 from support.patience import PATIENCE
 from support.starting import finished
 
@@ -116,13 +117,15 @@ def test_a_damaged_block_is_removed(
 
 def test_a_block_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified = []
-    verify = disk._verify
-    monkeypatch.setattr(disk, "_verify", lambda each: [verified.append(each.inode), verify(each)])
+    crc32 = zlib.crc32
     cache = DiskCache(tmp_path, MINE)
     put(cache, *range(100))  # more than stay open
+    monkeypatch.setattr(
+        disk.zlib, "crc32", lambda data: [verified.append(len(data)), crc32(data)][1]
+    )
     for _ in range(3):
         assert all(get(cache, block, 10, 10) == content(block)[10:20] for block in range(100))
-    assert len(verified) == 100
+    assert verified.count(SIZE) == 100
     (tmp_path / MINE / "0").unlink()  # by another job, which then puts it again
     put(DiskCache(tmp_path, MINE), 0)
     assert get(cache, 0) == content(0)
