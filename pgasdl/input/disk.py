@@ -6,25 +6,20 @@ import contextlib
 import logging
 import math
 import os
-import struct
 import sys
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from pgasdl.errors import DataError
 from pgasdl.input.block_folder import Block, BlockFolder
+from pgasdl.input.chunks import Seen, checksums, ending, fill
 from pgasdl.input.descriptors import Descriptor, Descriptors
 from pgasdl.trust import make_folder, who_else_writes
 
 log = logging.getLogger("pgasdl")
 
-_CHUNK = 64 << 10  # bytes that have a checksum
-_TRAILER = struct.Struct("<4sIQ")  # at the end: a name, the CRC-32 of checksums, the block's bytes
-_NAME = b"pgb2"
 _TOUCHED_EVERY = 60.0  # seconds
 _IDLE = 3600.0  # seconds
 _BATCH = 64  # blocks, of puts that one look at the folder serves
@@ -84,7 +79,7 @@ class DiskCache:
         self._limit = math.inf if limit is None else limit
         self._next_use = next_use
         self._descriptors = Descriptors(own=True)
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, Seen] = {}
         self._counted = self._failed = self._full = False
         self.stays = False  # what is kept is not given up for other blocks of this data set
         # After a put that found no room: the furthest use that is kept, and how long that is true.
@@ -138,7 +133,7 @@ class DiskCache:
             if offset + out.nbytes > seen.nbytes:
                 return False
             if out.nbytes:
-                _fill(descriptor, seen, offset, out.cast("B"))
+                fill(descriptor, seen, offset, out.cast("B"))
             return True
         except (OSError, DataError) as error:
             return self._refuse(path, error)
@@ -195,12 +190,12 @@ class DiskCache:
                 return False
         return True
 
-    def _inspect(self, block: int, descriptor: Descriptor) -> _Seen:
+    def _inspect(self, block: int, descriptor: Descriptor) -> Seen:
         """Return what is known of a block; note that it is used."""
         seen = self._seen.get(block)
         if seen is None or seen.inode != descriptor.inode:
-            nbytes = _checksums(descriptor)[0]
-            seen = self._seen[block] = _Seen(descriptor.inode, nbytes)
+            nbytes = checksums(descriptor)[0]
+            seen = self._seen[block] = Seen(descriptor.inode, nbytes)
         if (now := time.monotonic()) - seen.touched > _TOUCHED_EVERY:
             with contextlib.suppress(OSError):  # another user's
                 os.utime(descriptor.number)
@@ -209,9 +204,8 @@ class DiskCache:
 
     def _put(self, block: int, data: memoryview) -> None:
         path = self._path(block)
-        crcs = [zlib.crc32(data[at : at + _CHUNK]) for at in range(0, data.nbytes, _CHUNK)]
-        table = struct.pack(f"<{len(crcs)}I", *crcs)
-        nbytes = data.nbytes + len(table) + _TRAILER.size
+        end = ending(data)
+        nbytes = data.nbytes + len(end)
         with contextlib.ExitStack() as locked:
             lock = locked.enter_context(self._folder.locked())
             if os.path.exists(path):
@@ -225,7 +219,7 @@ class DiskCache:
                 locked.close()
                 with open(descriptor, "wb", closefd=False) as file:
                     file.write(data)
-                    file.write(table + _TRAILER.pack(_NAME, zlib.crc32(table), data.nbytes))
+                    file.write(end)
                 os.rename(unfinished, path)
 
     def _room(self, lock: int, block: int, nbytes: int) -> int | None:
@@ -290,50 +284,3 @@ class DiskCache:
         if self._next_use is None or block.number is None:
             return -block.used
         return self._next_use(block.number)
-
-
-@dataclass(slots=True)
-class _Seen:
-    """A block that was read: its file, its bytes, the time of the touch, and its sound chunks."""
-
-    inode: int
-    nbytes: int
-    touched: float = -math.inf
-    sound: int = 0  # a bit for each
-
-
-def _checksums(descriptor: Descriptor) -> tuple[int, tuple[int, ...]]:
-    """Return a block's bytes and the checksums of its chunks; DataError: its end is none."""
-    end = descriptor.nbytes - _TRAILER.size
-    trailer = memoryview(bytearray(_TRAILER.size))
-    if end < 0 or not descriptor.fill(end, trailer):
-        raise DataError(f"it has {end + _TRAILER.size} bytes")
-    name, crc, nbytes = _TRAILER.unpack(trailer)
-    count = -(-nbytes // _CHUNK)
-    if name != _NAME or nbytes + 4 * count != end:
-        raise DataError("it has no end")
-    table = memoryview(bytearray(4 * count))
-    if (count and not descriptor.fill(nbytes, table)) or zlib.crc32(table) != crc:
-        raise DataError("it does not have the checksums that were written")
-    return nbytes, struct.unpack(f"<{count}I", table)
-
-
-def _fill(descriptor: Descriptor, seen: _Seen, offset: int, out: memoryview) -> None:
-    """Read a part of a block, and compare chunks that were not read before."""
-    first, last = offset // _CHUNK, (offset + len(out) - 1) // _CHUNK
-    wanted = (1 << last + 1) - (1 << first)
-    whole, begin = out, offset
-    if unknown := wanted & ~seen.sound:
-        begin, end = first * _CHUNK, min((last + 1) * _CHUNK, seen.nbytes)
-        if end - begin > len(out):
-            whole = memoryview(bytearray(end - begin))
-    if not descriptor.fill(begin, whole):
-        raise DataError("it ends too early")
-    if unknown:
-        crcs = _checksums(descriptor)[1][first : last + 1]
-        for at, crc in zip(range(0, len(whole), _CHUNK), crcs, strict=True):
-            if zlib.crc32(whole[at : at + _CHUNK]) != crc:
-                raise DataError("it does not have the bytes that were written")
-        seen.sound |= wanted
-    if whole is not out:
-        out[:] = whole[offset - begin :][: len(out)]
