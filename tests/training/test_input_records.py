@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import statistics
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.patience import took
 from tiers import full
 
 from pgasdl import DataError
@@ -208,6 +211,64 @@ def test_an_index_is_kept_and_a_damaged_one_made_anew(
         data = bytearray(index.read_bytes())
         data[20] ^= damaged
         index.write_bytes(data)
+
+
+def first_field(sample: dict[str, Any], random: Any = None) -> dict[str, Any]:
+    if sample["bin"] == b"bad":
+        raise ValueError("no picture")
+    return {"data": np.frombuffer(sample["bin"], np.uint8)}
+
+
+def tar_of_small(path: Path, count: int, bad: set[int]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for number in range(count):
+            data = b"bad" if number in bad else number.to_bytes(4, "little")
+            info = tarfile.TarInfo(f"s{number:06}.bin")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def test_skipped_records_are_those_that_webdataset_skips(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    tar_of_small(tmp_path / "a.tar", 60, {0, 7, 8, 59})
+    samples = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
+    theirs = samples.map(first_field, handler=webdataset.ignore_and_continue)
+    with (
+        Records(tmp_path / "a.tar") as records,
+        Loader(records, 6, decode=first_field, seed=None, on_error="skip") as loader,
+    ):
+        ours = np.concatenate([batch["data"].copy() for batch in loader])
+        assert np.array_equal(ours, np.stack([sample["data"] for sample in theirs]))
+        assert loader.skipped.keys() == {0, 7, 8, 59}
+        assert "s000007: ValueError: no picture" in loader.skipped[7]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_first_batch_beside_webdatasets(tmp_path: Path, kept: bool) -> None:
+    """What it takes is told, with an index that is made, and with one that was kept."""
+    webdataset = pytest.importorskip("webdataset")
+    tar_of_small(tmp_path / "a.tar", 3000, set())
+    local = {"local": tmp_path / "cache"} if kept else {}
+    with Records(tmp_path / "a.tar", **local) as records:
+        records.stage()
+    taken: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(9):
+        begun = time.perf_counter()
+        with (
+            Records(tmp_path / "a.tar", **local) as records,
+            Loader(records, 100, decode=first_field) as loader,
+        ):
+            ours = next(iter(loader))["data"].copy()
+            taken["ours"].append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        samples = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
+        theirs = next(iter(samples.shuffle(1000).map(first_field).batched(100)))["data"]
+        taken["theirs"].append(time.perf_counter() - begun)
+        assert ours.shape == np.asarray(theirs).shape == (100, 4)
+    median = {name: statistics.median(each) for name, each in taken.items()}
+    what = f"first batch of a tar, index {'kept' if kept else 'made'}; 1.2 of webdataset's"
+    took(what, median["ours"], 1.2 * median["theirs"])
 
 
 @settings(deadline=None, max_examples=50)
