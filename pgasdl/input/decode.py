@@ -92,7 +92,7 @@ class Decoded:
     seed : int, optional
         None is 0.
     workers : int, default 1
-        Records that are decoded at a time. 0: the caller's thread does it.
+        Records that are decoded at a time. 0 and 1: the caller's thread does it.
     processes : bool, default False
         Decode in processes, not in threads: for functions that hold Python's lock. Records are
         fetched here, and sent. ``decode`` has to be a module's function.
@@ -130,8 +130,8 @@ class Decoded:
         self._skip, self.skipped = skip, dict[int, str]()
         self._closed = False
         self._workers = Workers(decode, workers) if processes else None
-        # While some threads wait for a process's answer, others fetch.
-        n_threads = 2 * workers if processes else workers
+        # While some threads wait for a process's answer, others fetch. The caller only waits.
+        n_threads = 2 * workers if processes else workers if workers > 1 else 0
         self._threads = Threads(n_threads, "pgasdl-decode") if n_threads else None
         try:
             self._model, first = self._first()

@@ -73,7 +73,7 @@ class Loader:
         Parquet files of so many row groups. None: any record may follow any other; but of Parquet
         files mix as many row groups, taken at random, as 128 MiB hold, unless 256 MiB hold all.
     workers : int, default 1
-        Records that are decoded at a time. 0: no thread but the one that reads.
+        Records that are decoded at a time. 0 and 1: by the thread that reads.
     processes : bool, default False
         Decode in processes, not in threads: for functions that hold Python's lock. ``decode`` has
         to be a module's function, and a script's own code stands below

@@ -307,11 +307,11 @@ def test_close_ends_workers_that_hang(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("as_processes", [False, True])
 def test_it_ends_when_nobody_has_it(as_processes: bool) -> None:
-    source = Decoded(Encoded(9), decode, processes=as_processes)
+    source = Decoded(Encoded(9), decode, workers=2, processes=as_processes)
     read(source, range(9))
     assert threads()
     pids = [process.pid for process in processes()]
-    assert len(pids) == as_processes
+    assert len(pids) == 2 * as_processes
     del source
     gc.collect()
     assert until(lambda: not threads()) and gone(pids)
@@ -341,7 +341,8 @@ from pgasdl.input import Loader
 
 if __name__ == "__main__":
     loader = Loader(
-        Encoded(9), 3, decode=Hangs(Path(sys.argv[1])), timeout=0.1, processes=sys.argv[2] == "1"
+        Encoded(9), 3, decode=Hangs(Path(sys.argv[1])), workers=2, timeout=0.1,
+        processes=sys.argv[2] == "1",
     )
     try:
         next(iter(loader))
