@@ -29,8 +29,7 @@ class Checkpoints:
         Made when the first checkpoint is written. The same for all ranks.
     format : str, default "safetensors"
         The form of :meth:`save`. "safetensors": one file without any pickle. "dcp": a folder of
-        ``torch.distributed.checkpoint``, which other programs read by that. PyTorch unpickles its
-        index: whoever can write to the folder can run code where it is read.
+        ``torch.distributed.checkpoint``, which other programs read by that.
 
     Raises
     ------

@@ -20,8 +20,7 @@ def load(path: str | Path) -> dict[str, Any]:
     Parameters
     ----------
     path : str or Path
-        A file of format "safetensors", or a folder of format "dcp", whose index PyTorch unpickles:
-        whoever wrote it can run code here.
+        A file of format "safetensors", or a folder of format "dcp".
 
     Raises
     ------
@@ -35,7 +34,7 @@ def load(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if (path / INDEX).exists():
         raise ValueError(f"{path} was written by several ranks: open_sharded reads it")
-    # A folder is unpickled, so none passes for a file of the other format.
+    # A folder's index is a pickle, so none passes for a file of the other format.
     form = dcp_folder if path.is_dir() and path.suffix != ".safetensors" else one_file
     require(form.PACKAGE, f"reading {path}")
     with reading(path):
