@@ -16,8 +16,8 @@ from torch.futures import Future
 from pgasdl.context import Context
 from pgasdl.errors import ClosedError
 from pgasdl.group import Group
-from pgasdl.torch.backend.work import Work
-from pgasdl.torch.backend.work_queue import WorkQueue
+from pgasdl.torch.work import Work
+from pgasdl.torch.work_queue import WorkQueue
 
 _open: "weakref.WeakSet[DDPState]" = weakref.WeakSet()
 

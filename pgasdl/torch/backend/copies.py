@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from pgasdl.torch import streams
 from pgasdl.torch.backend.arguments import contiguous
-from pgasdl.torch.backend.work import Result
+from pgasdl.torch.work import Result
 
 
 class Copies:

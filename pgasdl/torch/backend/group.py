@@ -40,15 +40,10 @@ from pgasdl.torch.backend.message import Message
 from pgasdl.torch.backend.messages import Messages
 from pgasdl.torch.backend.on_gpu import all_reduced, takes_gpus, together
 from pgasdl.torch.backend.reductions import reduction_of
-from pgasdl.torch.backend.work import (
-    MessageWork,
-    Result,
-    Work,
-    seconds_of,
-    torch_errors,
-)
-from pgasdl.torch.backend.work_queue import WorkQueue
+from pgasdl.torch.backend.work import MessageWork
 from pgasdl.torch.untraced import Untraced
+from pgasdl.torch.work import Result, Work, seconds_of, torch_errors
+from pgasdl.torch.work_queue import WorkQueue
 
 NAME = "pgasdl"
 # PyTorch's stubs do not agree with what it calls.

@@ -25,8 +25,9 @@ from pgasdl.errors import BufferRefused
 from pgasdl.torch.backend.arguments import OnGpu, contiguous, on_device, require_unshared
 from pgasdl.torch.backend.copies import Copies
 from pgasdl.torch.backend.reductions import reduction_of
-from pgasdl.torch.backend.work import Result, Together, Work
+from pgasdl.torch.backend.work import Together
 from pgasdl.torch.promise import Promise
+from pgasdl.torch.work import Result, Work
 
 
 class GpuWork(Work):

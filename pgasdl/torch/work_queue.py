@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pgasdl.errors import ClosedError
-from pgasdl.torch.backend.work import Work
+from pgasdl.torch.work import Work
 
 _LOOK = 0.05  # at a thread that is to end, seconds
 
