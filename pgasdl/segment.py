@@ -285,7 +285,9 @@ class Segment(_native.SegmentCore):
     def _on_stream(self) -> tuple[int, int]:
         """Return the GPU, and the current stream there, which orders copies."""
         assert self._ordinal is not None
-        return self._ordinal, stream_handle(None, self._ordinal)
+        stream = stream_handle(None, self._ordinal)
+        _native.refuse_capture(self._ordinal, stream, "a copy between host and GPU")
+        return self._ordinal, stream
 
     def _place(self, memory: Memory, offset: int) -> int:
         """Return the address from ``offset`` on, where as many bytes are as ``memory`` has."""

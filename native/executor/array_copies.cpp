@@ -32,13 +32,13 @@ void ArrayCopies::begin(const std::byte* source, std::byte* target, Lock& lock) 
   target_ = target;
   left_ = pieces_.size();
   expected_.emplace(&waiter_);
-  in_.emplace(device_);
-  out_.emplace(device_);
   for (Piece& piece : pieces_) {
     piece.state = State::kComing;
     piece.left = piece.working;
   }
   const Outside outside(lock);
+  in_.emplace(device_);
+  out_.emplace(device_);
   for (Piece& piece : pieces_) enqueue(piece, *in_, copy_, source);
 }
 

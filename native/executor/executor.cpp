@@ -544,9 +544,9 @@ void Executor::start_thread() {
 }
 
 void Executor::stop_thread() {
-  if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(idle_mutex_);
+    if (!thread_.joinable()) return;
     stopping_.store(true);
     idle_.notify_one();
   }

@@ -61,7 +61,8 @@ void refuse_capture(const StreamOrder& order, const char* what) {
 
 cuda::Stream shared_stream(cuda::Device device, std::size_t number) {
   static std::map<cuda::Device, std::array<cuda::Stream, kSharedStreams>> streams;
-  const std::lock_guard lock(streams_mutex);
+  static std::mutex mutex;  // its own: the driver may hold up the making of streams
+  const std::lock_guard lock(mutex);
   auto& of_device = streams[device];
   if (of_device[0] == nullptr) {
     std::array<cuda::Stream, kSharedStreams> made{};

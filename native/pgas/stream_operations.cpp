@@ -97,11 +97,16 @@ void Context::notify_reset_on(const StreamOrder& order, const std::shared_ptr<Se
   const FlagWord& word = own_word(*segment, notification);
   segment->local().region->pin(order.device);
   const cuda::Current current(order.device);
-  stream_waits_.touch(order, segment, [&] {
+  const auto enqueue = [&] {
     cuda::check(cuda::driver().stream_write_value(order.stream, device_address(&word), 0,
                                                   cuda::kWriteValueDefault),
                 "resetting a notification on a stream");
-  });
+  };
+  if (is_capturing(order)) {
+    enqueue();  // a part of the graph, which must not record an event of ours at each replay
+  } else {
+    stream_waits_.touch(order, segment, enqueue);
+  }
 }
 
 }  // namespace pgasdl

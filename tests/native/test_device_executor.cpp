@@ -2,6 +2,7 @@
 // the executor does, and what ends meanwhile ends well.
 
 #include <atomic>
+#include <list>
 #include <optional>
 
 #include "device.hpp"
@@ -102,17 +103,37 @@ void hosts_beside_hosts(const Settings& settings, const char* entry) {
   });
 }
 
-void hosts_beside_copies(const Settings& settings) {
+void hosts_beside_copies(const Settings& settings, const char* entry) {
+  static int turn = 0;
+  const int more = 8 * ++turn;  // than all turns before have left
   run(kSize, settings, [&](Local& local) {
     const ProgramStream stream;
     StagedExchange exchange(local);
+    std::list<DeviceStream> borrowed;  // so that copies need new ones
+    for (int i = 0; i < more; ++i) borrowed.emplace_back(kDevice);
     stream.fill(exchange.array().target, 0, kCount * sizeof(float));
     const StreamOrder order = stream.order();
-    hosts_go_on(local, "memcpy_async",
+    local.barrier();
+    hosts_go_on(local, entry,
                 [&] { local.executor.start(exchange.plan(), exchange.array(), &order); });
     CHECK(local.executor.wait(exchange.plan(), soon()) == Waited::kDone);
     local.barrier();
   });
+}
+
+// Whoever gives a stream back holds the executor's lock: another device's first streams are not in
+// its way.
+void streams_beside_a_new_device() {
+  static cuda::Device device = 0;
+  if (++device >= cuda::device_count()) return;
+  std::optional<DeviceStream> borrowed(kDevice);
+  std::optional<Blocking> blocking("stream_create");
+  std::thread calls([] { (void)shared_stream(device, 0); });
+  Blocking::reached();
+  borrowed.reset();
+  CHECK_NOTE(blocked() != 0, "a stream was given back when the driver went on");
+  blocking.reset();
+  calls.join();
 }
 
 void hosts_beside_an_answer(const Settings& settings) {
@@ -282,7 +303,12 @@ int main(int argc, char** argv) {
   part("hosts", [](const Settings& settings) {
     for (const char* entry : {"event_record", "memcpy_async"}) hosts_beside_hosts(settings, entry);
   });
-  part("copies", hosts_beside_copies);
+  part("copies", [](const Settings& settings) {
+    for (const char* entry : {"memcpy_async", "stream_create"}) {
+      hosts_beside_copies(settings, entry);
+    }
+  });
+  part("shared", [](const Settings&) { streams_beside_a_new_device(); });
   part("answer", hosts_beside_an_answer);
   part("beside", given_up_beside);
   part("turn", in_turn);

@@ -14,7 +14,8 @@
 //                              fails once; any:N counts all that are not polled; several
 //                              with commas between
 //   DOUBLE_HOLDS=1             calls hold up others as a driver's do (holds.cpp)
-// Tests ask doubleLive() for what is not given back yet, and let a stream capture, globally.
+// Tests ask doubleLive() for what is not given back yet, let a stream capture, globally, and by
+// doubleBlock() let calls of an entry wait.
 #pragma once
 
 #include <atomic>

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from cuda_arrays import Array, Device, Stream, capturing
+from cuda_arrays import Array, Device, Stream, capturing, cupy
 
 import pgasdl
 from pgasdl import loopback
@@ -102,11 +102,14 @@ def captures(ctx: Any) -> None:
     segment = ctx.segment(64, device="cuda:0")
     array = Array(16, np.float32)
     handle = ctx.allreduce_handle(Array(16, np.float32, segment.address))
-    with capturing(stream):
+    with capturing(stream), cupy(stream):
+        ctx.notify_reset_on(stream, segment, 1)  # a part of the graph
         for call in (
             lambda: ctx.notify_wait_on(stream, segment, 1),
             lambda: handle.start(stream=stream),
             lambda: ctx.allreduce(array, stream=stream),
+            lambda: segment.copy_from(bytes(64)),
+            lambda: segment.copy_to(bytearray(64)),
         ):
             try:
                 call()
