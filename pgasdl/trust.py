@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -20,9 +22,25 @@ def who_else_wrote(path: str | Path, status: os.stat_result) -> str:
         return f"{path} is a link"
     if status.st_uid not in (os.geteuid(), 0):
         return f"{path} belongs to uid {status.st_uid}, not to this user"
-    if status.st_mode & _OTHERS_WRITE:
+    if _others_write(status):
         return f"others can write to {path} (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
+
+
+def _others_write(status: os.stat_result) -> bool:
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_of_one(status.st_gid)
+
+
+def _is_of_one(group: int) -> bool:
+    """Whether it is this user's own group: where each user has one, umask 002 is usual."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    own = found.gr_gid == user.pw_gid and found.gr_name == user.pw_name
+    return own and {*found.gr_mem} <= {user.pw_name}
 
 
 def who_else_writes(folder: Path) -> str:
@@ -35,8 +53,8 @@ def who_else_writes(folder: Path) -> str:
     if problem := who_else_wrote(folder, folder.stat()):
         return problem
     for above in folder.parents:
-        mode = above.stat().st_mode
-        if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:
+        status = above.stat()
+        if _others_write(status) and not status.st_mode & stat.S_ISVTX:
             return f"others can rename {folder}: they can write to {above}"
     return ""
 
