@@ -41,7 +41,7 @@ PKEY = 0xFFFF
 # the end; joined, answer
 DATAGRAM = struct.Struct("<QQiiIIIIQIIII")
 TAG = slice(8, 16)
-# bytes, data, board, notifications, keys, board's number, whether it is on a GPU; padding
+# bytes, data, board, its words, keys, board's number, whether it is on a GPU; padding
 DESCRIPTION = struct.Struct("<QQQIIIIII")
 SLOT = struct.Struct("<IIII")  # board, notification, middle bits of the value, whether it is used
 N_SLOTS = 256
@@ -62,6 +62,7 @@ RECORD_BYTES = 16  # beat, own health
 RECORDS_BYTES = STATES_BYTES = 64
 EXCHANGE_ID = 32  # the notification of the exchange's only step: those of barriers are before it
 N_IDS = EXCHANGE_ID + 4 * SIZE
+BLOCK, REGION, LINE = 64, 2048, 16  # notifications that one word marks as used; words of a line
 HEALTHY, CLOSED = 0, 4
 ACCESS = (
     e.IBV_ACCESS_LOCAL_WRITE
@@ -73,6 +74,11 @@ BEAT = 0.1
 PATIENCE = 30.0
 
 
+def board_words(notifications: int) -> int:
+    """Words of a board: notifications, a gap, and the marks of regions and blocks of them."""
+    return notifications + LINE - 1 - (-notifications // REGION) - (-notifications // BLOCK)
+
+
 @dataclass
 class Remote:
     """A segment of rank 0."""
@@ -80,9 +86,15 @@ class Remote:
     nbytes: int
     data: int
     board: int
-    notifications: int
+    words: int
     data_key: int
     board_key: int
+
+    def marks(self, number: int) -> tuple[int, int]:
+        """Words by which whoever waits for any notification finds this one."""
+        n = next(n for n in range(self.words, -1, -1) if board_words(n) <= self.words)
+        regions = -(-n // LINE) * LINE
+        return regions + number // REGION, regions - (-n // REGION) + number // BLOCK
 
     @classmethod
     def parse(cls, blob: bytes) -> Remote:
@@ -93,14 +105,14 @@ class Memory:
     """A segment of this rank: data and board, each registered; ``number``: the board's."""
 
     def __init__(self, pd: PD, nbytes: int, notifications: int, number: int) -> None:
-        self.nbytes, self.notifications, self.number = nbytes, notifications, number
+        self.nbytes, self.words, self.number = nbytes, board_words(notifications), number
         self.data = MR(pd, nbytes, ACCESS)
-        self.board = MR(pd, 4 * notifications, ACCESS)
+        self.board = MR(pd, 4 * self.words, ACCESS)
         self.data.write(bytes(nbytes), nbytes)
-        self.board.write(bytes(4 * notifications), 4 * notifications)
+        self.board.write(bytes(4 * self.words), 4 * self.words)
 
     def describe(self) -> bytes:
-        return DESCRIPTION.pack(self.nbytes, self.data.buf, self.board.buf, self.notifications,
+        return DESCRIPTION.pack(self.nbytes, self.data.buf, self.board.buf, self.words,
                                 self.data.rkey, self.board.rkey, self.number, 0, 0)  # fmt: skip
 
     def flag(self, number: int) -> int:
@@ -197,7 +209,7 @@ class Foreign:
         most = self._memory(n_gossip + n_slots + 4096, N_IDS)
         self.control = most
         self.there = Remote.parse(store.exchange("world", most.describe())[PEER])
-        assert self.there.notifications == N_IDS
+        assert self.there.words == board_words(N_IDS)
         self.gossip = self.there.nbytes - n_slots - n_gossip
         assert 0 < self.gossip <= 4096
         self.slots = self.gossip + n_gossip
@@ -319,7 +331,8 @@ class Foreign:
         self.post(e.IBV_WR_RDMA_WRITE, local, address, key)
 
     def raise_flag(self, remote: Remote, number: int, value: int) -> None:
-        self.write(struct.pack("<I", value), remote.board + 4 * number, remote.board_key)
+        for word, content in (*((mark, 1) for mark in remote.marks(number)), (number, value)):
+            self.write(struct.pack("<I", content), remote.board + 4 * word, remote.board_key)
 
     def read(self, nbytes: int, address: int, key: int) -> bytes:
         local = self.source.buf, nbytes, self.source.lkey
