@@ -60,8 +60,7 @@ def run(
     fail_at : tuple[int, int], optional
         (rank, n): the n-th posted operation of that rank raises.
     mapped : bool, default True
-        False: peers' memory cannot be loaded and stored directly. What comes for a segment that its
-        rank has deleted is refused, as by a network card, and the sender's connection is broken.
+        False: peers' memory cannot be loaded and stored directly.
     any_order : bool, default False
         Deliver notifications, too, before what was posted ahead of them.
     completion_first : bool, default False

@@ -179,7 +179,7 @@ def _at_exit(context: Context) -> None:
         open_context = reference()
         if open_context is not None:
             error = getattr(sys, "last_value", None)
-            if error is not None:
+            if error is not None and not open_context.closed:
                 open_context._job.report(open_context, error)
             open_context.close(failed=error is not None)
 

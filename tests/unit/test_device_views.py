@@ -220,6 +220,7 @@ def test_copies(segment: Segment, monkeypatch: Patch, on_device: bool) -> None:
         ctypes.memmove(to, source, nbytes)
 
     monkeypatch.setattr(_native, "device_copy", copy)
+    monkeypatch.setattr(_native, "refuse_capture", lambda *_: None)
     if not on_device:
         monkeypatch.setattr(Segment, "_ordinal", None)
     given = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -45,8 +45,8 @@ def jobs(app: Any) -> Any:
         ("allgather", "invalid choice"),
         ("allreduce --sizes 7", "size 7"),
         ("allreduce --repeat 0", "--repeat 0"),
-        ("allreduce --peers gloo,mpch", "no peer 'mpch'; there are mpich, "),
-        ("model resnet5", "no model 'resnet5'; there are alexnet, "),
+        ("allreduce --peers gloo,mpch", "no peer 'mpch'; did you mean 'mpich'? there are mpich, "),
+        ("model resnet5", "no model 'resnet5'; did you mean 'resnet50'? there are alexnet, "),
     ],
 )
 def test_refused(app: Any, arguments: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:

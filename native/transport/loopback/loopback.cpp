@@ -27,12 +27,6 @@ void copy_bytes(int device, std::byte* to, const std::byte* from, std::size_t by
   }
 }
 
-Error refused(QueueId queue, Rank peer) {
-  return {ErrorKind::kSystem,
-          text("an operation of queue ", queue, " was refused by rank ", peer,
-               ", which has deleted its copy of the segment: the connection is broken")};
-}
-
 // The owner that keeps a segment's data.
 std::shared_ptr<void> owner_of(const LocalSegment& segment) {
   if (segment.device_region != nullptr) return segment.device_region;
@@ -49,11 +43,7 @@ LoopbackWorld::LoopbackWorld(Rank size, LoopbackFaults faults)
   }
 }
 
-void LoopbackWorld::deliver(RankState& state, Operation& operation) const {
-  if (operation.copy != nullptr && operation.copy->deleted && !faults_.mapped) {
-    state.refused.emplace(std::pair{operation.queue, operation.peer}, false);
-    return;
-  }
+void LoopbackWorld::deliver(RankState& state, Operation& operation) {
   if (operation.source != nullptr) {
     const std::byte* source =
         operation.snapshot.empty() ? operation.source : operation.snapshot.data();
@@ -152,11 +142,8 @@ std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Ra
   remote.board = segment.board;
   remote.device = segment.device;
   if (world_->faults_.mapped) remote.region = segment.region;
-  if (segment.keep == nullptr) {
-    using Copy = LoopbackWorld::Copy;
-    segment.keep = std::make_shared<Copy>(segment.region, segment.device_region);
-  }
-  remote.keep = segment.keep;
+  using Both = std::pair<std::shared_ptr<Region>, std::shared_ptr<DeviceRegion>>;
+  remote.keep = std::make_shared<Both>(segment.region, segment.device_region);
   const std::lock_guard lock(mine().mutex);
   // This rank may delete it, or leave, before the last peer attaches it.
   if (peers.size() > 1) mine().published[segment.id] = {std::move(remote), peers.size() - 1};
@@ -180,22 +167,10 @@ RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& descriptio
   return remote;
 }
 
-void LoopbackTransport::retract(const LocalSegment& segment) {
-  if (segment.keep != nullptr)
-    static_cast<LoopbackWorld::Copy*>(segment.keep.get())->deleted = true;
-}
-
-const LoopbackWorld::Copy* LoopbackTransport::copy_of(Rank peer,
-                                                      const RemoteSegment& remote) const {
-  if (peer == rank_) return nullptr;
-  return static_cast<const LoopbackWorld::Copy*>(remote.keep.get());
-}
-
 // Holding the mutex, of every post: false where a transport's queue may be full.
 bool LoopbackTransport::room(QueueId queue, Rank peer) {
   auto& state = mine();
   const LoopbackFaults& faults = world_->faults_;
-  if (state.refused.contains({queue, peer})) throw refused(queue, peer);
   if (faults.refuse != 0 && state.random() % (faults.refuse + 1) != 0) return false;
   if ((faults.breaks || !faults.mapped) && peer != rank_) state.connected.emplace(peer, queue);
   ++state.posted;
@@ -209,7 +184,7 @@ bool LoopbackTransport::room(QueueId queue, Rank peer) {
 void LoopbackTransport::submit(LoopbackWorld::Operation&& operation) {
   auto& state = mine();
   if (world_->faults_.immediate()) {
-    world_->deliver(state, operation);
+    LoopbackWorld::deliver(state, operation);
     return;
   }
   if (operation.source != nullptr && !world_->faults_.late_source) {
@@ -236,7 +211,6 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
             0,
             false,
             transfer.remote->keep,
-            copy_of(peer, *transfer.remote),
             owner_of(*transfer.local)});
   }
   if (flag != nullptr) {
@@ -251,7 +225,6 @@ bool LoopbackTransport::post_write(QueueId queue, Rank peer, std::span<const Tra
             flag->value,
             flag->add,
             flag->remote->keep,
-            copy_of(peer, *flag->remote),
             nullptr});
   }
   return true;
@@ -274,11 +247,10 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
                                        0,
                                        false,
                                        transfer.remote->keep,
-                                       copy_of(peer, *transfer.remote),
                                        owner_of(*transfer.local)};
     // A read looks at the peer when it is delivered, never at the time of posting.
     if (world_->faults_.immediate()) {
-      world_->deliver(mine(), operation);
+      LoopbackWorld::deliver(mine(), operation);
     } else {
       world_->enqueue(mine(), std::move(operation));
     }
@@ -295,7 +267,6 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
                                        flag->value,
                                        false,
                                        flag->local->region,
-                                       nullptr,
                                        nullptr};
     operation.own_flag = true;
     submit(std::move(operation));
@@ -313,14 +284,8 @@ bool LoopbackTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atom
 }
 
 bool LoopbackTransport::complete(QueueId queue) {
-  const LoopbackFaults& faults = world_->faults_;
-  if (faults.immediate() && !faults.breaks && faults.mapped) return true;
+  if (world_->faults_.immediate() && !world_->faults_.breaks) return true;
   const std::lock_guard lock(mine().mutex);
-  for (auto& [connection, told] : mine().refused) {
-    if (connection.first == queue && !std::exchange(told, true)) {
-      throw refused(queue, connection.second);
-    }
-  }
   auto& broken = mine().broken;
   if (const auto first = broken.lower_bound({queue, 0});
       first != broken.end() && first->first == queue) {

@@ -4,7 +4,6 @@
 // fail a chosen operation of a chosen rank.
 #pragma once
 
-#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -27,9 +26,7 @@ struct LoopbackFaults {
   std::uint32_t refuse = 0;     // a post finds room with probability 1 / (refuse + 1)
   std::int32_t fail_rank = -1;  // this rank ...
   std::uint64_t fail_at = 0;    // ... throws at its n-th posted operation, counted from 1
-  // False: peers' memory cannot be loaded and stored directly. As a network card does, a rank then
-  // refuses what comes for a copy that it has deleted, and the sender's connection is broken.
-  bool mapped = true;
+  bool mapped = true;           // false: peers' memory cannot be loaded and stored directly
   // A rank's end breaks what connects others with it, each of their queues: complete() says so
   // once.
   bool breaks = false;
@@ -50,12 +47,6 @@ class LoopbackWorld {
 
  private:
   friend class LoopbackTransport;
-  // A segment's memory, as peers keep it.
-  struct Copy {
-    std::shared_ptr<Region> region;
-    std::shared_ptr<DeviceRegion> device_region;
-    std::atomic<bool> deleted{false};
-  };
   struct Operation {
     QueueId queue;
     Rank peer;
@@ -68,7 +59,6 @@ class LoopbackWorld {
     std::uint32_t value;
     bool add;
     std::shared_ptr<void> keep;       // the memory at the peer
-    const Copy* copy;                 // the same; null: this rank's own
     std::shared_ptr<void> keep_here;  // and here: a source that is read late may be dropped early
     bool own_flag = false;            // of this rank's board, after a read
     std::uint32_t number = 0;         // among those of this queue to this peer
@@ -90,12 +80,11 @@ class LoopbackWorld {
     std::mt19937_64 random;
     std::uint64_t posted = 0;
     std::vector<WakeWord*> wake_words;
-    std::set<std::pair<Rank, QueueId>> connected;      // unless all memory is mapped
-    std::set<std::pair<QueueId, Rank>> broken;         // not told yet
-    std::map<std::pair<QueueId, Rank>, bool> refused;  // by the peer; whether it was told
+    std::set<std::pair<Rank, QueueId>> connected;  // unless all memory is mapped
+    std::set<std::pair<QueueId, Rank>> broken;     // not told yet
   };
   void deliver_some(RankState& state);
-  void deliver(RankState& state, Operation& operation) const;
+  static void deliver(RankState& state, Operation& operation);
   void enqueue(RankState& state, Operation&& operation) const;
   static void release(RankState& state);
 
@@ -121,7 +110,6 @@ class LoopbackTransport final : public Transport {
   }
   bool reads_anywhere(Rank) const override { return true; }
   std::string refuses_device(int) const override { return ""; }
-  void retract(const LocalSegment& segment) override;
 
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                   const RemoteFlag* flag) override;
@@ -139,7 +127,6 @@ class LoopbackTransport final : public Transport {
 
  private:
   LoopbackWorld::RankState& mine() { return world_->ranks_[static_cast<std::size_t>(rank_)]; }
-  const LoopbackWorld::Copy* copy_of(Rank peer, const RemoteSegment& remote) const;
   bool room(QueueId queue, Rank peer);
   void submit(LoopbackWorld::Operation&& operation);
 
