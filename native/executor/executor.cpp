@@ -224,7 +224,9 @@ std::uint32_t Executor::reason(const Execution& execution) const {
   } catch (const std::exception&) {
     // Ours alone.
   }
-  const bool stays = context_.liveness().health(rank) == Health::kHealthy;
+  // Of a host's rank that fails, its end tells, so that peers name it and not each other.
+  const bool stays =
+      execution.phase().device() != kHost && context_.liveness().health(rank) == Health::kHealthy;
   return (stays ? kRenounced : 0) | given_up(rank, generation);
 }
 
