@@ -161,7 +161,9 @@ class _Part(Tensor):
             return function(*inputs, **options)
 
     def _norm(self, ord: float = 2.0) -> Tensor:
-        power = ord if 0 < ord < math.inf else 1.0
+        if ord <= 0:
+            raise ValueError(f"norm {ord} of a gradient that is spread over ranks: above 0")
+        power = ord if ord < math.inf else 1.0
         mine = float(torch.linalg.vector_norm(self, ord)) ** power if self.numel() else 0.0
         what = f"norm {ord} of the gradient of {self.matrix.identity}"
         op = "max" if ord == math.inf else "sum"

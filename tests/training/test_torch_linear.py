@@ -183,5 +183,7 @@ def test_gradients_are_clipped_by_the_norm_of_all(options: dict[str, Any]) -> No
             norm, found = clipped(model)
             assert norm == pytest.approx(due, rel=1e-5)
             torch.testing.assert_close(found, biases)
+            with pytest.raises(ValueError, match="spread over ranks: above 0"):
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=-math.inf)
 
     loopback.run(2, program)
