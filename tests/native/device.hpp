@@ -163,4 +163,21 @@ class DeviceExchange {
   std::unique_ptr<Execution> execution_;
 };
 
+// The parts of a program of tests, each run on memory of this process and on shared memory; an
+// argument names the only one to run.
+class Parts {
+ public:
+  Parts(int argc, char** argv) : only_(argc > 1 ? argv[1] : "") { shm_.shm = true; }
+
+  template <typename Test>
+  void operator()(const std::string& name, Test&& test) const {
+    if (!only_.empty() && only_ != name) return;
+    for (const Settings& settings : {Settings{}, shm_}) test(settings);
+  }
+
+ private:
+  std::string only_;
+  Settings shm_;
+};
+
 }  // namespace pgasdl::testing

@@ -160,13 +160,7 @@ void waits_end(Settings settings, bool writes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Settings shm;
-  shm.shm = true;
-  const std::string only = argc > 1 ? argv[1] : "";
-  const auto part = [&](const std::string& name, auto&& test) {
-    if (!only.empty() && only != name) return;
-    for (const Settings& settings : {Settings{}, shm}) test(settings);
-  };
+  const Parts part(argc, argv);
   part("polls", [](const Settings& settings) { let_go_without_a_thread(settings, false); });
   part("waits", [](const Settings& settings) { let_go_without_a_thread(settings, true); });
   part("told", [](const Settings& settings) { hosts_are_told(settings, false); });

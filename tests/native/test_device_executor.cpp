@@ -288,13 +288,7 @@ void ended_meanwhile(const Settings& settings, const char* how) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Settings shm;
-  shm.shm = true;
-  const std::string only = argc > 1 ? argv[1] : "";
-  const auto part = [&](const std::string& name, auto&& test) {
-    if (!only.empty() && only != name) return;
-    for (const Settings& settings : {Settings{}, shm}) test(settings);
-  };
+  const Parts part(argc, argv);
   part("stream", [](const Settings& settings) {
     for (const char* entry : {"stream_wait_value", "event_record"}) {
       hosts_beside_a_stream(settings, entry);
