@@ -32,9 +32,13 @@ def test_weights_of_shm_and_a_process_group(tmp_path: Path) -> None:
     ]  # fmt: skip
     group = Job("group", "training/programs/process_group.py", [[0], [1]], torchrun=True,
                 env={"PGASDL_TIMEOUT": "100"}, seconds=150)  # fmt: skip
-    stories = hosts.run(folder, [*over_verbs, group])
+    groups = Job("groups", "training/programs/many_groups.py", [[0], [1]], ["60"], torchrun=True,
+                 env={"PGASDL_TIMEOUT": "100"}, seconds=150)  # fmt: skip
+    stories = hosts.run(folder, [*over_verbs, group, groups])
     story = stories["group"].check(2)
     assert "rank 0 over verbs" in story.of(0) and "rank 1 over verbs" in story.of(1), str(story)
+    story = stories["groups"].check(2)
+    assert all("left nothing" in story.of(rank)[-1] for rank in range(2)), str(story)
     for kind in kinds:
         story = stories[kind].check(2)
         assert any("verbs to ranks [1]" in line for line in story.of(0)), str(story)
