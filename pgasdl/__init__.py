@@ -139,7 +139,7 @@ def _leave_source_folder() -> None:
         return
     here = realpath(dirname(__path__[0]))
     spec = PathFinder.find_spec("pgasdl", [at for at in sys.path if realpath(at) != here])
-    if spec is not None and is_compiled(spec.submodule_search_locations or ()):
+    if spec is not None and spec.origin and is_compiled(spec.submodule_search_locations or ()):
         __path__[:] = spec.submodule_search_locations or ()
         globals()["__file__"] = spec.origin
 

@@ -224,7 +224,8 @@ std::uint32_t Executor::reason(const Execution& execution) const {
   } catch (const std::exception&) {
     // Ours alone.
   }
-  // Of a host's rank that fails, its end tells, so that peers name it and not each other.
+  // On hosts the end of the rank tells the peers, and comes soon. If this told them before, they
+  // would end, too, and others would name them instead of the rank that failed first.
   const bool stays =
       execution.phase().device() != kHost && context_.liveness().health(rank) == Health::kHealthy;
   return (stays ? kRenounced : 0) | given_up(rank, generation);

@@ -171,8 +171,9 @@ def _raised(rank: int, blob: bytes) -> Exception:
     kinds = (getattr(errors, name, None) or getattr(builtins, name, None) for name in names)
     text = f"rank {rank}: {names[0]}: {text}"
     for kind in kinds:
-        with suppress(TypeError):
-            return kind(text)  # type: ignore[misc, no-any-return]
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with suppress(TypeError):  # UnicodeDecodeError takes five arguments
+                return kind(text)
     return RuntimeError(text)
 
 
