@@ -143,6 +143,7 @@ void LayerSchedule::renounce() {
 }
 
 void LayerSchedule::close() {
+  abandoned_ = !idle();
   for (Bucket& bucket : buckets_) {
     for (const auto& execution : bucket.executions) execution->close();
     bucket.under_way = false;
@@ -151,7 +152,7 @@ void LayerSchedule::close() {
 }
 
 bool LayerSchedule::idle() const {
-  return std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+  return !abandoned_ && std::all_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
     return std::all_of(
         bucket.executions.begin(), bucket.executions.end(),
         [](const auto& execution) { return execution->state() == Execution::State::kIdle; });

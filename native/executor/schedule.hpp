@@ -90,6 +90,7 @@ class LayerSchedule {
   std::vector<Layer> layers_;
   std::vector<Bucket> buckets_;
   std::optional<std::string> ended_;
+  bool abandoned_ = false;      // something was under way, or had failed, when it was closed
   std::uint64_t returned_ = 0;  // from the last call for a layer
 };
 

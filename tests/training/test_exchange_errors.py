@@ -239,6 +239,30 @@ def test_the_rank_whose_update_raised_is_named_even_after_another_left_because_o
     assert named == [0, 0]
 
 
+def test_memory_stays_after_an_update_raised_for_peers_that_come_later() -> None:
+    """They write to it by address, and read why it raised."""
+
+    def update(block: Block) -> None:
+        raise KeyError("on purpose")
+
+    def program(ctx: Context) -> None:
+        exchange = GradientExchange(ctx, LAYERS[:1], kind="update", plan="tree", update=update)
+        if ctx.rank == 0:
+            with pytest.raises(KeyError):
+                exchange.ready(0)
+                exchange.wait(0, timeout=30)
+            exchange.close()
+            assert not exchange.gradients.deleted
+        else:
+            exchange.ready(0)
+        ctx.barrier()
+        if ctx.rank == 1:
+            with pytest.raises(PeerLost, match=r"rank 0 has given it up.*raised KeyError"):
+                exchange.wait(0, timeout=30)
+
+    loopback.run(2, program, mapped=False)
+
+
 def test_close() -> None:
     def program(ctx: Context) -> None:
         ended: list[Block] = []
