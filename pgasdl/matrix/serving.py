@@ -218,10 +218,11 @@ class _Master:
         except Timeout:
             self._broken = True
             raise
-        for rank, blob in enumerate(told):
-            if blob and not mine:
-                self._dropped.append(number)
-                raise _raised(rank, blob)
+        raised = [] if mine else [_raised(rank, blob) for rank, blob in enumerate(told) if blob]
+        if raised:
+            self._dropped.append(number)
+            # Others run into the end of an operation that a worker gave up: that worker's first.
+            raise min(raised, key=lambda error: isinstance(error, MismatchError))
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
