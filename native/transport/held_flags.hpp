@@ -1,8 +1,7 @@
-// Flags that wait for what was posted before them, where a fabric may place writes in another order
-// than they were posted in (several paths or rails): data first, their completion, then the flag.
-//
-// Requests of a connection are numbered as they are posted, modulo 2**32, and complete in that
-// order. Not locked: its owner's lock guards it.
+// Flags that wait until earlier requests have completed, for fabrics that may place writes in
+// another order than they were posted in (several paths or rails). Requests of a connection are
+// numbered in the order of posting, modulo 2**32, and complete in that order. The owner's lock
+// guards this class.
 #pragma once
 
 #include <cstddef>
@@ -18,23 +17,23 @@ class HeldFlags {
   bool empty() const { return held_.empty(); }
   std::size_t size() const { return held_.size(); }
 
-  // Until the first `posted` requests, which are all so far, have completed.
+  // Holds the flag until the first `posted` requests, all that were posted so far, have completed.
   void hold(Flag flag, std::uint32_t posted) { held_.push_back({std::move(flag), posted}); }
-  // The oldest, if it may be sent now that `retired` requests have completed; else null.
+  // The oldest flag if `retired` completed requests allow it to be sent; else null.
   Flag* ready(std::uint32_t retired) {
     if (held_.empty()) return nullptr;
     Held& oldest = held_.front();
     const bool complete = static_cast<std::int32_t>(retired - oldest.posted) >= 0;
     return complete ? &oldest.flag : nullptr;
   }
-  // The oldest waits for these, too.
+  // The oldest flag has to wait for these requests as well.
   void wait(std::uint32_t posted) { held_.front().posted = posted; }
-  // The oldest was sent: the next one waits for it, too, and for all of the `posted` requests.
+  // The oldest flag was sent as a request of its own: the next one waits for all `posted` requests.
   void sent(std::uint32_t posted) {
     held_.pop_front();
     if (!held_.empty()) held_.front().posted = posted;
   }
-  // Gives them all up; how many they were.
+  // Drops all flags and returns their number.
   std::size_t drop() {
     const std::size_t count = held_.size();
     held_.clear();

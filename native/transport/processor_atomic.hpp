@@ -1,4 +1,4 @@
-// Atomics by the processor: for transports that map the word at the peer.
+// Atomics by the processor, for transports that map the peer's word.
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,8 @@
 namespace pgasdl {
 
 // Acquire and release, on the word at `atomic.offset` of `data`, which is mapped here and aligned.
-// Atomic with every other that the processor does on it, of any process; not with an adapter's. The
-// old value is in `*atomic.old` when it returns. Any thread.
+// Atomic with other processors' operations in any process, but not with an adapter's. The old value
+// is in `*atomic.old` on return. Any thread.
 inline void processor_atomic(const Atomic& atomic, std::byte* data) {
   std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(data + atomic.offset));
   if (atomic.kind == Atomic::Kind::kFetchAdd) {

@@ -1,4 +1,4 @@
-// How a flag is raised by the processor: on its own board, or on one that is mapped here.
+// Raises flags by the processor, on this rank's board or on a peer's board that is mapped here.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace pgasdl {
 
-// Where a count stops: what came beyond is lost, and the owner is told when it waits for the count.
+// A count stops here. The rest is lost, and the owner's wait for the count reports it.
 inline constexpr std::uint32_t kCountLost = UINT32_MAX;
 
-// Atomic with every other addition, and with the owner, who takes what is there. All of them change
-// the word by read-modify-write, so whoever sees a count sees what came before each part of it.
+// Atomic with other additions and with the owner, which takes counts. All change the word by
+// read-modify-write, so acquiring a count makes everything visible that came before each addition.
 [[gnu::noinline]] inline void add_to_flag(FlagWord& word, std::uint32_t more) {
   std::uint32_t old = word.load(std::memory_order_relaxed);
   while (!word.compare_exchange_weak(old, old > kCountLost - more ? kCountLost : old + more,
@@ -19,7 +19,7 @@ inline constexpr std::uint32_t kCountLost = UINT32_MAX;
   }
 }
 
-// Everything before it is visible to whoever acquires the word. Any thread; wakes nobody.
+// A reader that acquires the word sees everything written before. Any thread; wakes nobody.
 inline void raise_flag(FlagWord& word, std::uint32_t value, bool add) {
   if (add) [[unlikely]] {
     add_to_flag(word, value);

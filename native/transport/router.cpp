@@ -10,7 +10,7 @@
 namespace pgasdl {
 namespace {
 
-// Every transport's words, each after its length.
+// Appends a transport's words, preceded by their length.
 void append(std::string& all, const std::string& part) {
   all += packed(static_cast<std::uint32_t>(part.size()));
   all += part;
@@ -73,7 +73,7 @@ void Router::connect(Rank peer, const std::string& endpoint) {
 }
 
 void Router::set_wake_word(Rank peer, WakeWord* wake_word) {
-  // A rank's own is woken by every transport that raises its flags.
+  // Every transport that raises this rank's own flags wakes this rank.
   for (const auto& transport : transports_) transport->set_wake_word(peer, wake_word);
 }
 

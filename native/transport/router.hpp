@@ -1,4 +1,4 @@
-// Several transports behind one: each peer is reached by the one its route names.
+// Combines several transports: each peer is reached by the one that its route names.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@ namespace pgasdl {
 
 class Router final : public Transport {
  public:
-  // `routes`: for each peer, which of `transports` carries bytes to it.
+  // `routes`: for each peer, an index into `transports`.
   Router(std::vector<std::unique_ptr<Transport>> transports, std::vector<std::size_t> routes);
 
   std::string_view name() const override { return "router"; }
@@ -69,7 +69,7 @@ class Router final : public Transport {
 
   std::vector<std::unique_ptr<Transport>> transports_;
   const std::vector<std::size_t> routes_;
-  UniqueFd ready_;  // epoll: readable when one of the transports' descriptors is
+  UniqueFd ready_;  // epoll: readable when a transport's descriptor is
 };
 
 }  // namespace pgasdl

@@ -11,8 +11,8 @@
 
 namespace pgasdl {
 
-// Whoever does not know `key`, of kTokenBytes, can neither make the code of another message nor
-// learn anything of the key, whatever messages and codes he has seen.
+// Without `key`, of kTokenBytes, nobody can make the code of another message or learn anything
+// about the key, whatever messages and codes they have seen.
 inline std::uint64_t siphash(std::string_view key, std::string_view message) {
   static_assert(std::endian::native == std::endian::little && kTokenBytes == 16);
   std::array<std::uint64_t, 2> k;

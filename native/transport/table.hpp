@@ -1,7 +1,7 @@
-// The transports there are, each a row: how one is made, and what devices it may use.
+// The table of transports: how each one is made, and which devices it may use.
 //
-// Whoever is left out of a build has a row that says why and how to get it, and nothing else of it
-// is compiled: there is no class to stand in for it.
+// A transport that is left out of this build has a row that says why and how to get it; none of its
+// code is compiled, and no stub class stands in for it.
 #pragma once
 
 #include <memory>
@@ -17,11 +17,11 @@
 
 namespace pgasdl {
 
-// Everything that one of them needs; each takes its own.
+// Arguments for all transports; each takes its own.
 struct TransportSetup {
   Rank rank;
   Rank size;
-  std::string token;  // 16 bytes that only ranks of this job know
+  std::string token;  // 16 bytes that only the ranks of this job know
   VerbsOptions verbs;
   MpiOptions mpi;
   std::shared_ptr<LoopbackWorld> loopback_world;
@@ -31,10 +31,10 @@ struct TransportSetup {
 struct TransportRow {
   std::string_view name;
   std::unique_ptr<Transport> (*make)(const TransportSetup& setup) = nullptr;  // null: left out
-  // Every address it could use, best first; null if it needs none.
+  // Every address that the transport could use, best first; null if it needs none.
   std::vector<VerbsDeviceInfo> (*devices)(const VerbsOptions& options) = nullptr;
-  std::uint32_t (*inline_bytes)(const VerbsOptions& options) = nullptr;  // of a request
-  std::string_view left_out = {};  // of this build: why, and how to get it
+  std::uint32_t (*inline_bytes)(const VerbsOptions& options) = nullptr;  // largest inline request
+  std::string_view left_out = {};  // why this build lacks it, and how to get it
 };
 
 std::span<const TransportRow> transports();
@@ -42,7 +42,7 @@ std::span<const TransportRow> transports();
 // The row of that name. Throws kUnavailable with the reason if this build lacks it.
 const TransportRow& transport_row(std::string_view name);
 
-// Why there is none of that name here; empty if there is.
+// Why the named transport is missing here; empty if it is available.
 std::string transport_missing(std::string_view name, const VerbsOptions& options);
 
 }  // namespace pgasdl

@@ -1,4 +1,4 @@
-// A token by which ranks know those of their job, in whatever comes by a socket or a datagram.
+// The token by which ranks recognise their job's messages on sockets and in datagrams.
 #pragma once
 
 #include <string>

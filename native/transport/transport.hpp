@@ -1,13 +1,14 @@
-// The waist: all that the layers above know of a way to move bytes.
+// The waist: all that the layers above know about a way to move bytes.
 //
-// Above it nothing knows shared memory, verbs or MPI; below it nothing knows collectives. Arguments
-// were checked by the layer above. Contract, tested by tests/contract on every transport:
+// Layers above know nothing of shared memory, verbs or MPI; layers below know nothing of
+// collectives. The layer above has checked all arguments. Contract, tested by tests/contract on
+// every transport:
 //   - a flag never overtakes an earlier write on the same queue to the same peer;
 //   - writes are unordered among each other;
-//   - a source may change, and a read's target is here, once complete(queue) answered true;
+//   - once complete(queue) has answered true, a source may change and a read's target is here;
 //   - no call blocks, allocates, or takes a lock shared by several peers on the data path;
-//   - every member may be called from any thread, but for setup (endpoint .. retract), which the
-//     layer above serialises.
+//   - any thread may call any member, except setup (endpoint .. retract), which the layer above
+//     serialises.
 #pragma once
 
 #include <atomic>
@@ -39,26 +40,26 @@ struct LocalSegment {
   std::uint64_t bytes = 0;
   FlagWord* board = nullptr;
   std::uint32_t notifications = 0;
-  int device = kHost;              // where data lies; the board is always the host's
-  bool bound = false;              // data is the caller's memory, not part of a region
-  bool needs_flush = false;        // what an adapter has written there; the transport says so
+  int device = kHost;        // where the data lie; the board is always on the host
+  bool bound = false;        // the data are the caller's memory, not part of a region
+  bool needs_flush = false;  // before the device sees an adapter's writes; set by the transport
   std::shared_ptr<Region> region;  // the board, and the data unless bound or on a device
   UniqueFd descriptor;             // of `region`; closed once every peer was offered it
-  std::shared_ptr<DeviceRegion> device_region;  // of what lies on a device
+  std::shared_ptr<DeviceRegion> device_region;  // the data, if on a device
   UniqueFd device_descriptor;                   // likewise; not every allocation has one
-  std::shared_ptr<void> keep;                   // what the transport holds for it
+  std::shared_ptr<void> keep;                   // resources that the transport keeps for it
 };
 
 // A peer's copy of a segment, as its transport reaches it.
 struct RemoteSegment {
   std::uint64_t bytes = 0;
   std::uint32_t notifications = 0;
-  int device = kHost;              // of this process, through which `data` is reached; kAway
-  std::byte* data = nullptr;       // mapped here, for direct loads and stores; else nullptr
+  int device = kHost;              // the device of this process that reaches `data`; or kAway
+  std::byte* data = nullptr;       // mapped here for direct loads and stores; else null
   FlagWord* board = nullptr;       // likewise
-  std::uint64_t address = 0;       // the peer's own address of the data, where not mapped
-  std::shared_ptr<void> keep;      // what the transport holds for it
-  std::shared_ptr<Region> region;  // of the board, where it is mapped here; for GPUs
+  std::uint64_t address = 0;       // the peer's own address of the data, if not mapped here
+  std::shared_ptr<void> keep;      // resources that the transport keeps for it
+  std::shared_ptr<Region> region;  // holds the board, if mapped here; for GPUs
 };
 
 struct Transfer {
@@ -69,14 +70,14 @@ struct Transfer {
   std::uint64_t bytes;
 };
 
-// One word of a board to be set: at the peer (write) or here (read). At the peer `value` may be
-// added instead: no addition is ever lost, whoever adds by whichever transport.
+// Sets one word of a board: at the peer (write) or here (read). At the peer, `add` adds `value`
+// instead; no addition is lost, whichever ranks and transports add.
 struct RemoteFlag {
   const RemoteSegment* remote;
   std::uint32_t notification;
   std::uint32_t value;
   bool add = false;
-  bool again = false;  // it may be stored twice, and late
+  bool again = false;  // a second or a late store does no harm
 };
 struct LocalFlag {
   const LocalSegment* local;
@@ -84,7 +85,7 @@ struct LocalFlag {
   std::uint32_t value;
 };
 
-// On one aligned 64-bit word at the peer; the old value goes to *old by the time of completion.
+// Changes one aligned 64-bit word at the peer; *old has the old value once the queue is complete.
 struct Atomic {
   enum class Kind : std::uint8_t { kFetchAdd, kCompareSwap };
   Kind kind;
@@ -102,28 +103,29 @@ class Transport {
   // The name of the transport that carries bytes to `peer`.
   virtual std::string_view name_for(Rank /*peer*/) const { return name(); }
 
-  // More of its state, for a log; "" if there is nothing to say.
+  // More state for a log; "" if there is none.
   virtual std::string describe() const { return ""; }
 
-  // --- setup: endpoint() of every rank is exchanged, then connect()ed by every other.
+  // --- setup: every rank exchanges its endpoint(), then passes every other rank's to connect().
   virtual std::string endpoint() = 0;
   virtual void connect(Rank peer, const std::string& endpoint) = 0;
-  // Where `peer` sleeps, if its wake word is mapped here: wake it after raising a flag.
+  // The word on which `peer` sleeps, mapped here: a transport wakes it after raising a flag.
   virtual void set_wake_word(Rank /*peer*/, WakeWord* /*wake_word*/) {}
-  // Makes a segment reachable for `peers`; the answer is what they need for attach(). The transport
-  // may give it other memory until the last of them was attached.
+  // Makes a segment reachable for `peers`; returns what they need for attach(). The transport may
+  // move the segment's memory until all peers are attached.
   virtual std::string publish(LocalSegment& segment, std::span<const Rank> peers) = 0;
-  // `device`: of this process, which reaches a copy on a peer's; kHost: this rank's is on the host.
+  // `device`: the device of this process that is to reach memory on a peer's device; kHost if this
+  // rank's own copy is on the host.
   virtual RemoteSegment attach(Rank peer, const std::string& description, int device,
                                Deadline deadline) = 0;
-  // Why segments may not lie on a device of this process; "": they may. Peers reach them as if they
-  // were host memory, and no call returns before the device has done its part.
+  // Why segments may not lie on a device of this process; "" if they may. Then peers reach them
+  // like host memory, and no call returns before the device has done its part.
   virtual std::string refuses_device(int /*device*/) const {
     return text("transport ", name(), " reaches host memory only");
   }
-  // All peers of a segment were attached, and `remotes` is theirs, by member: what can only be done
-  // where all members are there at once, and adds what is known only then. kTimeout: they were not;
-  // it is to be called again. Whoever does not, for a while, leaves, so that the others do not
+  // Completes a segment once all peers are attached; `remotes` holds their copies by member. A
+  // transport does here what needs all members at once, and adds what is known only then. kTimeout:
+  // call it again. A member that pauses between calls calls leave(), so that the others do not
   // count on it. Not for transports behind a Router.
   virtual Outcome settle(LocalSegment& /*own*/, std::span<const Rank> /*members*/,
                          std::span<RemoteSegment> /*remotes*/, Deadline /*deadline*/) {
@@ -131,59 +133,60 @@ class Transport {
   }
   virtual void leave(LocalSegment& /*own*/) {}
   virtual void retract(const LocalSegment& /*segment*/) {}
-  // Peers may read this process's memory wherever it lies, as far as that is up to this process.
+  // Lets peers read this process's memory at any address, as far as this process can decide it.
   virtual void admit_readers() {}
-  // Reads from an address of `peer`'s process; "" or why that cannot be done. From then on, if it
-  // could, post_read takes a `remote` that has but an address, and any memory of the host as
+  // Reads from an address of `peer`'s process; returns "" or why that is impossible. After a
+  // success, post_read also takes a `remote` that has only an address, with any host memory as
   // `local`.
   virtual std::string try_read(Rank /*peer*/, std::uint64_t /*address*/,
                                std::span<std::byte> /*to*/) {
     return text("transport ", name(), " reads segments only");
   }
   virtual bool reads_anywhere(Rank /*peer*/) const { return false; }
-  // A descriptor that a service thread should poll for input, and what it does then; -1: none.
-  // True: there is more to do, which the descriptor may not tell; whoever asks much at once must
-  // not keep the thread from its heartbeats.
+  // The service thread polls the descriptor for input and calls service(); -1: none. service()
+  // returns true if there is more to do that the descriptor may not show: it handles a limited
+  // amount per call, so that a flood of requests does not delay heartbeats.
   virtual int service_descriptor() const { return -1; }
   virtual bool service() { return false; }
-  // The context is closed, and the service thread gone: no peer hands over anything any more. Other
-  // threads may still be on their way out of a call.
+  // The context is closed and the service thread has ended: peers hand over nothing from now on.
+  // Other threads may still be leaving a call.
   virtual void end_service() {}
 
-  // --- data path. False: the queue is full, nothing was posted.
+  // --- data path. False: the queue is full, and nothing was posted.
   virtual bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                           const RemoteFlag* flag) = 0;
   virtual bool post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                          const LocalFlag* flag) = 0;
   virtual bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) = 0;
-  // Everything posted on `queue` so far is locally complete.
+  // True if everything posted on `queue` so far is locally complete.
   virtual bool complete(QueueId queue) = 0;
-  // A mark of the requests posted on `queue` to `peer` so far, and whether those are complete, or
-  // were lost.
+  // mark() identifies the requests posted on `queue` to `peer` so far; reached() tells whether they
+  // have completed or were lost.
   virtual std::uint64_t mark(QueueId /*queue*/, Rank /*peer*/) const { return 0; }
   virtual bool reached(QueueId /*queue*/, Rank /*peer*/, std::uint64_t /*mark*/) const {
     return true;
   }
-  // The last post was refused only because the way to `peer` is still being made.
+  // The last post was refused only because the connection to `peer` is still being made.
   virtual bool connecting(QueueId /*queue*/, Rank /*peer*/) const { return false; }
-  // How many peers `queue` is connected with, where that takes something of each (a queue pair).
+  // The number of peers connected through `queue`, if a connection has a price (a queue pair).
   virtual std::size_t connections(QueueId /*queue*/) const { return 0; }
-  // The queue by which `peer` is written to without connecting anew, `queue` if it can be; none
-  // where we are not connected, and nobody notices that we leave.
+  // A queue on which `peer` can be written to without a new connection, preferably `queue`; none if
+  // there is no connection, so that `peer` would not notice that this rank leaves.
   virtual std::optional<QueueId> connected(QueueId queue, Rank /*peer*/) const { return queue; }
-  // Tells `peer` a word of this rank's end, not 0, without connecting; it may be lost. And what
-  // came of that from `peer`; 0: nothing.
+  // Sends `peer` a nonzero word about this rank's end without connecting; it may get lost.
+  // farewell() returns the word that `peer` sent, or 0.
   virtual void send_farewell(Rank /*peer*/, std::uint64_t /*word*/) {}
   virtual std::uint64_t farewell(Rank /*peer*/) const { return 0; }
-  // Gives up what connects us with `peer`, after a fault; the next operation connects anew.
+  // Drops the connection to `peer` after a fault; the next operation connects anew.
   virtual void reconnect(Rank /*peer*/) {}
-  // `peer` is no more: nothing that waits for it will end. And: this rank goes on without it.
+  // lost(): `peer` is gone, and requests to it will not complete. forget(): this rank continues
+  // without it.
   virtual void lost(Rank /*peer*/) {}
   virtual void forget(Rank /*peer*/) {}
-  // Moves on what cannot move by itself; called by every wait if needs_progress().
+  // Advances work that does not advance by itself; every wait calls it if needs_progress().
   virtual bool needs_progress() const { return false; }
   virtual void progress() {}
-  // Messages from peers move on in progress() too, a few pieces of a long one at each call.
+  // progress() also advances messages from peers, a few pieces of a long one in each call.
   virtual bool receives_in_progress() const { return false; }
 };
 

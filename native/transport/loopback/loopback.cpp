@@ -55,8 +55,8 @@ void LoopbackWorld::deliver(RankState& state, Operation& operation) {
   }
 }
 
-// Holding state.mutex: one pass over what is pending, in order; each operation that may go, goes
-// with the probability the faults name.
+// With state.mutex held: makes one pass over pending operations in order; each that may be
+// delivered is, with the probability that the faults name.
 void LoopbackWorld::deliver_some(RankState& state) {
   std::deque<Operation> kept;
   for (Operation& operation : state.pending) {
@@ -87,7 +87,7 @@ void LoopbackWorld::enqueue(RankState& state, Operation&& operation) const {
   state.pending.push_back(std::move(operation));
 }
 
-// Sends the flags before which everything has been delivered.
+// Sends held flags whose earlier requests have all been delivered.
 void LoopbackWorld::release(RankState& state) {
   for (auto& [to, connection] : state.connections) {
     std::uint32_t retired = connection.posted;
@@ -145,7 +145,7 @@ std::string LoopbackTransport::publish(LocalSegment& segment, std::span<const Ra
   using Both = std::pair<std::shared_ptr<Region>, std::shared_ptr<DeviceRegion>>;
   remote.keep = std::make_shared<Both>(segment.region, segment.device_region);
   const std::lock_guard lock(mine().mutex);
-  // This rank may delete it, or leave, before the last peer attaches it.
+  // This rank may delete the segment, or leave, before the last peer attaches it.
   if (peers.size() > 1) mine().published[segment.id] = {std::move(remote), peers.size() - 1};
   return std::to_string(segment.id);
 }
@@ -167,7 +167,7 @@ RemoteSegment LoopbackTransport::attach(Rank peer, const std::string& descriptio
   return remote;
 }
 
-// Holding the mutex, of every post: false where a transport's queue may be full.
+// With the mutex held, at every post: false where a real transport's queue may be full.
 bool LoopbackTransport::room(QueueId queue, Rank peer) {
   auto& state = mine();
   const LoopbackFaults& faults = world_->faults_;
@@ -248,7 +248,7 @@ bool LoopbackTransport::post_read(QueueId queue, Rank peer, std::span<const Tran
                                        false,
                                        transfer.remote->keep,
                                        owner_of(*transfer.local)};
-    // A read looks at the peer when it is delivered, never at the time of posting.
+    // A read looks at the peer when it is delivered, never when it is posted.
     if (world_->faults_.immediate()) {
       LoopbackWorld::deliver(mine(), operation);
     } else {
@@ -313,7 +313,7 @@ std::size_t LoopbackTransport::connections(QueueId queue) const {
       state.connected, [&](const auto& connected) { return connected.second == queue; }));
 }
 
-// Moves everybody's operations on, as a network would while their owners compute.
+// Advances the operations of all ranks, as a network would while their owners compute.
 void LoopbackTransport::progress() {
   for (auto& state : world_->ranks_) {
     const std::unique_lock lock(state.mutex, std::try_to_lock);

@@ -1,7 +1,7 @@
 // Ranks as threads of one process over one mapping. It exists to find bugs: the thread sanitizer
-// sees every access, and an adversary, seeded, may delay transfers, deliver unordered writes out of
-// order, and flags too, read a source only when it delivers, refuse posts as a full queue does, and
-// fail a chosen operation of a chosen rank.
+// sees every access, and a seeded adversary may delay transfers, reorder writes and flags, read a
+// source only at delivery, refuse posts as a full queue does, and fail a chosen operation of a
+// chosen rank.
 #pragma once
 
 #include <cstring>
@@ -21,23 +21,22 @@ namespace pgasdl {
 struct LoopbackFaults {
   std::uint64_t seed = 0;
   std::uint32_t delay = 0;      // a pending operation moves on with probability 1 / (delay + 1)
-  bool reorder = false;         // writes of one queue to one peer in any order, flags still last
-  bool late_source = false;     // sources are read at delivery, as a network card may
-  std::uint32_t refuse = 0;     // a post finds room with probability 1 / (refuse + 1)
+  bool reorder = false;         // reorders writes of one queue to one peer; flags stay last
+  bool late_source = false;     // reads sources at delivery, as a network card may
+  std::uint32_t refuse = 0;     // a post is accepted with probability 1 / (refuse + 1)
   std::int32_t fail_rank = -1;  // this rank ...
   std::uint64_t fail_at = 0;    // ... throws at its n-th posted operation, counted from 1
   bool mapped = true;           // false: peers' memory cannot be loaded and stored directly
-  // A rank's end breaks what connects others with it, each of their queues: complete() says so
-  // once.
+  // A rank's end breaks each queue's connection with it; complete() reports each once.
   bool breaks = false;
-  // A fabric of several paths: flags at peers may overtake what was posted before them, too. Unless
-  // they are sent only once that has completed.
+  // A fabric of several paths: flags at peers may overtake earlier requests as well, unless
+  // `completion_first` sends them only after those have completed.
   bool any_order = false;
   bool completion_first = false;
   bool immediate() const { return delay == 0 && !reorder && !late_source && !any_order; }
 };
 
-// The state that the ranks share. Outlives every LoopbackTransport made from it.
+// State that the ranks share. Outlives every LoopbackTransport made from it.
 class LoopbackWorld {
  public:
   explicit LoopbackWorld(Rank size, LoopbackFaults faults = {});
@@ -53,15 +52,15 @@ class LoopbackWorld {
     const std::byte* source;  // null: a flag
     std::byte* target;
     std::uint64_t bytes;
-    int device;                       // that copies it; kHost if neither end lies on one
-    std::vector<std::byte> snapshot;  // of the source, unless it is read late
+    int device;                       // does the copy; kHost if neither end lies on a device
+    std::vector<std::byte> snapshot;  // of the source, unless it is read at delivery
     FlagWord* flag;
     std::uint32_t value;
     bool add;
     std::shared_ptr<void> keep;       // the memory at the peer
-    std::shared_ptr<void> keep_here;  // and here: a source that is read late may be dropped early
-    bool own_flag = false;            // of this rank's board, after a read
-    std::uint32_t number = 0;         // among those of this queue to this peer
+    std::shared_ptr<void> keep_here;  // and here: the program may drop a source before it is read
+    bool own_flag = false;            // on this rank's board, after a read
+    std::uint32_t number = 0;         // counts the operations of this queue to this peer
   };
   // The messages that one queue has sent to one peer.
   struct Connection {
@@ -80,8 +79,8 @@ class LoopbackWorld {
     std::mt19937_64 random;
     std::uint64_t posted = 0;
     std::vector<WakeWord*> wake_words;
-    std::set<std::pair<Rank, QueueId>> connected;  // unless all memory is mapped
-    std::set<std::pair<QueueId, Rank>> broken;     // not told yet
+    std::set<std::pair<Rank, QueueId>> connected;  // recorded unless all memory is mapped
+    std::set<std::pair<QueueId, Rank>> broken;     // not reported yet
   };
   void deliver_some(RankState& state);
   static void deliver(RankState& state, Operation& operation);
@@ -118,7 +117,7 @@ class LoopbackTransport final : public Transport {
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId queue) override;
   std::size_t connections(QueueId queue) const override;
-  // Nobody can wake a rank whose memory is not mapped: it looks from time to time, as with a
+  // A rank whose memory is not mapped cannot be woken: its waits poll from time to time, as with a
   // network card.
   bool needs_progress() const override {
     return !world_->faults_.immediate() || !world_->faults_.mapped;

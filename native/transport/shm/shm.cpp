@@ -72,10 +72,9 @@ std::string random_name() {
   return name;
 }
 
-// The kernel drops what comes without the token in its sender's call, before it is queued. Closing
-// a stranger's descriptor may take as long as the stranger likes (a socket that lingers, a file
-// system of its own), and is not for this rank to do. A kernel that has no such filters leaves it
-// to service().
+// Lets the kernel drop datagrams without the token in the sender's call, before they are queued.
+// Otherwise this rank would have to close a stranger's descriptor, which can block for long (a
+// lingering socket, a FUSE file). On a kernel without such filters, service() checks the token.
 void filter_by_token(int socket, const std::string& token) {
   constexpr std::uint32_t kAll = UINT32_MAX;
   constexpr std::size_t kWords = kTokenBytes / sizeof(std::uint32_t);
@@ -97,8 +96,8 @@ void filter_by_token(int socket, const std::string& token) {
   (void)setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &attached, sizeof attached);
 }
 
-// A socket that sends to a peer's. It is connected while the peer is there, and stays with that one
-// socket: a stranger may take its name when the peer is gone, and must get nothing. No peer: none.
+// Makes a socket connected to a peer's socket, or none if the peer is gone. It stays connected to
+// that one socket: a stranger that takes over a dead peer's name must receive nothing.
 UniqueFd mailbox_of(Rank peer, const std::string& name) {
   UniqueFd mailbox(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!mailbox) throw_system(text("an AF_UNIX socket for rank ", peer), errno);
@@ -113,7 +112,7 @@ UniqueFd mailbox_of(Rank peer, const std::string& name) {
   throw_system(text("connecting to the AF_UNIX socket of rank ", peer), errno);
 }
 
-// To or from a peer's memory that is mapped here.
+// Copies to or from a peer's memory that is mapped here.
 void copy_bytes(std::byte* to, const std::byte* from, const Transfer& transfer) {
   const int device =
       transfer.local->device != kHost ? transfer.local->device : transfer.remote->device;
@@ -168,7 +167,8 @@ void ShmTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
 
 std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
   if (segment.bound && segment.device == kHost) admit_peers(true);
-  // Each begins with the rank after it: a mailbox holds few, and all would fill the same one.
+  // Each rank begins with the next one: a mailbox holds few messages, and all would fill the same
+  // one.
   const auto self = std::ranges::lower_bound(peers, rank_) - peers.begin();
   for (std::size_t i = 0; i < peers.size(); ++i) {
     const Rank peer = peers[(static_cast<std::size_t>(self) + i) % peers.size()];
@@ -203,9 +203,9 @@ std::string ShmTransport::try_read(Rank peer, std::uint64_t address, std::span<s
   return "";
 }
 
-// Where Yama restricts who may reach bound memory, one process and those below it can be named: the
-// peer, or the launcher of all. If the peers have nothing in common it takes `any_process` of this
-// user, or nobody.
+// Where Yama restricts access to bound memory, a process can name one process whose descendants get
+// it: the peer, or the launcher of all. Without a common ancestor, `any_process` chooses between
+// every process of this user and none.
 void ShmTransport::admit_peers(bool any_process) {
   std::vector<pid_t> pids;
   for (const Peer& peer : peers_) {
@@ -218,8 +218,8 @@ void ShmTransport::admit_peers(bool any_process) {
         0);
 }
 
-// Sends a descriptor, or none. The kernel waits while the mailbox is full: the peer's service
-// thread empties it, whatever the peer does. False with errno: not sent.
+// Sends a descriptor, or none. While the mailbox is full the kernel waits; the peer's service
+// thread empties it regardless of the program. False with errno: not sent.
 bool ShmTransport::send(SegmentId segment, Part part, int descriptor, Rank peer) {
   Offer offer{};
   std::memcpy(offer.token, token_.data(), kTokenBytes);
@@ -248,7 +248,7 @@ void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& descripto
   const Deadline deadline = Deadline::in(10);
   while (!send(segment, part, descriptor.get(), peer)) {
     if (errno == ECONNREFUSED || errno == ENOTCONN || errno == EBADF) {
-      return;  // gone: attach and liveness will say so
+      return;  // gone: attach and liveness will report it
     }
     if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) {
       throw_system(text("handing a segment to rank ", peer), errno);
@@ -260,11 +260,11 @@ void ShmTransport::offer(SegmentId segment, Part part, const UniqueFd& descripto
   }
 }
 
-// Where the members did not agree, peers hold what they were handed over and nobody will attach.
+// If members did not agree, peers hold descriptors that nobody will attach.
 void ShmTransport::retract(const LocalSegment& segment) {
-  if (!segment.descriptor) return;  // all had it
+  if (!segment.descriptor) return;  // every peer took it
   for (Rank peer = 0; static_cast<std::size_t>(peer) < peers_.size(); ++peer) {
-    // Whoever does not empty its mailbox for a second keeps it until its context ends.
+    // A peer that does not empty its mailbox within a second keeps them until its context ends.
     if (peer != rank_) (void)send(segment.id, Part::kNone, -1, peer);
   }
 }
@@ -277,7 +277,7 @@ void ShmTransport::end_service() {
 
 bool ShmTransport::service() {
   const std::shared_lock open(socket_mutex_);
-  // Not until it is empty: whoever floods the mailbox must not keep us from everything else.
+  // Bounded: a sender that floods the mailbox must not keep the service thread from other work.
   for (int taken = 0; taken < kMailPerService; ++taken) {
     Offer offer{};
     iovec content{&offer, sizeof offer};
@@ -288,13 +288,13 @@ bool ShmTransport::service() {
     message.msg_control = control;
     message.msg_controllen = sizeof control;
     const ssize_t received = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (received < 0) break;  // nothing more
+    if (received < 0) break;  // the mailbox is empty
     UniqueFd descriptor;
     bool same_user = false;
     for (auto* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
       if (header->cmsg_level != SOL_SOCKET) continue;
       if (header->cmsg_type == SCM_RIGHTS) {
-        // All that the kernel has installed are ours to close; a peer sends one.
+        // The kernel has installed all of them, so all are closed; a peer sends one.
         const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
         for (std::size_t i = 0; i < count; ++i) {
           int fd;
@@ -308,7 +308,7 @@ bool ShmTransport::service() {
         same_user = credentials.uid == geteuid();
       }
     }
-    // Anything else is a stranger's: dropped, with its descriptor.
+    // Drops any other message as a stranger's, with its descriptor.
     const auto sent = static_cast<Part>(offer.part);
     if (received != sizeof offer || !same_user || bool{descriptor} == (sent == Part::kNone) ||
         std::memcmp(offer.token, token_.data(), kTokenBytes) != 0 || offer.rank < 0 ||
@@ -325,7 +325,7 @@ bool ShmTransport::service() {
       mailbox_[{offer.rank, offer.segment, sent}] = std::move(descriptor);
     }
   }
-  return false;  // of what is left the descriptor tells
+  return false;  // the descriptor stays readable while messages are left
 }
 
 void ShmTransport::forget(Rank peer) {
@@ -447,7 +447,7 @@ void ShmTransport::copy_across(Rank peer, const Transfer& transfer, bool write) 
                 write);
     return;
   }
-  // The system call reaches no GPU's memory: in pieces, by way of the host.
+  // The system call cannot reach GPU memory: pieces go through the host.
   std::vector<std::byte> piece(std::min(transfer.bytes, kPiece));
   for (std::uint64_t done = 0; done < transfer.bytes; done += piece.size()) {
     piece.resize(std::min(transfer.bytes - done, kPiece));

@@ -1,9 +1,9 @@
 // Shared memory between the processes of one machine.
 //
 // Segments are sealed memfd mappings whose descriptors travel over AF_UNIX datagrams, so a write is
-// a copy and a flag is a store-release. Memory that was only bound is reached by
-// process_vm_writev(2) and process_vm_readv(2). Memory of a GPU is mapped by both, and copied by
-// the device. Everything is complete when its post returns.
+// a copy and a flag is a store-release. Bound memory is reached by process_vm_writev(2) and
+// process_vm_readv(2). GPU memory is mapped by both ranks and copied by the device. Every request
+// is complete when its post returns.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +20,7 @@ namespace pgasdl {
 
 class ShmTransport final : public Transport {
  public:
-  // `token`: 16 bytes that only ranks of this job know; descriptors that come without are dropped.
+  // `token`: 16 bytes that only ranks of this job know; descriptors without it are dropped.
   ShmTransport(Rank rank, Rank size, const std::string& token);
 
   std::string_view name() const override { return "shm"; }
@@ -51,14 +51,14 @@ class ShmTransport final : public Transport {
 
  private:
   struct Peer {
-    UniqueFd mailbox;  // connected to its socket; none: it was gone
+    UniqueFd mailbox;  // connected to the peer's socket; none if that was gone
     pid_t pid = 0;
     WakeWord* wake_word = nullptr;
-    std::atomic<bool> readable{false};  // wherever its memory lies
+    std::atomic<bool> readable{false};  // at any address
   };
   void admit_peers(bool any_process);
-  // A segment is handed over by a descriptor of its memory, or of its board; and one of its data,
-  // if that lies on a device. kNone: what was handed over is not to be kept.
+  // A descriptor stands for host memory or the board (kHost), or for data on a device (kDevice).
+  // kNone retracts the descriptors that were offered before.
   enum class Part : std::uint32_t { kHost, kDevice, kNone };
   void offer(SegmentId segment, Part part, const UniqueFd& descriptor, Rank peer);
   bool send(SegmentId segment, Part part, int descriptor, Rank peer);
@@ -70,11 +70,11 @@ class ShmTransport final : public Transport {
   const Rank rank_;
   const std::string token_;
   std::string address_;
-  std::shared_mutex socket_mutex_;  // held alone by whoever closes them: this and the mailboxes
+  std::shared_mutex socket_mutex_;  // exclusive for closing the socket and the mailboxes
   UniqueFd socket_;
   std::vector<Peer> peers_;
-  std::mutex mailbox_mutex_;  // of what follows
-  // Arrived, not yet attached; of ranks to be forgotten nothing is kept.
+  std::mutex mailbox_mutex_;  // guards the members below
+  // Descriptors that arrived and are not attached yet; none from forgotten ranks.
   std::map<std::tuple<Rank, SegmentId, Part>, UniqueFd> mailbox_;
   std::vector<bool> forgotten_;
 };
