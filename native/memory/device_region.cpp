@@ -38,8 +38,8 @@ bool reaches(cuda::Device from, cuda::Device to) {
   return can != 0;
 }
 
-// Every device here that can load from and store to memory of `device`; of one that is not visible
-// (kHost) nobody says which can.
+// Every device here that can load from and store to memory of `device`. If that device is not
+// visible (kHost), no query can exclude any, so all are listed.
 std::vector<cuda::MemAccessDesc> access_to(cuda::Device device) {
   std::vector<cuda::MemAccessDesc> all;
   for (cuda::Device each = 0; each < cuda::device_count(); ++each) {
@@ -50,7 +50,8 @@ std::vector<cuda::MemAccessDesc> access_to(cuda::Device device) {
   return all;
 }
 
-// The device of this process that has this UUID, or kHost: each rank may see a GPU of its own only.
+// The device of this process with this UUID; kHost if hidden, as when each rank sees only its own
+// GPU.
 cuda::Device visible(const cuda::Uuid& uuid) {
   for (cuda::Device device = 0; device < cuda::device_count(); ++device) {
     if (std::memcmp(uuid_of(device).bytes, uuid.bytes, sizeof uuid.bytes) == 0) return device;
@@ -71,7 +72,7 @@ void require_shareable(cuda::Device device) {
   }
 }
 
-// Until it is mapped, or for good if that fails.
+// Owns the handle until the allocation is mapped, or mapping fails.
 class Allocation {
  public:
   explicit Allocation(cuda::AllocationHandle handle) : handle_(handle) {}
@@ -163,7 +164,7 @@ std::shared_ptr<DeviceRegion> DeviceRegion::create(cuda::Device device, std::siz
         text("allocating ", rounded, " bytes on GPU ", device));
   const Allocation allocation(handle);
   region->map(handle, rounded, access_to(device));
-  // Zero before a peer knows of it. The program's streams have work that may take any time.
+  // On a library stream: the program's streams may have work of any length.
   device_clear(device, region->data_, rounded);
   export_to(fd, handle);
   region->handle_.kind = DeviceHandle::Kind::kDescriptor;
@@ -186,7 +187,7 @@ std::shared_ptr<DeviceRegion> DeviceRegion::describe(cuda::Device device, std::b
   handle.offset = pointer(address) - base;
   handle.bytes = length;
   if (handle.offset > length || bytes > length - handle.offset) {
-    // An expandable segment of PyTorch's is many allocations one behind the other.
+    // PyTorch's expandable segments consist of many adjacent allocations.
     throw Error(
         ErrorKind::kUnavailable,
         text("these ", bytes, " bytes on GPU ", device, " span several allocations (",
@@ -200,7 +201,7 @@ std::shared_ptr<DeviceRegion> DeviceRegion::describe(cuda::Device device, std::b
     handle.kind = DeviceHandle::Kind::kDescriptor;
     return region;
   }
-  unsigned legacy = 1;  // an older driver does not know the attribute
+  unsigned legacy = 1;  // stays for older drivers, which do not know the attribute
   (void)driver.pointer_get_attribute(&legacy, cuda::PointerAttribute::kIsLegacyCudaIpcCapable,
                                      pointer(address));
   if (legacy == 0) {
@@ -219,7 +220,7 @@ void DeviceRegion::open(const DeviceHandle& handle, int fd,
   const auto& driver = cuda::driver();
   if (handle.kind == DeviceHandle::Kind::kDescriptor) {
     cuda::AllocationHandle imported = 0;
-    // The interface takes the descriptor in the place of a pointer.
+    // The interface takes the descriptor in place of a pointer.
     check(driver.mem_import(&imported, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
                             cuda::kHandlePosixFileDescriptor),
           "opening a peer's GPU memory");
@@ -227,7 +228,7 @@ void DeviceRegion::open(const DeviceHandle& handle, int fd,
     map(imported, handle.bytes, access);
   } else if (handle.kind == DeviceHandle::Kind::kIpc) {
     cuda::DevicePtr base = 0;
-    const cuda::Current current(device_);  // for whose kernels it is opened
+    const cuda::Current current(device_);  // opens the memory for this device's kernels
     check(driver.ipc_open_mem_handle(&base, handle.ipc, cuda::kIpcLazyEnablePeerAccess),
           "opening a peer's GPU memory");
     base_ = data_ = address_of(base);
@@ -262,7 +263,7 @@ DeviceRegion::~DeviceRegion() {
   try {
     const auto& driver = cuda::driver();
     const cuda::Current current(device_);
-    // Fails only where the driver has ended before us, with all that was its.
+    // Fails only if the driver has shut down before, which freed everything.
     if (reserved_ == 0) {
       (void)driver.ipc_close_mem_handle(pointer(base_));
     } else {
@@ -270,7 +271,7 @@ DeviceRegion::~DeviceRegion() {
       (void)driver.mem_address_free(pointer(base_), reserved_);
     }
   } catch (const Error&) {
-    // A forked child: what it inherited is its parent's.
+    // A forked child: the parent owns the memory.
   }
 }
 

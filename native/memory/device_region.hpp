@@ -1,5 +1,5 @@
-// Memory of a GPU that other ranks of the machine can reach: our own, a mapping of a peer's, or
-// somebody else's allocation that is only described.
+// GPU memory that other ranks of the machine can reach: this rank's own, a mapping of a peer's, or
+// an existing allocation that is only described.
 #pragma once
 
 #include <cstddef>
@@ -12,34 +12,33 @@
 
 namespace pgasdl {
 
-// Instead of a device's number.
+// Values in place of a device's number.
 inline constexpr int kHost = -1;
-inline constexpr int kUnreached = -2;  // some device of a peer, which nobody reaches from here
-inline constexpr int kAway = -3;       // likewise, which an adapter reaches
+inline constexpr int kUnreached = -2;  // on a device of a peer, which nothing here reaches
+inline constexpr int kAway = -3;       // likewise, but an adapter reaches it
 
-// The handle by which another process maps an allocation, besides a descriptor if it is
-// `kDescriptor`.
+// The handle by which another process maps an allocation; kDescriptor comes with a descriptor.
 struct DeviceHandle {
   enum class Kind : std::uint32_t { kNothing, kDescriptor, kIpc };
   Kind kind = Kind::kNothing;
-  cuda::Uuid uuid{};         // of its device: processes number devices as they like
+  cuda::Uuid uuid{};         // of the device, which each process numbers in its own way
   std::uint64_t bytes = 0;   // of the allocation
-  std::uint64_t offset = 0;  // in it, of the memory that is meant
+  std::uint64_t offset = 0;  // of the memory in the allocation
   cuda::IpcMemHandle ipc{};
 };
 
-// Addresses are the device's: the host must not touch them. Every device of this process that can
-// reach the memory may. Given back when the last owner lets go.
+// Addresses belong to the device: the host must not touch them. Every device of this process that
+// can reach the memory may use it. The last owner's release frees it.
 class DeviceRegion {
  public:
-  // New zero-filled memory; the descriptor goes to `fd`, so that it can be handed to peers.
+  // Allocates zero-filled memory; `fd` gets the descriptor, to be handed to peers.
   static std::shared_ptr<DeviceRegion> create(cuda::Device device, std::size_t bytes, UniqueFd& fd);
-  // Memory that somebody else allocated, by whatever way, and keeps. Throws kUnavailable if no
-  // other process can be let into it.
+  // Describes memory that was allocated elsewhere, in whatever way, and stays there. Throws
+  // kUnavailable if it cannot be shared with another process.
   static std::shared_ptr<DeviceRegion> describe(cuda::Device device, std::byte* address,
                                                 std::size_t bytes, UniqueFd& fd);
-  // A peer's, by what it handed out, for `device` of this process; kHost: for the same one, if it
-  // is visible here. Throws kUnavailable if that does not reach it.
+  // Maps a peer's memory by the handle it sent, for `device` of this process; kHost: for the peer's
+  // own device, if visible here. Throws kUnavailable if that device does not reach it.
   static std::shared_ptr<DeviceRegion> attach(const DeviceHandle& handle, int fd, std::size_t bytes,
                                               int device);
 
@@ -47,32 +46,32 @@ class DeviceRegion {
   DeviceRegion& operator=(const DeviceRegion&) = delete;
   ~DeviceRegion();
 
-  // Which reaches it.
+  // The device that reaches it.
   cuda::Device device() const { return device_; }
   std::byte* data() const { return data_; }
   const DeviceHandle& handle() const { return handle_; }
 
  private:
   explicit DeviceRegion(cuda::Device device) : device_(device) {}
-  // Maps an allocation of cuMemCreate at an address of its own, for these devices.
+  // Maps an allocation of cuMemCreate at a new address, for these devices.
   void map(cuda::AllocationHandle allocation, std::size_t bytes,
            std::span<const cuda::MemAccessDesc> access);
-  // A peer's, for these devices.
+  // Maps a peer's memory, for these devices.
   void open(const DeviceHandle& handle, int fd, std::span<const cuda::MemAccessDesc> access);
 
   const cuda::Device device_;
   std::byte* data_ = nullptr;
   DeviceHandle handle_;
-  std::byte* base_ = nullptr;  // of the allocation, if it is ours to give back
-  std::size_t reserved_ = 0;   // bytes there; 0: it was opened by legacy IPC
+  std::byte* base_ = nullptr;  // the allocation, if this object frees it
+  std::size_t reserved_ = 0;   // bytes there; 0 if opened by legacy IPC
   bool mapped_ = false;
 };
 
-// Lets kernels and copies of one device reach what this process has allocated on another. Throws
-// kUnavailable unless they have peer access to it.
+// Lets kernels and copies of one device reach memory that this process has allocated on another.
+// Throws kUnavailable without peer access.
 void open_to(cuda::Device from, cuda::Device to);
 
-// The device that an address lies on. Throws kBuffer if it is none of a device's.
+// The device of an address. Throws kBuffer if the address lies on none.
 cuda::Device device_of(const std::byte* address);
 
 }  // namespace pgasdl

@@ -15,7 +15,8 @@ namespace {
 
 using cuda::check;
 
-// A device whose work has failed says so again; another call's failure does not come twice.
+// The error may be an earlier call's, which is reported once: then the second call waits. Failed
+// work of the device repeats its error.
 cuda::Result synchronize(cuda::Stream stream) {
   const auto& driver = cuda::driver();
   const cuda::Result result = driver.stream_synchronize(stream);
@@ -36,7 +37,7 @@ cuda::Stream make_stream(cuda::Device device) {
 }
 
 std::mutex streams_mutex;
-// Never destroyed: at the process's end the driver may be gone before.
+// Never destroyed: at process exit the driver may already be gone.
 std::map<cuda::Device, std::vector<cuda::Stream>>& idle_streams() {
   static auto* const idle = new std::map<cuda::Device, std::vector<cuda::Stream>>;
   return *idle;
@@ -61,7 +62,7 @@ void refuse_capture(const StreamOrder& order, const char* what) {
 
 cuda::Stream shared_stream(cuda::Device device, std::size_t number) {
   static std::map<cuda::Device, std::array<cuda::Stream, kSharedStreams>> streams;
-  static std::mutex mutex;  // its own: the driver may hold up the making of streams
+  static std::mutex mutex;  // separate: the driver may hold up the creation of streams
   const std::lock_guard lock(mutex);
   auto& of_device = streams[device];
   if (of_device[0] == nullptr) {
@@ -109,13 +110,13 @@ DeviceStream::DeviceStream(cuda::Device device) : device_(device), born_(fork_de
       idle.pop_back();
       return;
     }
-    idle.reserve(idle.capacity() + 1);  // so that giving it back needs no memory
+    idle.reserve(idle.capacity() + 1);  // so that returning the stream allocates nothing
   }
   stream_ = make_stream(device);
 }
 
 DeviceStream::~DeviceStream() {
-  if (fork_depth() != born_) return;  // its parent's, as is the lock
+  if (fork_depth() != born_) return;  // the parent owns the stream, and the lock
   const std::lock_guard lock(streams_mutex);
   idle_streams()[device_].push_back(stream_);
 }
@@ -125,7 +126,7 @@ void DeviceStream::wait() const noexcept {
     const cuda::Current current(device_);
     (void)synchronize(stream_);
   } catch (const Error&) {
-    // A forked child: nothing is under way here.
+    // A forked child: no work is under way here.
   }
 }
 
@@ -145,7 +146,7 @@ DeviceMoment::~DeviceMoment() {
     const cuda::Current current(device_);
     (void)cuda::driver().event_destroy(event_);
   } catch (const Error&) {
-    // A forked child: it is its parent's.
+    // A forked child: the parent owns the event.
   }
 }
 
@@ -168,7 +169,7 @@ bool DeviceMoment::reached() const {
 }
 
 bool DeviceMoment::over() const noexcept {
-  // A device whose work has failed says so again.
+  // A second attempt: failed work of the device repeats its error, another call's error does not.
   for (int attempt = 0; attempt < 2; ++attempt) {
     try {
       return reached();
@@ -182,12 +183,12 @@ bool DeviceMoment::over() const noexcept {
 void DeviceMoment::wait() const noexcept {
   try {
     const cuda::Current current(device_);
-    // A device whose work has failed says so again; another call's failure does not come twice.
+    // As in synchronize().
     if (cuda::driver().event_synchronize(event_) != cuda::kSuccess) {
       (void)cuda::driver().event_synchronize(event_);
     }
   } catch (const Error&) {
-    // A forked child: nothing is under way here.
+    // A forked child: no work is under way here.
   }
 }
 

@@ -1,4 +1,4 @@
-// Work of the library's own on a device: streams that are borrowed, and how far they are.
+// The library's own work on a device: streams that are borrowed, and events that show progress.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace pgasdl {
 
-// A stream of the program's: what is ordered on it comes after all that was enqueued there before.
+// A stream of the program: new work on it comes after all that was enqueued there before.
 struct StreamOrder {
   cuda::Device device;
   cuda::Stream stream;
@@ -21,19 +21,19 @@ bool is_capturing(const StreamOrder& order);
 // Throws kUnavailable if the stream is recording a graph: `what` needs the host at every replay.
 void refuse_capture(const StreamOrder& order, const char* what);
 
-// Whether streams can wait for words of the host, and write them.
+// Whether streams can wait for words of host memory and write them.
 bool streams_wait(cuda::Device device);
 
-// The address by which the current device's streams reach a word of pinned memory of the host.
+// The address by which the current device's streams reach a word of pinned host memory.
 cuda::DevicePtr device_address(const void* word);
 
-// One of a few streams that all plans share, whose work waits for nothing: of greatest priority.
-// They are made at first use, and kept.
+// One of a few streams that all plans share, with the highest priority; their work never waits.
+// They are made at first use and kept.
 inline constexpr std::size_t kSharedStreams = 4;
 cuda::Stream shared_stream(cuda::Device device, std::size_t number);
 
-// One of the library's streams, which follow no other stream. Borrowed: given back, all enqueued
-// on it must have ended. Streams are kept for the next borrower.
+// A library stream that follows no other stream. It is borrowed: before the destructor returns it
+// to the pool, all work on it must have ended.
 class DeviceStream {
  public:
   explicit DeviceStream(cuda::Device device);
@@ -42,7 +42,7 @@ class DeviceStream {
   ~DeviceStream();
   cuda::Device device() const { return device_; }
   cuda::Stream get() const { return stream_; }
-  // Until all that was enqueued has ended, or has failed.
+  // Waits until all enqueued work has ended or failed.
   void wait() const noexcept;
 
  private:
@@ -51,29 +51,29 @@ class DeviceStream {
   cuda::Stream stream_ = nullptr;
 };
 
-// A moment of a stream, at which all that was enqueued before has ended.
+// A point in a stream at which all work enqueued before has ended.
 //
-// The device's writes of before are visible then to whoever learns of them from this thread: to the
-// host, to copies and kernels of any process that are launched later, and to a NIC that reads. That
-// is what lets a flag in host memory, stored after reached(), tell of data on a device.
+// From then on the device's earlier writes are visible to everyone who learns of them from this
+// thread: the host, copies and kernels of any process launched later, and a NIC that reads. So a
+// flag in host memory, stored after reached(), may announce data on a device.
 class DeviceMoment {
  public:
   explicit DeviceMoment(cuda::Device device);
-  // The present one of a stream.
+  // The present point of a stream.
   static std::unique_ptr<DeviceMoment> of(const StreamOrder& order);
   DeviceMoment(const DeviceMoment&) = delete;
   DeviceMoment& operator=(const DeviceMoment&) = delete;
   ~DeviceMoment();
   cuda::Device device() const { return device_; }
-  // From now on it is the present one of `stream`, which may be a program's.
+  // Moves it to the present point of `stream`, which may be the program's.
   void mark(cuda::Stream stream);
-  // Work that is enqueued on `stream` from now on comes after it.
+  // Work enqueued on `stream` from now on comes after this point.
   void hold(cuda::Stream stream) const;
-  // Throws what made the device's work fail.
+  // Throws the error if the device's work has failed.
   bool reached() const;
-  // Reached, or never to be: the work has failed.
+  // Reached, or never to be, because the work has failed.
   bool over() const noexcept;
-  // Until then.
+  // Waits until over().
   void wait() const noexcept;
 
  private:
@@ -81,13 +81,13 @@ class DeviceMoment {
   cuda::Event event_ = nullptr;
 };
 
-// Copies between any memory of host and devices, on a stream of the library's, and returns when the
-// bytes are there. The host's part may be pageable.
+// Copies between any memory of host and devices on a library stream, and returns when the bytes are
+// there. Host memory may be pageable.
 void device_copy(cuda::Device device, void* to, const void* from, std::size_t bytes);
-// The same on a stream of the program's.
+// Likewise, on a stream of the program.
 void device_copy(const StreamOrder& order, void* to, const void* from, std::size_t bytes);
 
-// Fills memory of a device with zeros, and returns when they are there.
+// Fills device memory with zeros, and returns when they are there.
 void device_clear(cuda::Device device, std::byte* data, std::size_t bytes);
 
 }  // namespace pgasdl

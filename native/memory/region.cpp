@@ -15,7 +15,7 @@ namespace pgasdl {
 namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// From here on a mapping asks for huge pages: fewer faults and TLB misses for large models.
+// Mappings of this size or more ask for huge pages: fewer faults and TLB misses for large models.
 constexpr std::size_t kHugeFrom = 4u << 20;
 
 constexpr std::size_t kHugePage = 2u << 20;
@@ -41,7 +41,7 @@ void prefault(std::byte* data, std::size_t bytes) {
 #if defined(MADV_POPULATE_WRITE)
   constexpr int kPopulate = MADV_POPULATE_WRITE;
 #else
-  constexpr int kPopulate = 23;  // Linux 5.14, whatever the C library knows
+  constexpr int kPopulate = 23;  // since Linux 5.14; the C library may not define it
 #endif
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   const std::uintptr_t begin = address / page_bytes() * page_bytes();
@@ -62,7 +62,7 @@ std::shared_ptr<Region> Region::create(std::size_t bytes, UniqueFd& fd) {
 std::shared_ptr<Region> Region::create_private(std::size_t bytes) {
   bytes = round_up(std::max<std::size_t>(bytes, 1), page_bytes());
   if (bytes < kHugeFrom) return std::shared_ptr<Region>(new Region(map(-1, bytes), bytes));
-  // Only what begins at a multiple of a huge page is one: a page more, and the ends given back.
+  // Only memory aligned to a huge page becomes one: map one more, then unmap both ends.
   std::byte* mapped = map(-1, bytes + kHugePage);
   const std::size_t before = -reinterpret_cast<std::uintptr_t>(mapped) % kHugePage;
   std::byte* data = mapped + before;
@@ -99,10 +99,10 @@ Region::~Region() {
   if (pinned_) {
     try {
       const cuda::Current current(pinned_by_);
-      // Memory that stays registered stays mapped: nothing else at its place could be registered.
+      // Memory that stays registered stays mapped: nothing else could be registered at its address.
       if (cuda::driver().mem_host_unregister(data_) != cuda::kSuccess) return;
     } catch (const Error&) {
-      // A forked child: it is registered for the parent.
+      // A forked child: the registration belongs to the parent.
     }
   }
   munmap(data_, bytes_);

@@ -1,5 +1,5 @@
-// Memory that other ranks can reach: a sealed memfd mapping of our own, a mapping of a peer's, or
-// somebody else's buffer that is only described.
+// Memory that other ranks can reach: a sealed memfd mapping of this rank's own, a mapping of a
+// peer's, or an existing buffer that is only described.
 #pragma once
 
 #include <atomic>
@@ -12,16 +12,16 @@
 
 namespace pgasdl {
 
-// A mapping that is unmapped when its last owner (a segment, a NumPy view) lets go. Page-aligned,
+// A mapping that ends when its last owner (a segment, a NumPy view) releases it. Page-aligned,
 // zero-filled when new, without a name in any file system.
 class Region {
  public:
-  // A new memfd of `bytes`, sealed against shrinking and growing; the descriptor goes to `fd` so
-  // that it can be handed to peers and closed.
+  // A new memfd of `bytes`, sealed against shrinking and growing; `fd` gets the descriptor, to be
+  // handed to peers and closed.
   static std::shared_ptr<Region> create(std::size_t bytes, UniqueFd& fd);
-  // Memory of this process alone, where nobody maps it: with huge pages, which memfds rarely have.
+  // Memory that only this process maps: with huge pages, which memfds rarely have.
   static std::shared_ptr<Region> create_private(std::size_t bytes);
-  // Maps a peer's descriptor; refuses one that is not sealed or is smaller than `bytes`.
+  // Maps a peer's descriptor; refuses one that is unsealed or smaller than `bytes`.
   static std::shared_ptr<Region> attach(int fd, std::size_t bytes);
 
   Region(const Region&) = delete;
@@ -30,8 +30,8 @@ class Region {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  // Lets the GPUs of this process reach it, as long as it lives. `device`: one that the process
-  // uses, so that no context of another has to be made.
+  // Lets this process's GPUs reach the region for its lifetime. `device`: one that the process
+  // already uses, so that no new context is created.
   void pin(int device);
 
  private:
@@ -44,8 +44,8 @@ class Region {
 };
 
 std::size_t page_bytes();
-// Makes the pages of a mapping present now rather than one fault at a time; changes no byte, so
-// peers may be writing there already. Silently does nothing where the kernel cannot.
+// Makes the pages of a mapping present at once instead of one fault at a time; changes no byte, so
+// peers may already be writing there. Does nothing where the kernel lacks it.
 void prefault(std::byte* data, std::size_t bytes);
 inline std::size_t round_up(std::size_t bytes, std::size_t to) {
   return (bytes + to - 1) / to * to;
