@@ -1,4 +1,4 @@
-// A group's all-gathers: by slots at every member, in pieces.
+// A group's all-gathers, in pieces, through slots at every member.
 #include <algorithm>
 #include <cstring>
 
@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::size_t kExchangeBytes = 1024;
 constexpr std::size_t kReduceBytes = 8192;
-// The bytes of all slots of a kind together: large groups have smaller ones, and more pieces. The
-// description of a segment in host memory is one piece in any group.
+// A limit for all slots of a kind together: larger groups have smaller slots and more pieces. The
+// description of a segment in host memory fits one piece in any group.
 constexpr std::size_t kAllSlots = 1u << 20;
 constexpr std::size_t kLeastBytes = 256;
 
@@ -68,7 +68,8 @@ void Group::begin_piece(Exchange& exchange, Kind kind) {
   context_.recorder().record(Operation::kAllgather, -1, control_->id(), generation, bytes);
 }
 
-// Collects the blocks of a step: this rank's own, and those behind it, from where they arrived.
+// Collects the blocks of a step, this rank's own and those behind it, from the slots they arrived
+// in.
 void Group::gather_blocks(Exchange& exchange, Kind kind, std::size_t step) {
   const std::vector<DisseminationStep>& steps = exchange.course.steps;
   const auto& [distance, blocks, needed] = steps[step];

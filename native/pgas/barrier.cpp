@@ -1,4 +1,4 @@
-// A group's barrier: dissemination, in as many rounds as its size has bits.
+// A group's barrier: a dissemination in ceil(log2 P) rounds.
 #include "pgas/context.hpp"
 #include "pgas/group.hpp"
 

@@ -8,8 +8,7 @@ namespace {
 
 bool scan(const FlagWord* board, std::uint32_t begin, std::uint32_t end, std::uint32_t& found) {
   for (std::uint32_t id = begin; id < end; ++id) {
-    // Only the one that is found is acquired: by a second load, which sanitizers understand and a
-    // fence they do not.
+    // Acquires only the word that is found, by a second load: sanitizers do not understand a fence.
     if (board[id].load(std::memory_order_relaxed) != 0 &&
         board[id].load(std::memory_order_acquire) != 0) {
       found = id;
@@ -89,7 +88,7 @@ void ToldMarks::note(Rank peer, QueueId queue, std::uint32_t connection, std::ui
                      std::uint32_t n_blocks) {
   Told* told = find(peer, queue, connection);
   if (told == nullptr) {
-    // Another thread may add one, too: then what is noted in this one is told once more.
+    // If another thread adds one, too, the marks noted in this one are sent a second time.
     told = new Told(queue, connection, (n_blocks + 63) / 64);
     auto& first = peers_[static_cast<std::size_t>(peer)];
     told->next = first.load(std::memory_order_relaxed);

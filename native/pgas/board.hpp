@@ -1,11 +1,11 @@
-// How a rank finds out which of many notifications is raised without reading all of the board.
+// Finds which of many notifications is raised without reading the whole board.
 //
-// Behind its notifications a board has marks: one word for each block of them, and one for each
-// region of blocks, which are set once and for good before one of the block is raised for the first
-// time. A scan reads the marks of regions, the marks in those that have one, and the blocks that
-// have one. Whoever raises a notification sees to the marks first: where the board is mapped it
-// looks there, elsewhere it knows what it has told (ToldMarks), and tells by flags of the same
-// queue. Several may set the same mark, in any way, as there is but one value.
+// Behind its notifications a board has marks: one word for each block of notifications, and one for
+// each region of blocks. Marks are set once, for good, before the first notification of a block is
+// raised. A scan reads the marks of all regions, the block marks of marked regions, and the marked
+// blocks. A rank that raises a notification sets the marks first: on a mapped board it looks at
+// them, elsewhere it remembers what it has sent (ToldMarks) and sets them by flags on the same
+// queue. Several ranks may set the same mark, in any way, since a mark has one value only.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace pgasdl {
 
-// Of the default board with one block in use a scan reads 32 + 32 + 64 words.
+// With one block in use, a scan of the default board reads 32 + 32 + 64 words.
 inline constexpr std::uint32_t kBlock = 64;
 inline constexpr std::uint32_t kRegion = 32 * kBlock;
 // Marks share no cache line with notifications, which change.
@@ -28,7 +28,7 @@ constexpr std::uint32_t blocks_of(std::uint32_t notifications) {
 constexpr std::uint32_t regions_of(std::uint32_t notifications) {
   return (notifications + kRegion - 1) / kRegion;
 }
-// The words of a board, of which transports know.
+// The words of a board, as transports see it.
 constexpr std::uint32_t board_words(std::uint32_t notifications) {
   return notifications + (kLineWords - 1) + regions_of(notifications) + blocks_of(notifications);
 }
@@ -47,8 +47,8 @@ constexpr std::uint32_t block_mark(std::uint32_t notifications, std::uint32_t id
   return region_mark(notifications, 0) + regions_of(notifications) + id / kBlock;
 }
 
-// Whoever learns of a flag from the one that raised it finds its marks: that one has set them
-// before, or seen them.
+// A thread that acquires the flag also sees its marks: the raiser has set them before, or has
+// acquired them.
 inline void set_marks(FlagWord* board, std::uint32_t notifications, std::uint32_t id) {
   FlagWord& mark = board[block_mark(notifications, id)];
   if (mark.load(std::memory_order_acquire) != 0) [[likely]]
@@ -57,15 +57,16 @@ inline void set_marks(FlagWord* board, std::uint32_t notifications, std::uint32_
   mark.store(1, std::memory_order_release);
 }
 
-// One that is raised, of [begin, end). `found` is left alone if there is none.
+// Finds a raised notification in [begin, end); false leaves `found` unchanged.
 bool find_raised(const FlagWord* board, std::uint32_t notifications, std::uint32_t begin,
                  std::uint32_t end, std::uint32_t& found);
-// Marks the blocks of [begin, end) where one is raised without: what told of it was lost.
+// Marks the blocks of [begin, end) that have a raised notification but no mark, because the flag
+// that was to set it got lost.
 void mark_raised(FlagWord* board, std::uint32_t notifications, std::uint32_t begin,
                  std::uint32_t end);
 
-// What this rank has told its peers of blocks, by queue: a flag of another queue may come first.
-// Any thread.
+// The marks that this rank has sent to its peers, by queue: a flag on another queue may arrive
+// first. Any thread.
 class ToldMarks {
  public:
   explicit ToldMarks(std::size_t size) : peers_(size) {}
@@ -73,7 +74,7 @@ class ToldMarks {
   ToldMarks& operator=(const ToldMarks&) = delete;
   ~ToldMarks();
 
-  // `connection`: what was told over an earlier one may have been lost with it.
+  // `connection` counts reconnections: marks that were sent before one may be lost.
   bool knows(Rank peer, QueueId queue, std::uint32_t connection, std::uint32_t mark) const;
   void note(Rank peer, QueueId queue, std::uint32_t connection, std::uint32_t mark,
             std::uint32_t n_marks);
@@ -81,7 +82,7 @@ class ToldMarks {
  private:
   struct Told;
   Told* find(Rank peer, QueueId queue, std::uint32_t connection) const;
-  std::vector<std::atomic<Told*>> peers_;  // lists, to which any thread adds
+  std::vector<std::atomic<Told*>> peers_;  // lists that any thread extends
 };
 
 }  // namespace pgasdl

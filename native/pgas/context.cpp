@@ -8,7 +8,7 @@
 namespace pgasdl {
 namespace {
 
-// A rank's words about itself before anything is mapped.
+// A rank's data about itself, sent before anything is mapped.
 struct Introduction {
   std::uint64_t host;
   std::int32_t pid;
@@ -48,7 +48,7 @@ Context::~Context() {
   try {
     close(true);
   } catch (const std::exception&) {
-    // A destructor has nobody to tell; close() reports when it is called by name.
+    // A destructor cannot report errors; an explicit close() does.
   }
 }
 
@@ -110,7 +110,7 @@ void Context::join(const std::vector<std::string>& descriptions, Deadline deadli
 void Context::close(bool failed) {
   if (closed_.exchange(true)) return;
   if (!inherited()) {
-    // Posted requests still arrive, unless they cannot.
+    // Posted requests still arrive, if they can.
     const Deadline deadline = Deadline::in(failed ? 0.2 : 5);
     liveness_.finish_announcing(deadline);
     drain(deadline);
@@ -124,8 +124,8 @@ void Context::close(bool failed) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }
-  // The world's group, its segment and the transport stay until the last reference to the context
-  // goes: other threads may still be on their way out of a call.
+  // The world group, its segment and the transport stay until the last reference to the context
+  // goes: other threads may still be leaving a call.
 }
 
 void Context::drain(Deadline deadline) {
@@ -133,7 +133,7 @@ void Context::drain(Deadline deadline) {
     try {
       return transport_->complete(queue);
     } catch (const Error&) {
-      return false;  // a peer is gone, and what was for it; each is told of once
+      return false;  // a peer is gone, with its requests; each loss is thrown once
     }
   };
   for (QueueId queue = 0; queue < queues_.size(); ++queue) {
@@ -200,7 +200,7 @@ void Context::queue_delete(QueueId queue) {
 void Context::reconnect(Rank peer) {
   require_peer(peer, "reconnect");
   transport_->reconnect(peer);
-  reconnections_.fetch_add(1, std::memory_order_release);  // what was told may not have come
+  reconnections_.fetch_add(1, std::memory_order_release);  // marks that were sent may be lost
 }
 
 std::string Context::publish(LocalSegment& segment, std::span<const Rank> peers) {

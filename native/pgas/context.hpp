@@ -3,9 +3,10 @@
 // Every argument is checked here, once, for all transports. Threads: every operation may be called
 // from any thread; setup, close() and the destructor from one. Offsets and lengths are bytes.
 //
-// Errors, of every operation: kClosed after close() and in a forked child, kRank for a rank that
-// there is not, kPeerLost for one that is gone, kQueue for a queue that does not exist, kSegment
+// Errors of every operation: kClosed after close() and in a forked child, kRank for a rank that
+// does not exist, kPeerLost for one that is gone, kQueue for a queue that does not exist, kSegment
 // for a slice that leaves its segment or a segment that was deleted here, kNotification for an id
+// beyond the board or a value outside 1 .. 2**32 - 1. Nothing was posted then.
 // beyond the board or a value outside 1 .. 2**32 - 1. Nothing was posted then.
 #pragma once
 
@@ -33,13 +34,13 @@ inline constexpr const char* kStreamWait = "a stream's wait for a notification";
 
 class Group;
 
-// A source here and a target there, or for reads a target here and a source there.
+// A write copies from `local` to `remote`, a read from `remote` to `local`.
 struct Pair {
   const Slice* local;
   const Slice* remote;
 };
 
-// The transfers that a transport gets for them; throws as operations do.
+// Checks pairs and makes the transport's transfers; throws as operations do.
 std::vector<Transfer> checked_list(std::span<const Pair> pairs, Rank peer, bool write);
 
 class Context {
@@ -53,26 +54,27 @@ class Context {
   void connect(const std::vector<std::string>& endpoints);
   std::string open();
   void join(const std::vector<std::string>& descriptions, Deadline deadline);
-  // The error that is about to end this rank, in few words: others' errors tell it.
+  // The error that is about to end this rank, in few words: other ranks' errors quote it.
   void give_reason(std::string_view reason) {
     if (!inherited()) liveness_.give_reason(reason);
   }
-  // Leaves the job: `failed` tells the others that it was not in peace. Idempotent.
+  // Leaves the job; `failed` reports a failure to the other ranks. Idempotent.
   void close(bool failed);
 
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
   const Options& options() const { return options_; }
-  // Why peers do not reach segments on a GPU of this process; "": as if they were on the host.
+  // Why peers do not reach segments on a GPU of this process; "": they reach them as if on the
+  // host.
   std::string why_unreached(int device) const {
     return options_.reach_devices ? transport_->refuses_device(device) : "PGASDL_GPU=staged";
   }
-  // What an adapter writes to memory of this GPU its kernels see only after a flush; from now on
-  // whoever has waited for something flushes.
+  // Kernels of this GPU see an adapter's writes to its memory only after a flush: from now on every
+  // wait that ends flushes.
   void flush_before_kernels(int device) {
     flushed_devices_.fetch_or(std::uint64_t{1} << device, std::memory_order_relaxed);
   }
-  // Inline: every wait ends with it, before the waiter lets a GPU go on.
+  // Inline: every wait ends with this call, before the program can launch a kernel.
   [[gnu::always_inline]] void flush_adapters_writes() const {
     if (flushed_devices_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       flush_devices();
@@ -84,17 +86,18 @@ class Context {
   const std::shared_ptr<Group>& world() const { return world_; }
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
   pid_t pid_of(Rank peer) const { return pids_[static_cast<std::size_t>(peer)]; }
-  // Every segment of the job is named by one rank, and no two ranks give the same names: groups
-  // that overlap cannot agree on one, whatever they make at the same moment.
+  // One rank names each segment, and no two ranks use the same names: overlapping groups cannot
+  // agree on a name when both create a segment at the same time.
   SegmentId next_segment_id() {
     return n_segments_.fetch_add(1, std::memory_order_relaxed) * static_cast<SegmentId>(size_) +
            static_cast<SegmentId>(rank_);
   }
 
-  // --- posting. kFull: nothing was posted; kConnecting: likewise, the way to `peer` is being made.
-  // A source may change, and a read's target is here, once wait(queue) is done. Writes are
-  // unordered among each other; a notification never overtakes those before it on its queue to its
-  // peer. gaspi_write, gaspi_write_list: at most kMaxListElements pairs of equal lengths.
+  // --- posting. kFull: nothing was posted; kConnecting: likewise, while the connection to `peer`
+  // is being made. A source may change, and a read's target is here, once wait(queue) is done.
+  // Writes are unordered among each other; a notification never overtakes earlier requests of its
+  // queue to its peer. gaspi_write, gaspi_write_list: at most kMaxListElements pairs of equal
+  // lengths.
   Outcome write(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
   // gaspi_read, gaspi_read_list.
   Outcome read(std::span<const Pair> pairs, Rank peer, QueueId queue, Deadline deadline);
@@ -105,44 +108,42 @@ class Context {
   Outcome write_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                        std::uint64_t notification, std::uint64_t value, QueueId queue,
                        Deadline deadline);
-  // A counted notification: `value` is added to the peer's word, at which it stops at kCountLost.
-  // Additions are never lost, whoever makes them.
+  // A counted notification: adds `value` to the peer's word, which stops at kCountLost. No addition
+  // is lost, whichever ranks add.
   Outcome write_notify_add(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                            std::uint64_t notification, std::uint64_t value, QueueId queue,
                            Deadline deadline);
-  // gaspi_read_notify, gaspi_read_list_notify: this rank's word, when the bytes are here.
+  // gaspi_read_notify, gaspi_read_list_notify: raises this rank's word when the bytes are here.
   Outcome read_notify(std::span<const Pair> pairs, Rank peer, const Segment& segment,
                       std::uint64_t notification, std::uint64_t value, QueueId queue,
                       Deadline deadline);
 
-  // --- waiting: kDone or kTimeout. Throws kPeerLost if a loss is reported meanwhile, or if what is
-  // waited for can no longer come.
-  // The transport's answer, but for faults of ranks that nobody waits for any more: those that left
-  // in peace, and those whose loss survivors() accepted.
+  // --- waiting: kDone or kTimeout. Throws kPeerLost if a loss is reported meanwhile, or if the
+  // awaited event can no longer come. The transport's answer, except that it ignores faults of
+  // ranks that left in peace and of losses that survivors() accepted.
   bool complete(QueueId queue);
   // gaspi_wait: everything posted on `queue` before is locally complete.
   Outcome wait(QueueId queue, Deadline deadline);
-  // gaspi_notify_waitsome: one id of [first, first + count) that is raised; scans go round so that
-  // none starves.
+  // gaspi_notify_waitsome: finds a raised id of [first, first + count); scans go round so that none
+  // starves.
   Outcome notify_waitsome(Segment& segment, std::uint64_t first, std::uint64_t count,
                           Deadline deadline, std::uint32_t& found);
-  // The word is at least `count`, which is taken off it; `left` is what remains. Where several
-  // threads wait, each takes its own. kNotification if the count was lost.
+  // Waits until the word is at least `count` and subtracts that; `left` is what remains. If several
+  // threads wait, each takes its own count. kNotification if the count was lost.
   Outcome notify_wait_count(Segment& segment, std::uint64_t notification, std::uint64_t count,
                             Deadline deadline, std::uint32_t& left);
-  // gaspi_notify_reset: the value, which is 0 from now on. One of several threads gets it.
+  // gaspi_notify_reset: returns the value and sets it to 0. Only one of several threads gets it.
   std::uint32_t notify_reset(Segment& segment, std::uint64_t notification);
 
-  // --- ordered on a stream of a GPU: enqueued there, and nothing waits on the host. Stream
-  // operations throw kTimeout or kPeerLost for an earlier stream's wait that was ended without its
-  // notification.
-  // A post takes a place in its queue as every other, and keeps the queue's order. Null: a peer's
+  // --- ordered on a GPU's stream: enqueued there; the host does not wait. If an earlier stream's
+  // wait was ended without its notification, the next stream operation throws kTimeout or kPeerLost
+  // for it. Takes a place in its queue like every post, and keeps the queue's order. Null: a peer's
   // memory is not mapped here, and nothing was posted.
   std::optional<Outcome> write_notify_on(const StreamOrder& order, std::span<const Pair> pairs,
                                          Rank peer, const std::shared_ptr<Segment>& segment,
                                          std::uint64_t notification, std::uint64_t value,
                                          QueueId queue, Deadline deadline);
-  // The stream goes on when the notification is raised, to a value below 2**31.
+  // The stream continues when the notification is raised, to a value below 2**31.
   void notify_wait_on(const StreamOrder& order, const std::shared_ptr<Segment>& segment,
                       std::uint64_t notification, Deadline deadline);
   void notify_reset_on(const StreamOrder& order, const std::shared_ptr<Segment>& segment,
@@ -150,39 +151,39 @@ class Context {
 
   // --- atomics on 64-bit words (gaspi_atomic_fetch_add, gaspi_atomic_compare_swap); they return
   // when the old value is here. kAlignment unless the target is 8 bytes at a multiple of 8.
-  // kTimeout, of one that was posted: it may still change the peer's memory.
+  // kTimeout: if the atomic was posted, it may still change the peer's memory.
   Outcome atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::uint64_t operand,
                  std::uint64_t compare, Deadline deadline, std::uint64_t& old);
 
   // --- queues 0 .. options.queues - 1 (gaspi_queue_create, gaspi_queue_delete, gaspi_queue_size);
-  // those beyond are the library's own
+  // Higher numbers are the library's own queues.
   QueueId queue_create();
   void queue_delete(QueueId queue);
-  // After a fault: what connects us with `peer` is given up, and made anew when it is needed.
+  // Drops the connections to `peer` after a fault; operations make new ones when they need them.
   void reconnect(Rank peer);
   std::uint32_t queue_size(QueueId queue) const;
   static constexpr std::uint32_t kOwnQueues = 3;
   QueueId internal_queue() const { return options_.queues; }
-  // The queue of atomics alone: a heartbeat that is lost by a reconnect() is no atomic's error.
+  // The queue of atomics alone: the loss of a heartbeat by reconnect() is no error of an atomic.
   QueueId atomic_queue() const { return options_.queues + 1; }
   QueueId plan_queue() const { return options_.queues + 2; }
 
-  // --- what this rank costs: bytes of the groups' own memory, and how many connections (such as
-  // queue pairs) its queues hold, of `first` up to `end`.
+  // --- the price of this rank: bytes of the groups' own memory, and how many connections (such as
+  // queue pairs) the queues [first, end) hold.
   std::uint64_t own_bytes() const { return own_bytes_.load(std::memory_order_relaxed); }
   void count_own_bytes(std::int64_t more) {
     own_bytes_.fetch_add(static_cast<std::uint64_t>(more), std::memory_order_relaxed);
   }
   std::size_t connections(QueueId first, QueueId end) const;
-  // They have the traffic of operations and plans, without the library's own messages (barriers,
-  // all-gathers, mail, heartbeats).
+  // The traffic of operations and plans, without the library's own messages (barriers, all-gathers,
+  // mail, heartbeats).
   Counters& counters() { return counters_; }
-  // Transport::publish, counted.
+  // Transport::publish, counted as a registration.
   std::string publish(LocalSegment& segment, std::span<const Rank> peers);
 
-  // This process is a forked child of the one that made the context: it has none of its threads.
+  // This process is a forked child of the one that made the context, and has none of its threads.
   bool inherited() const { return forked_since(fork_depth_); }
-  // Throws unless the context can be used by this process now.
+  // Throws unless this process can use the context now.
   void require_usable() const {
     if (inherited() || closed()) [[unlikely]]
       refuse_use();
@@ -200,9 +201,9 @@ class Context {
     std::atomic<std::uint32_t> used{0};
     std::atomic<bool> exists{false};
   };
-  // Until everything posted has arrived, or cannot.
+  // Waits until everything posted has arrived or never will.
   void drain(Deadline deadline);
-  // True if nothing is left of what was enqueued on streams.
+  // Ends waits of streams that must not last; true if none of their work is left.
   bool look_after_streams(bool a_rank_is_lost);
   [[noreturn]] void refuse_use() const;
   void flush_devices() const;
@@ -224,16 +225,16 @@ class Context {
     }
     return take_place_later(id, queue, deadline);
   }
-  // Where the queue was full.
+  // For a full queue.
   Outcome take_place_later(QueueId id, Queue& queue, Deadline deadline);
   static void give_back(Queue& queue, std::uint32_t places);
-  // Counts `traffic` once, unless nothing is posted.
+  // Counts `traffic` once if the request is posted.
   template <typename Post>
   Outcome post(QueueId queue, Rank peer, const Traffic& traffic, Deadline deadline,
                Post&& try_post);
-  // Where the first try did not go through.
+  // For a first try that did not succeed.
   Outcome post_later(const std::function<bool()>& in_turn, Deadline deadline);
-  // Comes before every flag of the program (board.hpp). False: the queue is full.
+  // Precedes every flag of the program (board.hpp). False: the queue is full.
   [[gnu::always_inline]] bool mark_block(const Segment& segment, const RemoteFlag& flag, Rank peer,
                                          QueueId queue) {
     const RemoteSegment& there = *flag.remote;
@@ -251,7 +252,7 @@ class Context {
   const Options options_;
   const std::uint64_t fork_depth_;
   std::unique_ptr<Transport> transport_;
-  const bool progresses_;  // the transport needs calls to move on
+  const bool progresses_;  // the transport needs calls to advance
   Recorder recorder_;
   Counters counters_;
   Liveness liveness_;
@@ -264,7 +265,7 @@ class Context {
   std::atomic<std::uint64_t> own_bytes_{0};
   std::shared_ptr<Group> world_;
   std::atomic<SegmentId> n_segments_{0};
-  std::atomic<std::uint64_t> flushed_devices_{0};     // a bit for each
+  std::atomic<std::uint64_t> flushed_devices_{0};     // one bit for each device
   std::mutex queue_mutex_;                            // create, delete
   std::vector<std::unique_ptr<std::uint64_t>> late_;  // results of atomics that were given up
   std::atomic<bool> closed_{false};

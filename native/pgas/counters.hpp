@@ -1,5 +1,5 @@
-// Counters tell the traffic of one rank with each peer, its registrations of memory and its waits,
-// since it joined. They are always kept: no other process touches their cache lines.
+// Counts the traffic of one rank with each peer, its registrations of memory and its waits, since
+// it joined. Always on: no other process touches these cache lines.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace pgasdl {
 
-// A rank causes it with one peer.
+// The traffic that a rank causes with one peer.
 struct Traffic {
   std::uint64_t bytes_written = 0;
   std::uint64_t messages_written = 0;
@@ -25,7 +25,7 @@ struct Traffic {
 
 using PeerTraffic = std::pair<Rank, Traffic>;
 
-// A transfer of nothing is no message.
+// An empty transfer is no message.
 inline Traffic traffic_written(std::span<const Transfer> transfers, bool flagged) {
   Traffic traffic{.notifications = flagged ? 1u : 0u};
   for (const Transfer& each : transfers) {
@@ -44,13 +44,13 @@ inline Traffic traffic_read(std::span<const Transfer> transfers) {
   return traffic;
 }
 
-// What a rank waits for.
+// The reason for a wait.
 enum class WaitCause : std::uint8_t {
   kNotification,
-  kQueue,      // what was posted to it is complete
-  kQueueFull,  // place in it, or a connection
+  kQueue,      // requests posted to it to complete
+  kQueueFull,  // a free place in it, or a connection
   kBarrier,
-  kCollective,  // of a group, without a plan: its blocks of all members
+  kCollective,  // of a group, without a plan: all members' blocks
   kPlan,
   kPassive,
   kAtomic,
@@ -68,21 +68,21 @@ class Counters {
  public:
   explicit Counters(Rank size) : peers_(static_cast<std::size_t>(size)) {}
 
-  // An operation adds its traffic, in any thread.
+  // Adds the traffic of an operation; any thread.
   void add(Rank peer, const Traffic& traffic) {
     auto& words = at(peer).operations;
     each(traffic, [&](std::size_t i, std::uint64_t more) {
       words[i].fetch_add(more, std::memory_order_relaxed);
     });
   }
-  // An operation that was not posted takes back what it has added.
+  // Takes back the traffic of an operation that was not posted.
   void take_back(Rank peer, const Traffic& traffic) {
     auto& words = at(peer).operations;
     each(traffic, [&](std::size_t i, std::uint64_t less) {
       words[i].fetch_sub(less, std::memory_order_relaxed);
     });
   }
-  // An execution adds the traffic of its plan, under the executor's lock: one thread at a time.
+  // Adds the traffic of a plan's execution, under the executor's lock: one thread at a time.
   void add_executed(std::span<const PeerTraffic> peers) {
     for (const auto& [peer, traffic] : peers) {
       auto& words = at(peer).plans;
@@ -93,7 +93,7 @@ class Counters {
   }
   void add_registration() { registrations_.fetch_add(1, std::memory_order_relaxed); }
 
-  // A wait, or a piece of one that was counted already, is over.
+  // Counts a wait that is over, or adds ticks to one that was counted already.
   void add_wait(WaitCause cause, bool counted, std::uint64_t ticks) {
     if (cause == WaitCause::kUncounted) return;
     WaitWords& words = waits_[static_cast<std::size_t>(cause)];
@@ -116,9 +116,9 @@ class Counters {
   }
 
  private:
-  // They have the order of Traffic.
+  // In the order of the members of Traffic.
   using Words = std::array<std::atomic<std::uint64_t>, 5>;
-  // Threads that post and the thread that advances plans write to different cache lines.
+  // Separate cache lines for threads that post and for the thread that advances plans.
   struct Peer {
     alignas(64) Words operations{};
     alignas(64) Words plans{};
@@ -129,7 +129,7 @@ class Counters {
   };
 
   Peer& at(Rank peer) { return peers_[static_cast<std::size_t>(peer)]; }
-  // Words to which nothing is added are not touched.
+  // Skips zeros, so that their words are not touched.
   template <typename Change>
   [[gnu::always_inline]] static void each(const Traffic& traffic, Change&& change) {
     if (traffic.bytes_written != 0) change(0, traffic.bytes_written);

@@ -1,5 +1,4 @@
-// The steps of a group's barriers and all-gathers, and what members tell each other when they
-// cannot go on.
+// The steps of a group's barriers and all-gathers, and the notices of members that cannot continue.
 #include "pgas/dissemination.hpp"
 
 #include <optional>
@@ -19,7 +18,7 @@ bool Group::arrived(const Course& course, std::size_t step) const {
   return raised(course.first_flag + static_cast<std::uint32_t>(step), course.generation);
 }
 
-// 1 + the rank for which whoever owes this rank the step waits in vain, or 0.
+// 1 + the lost rank for which the sender of the step waits in vain, or 0.
 std::uint32_t Group::announced(const Course& course, std::size_t step) const {
   if (!course.relayed()) return 0;
   const FlagWord& word = control_->local().board[course.first_word + step];
@@ -37,8 +36,8 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
         const Rank peer = ahead(course.steps[course.sent].distance);
         refused.reset();
         try {
-          // A peer that is gone needs nothing more; those who need what it would have passed on
-          // learn that from it being gone.
+          // A dead peer needs nothing more. The ranks to which it would have passed blocks on learn
+          // from its death.
           if (context_.liveness().health(peer) == Health::kHealthy && !post(course.sent)) {
             return false;
           }
@@ -55,12 +54,12 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
       }
       return true;
     };
-    // This rank learns a moment after its transport that a peer has left, or died; whoever
-    // is healthy then is only out of reach.
+    // This rank learns of a peer's leave or death a moment after its transport does; a peer that is
+    // still healthy after that is only out of reach.
     const auto give_up = [&] {
       if (refused && Clock::now() - course.refused_since > patience) throw Error(*refused);
     };
-    Rank hopeless = -1;  // the rank of which nothing will come
+    Rank hopeless = -1;  // the rank from which nothing more comes
     const auto slow = [&] {
       give_up();
       for (std::size_t step = course.arrived; step < end; ++step) {
@@ -68,8 +67,8 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
         if (context_.liveness().health(peer) == Health::kHealthy && announced(course, step) == 0) {
           continue;
         }
-        // Its messages are here: it announced before it left, and raised its flag before both. Then
-        // only this rank's own steps are not posted yet, or others' have not arrived.
+        // Its messages are here: it announced before it left, and raised its flag before both. If
+        // the step has arrived, only posts of this rank or steps of others are missing.
         if (arrived(course, step)) continue;
         hopeless = peer;
         const std::uint32_t gone = announced(course, step);
@@ -94,14 +93,15 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
   return Outcome::kDone;
 }
 
-// Whoever may wait for this rank, now or in a collective of this kind to come, would do so in vain.
+// Announces this rank's end to all ranks that may wait for it, now or in later collectives of this
+// kind.
 void Group::announce_lost(const Course& course, Rank gone) {
   if (!course.relayed()) return;
   for (std::size_t step = 0; step < course.steps.size(); ++step) {
     const Rank peer = ahead(course.steps[step].distance);
     const RemoteSegment* remote = control_->remote(peer);
-    // A peer that needs no more of this collective may have deleted the group: addresses are not to
-    // be written to then.
+    // A peer that has finished this collective may have deleted the group: without a mapping, its
+    // addresses must not be written to.
     if (step < course.sent && !world_ && remote->board == nullptr) continue;
     const auto id = course.first_word + static_cast<std::uint32_t>(step);
     context_.liveness().announce({context_.internal_queue(),

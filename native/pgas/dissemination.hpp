@@ -1,16 +1,17 @@
-// The steps by which every member of a group gets something of every other: who sends to whom.
+// The steps by which every member of a group receives a block from every other member.
 //
 // Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
-// systems" (1997), the concatenation; with nothing to carry, Hensgen, Finkel and Manber's barrier
-// (1988). In a step of distance d each of P members sends to the one d ahead, and gets from the one
-// d behind. Bases are the powers of the radix r; a base has the steps of its multiples below the
-// next one, which need nothing of each other. A step carries n blocks, the sender's own and those
-// of the n - 1 members behind it, which have arrived in steps of smaller bases. So after all steps
-// of a base b a member has the blocks of the min(r b, P) - 1 members behind it.
+// systems" (1997), the concatenation; without data, Hensgen, Finkel and Manber's barrier (1988). In
+// a step of distance d each of P members sends to the member d ahead and receives from the one d
+// behind. Bases are the powers of the radix r; a base b has the steps of distance b, 2 b, ... below
+// the next base, which are independent of each other. A step carries n blocks: the sender's own and
+// those of the n - 1 members behind it, which arrived in steps of smaller bases. So after all steps
+// of base b a member has the blocks of the min(r b, P) - 1 members behind it.
 //
-// Radix 2, P = 5: distances 1, 2 and 4 with 1, 2 and 1 blocks; rank 0 gets from rank 4 its block,
-// from rank 3 those of 3 and 2, from rank 1 that of 1. Radix P: one base, and a step of one block
-// to each other member. ceil(log_r P) steps follow on each other; a member sends P - 1 blocks.
+// Radix 2, P = 5: distances 1, 2 and 4 with 1, 2 and 1 blocks; rank 0 receives the block of 4 from
+// rank 4, those of 3 and 2 from rank 3, and that of 1 from rank 1. Radix P: one base, with a step
+// of one block to each other member. ceil(log_r P) bases follow each other; a member sends P - 1
+// blocks.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace pgasdl {
 struct DisseminationStep {
   std::size_t distance;
   std::size_t blocks;
-  std::size_t needed;  // so many steps, the first ones, have to arrive before it is sent
+  std::size_t needed;  // the number of first steps that must arrive before this one is sent
 };
 
 // `radix`: 2 or more.

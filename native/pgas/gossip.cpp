@@ -7,8 +7,8 @@
 namespace pgasdl {
 namespace {
 
-// Records change while the network reads them, and are written by it while they are read: bytes
-// that only ever go from healthy to something else, and whole words. No sanitizer can know that.
+// Records change while the network reads them, and the network writes them while this rank reads:
+// states that change once, and whole words. No sanitizer can know that this is sound.
 #define PGASDL_RACY __attribute__((no_sanitize("thread")))
 
 template <typename T>
@@ -20,7 +20,7 @@ PGASDL_RACY void write(volatile T& to, T value) {
   to = value;
 }
 
-// How many ranks before and behind are neighbours, whatever their distance.
+// So many ranks before and behind are always neighbours.
 constexpr Rank kNearest = 4;
 
 constexpr int kHowShift = 8;  // in the words of a record
@@ -28,7 +28,7 @@ constexpr int kCauseShift = 32;
 
 Health known(std::uint64_t said) {
   return said <= static_cast<std::uint64_t>(Health::kClosed) ? static_cast<Health>(said)
-                                                             : Health::kHealthy;  // nothing
+                                                             : Health::kHealthy;  // no state
 }
 
 std::uint64_t records_bytes(Rank size, std::size_t record) {
@@ -78,19 +78,19 @@ Gossip::Gossip(Transport& transport, QueueId queue, Rank rank, Rank size, Segmen
   }
 }
 
-// Number 0 is mine, the one that is written to others; rank r's is number r + 1.
+// Record 0 is this rank's, which is written to others; rank r's is number r + 1.
 Gossip::Record& Gossip::record(std::uint64_t number) const {
   return reinterpret_cast<Record*>(control_.local().data + offset_)[number];
 }
 
-// Number 0 is mine; that of the neighbour at place n is number n + 1.
+// States 0 are this rank's; those of the neighbour at place n are number n + 1.
 volatile Health* Gossip::states(std::uint64_t number) const {
   return reinterpret_cast<volatile Health*>(control_.local().data + offset_ +
                                             records_bytes(size_, sizeof(Record)) +
                                             number * states_bytes(size_));
 }
 
-// In everybody's control segment.
+// The offset is the same in every rank's control segment.
 std::uint64_t Gossip::offset_of(const volatile void* place) const {
   return static_cast<std::uint64_t>(static_cast<const volatile std::byte*>(place) -
                                     control_.local().data);
@@ -116,8 +116,8 @@ bool Gossip::leaves() const { return read(states(0)[rank_]) != Health::kHealthy;
 bool Gossip::due(const Peer& peer, const std::atomic<Health>* states) const {
   if (states[peer.rank].load(std::memory_order_relaxed) != Health::kHealthy) return false;
   if (peer.announced != version_) return peer.place != kNone || leaves();
-  // A beat that is still under way says as much as another would, and is not to be disturbed:
-  // soft-RoCE repeats what was lost only once its connection has been quiet for a while.
+  // A beat still under way is as good as another one and must not be disturbed: Soft-RoCE repeats
+  // lost packets only after its connection has been quiet for a while.
   return peer.place != kNone && transport_.reached(queue_, peer.rank, peer.beat);
 }
 

@@ -1,10 +1,10 @@
-// News of who is alive among ranks whose memory is not mapped here, by writes.
+// Exchanges news of who is alive by writes, among ranks whose memory is not mapped here.
 //
 // A rank has neighbours: the nearest on both sides, and those 2^k ranks away. At every heartbeat it
-// writes its record into their control segments, and when it learns of a loss, what it knows of all
-// ranks. They do the same, so that a loss reaches everybody within as many heartbeats as half the
-// bits of the number of ranks, and one. A rank that leaves also tells whoever is connected with it:
-// their connections end. Memory and connections so grow with the logarithm of the ranks.
+// writes its record into their control segments, and after a change what it knows of all ranks.
+// They do the same, so a loss reaches every rank within 1 + log2(P) / 2 heartbeats. A rank that
+// leaves also informs every rank connected with it, since their connections end. So memory and
+// connections grow with the logarithm of the number of ranks.
 #pragma once
 
 #include <atomic>
@@ -17,12 +17,13 @@ namespace pgasdl {
 
 class Gossip {
  public:
-  // Bytes of a control segment for a job of `size` ranks: what I tell, and what each told me.
+  // Bytes of a control segment for a job of `size` ranks: this rank's news, and each other rank's.
   static std::uint64_t bytes(Rank size);
-  // How far before and behind a rank its neighbours are, modulo `size`.
+  // The distances to neighbours, modulo `size`.
   static std::vector<Rank> distances(Rank size);
 
-  // `offset`: of those bytes in `control`, a multiple of 64. `peers`: those that are not mapped.
+  // `offset`: of those bytes in `control`, a multiple of 64. `peers`: the ranks that are not
+  // mapped.
   Gossip(Transport& transport, QueueId queue, Rank rank, Rank size, Segment& control,
          std::uint64_t offset, std::vector<Rank> peers);
 
@@ -31,14 +32,14 @@ class Gossip {
     Rank rank = -1;
     Health how = Health::kHealthy;
   };
-  // A rank's words about itself.
+  // A rank's report about itself.
   struct Words {
     Health own = Health::kHealthy;
     Cause cause;
   };
 
-  // One heartbeat: writes what is new to my neighbours, and if I leave, to all that are connected
-  // with me. A peer that cannot be written to is given to `lost`.
+  // One heartbeat: writes news to the neighbours, and if this rank leaves, to all ranks connected
+  // with it. Passes a peer that cannot be written to to `lost`.
   template <typename Lost>
   void announce(const std::atomic<Health>* states, Cause cause, Lost&& lost) {
     renew(states, cause);
@@ -47,15 +48,15 @@ class Gossip {
       try {
         write_to(peer);
       } catch (const Error& error) {
-        // A failure here (no memory, say) is no peer's death, and the post is tried again.
+        // Other failures here (out of memory) say nothing about the peer; the post is tried again.
         if (error.kind() == ErrorKind::kPeerLost) lost(peer.rank);
       }
     }
   }
-  // Nobody has to be told anything.
+  // True if no rank needs news.
   bool announced_all(const std::atomic<Health>* states) const;
 
-  // The others' words. Beats are counted from 1; 0: none yet, or not this rank's neighbour.
+  // The other ranks' reports. Beats are counted from 1; 0: none yet, or not a neighbour.
   const std::vector<Rank>& ranks() const { return ranks_; }
   std::uint64_t beat(Rank peer) const;
   Words words(Rank peer) const;
@@ -66,13 +67,13 @@ class Gossip {
   static constexpr std::size_t kNone = SIZE_MAX;
   struct Peer {
     Rank rank;
-    std::size_t place;        // of my states in its memory; kNone: it is no neighbour
-    std::uint64_t announced;  // version of my states that it knows
-    std::uint64_t beat;       // mark of the last one
+    std::size_t place;        // of this rank's states in its memory; kNone: not a neighbour
+    std::uint64_t announced;  // the version of this rank's states that it knows
+    std::uint64_t beat;       // the mark of the last beat
   };
   struct Record {
     volatile std::uint64_t beat;
-    volatile std::uint64_t words;  // packed, so that they are seen together
+    volatile std::uint64_t words;  // packed, so that they change together
   };
   Record& record(std::uint64_t number) const;
   volatile Health* states(std::uint64_t number) const;
@@ -89,7 +90,7 @@ class Gossip {
   Segment& control_;
   const std::uint64_t offset_;
   std::vector<Rank> ranks_;
-  std::vector<Rank> neighbours_;  // by their place in my memory; -1: it is mapped
+  std::vector<Rank> neighbours_;  // by their place in this rank's memory; -1: mapped
   std::vector<Peer> peers_;
   std::uint64_t version_ = 0;
 };

@@ -59,14 +59,14 @@ Group::Group(Context& context, std::vector<Rank> ranks, bool world)
     Exchange& exchange = exchanges_[place];
     exchange.slots_offset = slots;
     slots += kind == Kind::kExchange ? memory.exchange : memory.reduce;
-    // From 17 members on twice the steps are fewer than the members.
+    // From 17 members on, two ids per step are fewer than one per member.
     exchange.course.steps = steps(kind, members);
     exchange.course.first_flag = id(place);
     exchange.course.first_word =
         id(place) + static_cast<std::uint32_t>(exchange.course.steps.size());
   }
   if (world) {
-    // Mailboxes by sender, then the messages on their way out by receiver.
+    // Mailboxes by sender, then outgoing messages by receiver.
     mail_offset_ = slots;
     mail_id_ = id(2);
     credit_id_ = id(3);
@@ -137,7 +137,7 @@ bool Group::raised(std::uint32_t id, std::uint32_t generation) const {
   return seen != 0 && static_cast<std::int32_t>(seen - generation) >= 0;
 }
 
-// Members that are gone for good; those that only closed may have done their part before.
+// Throws for members that died or failed; a member that only closed may have done its part before.
 void Group::check_members(const char* what) const {
   context_.require_usable();
   if (deleted_) throw Error(ErrorKind::kRank, "the group was deleted");

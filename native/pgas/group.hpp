@@ -1,22 +1,21 @@
 // Ranks that act together: barrier, small all-gathers (on which segment creation and the small
 // allreduce stand), and for the world group also passive messages.
 //
-// Everything travels as writes and notifications on one internal segment per group, so it works on
-// any transport. Every collective is resumable: a call that ended half way, by its deadline or by
-// an error, is continued by calling it again with the same arguments; until then other calls of its
-// kind are refused. One collective of each kind may be under way at a time, by one thread;
+// All data travel as writes and notifications on one internal segment per group, so any transport
+// works. Every collective is resumable: if a call ends early by its deadline or an error, calling
+// it again with the same arguments continues it; until then other calls of its kind are refused.
+// One collective of each kind may be under way at a time, by one thread; different kinds overlap.
 // different kinds overlap.
 //
-// Barriers and all-gathers go in the steps of dissemination.hpp. An all-gather has one base, and
-// every member sends to every other, up to 16 members; in larger groups its radix is 2, as every
-// barrier's, so that a rank is connected only with members 2^k ahead and behind, and blocks are
-// passed on.
+// Barriers and all-gathers use the steps of dissemination.hpp. In groups of up to 16 an all-gather
+// has one base, so every member sends to every other. In larger groups its radix is 2, as in every
+// barrier: a rank is connected only with members 2^k ahead and behind, and blocks are passed on.
 //
-// Why slots are free again: a member sends generation t + 1 only after it has copied out all of
-// generation t, and nobody finishes t + 1 before everybody's block of it has come, by whatever way.
-// So when somebody writes t + 2 over the slots of t (slots alternate), all members have finished t,
-// and have read their slots. They are no source any more either: what a member sent or passed on in
-// t had arrived at its receiver, with its flag, before that one finished t.
+// Why slots may be reused: a member sends generation t + 1 only after it has copied out all of
+// generation t, and no member finishes t + 1 before every member's block of t + 1 has reached it,
+// directly or passed on. So when a member writes t + 2 over the slots of t (slots alternate), all
+// members have finished t and read its slots. Those slots are no source any more either: whatever a
+// member sent or passed on in t had arrived, with its flag, before the receiver finished t.
 #pragma once
 
 #include <atomic>
@@ -45,7 +44,7 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // --- setup: describe() of all members to attach() of all. kTimeout: to be called again.
+  // --- setup: describe() of all members goes to attach() of all. kTimeout: call it again.
   std::string describe();
   Outcome attach(const std::vector<std::string>& descriptions, Deadline deadline);
 
@@ -56,31 +55,30 @@ class Group {
   std::uint64_t gossip_offset() const { return gossip_offset_; }
   void remove();
 
-  // The kinds of collectives that may be under way at once. Exchanges have slots and generations of
-  // their own.
+  // The kinds of collectives that may overlap. Each kind has its own slots and generations.
   enum class Kind : std::uint8_t { kExchange, kReduce, kBarrier };
 
-  // Bytes of the group's own segment on each member, by what they are for, in the order in which
-  // they lie there. The world's are those of a group of all ranks.
+  // Bytes of the group's own segment on each member, in the order in which they lie there. The
+  // world group has those of a group of all ranks.
   struct Memory {
-    std::uint64_t states = 0;  // the control block: what is known of ranks
+    std::uint64_t states = 0;  // the control block: the known states of ranks
     std::uint64_t gossip = 0;
     std::uint64_t exchange = 0;  // slots of all-gathers, by kind
     std::uint64_t reduce = 0;
-    std::uint64_t mail = 0;   // mailboxes, and messages on their way out
+    std::uint64_t mail = 0;   // mailboxes, and outgoing messages
     std::uint32_t flags = 0;  // of the board: a number of notifications
     std::uint64_t data() const { return states + gossip + exchange + reduce + mail; }
   };
   static Memory memory(std::size_t members, bool world, std::uint64_t passive_bytes);
-  // Whom a member sends to, and gets from, in a collective of this kind.
+  // The steps of a collective: to which members a member sends, and from which it receives.
   static std::vector<DisseminationStep> steps(Kind kind, std::size_t members) {
     const bool direct = kind != Kind::kBarrier && members <= kMostDirect;
     return dissemination(members, direct ? std::max<std::size_t>(members, 2) : 2);
   }
 
-  // A thread's place in the group's collectives of one kind: taken before anything changes, kept as
-  // long as a call lasts, over all its attempts. A second thread is refused at once (kMismatch) and
-  // has touched nothing.
+  // A thread's claim on the group's collectives of one kind: taken before anything changes and held
+  // for the whole call, over all its attempts. A second thread is refused at once (kMismatch) and
+  // has changed nothing.
   class Inside {
    public:
     Inside(Group& group, Kind kind, const std::string& what);
@@ -94,28 +92,28 @@ class Group {
     std::atomic<bool>& taken_;
   };
 
-  // gaspi_barrier. kTimeout: call it again, it goes on. Throws kPeerLost if a member is gone
-  // without which it cannot end; no barrier of this group ends after that.
+  // gaspi_barrier. kTimeout: call it again to continue. Throws kPeerLost if a member is gone that
+  // it cannot end without; no later barrier of this group ends either.
   Outcome barrier(const Inside& inside, Deadline deadline);
 
-  // Every member's bytes, by member, in pieces of slot_bytes(kind). `what` names the call; members
-  // whose `fingerprint` differs get a mismatch error naming them. `kind`: an exchange. Throws
-  // kPeerLost as barrier() does.
+  // Collects every member's bytes, by member, in pieces of slot_bytes(kind). `what` names the call;
+  // a member whose `fingerprint` differs causes a mismatch error that names it. `kind`: an
+  // exchange. Throws kPeerLost as barrier() does.
   Outcome allgather(const Inside& inside, Kind kind, const std::string& what,
                     std::uint64_t fingerprint, std::span<const std::byte> mine, Deadline deadline,
                     std::vector<std::string>& all);
   std::size_t slot_bytes(Kind kind) const { return slot_bytes(kind, ranks_.size()); }
   static std::size_t slot_bytes(Kind kind, std::size_t members);
 
-  // By whoever is inside exchanges. gaspi_segment_create; with memory of the caller's, `bound`,
-  // gaspi_segment_bind and gaspi_segment_use. Collective: all members, each with `bytes` and
-  // `notifications` of its own. kTimeout: call it again with the same arguments.
+  // For the thread inside exchanges. gaspi_segment_create; with the caller's memory, `bound`,
+  // gaspi_segment_bind and gaspi_segment_use. Collective: all members call it, each with its own
+  // `bytes` and `notifications`. kTimeout: call it again with the same arguments.
   Outcome create_segment(const Inside& inside, std::uint64_t bytes, std::uint32_t notifications,
                          SegmentHome home, Deadline deadline, std::shared_ptr<Segment>& created);
-  // The caller's memory of a creation that ended half way, or null: peers may know it already.
+  // The caller's memory of an unfinished creation, or null: peers may know it already.
   const std::byte* half_bound() const { return creation_ ? creation_->home.bound : nullptr; }
 
-  // For callers that make one attempt.
+  // For callers that make a single attempt.
   Outcome barrier(Deadline deadline) {
     return barrier(Inside(*this, Kind::kBarrier, "barrier"), deadline);
   }
@@ -129,7 +127,7 @@ class Group {
     return create_segment(Inside(*this, Kind::kExchange, "segment"), bytes, notifications, home,
                           deadline, created);
   }
-  // gaspi_segment_delete, of this rank's copy alone. kSegment: it was deleted before.
+  // gaspi_segment_delete, of this rank's copy only. kSegment: it was deleted before.
   static void delete_segment(Context& context, Segment& segment);
 
   // --- world only: messages of up to options.passive_bytes, from any rank to any rank, in order
@@ -138,29 +136,29 @@ class Group {
   Outcome passive_send(Rank peer, std::span<const std::byte> message, Deadline deadline);
   Outcome passive_receive(Deadline deadline, Rank& sender, std::string& message);
 
-  // The parts that a wait that timed out is still waiting for, in words.
+  // Which messages a timed-out wait still lacks, in words.
   std::string missing_in_barrier() const;
   std::string missing_in_allgather(Kind kind, std::string_view what) const;
 
  private:
-  // Where the collectives of a kind stand.
+  // The state of the collectives of one kind.
   struct Course {
     std::vector<DisseminationStep> steps;
-    // Ids on the group's board, each + step: that it has arrived; and, where steps of several bases
-    // follow on each other, that whoever owes it cannot go on.
+    // Ids on the group's board, each + step: the flag that the step has arrived; and, if steps of
+    // several bases follow each other, the notice that the sender cannot continue.
     std::uint32_t first_flag = 0;
     std::uint32_t first_word = 0;
     std::uint32_t generation = 0;
-    // Counts of the steps of this generation. Later ones may be here, too.
+    // Counts of this generation's steps. Steps of the next one may have arrived, too.
     std::size_t sent = 0;
     std::size_t arrived = 0;
-    Clock::time_point refused_since{};  // the next one to be sent, by a connection that broke
+    Clock::time_point refused_since{};  // the next post, by a broken connection
 
     void begin() {
       generation = following(generation);
       sent = arrived = 0;
     }
-    // Members wait for each other also indirectly.
+    // Members also wait for each other indirectly.
     bool relayed() const { return !steps.empty() && steps.back().needed != 0; }
     // The end of the steps that are sent together with `step`.
     std::size_t end_of_base(std::size_t step) const {
@@ -173,14 +171,14 @@ class Group {
   struct Exchange {
     std::uint64_t slots_offset = 0;
     Course course;
-    // The call under way: what it is, and which piece of it.
+    // The call under way, and its current piece.
     bool under_way = false;
     std::string what;
     std::uint64_t fingerprint = 0;
     std::string mine;
-    std::vector<std::string> all;  // the pieces before
+    std::vector<std::string> all;  // the previous pieces
     std::size_t piece = 0;
-    std::vector<Transfer> outgoing;  // what a step carries, and which one
+    std::vector<Transfer> outgoing;  // the blocks of a step, and which step
     std::size_t outgoing_step = kNoStep;
   };
   struct Header {
@@ -190,37 +188,37 @@ class Group {
     std::uint32_t generation;
     char what[32];
   };
-  // A member says this before its description of a copy, and when it has attached all others.
+  // Precedes a member's description of its copy, and its verdict after attaching all others.
   struct Head {
     std::uint64_t bytes;
     SegmentId id;
-    std::uint32_t fault;  // an ErrorKind, of which the words follow; or kNoFault
+    std::uint32_t fault;  // an ErrorKind whose text follows; or kNoFault
     std::uint32_t on_device;
     std::uint32_t reached;  // SegmentHome::reached
   };
   static constexpr std::uint32_t kNoFault = UINT32_MAX;
   struct Creation {
-    std::shared_ptr<Segment> segment;  // null: this rank has none, by `fault`
+    std::shared_ptr<Segment> segment;  // null: this rank has none, because of `fault`
     std::uint64_t bytes;
     std::uint32_t notifications;
     SegmentHome home;
     std::string description;
     std::string verdict;                  // empty: no segment of the group is on a device
-    std::vector<RemoteSegment> attached;  // until all have given their verdict
+    std::vector<RemoteSegment> attached;  // until all members have given their verdicts
     std::exception_ptr fault;
   };
   // Ids on the group's board: flags of barriers, then their abort notices, then for each exchange
-  // as many as there are members: flags, and abort notices, which only large groups have.
+  // one id per member: flags, and abort notices, which only large groups have.
   static constexpr std::uint32_t kBarrierRounds = 16;
   static constexpr std::size_t kMostMembers = std::size_t{1} << kBarrierRounds;
-  // The next generation; generations are never 0.
+  // The next generation, which is never 0.
   static std::uint32_t following(std::uint32_t generation) {
     return generation + 1 == 0 ? 1 : generation + 1;
   }
   static constexpr std::size_t kMostDirect = 16;
   void begin_piece(Exchange& exchange, Kind kind);
   void gather_blocks(Exchange& exchange, Kind kind, std::size_t step);
-  // True when all pieces have come. Throws where others are in another call.
+  // True when all pieces have come. Throws if others are in another call.
   bool take_piece(Exchange& exchange, Kind kind);
   void begin_creation(std::uint64_t bytes, std::uint32_t notifications, SegmentHome home);
   void take_descriptions(const std::vector<std::string>& all, const char* what);
@@ -231,19 +229,20 @@ class Group {
   static void handed_over(Segment& segment);
   Outcome settle(Segment& segment, std::vector<RemoteSegment>& remotes, Deadline deadline);
   [[noreturn]] void refuse_another(const Exchange& exchange, const std::string& what) const;
-  // Slots are by distance: in the one of d begin the blocks of the step of distance d, packed; the
+  // Slots are ordered by distance: slot d holds the packed blocks of the step of distance d; the
   // first one holds this rank's own.
   std::uint64_t slot_offset(const Exchange& exchange, Kind kind, std::size_t distance) const;
-  // Calls found(distance, block, sound) for the blocks from there on. Behind the first one that is
-  // not sound nothing can be found. Returns the bytes of all; of that one its header's.
+  // Calls found(distance, block, sound) for each block from slot `distance` on. It stops at the
+  // first block that is not sound. Returns the bytes of all blocks; for an unsound one, only its
+  // header's.
   template <typename Found>
   std::uint64_t walk(const Exchange& exchange, Kind kind, std::size_t distance, std::size_t blocks,
                      Found&& found) const;
-  // The ranks so many members ahead of and behind this one.
+  // The ranks `distance` members ahead of and behind this one.
   Rank ahead(std::size_t distance) const;
   Rank behind(std::size_t distance) const;
-  // Sends the steps of a generation, by post(step), which answers whether it was posted, each once
-  // those have arrived that it needs, and waits until all have arrived.
+  // Sends the steps of a generation by post(step), which returns whether it was posted, each once
+  // the steps that it needs have arrived; then waits until all have arrived.
   Outcome disseminate(Course& course, const std::function<bool(std::size_t)>& post,
                       Deadline deadline, WaitCause cause, const char* what);
   bool arrived(const Course& course, std::size_t step) const;
@@ -267,12 +266,12 @@ class Group {
 
   Exchange exchanges_[2];
   std::optional<Creation> creation_;    // of a segment, under way
-  std::vector<RemoteSegment> remotes_;  // of it, or of control_, where not all are settled yet
+  std::vector<RemoteSegment> remotes_;  // of it, or of control_, until all are settled
 
   std::uint64_t gossip_offset_ = 0;
   std::uint64_t mail_offset_ = 0;
-  std::uint32_t mail_id_ = 0;    // + sender: a message lies in my mailbox
-  std::uint32_t credit_id_ = 0;  // + receiver: it has taken my message
+  std::uint32_t mail_id_ = 0;    // + sender: its message lies in this rank's mailbox
+  std::uint32_t credit_id_ = 0;  // + receiver: it has taken this rank's message
   std::mutex passive_mutex_;
   std::vector<std::uint32_t> mail_sent_;      // per receiver: messages sent to it
   std::vector<std::uint32_t> mail_received_;  // per sender

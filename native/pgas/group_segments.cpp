@@ -19,7 +19,8 @@ std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descrip
     const Rank peer = ranks_[member];
     if (descriptions[member].size() < skipped) throw_malformed("segment description", peer);
     if (peer == context_.rank()) continue;
-    // All are taken, also after one that cannot be: the transport keeps them until then.
+    // Takes every description, even after a failure: until then the transport keeps the
+    // descriptors.
     try {
       remotes[member] =
           context_.transport().attach(peer, descriptions[member].substr(skipped), device, deadline);
@@ -31,7 +32,7 @@ std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descrip
   return remotes;
 }
 
-// Every member knows what was published: it attaches that, or drops it.
+// Every member has all descriptions, and attaches or drops what was published.
 void Group::handed_over(Segment& segment) {
   segment.local().descriptor.reset();
   segment.local().device_descriptor.reset();
@@ -61,7 +62,7 @@ void Group::begin_creation(std::uint64_t bytes, std::uint32_t notifications, Seg
     rest = context_.publish(creation.segment->local(), ranks_);
     if (local.needs_flush) context_.flush_before_kernels(local.device);
   } catch (const Error& error) {
-    // The others cannot go on without it, and have to know.
+    // The others cannot continue without it, so the fault is sent to them.
     if (home.device == kHost || error.kind() == ErrorKind::kSegment) throw;
     if (creation.segment != nullptr) context_.transport().retract(creation.segment->local());
     creation.segment.reset();
@@ -76,7 +77,7 @@ void Group::begin_creation(std::uint64_t bytes, std::uint32_t notifications, Seg
 void Group::take_descriptions(const std::vector<std::string>& all, const char* what) {
   Creation& creation = *creation_;
   if (creation.segment != nullptr) handed_over(*creation.segment);
-  // Everything needed was sent before the exchange ended: it is here, or the peer is gone.
+  // Peers sent all that attaching needs before the exchange ended: it is here, or the peer is gone.
   const Deadline deadline = Deadline::in(context_.options().timeout);
   std::vector<Head> heads;
   try {
@@ -90,7 +91,7 @@ void Group::take_descriptions(const std::vector<std::string>& all, const char* w
     remotes_ = attach(all, sizeof(Head), kHost, deadline);
     return;
   }
-  // Not every rank sees every GPU: each tells whether it can reach all of it.
+  // Not every rank sees every GPU, so each rank sends a verdict whether it reaches all copies.
   Head head{creation.bytes, heads[0].id, kNoFault, 1, creation.home.reached};
   std::string rest;
   try {
@@ -120,7 +121,7 @@ void Group::take_descriptions(const std::vector<std::string>& all, const char* w
   creation.verdict = packed(head) + rest;
 }
 
-// Takes what the transport keeps of those that have a copy.
+// Attaches and drops what the transport keeps of members that have a copy.
 void Group::forget(const std::vector<std::string>& all, Deadline deadline) const {
   for (std::size_t member = 0; member < all.size(); ++member) {
     std::string_view rest = all[member];
@@ -134,7 +135,7 @@ void Group::forget(const std::vector<std::string>& all, Deadline deadline) const
   }
 }
 
-// Throws what keeps this rank, or another, from having a copy.
+// Throws the fault that keeps this rank or another one from having a copy.
 std::vector<Group::Head> Group::require_all(const std::vector<std::string>& all,
                                             const char* what) const {
   if (creation_->fault) std::rethrow_exception(creation_->fault);
@@ -181,12 +182,12 @@ Outcome Group::create_segment(const Inside& inside, std::uint64_t bytes,
       remotes_ = std::move(creation_->attached);
     }
     if (settle(*creation_->segment, remotes_, deadline) != Outcome::kDone) {
-      // Whoever closed has left without it.
+      // A rank that has closed has left without settling.
       for (const Rank peer : ranks_) context_.liveness().require(peer, what);
       return Outcome::kTimeout;
     }
   } catch (const Error&) {
-    if (exchange.under_way) throw;  // to be continued
+    if (exchange.under_way) throw;  // the caller may continue it
     if (creation_->segment != nullptr) {
       transport.leave(creation_->segment->local());
       transport.retract(creation_->segment->local());

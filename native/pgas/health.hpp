@@ -6,7 +6,7 @@
 
 namespace pgasdl {
 
-// The known state of a rank. It leaves kHealthy once, for good.
+// A known state. A rank leaves kHealthy once, for good.
 enum class Health : std::uint8_t { kHealthy, kDied, kStopped, kFailed, kClosed };
 std::string_view name(Health health);
 

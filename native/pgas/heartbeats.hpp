@@ -1,5 +1,5 @@
-// For how long each peer's heartbeat has stood still, as one thread counts it that looks at them
-// now and then. Time comes in as an argument.
+// Measures how long each peer's heartbeat has stood still, for one thread that looks from time to
+// time. The caller passes the time.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +21,16 @@ class Heartbeats {
         beats_(peers),
         last_look_(now) {}
 
-  // Begins a look at all peers. If this thread itself stood still (the whole job was stopped, a
-  // laptop slept) or comes but slowly to its turn, the others did not necessarily stop: the busier
-  // a machine is, the longer they get.
+  // Begins a look at all peers. If this thread itself was held up (the whole job was stopped, a
+  // laptop slept, the machine is busy), the peers have not necessarily stopped: a long gap counts
+  // only in part, so peers get longer on a busy machine.
   void look(Moment now) {
     const double passed = std::chrono::duration<double>(now - last_look_).count();
     passed_ = std::min(passed, longest_look_);
     last_look_ = now;
   }
 
-  // Whether a peer whose heartbeat is `seen` now has been silent for too long. 0: it has not begun.
+  // Whether a peer whose heartbeat is now `seen` has been silent for too long. 0: not started.
   bool stopped(std::size_t peer, std::uint64_t seen) {
     Beat& beat = beats_[peer];
     if (seen != beat.last || seen == 0) {
@@ -41,11 +41,11 @@ class Heartbeats {
     return beat.silent > stopped_after_;
   }
 
-  // Counts anew: it is known to live.
+  // Restarts the count, for a peer that is known to live.
   void restart(std::size_t peer) { beats_[peer].silent = 0; }
 
  private:
-  // So many periods count of the time between two looks, at most.
+  // A gap between two looks counts for at most this many heartbeat periods.
   static constexpr double kLongestLook = 1.5;
   struct Beat {
     std::uint64_t last = 0;

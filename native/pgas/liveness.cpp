@@ -94,7 +94,8 @@ void Liveness::run() {
     const std::unique_lock lock(watch_mutex_, std::try_to_lock);
     takes_leave = !lock.owns_lock();
     if (takes_leave) {
-      // This rank takes leave: a lost peer may keep it in the transport, which ends that from here.
+      // This rank takes leave under the lock: a lost peer may block it in the transport, and only
+      // progress from here ends that.
       transport_->progress();
       continue;
     }
@@ -125,7 +126,7 @@ void Liveness::look_at_processes() {
 
 bool Liveness::take_note(std::size_t peer) {
   if (!processes_[peer].ended()) return false;
-  // A forked child may share the descriptor: closing ours would not end its place in the set.
+  // A forked child may share the descriptor, so closing it would not remove it from the set.
   const int descriptor = processes_[peer].descriptor();
   if (descriptor >= 0) epoll_ctl(endings_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
   processes_[peer] = {};
@@ -150,7 +151,7 @@ void Liveness::look_at_heartbeats() {
 void Liveness::judge(Rank peer, std::uint64_t seen) {
   const auto place = static_cast<std::size_t>(peer);
   if (!heartbeats_->stopped(place, seen) || health(peer) != Health::kHealthy) return;
-  // On a machine that is short of processors its watch may come too late, with the rank alive.
+  // On a busy machine the watch may be late although the rank is alive.
   if (pids_[place] != 0 && has_runnable_thread(pids_[place])) {
     heartbeats_->restart(place);
   } else {
@@ -160,7 +161,7 @@ void Liveness::judge(Rank peer, std::uint64_t seen) {
 
 void Liveness::exchange_gossip() {
   for (const Rank peer : gossip_->ranks()) hear(peer);
-  // Those who failed or left may have done so because of others.
+  // Ranks that failed or left may have done so because of others, so those come first.
   for (const bool later : {false, true}) {
     for (std::size_t number = 0; number < gossip_->neighbours().size(); ++number) {
       if (gossip_->neighbours()[number] < 0) continue;
@@ -181,7 +182,7 @@ void Liveness::learn(Rank of, Health announced) {
 void Liveness::hear(Rank peer) {
   if (gossip_ == nullptr) return;
   const Gossip::Words words = gossip_->words(peer);
-  if (words.cause.rank >= 0) learn(words.cause.rank, words.cause.how);  // before those after it
+  if (words.cause.rank >= 0) learn(words.cause.rank, words.cause.how);  // the cause comes first
   learn(peer, words.own);
 }
 
@@ -210,7 +211,7 @@ void Liveness::announce(AbortNotice notice) {
 }
 
 bool Liveness::post(const AbortNotice& notice) {
-  // A peer that is gone waits no more; a rank that is fenced off writes no more.
+  // A dead peer no longer waits, and a rank that is fenced off must not write.
   if (health(notice.peer) != Health::kHealthy || health(rank_) != Health::kHealthy) return true;
   try {
     return transport_->post_write(notice.queue, notice.peer, {}, &notice.flag);
@@ -254,7 +255,7 @@ void Liveness::report(Rank lost, Health how) {
     auto& state = block->states()[static_cast<std::size_t>(lost)];
     if (!state.compare_exchange_strong(expected, how, std::memory_order_acq_rel)) continue;
     if (how != Health::kClosed) {
-      // The first is the cause: others then leave because of it.
+      // The first loss is the cause: others then leave because of it.
       std::uint32_t none = 0;
       block->first.compare_exchange_strong(none, static_cast<std::uint32_t>(lost + 1),
                                            std::memory_order_relaxed);
@@ -284,8 +285,8 @@ bool Liveness::everybody_left() const {
 
 void Liveness::acknowledge() {
   if (health(rank_) != Health::kHealthy) refuse(rank_, "survivors");
-  // Counted from the states, which a report sets before it raises the alarm: a loss that comes
-  // meanwhile is either accepted by name, or keeps the alarm up.
+  // Counts states, which a report sets before the alarm: a loss reported meanwhile is either
+  // accepted by name or keeps the alarm raised.
   own_->first.store(0, std::memory_order_relaxed);
   std::uint32_t losses = 0;
   for (Rank peer = 0; peer < size_; ++peer) {
@@ -358,7 +359,7 @@ void Liveness::refuse(Rank peer, const char* operation) const {
              own == Health::kStopped ? own_silence() : "", " and is fenced off; it can only close"),
         rank_);
   }
-  // Not the peer is to blame if it only left because of a loss that we have not noticed yet.
+  // A peer that left because of a loss that this rank has not noticed yet is not to blame.
   raise_alarm(operation);
   throw Error(ErrorKind::kPeerLost,
               text(operation, " to rank ", peer, ", which ",

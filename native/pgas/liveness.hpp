@@ -1,8 +1,8 @@
-// The record of who is alive, and the alarm that ends every wait when somebody is not.
+// Records who is alive, and raises the alarm that ends every wait after a loss.
 //
-// Each rank has a ControlBlock that all ranks of the machine map. Whoever notices a loss first
-// writes it into everybody's state vector and raises everybody's alarm; every spin reads its own.
-// Gossip carries the news of ranks that are not mapped, both ways.
+// Each rank has a ControlBlock that all ranks of the machine map. The rank that notices a loss
+// first writes it into every rank's state vector and raises every rank's alarm; every spin reads
+// its own alarm. Gossip carries the news to and from ranks that are not mapped.
 #pragma once
 
 #include <array>
@@ -29,20 +29,20 @@ namespace pgasdl {
 struct ControlBlock {
   WakeWord wake_word;
   alignas(64) std::atomic<std::uint64_t> heartbeat;
-  alignas(64) std::atomic<std::uint32_t> alarm;  // how many losses were reported to this rank
+  alignas(64) std::atomic<std::uint32_t> alarm;  // the number of losses reported to this rank
   std::atomic<std::uint32_t> finder;             // 1 + the rank that reported the last one
-  std::atomic<std::uint32_t> first;              // 1 + the rank lost first since survivors(), or 0
-  std::atomic<std::uint32_t> gone;               // how many ranks left, in whatever way
-  std::atomic<std::uint32_t> reason_bytes;       // of its error, once it has failed
+  std::atomic<std::uint32_t> first;              // 1 + the first rank lost since survivors(), or 0
+  std::atomic<std::uint32_t> gone;               // the number of ranks that left, in whatever way
+  std::atomic<std::uint32_t> reason_bytes;       // of this rank's error, once it has failed
   char reason[188];
   // followed by the state vector, one byte per rank
   std::atomic<Health>* states() { return reinterpret_cast<std::atomic<Health>*>(this + 1); }
   static std::size_t bytes(Rank size) { return sizeof(ControlBlock) + static_cast<size_t>(size); }
 };
 
-// A flag that announces to a peer that this rank cannot go on.
+// A flag that announces to a peer that this rank cannot continue.
 struct AbortNotice {
-  QueueId queue;  // that of the flags before it, which it must not overtake
+  QueueId queue;  // the queue of earlier flags, which the notice must not overtake
   Rank peer;
   RemoteFlag flag;
   std::shared_ptr<Segment> board;
@@ -53,23 +53,22 @@ class Liveness {
   Liveness(Rank rank, Rank size, const Options& options);
   ~Liveness();
 
-  // Starts the service thread; it polls the transport's descriptor from now on, and looks after
-  // streams.
+  // Starts the service thread, which polls the transport's descriptor and looks after streams.
   void start(Transport* transport, std::function<void()> look_after_streams);
-  // From here on peers are watched. `blocks`: null for peers that are not mapped, of whom `gossip`
-  // tells (null if there are none). `pids`: 0 for a thread of this process or of another machine.
+  // Begins to watch peers. `blocks`: null for peers that are not mapped, whose news `gossip` brings
+  // (null if there are none). `pids`: 0 for a thread of this process or a rank of another machine.
   void watch(std::vector<ControlBlock*> blocks, std::span<const pid_t> pids,
              std::unique_ptr<Gossip> gossip);
   void stop();
 
-  // --- from here on: any thread. After start() the members above belong to one thread.
-  // Cheap, in every spin: a loss was reported that survivors() has not acknowledged.
+  // --- from here on: any thread. After start(), one thread may call the members above. A loss was
+  // reported that survivors() has not accepted. Cheap: every spin calls it.
   bool alarmed() const {
     return own_ != nullptr && own_->alarm.load(std::memory_order_relaxed) !=
                                   acknowledged_.load(std::memory_order_relaxed);
   }
-  // Throws, naming the losses that survivors() has not accepted; returns if there is none, which
-  // is so for the moment in which a report of a loss accepted already is not complete.
+  // Throws, naming the losses that survivors() has not accepted. Returns if there is none: for a
+  // moment, while the report of an accepted loss is still incomplete.
   void raise_alarm(const std::string& during) const;
   // Throws if `peer` can no longer be reached: kPeerLost, or kClosed if this rank has left
   // (gaspi_proc_ping).
@@ -84,33 +83,34 @@ class Liveness {
                : own_->states()[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
   }
   bool everybody_left() const;
-  // Some rank was lost or has left: only then may a wait be without hope.
+  // Some rank was lost or has left: only then may an awaited event never come.
   bool somebody_gone() const {
     return own_ != nullptr && own_->gone.load(std::memory_order_relaxed) != 0;
   }
-  // Its loss was acknowledged.
+  // survivors() has accepted its loss.
   bool accepted(Rank rank) const {
     return accepted_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
   }
   void acknowledge();
-  // The error that ends this rank, for those that map its block; before it is reported. Once.
+  // The error that ends this rank, for ranks that map its block; to be given once, before the
+  // report.
   void give_reason(std::string_view reason);
-  // Tells every rank (this one too) that `lost` is no more.
+  // Reports to every rank, including this one, that `lost` is gone.
   void report(Rank lost, Health how);
-  // Takes note of what `peer` has said of its own end, which may have come just now.
+  // Takes note of what `peer` has reported about its own end, possibly just now.
   void hear(Rank peer);
   // Kills the process of a rank of this machine, unless it has ended.
   void kill(Rank peer);
-  // Its process, or what connects us with it, has ended: it died, unless it has said otherwise.
+  // The peer's process or its connection has ended: it died, unless it has reported another end.
   void note_end(Rank peer);
-  // Tells every rank of the losses this one knows, before it leaves because of them: whoever
-  // reported them may not have come to all yet, and must not find us gone without the reason.
+  // Passes this rank's known losses on to every rank before it leaves because of them: the first
+  // report may not have reached all, and they must not see this rank leave without the reason.
   void pass_on();
-  // Posts it at once if the queue takes it, else by the service thread as soon as it does.
+  // Posts the notice at once if the queue takes it; else the service thread does so later.
   void announce(AbortNotice notice);
-  // Until all notices are posted: before this rank leaves.
+  // Waits until all notices are posted; called before this rank leaves.
   void finish_announcing(Deadline deadline);
-  // Tells those that are not mapped what this rank's state vector says, its own end above all.
+  // Sends the state vector, which includes this rank's own end, to ranks that are not mapped.
   void take_leave(Deadline deadline);
   WakeWord* wake_word() { return own_ == nullptr ? nullptr : &own_->wake_word; }
 
@@ -135,26 +135,26 @@ class Liveness {
   const Options options_;
   Transport* transport_ = nullptr;
   std::function<void()> look_after_streams_;
-  UniqueFd wake_;     // eventfd: stop, or peers to watch were added
-  UniqueFd endings_;  // epoll: tells which of many processes have ended, at the price of one
+  UniqueFd wake_;     // eventfd: wakes the thread to stop, or to watch new peers
+  UniqueFd endings_;  // epoll over processes that end: one descriptor to poll, not one each
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   ControlBlock* own_ = nullptr;
-  std::atomic<std::uint32_t> acknowledged_{0};           // so many losses were accepted,
-  const std::unique_ptr<std::atomic<bool>[]> accepted_;  // and of these ranks
+  std::atomic<std::uint32_t> acknowledged_{0};           // how many losses were accepted,
+  const std::unique_ptr<std::atomic<bool>[]> accepted_;  // and of which ranks
 
-  std::mutex watch_mutex_;  // of what follows
+  std::mutex watch_mutex_;  // guards the members below
   std::vector<ControlBlock*> blocks_;
   std::vector<pid_t> pids_;
   std::vector<ProcessWatch> processes_;
-  std::vector<std::size_t> unpolled_;  // peers whose process has to be looked at
+  std::vector<std::size_t> unpolled_;  // peers whose processes have no descriptor to poll
   std::optional<Heartbeats> heartbeats_;
   std::atomic<Clock::time_point> last_beat_{};  // of this rank
   std::atomic<Nanoseconds> longest_silence_{};
   std::unique_ptr<Gossip> gossip_;
 
   std::mutex notices_mutex_;
-  std::vector<AbortNotice> abort_notices_;  // not posted yet
+  std::vector<AbortNotice> abort_notices_;  // not yet posted
 };
 
 }  // namespace pgasdl

@@ -1,4 +1,4 @@
-// The one-sided operations of a context: arguments are checked, then the transport gets them.
+// The one-sided operations of a context: they check arguments, then post to the transport.
 #include <algorithm>
 
 #include "pgas/context.hpp"
@@ -7,7 +7,7 @@
 namespace pgasdl {
 namespace {
 
-// Messages are made out of line: every operation has all of these checks inline.
+// Texts are made out of line, since every operation has these checks inline.
 [[noreturn, gnu::noinline]] void refuse_notification(const Segment& segment, std::uint64_t limit,
                                                      std::uint64_t notification) {
   throw Error(ErrorKind::kNotification, text("notification ", notification, " of segment ",
@@ -101,7 +101,7 @@ Transfer checked_pair(const Pair& pair, Rank peer, bool write) {
   return {&local.segment->local(), local.offset, &there, remote.offset, local.bytes};
 }
 
-// Inline: it comes before every flag.
+// Inline: every flag needs it.
 [[gnu::always_inline]] inline RemoteFlag flag_of(const Segment& segment, Rank peer,
                                                  std::uint64_t notification, std::uint64_t value,
                                                  bool add) {
@@ -111,7 +111,7 @@ Transfer checked_pair(const Pair& pair, Rank peer, bool write) {
   return {&there, static_cast<std::uint32_t>(notification), static_cast<std::uint32_t>(value), add};
 }
 
-// The transfers of checked pairs; one needs no memory.
+// The transfers of checked pairs; a single one needs no allocation.
 class Transfers {
  public:
   Transfers(std::span<const Pair> pairs, Rank peer, bool write) {
@@ -133,7 +133,8 @@ class Transfers {
   std::span<const Transfer> transfers_;
 };
 
-// Recorded when its call ends, in whatever way: ticks that are read before make its flag late.
+// Records the operation when its call ends, however it ends: reading ticks before the post would
+// delay its flag.
 class Recording {
  public:
   Recording(Recorder& recorder, Operation operation, Rank peer, SegmentId segment,
@@ -182,8 +183,8 @@ Outcome Context::take_place_later(QueueId id, Queue& queue, Deadline deadline) {
   }
 }
 
-// Never below zero: a place is taken before the request is posted, and a thread that waits
-// meanwhile gives it back already.
+// Never goes below zero: a place is taken before the request is posted, and a wait in another
+// thread may already have returned it.
 void Context::give_back(Queue& queue, std::uint32_t places) {
   std::uint32_t used = queue.used.load(std::memory_order_relaxed);
   while (!queue.used.compare_exchange_weak(used, used - std::min(used, places),
@@ -196,7 +197,7 @@ Outcome Context::post(QueueId id, Rank peer, const Traffic& traffic, Deadline de
                       Post&& try_post) {
   Queue& queue = queue_at(id);
   if (take_place(id, queue, deadline) != Outcome::kDone) return Outcome::kFull;
-  // Before it is posted: afterwards, an addition would wait until its flag has left this processor.
+  // Before the post: after it, the addition would wait until the flag has left this processor.
   counters_.add(peer, traffic);
   const auto in_turn = [&] { return queued_streams_.passed(id) && try_post(); };
   try {
@@ -206,7 +207,7 @@ Outcome Context::post(QueueId id, Rank peer, const Traffic& traffic, Deadline de
   } catch (...) {
     counters_.take_back(peer, traffic);
     give_back(queue, 1);
-    liveness_.hear(peer);  // the transport may notice first that it has left
+    liveness_.hear(peer);  // the transport may notice first that the peer has left
     throw;
   }
   counters_.take_back(peer, traffic);
@@ -224,7 +225,7 @@ Outcome Context::post_later(const std::function<bool()>& in_turn, Deadline deadl
       deadline, WaitCause::kQueueFull, "posting");
 }
 
-// By flags on the same queue, ahead of the one that they are for.
+// Sends marks on the same queue, ahead of the flag that needs them.
 bool Context::tell_block(const Segment& segment, const RemoteFlag& flag, Rank peer, QueueId queue) {
   const std::uint32_t notifications = flag.remote->notifications;
   const std::uint32_t connection = reconnections_.load(std::memory_order_acquire);
@@ -234,9 +235,9 @@ bool Context::tell_block(const Segment& segment, const RemoteFlag& flag, Rank pe
   ToldMarks& told = *segment.told_marks();
   if (told.knows(peer, queue, connection, block - first)) return true;
   for (const std::uint32_t mark : {region_mark(notifications, flag.notification), block}) {
-    // Each once, also where the queue takes one at a time.
+    // Sends each mark once, even if the queue takes one request at a time.
     if (told.knows(peer, queue, connection, mark - first)) continue;
-    const RemoteFlag there{flag.remote, mark, 1, false, true};  // set for good
+    const RemoteFlag there{flag.remote, mark, 1, false, true};  // `again`: a mark is never reset
     if (!transport_->post_write(queue, peer, {}, &there)) return false;
     told.note(peer, queue, connection, mark - first, n_marks);
   }
@@ -329,7 +330,7 @@ bool Context::complete(QueueId id) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPeerLost || error.rank() < 0) throw;
     liveness_.note_end(error.rank());
-    // Nobody waits for anything of a rank that left in peace, or whose loss was accepted.
+    // A rank that left in peace or whose loss was accepted is no reason to fail a wait.
     const Health health = liveness_.health(error.rank());
     if (health == Health::kClosed || liveness_.accepted(error.rank())) return false;
     throw;
@@ -340,8 +341,8 @@ Outcome Context::wait(QueueId id, Deadline deadline) {
   require_usable();
   Queue& queue = queue_at(id);
   const std::uint32_t posted = queue.used.load(std::memory_order_relaxed);
-  // This thread's requests may be counted no more, since another waited, and be under way still:
-  // the transport knows.
+  // If another thread has waited, this thread's requests may be counted no longer and still be
+  // under way: the transport knows.
   const bool streamed = !queued_streams_.passed(id);
   if (posted == 0 && !progresses_ && !streamed) return Outcome::kDone;
   recorder_.record(Operation::kWaitQueue, -1, 0, id, 0);
@@ -369,7 +370,7 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
                 text("notifications [", first, ", ", first, " + ", count, ") of segment ",
                      segment.id(), ": ids run from 0 to ", limit, " - 1"));
   }
-  const std::uint64_t began = ticks();  // what the caller does next need not wait for them
+  const std::uint64_t began = ticks();  // before the wait, to delay nothing after it
   FlagWord* const board = segment.local().board;
   const auto begin = static_cast<std::uint32_t>(first);
   const auto end = static_cast<std::uint32_t>(first + count);
@@ -396,7 +397,7 @@ Outcome Context::notify_waitsome(Segment& segment, std::uint64_t first, std::uin
                        ") of segment ", segment.id(), ": every other rank has left"));
     }
   };
-  // A stream may raise it, which wakes nobody.
+  // A stream may raise it, which wakes no thread.
   const Waiter::Expectation expectation(segment.device() != kHost ? &waiter_ : nullptr);
   const Outcome outcome =
       waiter_.until(ready, slow, deadline, WaitCause::kNotification, "notify_waitsome");
@@ -455,19 +456,19 @@ std::uint32_t Context::notify_reset(Segment& segment, std::uint64_t notification
   require_present(segment);
   check_notification(segment, segment.notifications(), notification);
   FlagWord& word = segment.local().board[notification];
-  // Nothing to hand out: leave the cache line with whoever is about to write it.
+  // If it is 0, leave the cache line with the processor that is about to write it.
   if (word.load(std::memory_order_relaxed) == 0) {
     if (!progresses_) return 0;
-    transport_->progress();  // whoever polls by this call alone waits, too
+    transport_->progress();  // a thread may wait by polling this call only
     if (word.load(std::memory_order_relaxed) == 0) return 0;
   }
   const std::uint32_t value = word.exchange(0, std::memory_order_acq_rel);
-  if (value != 0) flush_adapters_writes();  // nobody need have waited
+  if (value != 0) flush_adapters_writes();  // a flag may be found without a wait
   return value;
 }
 
 void Context::flush_devices() const {
-  // CUflushGPUDirectRDMAWritesTarget: the current context; of its own GPU.
+  // CUflushGPUDirectRDMAWritesTarget: the current context; the scope is its own GPU.
   constexpr int kCurrentContext = 0;
   constexpr int kToOwner = 100;
   const std::uint64_t devices = flushed_devices_.load(std::memory_order_relaxed);
@@ -495,7 +496,7 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
                      "): keep the words in a segment of the host"));
   }
   recorder_.record(Operation::kAtomic, peer, target.segment->id(), target.offset, 8);
-  // The result may come after this call was given up: it lies where it can.
+  // The result may arrive after this call gave up, so it needs memory that outlives the call.
   struct Late {
     explicit Late(Context& owner) : context(owner) {}
     ~Late() {
@@ -520,7 +521,8 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
         if (progresses_) transport_->progress();
         return late.posted && complete(atomic_queue());
       },
-      // Once posted it will change the peer's memory: to give up then would be to lie.
+      // A posted atomic will change the peer's memory, so a single try must not return kTimeout
+      // early.
       deadline.one_try() ? Deadline::in(options_.timeout) : deadline, WaitCause::kAtomic,
       "an atomic");
   late.done = outcome == Outcome::kDone;

@@ -1,4 +1,4 @@
-// The options that init() decides once for a context.
+// The options of a context, which init() sets once.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 namespace pgasdl {
 
 struct Options {
-  double timeout = 60;                  // seconds, of every call that names none
+  double timeout = 60;                  // seconds, for every call that names none
   std::uint32_t queue_depth = 1024;     // requests between two wait()s
-  std::uint32_t queues = 16;            // at most, user's
+  std::uint32_t queues = 16;            // the most that a program may have
   std::uint64_t passive_bytes = 65536;  // longest passive message
   double spin_us = 20;                  // a wait spins, then yields, then sleeps
   double yield_us = 1000;
@@ -17,8 +17,8 @@ struct Options {
   bool reach_devices = true;  // peers reach a GPU's memory, where their transport can
 };
 
-// Fewer heartbeats than these within `stopped_after`, and a rank that was stopped cannot be told
-// from one that this rank did not look at in time.
+// With fewer heartbeats than this within `stopped_after`, a look that came late could not be told
+// from a peer that stopped.
 constexpr double kLeastHeartbeats = 3;
 
 constexpr std::uint32_t kMaxListElements = 1u << 16;

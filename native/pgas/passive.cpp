@@ -1,4 +1,4 @@
-// Messages of the world's group, from any rank to any rank: one mailbox for each sender.
+// Messages of the world group, from any rank to any rank: one mailbox for each sender.
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +22,7 @@ Outcome Group::passive_send(Rank peer, std::span<const std::byte> message, Deadl
   const auto ready = [&] {
     const std::unique_lock lock(passive_mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return false;
-    // My previous message to this rank must have been taken out of its mailbox.
+    // The receiver must have taken this rank's previous message from the mailbox.
     const std::uint32_t sent = mail_sent_[to];
     if (sent != 0 && !raised(credit_id_ + to, sent)) return false;
     std::byte* data = control_->local().data + outbox;
@@ -72,7 +72,7 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
       context_.waiter().until(ready, slow, deadline, WaitCause::kPassive, "passive_receive");
   if (outcome != Outcome::kDone) return outcome;
   context_.recorder().record(Operation::kPassiveReceive, sender, control_->id(), 0, message.size());
-  // The mailbox is free: tell the sender, if it is still there to send more.
+  // The mailbox is free: inform the sender, if it is still there to send more.
   const Deadline bounded = Deadline::in(context_.options().timeout);
   try {
     while (!send(sender, {}, credit_id_ + me, mail_received_[static_cast<std::size_t>(sender)])) {
@@ -80,7 +80,7 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
       context_.transport().progress();
     }
   } catch (const Error&) {
-    // A sender that cannot be answered has left, or will not be heard again: what it sent before is
+    // A sender that cannot be answered has left or is cut off; the messages it sent before are
     // here.
   }
   return outcome;

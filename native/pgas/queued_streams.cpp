@@ -20,7 +20,7 @@ QueuedStreams::Last& QueuedStreams::enter(QueueId queue, const Kept& touched) {
   return last;
 }
 
-// Null: what was the last stays that.
+// `moment`: the end of the work that was enqueued; null keeps the previous one.
 void QueuedStreams::leave(Last& last, std::unique_ptr<DeviceMoment> moment) {
   Kept let_go;
   const std::lock_guard lock(mutex_);
@@ -33,7 +33,7 @@ void QueuedStreams::mark(Last& last, std::unique_ptr<DeviceMoment> moment, cuda:
   try {
     moment->mark(stream);
   } catch (...) {
-    // Nothing tells any more when it has ended.
+    // Nothing shows its end any more.
     Kept kept;
     {
       const std::lock_guard lock(mutex_);
@@ -47,7 +47,7 @@ void QueuedStreams::mark(Last& last, std::unique_ptr<DeviceMoment> moment, cuda:
 }
 
 bool QueuedStreams::ended(QueueId queue) {
-  Kept let_go;  // outside of the lock
+  Kept let_go;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   const auto found = last_.find(queue);
   if (found == last_.end()) return true;

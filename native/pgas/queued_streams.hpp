@@ -1,5 +1,5 @@
-// Requests that were enqueued on streams on behalf of queues: a queue's order holds whichever way
-// its requests take, and wait(queue) covers them all.
+// Requests that streams carry out for queues: a queue keeps its order whether the host or a stream
+// carries out a request, and wait(queue) covers both.
 #pragma once
 
 #include <atomic>
@@ -23,21 +23,21 @@ class QueuedStreams {
   QueuedStreams& operator=(const QueuedStreams&) = delete;
   ~QueuedStreams();
 
-  // All that was enqueued for the queue has ended. Cheap while there is nothing.
+  // All that was enqueued for the queue has ended. Cheap if nothing was.
   bool passed(QueueId queue) {
     return n_pending_.load(std::memory_order_relaxed) == 0 || ended(queue);
   }
-  // From time to time: lets go of what has ended. True if nothing is left.
+  // Releases what has ended; called from time to time. True if nothing is left.
   bool look();
-  // Enqueues on a stream what comes after all that was enqueued for the queue before. Segments that
-  // it touches are kept until it has ended: memory that is unmapped under a stream ends the
-  // process's use of the GPU.
+  // Enqueues work on a stream, after all that was enqueued for the queue before. Keeps the segments
+  // that it touches until it has ended: if memory is unmapped under a stream, the process can no
+  // longer use the GPU.
   template <typename Enqueue>
   void enqueue(QueueId queue, const StreamOrder& order, Kept touched, Enqueue&& enqueue) {
     const std::lock_guard in_turn(enqueuing_);
     auto moment = std::make_unique<DeviceMoment>(order.device);
     Last& last = enter(queue, touched);
-    // Without the other lock: the driver may hold these calls up for as long as some stream waits.
+    // Outside mutex_: the driver may hold these calls up for as long as some stream waits.
     try {
       if (last.moment != nullptr) last.moment->hold(order.stream);
     } catch (...) {
@@ -48,7 +48,7 @@ class QueuedStreams {
       enqueue();
     } catch (...) {
       try {
-        mark(last, std::move(moment), order.stream);  // some of it may be under way
+        mark(last, std::move(moment), order.stream);  // part of it may be under way
       } catch (const Error&) {
         // The first error says more.
       }
@@ -59,9 +59,9 @@ class QueuedStreams {
 
  private:
   struct Last {
-    std::unique_ptr<DeviceMoment> moment;  // null: passed
+    std::unique_ptr<DeviceMoment> moment;  // null: reached
     Kept kept;
-    bool entered = false;  // more is being enqueued: nothing goes meanwhile
+    bool entered = false;  // more is being enqueued: nothing is released meanwhile
   };
   bool ended(QueueId queue);
   Last& enter(QueueId queue, const Kept& touched);
@@ -69,7 +69,7 @@ class QueuedStreams {
   void mark(Last& last, std::unique_ptr<DeviceMoment> moment, cuda::Stream stream);
   Kept end(Last& last);
 
-  std::mutex enqueuing_;  // one after the other; comes before the other one
+  std::mutex enqueuing_;  // serialises enqueue(); locked before mutex_
   std::mutex mutex_;
   std::map<QueueId, Last> last_;
   std::atomic<int> n_pending_{0};  // queues with a moment, or entered

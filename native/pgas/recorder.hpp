@@ -1,4 +1,4 @@
-// The flight record: the last operations of a rank, kept always, printed when something goes wrong.
+// The flight record: a rank's last operations, always kept, printed when something fails.
 #pragma once
 
 #include <array>
@@ -32,11 +32,11 @@ enum class Operation : std::uint8_t {
 };
 std::string_view name(Operation operation);
 
-// Any thread may record; two that do so at the same moment may lose one record, never tear one
-// word.
+// Any thread may record; if two record at the same moment, one record may be lost, but no word is
+// torn.
 class Recorder {
  public:
-  // `at`: where the caller has read the ticks, which costs as much as all the rest.
+  // `at`: ticks that the caller has read already; reading them costs as much as the rest.
   void record(Operation operation, Rank peer, SegmentId segment, std::uint64_t detail,
               std::uint64_t bytes, std::uint64_t at = ticks()) {
     const std::uint64_t index = next_.load(std::memory_order_relaxed);
@@ -54,7 +54,7 @@ class Recorder {
   std::string dump(Rank rank) const;
   // The moment of a ticks() value, in seconds of the monotonic clock.
   double seconds(std::uint64_t at) const;
-  // Always the same, so that sums of ticks never become fewer seconds.
+  // Constant, so that sums of ticks never become fewer seconds.
   double seconds_per_tick() const;
 
  private:

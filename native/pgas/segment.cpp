@@ -15,7 +15,7 @@ Segment::Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications,
     throw Error(ErrorKind::kSegment, text("a segment of ", bytes, " bytes: at most ", kMostBytes));
   }
   const bool new_on_host = home.bound == nullptr && home.device == kHost;
-  // The board begins on a page of its own, so that it can be registered apart from the data.
+  // The board begins on its own page, so that it can be registered apart from the data.
   const std::uint64_t board_offset = new_on_host ? round_up(bytes, page_bytes()) : 0;
   const std::uint64_t board_bytes = std::uint64_t{board_words(notifications)} * sizeof(FlagWord);
   local_.region = Region::create(board_offset + board_bytes, local_.descriptor);
@@ -24,7 +24,7 @@ Segment::Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications,
   local_.bound = home.bound != nullptr;
   local_.device = home.device;
   if (!home.reached) {
-    // For transports it is a board without data, on the host.
+    // Transports see a board without data, on the host.
     reached_ = false;
     home_ = home;
     unreached_bytes_ = bytes;

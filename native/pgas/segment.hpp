@@ -1,4 +1,4 @@
-// A segment as one rank holds it: its own copy, and what it knows of the others'.
+// A segment as one rank holds it: its own copy, and how it reaches the others'.
 #pragma once
 
 #include <atomic>
@@ -12,9 +12,9 @@ namespace pgasdl {
 
 class Context;
 
-// Where a segment's data is to lie. `bound` null: in new zero-filled memory; else there, where it
-// must stay until the segment is deleted. `device`: kHost, or the GPU of either. Not `reached`: of
-// memory on a GPU peers reach only the board.
+// Where a segment's data lie: at `bound`, which must stay until the segment is deleted, or if null
+// in new zero-filled memory. `device`: kHost, or the GPU that holds either. If not `reached`, peers
+// reach only the board of a segment whose data are on a GPU.
 struct SegmentHome {
   SegmentHome(std::byte* bound_to, int on_device = kHost) : bound(bound_to), device(on_device) {}
   bool operator==(const SegmentHome&) const = default;
@@ -28,7 +28,7 @@ class Segment {
   // `size`: of the world.
   Segment(SegmentId id, std::uint64_t bytes, std::uint32_t notifications, SegmentHome home,
           Rank size);
-  // Memory of this rank alone, for a plan's private buffers: no board, no peers.
+  // Memory of this rank only, for a plan's private buffers: no board, no peers.
   Segment(std::byte* memory, std::uint64_t bytes, int device = kHost);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -39,9 +39,9 @@ class Segment {
   std::uint32_t notifications() const { return notifications_; }
   bool bound() const { return local_.bound; }
   int device() const { return local_.device; }
-  // Peers write to it and read from it, and not only raise its flags.
+  // Peers may write and read its data, not only raise its flags.
   bool reached() const { return reached_; }
-  // Some copy of it lies on a GPU.
+  // Some rank's copy lies on a GPU.
   bool on_devices() const { return on_devices_; }
   bool deleted() const { return deleted_.load(std::memory_order_relaxed); }
 
@@ -54,37 +54,37 @@ class Segment {
     return remote.board == nullptr && remote.keep == nullptr ? nullptr : &remote;
   }
   void set_remote(Rank peer, RemoteSegment remote);
-  // Of peers whose board is not mapped; null if there are none.
+  // For peers whose board is not mapped; null if there are none.
   ToldMarks* told_marks() const { return told_marks_.get(); }
-  // All peers are attached; from now on local() tells also of what they do not reach.
+  // All peers are attached; from now on local() also shows data that peers do not reach.
   void set_self(Rank self);
 
-  // Lets go of this rank's own copy; views keep its memory alive. Peers' copies stay reachable.
-  // False: that was done before.
+  // Releases this rank's own copy; views keep its memory alive. Peers' copies stay reachable.
+  // False: it was released before.
   bool release_local();
 
-  // Where a scan of the board goes on, so that no notification starves.
+  // Where the next scan of the board begins, so that no notification starves.
   std::atomic<std::uint32_t> scan_from{0};
 
  private:
   SegmentId id_;
-  LocalSegment local_;  // its board has marks, too
+  LocalSegment local_;  // its board includes the marks
   std::uint32_t notifications_ = 0;
-  std::vector<RemoteSegment> remotes_;  // their notifications are the program's
+  std::vector<RemoteSegment> remotes_;  // their counts of notifications exclude the marks
   std::unique_ptr<ToldMarks> told_marks_;
   std::atomic<bool> deleted_{false};
   bool on_devices_ = false;
   bool reached_ = true;
-  // Memory that peers do not reach, until set_self().
+  // Data that peers do not reach; local_ gets them in set_self().
   std::byte* unreached_data_ = nullptr;
   std::uint64_t unreached_bytes_ = 0;
   SegmentHome home_{nullptr};
 };
 
-// Its memory is never unmapped: a stream of a GPU may touch it some time, and nobody can tell when.
+// Never unmaps it: a GPU's stream may touch it at a time that nothing reports.
 void keep_for_good(std::shared_ptr<const Segment> segment);
 
-// n bytes of a segment: this rank's copy as a source, a peer's copy as a target.
+// A range of a segment: of this rank's copy as a source, of a peer's as a target.
 struct Slice {
   std::shared_ptr<Segment> segment;
   std::uint64_t offset = 0;

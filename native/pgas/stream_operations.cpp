@@ -1,9 +1,9 @@
-// One-sided operations ordered on a stream of a GPU: enqueued there, whole, so that the host waits
-// for nothing.
+// One-sided operations ordered on a GPU's stream: enqueued there as a whole, so that the host does
+// not wait.
 //
-// A flag is written by the stream after the copy. A stream's write of a value comes after all that
-// the stream did before, as every processor and device sees it, which is the rule by which the flag
-// tells of the data. A stream that waits for a flag sees what was written before it.
+// The stream writes the flag after the copy. A stream's write of a value comes after all that the
+// stream did before, for every processor and device, so the flag announces the data. A stream that
+// waits for a flag sees what was written before it.
 #include "pgas/context.hpp"
 
 namespace pgasdl {
@@ -51,7 +51,7 @@ std::optional<Outcome> Context::write_notify_on(const StreamOrder& order,
                 "a stream's flag (streams of this driver must be able to write values)");
   };
   if (is_capturing(order)) {
-    enqueue();  // a part of the graph: no queue knows when it is replayed
+    enqueue();  // belongs to the graph: no queue knows when it is replayed
     return Outcome::kDone;
   }
   QueuedStreams::Kept touched{segment};
@@ -103,7 +103,7 @@ void Context::notify_reset_on(const StreamOrder& order, const std::shared_ptr<Se
                 "resetting a notification on a stream");
   };
   if (is_capturing(order)) {
-    enqueue();  // a part of the graph, which must not record an event of ours at each replay
+    enqueue();  // belongs to the graph, which must not record our event at each replay
   } else {
     stream_waits_.touch(order, segment, enqueue);
   }

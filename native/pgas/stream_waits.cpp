@@ -17,7 +17,7 @@ std::list<StreamWaits::Use>::iterator StreamWaits::begin(Use use) {
 }
 
 bool StreamWaits::look(const Error* loss) {
-  std::list<Use> let_go;  // outside of the lock
+  std::list<Use> let_go;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   for (auto at = uses_.begin(); at != uses_.end();) {
     const auto use = at++;

@@ -1,6 +1,6 @@
-// Streams that wait for notifications. Nobody can tell a stream that none will come: so each wait
-// ends by its deadline or when a rank is lost, by a value that this rank raises itself, and the
-// next call that orders anything on a stream throws the reason.
+// Streams that wait for notifications. A stream cannot be told that none will come, so this rank
+// ends a wait itself after the deadline or a loss, by raising a value; the next call that orders
+// work on a stream throws the reason.
 #pragma once
 
 #include <list>
@@ -22,23 +22,23 @@ class StreamWaits {
   StreamWaits& operator=(const StreamWaits&) = delete;
   ~StreamWaits();
 
-  // Enqueues a wait for a notification on a stream. Throws kClosed where nobody would end it.
+  // Enqueues a stream's wait for a notification. Throws kClosed if nothing would end it.
   template <typename Enqueue>
   void wait(const StreamOrder& order, std::shared_ptr<const Segment> segment,
             std::uint32_t notification, Deadline deadline, Enqueue&& enqueue) {
     add(order, {std::move(segment), {{notification, deadline}}, nullptr}, enqueue);
   }
-  // Enqueues what ends by itself. Its segment is kept until then, as a wait's.
+  // Enqueues work that ends by itself; keeps its segment until then, as for a wait.
   template <typename Enqueue>
   void touch(const StreamOrder& order, std::shared_ptr<const Segment> segment, Enqueue&& enqueue) {
     add(order, {std::move(segment), std::nullopt, nullptr}, enqueue);
   }
-  // From time to time: ends waits that will not end by themselves, all of them if there is a
-  // `loss`. True if nothing is left.
+  // Ends waits that will not end by themselves: late ones, or all after a `loss`. Called from time
+  // to time; true if none is left.
   bool look(const Error* loss);
-  // From now on none is taken.
+  // Accepts no more work.
   void close();
-  // Throws what ended one, once.
+  // Throws the reason why a wait was ended, once.
   void require();
 
  private:
@@ -49,14 +49,15 @@ class StreamWaits {
   struct Use {
     std::shared_ptr<const Segment> segment;
     std::optional<Awaited> awaited;
-    std::unique_ptr<DeviceMoment> passed;  // null: it is being enqueued, or nothing tells
+    std::unique_ptr<DeviceMoment> passed;  // null: still being enqueued, or it could not be marked
   };
 
   template <typename Enqueue>
   void add(const StreamOrder& order, Use use, Enqueue&& enqueue) {
     auto passed = std::make_unique<DeviceMoment>(order.device);
     const auto at = begin(std::move(use));
-    // Without the lock: the driver may hold these calls up until a wait is over that look() ends.
+    // Outside mutex_: the driver may hold these calls up until a wait is over that look() has to
+    // end.
     try {
       enqueue();
     } catch (...) {
@@ -67,7 +68,7 @@ class StreamWaits {
     try {
       passed->mark(order.stream);
     } catch (...) {
-      // Nothing tells any more when it has ended.
+      // Nothing shows its end any more.
       const std::lock_guard lock(mutex_);
       if (at->awaited) at->awaited->deadline = Deadline::once();
       throw;

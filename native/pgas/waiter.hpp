@@ -1,7 +1,7 @@
 // How pgasdl waits: spin briefly, then yield, then sleep on the wake word of the rank.
 //
-// With as many cores as ranks the answer comes while spinning; with fewer, a waiter that does not
-// give its core away keeps the one it waits for from running.
+// With a core for each rank, the event comes while spinning; with fewer cores, a waiter that keeps
+// its core stops the rank it waits for from running.
 #pragma once
 
 #include <algorithm>
@@ -30,10 +30,10 @@ class Waiter {
         spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.spin_us * 1e3))),
         yield_(std::chrono::nanoseconds(static_cast<std::int64_t>(options.yield_us * 1e3))) {}
 
-  // Something is under way of whose end no wake word tells, such as work on a GPU: while there is
+  // Announces an event that no wake word reports, such as the end of work on a GPU: while there is
   // any, waits look from time to time.
   void expect(int more) { n_expected_.fetch_add(more, std::memory_order_relaxed); }
-  // Expects such a thing, for a scope.
+  // Announces such an event for a scope.
   class Expectation {
    public:
     explicit Expectation(Waiter* waiter) : waiter_(waiter) {
@@ -49,9 +49,9 @@ class Waiter {
     Waiter* const waiter_;
   };
 
-  // Until ready() answers true, or the deadline; throws if a loss is reported meanwhile. `slow`
-  // runs from time to time, to look for reasons why ready() never will (it throws). `what` names
-  // the wait; it is counted by `cause`, unless the first polls end it.
+  // Returns when ready() is true, or at the deadline; throws if a loss is reported meanwhile.
+  // `slow` runs from time to time and throws if ready() can never become true. `what` names the
+  // wait, `cause` counts it unless the first polls end it.
   template <typename Ready, typename Slow>
   Outcome until(Ready&& ready, Slow&& slow, Deadline deadline, WaitCause cause, const char* what) {
     if (ready()) return Outcome::kDone;
@@ -77,7 +77,7 @@ class Waiter {
     const bool continues_;
     const std::uint64_t began_;
   };
-  // Out of line: what is there at the first look needs none of it.
+  // Out of line: a wait whose event is there at the first look needs none of it.
   template <typename Ready, typename Slow>
   [[gnu::noinline]] Outcome until_later(Ready& ready, Slow& slow, Deadline deadline,
                                         WaitCause cause, const char* what) {
@@ -86,7 +86,7 @@ class Waiter {
       try {
         slow();
       } catch (const Error& error) {
-        // Whoever left may have done its part just before, or left because of a loss.
+        // The rank that left may have done its part just before, or left because of a loss.
         if (ready()) return true;
         if (error.kind() == ErrorKind::kPeerLost) liveness_.raise_alarm(what);
         throw;
@@ -94,18 +94,18 @@ class Waiter {
       return false;
     };
     if (deadline.one_try()) {
-      // A caller that only ever tries learns it, too.
+      // A caller that always makes one try also learns of losses.
       if (liveness_.somebody_gone() && ready_after_all()) return Outcome::kDone;
       return Outcome::kTimeout;
     }
-    // Ticks are read rarely: a read costs as much as several polls. The clock is not read at all,
-    // since it is a system call on some machines.
+    // Ticks are read rarely, since that costs as much as several polls; the clock is not read at
+    // all, since on some machines it is a system call.
     constexpr int kPollsPerLook = 64;
-    // The first polls follow each other closely: a pause is as long as a cache line's way here.
+    // The first polls have no pauses: a pause takes as long as a cache line needs to get here.
     constexpr int kEagerLooks = 4;
     const std::uint64_t spin = ticks_of(spin_);
     const std::uint64_t began = ticks();
-    std::optional<Stopwatch> stopwatch;  // what ends in the first polls pays for no count
+    std::optional<Stopwatch> stopwatch;  // a wait that ends in the first polls is not counted
     const auto count = [&] { stopwatch.emplace(counters_, cause, deadline.continues(), began); };
     for (int look = 0; ticks() - began < spin; ++look) {
       if (look == kEagerLooks) count();
@@ -119,8 +119,9 @@ class Waiter {
     if (!stopwatch) count();
     learn_ticks();
     const auto start = Clock::now();
-    // A piece of a long message comes at every look: whoever sleeps makes all that follow late. But
-    // after long nobody is sending, and a wait takes no more of a core than it has to.
+    // A piece of a long message arrives at each look, so sleeping would delay all later pieces.
+    // After a long wait the sender is probably idle, and the wait uses as little of a core as it
+    // can.
     const bool receives = transport_.receives_in_progress();
     const bool eager = receives && start - deadline.since() < kLong;
     const Nanoseconds yield = eager ? std::max(yield_, kReceiving) : yield_;
@@ -134,7 +135,7 @@ class Waiter {
       if (ready_after_all()) return Outcome::kDone;
       WakeWord* wake_word = liveness_.wake_word();
       const std::uint32_t armed = wake_word != nullptr ? wake_word->arm() : 0;
-      // Found or not, it stays armed: another thread of this rank may be asleep on it.
+      // Stays armed either way: another thread of this rank may be asleep on it.
       if (ready()) return Outcome::kDone;
       check(what);
       const Nanoseconds left = deadline.left();
@@ -143,8 +144,8 @@ class Waiter {
           n_expected_.load(std::memory_order_relaxed) == 0) {
         wake_word->sleep(armed, left);
       } else {
-        // The longer it took so far, the less another sleep matters: two percent of the wait. What
-        // comes by a store all the same ends it.
+        // The longer the wait so far, the less another sleep matters: two percent of it. A flag
+        // that comes by a store ends the sleep.
         const Nanoseconds period =
             std::clamp<Nanoseconds>((Clock::now() - start) / 50, kShortestSleep, kLongestSleep);
         const Nanoseconds pause = std::min<Nanoseconds>(left, period);
@@ -168,7 +169,7 @@ class Waiter {
     return static_cast<std::uint64_t>(static_cast<double>(time.count()) *
                                       ticks_per_ns_.load(std::memory_order_relaxed));
   }
-  // How long ticks are, by the time since the waiter was made.
+  // Learns the length of a tick from the time since the waiter was made.
   void learn_ticks() {
     if (ticks_known_.load(std::memory_order_relaxed)) return;
     const std::chrono::duration<double, std::nano> elapsed = Clock::now() - made_;
@@ -190,7 +191,7 @@ class Waiter {
   const Nanoseconds spin_;
   const Clock::time_point made_ = Clock::now();
   const std::uint64_t made_ticks_ = ticks();
-  // At first as if a tick were a nanosecond: waits are short rather than long.
+  // Starts as if a tick were a nanosecond, which makes waits too short rather than too long.
   std::atomic<double> ticks_per_ns_{1.0};
   std::atomic<bool> ticks_known_{false};
   const Nanoseconds yield_;
