@@ -5,10 +5,10 @@
 namespace pgasdl {
 namespace {
 
-// A reduction longer than this lets other lanes go on in between.
+// Longer reductions are made in passes, between which other lanes advance.
 constexpr std::uint64_t kBytesPerPass = 8u << 20;
 
-// The name in plans of memory in which peers put data down.
+// Plans' name for memory into which peers write.
 constexpr std::string_view kInbox = "inbox";
 
 std::string device_name(int device) { return device == kHost ? "the host" : text("GPU ", device); }
@@ -193,9 +193,9 @@ void BoundPlan::Binder::bind_transfer(const PlanStep& from, Step& step) {
   Traffic& traffic = put_traffic_[step.peer];
   traffic.bytes_written += step.transfer.bytes;
   ++traffic.messages_written;
-  // An adapter reaches what is not mapped, on a GPU, too.
+  // An adapter also reaches unmapped memory on a GPU.
   if (bound_.device_ == kHost || goal.address == nullptr) return;
-  // A copy by the GPU, which is awaited here and not in the transport; then the flag.
+  // The GPU copies, and the step waits for it here, not in the transport; then comes the flag.
   step.on_device = true;
   step.count = step.transfer.bytes;
   step.device_copy = {goal.address, source.address};
@@ -267,7 +267,7 @@ void BoundPlan::Binder::bind_copy(const PlanStep& from, Step& step) {
 }
 
 void BoundPlan::Binder::bind_source(const PlanStep& from, const PlanSpan& span, Step& step) {
-  // A copy out of a peer's memory, which need not be mapped.
+  // A plain copy out of a peer's memory, which need not be mapped.
   const Rank owner = from.sources[0].rank;
   const bool copies = from.sources.size() == 1 && from.targets.size() == 1 && from.scale == 1 &&
                       owner >= 0 && owner != plan_.rank && bound_.device_ == kHost;

@@ -1,5 +1,5 @@
-// Binds the steps of a plan, for the constructor of BoundPlan: resolves every address, checks every
-// bound.
+// Binds the steps of a plan, for the constructor of BoundPlan: resolves every address and checks
+// every bound.
 #pragma once
 
 #include <map>
@@ -16,26 +16,26 @@ class BoundPlan::Binder {
   // Throws unless every rank has the plan's buffers, on one device.
   void bind_buffers();
   void bind_lane(const std::vector<PlanStep>& steps);
-  // One execution causes it, by world rank.
+  // The traffic of one execution, by world rank.
   const std::map<Rank, Traffic>& put_traffic() const { return put_traffic_; }
   const std::map<Rank, Traffic>& reduce_traffic() const { return reduce_traffic_; }
 
  private:
-  // Where a span lies. No `remote`: here.
+  // The place of a span. No `remote`: in this rank's memory.
   struct Place {
-    std::byte* address;  // null: it is not mapped here
+    std::byte* address;  // null: not mapped here
     DType dtype;
     const RemoteSegment* remote;
     std::uint64_t offset;    // bytes
-    Rank announced_by = -1;  // the peer that tells, in each execution, where its copy begins
+    Rank announced_by = -1;  // the peer that announces in each execution where its copy begins
   };
 
-  // Names the step at hand.
+  // An error that names the current step.
   Error refuse(const std::string& why) const;
   Rank world_rank(Rank rank) const;
   const RemoteSegment& remote_board(Rank peer) const;
   std::uint64_t id_of(std::int64_t notification, std::uint64_t limit) const;
-  // `mapped`: it has to be, if it is a peer's.
+  // `mapped`: a peer's memory has to be mapped here.
   Place place(const PlanSpan& span, std::uint64_t count, bool mapped) const;
   Place place_in_segment(const PlanSpan& span, const BufferHome& home, Rank peer,
                          bool mapped) const;
@@ -46,7 +46,7 @@ class BoundPlan::Binder {
   void bind_copy(const PlanStep& from, Step& step);
   void bind_source(const PlanStep& from, const PlanSpan& span, Step& step);
   void bind_destination(const PlanStep& from, const PlanSpan& span, Step& step);
-  // Whose copy a source or a destination is, and how a peer's is found.
+  // Notes for a source or a destination whose copy it is, and how to find a peer's.
   void note(const PlanSpan& span, const Place& at, Step& step) const;
   // Counts elements of a peer's memory that a step loads or stores.
   void note_traffic(const PlanSpan& span, const Place& at, std::uint64_t count, bool written);

@@ -1,4 +1,4 @@
-// Binds a plan to memory, and lets its own array lie elsewhere later.
+// Binds a plan to memory, and later moves its array to another address.
 #include <algorithm>
 #include <atomic>
 
@@ -8,7 +8,7 @@
 namespace pgasdl {
 namespace {
 
-// -1: it is not among them.
+// -1: not found.
 std::int32_t number_of(const std::vector<std::string>& names, std::string_view name) {
   const auto found = std::ranges::find(names, name);
   return found == names.end() ? -1 : static_cast<std::int32_t>(found - names.begin());
@@ -33,7 +33,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   Binder binder(*this, plan);
   binder.bind_buffers();
   if (device_ != kHost) {
-    load_device_kernels(device_);  // now, and not in the first execution
+    load_device_kernels(device_);  // now, not in the first execution
     static std::atomic<std::size_t> lanes_bound{0};
     first_stream_ = lanes_bound.fetch_add(plan.lanes.size(), std::memory_order_relaxed);
     (void)shared_stream(device_, first_stream_);
@@ -45,7 +45,7 @@ BoundPlan::BoundPlan(Context& context, const Plan& plan, std::vector<BufferBindi
   if (by_stream_) stream_end_ = std::make_unique<DeviceMoment>(device_);
 }
 
-// One lane: a stream makes steps in an order, which lanes do not have.
+// One lane only: a stream makes steps in one order, lanes have no order among each other.
 bool BoundPlan::is_by_stream() const {
   const auto working =
       std::ranges::count_if(lanes_, [](const Lane& lane) { return !lane.steps.empty(); });
@@ -106,7 +106,7 @@ void BoundPlan::rebase(std::span<const std::uintptr_t> addresses) {
 void BoundPlan::rebase_buffer(std::int32_t number, std::byte* address) {
   std::byte*& own = own_[static_cast<std::size_t>(number)];
   const std::ptrdiff_t shift = address - own;
-  // From here Puts send; all phases share it.
+  // Puts send from here; all phases share it.
   const BufferBinding& binding = buffers_[static_cast<std::size_t>(number)];
   binding.segment->local().data = address - binding.offset;
   if (shift == 0) return;

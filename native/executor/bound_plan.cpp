@@ -36,8 +36,8 @@ void BoundPlan::require_peers(const Numbering& numbering) const {
                                                ranks_.begin());
     if (context_.liveness().health(step.peer) == Health::kHealthy && left_by(numbering, peer) == 0)
       continue;
-    // Its earlier messages are here by now, or under way to us in the transport: it announced
-    // before it left, and raised its flags before both.
+    // Its earlier messages are here, or the transport still holds them: the peer announced before
+    // it left, and raised its flags before both.
     if (transport.needs_progress()) transport.progress();
     if (waits && arrived(step)) continue;
     const std::uint32_t announced = left_by(numbering, peer);
@@ -63,8 +63,8 @@ void BoundPlan::announce_given_up(const Numbering& numbering, std::uint32_t why,
   for (const Rank peer : ranks_) {
     const RemoteSegment* remote = board_->remote(peer);
     if (peer == context_.rank() || remote == nullptr) continue;
-    // A peer that needs no more of this execution may have deleted its board: addresses are not to
-    // be written to then.
+    // A peer that needs no more of this execution may have deleted its board: without a mapping,
+    // its addresses must not be written to.
     const bool waits = std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
       return std::any_of(lane.steps.begin() + static_cast<std::ptrdiff_t>(lane.at),
                          lane.steps.end(),
@@ -87,7 +87,7 @@ void BoundPlan::require_same_plan(const Numbering& numbering) const {
                      " (notification ", id, "): order, size, dtype, plan and device must be the ",
                      "same on all ranks"));
   }
-  // It may have noticed before it had sent anything by which this rank would.
+  // A peer may have noticed first, before it sent anything by which this rank would notice.
   for (std::size_t of = 0; of < ranks_.size(); ++of) {
     if (announced_mismatch(numbering, of)) throw mismatch_announced_by(of);
     const std::uint32_t announced = left_by(numbering, of);
@@ -176,12 +176,11 @@ bool BoundPlan::read_done(Lane& lane, Step& step) {
       }
     } catch (const Error&) {
       if (announced()) throw;
-      return false;  // the peer has given its array back, and freed it
+      return false;  // the peer has taken its array back, and freed it
     }
     lane.work = Lane::Work::kEnqueued;
   }
-  // Data that came from an array that was given back are of no use; nor are those that would
-  // follow.
+  // If the array was taken back, neither these data nor later ones are of use.
   return context_.complete(context_.plan_queue()) && announced();
 }
 
@@ -239,7 +238,7 @@ void BoundPlan::enqueue_work(const Step& step, cuda::Stream stream) const {
 bool BoundPlan::device_done(std::size_t lane_number, const Step& step, Lock& lock) {
   Lane& lane = lanes_[lane_number];
   if (lane.work == Lane::Work::kNone) {
-    lane.work = Lane::Work::kEnqueued;  // also if only a part is
+    lane.work = Lane::Work::kEnqueued;  // also if only a part gets enqueued
     const Outside outside(lock);
     const cuda::Stream stream = shared_stream(device_, first_stream_ + lane_number);
     const cuda::Current current(device_);
@@ -256,7 +255,7 @@ bool BoundPlan::device_done(std::size_t lane_number, const Step& step, Lock& loc
 BoundPlan::~BoundPlan() { drain(); }
 
 void BoundPlan::drain() {
-  if (context_.inherited()) return;  // what is under way is the parent's
+  if (context_.inherited()) return;  // work under way is the parent's
   if (array_copies_ != nullptr) array_copies_->drain();
   if (enqueued_) drain_stream();
   for (Lane& lane : lanes_) {
@@ -286,7 +285,7 @@ void BoundPlan::drain_reads() {
       std::this_thread::yield();
     }
   } catch (const Error&) {
-    // from a lost peer nothing comes
+    // A lost peer sends nothing.
   }
 }
 

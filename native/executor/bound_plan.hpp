@@ -1,6 +1,7 @@
-// A plan bound to memory: every address resolved, every bound checked. An Execution has one for
-// each of its phases. A notification's value is the execution's generation and a tag, a hash of
-// what all ranks must agree on: neither an old flag nor another plan's is taken for its own.
+// A plan bound to memory: every address is resolved, every bound is checked. An Execution has one
+// for each of its phases. A notification's value combines the execution's generation with a tag, a
+// hash of what all ranks must agree on, so neither an old flag nor another plan's can be mistaken
+// for the expected one.
 #pragma once
 
 #include <memory>
@@ -26,52 +27,52 @@ struct BufferHome {
 };
 
 struct BufferBinding {
-  std::shared_ptr<Segment> segment;  // of this rank's copy, which begins
+  std::shared_ptr<Segment> segment;  // holds this rank's copy, which begins
   std::uint64_t offset = 0;          // here
   DType dtype = DType::kF32;
-  std::vector<BufferHome> homes{};  // of each of the plan's ranks; empty: all are as this one's
-  std::shared_ptr<Directory> directory{};  // in which each execution tells where all copies begin
+  std::vector<BufferHome> homes{};         // of each of the plan's ranks; empty: all as this one's
+  std::shared_ptr<Directory> directory{};  // where each execution announces the copies' places
 };
 
 class BoundPlan {
  public:
   // `ranks`: the world rank of each of the plan's ranks. `board`: the segment whose notifications
-  // [first_notification, + plan.notifications) are this plan's on every rank. `fingerprint`: of
-  // what all ranks must agree on (plan, count, dtype); a flag with another tag is an error, not a
-  // hang. Each flag has 20 bits of a hash of its own, which changes with the generation: what one
-  // flag of one execution does not tell, one time in a million, the next one does. `op`: what the
-  // plan's reductions do to several sources; a device only adds them up.
+  // [first_notification, + plan.notifications) are this plan's on every rank. `fingerprint`: a hash
+  // of what all ranks must agree on (plan, count, dtype); a flag with another tag is an error, not
+  // a hang. Each flag has 20 bits of its own hash, which changes with the generation: a mismatch
+  // that one flag misses, one time in a million, shows at the next flag. `op`: how the plan's
+  // reductions combine several sources; a device only adds.
   BoundPlan(Context& context, const Plan& plan, std::vector<BufferBinding> buffers,
             std::vector<Rank> ranks, std::shared_ptr<Segment> board,
             std::uint64_t first_notification, std::uint64_t fingerprint,
             ReduceOp op = ReduceOp::kSum);
 
-  // Where the plan's own copy of its array, the buffer "data", lies; null if it has none.
+  // The address of this rank's copy of the array, the buffer "data"; null if the plan has none.
   std::byte* data() const { return data_ < 0 ? nullptr : own_[static_cast<std::size_t>(data_)]; }
   std::size_t n_buffers() const { return buffers_.size(); }
-  // The GPU that the plan's buffers lie on, or kHost.
+  // The GPU that holds the plan's buffers, or kHost.
   int device() const { return device_; }
-  // Lets that, if it is of this rank alone, lie elsewhere from now on; not while it runs.
+  // Moves that copy, if only this rank uses it, to another address; not while the plan runs.
   void rebase(std::byte* address);
-  // The same of every buffer, by its number; 0: it stays.
+  // Likewise for every buffer, by its number; 0: no change.
   void rebase(std::span<const std::uintptr_t> addresses);
   // The directory in which peers look it up, or null.
   Directory* directory() const;
   // The last execution reduced nothing: some rank's array lies in no segment of the directory.
-  // Every rank that reduces knows it.
+  // Every rank that reduces notices that.
   bool declined() const { return declined_; }
   void set_declined(bool declined) { declined_ = declined; }
 
-  // Whether a stream of a GPU can make all steps, one after the other: no host has a part in them.
+  // A GPU's stream can make all steps, in one order and without a host.
   bool by_stream() const { return by_stream_; }
 
-  // Elements of the array, and lanes, which come after those of the piece before.
+  // A part of the array, and its lanes, which follow those of the piece before.
   struct Piece {
     std::uint64_t count;
     std::uint32_t lanes;
   };
-  // In each execution the plan works on a copy of an array, which a GPU makes in these pieces. The
-  // weights go back if it has a buffer of them.
+  // In each execution the plan works on a copy of an array, which a GPU makes in these pieces. A
+  // plan with a buffer of weights sends those back.
   void copy_array(int device, const std::vector<Piece>& pieces);
   // Null without copy_array().
   ArrayCopies* array_copies() const { return array_copies_.get(); }
@@ -80,11 +81,11 @@ class BoundPlan {
 
   const std::string& name() const { return name_; }
   const std::vector<Rank>& ranks() const { return ranks_; }
-  // Written, read and sent by this rank in one execution.
+  // Bytes that this rank writes, reads and sends in one execution.
   std::uint64_t bytes_moved() const { return bytes_moved_; }
   // Adds the execution that has ended to the context's counters.
   void count_traffic() const;
-  // Its notifications are below this one.
+  // All its notifications are below this one.
   std::uint64_t end_notification() const { return first_notification_ + notifications_; }
   // When the last execution began and ended, in ticks().
   std::uint64_t began() const { return began_; }
@@ -93,11 +94,11 @@ class BoundPlan {
  private:
   friend class Executor;
   class Binder;
-  // Begins where a cache line does: what a wait looks at is one line, what a transfer needs two.
+  // Aligned to a cache line: a wait looks at one line, a transfer needs two.
   struct alignas(64) Step {
     PlanStep::Kind kind;
     bool flagged = false;
-    bool on_device = false;  // sources and destinations are a GPU's, also of a kPut
+    bool on_device = false;  // a GPU's sources and destinations, also of a kPut
     Rank peer = -1;
     const FlagWord* word = nullptr;
     std::uint64_t salt = 0;  // of its notification's tag
@@ -109,18 +110,18 @@ class BoundPlan {
     struct {
       std::byte* to = nullptr;
       const std::byte* from = nullptr;
-    } device_copy;  // of `count` bytes; of a kPut into a GPU's memory
+    } device_copy;  // of `count` bytes; for a kPut into a GPU's memory
     struct {
       std::uint64_t count = 0;
       std::uint64_t source_step = 0;  // bytes
       std::uint64_t target_step = 0;
     } rows;                     // of a kCopy
-    std::uint64_t pass = 0;     // elements reduced, or rows copied, per call of progress() at most
-    std::uint64_t staging = 0;  // bytes, of a plain copy into an inbox that peers load from
+    std::uint64_t pass = 0;     // at most this many elements or rows per call of progress()
+    std::uint64_t staging = 0;  // bytes of a plain copy into an inbox that peers load from
     std::uint64_t offset = 0;   // kCall: of the span, in elements
     std::vector<Source> sources;
     std::vector<Destination> destinations;
-    // For the sources, then for the destinations: the buffer if it is my own copy, else -1.
+    // By source, then by destination: the buffer if it is this rank's copy, else -1.
     std::vector<std::int32_t> own;
     struct LookedUp {
       std::size_t number;  // likewise: of a source or a destination
@@ -129,11 +130,11 @@ class BoundPlan {
       std::uint64_t offset;  // bytes
       std::uint64_t needed;  // of the whole buffer
     };
-    std::vector<LookedUp> looked_up;  // what peers tell where it lies
+    std::vector<LookedUp> looked_up;  // peers announce the places of these
     // A copy from memory of `peer` that is not mapped here.
     struct Read {
       LocalSegment local;
-      RemoteSegment remote;  // where `peer` tells where it lies
+      RemoteSegment remote;  // its address is what `peer` announces
       Transfer transfer;
     };
     std::unique_ptr<Read> read;
@@ -146,61 +147,62 @@ class BoundPlan {
     std::vector<Destination> part_destinations;  // of a reduction done in passes
     std::vector<Source> part_sources;
     enum class Call : std::uint8_t { kNone, kAsked, kTaken, kAnswered } call = Call::kNone;
-    // The state of the step at hand on the GPU or the transport, and when the GPU has ended: also
-    // what the program gave it before it answered a kCall.
+    // The state of the current step's work on the GPU or the transport, and the event at its end;
+    // also of the work that the program enqueued before it answered a kCall.
     enum class Work : std::uint8_t { kNone, kEnqueued, kEnded } work = Work::kNone;
     std::unique_ptr<DeviceMoment> work_end;
   };
 
-  // Which notifications each stalled lane waits for, and who owes them.
+  // Which notifications each stalled lane waits for, and which ranks owe them.
   std::string missing() const;
-  // Throws if a rank that owes a notification is gone, or told that it waits for one that is.
+  // Throws if a rank that owes a notification is gone, or has announced that it waits for one that
+  // is.
   void require_peers(const Numbering& numbering) const;
-  // Throws if a notification of the numbering tells that ranks run different plans as this
-  // execution, or that one stays but takes no more part.
+  // Throws if a notification of the numbering shows that ranks run different plans as this
+  // execution, or that a living rank takes no more part.
   void require_same_plan(const Numbering& numbering) const;
-  // This rank gave up, for a reason that Numbering describes: told to whoever may wait for this
-  // rank, now or in an execution to come. `boards_stay`: no peer can have deleted its board.
+  // Announces that this rank gave up, for a reason that Numbering describes, to every rank that may
+  // wait for it now or in a later execution. `boards_stay`: no peer can have deleted its board.
   void announce_given_up(const Numbering& numbering, std::uint32_t why,
                          bool boards_stay = false) const;
-  // What the rank at this place of `ranks` told when it gave up, or 0.
+  // The announcement of the rank at this place of `ranks` when it gave up, or 0.
   std::uint32_t announced_by(const Numbering& numbering, std::size_t of) const {
     return board_->local().board[numbering.given_up_id(of)].load(std::memory_order_acquire);
   }
-  // The same, but 0 if it takes part in this execution, as it does in those before the one that it
-  // gave up; on a GPU a stream that was let go may have written over their results.
+  // Likewise, but 0 if the rank takes part in this execution, as in all before the one that it gave
+  // up. On a GPU 0 is not safe: a stream that was released may have overwritten their results.
   std::uint32_t left_by(const Numbering& numbering, std::size_t of) const {
     const std::uint32_t announced = announced_by(numbering, of);
     return concerns(announced, device_ == kHost ? generation_ : 0) ? announced : 0;
   }
   Error given_up_by(std::size_t of, std::uint32_t announced) const;
-  // It told that ranks run different plans as this execution.
+  // That rank announced that ranks run different plans as this execution.
   bool announced_mismatch(const Numbering& numbering, std::size_t of) const {
     return announced_by(numbering, of) == (kMismatched | generation_);
   }
   Error mismatch_announced_by(std::size_t of) const;
-  // `mark`: what all ranks must agree on in this execution, besides the fingerprint.
+  // `mark`: a value that all ranks must agree on in this execution, besides the fingerprint.
   void begin(std::uint32_t generation, std::uint64_t mark = 0);
-  // As far as it goes without blocking; true if anything moved. After an exception, which says what
-  // failed, nothing may move any more. `lock` is free while a GPU is given work.
+  // Advances as far as possible without blocking; true if anything moved. After an exception, which
+  // says what failed, nothing may advance any more. `lock` is free while work is enqueued on a GPU.
   bool advance(Lock& lock);
   bool over() const {
     return lanes_left_ == 0 && (array_copies_ == nullptr || array_copies_->over());
   }
-  // A stream makes the execution that began (see by_stream()): all steps are enqueued, and peers'
-  // streams do the rest. `from`: what is copied to data() before, and `to`, what is copied from
-  // there; or null. advance() only looks how far it is.
+  // Lets a stream make the execution that began (see by_stream()): all steps are enqueued, and
+  // peers' streams do the rest. `from`: is copied to data() first; `to`: gets a copy of data() at
+  // the end; or null. advance() then only looks at the progress.
   void enqueue(const StreamOrder& order, const std::byte* from, std::byte* to, std::uint64_t bytes);
   bool enqueued() const { return enqueued_; }
-  // The stream goes on, whatever comes of it: nobody will raise what it waits for. Until it is
-  // through, which the answer tells, this is to be repeated: a peer that runs another collective
-  // may raise another value once more.
+  // Lets the stream continue by raising what it waits for, as no peer will. Returns whether it is
+  // through; until then call it again, as a peer that runs another collective may raise another
+  // value in between.
   bool release();
-  // Throws if a peer told that it gave up: what it has raised since tells of nothing.
+  // Throws if a peer announced that it gave up: flags that it has raised since prove nothing.
   void require_nobody_gave_up(const Numbering& numbering) const;
-  // Waits until nothing that was given to a GPU or the transport is under way: memory may go then.
+  // Waits until no work on a GPU or the transport is under way: memory may go then.
   void drain();
-  // The part of it that may take long on a GPU; changes nothing.
+  // The part of drain() that may take long on a GPU; changes nothing.
   void await_device() const;
   void drain_reads();
   void drain_stream();
@@ -208,9 +210,9 @@ class BoundPlan {
   void rebase_buffer(std::int32_t number, std::byte* address);
   bool advance_lane(std::size_t number, Lock& lock);
   bool arrived(const Step& step) const;
-  // False: a peer has given the execution up, and its array back.
+  // False: a peer has given the execution up and taken its array back.
   bool look_up(Step& step);
-  // Posts the step's read, once; true when it is here.
+  // Posts the step's read, once; true when the bytes are here.
   bool read_done(Lane& lane, Step& step);
   bool reduce_some(Lane& lane, const Step& step);
   bool copy_some(Lane& lane, const Step& step) const;
@@ -218,7 +220,7 @@ class BoundPlan {
   bool device_done(std::size_t lane_number, const Step& step, Lock& lock);
   void enqueue_work(const Step& step, cuda::Stream stream) const;
   void enqueue_step(const Step& step, cuda::Stream stream) const;
-  // How far the stream is, as flags tell; true if it moved.
+  // Derives the stream's progress from flags; true if it moved.
   bool follow_stream();
   std::uint32_t value(std::uint64_t salt) const {
     return (generation_ << kTagBits) |
@@ -231,16 +233,17 @@ class BoundPlan {
   const std::int32_t data_;     // number of the buffer "data", or -1
   const std::int32_t weights_;  // likewise
   const std::vector<BufferBinding> buffers_;
-  std::vector<std::byte*> own_;  // where this rank's copy of each buffer lies now
+  std::vector<std::byte*> own_;  // the present addresses of this rank's copies, by buffer
   const std::shared_ptr<Segment> board_;
   const std::uint64_t first_notification_;
   const std::uint32_t notifications_;
   const std::uint64_t fingerprint_;
-  const std::vector<Rank> ranks_;  // of the world, that take part
+  const std::vector<Rank> ranks_;  // of the world
   const ReduceOp op_;
   std::vector<Lane> lanes_;
   std::uint64_t bytes_moved_ = 0;
-  // One execution causes it by Puts, and by reductions that load from peers' memory or store there.
+  // The traffic of one execution by Puts, and by reductions that load from peers' memory or store
+  // there.
   std::vector<PeerTraffic> put_traffic_;
   std::vector<PeerTraffic> reduce_traffic_;
   StagingCopy stage_;
@@ -252,10 +255,10 @@ class BoundPlan {
   std::uint64_t ended_ = 0;
   bool call_pending_ = false;
   int device_ = kHost;
-  std::size_t first_stream_ = 0;  // of those that all share, the first lane's
+  std::size_t first_stream_ = 0;  // of the shared streams, for the first lane
   bool by_stream_ = false;
-  bool enqueued_ = false;                     // the execution at hand is a stream's
-  std::unique_ptr<DeviceMoment> stream_end_;  // of by_stream(): of the last that was
+  bool enqueued_ = false;                     // a stream makes the current execution
+  std::unique_ptr<DeviceMoment> stream_end_;  // of the last execution that a stream made
   std::unique_ptr<ArrayCopies> array_copies_;
 };
 

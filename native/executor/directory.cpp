@@ -7,8 +7,8 @@
 namespace pgasdl {
 namespace {
 
-// An entry: 12 bits of a generation, and 52 of a place. That is an address, or 12 bits of a home's
-// number and the bytes before the array. 0: revoked, since no generation is 0.
+// An entry has 12 bits of a generation and 52 of a place: an address, or the number of a home in 12
+// bits and the offset in it. 0: revoked, since no generation is 0.
 constexpr int kOffsetBits = 40;
 constexpr int kHomeBits = 12;
 constexpr int kPlaceBits = kHomeBits + kOffsetBits;
@@ -51,15 +51,15 @@ std::uint64_t Directory::entry_of(const std::byte* array, std::uint64_t bytes) c
     }
     return number << kOffsetBits | offset;
   }
-  return kElsewhere;  // there are fewer homes
+  return kElsewhere;  // no home has so high a number
 }
 
 void Directory::announce(std::uint64_t entry, std::uint32_t generation) {
-  // The flag that follows is a release.
+  // Relaxed: the flag that follows is a release.
   own().store(std::uint64_t{generation} << kPlaceBits | entry, std::memory_order_relaxed);
 }
 
-// An acquire, so that no later store comes before it.
+// An acquire, so that no later store moves before it.
 void Directory::revoke() { own().exchange(0, std::memory_order_acq_rel); }
 
 const Directory::Entry& Directory::of(Rank peer) const {
@@ -91,7 +91,7 @@ std::uint64_t Directory::look_up(Rank peer, std::uint64_t bytes, std::uint32_t g
   return reinterpret_cast<std::uint64_t>(home->data + offset);
 }
 
-// The data read came by a system call, or under a lock: they are not read later than this.
+// Read by a system call or under a lock, so the reads are not delayed past this load.
 bool Directory::announced(Rank peer, std::uint32_t generation) const {
   return of(peer).load(std::memory_order_acquire) >> kPlaceBits == generation;
 }

@@ -39,7 +39,7 @@ void Execution::require_idle() const {
     case State::kClosed:
       throw Error(ErrorKind::kClosed, text("plan ", name(), ": this collective was closed"));
     case State::kDone:
-      if (streamed()) break;  // its result went to a stream
+      if (streamed()) break;  // a stream takes its result
       [[fallthrough]];
     default:
       throw Error(ErrorKind::kPlan, text("plan ", name(), " is started while its execution ",

@@ -1,14 +1,13 @@
-// A collective bound to memory, which runs any number of times: its phases, its numbering, its
-// notifications, and how far it is. Whatever runs a plan - a call, a handle, a layer - owns these
-// and adds nothing to their state.
+// A collective bound to memory, which runs any number of times. It owns its phases, numbering,
+// notifications and progress; its users - a call, a handle, a layer - add no state.
 //
 //   idle --start--> running --(its steps end)--> done --wait--> idle
 //                   running --(fault, or a member is lost)--> failed
 //   any  --close--> closed
 //
-// A wait that ends by its deadline, by Ctrl-C or by an exception of the program's leaves the
-// execution running; a wait that comes later goes on where it was, also if the steps ended
-// meanwhile. An execution that failed or was closed is out of the executor for good, and nothing of
+// If a wait ends by its deadline, by Ctrl-C or by an exception of the program, the execution goes
+// on running; a later wait resumes it, even if its steps have ended meanwhile. An execution that
+// failed or was closed is out of the executor for good, and nothing of it advances.
 // it moves.
 #pragma once
 
@@ -29,11 +28,11 @@ namespace pgasdl {
 
 class Executor;
 
-// How a plan gets at the caller's array.
+// How a plan reaches the caller's array.
 enum class BufferAccess : std::uint8_t {
-  kInPlace,  // it lies where the plan works
-  kRebased,  // the plan is told where it lies
-  kCopied,   // to where the plan works, and back
+  kInPlace,  // the plan works on it where it lies
+  kRebased,  // the plan gets its address
+  kCopied,   // to the memory that the plan works on, and back
 };
 
 struct Array {
@@ -42,10 +41,10 @@ struct Array {
   std::byte* target = nullptr;
   std::uint64_t bytes = 0;
   int device = kHost;  // where it lies
-  // For a plan with several arrays: where each of its buffers lies, 0: where it did. Until it
-  // began.
+  // For a plan with several arrays: the address of each buffer; 0: unchanged. Valid until start()
+  // returns.
   std::span<const std::uintptr_t> places{};
-  // All ranks must agree on it, besides the plan's fingerprint.
+  // A value that all ranks must agree on, besides the plan's fingerprint.
   std::uint64_t mark = 0;
 };
 
@@ -53,7 +52,7 @@ class Execution {
  public:
   enum class State : std::uint8_t { kIdle, kRunning, kDone, kCollecting, kFailed, kClosed };
 
-  // `phases`: they take turns, with those of other executions of the same numbering.
+  // `phases` take turns with those of other executions of the same numbering.
   Execution(Executor& executor, std::vector<std::unique_ptr<BoundPlan>> phases,
             std::shared_ptr<Numbering> numbering);
   Execution(const Execution&) = delete;
@@ -69,53 +68,53 @@ class Execution {
     return state == State::kRunning || state == State::kDone || state == State::kCollecting;
   }
   bool done() const { return state() == State::kDone; }
-  // About the last phase; see BoundPlan.
+  // See BoundPlan; of the last phase.
   bool declined() const { return phase().declined(); }
-  // All that this rank moves in one takes microseconds.
+  // This rank moves so little in one execution that it takes microseconds.
   bool brief() const { return brief_; }
   std::uint64_t number() const { return number_; }
-  // When the last one began and ended, in ticks().
+  // When the last execution began and ended, in ticks().
   std::uint64_t began() const { return phase().began(); }
   std::uint64_t ended() const { return phase().ended(); }
 
-  // A call that was to end with the result did not: the same call goes on. `keep` holds the
-  // caller's array until then; it is let go by a wait, or by close(), outside all locks. It keeps
-  // an array that peers map also if it failed: they may still write there.
+  // A call that was to return the result was interrupted, and will be continued. `keep` holds the
+  // caller's array until then; a wait or close() releases it outside all locks. It also keeps an
+  // array that peers map if the execution failed: they may still write there.
   void interrupt(std::shared_ptr<const void> keep);
   bool interrupted() const { return interrupted_.load(std::memory_order_acquire); }
-  // True for one caller of those that come after an interruption: it goes on with the call.
+  // True for one of the callers that come after an interruption: that one continues the call.
   bool resume() { return interrupted() && interrupted_.exchange(false); }
-  // A stream makes the last one that began, and has its result: nobody else will take it.
+  // A stream makes the last execution and gets its result, so no wait takes it.
   bool streamed() const { return streamed_.load(std::memory_order_acquire); }
-  // Until a stream that waits for it has the result, or it was given up.
+  // Waits until the streams that wait for it have the result, or until it was given up.
   void await_streams() const;
-  // The GPU that it works on or that the caller's array lies on, or kHost.
+  // The GPU that it works on or that holds the caller's array, or kHost.
   int device() const { return array_.device != kHost ? array_.device : phase().device(); }
 
-  // Out of the executor, whatever its state. Its memory may go once nobody else can write there.
+  // Removes it from the executor in any state. Its memory may go once no peer can write there.
   void close();
 
  private:
   friend class Executor;
   BoundPlan& phase() { return *phases_[phase_]; }
   const BoundPlan& phase() const { return *phases_[phase_]; }
-  // Under the executor's lock. Throws unless the next one may begin.
+  // Under the executor's lock. Throws unless the next execution may begin.
   void require_idle() const;
-  // Takes a number; it may begin.
+  // Takes a number; the execution may then begin.
   void reserve(const Array& array);
   void copy_in(Lock& lock);
   void copy_out();  // on the host
-  // Copies that a GPU makes are begun, and looked after by whoever advances it.
+  // A GPU makes the copies; the thread that advances the execution looks after them.
   bool copies_on_device() const {
     return array_.access == BufferAccess::kCopied && device() != kHost;
   }
-  // It is given up: the caller's array is the caller's again.
+  // It is given up: the array belongs to the caller again.
   void revoke();
   // Whether a stream can make it, and the copies of an array.
   bool by_stream(const Array& array) const;
-  // Takes the result of what is done; false if another thread did.
+  // Takes the result of a finished execution; false if another thread took it.
   bool collect();
-  // Under the executor's lock; what comes back is to be let go outside.
+  // Under the executor's lock; the caller destroys the result outside of it.
   std::shared_ptr<const void> end(State state, std::exception_ptr fault);
 
   Executor& executor_;
@@ -131,10 +130,10 @@ class Execution {
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> keeps_{false};
   std::shared_ptr<const void> keep_;
-  std::unique_ptr<DeviceMoment> gate_;  // it begins then
+  std::unique_ptr<DeviceMoment> gate_;  // the execution begins when it is reached
   bool gated_ = false;
-  bool entered_ = false;   // a thread has it to itself, and may have let go of the executor's lock
-  bool expected_ = false;  // waits look for its end, which no wake word tells
+  bool entered_ = false;   // one thread advances it, perhaps without the executor's lock
+  bool expected_ = false;  // waits poll for its end, as no wake word reports it
   std::atomic<bool> streamed_{false};
   Deadline stream_until_ = Deadline::once();
 };

@@ -10,7 +10,7 @@
 namespace pgasdl {
 namespace {
 
-// Between looks whether another thread, or a stream, has come so far.
+// Between two looks at another thread's or a stream's progress.
 constexpr auto kPause = std::chrono::microseconds(50);
 
 constexpr const char* kStopped = "nobody goes on with it: its thread was stopped";
@@ -19,8 +19,8 @@ constexpr const char* kStopped = "nobody goes on with it: its thread was stopped
 
 Executor::~Executor() { stop_thread(); }
 
-// Throws unless it may begin. There is a place among the live ones for it then, beside those that
-// have begun and are not there yet.
+// Throws unless the execution may begin. Reserves its place among the live ones, besides the places
+// of those that have begun and are not yet listed.
 Lock Executor::admit(const Execution& execution) {
   for (;;) {
     Lock lock(mutex_);
@@ -30,7 +30,7 @@ Lock Executor::admit(const Execution& execution) {
         live_.reserve(live_.size() + n_coming_ + 1);
       return lock;
     }
-    lock.unlock();  // it is about to be closed
+    lock.unlock();  // another thread is about to close it
     std::this_thread::sleep_for(kPause);
   }
 }
@@ -40,7 +40,7 @@ void Executor::start(Execution& execution, const Array& array, const StreamOrder
   std::unique_ptr<DeviceMoment> gate;
   if (after != nullptr) {
     refuse_capture(*after, "a collective");
-    start_thread();  // the program may be long at other things
+    start_thread();  // the program may be busy elsewhere
     gate = DeviceMoment::of(*after);
   }
   {
@@ -53,7 +53,7 @@ void Executor::start(Execution& execution, const Array& array, const StreamOrder
     record(Operation::kPlanStart, execution, execution.began());
     if (after != nullptr) execution.gated_ = true;
     if (after != nullptr || execution.phase().device() != kHost) expect(execution);
-    // Most often the first steps go through at once, and a small plan may even end here.
+    // The first steps mostly go through at once; a small plan may even end here.
     (void)advance(execution, lock);
     --n_coming_;
     if (execution.state() == Execution::State::kRunning) {
@@ -128,7 +128,7 @@ bool Executor::enqueue(Execution& execution, const Array& array, const StreamOrd
   return true;
 }
 
-// No wake word announces its end: a GPU has a part in it.
+// A GPU takes part, so no wake word reports the end.
 void Executor::expect(Execution& execution) {
   if (!std::exchange(execution.expected_, true)) context_.waiter().expect(1);
 }
@@ -146,7 +146,7 @@ bool Executor::advance(Execution& execution, Lock& lock) {
     moved = step(execution, lock);
     gather_calls(execution);
   } catch (const std::exception&) {
-    fault = std::current_exception();  // half a step was made
+    fault = std::current_exception();  // a step was made half way
   }
   execution.entered_ = false;
   if (fault) {
@@ -171,19 +171,18 @@ bool Executor::step(Execution& execution, Lock& lock) {
     execution.gated_ = false;
   }
   const bool moved = plan.advance(lock);
-  // A stream raises what it was to raise also when its rank has given up.
+  // A rank's stream raises its flags even if the rank has given up.
   if (plan.device() != kHost && plan.over()) plan.require_nobody_gave_up(*execution.numbering_);
   return moved;
 }
 
-// Nothing more is made of it, which is told to whoever waits for it here, and to the peers, which
-// cannot go on either.
+// Stops the execution, and reports that to waits here and to the peers, which cannot end it either.
 void Executor::give_up(Execution& execution, std::exception_ptr fault, Lock& lock) {
   execution.fault_ = std::move(fault);
   Numbering& numbering = *execution.numbering_;
   if (numbering.exclusive()) numbering.fault_ = execution.fault_;
   execution.revoke();
-  // Copies that were begun end by themselves, soon: nothing of the caller's is used after that.
+  // Waits for copies that have begun, which end soon: after that the caller's array is not used.
   if (ArrayCopies* const copies = execution.phase().array_copies()) {
     execution.entered_ = true;
     {
@@ -197,9 +196,9 @@ void Executor::give_up(Execution& execution, std::exception_ptr fault, Lock& loc
   try {
     execution.phase().announce_given_up(numbering, why);
   } catch (const std::exception&) {
-    // Without memory to tell them, their waits end by their deadlines.
+    // Without memory for notices, the peers' waits end by their deadlines.
   }
-  // After that was told.
+  // Only after the announcement.
   if (execution.phase().enqueued() && !execution.phase().release()) {
     released_.push_back(&execution);
   } else {
@@ -212,7 +211,7 @@ Error Executor::error_of(const Execution& execution, ErrorKind kind, const char*
   return {kind, text(execution.phase().missing(), "; a stream makes it: ", why)};
 }
 
-// As Numbering tells it.
+// Coded as Numbering describes.
 std::uint32_t Executor::reason(const Execution& execution) const {
   const std::uint32_t generation = execution.phase().generation_;
   Rank rank = context_.rank();
@@ -222,7 +221,7 @@ std::uint32_t Executor::reason(const Execution& execution) const {
     if (error.kind() == ErrorKind::kMismatch) return kMismatched | generation;
     if (error.rank() >= 0) rank = error.rank();
   } catch (const std::exception&) {
-    // Ours alone.
+    // This rank alone failed.
   }
   // On hosts the end of the rank tells the peers, and comes soon. If this told them before, they
   // would end, too, and others would name them instead of the rank that failed first.
@@ -231,7 +230,7 @@ std::uint32_t Executor::reason(const Execution& execution) const {
   return (stays ? kRenounced : 0) | given_up(rank, generation);
 }
 
-// Streams that make what was given up come to their waits late: by then peers may have raised
+// Streams of executions that were given up may reach their waits late, when peers may have raised
 // other values there.
 void Executor::release_again() {
   std::erase_if(released_, [this](Execution* execution) {
@@ -242,14 +241,15 @@ void Executor::release_again() {
   note_live();
 }
 
-// Gives up what cannot end any more. All of them: others may wait for one that nobody awaits here.
+// Gives up every execution that cannot end any more, as peers may wait for one that no thread
+// awaits here.
 void Executor::check_peers(const Execution* awaited) {
   const bool somebody_gone = context_.liveness().somebody_gone();
   Lock lock(mutex_);
   bool news = false;
   for (std::size_t i = 0; i < live_.size();) {
     Execution& execution = *live_[i];
-    if (execution.entered_) {  // it is looked at the next time
+    if (execution.entered_) {  // the next check looks at it
       ++i;
       continue;
     }
@@ -275,12 +275,12 @@ void Executor::renounce(const Execution& execution) {
                                       kRenounced | given_up(context_.rank(), 0), true);
 }
 
-// Streams cannot be told: what they make must end. kTimeout: those that are late.
+// Gives up executions that streams make, since streams cannot be told; kTimeout: only late ones.
 void Executor::give_up_streamed(ErrorKind kind, const char* why) {
   Lock lock(mutex_);
   for (std::size_t i = 0; i < live_.size();) {
     Execution& execution = *live_[i];
-    // What has yet to be enqueued is looked at the next time.
+    // An execution still being enqueued is looked at the next time.
     if (!execution.streamed() || execution.entered_ ||
         (kind == ErrorKind::kTimeout && !execution.stream_until_.passed())) {
       ++i;
@@ -300,7 +300,7 @@ bool Executor::stream_makes(const Execution* execution) {
   return std::any_of(live_.begin(), live_.end(), [&](const auto* one) { return makes(*one); });
 }
 
-// The thread advances them, and gives up what is late.
+// The thread advances them, and gives up late ones.
 Outcome Executor::await_streamed(const Execution* execution, Deadline deadline) {
   if (context_.inherited()) return Outcome::kDone;
   while (stream_makes(execution)) {
@@ -337,7 +337,7 @@ bool Executor::progress() {
   if (!lock.owns_lock()) return false;
   if (!released_.empty()) [[unlikely]]
     release_again();
-  // Nothing moves on a rank that was told of a loss: what it would write may be nobody's any more.
+  // After a loss was reported nothing advances: its writes might reach memory that has a new owner.
   if (context_.liveness().alarmed()) return false;
   Transport& transport = context_.transport();
   if (transport.needs_progress()) transport.progress();
@@ -353,7 +353,7 @@ bool Executor::progress() {
     moved |= advance(execution, lock);
     const bool over = execution.state() != Execution::State::kRunning;
     news |= over || calls_.size() != calls;
-    // Others may have come and gone meanwhile.
+    // Other executions may have come and gone meanwhile.
     if (over) {
       std::erase(live_, &execution);
     } else {
@@ -361,7 +361,7 @@ bool Executor::progress() {
     }
   }
   note_live();
-  // Another thread of this rank may sleep until just that; no peer's flag tells it.
+  // Another thread of this rank may sleep until this very event, which no peer's flag reports.
   WakeWord* wake_word = context_.liveness().wake_word();
   if (news && wake_word != nullptr) wake_word->wake();
   return moved;
@@ -376,7 +376,7 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
   const auto over = [&] { return execution.state() != Execution::State::kRunning; };
   const auto ready = [&] {
     if (over()) return true;
-    // As long as there is something to do: nobody would wake this rank for its own work.
+    // Repeats as long as anything moves: no wake-up reports this rank's own work.
     for (bool first = true; progress(); first = false) {
       if (over() || calls_wait()) return true;
       if (!first && deadline.passed()) break;
@@ -389,12 +389,12 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
         context_.waiter().until(ready, slow, deadline, WaitCause::kPlan, execution.name().c_str());
     if (!over()) return outcome == Outcome::kDone ? Waited::kCall : Waited::kTimeout;
   } catch (const Error&) {
-    // An execution that one of its members cannot end is over; one that others' loss interrupts
-    // goes on later.
+    // If a member cannot end the execution, it is over; if another rank's loss interrupts the wait,
+    // a later one goes on.
     if (!lost(execution)) throw;
     std::exception_ptr fault = std::current_exception();
     try {
-      // Whoever left may have done so because of what a third rank has told.
+      // The member may have left because of what a third rank announced.
       const std::lock_guard lock(mutex_);
       execution.phase().require_same_plan(*execution.numbering_);
     } catch (const Error&) {
@@ -452,7 +452,7 @@ void Executor::answer(const Call& call, const StreamOrder* after) {
   if (after != nullptr) work_end = DeviceMoment::of(*after);
   {
     const std::lock_guard lock(mutex_);
-    // It may have been closed, or failed, while the program was at it.
+    // It may have been closed, or have failed, while the program worked.
     const auto asked = std::find(live_.begin(), live_.end(), call.execution);
     if (asked == live_.end() || (*asked)->number_ != call.number) return;
     BoundPlan::Lane& lane = (*asked)->phase().lanes_[call.lane];
@@ -473,8 +473,8 @@ void Executor::remove(const Execution& execution) {
   n_calls_.store(calls_.size(), std::memory_order_release);
 }
 
-// Until no stream makes any of it, and nobody else has it. The lock is free in between: what a
-// stream comes to before may have to be given up meanwhile.
+// Waits until no stream makes any part of it and no other thread has it. The lock is free in
+// between: executions that a stream reaches before may have to be given up meanwhile.
 Lock Executor::let_through(Execution& execution) {
   const auto through = [](const auto& phase) { return !phase->enqueued() || phase->release(); };
   for (;;) {
@@ -489,7 +489,7 @@ Lock Executor::let_through(Execution& execution) {
   }
 }
 
-// Nothing of it is under way on a GPU any more, nor will be.
+// Waits until none of its work is under way on a GPU; none will follow.
 void Executor::quiet(Execution& execution, Lock& lock) {
   execution.entered_ = true;
   {
@@ -503,7 +503,7 @@ void Executor::quiet(Execution& execution, Lock& lock) {
 }
 
 void Executor::fail(Execution& execution, const std::exception_ptr& fault) {
-  std::shared_ptr<const void> let_go;  // below the lock: it may need the program's own
+  std::shared_ptr<const void> let_go;  // destroyed after the lock: it may need the program's own
   Lock lock = let_through(execution);
   const auto state = execution.state();
   if (state != Execution::State::kRunning && state != Execution::State::kFailed) return;
@@ -575,7 +575,7 @@ void Executor::run() {
                                     WaitCause::kUncounted, "progress thread");
       give_up_streamed(ErrorKind::kTimeout, "it was not over in time");
     } catch (const std::exception& error) {
-      // A loss, or no memory: whoever waits is told; here there is nothing to do until then.
+      // A loss, or no memory: waits report it; this thread pauses and tries again.
       give_up_streamed(ErrorKind::kPeerLost, error.what());
       std::this_thread::sleep_for(bounded);
     }

@@ -1,9 +1,9 @@
-// Runs executions: all of them, each as far as it goes, whenever somebody calls progress().
+// Runs executions: each call of progress() advances all of them as far as possible.
 //
-// The user chooses who calls it: the training loop after each layer (CaffeGPI), or the
-// progress thread (S-Caffe's helper thread). Any thread may call any member; executions advance
-// under one lock, and a thread that finds it taken knows that somebody else is at it. A thread that
-// gives a GPU work lets go of the lock meanwhile (outside.hpp), and keeps the execution to itself.
+// The user chooses who calls it: the training loop after each layer (CaffeGPI), or the progress
+// thread (S-Caffe's helper thread). Any thread may call any member. Executions advance under one
+// lock; a thread that finds it taken leaves the work to the holder. A thread that enqueues work on
+// a GPU releases the lock meanwhile (outside.hpp), and keeps the execution to itself.
 #pragma once
 
 #include <condition_variable>
@@ -21,36 +21,37 @@ class Executor {
   explicit Executor(Context& context) : context_(context) {}
   ~Executor();
 
-  // The next one begins; `after`: as soon as a stream has done what was enqueued on it before.
-  // Throws, and has changed nothing, if it is under way, or cannot go on.
+  // Begins the next execution; `after`: once a stream has done all that was enqueued on it so far.
+  // Throws without any change if an execution is under way or cannot continue.
   void start(Execution& execution, const Array& array = {}, const StreamOrder* after = nullptr);
-  // Some execution is under way, or was given up and has yet to let its stream go on.
+  // Some execution is under way, or was given up while its stream still has to be released.
   bool live() const { return n_live_.load(std::memory_order_relaxed) != 0; }
   // Advances every live execution without blocking; true if anything moved.
   bool progress();
   enum class Waited : std::uint8_t { kDone, kTimeout, kCall };
-  // Until the execution is over and its result taken, or a Call of any waits for an answer: then
-  // answer it and wait again. Throws what made it fail, and what ends every wait.
+  // Waits until the execution is over and takes its result, or until a Call of any execution waits
+  // for an answer: answer it and wait again. Throws the execution's fault, and what ends every
+  // wait.
   Waited wait(Execution& execution, Deadline deadline);
 
-  // Lets a stream make the execution, and have its result, which nobody else takes. False: hosts
-  // have a part in it. The stream goes on even if the execution fails, or is not over by the
-  // deadline and given up: the next call for it then throws the reason. Needs the progress thread,
-  // which looks after that, and starts it.
+  // Lets a stream make the execution and take its result. False: hosts have a part in it. The
+  // stream continues even if the execution fails, or is given up because it is not over by the
+  // deadline: the next call for it then throws the reason. Starts the progress thread, which looks
+  // after that.
   bool enqueue(Execution& execution, const Array& array, const StreamOrder& order,
                Deadline deadline);
-  // Until streams have made an execution, or every one, or it was given up.
+  // Waits until streams have made one execution, or all, or until they were given up.
   Outcome await_streamed(const Execution* execution, Deadline deadline);
 
-  // Which notifications each stalled lane waits for, and who owes them.
+  // Which notifications each stalled lane waits for, and which ranks owe them.
   std::string missing(const Execution& execution);
-  // Gives up what cannot end any more, as waits do from time to time.
+  // Gives up executions that can no longer end; waits call it from time to time.
   void check_peers(const Execution* awaited);
-  // Tells the peers that this rank takes no more part in any execution like it, for a reason of its
-  // own. Their boards must be there.
+  // Tells the peers that this rank, for a reason of its own, takes no more part in any execution of
+  // the same numbering. Their boards must exist.
   void renounce(const Execution& execution);
 
-  // Calls that wait for the program (weight updates): take one, do it, answer.
+  // Calls that wait for the program (weight updates): take one, do the work, answer.
   struct Call {
     const Execution* execution;
     std::uint64_t number;  // of the execution
@@ -60,19 +61,19 @@ class Executor {
     std::uint64_t count;
   };
   bool take_call(Call& call);
-  // It was not done: whoever takes calls gets it again.
+  // The work was not done: the next take_call() gets the call again.
   void put_back(const Call& call);
   bool calls_wait() const { return n_calls_.load(std::memory_order_acquire) != 0; }
-  // `after`: the plan works on a GPU, where a stream has yet to do it.
+  // `after`: the plan works on a GPU, and this stream has yet to do the work.
   void answer(const Call& call, const StreamOrder* after = nullptr);
 
   void start_thread();
-  // Executions that streams still wait for are given up, as nobody would end them.
+  // Gives up executions that streams still wait for, as no thread would end them.
   void stop_thread();
 
-  // The work of Execution's functions of the same names, under the lock; see there.
+  // These do the work of Execution's functions of the same names, under the lock.
   void interrupt(Execution& execution, std::shared_ptr<const void> keep);
-  std::shared_ptr<const void> let_go(Execution& execution);  // what was kept for it
+  std::shared_ptr<const void> let_go(Execution& execution);  // returns what was kept for it
   void close(Execution& execution);
 
  private:
@@ -99,15 +100,15 @@ class Executor {
   void record(Operation operation, const Execution& execution, std::uint64_t at);
 
   Context& context_;
-  std::mutex enqueuing_;  // one after the other, as peers rely on the order on streams; comes first
+  std::mutex enqueuing_;  // locked first: peers rely on the order on streams
   std::mutex mutex_;
   std::vector<Execution*> live_;
-  std::size_t n_coming_ = 0;  // that will be live: there is a place for each
-  // Given up, while a stream still makes them. There is a place for each live one, too.
+  std::size_t n_coming_ = 0;  // about to be live: each has a place reserved
+  // Given up while a stream still makes them. A place is reserved for each live one.
   std::vector<Execution*> released_;
   std::vector<Call> calls_;
   std::atomic<std::size_t> n_calls_{0};
-  std::atomic<std::size_t> n_live_{0};  // and released
+  std::atomic<std::size_t> n_live_{0};  // includes released ones
   std::thread thread_;
   std::mutex idle_mutex_;
   std::condition_variable idle_;

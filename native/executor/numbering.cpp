@@ -5,8 +5,8 @@
 namespace pgasdl {
 namespace {
 
-// Executions between two sweeps. No rank is as far ahead of another: a flag whose generation lies
-// further ahead than this is from the round before.
+// Executions between two sweeps. Ranks are never that far apart: a flag whose generation lies
+// further ahead is from the round before.
 constexpr std::uint32_t kSweep = (kGenerations + 1) / 4;
 
 }  // namespace
@@ -32,7 +32,7 @@ void Numbering::sweep() {
     if (seen == 0) continue;
     const std::uint32_t ahead = ((seen >> kTagBits) + kGenerations - generation()) % kGenerations;
     if (ahead < kSweep || ahead >= 3 * kSweep - 1) continue;
-    // A flag that comes just now stays.
+    // Keeps a flag that arrives just now.
     word.compare_exchange_strong(seen, 0, std::memory_order_relaxed);
   }
 }

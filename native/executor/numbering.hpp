@@ -1,8 +1,8 @@
-// Numbers executions. The number is the generation of their notifications, by which a flag of one
-// execution is told from another's.
+// Numbers executions. The number is the generation of their notifications, which tells the flags of
+// one execution from another's.
 //
-// A handle, and each layer of an exchange, has a Numbering of its own. The allreduces of a group
-// share one: they are exclusive, one after the other, whatever their size and plan.
+// A handle, and each layer of an exchange, has its own Numbering. The allreduces of a group share
+// one: they exclude each other, whatever their size and plan.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +18,14 @@ namespace pgasdl {
 
 class Execution;
 
-// A notification has 12 bits for its generation, of which 0 is none, and 20 for its tag.
+// A notification has 12 bits for its generation, where 0 means none, and 20 for its tag.
 inline constexpr std::uint32_t kGenerations = (1u << 12) - 1;
 inline constexpr std::uint32_t kTagBits = 32 - std::bit_width(kGenerations);
 
-// Why a rank gave up, as its last notification says: ranks run different collectives as an
-// execution (the first bit, and the generation); or, by given_up(), a rank takes no more part: the
-// one that tells, or one that it waited for. The second bit: that rank stays, so that nothing else
-// tells.
+// The reason in a rank's last notification after it gave up. First bit, with a generation: ranks
+// run different collectives as that execution. Otherwise, by given_up(): a rank takes no more part,
+// which is the announcing rank or one that it waited for. Second bit: that rank lives on, so that
+// no loss will report it.
 inline constexpr std::uint32_t kMismatched = 1u << 31;
 inline constexpr std::uint32_t kRenounced = 1u << 30;
 inline constexpr std::uint32_t kReasonBits = 18;
@@ -37,7 +37,7 @@ inline constexpr std::uint32_t given_up(Rank reason, std::uint32_t generation) {
 inline constexpr Rank reason_of(std::uint32_t announced) {
   return static_cast<Rank>(announced & ((1u << kReasonBits) - 1)) - 1;
 }
-// Whether that concerns the execution of `generation`; 0: any.
+// Whether the announcement concerns the execution of `generation`; 0: any.
 inline constexpr bool concerns(std::uint32_t announced, std::uint32_t generation) {
   if (announced == 0 || (announced & kMismatched) != 0) return false;
   const std::uint32_t first = (announced & ~kRenounced) >> kReasonBits;
@@ -47,9 +47,9 @@ inline constexpr bool concerns(std::uint32_t announced, std::uint32_t generation
 
 class Numbering {
  public:
-  // Its executions raise the notifications [first, first + count) of `board`, and nobody else does.
-  // After them comes one for each of the plan's ranks: by which it tells why it gave up. `region`:
-  // plans have as many each at most, in the order of their first executions; 0: not so.
+  // Only its executions raise the notifications [first, first + count) of `board`. After them comes
+  // one for each of the plan's ranks, which announces why that rank gave up. `region`: the most
+  // notifications of each plan, if plans follow in the order of their first executions; else 0.
   Numbering(std::shared_ptr<Segment> board, std::uint64_t first, std::uint64_t count,
             bool exclusive, std::uint64_t region = 0)
       : board_(std::move(board)),
@@ -58,8 +58,8 @@ class Numbering {
         exclusive_(exclusive),
         region_(region) {}
 
-  // One thread at a time is in a call that begins or ends an execution: the second is refused
-  // before it has touched anything.
+  // A claim of one thread on calls that begin or end an execution: a second thread is refused
+  // before it has changed anything.
   class Entry {
    public:
     Entry(Numbering& numbering, const char* what) : numbering_(numbering) { numbering.enter(what); }
@@ -75,8 +75,8 @@ class Numbering {
 
   const std::shared_ptr<Segment>& board() const { return board_; }
   std::uint64_t first() const { return first_; }
-  // A rank that runs something else as this execution raises none from here on: at most it has
-  // begun with the next plan. To look at all would leave no room in a cache for anything else.
+  // The end of the notifications to check for another collective: a rank that runs one has at most
+  // begun with the next plan. To read all would evict everything else from a cache.
   std::uint64_t reach() const {
     const std::uint64_t end = first_ + count_;
     return region_ == 0 ? end : std::min(end, std::max(first_, raised_end_) + 2 * region_);
@@ -88,10 +88,10 @@ class Numbering {
     number_ = number;
     generation_ = number == 0 ? 0 : static_cast<std::uint32_t>((number - 1) % kGenerations) + 1;
   }
-  std::uint32_t generation() const { return generation_; }  // of the last that began
-  // For an exclusive one: an execution has begun whose result was not taken.
+  std::uint32_t generation() const { return generation_; }  // of the last execution that began
+  // For an exclusive one: the result of an execution that began was not taken.
   bool under_way() const { return current_.load(std::memory_order_acquire) != nullptr; }
-  // For an exclusive one: an execution failed, and nothing can follow.
+  // For an exclusive one: an execution failed, and no other can follow.
   bool failed() const { return fault_ != nullptr; }
 
  private:
@@ -99,13 +99,14 @@ class Numbering {
   friend class Executor;
   // The next execution begins.
   void advance();
-  // One of a plan with phases begins. All ranks take part in each of those, so the slots of one are
-  // free when the next one is over. Others, in between, may wait for few ranks.
+  // The turn of an execution of a plan with phases. All ranks take part in each of them, so the
+  // slots of one are free when the next one is over. Other executions in between may wait for few
+  // ranks.
   std::uint64_t next_turn() { return turns_++; }
-  // It raises notifications below this one. Those that no execution raised need no sweep: most of
-  // the group's many, which would leave no room in a cache for anything else.
+  // An execution raises notifications below `end`. A sweep skips those that none has raised, most
+  // of the group's: to read them would evict everything else from a cache.
   void raises(std::uint64_t end) { raised_end_ = std::max(raised_end_, end); }
-  // Old flags go before their generation comes again.
+  // Clears old flags before their generation comes again.
   void sweep();
 
   const std::shared_ptr<Segment> board_;

@@ -1,6 +1,6 @@
-// The executor's lock is free while a thread is in a call of a GPU's driver that may take long: the
-// driver holds such calls up while another thread waits for a stream, and that stream may wait for
-// what only a holder of the lock can end.
+// Releases the executor's lock while a thread is in a call of the GPU driver that may take long:
+// the driver holds such calls up while another thread waits for a stream, and that stream may wait
+// for something that only a holder of the lock can end.
 #pragma once
 
 #include <mutex>

@@ -1,5 +1,5 @@
-// A plan as it comes from Python: data only, nothing resolved. See pgasdl/plans/plan.py for what
-// the steps mean; names and meanings are the same here.
+// A plan as it comes from Python: only data, nothing resolved. pgasdl/plans/plan.py defines the
+// steps; names and meanings are the same here.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace pgasdl {
 struct PlanSpan {
   std::uint32_t buffer;  // index into Plan::buffers
   std::uint64_t offset;  // elements
-  Rank rank;             // whose copy; -1: my own
+  Rank rank;             // which rank's copy; -1: this rank's
 };
 
 struct PlanStep {
@@ -22,11 +22,11 @@ struct PlanStep {
   std::vector<PlanSpan> targets;
   std::vector<PlanSpan> sources;
   std::uint64_t count = 0;         // elements
-  Rank peer = -1;                  // kPut: to; kWait: who owes the notification (-1: unknown)
+  Rank peer = -1;                  // kPut: the target; kWait: owes the notification (-1: unknown)
   std::int64_t notification = -1;  // kPut: -1 for none
   double scale = 1;
   std::string hook;
-  // kCopy: of `count` elements each, which begin so many elements apart.
+  // kCopy: rows of `count` elements each, whose beginnings lie this many elements apart.
   std::uint64_t rows = 1;
   std::uint64_t target_step = 0;
   std::uint64_t source_step = 0;

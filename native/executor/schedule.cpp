@@ -86,7 +86,7 @@ std::shared_ptr<Execution> LayerSchedule::awaited_bucket(std::size_t number) con
 
 void LayerSchedule::taken(std::size_t number, const Execution& execution) {
   Bucket& bucket = buckets_.at(number);
-  // Two threads may wait for one layer: then the first was here already.
+  // If two threads wait for one layer, the first has done this already.
   if (!bucket.under_way || bucket.executions[bucket.current].get() != &execution ||
       execution.under_way()) {
     return;
@@ -95,7 +95,7 @@ void LayerSchedule::taken(std::size_t number, const Execution& execution) {
     Layer& layer = layers_[member];
     layer.began = execution.began();
     layer.ended = execution.ended();
-    // A plan without steps ends as it begins.
+    // A plan without steps ends when it begins.
     layer.queued += std::max(layer.began, layer.became_ready) - layer.became_ready;
     layer.exchanging += std::max(layer.ended, layer.began) - layer.began;
   }

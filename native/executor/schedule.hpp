@@ -1,5 +1,5 @@
-// Which layers of a gradient exchange are ready, and how far the exchange of each bucket is: what
-// stands between a training loop and the executor, once per layer.
+// Tracks which layers of a gradient exchange are ready, and the exchange of each bucket: the link
+// between a training loop and the executor, used once per layer.
 //
 // Any thread may call it, one at a time: the bindings hold the GIL.
 #pragma once
@@ -24,7 +24,8 @@ class LayerSchedule {
     std::uint64_t began = 0;
     std::uint64_t ended = 0;
     std::uint64_t waited = 0;
-    // Ticks of all iterations: before its calls, until the exchange began, in it, and in waits.
+    // Sums over all iterations, in ticks: before the layer's calls, until the exchange began, in
+    // it, and in waits.
     std::uint64_t computing = 0;
     std::uint64_t queued = 0;
     std::uint64_t exchanging = 0;
@@ -33,43 +34,42 @@ class LayerSchedule {
 
   LayerSchedule(Executor& executor, const std::vector<std::vector<std::uint32_t>>& buckets);
 
-  // A bucket's executions alternate, each with its array; they replace those it had. Throws if one
-  // is under way.
+  // A bucket's executions alternate, each with its array; they replace the previous ones. Throws if
+  // one is under way.
   void bind(std::size_t bucket, std::vector<std::shared_ptr<Execution>> executions,
             std::vector<Array> arrays = {});
-  // Throws unless there is such a layer, and the exchange goes on.
+  // Throws unless the layer exists and the exchange goes on.
   std::size_t require(std::int64_t layer) const;
 
-  // The layer's gradient is there, or will be after what a stream has been given so far; the last
-  // of a bucket begins its exchange.
+  // The layer's gradient is there, or will be after the work that a stream has so far; the last
+  // layer of a bucket begins its exchange.
   void ready(std::int64_t layer, const StreamOrder* order = nullptr);
-  // The execution that a wait for the layer waits for; null if the layer was not ready since its
-  // last wait.
+  // The execution to wait for; null if the layer was not ready since its last wait.
   std::shared_ptr<Execution> awaited(std::int64_t layer) const;
   std::shared_ptr<Execution> awaited_bucket(std::size_t bucket) const;
-  // The bucket's exchange is over, and was waited for.
+  // The bucket's exchange is over, and its result was taken.
   void taken(std::size_t bucket, const Execution& execution);
   void note_wait(std::size_t layer, std::uint64_t began, std::uint64_t ended);
-  // The program goes on: what it does until its next call is computing.
+  // The program continues: the time until its next call counts as computing.
   void note_return(std::uint64_t now) { returned_ = now; }
 
   const Layer& layer(std::size_t number) const { return layers_.at(number); }
-  // How often the exchange of a layer's bucket is over.
+  // How many exchanges of the layer's bucket are over.
   std::uint64_t executions(std::size_t layer) const;
-  // Which bucket's update a Call asks for; -1: none of these.
+  // The bucket whose update a Call asks for; -1: none of these.
   std::int64_t bucket_of(const Executor::Call& call) const;
 
-  // Nothing goes on from here: whoever comes is told why.
+  // Ends the exchange: later calls throw the reason.
   void end(const std::string& why) {
     if (!ended_) ended_ = why;
   }
   const std::optional<std::string>& ended() const { return ended_; }
-  // This rank takes no more part, which its peers are told. Only while a bucket is under way on all
-  // of them, so that nobody can have deleted its board.
+  // Tells the peers that this rank takes no more part. Only while a bucket is under way on all of
+  // them, so that none can have deleted its board.
   void renounce();
-  // Out of the executor, for good.
+  // Removes all executions from the executor, for good.
   void close();
-  // Nothing is under way, and nothing failed: nobody writes to this rank's memory.
+  // Nothing is under way and nothing failed, so no peer writes to this rank's memory.
   bool idle() const;
 
  private:
@@ -81,7 +81,7 @@ class LayerSchedule {
     std::size_t missing = 0;  // layers that are not ready
     bool under_way = false;
     std::uint64_t taken = 0;                  // exchanges that are over
-    std::unique_ptr<DeviceMoment> gradients;  // of the layers that are ready, on a GPU
+    std::unique_ptr<DeviceMoment> gradients;  // of the ready layers, on a GPU
   };
   void turn_over(Bucket& bucket);
   void note_call(Layer& layer, std::uint64_t now) const;

@@ -1,11 +1,11 @@
-// Executions that a stream of a GPU makes: all steps are enqueued at once, and from then on devices
-// do the rest. A flag is written by one rank's stream and awaited by another's, so that no call of
-// either program, nor of the driver, comes between: what waits for a stream, as the freeing of
-// memory does, waits for peers' streams and for no thread of this process.
+// Executions that a GPU's stream makes: all steps are enqueued at once, and devices do the rest.
+// One rank's stream writes a flag and another's waits for it, with no call of a program or of the
+// driver in between: a call that waits for a stream, such as freeing memory, waits for peers'
+// streams and for no thread of this process.
 //
-// The host looks how far it is, by the flags, which are the same that hosts raise. It ends what
-// will not end by itself: it raises what the stream waits for, after it has told peers that it
-// gives up. It raises it again until the stream is through.
+// The host follows the progress by the flags, which are the same as those that hosts raise. It ends
+// an execution that will not end by itself: it announces to peers that it gives up, then raises
+// what the stream waits for, again and again until the stream is through.
 #include <chrono>
 #include <thread>
 
@@ -35,9 +35,9 @@ void BoundPlan::enqueue(const StreamOrder& order, const std::byte* from, std::by
     stream_end_->mark(order.stream);
   } catch (...) {
     try {
-      stream_end_->mark(order.stream);  // some of it is under way
+      stream_end_->mark(order.stream);  // part of it may be under way
     } catch (const Error&) {
-      // Refused twice: the device has failed, and nothing of it is under way.
+      // Refused twice: the device has failed, and no work of it is under way.
     }
     throw;
   }
