@@ -11,7 +11,7 @@ constexpr int kDataTag = 1;
 
 }  // namespace
 
-// Nobody needs to hear here of messages to, or from, a peer that is lost: liveness reports it.
+// Errors of messages to or from a lost peer are ignored here: liveness reports the loss.
 
 void MpiChannel::reap() {
   for (std::size_t at = 0; at < under_way_.size();) {
@@ -69,7 +69,7 @@ void MpiChannel::probe() {
   (code == 0 ? arriving_ : spare_).push_back(std::move(buffer));
 }
 
-// Headers of a peer are read in their order, so its data are awaited in theirs.
+// Headers of a peer are handled in order, so its data are awaited in the same order.
 int MpiChannel::await_data(Buffer& buffer) {
   buffer.place = place_(buffer.header);
   if (buffer.place.begin == nullptr) {
@@ -84,8 +84,8 @@ int MpiChannel::await_data(Buffer& buffer) {
 MpiChannel::State MpiChannel::look(Buffers::const_iterator at) {
   using Coming = Buffer::Coming;
   Buffer& buffer = **at;
-  // A sender that stops in the middle of one keeps back its own only; with the data, only those of
-  // the same queue.
+  // A sender that stops within a header delays only its own messages; if it stops within data, it
+  // delays only those of the same queue.
   const auto behind = [&](auto&& which) {
     return std::any_of(arriving_.cbegin(), at, [&](const auto& earlier) {
       return earlier->peer == buffer.peer && which(*earlier);

@@ -1,10 +1,9 @@
-// Writes and flags as MPI's messages: where a peer's window is not mapped.
+// Writes and flags as MPI messages, for peers whose window is not mapped.
 //
 // Messages of one communicator do not overtake each other, so a short write and its flag are one
-// message and one way, where an MPI_Put, its flush and the flag are three. Longer data follow their
-// header as a message of their own, from the source into the place that the receiver finds for
-// them, without a copy between. The receiver is the library of the rank that waits for the flag: it
-// looks when that rank looks.
+// message, where MPI_Put, flush and flag take three. Longer data follow their header as a message
+// of their own, from the source straight to the place that the receiver finds for them. The library
+// of the rank that waits for the flag receives messages when that rank polls.
 #pragma once
 
 #include <compare>
@@ -19,60 +18,60 @@
 
 namespace pgasdl {
 
-// A window, by what is the same on both sides.
+// A window, named in the same way on both sides.
 struct MpiWindowName {
   std::uint64_t group;
   std::uint64_t number;
   auto operator<=>(const MpiWindowName&) const = default;
 };
 
-// A header goes ahead of the bytes: where they belong, and the flag that they come with. Or a
-// question whether all messages so far were put where they belong, which is answered with its
-// number. Or of the meeting that `board` names (meeting.cpp).
+// Precedes the bytes: says where they belong, and the flag that comes with them. Or asks whether
+// all earlier messages have reached their places, which is answered with the question's number. Or
+// belongs to the meeting that `board` names (meeting.cpp).
 struct MpiHeader {
   enum class Kind : std::uint64_t { kWrite, kAsk, kAnswer, kCome, kLeave, kGo, kLeft };
   static constexpr std::uint64_t kNoQueue = ~std::uint64_t{0};
   Kind kind{};
   std::uint64_t question = 0;      // or the meeting's number
-  std::uint64_t queue = kNoQueue;  // of the sender: what comes of one takes effect in its order
+  std::uint64_t queue = kNoQueue;  // of the sender: one queue's messages take effect in order
   MpiWindowName data{};
   std::uint64_t offset = 0;
-  MpiWindowName board{};  // of no window: there is no flag
+  MpiWindowName board{};  // names no window if there is no flag
   std::uint32_t notification = 0;
   std::uint32_t value = 0;
   std::uint64_t bytes = 0;
-  std::uint32_t apart = 0;  // 1: they follow as a message of their own
-  std::uint32_t add = 0;    // 1: the value is added to the flag
+  std::uint32_t apart = 0;  // 1: the bytes follow as a message of their own
+  std::uint32_t add = 0;    // 1: adds the value to the flag
 };
 
-// Where long data go, and what keeps that memory.
+// The target of long data, and what keeps its memory.
 struct MpiPlace {
   std::byte* begin = nullptr;
   std::shared_ptr<void> keep;
 };
 
-// Every member: by one thread at a time, who may call MPI.
+// Members are called by one thread at a time, which may call MPI.
 class MpiChannel {
  public:
-  // The most bytes of data that come with their header; a message more costs more than two copies
-  // of them.
+  // The most bytes that travel with their header; beyond, two copies of them cost more than another
+  // message.
   static constexpr std::uint32_t kMostBytes = 32 << 10;
   static bool apart(const MpiHeader& header) {
     return header.kind == MpiHeader::Kind::kWrite && header.apart == 1 && header.bytes > 0 &&
            header.bytes <= MpiLibrary::kMostBytes;
   }
 
-  // `place`: of the long data that a header announces; null: nowhere.
+  // `place`: finds the target of the long data that a header announces; null: there is none.
   MpiChannel(MpiLibrary& library, MpiLibrary::Handle communicator,
              std::function<MpiPlace(const MpiHeader&)> place)
       : library_(library), communicator_(communicator), place_(std::move(place)) {}
 
-  // The bytes may change afterwards; long ones when `request` is complete. False: too many are on
-  // their way there, nothing was sent.
+  // The bytes may change after the call, long ones once `request` is complete. False: too many
+  // messages are under way to the peer, and nothing was sent.
   bool send(int peer, const MpiHeader& header, const std::byte* bytes,
             MpiLibrary::Handle* request = nullptr);
-  // Lets the library work on what has come in. The header that came, and its bytes, until the next
-  // call; long ones are in their place. Null: none.
+  // Lets the library handle what has arrived. Returns a header that stays, with its bytes, until
+  // the next call; long data are in their place already. Null: none.
   const MpiHeader* receive();
   const std::byte* bytes() const { return read_->bytes; }
   int sender() const { return read_->peer; }
@@ -90,7 +89,7 @@ class MpiChannel {
   };
   static_assert(offsetof(Buffer, bytes) == sizeof(MpiHeader));
   using Buffers = std::vector<std::unique_ptr<Buffer>>;
-  // To one peer: one that has stopped must not take all that the library has for messages.
+  // To one peer: a stopped peer must not use up all the library's memory for messages.
   static constexpr int kMostUnderWay = 8;
 
   std::unique_ptr<Buffer> take_spare();
@@ -105,7 +104,7 @@ class MpiChannel {
   const std::function<MpiPlace(const MpiHeader&)> place_;
   Buffers spare_;
   Buffers under_way_;
-  // In the order of their arrival, which is that of each sender's.
+  // In the order of arrival, which keeps each sender's order.
   Buffers arriving_;
   std::unique_ptr<Buffer> read_;
 };

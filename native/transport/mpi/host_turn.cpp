@@ -17,7 +17,7 @@ namespace {
 
 int open_folder(const char* path) { return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); }
 
-// The job's own on this host, which goes with it. Without a launcher: that of shared memory.
+// The job's own folder on this host, which ends with the job; without a launcher, /dev/shm.
 int open_shared_folder() {
   const char* session = std::getenv("OMPI_MCA_orte_jobfam_session_dir");
   const int own = session == nullptr ? -1 : open_folder(session);

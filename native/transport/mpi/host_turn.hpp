@@ -1,10 +1,10 @@
-// One process of a host at a time, as far as that ends in time.
+// Lets one process of a host at a time do something, unless that takes too long.
 #pragma once
 
 namespace pgasdl {
 
-// Held from construction to destruction; a process that dies gives it back. After `seconds` it goes
-// on beside the holder, who may be waiting for something that this process does later.
+// Holds the turn for its lifetime; a process that dies releases it. After `seconds` this process
+// continues beside the holder, which may be waiting for something that this process does later.
 class HostTurn {
  public:
   explicit HostTurn(double seconds);

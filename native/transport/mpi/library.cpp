@@ -9,14 +9,14 @@
 namespace pgasdl {
 namespace {
 
-// Every library's fits.
+// Large enough for every library's status.
 struct Status {
   alignas(16) char bytes[256];
 };
 
 constexpr int kLongestWords = 4096;
 
-// X-macro: return type int, name, parameters. H: a handle.
+// X-macro: name and parameters; all return an int. H: a handle.
 #define PGASDL_MPI_FUNCTIONS(X)                                           \
   X(Rput, (const void*, int, H, int, Aint, int, H, H, H*))                \
   X(Rget, (void*, int, H, int, Aint, int, H, H, H*))                      \
@@ -233,7 +233,7 @@ class Calls final : public MpiLibrary {
 
 std::unique_ptr<MpiLibrary> MpiLibrary::load(const std::string& file, bool handles_are_pointers,
                                              const Constants& constants) {
-  // It is loaded; a look-up in it goes through what it links.
+  // The module is loaded already; a look-up in it includes the libraries that it links.
   void* library = dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) {
     throw Error(ErrorKind::kUnavailable, text(file, " is not loaded: ", dlerror()));

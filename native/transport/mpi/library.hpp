@@ -1,8 +1,9 @@
-// The functions of whichever MPI mpi4py has loaded, called without Python in between.
+// The functions of the MPI that mpi4py has loaded, called without Python in between.
 //
 // Handles are integers in MPICH's ABI and pointers in Open MPI's and the standard's; above this
-// file both are Handle. Predefined ones come from mpi4py, so no mpi.h is needed and one build
-// serves all. Every function answers an error code: all handles have MPI_ERRORS_RETURN; check()
+// file both are Handle. Predefined handles come from mpi4py, so no mpi.h is needed and one build
+// serves all. Every function returns an error code, as all handles have MPI_ERRORS_RETURN; check()
+// turns it into an Error that names the call and the peer.
 // turns it into an Error that names the call and the peer.
 #pragma once
 
@@ -29,7 +30,7 @@ class MpiLibrary {
     int any_source = 0;
     int win_model = 0;
     int win_unified = 0;
-    int source_in_status = 0;  // bytes from its beginning
+    int source_in_status = 0;  // bytes from the beginning of a status
     bool own_by_processor =
         false;  // atomics on own memory crash; the library's are the processor's
     bool windows_by_turns =
@@ -64,21 +65,21 @@ class MpiLibrary {
                     Handle* request) = 0;
   virtual int irecv(void* to, int bytes, int peer, int tag, Handle communicator,
                     Handle* request) = 0;
-  // Whether a message has come, and from which rank: it is taken out then, and received by itself.
-  // Lets the library work on what comes in.
+  // Finds a message and its sender, and takes it out to be received by receive(). Also lets the
+  // library handle what arrives.
   virtual int probe(int tag, Handle communicator, bool* there, Handle* message, int* source) = 0;
   virtual int receive(void* to, int bytes, Handle* message, Handle* request) = 0;
 
-  // --- setup; those that are collective block until all have called them
+  // --- setup; collective calls block until all members have called them
   // `shared`: all of the communicator's ranks are on one machine.
   virtual int allocate(std::uint64_t bytes, bool shared, Handle communicator, void** base,
                        Handle* window) = 0;
   virtual int create(void* base, std::uint64_t bytes, Handle communicator, Handle* window) = 0;
-  virtual int open(Handle window) = 0;  // error handler, and a passive epoch without end
+  virtual int open(Handle window) = 0;  // sets the error handler, begins an endless passive epoch
   // Whether loads and stores see what peers wrote.
   virtual int unified(Handle window, bool* yes) = 0;
   virtual int close_and_free(Handle* window) = 0;
-  // Where a target's memory is mapped here; null: nowhere.
+  // The address at which a target's memory is mapped here, or null.
   virtual std::byte* mapped(Handle window, int target) = 0;
   virtual int ibarrier(Handle communicator, Handle* request) = 0;
   virtual int allgather(std::uint64_t mine, std::uint64_t* all, Handle communicator) = 0;

@@ -1,5 +1,5 @@
-// Messages of ranks beside MPI's own ways: flags, questions, and who is there when a
-// window is to be made.
+// Messages beside MPI's RMA: flags, questions, and which members are there when a window is to be
+// made.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,8 @@
 namespace pgasdl {
 namespace {
 
-// No message of ours is otherwise; whatever else comes by this communicator harms no memory.
+// Holds for all of the library's messages; any other message on this communicator must harm no
+// memory.
 bool inside(const MpiHeader& header, std::uint64_t bytes) {
   const std::uint64_t most = MpiChannel::apart(header) ? bytes : MpiChannel::kMostBytes;
   return header.kind == MpiHeader::Kind::kWrite && header.bytes <= most && header.bytes <= bytes &&
@@ -38,7 +39,7 @@ bool MpiWorld::answered(QueueId queue, Rank peer, std::uint64_t& question) {
 
 bool MpiWorld::receive() {
   const std::unique_lock mine(channel_mutex_, std::try_to_lock);
-  if (!mine.owns_lock()) return false;  // another thread is at it
+  if (!mine.owns_lock()) return false;  // another thread receives
   send_unsent();
   const MpiHeader* header = channel_.receive();
   if (header == nullptr) return false;
@@ -66,14 +67,14 @@ bool MpiWorld::receiving() const {
 }
 
 void MpiWorld::send_unsent() {
-  std::set<Rank> full;  // what is for them keeps its order
+  std::set<Rank> full;  // their messages keep their order
   std::erase_if(unsent_, [&](const auto& unsent) {
     const auto& [peer, header] = unsent;
     if (full.contains(peer)) return false;
     try {
       if (channel_.send(peer, header, nullptr)) return true;
     } catch (const Error&) {
-      return true;  // of a peer that is lost
+      return true;  // the peer is lost
     }
     full.insert(peer);
     return false;
@@ -85,13 +86,13 @@ MpiPlace MpiWorld::place_of(const MpiHeader& header) const {
   const auto data = named_.find(header.data);
   if (data == named_.end() || !inside(header, data->second->own_bytes)) return {};
   auto window = data->second->weak_from_this().lock();
-  if (window == nullptr) return {};  // it is going
+  if (window == nullptr) return {};  // being destroyed
   return {window->own + header.offset, std::move(window)};
 }
 
 void MpiWorld::deliver(const MpiHeader& header) {
   const std::lock_guard lock(mutex_);
-  // A window without a name is not there any more, and nobody looks at its memory (give_name).
+  // A window without a name is gone, and its memory is no longer used (give_name).
   const auto data = named_.find(header.data);
   if (header.bytes > 0 && data != named_.end()) {
     if (!inside(header, data->second->own_bytes)) return;
@@ -106,9 +107,10 @@ void MpiWorld::deliver(const MpiHeader& header) {
   }
 }
 
-// --- meetings: MPI makes windows only where everybody calls it, and lets nobody go before. So the
-// members tell their first that they come and that they leave; it opens the meeting when all are
-// there at once. Nobody leaves before it knows that the first one does not count on it.
+// --- meetings: MPI makes a window only if every member calls it, and no member can leave that
+// call. So members announce to the first one when they come and when they leave; it opens the
+// meeting when all are there at once. A member leaves only once it knows that the first one does
+// not count on it.
 
 void MpiWorld::hear(const MpiHeader& header, Rank sender) {
   const MpiWindowName& name = header.board;
@@ -121,7 +123,7 @@ void MpiWorld::hear(const MpiHeader& header, Rank sender) {
   const auto found = meetings_.find(name);
   if (header.kind == MpiHeader::Kind::kLeave) {
     if (found != meetings_.end()) {
-      if (found->second.number != 0) return;  // too late, as it will hear
+      if (found->second.number != 0) return;  // too late, as the sender will hear
       found->second.came.erase(sender);
     }
     announce(sender, MpiHeader::Kind::kLeft, name, 0);
@@ -146,7 +148,7 @@ void MpiWorld::open(const MpiWindowName& name, Meeting& meeting) {
     announce(peer, MpiHeader::Kind::kGo, name, meeting.number);
 }
 
-// Hears what comes until the meeting is so; false: not by the deadline.
+// Receives messages until the meeting satisfies `until`; false: not by the deadline.
 template <typename Until>
 bool MpiWorld::listen(const MpiWindowName& name, Until&& until, Deadline deadline,
                       const std::function<void()>& help) {
@@ -158,7 +160,8 @@ bool MpiWorld::listen(const MpiWindowName& name, Until&& until, Deadline deadlin
     }
     {
       const std::lock_guard lock(channel_mutex_);
-      // This rank's messages about it were sent: MPI's calls, which follow, send nothing.
+      // This rank's messages about the meeting must be out first: the MPI calls that follow send
+      // none.
       const bool said = std::ranges::none_of(
           unsent_, [&](const auto& unsent) { return unsent.second.board == name; });
       if (said && until(meetings_.at(name))) return true;
@@ -193,7 +196,7 @@ std::uint64_t MpiWorld::meet(const MpiWindow& window, Deadline deadline,
   return meetings_.extract(name).mapped().number;
 }
 
-// The same where all were there before this rank could leave.
+// Leaves the meeting; returns its number if it was opened before this rank could leave.
 std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()>& help) {
   const MpiWindowName name = window.pending->meeting(*window.group);
   const Rank first = window.ranks().front();
@@ -219,8 +222,8 @@ std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()
   return number;
 }
 
-// Everybody is on the way to what all must call at once, at the end; whoever is not, by the
-// deadline, ends it for us.
+// Waits at the end until all are about to make their collective calls; if a rank is not, the
+// deadline ends the wait.
 void MpiWorld::meet_all(Deadline deadline, const std::function<void()>& help) {
   MpiLibrary::Handle request = kNoHandle;
   {

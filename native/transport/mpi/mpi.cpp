@@ -54,7 +54,7 @@ RemoteSegment MpiTransport::attach(Rank peer, const std::string& description, in
   return MpiWorld::attach(peer, description);
 }
 
-// The window is made, and with it comes where the others' memory is.
+// Makes the window, which also shows where the other members' memory is.
 Outcome MpiTransport::settle(LocalSegment& own, std::span<const Rank> members,
                              std::span<RemoteSegment> remotes, Deadline deadline) {
   const auto help = [&] { help_meeting(members); };
@@ -80,7 +80,7 @@ void MpiTransport::raise_here(FlagWord& word, std::uint32_t value) {
   wake(rank_);
 }
 
-// --- to this rank itself: stores, and atomics by the way that the others' take
+// --- to this rank itself: by stores, but atomics as for peers
 
 void MpiTransport::write_here(std::span<const Transfer> transfers, const RemoteFlag* flag) {
   for (const Transfer& transfer : transfers) {
@@ -105,7 +105,7 @@ void MpiTransport::atomic_here(const Atomic& atomic) {
 
 // --- to peers
 
-// Short data go with their flag; long ones as the library is faster.
+// Short data travel with their flag; long data in the way that is faster with this library.
 bool MpiTransport::by_message(Rank peer, const Transfer& transfer, const RemoteFlag* flag) const {
   if (mpi_remote(*transfer.remote).member().mapped()) return false;
   return transfer.bytes > world_->most_within(peer) ? world_->sends_long(peer) : flag != nullptr;
@@ -118,7 +118,8 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
     return true;
   }
   Connection& connection = this->connection(queue, peer);
-  // Operations that go by MPI must not be overtaken; where none does nobody needs the connection.
+  // Nothing may overtake operations that went through MPI; without any, the connection is not
+  // needed.
   const bool direct = !connection.busy.load(std::memory_order_acquire) && mapped(transfers) &&
                       (flag == nullptr || (!connection.unflushed.load(std::memory_order_acquire) &&
                                            !connection.unread.load(std::memory_order_acquire) &&
@@ -139,7 +140,7 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
   if (!lock.owns_lock()) return false;
   raise_fault(connection);
   if (connection.operations.size() >= kMostOperations) return false;
-  const RemoteFlag* last = flag;  // goes with the last message, if that is not before a put
+  const RemoteFlag* last = flag;  // travels in the last message, unless that precedes a put
   for (const Transfer& transfer : transfers) {
     const bool with = &transfer == &transfers.back() && flag != nullptr &&
                       !mpi_remote(*flag->remote).member().mapped();
@@ -260,11 +261,11 @@ void MpiTransport::enqueue_message(Connection& connection, const Transfer* data,
   }
 }
 
-// A connection with operations; they begin at once if this thread may call MPI.
+// Lists a connection that has operations; if this thread may call MPI, they begin at once.
 void MpiTransport::activate(Connection& connection) {
   if (connection.operations.empty()) return;
   connection.busy.store(true, std::memory_order_release);
-  // The thread that sends heartbeats must not wait for one that a lost peer keeps in MPI.
+  // The heartbeat thread must not wait for a thread that a lost peer keeps in MPI.
   std::unique_lock<std::mutex> serial;
   if (world_->may_call() && world_->try_serialize(serial)) {
     begin(connection);

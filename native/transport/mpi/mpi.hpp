@@ -1,18 +1,17 @@
-// MPI RMA: for wherever an MPI runs, over the library that mpi4py has loaded.
+// MPI RMA, for any machine with an MPI, over the library that mpi4py has loaded.
 //
-// A flag goes out as a message (channel.hpp), and what was written with it, too; but for long
-// writes where the library's puts are faster (MpiWorld::sends_long). Each request of a queue to a
-// peer takes its place in their connection: puts are under way together, and whoever calls
-// progress() looks whether those before a flag have left, flushes, and sends the flag. That flush
-// is the one thing that may wait for the peer's MPI to be called, beside atomics: MPI has none that
-// only asks.
+// A flag is sent as a message (channel.hpp), together with the data written with it, except long
+// writes where the library's puts are faster (MpiWorld::sends_long). The requests of a queue to a
+// peer are ordered in their connection: puts are under way together, and progress() tests whether
+// those before a flag have left, flushes, and sends the flag. Only that flush, and atomics, may
+// wait until the peer calls MPI: MPI has no flush that only tests.
 //
-// Where the library maps the peer's part of a window here (memory of MPI's own, one machine),
-// plans load and store there, and writes and flags are our own stores, as MPI allows for such
+// If the library maps the peer's part of a window here (memory of MPI's own, one machine), plans
+// load and store there, and writes and flags are this library's own stores, as MPI allows for such
 // windows: MPI_Put copies there, too, but at a third of the speed.
 //
-// MPI progresses when it is called: by waits, by the executor, by the thread that watches over the
-// ranks at every heartbeat.
+// MPI progresses when it is called: by waits, by the executor, and by the thread that watches the
+// ranks, at every heartbeat.
 #pragma once
 
 #include <atomic>
@@ -27,9 +26,9 @@
 namespace pgasdl {
 
 struct MpiOptions {
-  std::uint32_t queues = 1;  // how many QueueIds there are
-  bool created = false;      // windows over our own memory only
-  double patience_s = 3;     // in a call that a lost peer keeps us in, before the process ends
+  std::uint32_t queues = 1;  // the number of QueueIds
+  bool created = false;      // makes all windows over memory of this process
+  double patience_s = 3;     // in a call that a lost peer blocks, before the process ends
 };
 
 class MpiTransport final : public Transport {
@@ -67,7 +66,7 @@ class MpiTransport final : public Transport {
   struct Operation {
     enum class Kind : std::uint8_t { kPut, kGet, kMessage, kLocalFlag, kAtomic };
     Kind kind;
-    std::shared_ptr<MpiWindow> window;  // kMessage: of the flag, if any
+    std::shared_ptr<MpiWindow> window;  // kMessage: the flag's, if any
     int target = 0;                     // in the window
     Aint at = 0;
     std::byte* here = nullptr;
@@ -75,7 +74,7 @@ class MpiTransport final : public Transport {
     std::uint32_t notification = 0;
     std::uint32_t value = 0;
     bool add = false;
-    std::shared_ptr<MpiWindow> data;  // kMessage: where the bytes go, if any
+    std::shared_ptr<MpiWindow> data;  // kMessage: the target of the bytes, if any
     std::uint64_t offset = 0;
     bool sent = false;
     FlagWord* word = nullptr;  // kLocalFlag
@@ -84,26 +83,26 @@ class MpiTransport final : public Transport {
   };
   static constexpr std::size_t kMostOperations = 1u << 17;
   static constexpr std::size_t kMostSent = 8;  // under way at once in a connection
-  // The operations on their way from one queue to one peer.
+  // The operations from one queue to one peer.
   struct Connection {
     std::mutex mutex;  // held in MPI's calls, which a lost peer may never let end: only tried for
     QueueId queue = 0;
     Rank peer = 0;
     std::deque<Operation> operations;
-    std::size_t n_begun = 0;         // of operations, from the first
-    std::size_t n_sent = 0;          // messages that left already, from the first
-    std::size_t messages_ahead = 0;  // among the begun
-    std::unique_ptr<Error> fault;    // told to whoever asks next
+    std::size_t n_begun = 0;         // the first operations, which have begun
+    std::size_t n_sent = 0;          // the first messages, which have left
+    std::size_t messages_ahead = 0;  // among those begun
+    std::unique_ptr<Error> fault;    // thrown by the next call
     struct Written {
       std::shared_ptr<MpiWindow> window;
       int target;
     };
     std::vector<Written> written;        // since the last flush
-    std::atomic<bool> unflushed{false};  // there is any
+    std::atomic<bool> unflushed{false};  // whether there is any
     std::atomic<bool> unread{false};     // data were sent that may not have been read
-    std::uint64_t question = 0;          // that asks whether they were
+    std::uint64_t question = 0;          // the number of the question whether they were read
     std::atomic<bool> busy{false};       // there are operations
-    bool listed = false;                 // among the active
+    bool listed = false;                 // in active_
   };
 
   Connection& connection(QueueId queue, Rank peer) {
@@ -133,7 +132,7 @@ class MpiTransport final : public Transport {
   static void drop(Connection& connection);
   bool move(Connection& connection);  // true: nothing is left
   static void raise_fault(Connection& connection);
-  // After a flag was raised by a store.
+  // Called after a store has raised a flag.
   void wake(Rank rank) {
     const auto& there = wake_words_[static_cast<std::size_t>(rank)];
     if (WakeWord* wake_word = there.load(std::memory_order_acquire)) wake_word->wake();

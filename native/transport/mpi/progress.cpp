@@ -1,4 +1,4 @@
-// Operations under way over MPI: moved on, completed, and given up with a peer that is lost.
+// Operations under way over MPI: advances, completes and drops them, the last if a peer is lost.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -9,9 +9,9 @@
 namespace pgasdl {
 namespace {
 
-// Asking the library costs as much as a small put: not more often than this.
+// Asking the library costs as much as a small put, so this limits how often that happens.
 constexpr std::uint64_t kTicksBetweenHelp = 1000;
-// Where all windows are mapped nothing comes but of meetings.
+// If all windows are mapped, only messages of meetings arrive.
 constexpr std::uint64_t kTicksBetweenLooks = 1000 * 1000;
 constexpr int kMessagesAtOnce = 16;
 
@@ -23,7 +23,7 @@ void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target
   const Rank peer = window.ranks()[static_cast<std::size_t>(target)];
   const bool adds = atomic.kind == Atomic::Kind::kFetchAdd;
   const char* call = adds ? "MPI_Fetch_and_op" : "MPI_Compare_and_swap";
-  const MpiWorld::Blocking blocking(*world_, call);  // in Open MPI already this, not the flush only
+  const MpiWorld::Blocking blocking(*world_, call);  // Open MPI blocks here, not only in flush
   library.check(adds ? library.fetch_add(&atomic.operand, atomic.old, target, at, window.data)
                      : library.compare_swap(&atomic.operand, &atomic.compare, atomic.old, target,
                                             at, window.data),
@@ -31,7 +31,7 @@ void MpiTransport::run(const Atomic& atomic, const MpiWindow& window, int target
   library.check(library.flush(target, window.data), "MPI_Win_flush", peer);
 }
 
-// False: not now. A flag says that everything written before it has arrived.
+// Sends an operation's message or flag, after all earlier writes have arrived. False: not now.
 bool MpiTransport::send(Connection& connection, Operation& operation) {
   flush(connection);
   const bool flagged = operation.window != nullptr;
@@ -61,7 +61,7 @@ bool MpiTransport::send(Connection& connection, Operation& operation) {
   return true;
 }
 
-// True: its source may change.
+// True: the source may change.
 bool MpiTransport::sent(Connection& connection, Operation& operation) {
   if (!operation.sent) {
     if (!send(connection, operation)) return false;
@@ -75,8 +75,8 @@ bool MpiTransport::sent(Connection& connection, Operation& operation) {
   return left;
 }
 
-// True once the peer has read all earlier messages: a read, or a flag that a store raises, would
-// overtake them.
+// True once the peer has read all earlier messages, which a read or a flag raised by a store would
+// overtake.
 bool MpiTransport::messages_read(Connection& connection) {
   if (!connection.unread.load(std::memory_order_relaxed)) return true;
   if (!world_->answered(connection.queue, connection.peer, connection.question)) return false;
@@ -100,15 +100,15 @@ void MpiTransport::forget_written(Connection& connection) {
   connection.unflushed.store(false, std::memory_order_release);
 }
 
-// The writes are complete here only: a flag that comes later still has to flush them.
+// The writes are complete only locally: a later flag still has to flush them.
 void MpiTransport::settle(Connection& connection) {
   std::erase_if(connection.written,
                 [](const Connection::Written& written) { return written.window.use_count() == 1; });
   connection.busy.store(false, std::memory_order_release);
 }
 
-// Puts and reads begin together, and so do messages before all else; the others keep their place
-// until they are the first, and so do reads after messages.
+// Puts and reads begin together, and so do messages that come before all others; other operations
+// wait until they are the first, as do reads after messages.
 void MpiTransport::begin(Connection& connection) {
   using Kind = Operation::Kind;
   MpiLibrary& library = world_->library();
@@ -138,7 +138,7 @@ void MpiTransport::begin(Connection& connection) {
   send_ahead(connection);
 }
 
-// Messages leave together, up to the first that has to wait for something else.
+// Sends messages together, up to the first that has to wait for something else.
 void MpiTransport::send_ahead(Connection& connection) {
   while (connection.n_sent < std::min(connection.n_begun, kMostSent) &&
          connection.written.empty()) {
@@ -150,7 +150,7 @@ void MpiTransport::send_ahead(Connection& connection) {
   }
 }
 
-// True: it is over. Everything before it is.
+// True: the operation is over, as all before it are.
 bool MpiTransport::finish(Connection& connection, Operation& operation) {
   using Kind = Operation::Kind;
   bool done = true;
@@ -173,8 +173,8 @@ bool MpiTransport::finish(Connection& connection, Operation& operation) {
   return done;
 }
 
-// As far as it goes. Holding its mutex, and serialize(). One test moves all that is under way in
-// the library, so only the oldest is asked about.
+// Advances as far as possible, with the connection's mutex and serialize() held. One test advances
+// everything in the library, so only the oldest operation is tested.
 void MpiTransport::advance(Connection& connection) {
   std::deque<Operation>& operations = connection.operations;
   begin(connection);
@@ -218,7 +218,7 @@ void MpiTransport::raise_fault(Connection& connection) {
 }
 
 bool MpiTransport::complete(QueueId queue) {
-  // Heartbeats, too: whoever writes and waits all the time leaves their thread no time.
+  // Also heartbeats: a program that writes and waits all the time leaves their thread no turn.
   if (n_active_.load(std::memory_order_relaxed) != 0) progress();
   bool all = true;
   for (Rank peer = 0; peer < world_->size(); ++peer) {
@@ -259,7 +259,7 @@ void MpiTransport::progress() {
     std::unique_lock<std::mutex> serial;
     if (!world_->try_serialize(serial)) return;
     if (!move(*connection)) continue;
-    // Those who may not call MPI wait for this one to finish their work.
+    // Threads that may not call MPI wait until this one finishes their work.
     if (world_->one_thread() && connection->fault == nullptr) settle(*connection);
     const std::lock_guard active(active_mutex_);
     connection->listed = false;
@@ -304,8 +304,8 @@ void MpiTransport::lost(Rank peer) {
   world_->lost(peer);
 }
 
-// MPI does not return from a call that waits for a rank that is no more, and nothing else can make
-// it: the whole process ends, with the reason.
+// MPI does not return from a call that waits for a dead rank, and nothing can make it return, so
+// the whole process ends, with the reason.
 void MpiTransport::end_if_stuck() {
   const char* call = world_->stuck(options_.patience_s);
   if (call == nullptr) return;

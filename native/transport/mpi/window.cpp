@@ -1,4 +1,5 @@
-// Windows: made by all their members in one order, named, and freed by a later one.
+// Windows: all members make them in one order and name them, and free them while making a later
+// one.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -12,17 +13,17 @@
 namespace pgasdl {
 namespace {
 
-// To zero. Shared memory forgets its pages, and those that nobody uses stay without.
+// Sets to zero. Shared memory drops its pages, and unused ones stay unallocated.
 void clear(std::byte* begin, std::uint64_t bytes) {
   const std::uint64_t pages = bytes / page_bytes() * page_bytes();
   if (pages == 0 || madvise(begin, pages, MADV_REMOVE) != 0) std::memset(begin, 0, pages);
   std::memset(begin + pages, 0, bytes - pages);
 }
 
-// A window takes milliseconds.
+// Making a window takes milliseconds.
 constexpr double kTurnPatience = 1;
 
-// Ranks look for flags by loads.
+// Ranks poll for flags by loads.
 void require_unified(MpiLibrary& library, const MpiWindow& window) {
   for (const MpiLibrary::Handle handle : {window.board, window.data}) {
     bool unified = false;
@@ -35,8 +36,8 @@ void require_unified(MpiLibrary& library, const MpiWindow& window) {
   }
 }
 
-// Where every host's first member has the turn there. None of the others is in the creation before:
-// Open MPI finishes those that a process has begun in an order of its own.
+// Waits until the first member on every host has the turn there. No other member may be in the
+// creation yet: Open MPI finishes creations that a process has begun in an order of its own.
 void take_turn(MpiLibrary& library, const MpiWindowGroup& group, const std::set<Rank>& near,
                Rank self, std::optional<HostTurn>* turn) {
   const auto all_are_here = [&] {
@@ -58,13 +59,13 @@ MpiWindow::~MpiWindow() { world->drop(*this); }
 const std::vector<Rank>& MpiWindow::ranks() const { return group->members; }
 MpiWindowName MpiWindow::name() const { return {group->key, number}; }
 
-// MPI wants what is collective in the same order everywhere, and the threads of a rank that make
-// windows of one group come in any.
+// MPI requires the same order of collective calls everywhere, but a rank's threads that make
+// windows of one group arrive in any order.
 class MpiWorld::InOrder {
  public:
   InOrder(MpiWindowGroup& group, std::uint64_t number) : group_(group) {
-    // All have come to those before, and are in MPI or on the way there; but for a thread of this
-    // rank that gave up since the first member did not answer.
+    // All ranks have reached the earlier windows, and are in MPI or about to be, unless a thread of
+    // this rank gave up because the first member did not answer.
     auto deadline = Deadline::in(kPatience);
     while (group_.n_made.load(std::memory_order_acquire) != number - 1) {
       if (group_.making.load(std::memory_order_relaxed)) {
@@ -90,7 +91,7 @@ class MpiWorld::InOrder {
   MpiWindowGroup& group_;
 };
 
-// All members are on the way here, and none leaves: nothing but MPI itself keeps us.
+// All members are on the way here and none leaves, so only MPI itself can delay this rank.
 void MpiWorld::make(MpiWindow& window, LocalSegment& own, std::uint64_t number) {
   MpiWindowGroup& group = *window.group;
   const Blocking blocking(*this, "the creation of a window");
@@ -117,8 +118,8 @@ void MpiWorld::make(MpiWindow& window, LocalSegment& own, std::uint64_t number) 
   window.pending.reset();
 }
 
-// Before any peer can be told that the window is there: what comes for a name that nobody has is
-// for a window that has gone.
+// Before any peer can learn of the window: messages for an unknown name are for a window that is
+// gone.
 void MpiWorld::give_name(MpiWindow& window, const LocalSegment& segment) {
   const std::lock_guard lock(mutex_);
   window.own = segment.data;
@@ -158,7 +159,7 @@ void MpiWorld::allocate(MpiWindow& window, LocalSegment& segment) {
     library_->check(library_->create(base, bytes, group.communicator, &window.board),
                     "MPI_Win_create", -1);
   } else {
-    // A page more, to begin at one.
+    // One page more, to begin at a page boundary.
     void* memory = nullptr;
     const bool near =
         std::includes(near_.begin(), near_.end(), group.members.begin(), group.members.end());
@@ -184,7 +185,7 @@ void MpiWorld::allocate(MpiWindow& window, LocalSegment& segment) {
   turn.reset();
   require_unified(*library_, window);
   give_name(window, segment);
-  // Tells also that everybody's memory is zero by now, open, and can be named.
+  // Also shows that every member's memory is zero by now, open, and named.
   std::vector<std::uint64_t> shifts(group.members.size());
   library_->check(library_->allgather(shift, shifts.data(), group.communicator), "MPI_Allgather",
                   -1);
@@ -196,7 +197,7 @@ void MpiWorld::allocate(MpiWindow& window, LocalSegment& segment) {
   }
 }
 
-// Collective, and in the same order everywhere: of windows that every member has dropped.
+// Collective, in the same order everywhere: frees windows that every member has dropped.
 void MpiWorld::reclaim(const std::set<MpiWindowName>& names) {
   for (const MpiWindowName& name : names) {
     MpiWindowGroup::Dropped dropped;

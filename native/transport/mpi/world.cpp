@@ -181,7 +181,7 @@ void MpiWorld::gather(MpiWindow& window, LocalSegment& own, std::span<const Rank
   pending.gathered = true;
 }
 
-// Itself before the others. With mutex_ held.
+// The group itself comes first. With mutex_ held.
 std::vector<MpiWindowGroup*> MpiWorld::groups_within(const MpiWindowGroup& group) const {
   std::vector<MpiWindowGroup*> found;
   for (const auto& [members, other] : window_groups_) {
@@ -218,9 +218,9 @@ void MpiWorld::finish(double seconds) {
     do {
       collect();
     } while (receiving() && !deadline.passed());
-    if (receiving()) return;  // into windows
+    if (receiving()) return;  // their data still arrive in windows
     const auto lock = serialize();
-    // Window groups in the same order everywhere: those two ranks share come in one order on both.
+    // Groups in the same order everywhere, so that any two ranks free shared windows in one order.
     for (auto& [members, group] : window_groups_) {
       std::map<std::uint64_t, MpiWindowGroup::Dropped> all = group->dropped;
       for (const MpiWindow* window : group->live) {
@@ -233,14 +233,14 @@ void MpiWorld::finish(double seconds) {
       reclaim(names);
     }
   } catch (const Error&) {
-    // Somebody ended another way: what there is goes with the process.
+    // Some rank ended in another way: the windows end with the process.
   }
 }
 
 MpiWorld::Blocking::Blocking(MpiWorld& world, const char* call) : world_(&world) {
   std::int64_t nobody = 0;
   if (!world.blocked_since_.compare_exchange_strong(nobody, now())) {
-    world_ = nullptr;  // another thread is in one: that is watched
+    world_ = nullptr;  // another thread is in such a call, which is watched
     return;
   }
   world.blocked_in_.store(call, std::memory_order_release);
