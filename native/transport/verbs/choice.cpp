@@ -16,7 +16,7 @@ int kind_of(const VerbsCandidate& candidate) {
   return candidate.gid.link == VerbsLink::kRoceV1 ? 0 : 1;
 }
 
-// The merits of an address, most important first. The same on all machines that are alike.
+// The merits of an address, most important first; the same on all machines of one kind.
 auto merit_of(const VerbsCandidate& candidate) {
   return std::tuple(kind_of(candidate), candidate.scope, candidate.info.gigabits);
 }
@@ -66,7 +66,7 @@ std::vector<Ports> by_subnet(const Ports& ports) {
   return subnets;
 }
 
-// Puts the nearest ports of a subnet first; returns how many these are.
+// Puts the nearest ports of a subnet first and returns their number.
 std::size_t put_nearest_first(Ports& subnet, const VerbsOptions& options) {
   std::stable_sort(subnet.begin(), subnet.end(),
                    [&](const VerbsCandidate* a, const VerbsCandidate* b) {
@@ -108,7 +108,7 @@ Ports in_order(Ports ports, const VerbsOptions& options) {
   return order;
 }
 
-// Why the second of two usable ones is not used.
+// Why the second of two usable addresses is not used.
 std::string ranked_below(const VerbsCandidate& best, const VerbsCandidate& other,
                          const VerbsOptions& options) {
   if (kind_of(other) < kind_of(best)) return "it is RoCE v1, which is not routed";
@@ -141,7 +141,7 @@ void choose(std::vector<VerbsCandidate>& found, const VerbsOptions& options) {
   std::erase_if(found, [](const VerbsCandidate& candidate) { return candidate.info.chosen; });
   for (VerbsCandidate& other : found) {
     if (!other.info.refused.empty()) continue;
-    // Addresses of a chosen port are compared with the one that is used of it.
+    // Other addresses of a chosen port are compared with the one in use.
     const auto own = std::find_if(chosen.begin(), chosen.end(), [&](const VerbsCandidate& port) {
       return same_port(port.info, other.info);
     });

@@ -1,9 +1,9 @@
-// Which of a machine's RDMA ports a rank uses, and why not the others.
+// Chooses which of a machine's RDMA ports a rank uses, with reasons against the others.
 //
-// Two subnets need not reach each other, so all ranks take ports of the same one, whatever lies
-// near them: the subnet of the best address (kind, scope, speed), of equals that of the first
-// device by name. In it a rank takes the ports nearest to its NUMA nodes; ranks with the same
-// choice take turns. Of several rails each goes to another subnet, as far as there are any of the
+// Different subnets need not reach each other, so all ranks take ports of the same subnet, wherever
+// their devices are: the subnet of the best address (kind, scope, speed), or among equals that of
+// the first device by name. In it a rank takes the ports nearest to its NUMA nodes; ranks with the
+// same choice take turns. Several rails use different subnets, as far as there are any with the
 // same speed.
 #pragma once
 
@@ -19,12 +19,12 @@ struct VerbsCandidate {
   VerbsDeviceInfo info;
   VerbsGid gid{};
   VerbsPkey pkey{};
-  int scope = 0;       // how far the address reaches; 0: this link only
+  int scope = 0;       // how far the address reaches; 0: only this link
   std::string subnet;  // empty: unknown, and so a subnet of its own
 };
 
-// Puts the best first, the chosen ones in the order of rails; says of all which are chosen, why the
-// others are not, and whose turn they are. Those that have a reason already are not chosen.
+// Puts the best first, the chosen ones in the order of rails, and sets which are chosen, why others
+// are not, and whose turn they are. Candidates that already have a reason are not chosen.
 void choose(std::vector<VerbsCandidate>& found, const VerbsOptions& options);
 
 }  // namespace pgasdl

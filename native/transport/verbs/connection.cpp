@@ -13,9 +13,8 @@
 namespace pgasdl {
 namespace {
 
-// The most bytes of one request where the kernel is the adapter: soft-RoCE sends a request again
-// from the packet that was lost, but counts its attempts by request, so that long ones run out of
-// them.
+// The most bytes of one request if the kernel acts as the adapter: soft-RoCE repeats a request from
+// the lost packet on, but counts its attempts by request, so long requests use them up.
 constexpr std::uint32_t kSoftwareBytes = 32 << 10;
 
 // Errors of a request that another connection would not carry out either.
@@ -30,8 +29,8 @@ std::uint32_t random_packet_number() {
   return number & 0xffffff;
 }
 
-// A queue pair, whose requests take this many bytes from the processor, which saves the adapter a
-// read. More than is asked for would make every request longer.
+// A queue pair whose requests take this many bytes inline from the processor, which saves the
+// adapter a read. More bytes than the options ask for would make every request longer.
 struct Pair {
   VerbsPtr<ibv_qp> pair;
   std::uint32_t inline_bytes;
@@ -48,7 +47,7 @@ Pair make_pair(const VerbsDevice& device, ibv_cq* completions, std::uint32_t dep
     wanted.cap = {depth, VerbsFlags::kReceives, 1, 1, made.inline_bytes};
     made.pair.reset(verbs_library().create_qp(device.domain(), &wanted));
     if (made.pair != nullptr || made.inline_bytes == kLeast) break;
-    // No attribute tells how much a device takes inline, and how errors tell of it differs.
+    // No attribute shows how much a device takes inline, and errors about it differ.
     made.inline_bytes = std::max(made.inline_bytes / 2, kLeast);
   }
   if (made.pair != nullptr && wanted.cap.max_inline_data < kLeast) {
@@ -171,8 +170,8 @@ bool VerbsConnection::close() {
                    static_cast<std::uint32_t>(
                        failed == kNone ? retired_.load(std::memory_order_relaxed) : failed),
                std::memory_order_relaxed);
-  // Its entries left in the completion queue have the old generation, and must not stay: room there
-  // is counted.
+  // Completion entries of the old queue pair have the old generation. They are taken now, since
+  // room in the completion queue is limited.
   generation_.fetch_add(1, std::memory_order_release);
   queue_.poll_locked();
   const std::uint64_t lost = signalled_ - settled_;
@@ -192,7 +191,7 @@ bool VerbsConnection::close() {
   return lost != 0 || never_sent != 0;
 }
 
-// The requests before the first that failed are done.
+// Requests before the first failed one are done.
 VerbsFate VerbsConnection::fate(VerbsPosted& request) {
   if (request.held) {
     const std::lock_guard lock(mutex_);
@@ -205,7 +204,8 @@ VerbsFate VerbsConnection::fate(VerbsPosted& request) {
   }
   const auto posted = static_cast<std::uint32_t>(request.mark);
   const auto generation = static_cast<std::uint32_t>(request.mark >> kMarkShift);
-  // In this order: what failed is noted before it is retired, and forgotten after the generation.
+  // The order matters: a failure is noted before its request retires, and forgotten after the
+  // generation changes.
   const std::uint32_t retired = retired_.load(std::memory_order_acquire);
   const std::uint64_t failed = failed_.load(std::memory_order_acquire);
   if (generation != generation_.load(std::memory_order_acquire)) {
@@ -238,9 +238,9 @@ void VerbsConnection::part() {
             false);
 }
 
-// A queue pair that is in error gives each request and each receive back; once all are here,
-// whatever had come before is, too. So is it once the queue pair is no more: what it left in the
-// completion queue is taken before it is counted.
+// A queue pair in error returns each request and each receive; once all are here, everything that
+// arrived before is here, too. The same holds once the queue pair is destroyed: what it left in the
+// completion queue is taken before the count.
 bool VerbsConnection::parted(bool at_once, std::uint32_t& taken) {
   const std::scoped_lock lock(mutex_, queue_.polling());
   const auto poll = [&] {
@@ -325,7 +325,7 @@ void VerbsConnection::completed(const ibv_wc& completion) {
       note.flag->store(note.value, std::memory_order_release);
       if (note.wake_word != nullptr) note.wake_word->wake();
     }
-  } else {  // those after the first are only flushed
+  } else {  // later ones are only flushed
     if (failed_.load(std::memory_order_relaxed) == kNone) {
       failed_.store(number, std::memory_order_relaxed);
     }

@@ -1,9 +1,9 @@
 // A reliable connection: the queue pair that carries one queue's operations to one peer.
 //
-// Posting is under the connection's own lock. A request is numbered by `posted_`; what has to be
-// done when it completes is noted in a ring, and whoever polls the completion queue does it. The
-// last request of every chain is signalled, so that room for new ones always comes back, and there
-// are as many completion entries as requests and receives, since a broken queue pair reports each.
+// Posting is under the connection's own lock. A request is numbered by `posted_`; a ring holds
+// notes of what to do at completion, which the thread that polls the completion queue does. The
+// last request of every chain is signalled, so room for new ones always comes back. There are as
+// many completion entries as requests and receives, since a broken queue pair reports each.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace pgasdl {
 
 class VerbsQueue;
 
-// A queue pair as the other side has to know it.
+// A queue pair as the other side needs it.
 struct VerbsEnd {
   std::uint32_t number = 0;  // 0: there is none
   std::uint32_t first_packet = 0;
@@ -43,17 +43,17 @@ class VerbsConnection {
   std::uint32_t inline_bytes() const { return inline_bytes_; }
 
   // --- set-up, by one thread at a time (the manager's lock)
-  void open();  // a queue pair that is not connected yet
-  // It has a queue pair, whether or not the peer is known to have joined it.
+  void open();  // makes a queue pair that is not connected yet
+  // It has a queue pair, whether or not the peer has joined it.
   bool holds_pair() const { return holds_pair_.load(std::memory_order_relaxed); }
   const VerbsEnd& here() const { return here_; }
   const VerbsEnd& there() const { return there_; }
   void join(const VerbsPath& path, const VerbsEnd& there);  // both ends are known
-  void admit();                                             // the peer has joined too
-  // Gives the queue pair up, with what was under way. True if something was.
+  void admit();                                             // the peer has joined, too
+  // Destroys the queue pair and drops its requests. True if any were under way.
   bool close();
-  // Until close() every post throws this. `lost`: with requests under way, so that complete() has
-  // to throw it too.
+  // Makes every post throw this until close(). `lost`: requests are under way, so complete() has to
+  // throw it, too.
   void break_off(const Error& error, bool lost);
 
   // --- data path
@@ -63,20 +63,20 @@ class VerbsConnection {
   Posted write(std::span<const Transfer> transfers, const RemoteFlag* flag);
   Posted read(std::span<const Transfer> transfers, const LocalFlag* flag, WakeWord* wake_word);
   Posted atomic(const Atomic& atomic, const VerbsRemoteKeys& remote);
-  // Sends the flags that waited for completions which are in by now, unless another thread posts.
+  // Sends held flags whose completions have arrived, unless another thread posts.
   void release();
 
   // --- as one of several rails
   VerbsFate fate(VerbsPosted& posted);
   std::optional<VerbsBreak> what_broke();
-  // Reads a word of the peer, behind all that was posted.
+  // Reads a word of the peer, after all that was posted.
   Posted fence();
-  // Nothing leaves or comes any more. Flags that had come are taken from then on, until parted(),
-  // which says how many they were; `at_once`: not awaited any longer.
+  // Stops all traffic. From then on flags that have arrived are taken, until parted(), which
+  // returns their number; `at_once`: does not wait for more.
   void part();
   bool parted(bool at_once, std::uint32_t& taken);
 
-  // --- by whoever polls (the queue's polling lock)
+  // --- called by the thread that polls (the queue's polling lock)
   static Rank peer_of(const ibv_wc& completion) {
     return static_cast<Rank>((completion.wr_id & ~kReceive) >> kPeerShift);
   }
@@ -93,9 +93,9 @@ class VerbsConnection {
  private:
   enum class State : std::uint8_t { kApart, kReady, kBroken };
   enum class Operation : std::uint8_t { kWrite, kNotify, kRead, kAtomic, kBook };
-  // A note of a request, and of what follows when it completes.
+  // A note of a request, and of what to do when it completes.
   struct Note {
-    std::uint64_t offset;  // at the peer; of a flag its number
+    std::uint64_t offset;  // at the peer; for a flag, its number
     std::uint32_t bytes;
     Operation operation;
     bool signalled;
@@ -104,7 +104,7 @@ class VerbsConnection {
     WakeWord* wake_word;
     std::uint64_t* old;  // to get an atomic's result
   };
-  // A flag at the peer. Its segment may be dropped here while it waits.
+  // A flag at the peer. The program may drop its segment here while it waits.
   struct Flag {
     VerbsRemoteKeys at;
     std::uint32_t notification;
@@ -114,10 +114,10 @@ class VerbsConnection {
   };
   struct HeldFlag {
     Flag flag;
-    std::optional<std::uint32_t> immediate;  // it has been chosen, and its slot defined
+    std::optional<std::uint32_t> immediate;  // chosen already, and its slot defined
   };
   class Chain;
-  // A completion brings back: number of the request, of the queue pair, and the peer.
+  // A completion returns the request's number, the queue pair's number and the peer.
   static constexpr int kPeerShift = 40;
   static constexpr int kGenerationShift = 32;
   static constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;  // not a request
@@ -133,23 +133,23 @@ class VerbsConnection {
     return depth_ -
            (posted_.load(std::memory_order_relaxed) - retired_.load(std::memory_order_acquire));
   }
-  // Whether so many requests may be posted now, which leaves room for held flags; throws if the
+  // Whether so many requests may be posted now, with room left for held flags; throws if the
   // connection is broken.
   bool admits(std::uint64_t requests);
-  // How many it takes to carry them.
+  // The number of requests that carry the transfers.
   std::uint64_t requests_for(std::span<const Transfer> transfers) const;
   void add(Chain& chain, Operation operation, const Transfer& transfer);
   void add(Chain& chain, const Flag& flag, std::uint32_t bytes);
   void define(Chain& chain, const VerbsFlags::Choice& choice);
-  // As chosen; an immediate goes with the last write of the chain, if there is one.
+  // As chosen; an immediate travels with the last write of the chain, if there is one.
   void raise(Chain& chain, const Flag& flag, const VerbsFlags::Choice& choice);
   VerbsFlags::Choice choose(const Flag& flag, bool with_data);
   void hold(const HeldFlag& flag);
   bool send(HeldFlag& held);  // false: later
   std::size_t drop_held();
-  void ask(Chain& chain);  // how many immediates the peer has taken
+  void ask(Chain& chain);  // reads how many immediates the peer has taken
   void arrived(const ibv_wc& completion);
-  // Holds more receives ready for the peer's immediates, half of all.
+  // Posts more receives for the peer's immediates, half of all.
   void offer();
   Error fault_of(const ibv_wc& completion, const Note& note) const;
   [[noreturn]] void throw_fault();
@@ -157,7 +157,7 @@ class VerbsConnection {
   VerbsFlags::Shared& shared() const {
     return *reinterpret_cast<VerbsFlags::Shared*>(buffer_->data());
   }
-  // Where the results of atomics arrive.
+  // The memory in which results of atomics arrive.
   std::byte* results() const { return buffer_->data() + sizeof(VerbsFlags::Shared); }
 
   const VerbsDevice& device_;
@@ -166,7 +166,7 @@ class VerbsConnection {
   ibv_cq* const completions_;
   const Rank peer_;
   const std::uint32_t depth_;
-  std::uint32_t mask_;        // of the ring, at least as long as the queue pair is deep
+  std::uint32_t mask_;        // of the ring, which has at least the queue pair's depth
   const std::uint64_t most_;  // bytes of one request
   VerbsPtr<ibv_qp> pair_;
   std::atomic<bool> holds_pair_{false};
@@ -174,35 +174,35 @@ class VerbsConnection {
   VerbsEnd here_;
   VerbsEnd there_;
   std::atomic<State> state_{State::kApart};
-  std::atomic<std::uint32_t> generation_{0};  // how many queue pairs there were before
+  std::atomic<std::uint32_t> generation_{0};  // counts earlier queue pairs
 
-  std::mutex mutex_;  // posting
+  std::mutex mutex_;  // guards posting
   std::atomic<std::uint32_t> posted_{0};
-  std::uint64_t signalled_ = 0;  // ever
+  std::uint64_t signalled_ = 0;  // in total
   std::vector<ibv_send_wr> requests_;
   std::vector<ibv_sge> pieces_;
   std::vector<Note> notes_;
-  std::optional<VerbsBuffer> buffer_;  // what is shared with the peer, and results()
+  std::optional<VerbsBuffer> buffer_;  // shared with the peer; then results()
   VerbsFlags flags_;
   bool completion_first_ = false;
   HeldFlags<HeldFlag> held_;
   std::uint32_t n_flags_sent_ = 0;
-  std::uint32_t asked_ = 0;  // the request that last did
+  std::uint32_t asked_ = 0;  // the last request that asked
 
   std::atomic<std::uint32_t> retired_{0};
-  std::uint64_t settled_ = 0;  // signalled ones that completed, ever
+  std::uint64_t settled_ = 0;  // signalled requests that completed, in total
 
   std::mutex fault_mutex_;
   std::optional<VerbsFault> fault_;
   static constexpr std::uint64_t kNone = UINT64_MAX;
-  std::atomic<std::uint64_t> failed_{kNone};  // the first request that did
+  std::atomic<std::uint64_t> failed_{kNone};  // the first request that failed
   static constexpr int kMarkShift = 32;
-  // The queue pair before this one: its generation, and the first request that was not done.
+  // The previous queue pair: its generation, and its first request that was not done.
   std::atomic<std::uint64_t> ended_{0};
-  bool by_request_ = false;           // what broke it
+  bool by_request_ = false;           // whether a request broke it
   std::atomic<bool> parting_{false};  // part() was called
   std::uint32_t offered_ = 0;         // receives
-  std::uint32_t flushed_ = 0;         // of these, without a message
+  std::uint32_t flushed_ = 0;         // receives that were flushed without a message
 };
 
 }  // namespace pgasdl

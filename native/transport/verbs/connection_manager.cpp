@@ -13,19 +13,18 @@ namespace {
 constexpr auto kFirstRepetition = std::chrono::milliseconds(20);
 constexpr auto kLongestInterval = std::chrono::milliseconds(500);
 constexpr int kLeastRepetitions = 4;
-// Making an end takes up to milliseconds, many ranks may ask at once, and the thread that answers
-// has heartbeats to send.
+// Making an end may take milliseconds, many ranks may ask at once, and the same thread sends
+// heartbeats.
 constexpr auto kLongestService = std::chrono::milliseconds(10);
 
-// A queue pair of another job does not get so far as to look at the tag. It travels in every
-// packet.
+// Travels in every packet, so that a queue pair of another job drops it before any tag is read.
 std::uint32_t datagram_key(const std::string& token) {
-  return siphash(token, "queue key") & 0x7fffffff;  // the highest bit would mean something else
+  return siphash(token, "queue key") & 0x7fffffff;  // the highest bit has another meaning
 }
 
 template <typename Datagram>
 std::uint64_t tag_of(Datagram datagram, const std::string& token) {
-  static_assert(std::has_unique_object_representations_v<Datagram>);  // all its bytes are meant
+  static_assert(std::has_unique_object_representations_v<Datagram>);  // no padding: all bytes count
   datagram.tag = 0;
   return siphash(token, {reinterpret_cast<const char*>(&datagram), sizeof datagram});
 }
@@ -89,7 +88,7 @@ void VerbsConnectionManager::announce(VerbsConnection& connection, bool answer) 
 
 void VerbsConnectionManager::want(QueueId queue, Rank peer) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;  // whoever posts asks again
+  if (!lock.owns_lock()) return;  // the caller asks again
   if (!peer_at(peer).known) {
     throw Error(ErrorKind::kSystem, text("rank ", peer, " was never announced to this transport"));
   }
@@ -138,7 +137,7 @@ void VerbsConnectionManager::repeat() {
     try {
       repeat(wanted, now);
     } catch (const Error& error) {
-      // A call that fails here may work a little later, when there is memory again.
+      // A call that fails may work later, when there is memory again.
       if (error.kind() == ErrorKind::kPeerLost || patience_over(wanted, now)) {
         connection.break_off(error, false);
       } else {
@@ -157,7 +156,7 @@ bool VerbsConnectionManager::patience_over(const Wanted& wanted, Clock::time_poi
 
 void VerbsConnectionManager::repeat(Wanted& wanted, Clock::time_point now) {
   VerbsConnection& connection = *wanted.connection;
-  // Counted too: a process that was stopped for a while has to ask again before it gives up.
+  // Repetitions count, too: a process that was stopped for a while asks again before it gives up.
   if (patience_over(wanted, now) && wanted.repetitions >= kLeastRepetitions) {
     const Rank peer = connection.peer();
     throw Error(ErrorKind::kPeerLost,
@@ -182,7 +181,7 @@ bool VerbsConnectionManager::take_datagrams() {
       if (bytes == sizeof(News)) handle(from_bytes<News>(datagram.data()));
       if (bytes == sizeof(Farewell)) handle(from_bytes<Farewell>(datagram.data()));
     } catch (const Error&) {
-      // The asking rank repeats itself, and in the end learns that nobody answered.
+      // The asking rank repeats itself, and learns in the end that no answer comes.
     }
     if (Clock::now() > until) return false;
   }
@@ -206,7 +205,7 @@ void VerbsConnectionManager::handle(const Message& message) {
   if (message.count > peer.count) give_up_all(message.from, message.count);
   if (peer.count == kLeft) return;
   if (message.count < peer.count) {
-    // It does not know yet that its end is of no use any more.
+    // The sender does not know yet that its end is useless.
     Message news{};
     news.to = message.from;
     news.queue = message.queue;
@@ -216,7 +215,7 @@ void VerbsConnectionManager::handle(const Message& message) {
   if (message.end.number == 0 || peer.parted) return;
   VerbsConnection& connection = queues_[message.queue]->make(message.from);
   if (connection.broken()) return;
-  // Fails where memory is short: whoever asked asks again.
+  // Fails if memory is short: the sender asks again.
   if (connection.here().number == 0) connection.open();
   try {
     answer(message, connection);
@@ -229,7 +228,7 @@ void VerbsConnectionManager::answer(const Message& message, VerbsConnection& con
   if (connection.there().number == 0) {
     connection.join(peer_at(message.from).path, message.end);
   } else if (connection.there().number != message.end.number) {
-    return;  // late, of an end that was given up
+    return;  // late, from an end that was dropped
   }
   const bool joined = message.joined == connection.here().number;
   if (joined) connection.admit();
@@ -325,7 +324,7 @@ void VerbsConnectionManager::leave() {
       datagrams_.drain();
     }
   } catch (const Error&) {
-    // They will notice.
+    // The peers notice by time-outs.
   }
 }
 

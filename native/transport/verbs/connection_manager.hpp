@@ -1,17 +1,17 @@
-// How connections come about. Whoever needs one asks by a datagram that names its own end; the
-// peer's service thread makes the other end and answers with it. An end may be used once the peer
-// is known to have joined it too, since what arrives earlier is dropped and costs a time-out.
+// Makes connections. A rank that needs one asks by a datagram that names its own end; the peer's
+// service thread makes the other end and answers with it. An end may be used once the peer is known
+// to have joined it, too, since earlier packets are dropped and cost a time-out.
 //
-// Datagrams may be lost, doubled and late: each says all there is to know, receiving one twice does
-// nothing, and who wants something repeats itself. Two that ask each other at the same moment mean
-// the same two ends. Every rank counts how often it gave up its connections with a peer
-// (reconnect()); the higher count wins, and the other side gives up its own. One that ends says so
-// by the highest count there is, so that peers need not find out by time-outs.
+// Datagrams may be lost, doubled and late: each is complete in itself, receiving one twice does
+// nothing, and a rank that wants something repeats itself. If two ranks ask each other at the same
+// moment, they mean the same two ends. Every rank counts how often it dropped its connections with
+// a peer (reconnect()); the higher count wins, and the other side drops its own. A rank that ends
+// announces the highest count there is, so peers need no time-outs to notice.
 //
-// The token of the job does not travel. A datagram has a tag over all that it says, which takes the
-// token to make: a stranger who sees datagrams can make no other. He can send one again that he has
-// seen: to its receiver it is one that came late. It can pass for a sign of life, but changes
-// nothing, since all that it says, it says of one count, and counts only rise. Other contexts and
+// The token of the job does not travel. A datagram has a tag over its whole content, which only the
+// token can make: a stranger who sees datagrams cannot make new ones. A stranger can repeat a
+// datagram, which its receiver takes for a late one: it may pass for a sign of life but changes
+// nothing, since all its content refers to one count, and counts only rise. Other contexts and
 // other rails have other tokens.
 #pragma once
 
@@ -25,9 +25,9 @@ namespace pgasdl {
 
 class VerbsConnectionManager {
  public:
-  // `token`: 16 bytes that only ranks of this job know, of which no other manager between them has
-  // the same. `timeout_s`: after which one of whom nothing is heard is lost; where many connect at
-  // once, an answer may take longer.
+  // `token`: 16 bytes that only ranks of this job know, and that differ for each manager of a rank.
+  // `timeout_s`: a peer that is silent for so long is lost; where many connect at once, an answer
+  // may take longer.
   VerbsConnectionManager(const VerbsDevice& device, const std::string& token, Rank rank, Rank size,
                          const std::vector<std::unique_ptr<VerbsQueue>>& queues, double timeout_s);
 
@@ -35,24 +35,24 @@ class VerbsConnectionManager {
   void connect(Rank peer, const std::string& endpoint);
   int descriptor() const { return datagrams_.descriptor(); }
 
-  // Somebody wants to post on `queue` to `peer`: sees to it that a connection comes about.
+  // Makes sure that a connection for posts on `queue` to `peer` comes about.
   void want(QueueId queue, Rank peer);
   // Connections are wanted and not there yet: call progress().
   bool busy() const { return n_wanted_.load(std::memory_order_relaxed) != 0; }
-  // Neither throws: what goes wrong with one connection is the fault of that one.
+  // Neither throws: an error of one connection becomes that connection's fault.
   void progress();
   bool service();  // the descriptor was readable; true: call it again soon
   void reconnect(Rank peer);
-  // As of Transport.
+  // As in Transport.
   void send_farewell(Rank peer, std::uint64_t word);
   std::uint64_t farewell(Rank peer);
-  // Takes leave of everybody; the last call.
+  // Takes leave of every peer; the last call.
   void leave();
 
   // --- as one of several rails
-  // No connection with `peer` carries anything any more, and none is made, until reconnect().
+  // Ends all traffic of connections with `peer`, and makes none, until reconnect().
   void part(Rank peer);
-  std::uint32_t round(Rank peer);  // how often connections with it were given up
+  std::uint32_t round(Rank peer);  // how often connections with it were dropped
   std::uint64_t renewals() const { return n_renewals_.load(std::memory_order_acquire); }
   void announce(Rank peer, const VerbsRailNews& news);
   void hear(VerbsTransport::HearNews hear);
@@ -66,9 +66,9 @@ class VerbsConnectionManager {
     Rank to;
     QueueId queue;
     std::uint32_t count;   // of reconnects, as the sender knows it
-    VerbsEnd end;          // the sender's; number 0: it has none, and only tells the count
-    std::uint32_t joined;  // number of the receiver's end if the sender's has joined it, else 0
-    std::uint32_t answer;  // 1: please do
+    VerbsEnd end;          // the sender's; number 0: it has none, and only reports the count
+    std::uint32_t joined;  // the receiver's end if the sender's end has joined it, else 0
+    std::uint32_t answer;  // 1: the sender wants one
   };
   struct News {
     std::uint64_t magic;
@@ -85,7 +85,7 @@ class VerbsConnectionManager {
     Rank to;
     std::uint64_t word;
   };
-  // Datagrams are told apart by their lengths.
+  // Lengths tell the kinds of datagrams apart.
   static_assert(sizeof(Message) != sizeof(News) && sizeof(News) != sizeof(Farewell) &&
                 sizeof(Farewell) != sizeof(Message));
   struct Peer {
@@ -96,7 +96,7 @@ class VerbsConnectionManager {
     VerbsPtr<ibv_ah> address;
     std::uint32_t count = 0;
     std::uint64_t farewell = 0;
-    Clock::time_point heard;  // any datagram, last
+    Clock::time_point heard;  // the last datagram of any kind
   };
   struct Wanted {
     VerbsConnection* connection;
@@ -111,7 +111,7 @@ class VerbsConnectionManager {
   void handle(const Message& message);
   void handle(const News& news);
   void handle(const Farewell& farewell);
-  // True if it is of a rank of this job; then it has been heard.
+  // True if a rank of this job sent it; then that rank has been heard.
   template <typename Datagram>
   bool is_ours(const Datagram& datagram);
   void answer(const Message& message, VerbsConnection& connection);
@@ -128,7 +128,7 @@ class VerbsConnectionManager {
   const Rank rank_;
   const std::vector<std::unique_ptr<VerbsQueue>>& queues_;
   const double timeout_s_;
-  std::timed_mutex mutex_;  // of all that follows
+  std::timed_mutex mutex_;  // guards the members below
   VerbsDatagramChannel datagrams_;
   std::vector<Peer> peers_;
   std::vector<Wanted> wanted_;

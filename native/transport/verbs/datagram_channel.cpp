@@ -8,10 +8,10 @@
 namespace pgasdl {
 namespace {
 
-// A rank may be asked by many at once; what finds no room is repeated by its sender.
+// Many ranks may ask at once; the sender repeats a datagram that finds no room.
 constexpr std::uint32_t kReceives = 256;
 constexpr std::uint32_t kSends = 32;
-constexpr std::size_t kHeaderBytes = sizeof(ibv_grh);  // in front of every datagram that arrives
+constexpr std::size_t kHeaderBytes = sizeof(ibv_grh);  // precedes every received datagram
 constexpr std::size_t kSlotBytes = 256;
 static_assert(kHeaderBytes + VerbsDatagramChannel::kMostBytes <= kSlotBytes);
 

@@ -1,5 +1,5 @@
-// Datagrams between ranks, by which connections are agreed on: one small UD queue pair, whose
-// arrivals make a descriptor readable.
+// Datagrams by which ranks agree on connections: one small UD queue pair, whose arrivals make a
+// descriptor readable.
 #pragma once
 
 #include <cstring>
@@ -9,8 +9,8 @@
 
 namespace pgasdl {
 
-// By one thread at a time. Once it is made nothing throws: a datagram that cannot be sent or taken
-// is one that was lost.
+// Used by one thread at a time. After the constructor nothing throws: a datagram that cannot be
+// sent or received counts as lost.
 class VerbsDatagramChannel {
  public:
   static constexpr std::size_t kMostBytes = 128;
@@ -19,17 +19,17 @@ class VerbsDatagramChannel {
 
   std::uint32_t number() const { return pair_->qp_num; }
   int descriptor() const { return channel_->fd; }
-  // Makes the descriptor unreadable until more arrives. Before receive().
+  // Makes the descriptor unreadable until more arrives. To be called before receive().
   void rearm();
-  // The bytes of the next datagram, which are there from then on; 0: there is none.
+  // Copies the next datagram and returns its bytes; 0: there is none.
   std::size_t receive(std::span<std::byte, kMostBytes> datagram);
-  // May be lost on the way, and is if too many are.
+  // The datagram may be lost on the way, and is dropped if too many are being sent.
   template <typename Message>
   void send(ibv_ah* to, std::uint32_t number, const Message& message) {
     static_assert(sizeof message <= kMostBytes);
     send(to, number, &message, sizeof message);
   }
-  // Until all has left, or a moment has passed.
+  // Waits until all have left, or for a moment.
   void drain();
 
  private:
@@ -41,7 +41,7 @@ class VerbsDatagramChannel {
   VerbsPtr<ibv_comp_channel> channel_;
   VerbsPtr<ibv_cq> arrivals_;
   VerbsPtr<ibv_cq> departures_;
-  VerbsBuffer buffer_;  // slots to receive into, then to send from
+  VerbsBuffer buffer_;  // slots to receive into, then slots to send from
   VerbsPtr<ibv_qp> pair_;
   std::uint32_t next_to_send_ = 0;
   std::uint32_t n_sending_ = 0;

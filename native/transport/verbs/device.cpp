@@ -93,7 +93,7 @@ std::string hexadecimal(int number) {
   return words;
 }
 
-// The ports that were asked for, the way they are written.
+// The requested ports, as the setting spells them.
 std::string words(const VerbsOptions& options) {
   std::string list = options.excluded ? "^" : "";
   for (const VerbsPort& one : options.ports) {
@@ -145,13 +145,13 @@ std::string no_pkey(std::span<const std::uint16_t> table, int wanted) {
               all.empty() ? "none" : all);
 }
 
-// 0: only this link. Addresses of IPv4 come first.
+// 0: only this link. IPv4 addresses rank first.
 int scope_of(const VerbsGid& entry) {
   if (entry.link != VerbsLink::kInfiniBand && is_link_local(entry.gid)) return 0;
   return is_ipv4(entry.gid) ? 2 : 1;
 }
 
-// The address and the mask of an interface of the IP, in a GID's form; nothing for other families.
+// The address and mask of an IP interface as a GID; nothing for other families.
 std::optional<ibv_gid> in_gid(const sockaddr* address, std::uint8_t rest) {
   ibv_gid gid{};
   if (address != nullptr && address->sa_family == AF_INET) {
@@ -183,8 +183,8 @@ std::string network_of(const ibv_gid& gid) {
   return network;
 }
 
-// Ports of one subnet reach each other. Fabrics of InfiniBand may all have the prefix of the
-// factory, but each has a subnet manager of its own.
+// Ports of one subnet reach each other. InfiniBand fabrics may share the factory's prefix, but each
+// has its own subnet manager.
 std::string subnet_of(const VerbsGid& entry, const ibv_port_attr& link) {
   if (entry.link == VerbsLink::kInfiniBand) {
     return text("InfiniBand ", be64toh(entry.gid.global.subnet_prefix), " ", link.sm_lid);
@@ -208,7 +208,7 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
   candidate.info.path_mtu = options.mtu != 0 ? options.mtu : candidate.info.mtu;
   candidate.info.ack_timeout = options.acknowledgement_timeout();
   candidate.info.keeps_order = keeps_order(device->transport_type, options.order);
-  // A table is long on InfiniBand, and only its first entry of interest to most.
+  // A table on InfiniBand is long, and mostly only its first entry matters.
   const std::vector<std::uint16_t> pkeys =
       pkey_table(context, port, options.pkey == 0 ? 1 : link.pkey_tbl_len);
   const std::optional<VerbsPkey> pkey = find_pkey(pkeys, options.pkey);
@@ -232,7 +232,8 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
   }
 }
 
-// Why it cannot be opened: libibverbs goes on looking, and ends with an error of something else.
+// Why the device cannot be opened: libibverbs tries further devices, and ends with an unrelated
+// error.
 std::string opening_error(const ibv_device* device, int error) {
   const std::string node = text("/dev/infiniband/", device->dev_name);
   if (access(node.c_str(), R_OK | W_OK) != 0) error = errno;
@@ -324,14 +325,14 @@ std::optional<VerbsPkey> find_pkey(std::span<const std::uint16_t> table, int wan
   return found;
 }
 
-// A peer that stands still for less than `timeout_s`, or than a minute, is not lost: a request and
-// its repetitions last at least as long. A packet that was lost on the way waits for a repetition,
-// too: for half a second by default.
+// A peer that stalls for less than `timeout_s`, up to a minute, is not lost: a request and its
+// repetitions last at least that long. A lost packet waits for a repetition, too, by default for
+// half a second.
 int VerbsOptions::acknowledgement_timeout() const {
   constexpr double kUnit = 4.096e-6;
   constexpr int kMostExponent = 21;  // 8.6 s
   if (ack_timeout != 0) return ack_timeout;
-  // One of several rails has to be found to have failed before its peer is taken for dead.
+  // The failure of one of several rails must be found before its peer is taken for dead.
   const double patience_s = rails > 1 ? timeout_s / 3 : timeout_s;
   int exponent = 8;
   while (exponent < kMostExponent && (retry_count + 1) * kUnit * (1u << exponent) < patience_s) {
@@ -341,7 +342,7 @@ int VerbsOptions::acknowledgement_timeout() const {
 }
 
 double gigabits_of(std::uint8_t width, std::uint8_t speed) {
-  // Each code is one bit. Those of widths are not in their order: 2X came last.
+  // Each code is one bit. The widths are not in order: 2X was added last.
   constexpr std::array<double, 5> kLanes{1, 4, 8, 12, 2};
   constexpr std::array<double, 8> kPerLane{2.5, 5, 10, 10.3125, 14.0625, 25.78125, 50, 100};
   const auto lanes = static_cast<std::size_t>(std::countr_zero(width));
@@ -378,7 +379,7 @@ VerbsDevice::VerbsDevice(const VerbsOptions& options) : options_(options) {
   port_ = static_cast<std::uint8_t>(best.info.port);
   pkey_ = best.pkey;
   keeps_order_ = best.info.keeps_order;
-  // Peers in other subnets may be reached better by another address of the same port.
+  // Peers in other subnets may be easier to reach by another address of the same port.
   for (const VerbsCandidate& other : found) {
     const bool as_far = other.scope > 0 || best.scope == 0;
     if (other.info.device == name_ && other.info.port == port_ && as_far &&

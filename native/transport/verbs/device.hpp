@@ -1,4 +1,4 @@
-// Which device, port and address, and why: enumeration, ranking, and the one that was opened.
+// The device, port and address that a rank uses: enumeration, ranking, and the opened device.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ struct VerbsPkey {
 
 class VerbsDevice {
  public:
-  // Opens what is best of what `options` allow; throws kUnavailable with the reasons.
+  // Opens the best device that `options` allow; throws kUnavailable with the reasons against all.
   explicit VerbsDevice(const VerbsOptions& options);
 
   ibv_context* context() const { return context_.get(); }
@@ -39,17 +39,17 @@ class VerbsDevice {
   std::uint8_t port() const { return port_; }
   const ibv_device_attr& limits() const { return limits_; }
   const ibv_port_attr& link() const { return link_; }
-  // Those of the port and of one kind, the best first.
+  // The port's addresses of one kind, best first.
   const std::vector<VerbsGid>& gids() const { return gids_; }
   const VerbsPkey& pkey() const { return pkey_; }
-  // The largest packet that a connection may have.
+  // The largest packet that a connection may use.
   ibv_mtu mtu() const;
   const VerbsOptions& options() const { return options_; }
-  // The kernel is the adapter.
+  // The kernel acts as the adapter.
   bool software() const { return limits_.vendor_id == kSoftRoce; }
-  // A flag may follow data that have not completed; PGASDL_VERBS_ORDER may say otherwise.
+  // A flag may follow data that have not completed; PGASDL_VERBS_ORDER overrides it.
   bool keeps_order() const { return keeps_order_; }
-  // It carries packets, as far as the adapter knows now.
+  // The port carries packets, as far as the adapter knows.
   bool port_is_up() const;
   bool atomics() const { return limits_.atomic_cap != IBV_ATOMIC_NONE; }
 
@@ -72,15 +72,15 @@ std::string_view name(VerbsLink link);
 int bytes_of(ibv_mtu mtu);
 // Whether `options` allow a port, or a device at all (port 0).
 bool allows(const VerbsOptions& options, std::string_view device, int port);
-// Whether a device promises the order of a connection's writes, unless `order` says it.
-// InfiniBand's rule for reliable connections does, and RoCE has taken it over. Devices with a
-// transport of their own (EFA's is "unspecified") promise nothing of the kind.
+// Whether a device promises the order of a connection's writes, unless `order` decides it.
+// InfiniBand's rule for reliable connections promises it, and RoCE has adopted that rule. Devices
+// with their own transport (EFA's is "unspecified") promise no such order.
 bool keeps_order(ibv_transport_type transport, VerbsOrder order);
-// The table's entry of the partition `wanted` (0: its first), as a full member before a limited
-// one.
+// The table's entry for the partition `wanted` (0: its first entry); prefers full membership to
+// limited.
 std::optional<VerbsPkey> find_pkey(std::span<const std::uint16_t> table, int wanted);
-// The speed of a link in each direction, by the port's codes of width and speed; 0 for codes
-// without meaning.
+// The speed of a link in each direction, from the port's codes of width and speed; 0 for unknown
+// codes.
 double gigabits_of(std::uint8_t width, std::uint8_t speed);
 
 }  // namespace pgasdl

@@ -1,4 +1,4 @@
-// The errors that broke connections of a queue, until complete() has thrown them.
+// Errors that broke connections of a queue, until complete() throws them.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@
 
 namespace pgasdl {
 
-// An Error that is kept, to be thrown by several threads: exceptions share their words when copied,
-// with a count that no sanitizer sees.
+// An Error to be thrown by several threads: copies of an exception share their text, through a
+// count that no sanitizer sees.
 struct VerbsFault {
   explicit VerbsFault(const Error& error)
       : kind(error.kind()), words(error.what()), rank(error.rank()) {}
@@ -20,7 +20,7 @@ struct VerbsFault {
   int rank;
 };
 
-// At most one of each peer, the first.
+// Holds at most one error per peer, the first.
 class VerbsFaults {
  public:
   void add(const Error& error, Rank peer);

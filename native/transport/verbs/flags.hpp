@@ -1,21 +1,21 @@
-// Flags that come with their data: the last write of a chain carries an immediate, and whoever
-// polls at the receiver raises the flag from it. So a write_notify is one message instead of two.
-// Data reach memory without the receiver's processor, in the order of all writes.
+// Flags that travel with their data: the last write of a chain carries an immediate, from which the
+// thread that polls at the receiver raises the flag. So a write_notify is one message instead of
+// two. Data reach memory without the receiver's processor, in the order of all writes.
 //
-// An immediate has 32 bits: the number of a slot, and the highest and lowest twelve of the flag's
-// value, which are those that change (plans count above, programs below). The sender writes the
-// meaning of a slot into the receiver's memory when it first uses it. Every immediate takes one of
-// the receives that the receiver holds ready; the sender reads there from time to time how many
-// were taken. Where none is left, as with a receiver that computes for long, or where the slot
-// still means another flag, a flag is a message of its own, which needs no processor. So are flags
-// without data.
+// An immediate has 32 bits: the number of a slot, and the highest and lowest twelve bits of the
+// flag's value, which are those that change (plans count in the highest, programs in the lowest).
+// The sender writes the meaning of a slot into the receiver's memory when it first uses it. Every
+// immediate takes one of the receives that the receiver holds ready; the sender reads there from
+// time to time how many were taken. If none is left, as with a receiver that computes for long, or
+// if the slot still means another flag, the flag is a message of its own, which needs no processor.
+// So are flags without data.
 //
-// A flag that is added is always an immediate: an adapter's atomics are not atomic to the
-// processor. So is every flag where they are counted (VerbsOptions::count_flags), but for those
-// that may be stored twice. Where there is no receive or no slot for such a flag, it waits.
+// An added flag is always an immediate: an adapter's atomics are not atomic to the processor. So is
+// every flag where flags are counted (VerbsOptions::count_flags), except those that may be stored
+// twice. Without a receive or a slot, such a flag waits.
 //
-// Flags of one notification stay in order: while an immediate of it may not have been taken, the
-// next one is an immediate too, or waits.
+// Flags of one notification stay in order: while its last immediate may not have been taken, the
+// next flag is an immediate too, or waits.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ class VerbsBoards {
  public:
   std::uint32_t add(FlagWord* board, std::uint32_t notifications);
   void remove(std::uint32_t number);
-  // Raises the flag that a peer asks for; nothing if there is no such flag, or no longer.
+  // Raises the flag that a peer asks for; does nothing if there is no such flag, or no longer.
   void raise(std::uint32_t board, std::uint32_t notification, std::uint32_t value, bool add);
   void set_wake_word(WakeWord* wake_word) {
     wake_word_.store(wake_word, std::memory_order_release);
@@ -55,7 +55,7 @@ class VerbsFlags {
  public:
   explicit VerbsFlags(bool counted = false) : counted_(counted) {}
 
-  // Immediates under way at most. The receiver offers half of them anew when half were taken.
+  // The most immediates under way. The receiver posts half of them anew when half were taken.
   static constexpr std::uint32_t kReceives = 128;
   static constexpr std::uint32_t kOffer = kReceives / 2;
   static constexpr std::uint32_t kSlots = 256;
@@ -64,14 +64,14 @@ class VerbsFlags {
     std::uint32_t board;
     std::uint32_t notification;
     std::uint32_t middle;   // bits of the value
-    std::uint32_t defined;  // 0: not yet; or which of these
+    std::uint32_t defined;  // 0: not yet; or one of these
     static constexpr std::uint32_t kSets = 1;
     static constexpr std::uint32_t kAdds = 2;
   };
   // Registered memory of a connection's end.
   struct Shared {
-    std::array<Slot, kSlots> slots;    // the peer writes
-    std::atomic<std::uint32_t> taken;  // immediates, ever; the peer reads
+    std::array<Slot, kSlots> slots;    // written by the peer
+    std::atomic<std::uint32_t> taken;  // immediates, in total; read by the peer
     std::uint32_t padding;
     std::atomic<std::uint32_t> answer;  // the peer's `taken`, as last read
   };
@@ -86,7 +86,8 @@ class VerbsFlags {
   };
 
   // --- sender, under the connection's lock
-  // `taken`: by the peer, as last read. `asking`: that is being read. The choice is final.
+  // `taken`: immediates that the peer had taken at the last read; `asking`: a read is under way.
+  // The choice is final.
   Choice choose(std::uint32_t board, const RemoteFlag& flag, bool with_data, std::uint32_t taken,
                 bool asking);
 
@@ -101,8 +102,8 @@ class VerbsFlags {
 
   bool counted_;
   std::array<Slot, kSlots> slots_{};
-  std::array<std::uint64_t, kSlots> last_{};  // which immediate used it last, from 1
-  std::uint64_t sent_ = 0;                    // immediates, ever
+  std::array<std::uint64_t, kSlots> last_{};  // the last immediate that used it, from 1
+  std::uint64_t sent_ = 0;                    // immediates, in total
   std::uint32_t since_asked_ = 0;             // flags with data
 };
 

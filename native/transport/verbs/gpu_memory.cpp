@@ -13,7 +13,7 @@ namespace {
 
 using cuda::DeviceAttribute;
 
-// A descriptor that is none: whoever knows the call says so, others that they do not.
+// Passes an invalid descriptor: a kernel that knows the call reports just that.
 bool takes_descriptors(const VerbsDevice& adapter) {
   const auto& library = verbs_library();
   if (library.reg_dmabuf_mr == nullptr) return false;
@@ -67,7 +67,7 @@ VerbsPtr<ibv_mr> register_gpu_memory(const VerbsDevice& adapter, const GpuAccess
   if (way.path == GpuPath::kPeerMemory) {
     return VerbsPtr<ibv_mr>(library.reg_mr(adapter.domain(), data, bytes, access));
   }
-  // Whole pages; the region itself begins and ends where the memory does.
+  // Whole pages; the registered region begins and ends with the memory.
   const cuda::DevicePtr address = cuda::pointer(data);
   const cuda::DevicePtr first = address / page_bytes() * page_bytes();
   const std::size_t length = round_up(address - first + bytes, page_bytes());
@@ -78,7 +78,7 @@ VerbsPtr<ibv_mr> register_gpu_memory(const VerbsDevice& adapter, const GpuAccess
                                                         cuda::kRangeHandleDmaBuf, 0),
                 "asking for a descriptor (dmabuf) of GPU memory");
   }
-  const UniqueFd closes(descriptor);  // the kernel keeps the memory
+  const UniqueFd closes(descriptor);  // the registration keeps the memory
   return VerbsPtr<ibv_mr>(
       library.reg_dmabuf_mr(adapter.domain(), address - first, bytes, address, descriptor, access));
 }

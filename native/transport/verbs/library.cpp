@@ -41,7 +41,7 @@ VerbsLibrary load() {
 #undef PGASDL_FIND
   library.reg_dmabuf_mr =
       reinterpret_cast<decltype(library.reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));
-  // A parent's registered pages stay its own. Recent kernels see to that by themselves; on others
+  // A parent's registered pages stay its own. Recent kernels ensure that themselves; on others
   // ibv_fork_init does, by leaving these pages out of the child, which then has no views of them.
   if (kernel_before(5, 12)) {
     if (const int error = library.fork_init(); error != 0) throw_system("ibv_fork_init", error);
@@ -52,7 +52,7 @@ VerbsLibrary load() {
 }  // namespace
 
 const VerbsLibrary& verbs_library() {
-  static const VerbsLibrary library = load();  // a failed attempt is repeated by the next call
+  static const VerbsLibrary library = load();  // the next call repeats a failed attempt
   return library;
 }
 

@@ -1,4 +1,4 @@
-// libibverbs, loaded at run time: its public symbols only, and owners for what they make.
+// libibverbs, loaded at run time: only its public symbols, and owners for the objects it makes.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,7 +9,7 @@
 
 namespace pgasdl {
 
-// Post and poll are not here: the header itself calls the provider.
+// Posting and polling are missing here, since the header itself calls the provider.
 #define PGASDL_VERBS_FUNCTIONS(X) \
   X(ack_cq_events)                \
   X(alloc_pd)                     \
@@ -42,7 +42,7 @@ struct VerbsLibrary {
 #define PGASDL_MEMBER(name) decltype(&::ibv_##name) name = nullptr;
   PGASDL_VERBS_FUNCTIONS(PGASDL_MEMBER)
 #undef PGASDL_MEMBER
-  // Null in rdma-core before version 34, whose headers lack it, too.
+  // Null before rdma-core 34, whose headers lack it, too.
   ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, std::uint64_t offset, std::size_t length,
                            std::uint64_t iova, int descriptor, int access) = nullptr;
 };

@@ -11,8 +11,8 @@
 namespace pgasdl {
 namespace {
 
-// Flags and data alike must become visible in the order in which they were written: no relaxed
-// ordering. Nothing may bind memory windows, and nothing is on demand.
+// No relaxed ordering: flags and data must become visible in the order of the writes. No memory
+// windows, no paging on demand.
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                         IBV_ACCESS_REMOTE_ATOMIC;
 
@@ -28,12 +28,12 @@ struct Description {
   std::uint32_t padding;
 };
 
-// Advice about a failed registration of memory on a GPU.
+// Advice after a failed registration of GPU memory.
 constexpr std::string_view kStaged =
     "; the adapter was to reach this GPU, and does not: PGASDL_GPU=staged lets arrays there go by "
     "way of the host";
 
-// Advice about a failed registration of the host's memory.
+// Advice after a failed registration of host memory.
 std::string advice(int error, std::uint64_t bytes, std::uint64_t registered) {
   if (error == EFAULT) return "; the memory is not mapped, is read-only, or is another device's";
   rlimit limit{};
@@ -53,7 +53,7 @@ std::string advice(int error, std::uint64_t bytes, std::uint64_t registered) {
                    std::strerror(error), " (errno ", error, ")", advice));
 }
 
-// `before`: bytes that were registered already.
+// `before`: bytes that are registered already.
 VerbsPtr<ibv_mr> registered(const VerbsDevice& device, std::byte* data, std::uint64_t bytes,
                             int access, const std::string& what, std::uint64_t before) {
   VerbsPtr<ibv_mr> region(verbs_library().reg_mr(device.domain(), data, bytes, access));
@@ -116,7 +116,7 @@ std::string VerbsMemory::publish(LocalSegment& segment) {
     if (segment.device != kHost) {
       segment.needs_flush = access_to(segment.device).needs_flush;
     }
-    // Whoever drops a segment that was never retracted must not take it from requests under way.
+    // If a segment is dropped without retract(), requests under way must keep its memory.
     segment.keep = std::shared_ptr<VerbsLocalKeys>(
         keys.release(), [memory = shared_from_this()](VerbsLocalKeys* dropped) {
           memory->retract(*dropped);

@@ -1,4 +1,4 @@
-// Registered memory: two regions per segment, its data and its board, and the keys peers need.
+// Registered memory: two regions per segment, its data and its board, and the keys that peers need.
 #pragma once
 
 #include <map>
@@ -13,9 +13,9 @@ namespace pgasdl {
 
 class VerbsConnection;
 
-// The content of LocalSegment::keep once it was published.
+// The content of LocalSegment::keep after publish().
 struct VerbsLocalKeys {
-  // What is registered stays mapped as long.
+  // Registered memory stays mapped as long as it is registered.
   std::shared_ptr<Region> region;
   std::shared_ptr<DeviceRegion> device_region;
   VerbsPtr<ibv_mr> data;   // null: no bytes
@@ -30,10 +30,10 @@ struct VerbsRemoteKeys {
   std::uint64_t board_address;
   std::uint32_t data_key;
   std::uint32_t board_key;
-  std::uint32_t board;  // its number there
+  std::uint32_t board;  // its number at the peer
 };
 
-// Registered memory of the transport's own, page-aligned so that a fork does no harm.
+// The transport's own registered memory, page-aligned so that a fork does no harm.
 struct VerbsBuffer {
   // `access`: of peers.
   VerbsBuffer(const VerbsDevice& device, std::size_t bytes, int access = 0);
@@ -49,25 +49,26 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
 
   std::string publish(LocalSegment& segment);
   static RemoteSegment attach(Rank peer, const std::string& description);
-  // How this rank reaches its own copy through the adapter.
+  // The keys by which this rank reaches its own copy through the adapter.
   VerbsRemoteKeys own_keys(const std::byte* data) const;
 
-  // Why memory of a GPU cannot be registered; "": it can.
+  // Why memory of a GPU cannot be registered; "" if it can.
   std::string refuses_device(int device) const { return access_to(device).refusal; }
 
-  // Deregisters once every request posted by now is over; also when LocalSegment::keep goes.
+  // Deregisters once every request posted so far is over; LocalSegment::keep's deleter calls it,
+  // too.
   void retract(VerbsLocalKeys& keys);
   bool has_retired() const { return n_retired_.load(std::memory_order_relaxed) != 0; }
-  // A request that may still use what was retired: of `connection`, up to its number `posted`.
+  // A request that may still use retracted memory: of `connection`, up to its number `posted`.
   struct Pending {
     const VerbsConnection* connection;
     std::uint32_t posted;
     std::uint32_t generation;
   };
-  // `pending()` lists all that are under way; `over(pending)` tells whether one is.
+  // `pending()` lists all requests under way; `over(pending)` tells whether one is over.
   template <typename List, typename Over>
   void collect(List&& pending, Over&& over);
-  // No queue pair is left: from now on nothing has to be awaited.
+  // No queue pair is left, so nothing has to be awaited any more.
   void close();
 
  private:
@@ -86,9 +87,9 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
   const std::shared_ptr<VerbsDevice> device_;
   const std::shared_ptr<VerbsBoards> boards_;
   mutable std::mutex gpus_mutex_;
-  mutable std::map<int, GpuAccess> gpus_;  // asked for by now
+  mutable std::map<int, GpuAccess> gpus_;  // those asked for so far
   mutable std::mutex mutex_;
-  std::map<const std::byte*, std::uint32_t> own_;  // data of every segment, and its key
+  std::map<const std::byte*, std::uint32_t> own_;  // by the data of each segment
   std::vector<Retired> retired_;
   std::atomic<std::size_t> n_retired_{0};
   std::uint64_t registered_bytes_ = 0;

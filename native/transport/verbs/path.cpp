@@ -7,7 +7,7 @@
 namespace pgasdl {
 namespace {
 
-// Reads and atomics under way at once, at most: adapters have room for 16.
+// The most reads and atomics under way at once: adapters have room for 16.
 constexpr int kMostReads = 16;
 constexpr int kSubnetBits = 64;
 constexpr std::uint32_t kFullMember = 0x8000;
@@ -85,8 +85,8 @@ VerbsAgreement agree(Rank rank, const VerbsEndpoint& here, Rank peer, const Verb
   VerbsAgreement agreed{};
   agreed.mtu = static_cast<ibv_mtu>(std::min(here.mtu, there.mtu));
   agreed.reads = static_cast<std::uint8_t>(std::min(here.reads, there.reads));
-  // Both sides come to the same pair: the longest common prefix, and of equals the one that the
-  // lower rank, then the higher, ranks first.
+  // Both sides choose the same pair: the longest common prefix, and among equals the pair that the
+  // lower rank ranks first, then the higher rank.
   const bool lower = rank <= peer;
   const VerbsEndpoint& first = lower ? here : there;
   const VerbsEndpoint& second = lower ? there : here;

@@ -1,5 +1,5 @@
-// How a peer is reached. Each rank says what its port is like and what it asks for; from both, the
-// two come to the same path, or to an error that names what does not fit.
+// The path to a peer. Each rank describes its port and its requirements; from both descriptions the
+// two ranks compute the same path, or an error that names what does not fit.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ struct VerbsEndpoint {
   static constexpr std::size_t kMostGids = 8;
 
   std::uint64_t magic;
-  std::uint32_t datagrams;  // number of the queue pair that takes them
+  std::uint32_t datagrams;  // number of the queue pair that receives them
   std::uint32_t mtu;        // an ibv_mtu
   std::uint32_t reads;      // outstanding at once
   std::uint32_t lid;
@@ -29,32 +29,32 @@ struct VerbsEndpoint {
 
 VerbsEndpoint endpoint_of(const VerbsDevice& device, std::uint32_t datagrams);
 
-// The settings that two ranks have in common.
+// The settings that two ranks agree on.
 struct VerbsAgreement {
   ibv_mtu mtu;
   std::uint8_t reads;
   bool global;
   bool completion_first;
   bool count_flags;
-  std::size_t gid_here;  // which of the GIDs
+  std::size_t gid_here;  // index of the GID
   std::size_t gid_there;
 };
 
-// Throws kMismatch where they cannot reach each other.
+// Throws kMismatch if they cannot reach each other.
 VerbsAgreement agree(Rank rank, const VerbsEndpoint& here, Rank peer, const VerbsEndpoint& there);
 
-// How the peer is reached from here.
+// How this rank reaches the peer.
 struct VerbsPath {
   ibv_ah_attr address{};
   ibv_mtu mtu = IBV_MTU_256;
-  std::uint8_t reads = 1;  // outstanding at once, that both sides can do
-  // How often a request is sent again before its peer is lost, and after how long: 4.096 us times 2
+  std::uint8_t reads = 1;  // outstanding at once, within both sides' limits
+  // How often a request is repeated before its peer is lost, and after how long: 4.096 us times 2
   // to this power. Adapters may wait up to four times as long as they were told, but report a link
   // that is down at once.
   std::uint8_t retry_count = 6;
   std::uint8_t rnr_retry_count = 6;
   std::uint8_t timeout = 16;
-  bool completion_first = false;  // a flag waits for the completions of what comes before it
+  bool completion_first = false;  // a flag waits for the completions of earlier requests
   bool count_flags = false;       // every flag is an immediate
 };
 

@@ -1,4 +1,4 @@
-// Posting: operations become chains of work requests.
+// Posting: turns operations into chains of work requests.
 #include <endian.h>
 #include <sched.h>
 
@@ -11,7 +11,7 @@
 namespace pgasdl {
 namespace {
 
-// Requests of a flag: itself, and what keeps the books.
+// The requests of a flag: the flag itself, and one that reads or defines counts and slots.
 constexpr std::uint64_t kMostForFlag = 2;
 
 std::uint32_t data_key(const LocalSegment& segment) {
@@ -52,7 +52,7 @@ class VerbsConnection::Chain {
   explicit Chain(VerbsConnection& connection)
       : connection_(connection), id_(connection.id_of_requests()), room_(connection.room()) {}
 
-  // The next request; the caller adds where it goes. `note` is what happens at its completion.
+  // Adds a request; the caller sets its target. `note` says what happens at its completion.
   ibv_send_wr& add(ibv_wr_opcode opcode, const void* local, std::uint32_t bytes, std::uint32_t key,
                    const Note& note) {
     if (length_ == room_) [[unlikely]]
@@ -83,7 +83,7 @@ class VerbsConnection::Chain {
     last.next = nullptr;
     last.send_flags |= IBV_SEND_SIGNALED;
     last_note().signalled = true;
-    // Counted before: the completion may be taken by another thread at once.
+    // Counted first: another thread may take the completion at once.
     ++connection.signalled_;
     connection.queue_.posted();
     ibv_send_wr* refused = nullptr;
@@ -97,7 +97,7 @@ class VerbsConnection::Chain {
   }
 
  private:
-  // For a list longer than the queue pair is deep: what there is goes, and makes room.
+  // For a list longer than the queue pair's depth: posts what there is, and waits for room.
   void make_room() {
     if (length_ != 0) post();
     while ((room_ = connection_.room()) == 0) {
@@ -114,7 +114,7 @@ class VerbsConnection::Chain {
     connection.posted_.fetch_add(taken, std::memory_order_relaxed);
     --connection.signalled_;
     connection.queue_.settled(1);
-    // Requests that were taken before are flushed, and nothing is known of the order any more.
+    // Requests that were accepted before get flushed, and their order is no longer known.
     ibv_qp_attr attributes{};
     attributes.qp_state = IBV_QPS_ERR;
     verbs_library().modify_qp(connection.pair_.get(), &attributes, IBV_QP_STATE);
@@ -136,7 +136,7 @@ void VerbsConnection::add(Chain& chain, Operation operation, const Transfer& tra
   const std::uint32_t key = data_key(*transfer.local);
   const VerbsRemoteKeys& remote = keys_of(*transfer.remote);
   const bool write = operation == Operation::kWrite;
-  // The processor copies what goes inline.
+  // Inline data are copied by the processor.
   const bool inlined = write && transfer.local->device == kHost;
   const std::byte* local = transfer.local->data + transfer.local_offset;
   for (std::uint64_t done = 0; done < transfer.bytes;) {
@@ -151,7 +151,7 @@ void VerbsConnection::add(Chain& chain, Operation operation, const Transfer& tra
   }
 }
 
-// Its value, or nothing at all, for an immediate.
+// Carries the flag's value, or no bytes for an immediate.
 void VerbsConnection::add(Chain& chain, const Flag& flag, std::uint32_t bytes) {
   const std::uint64_t offset = std::uint64_t{flag.notification} * sizeof(FlagWord);
   ibv_send_wr& request = chain.add(
@@ -193,8 +193,8 @@ void VerbsConnection::raise(Chain& chain, const Flag& flag, const VerbsFlags::Ch
   last.imm_data = htobe32(choice.immediate);
 }
 
-// Where the fabric keeps the order of writes, a flag goes in one chain with its data. Elsewhere it
-// goes with them if they are one message and nothing is under way; else it is held.
+// If the fabric keeps the order of writes, a flag is in one chain with its data. Otherwise it
+// travels with them if they are one message and nothing is under way; else it is held.
 VerbsConnection::Posted VerbsConnection::write(std::span<const Transfer> transfers,
                                                const RemoteFlag* flag) {
   using Way = VerbsFlags::Way;
@@ -254,7 +254,7 @@ void VerbsConnection::release() {
       queue_.released(1);
     }
   } catch (const Error&) {
-    // The connection is broken by now, of which its queue tells.
+    // The connection is broken by now, which its queue reports.
   }
   drop_held();
 }
@@ -288,7 +288,7 @@ VerbsConnection::Posted VerbsConnection::read(std::span<const Transfer> transfer
   const std::lock_guard lock(mutex_);
   if (!admits(requests)) return std::nullopt;
   FlagWord* const word = flag == nullptr ? nullptr : &flag->local->board[flag->notification];
-  if (requests == 0) {  // nothing has to come before the flag
+  if (requests == 0) {  // the flag need not wait
     if (word != nullptr) word->store(flag->value, std::memory_order_release);
     if (word != nullptr && wake_word != nullptr) wake_word->wake();
     return VerbsPosted{mark()};

@@ -6,8 +6,8 @@
 namespace pgasdl {
 namespace {
 
-// Few enough that a job in which each rank needs two peers does not pay for hundreds, many enough
-// that one which needs them all polls a handful.
+// Few enough that a job whose ranks need two peers each does not pay for hundreds of connections,
+// and many enough that a rank which needs all peers polls only a handful of completion queues.
 constexpr int kMostPerCompletionQueue = 32;
 constexpr int kCompletionsPerPoll = 16;
 
@@ -75,7 +75,7 @@ void VerbsQueue::poll_locked() {
     int taken;
     do {
       taken = ibv_poll_cq(queue.get(), kCompletionsPerPoll, completions);
-      // This thread sees the notes that were made of these requests before they were posted.
+      // Makes the notes of these requests, written before they were posted, visible to this thread.
       (void)outstanding_.load(std::memory_order_acquire);
       for (int i = 0; i < taken; ++i) {
         VerbsConnection* connection = find(VerbsConnection::peer_of(completions[i]));

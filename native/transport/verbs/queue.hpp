@@ -1,5 +1,5 @@
-// One of a rank's queues over verbs: its connections to the peers that were needed, and its
-// completion queues, which they share.
+// One of a rank's queues over verbs: its connections to peers, made when needed, and the completion
+// queues that they share.
 #pragma once
 
 #include <atomic>
@@ -20,27 +20,27 @@ class VerbsQueue {
   VerbsConnection* find(Rank peer) const {
     return connections_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire);
   }
-  // The connection to `peer`, made if there is none yet. By one thread at a time.
+  // The connection to `peer`, made if there is none yet. Called by one thread at a time.
   VerbsConnection& make(Rank peer);
 
   std::size_t connected() const;
 
-  // Takes what has completed and arrived; all of it, so another thread that is at it is waited for.
+  // Takes everything that has completed or arrived; waits for another thread that does so.
   void poll();
-  // Then sends what waited for it. Not for connections, under their locks.
+  // Polls, then sends flags that waited for completions. Not for connections, under their locks.
   void progress();
   bool used() const { return used_.load(std::memory_order_relaxed); }
-  // All that was posted has completed; throws once for each connection that broke.
+  // True if all that was posted has completed; throws once for each connection that broke.
   bool complete();
   void add_fault(const Error& fault, Rank peer) { faults_.add(fault, peer); }
   void drop_faults(Rank peer) { faults_.drop(peer); }
-  // Adds what every connection has under way.
+  // Adds the requests that every connection has under way.
   void list_under_way(std::vector<VerbsMemory::Pending>& all) const;
 
-  // For connections: signalled requests about to be posted, and completed or given up.
+  // For connections: counts signalled requests, before posting and after completion or loss.
   void posted() { outstanding_.fetch_add(1, std::memory_order_release); }
   void settled(std::uint64_t count) { outstanding_.fetch_sub(count, std::memory_order_release); }
-  // Likewise, flags that wait to be sent, and are sent or given up.
+  // Likewise, counts held flags until they are sent or dropped.
   void held() {
     posted();
     n_held_.fetch_add(1, std::memory_order_relaxed);
@@ -49,7 +49,7 @@ class VerbsQueue {
     n_held_.fetch_sub(count, std::memory_order_relaxed);
     settled(count);
   }
-  // While a connection is closed: the polling lock is held, everything that has arrived is taken.
+  // For closing a connection: with the polling lock held, takes everything that has arrived.
   std::mutex& polling() { return poll_mutex_; }
   void poll_locked();
 

@@ -103,7 +103,7 @@ bool RailConnection::connecting() const {
   });
 }
 
-// Throws what lasts. All rails have to be connected, and there has to be room.
+// Throws a lasting fault. True if all rails are connected, and there is room.
 bool RailConnection::admits() {
   if (fault_) [[unlikely]]
     throw fault_->error();
@@ -127,7 +127,7 @@ void RailConnection::begin() {
   under_way_.began();
 }
 
-// Into stripes, if it is longer than one; each to its lane.
+// Cuts a piece longer than a stripe into stripes, and gives each to its lane.
 void RailConnection::cut(RailPiece piece, const std::shared_ptr<RailReadFlag>& read_flag) {
   const std::uint64_t end = piece.local_offset + piece.bytes;
   const bool whole = piece.bytes <= limits_.stripe;
@@ -189,7 +189,7 @@ bool RailConnection::read(std::span<const Transfer> transfers, const LocalFlag* 
     FlagWord& word = flag->local->board[flag->notification];
     read_flag = std::make_shared<RailReadFlag>(
         RailReadFlag{memory_of(*flag->local), &word, flag->value, wake_word, 0});
-    if (pieces.empty()) read_flag->raise();  // nothing has to come before it
+    if (pieces.empty()) read_flag->raise();  // it need not wait
   }
   for (RailPiece& piece : pieces) cut(std::move(piece), read_flag);
   push();
@@ -209,7 +209,7 @@ bool RailConnection::atomic(const Atomic& atomic) {
   if (n_pieces_.load(std::memory_order_relaxed) >= limits_.most_pieces) return false;
   RailPiece piece{Kind::kAtomic, number_};
   Atomic request = atomic;
-  if (atomic.remote->data == nullptr) {  // else it is this rank's own
+  if (atomic.remote->data == nullptr) {  // else the memory is this rank's own
     piece.remote = memory_of(*atomic.remote);
     request.remote = &piece.remote->rails[0];
   }
@@ -218,7 +218,7 @@ bool RailConnection::atomic(const Atomic& atomic) {
     if (!posted) return false;
     piece.posted = *posted;
   } catch (const Error& error) {
-    if (!lane.rail().broken(queue_, peer_)) throw;  // the request's own fault
+    if (!lane.rail().broken(queue_, peer_)) throw;  // the request is at fault
     suspect(0, &error);
     if (fault_) throw fault_->error();
     return false;
@@ -230,7 +230,7 @@ bool RailConnection::atomic(const Atomic& atomic) {
   return true;
 }
 
-// Flags whose time has come, then whatever there is room for.
+// Releases held flags that may go, then posts what has room.
 void RailConnection::push() {
   if (dropping()) return;
   while (!held_.empty() && others_are_clear(held_.front().number)) {

@@ -1,11 +1,11 @@
 // One queue's operations to one peer over several rails.
 //
-// A write longer than a stripe is cut, and its stripes go round over the rails that carry; all else
-// goes by the first of these. A flag goes by that one, too, which keeps its order behind all that
-// it carries itself; where other rails carry writes of before, it is held until these are done, and
-// a read behind them, too: what one adapter has acknowledged may not yet be where another one finds
-// it.
-// While a rail is being dropped nothing is posted; then what it has not carried is posted again.
+// A write longer than a stripe is cut, and its stripes take turns over the rails that carry;
+// everything else goes by the first of these. A flag goes by that rail, too, which keeps its order
+// after all that it carries itself. While other rails carry earlier writes, the flag is held until
+// these are done and a read after them, too: data that one adapter has acknowledged may not yet be
+// where another one finds them. While a rail is being dropped nothing is posted; afterwards all
+// that it has not carried is posted again.
 #pragma once
 
 #include <deque>
@@ -24,18 +24,19 @@ class RailConnection {
  public:
   struct Limits {
     std::uint64_t stripe;
-    std::size_t most_pieces;  // with so many no operation begins
-    double timeout_s;         // a peer that does not give up its end of a rail for so long is lost
+    std::size_t most_pieces;  // no operation begins with more
+    double timeout_s;         // a peer that keeps its end of a dropped rail for longer is lost
   };
-  // Sets of rails, a bit for each: those that both ranks have, and of these those that carry.
+  // Sets of rails, as bits: `common`, which both ranks have, and `carrying`, those of them that
+  // carry.
   RailConnection(std::span<VerbsTransport* const> rails, RailQueue& under_way, QueueId queue,
                  Rank peer, std::uint32_t common, std::uint32_t carrying, const Limits& limits);
 
   QueueId queue() const { return queue_; }
   Rank peer() const { return peer_; }
-  RailConnection* next = nullptr;  // of all of the transport's
+  RailConnection* next = nullptr;  // in the list of all of the transport's connections
 
-  // --- data path, as of Transport
+  // --- data path, as in Transport
   bool write(std::span<const Transfer> transfers, const RemoteFlag* flag);
   bool read(std::span<const Transfer> transfers, const LocalFlag* flag, WakeWord* wake_word);
   bool atomic(const Atomic& atomic);
@@ -43,7 +44,7 @@ class RailConnection {
   std::uint64_t mark() const;
   bool reached(std::uint64_t mark) const { return done_.load(std::memory_order_acquire) >= mark; }
 
-  // A rail that does not carry any longer, and why.
+  // A rail that no longer carries, and why.
   struct Suspect {
     std::size_t rail;
     Error error;
@@ -52,22 +53,22 @@ class RailConnection {
     return n_pieces_.load(std::memory_order_relaxed) != 0 ||
            suspected_.load(std::memory_order_relaxed);
   }
-  // Takes what is done, and posts what may be posted; unless another thread is at it.
+  // Takes what is done and posts what may be posted, unless another thread does so.
   std::optional<Suspect> progress();
 
-  // --- a rail is given up: all connections with a peer together
+  // --- a rail is dropped, for all connections with a peer together
   void drop(std::size_t rail);
-  // The peer has given up its end, and has taken so many flags by it; whether it is to be told that
-  // this rank did, too.
+  // The peer has dropped its end after taking so many flags from it. Returns whether to announce to
+  // the peer that this rank did so, too.
   bool peer_dropped(std::size_t rail, std::uint32_t taken, bool known);
-  // Goes on with the rails that are being dropped: whether some still are. For those in
-  // `to_announce` the peer is to be sent news_of().
+  // Continues to drop rails; returns whether some are still being dropped. Fills `to_announce` with
+  // rails whose news_of() has to be sent to the peer.
   bool look_after_drops(std::vector<std::size_t>& to_announce);
-  VerbsRailNews news_of(std::size_t rail) const;  // but for the round
+  VerbsRailNews news_of(std::size_t rail) const;  // except the round
 
-  // Everything under way is lost, of which complete() tells; posts throw this until clear().
+  // Loses everything under way, which complete() reports; posts throw the error until clear().
   void fail(const Error& error);
-  // Everything under way is forgotten, and rails carry as at first.
+  // Forgets everything under way; rails carry as at first.
   void clear(std::uint32_t carrying);
   // A rail carries again.
   void renew(std::size_t rail);
@@ -77,10 +78,10 @@ class RailConnection {
   bool dropping() const;
   RailLane& first_lane();
   RailLane& next_lane();
-  // No rail but the first has writes of before `number` under way.
+  // No rail except the first has writes before `number` under way.
   bool others_are_clear(std::uint64_t number);
   bool others_are_fenced();
-  // Fences them, for flags of `number` or later.
+  // Fences the other rails, for flags of `number` or later.
   void fence_others(std::uint64_t number);
   void begin();
   void cut(RailPiece piece, const std::shared_ptr<RailReadFlag>& read_flag);
@@ -101,12 +102,12 @@ class RailConnection {
   std::deque<RailPiece> held_;  // flags
   std::size_t turn_ = 0;        // of stripes
   std::uint64_t number_ = 0;    // of the next piece
-  std::deque<bool> window_;     // of the pieces from done_ on, whether they are
+  std::deque<bool> window_;     // whether each piece from done_ on is done
   std::atomic<std::uint64_t> done_{0};
   std::atomic<std::size_t> n_pieces_{0};
   std::optional<VerbsFault> fault_;
   std::optional<Suspect> suspect_;
-  std::atomic<bool> suspected_{false};  // there is one
+  std::atomic<bool> suspected_{false};  // suspect_ is set
 };
 
 }  // namespace pgasdl

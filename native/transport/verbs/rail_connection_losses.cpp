@@ -1,4 +1,4 @@
-// A connection of several rails goes on when one of them is lost, and ends when the peer is.
+// Lets a connection over several rails survive the loss of a rail, and ends it with the peer's.
 #include <algorithm>
 
 #include "transport/verbs/rail_connection.hpp"
@@ -7,7 +7,7 @@ namespace pgasdl {
 namespace {
 
 constexpr auto kTellAgain = std::chrono::milliseconds(20);
-constexpr double kPartingSeconds = 1;  // an adapter that has not given all back by then is gone
+constexpr double kPartingSeconds = 1;  // an adapter that has not returned all by then is gone
 
 double seconds_since(Clock::time_point moment) {
   return std::chrono::duration<double>(Clock::now() - moment).count();
@@ -15,7 +15,7 @@ double seconds_since(Clock::time_point moment) {
 
 }  // namespace
 
-// A rail has not carried what it should: the rail is to blame, the peer, or what was asked of it.
+// A rail has failed to carry a request: the fault may be the rail's, the peer's, or the request's.
 void RailConnection::suspect(std::size_t rail, const Error* error) {
   const RailLane& lane = lanes_[rail];
   const std::optional<VerbsBreak> broken = lane.rail().broken(queue_, peer_);
@@ -96,7 +96,7 @@ bool RailConnection::look_after_drops(std::vector<std::size_t>& to_announce) {
   return dropping();
 }
 
-// Neither end of the rail carries anything any more: what has not come is posted again.
+// Neither end of the rail carries anything any more: posts again what has not arrived.
 void RailConnection::settle(std::size_t rail) {
   RailLane& lane = lanes_[rail];
   lane.course = RailLane::Course::kDropped;
@@ -113,7 +113,7 @@ void RailConnection::settle(std::size_t rail) {
           return forget(piece);
         }
         if (piece.kind == RailPiece::Kind::kFence)
-          return forget(piece);  // of what is posted again, too
+          return forget(piece);  // writes that are posted again get a new one
         if (piece.flag) {
           RailPiece flag{RailPiece::Kind::kFlag,
                          piece.number + (piece.kind == RailPiece::Kind::kWrite ? 1 : 0)};

@@ -1,10 +1,9 @@
 // The part of a connection of VerbsRails that one rail carries: pieces that wait for room, and
-// pieces that were posted and are not known to be done. Those of a rail that fails are handed back,
-// but for what its peer has said to have come.
+// pieces that were posted and are not known to be done. If a rail fails, it hands its pieces back,
+// except those that its peer has reported as arrived.
 //
-// A lane's flags are counted on both sides (VerbsOptions::count_flags), because a flag that was
-// raised must not be raised again. All that a rail posted before a flag that has come, has come
-// too.
+// Both sides count a lane's flags (VerbsOptions::count_flags), because a flag that was raised must
+// not be raised again. Whatever a rail posted before a flag that has arrived, has arrived, too.
 #pragma once
 
 #include <deque>
@@ -45,12 +44,12 @@ struct RailFlag {
   bool add;
 };
 
-// A piece is posted on one rail at a time: bytes, a flag, or a few bytes and the flag behind them.
+// A piece is posted on one rail at a time: bytes, a flag, or a few bytes followed by the flag.
 struct RailPiece {
   enum class Kind : std::uint8_t { kWrite, kRead, kAtomic, kFlag, kFence };
   Kind kind;
-  // The number of this piece; for a flag or a fence, that of the first piece that does not come
-  // before.
+  // The number of this piece; for a flag or a fence, that of the first piece that need not precede
+  // it.
   std::uint64_t number;
   bool is_numbered() const { return kind != Kind::kFlag && kind != Kind::kFence; }
   std::shared_ptr<RailLocal> local{};
@@ -60,30 +59,30 @@ struct RailPiece {
   std::uint64_t bytes = 0;
   std::optional<RailFlag> flag{};
   std::shared_ptr<RailReadFlag> read_flag{};
-  VerbsPosted posted{};  // once it was
+  VerbsPosted posted{};  // once it was posted
 };
 
-// Under its connection's lock.
+// Guarded by its connection's lock.
 class RailLane {
  public:
   RailLane(VerbsTransport& rail, std::size_t index, QueueId queue, Rank peer)
       : rail_(&rail), index_(index), queue_(queue), peer_(peer) {}
 
-  // Whether the rail carries this connection; else how far giving it up has come.
+  // Whether the rail carries this connection; else how far dropping it has come.
   enum class Course : std::uint8_t { kCarries, kParting, kTelling, kDropped };
   Course course = Course::kCarries;
   std::uint32_t taken_here = 0;              // flags from the peer; from kTelling on
-  std::optional<std::uint32_t> taken_there;  // likewise, as the peer has said
-  Clock::time_point since;                   // it is being given up
+  std::optional<std::uint32_t> taken_there;  // likewise, as the peer reported
+  Clock::time_point since;                   // when dropping it began
   Clock::time_point next_telling;
 
   bool being_dropped() const { return course == Course::kParting || course == Course::kTelling; }
 
   VerbsTransport& rail() const { return *rail_; }
   std::size_t size() const { return waiting_.size() + posted_.size(); }
-  // Some write of before `number`, or its fence, is not known to be done.
+  // Some write before `number`, or its fence, is not known to be done.
   bool has_before(std::uint64_t number) const;
-  // There are writes since the last fence: they may be done and not yet where flags of other
+  // There are writes since the last fence: even once done, they may not yet be where flags of other
   // adapters find them.
   bool needs_fence() const { return needs_fence_; }
 
@@ -96,14 +95,14 @@ class RailLane {
   void push();
   // Notes an atomic that was posted.
   void posted(RailPiece&& piece) { posted_.push_back(std::move(piece)); }
-  // Hands each piece that is done to `done`; the fate of the first that is not.
+  // Passes each finished piece to `done`; returns the fate of the first unfinished one.
   template <typename Done>
   VerbsFate reap(Done&& done);
-  // Empties a lane whose connection is parted, whose peer took so many flags: pieces that came go
-  // to `done`, and the rest to `again`, in order.
+  // Empties a lane whose connection is parted and whose peer took so many flags: pieces that
+  // arrived go to `done`, and the rest to `again`, in order.
   template <typename Done, typename Again>
   void hand_back(std::uint32_t taken, Done&& done, Again&& again);
-  // All pieces, to `drop`.
+  // Passes all pieces to `drop`.
   template <typename Drop>
   void clear(Drop&& drop);
 

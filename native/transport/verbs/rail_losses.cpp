@@ -1,4 +1,4 @@
-// Rails that are dropped, and taken up again.
+// Drops rails, and takes them up again.
 #include <cstdio>
 
 #include "transport/verbs/device.hpp"
@@ -70,7 +70,7 @@ void VerbsRails::announce(Rank peer, VerbsRailNews news) {
     try {
       rails_[rail]->announce(peer, news);
     } catch (const Error&) {
-      // No route at the moment: it is told again.
+      // There is no route now; the announcement is repeated.
     }
   }
 }
@@ -106,7 +106,7 @@ void VerbsRails::look_at_renewals() {
   }
 }
 
-// The rail was dropped, and has been taken up again, which has not been looked at yet.
+// The rail was dropped and taken up again, and look_at_renewals() has not noticed yet.
 bool VerbsRails::is_of_before(Rank peer, std::size_t rail, std::uint32_t round) const {
   const std::lock_guard lock(rails_mutex_);
   const Dropped& dropped = peers_[static_cast<std::size_t>(peer)].dropped[rail];
@@ -123,8 +123,8 @@ void VerbsRails::answer(const Heard& heard) {
   VerbsTransport& rail = *rails_[news.rail];
   const std::uint32_t round = rail.round(from);
   if (news.round < round && round != VerbsTransport::kRankLeft) {
-    // It does not know yet that this rank has taken the rail up again: asking for a connection
-    // tells it.
+    // The sender does not know yet that this rank has taken the rail up again; a request for a
+    // connection reports that.
     (void)rail.post_write(news.queue, from, {}, nullptr);
   }
   if (news.round != round || is_of_before(from, news.rail, round)) return;
@@ -140,7 +140,7 @@ void VerbsRails::answer(const Heard& heard) {
   }
 }
 
-// By one thread at a time; another one does not wait for it.
+// One thread at a time; another one does not wait for it.
 void VerbsRails::look_after_rails() {
   const std::unique_lock lock(care_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
@@ -160,7 +160,7 @@ void VerbsRails::look_after_rails() {
     try {
       answer(one);
     } catch (const Error&) {
-      // Whoever told repeats it.
+      // The sender repeats its report.
     }
   }
   dropping_.store(false, std::memory_order_release);

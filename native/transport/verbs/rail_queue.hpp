@@ -1,4 +1,5 @@
-// A queue over several rails: how much of it is under way, and what its complete() has to throw.
+// A queue over several rails: how many of its pieces are under way, and what complete() has to
+// throw.
 #pragma once
 
 #include "transport/verbs/faults.hpp"

@@ -23,7 +23,7 @@ std::vector<VerbsPort> ports_of(const VerbsOptions& options) {
   return ports;
 }
 
-// Every rail's words, each after its length.
+// Precedes every rail's words, each of which follows its length.
 struct Head {
   std::uint64_t magic;
   std::uint32_t n_rails;
@@ -59,13 +59,13 @@ std::vector<std::string> parts_of(Rank peer, std::string_view all) {
   return parts;
 }
 
-// So that a datagram of one rail means nothing to another.
+// Makes one rail's datagrams invalid for another.
 std::string token_of_rail(const std::string& token, std::size_t rail) {
   return packed(siphash(token, text("rail ", rail))) +
          packed(siphash(token, text("rail ", rail, ", the other half")));
 }
 
-// As one rail reaches it, without what the transport holds.
+// A segment as one rail reaches it, without the transport's resources.
 LocalSegment plain(const LocalSegment& segment) {
   LocalSegment copy;
   copy.id = segment.id;
@@ -98,7 +98,7 @@ VerbsRails::VerbsRails(Rank rank, Rank size, const std::string& token, const Ver
   one.count_flags = true;
   one.ack_timeout = options.acknowledgement_timeout();
   std::vector<VerbsPort> ports = ports_of(options);
-  if (ports.empty()) ports.push_back({});  // which says what is missing
+  if (ports.empty()) ports.push_back({});  // its constructor says what is missing
   for (const VerbsPort& port : ports) {
     if (!port.device.empty()) one.ports = {port};
     rails_.push_back(std::make_unique<VerbsTransport>(
@@ -119,7 +119,7 @@ VerbsRails::VerbsRails(Rank rank, Rank size, const std::string& token, const Ver
   renewals_.resize(rails_.size());
 }
 
-// Each rail takes leave; what the pieces hold goes before the rails do.
+// Each rail takes leave; the memory that pieces hold is released before the rails.
 VerbsRails::~VerbsRails() {
   for (const auto& rail : rails_) rail->hear({});
   for (const auto& connection : owned_) connection->clear(1);
@@ -137,7 +137,7 @@ void VerbsRails::connect(Rank peer, const std::string& endpoint) {
   for (std::size_t rail = 0; rail < n_common; ++rail) rails_[rail]->connect(peer, parts[rail]);
   const std::lock_guard lock(rails_mutex_);
   Peer& known = peers_[static_cast<std::size_t>(peer)];
-  // To itself a rank posts atomics only.
+  // A rank posts only atomics to itself.
   known.common = peer == rank_ ? 1 : (1u << n_common) - 1;
   known.carrying.store(known.common, std::memory_order_release);
   known.dropped.resize(rails_.size());
@@ -148,8 +148,8 @@ void VerbsRails::set_wake_word(Rank peer, WakeWord* wake_word) {
   if (peer == rank_) wake_word_.store(wake_word, std::memory_order_release);
 }
 
-// Pieces share the memory, which is deregistered when the segment was retracted, or is gone, and
-// the last of them is done.
+// Pieces share the memory, which is deregistered once the segment was retracted or dropped, and the
+// last piece is done.
 std::string VerbsRails::publish(LocalSegment& segment, std::span<const Rank> peers) {
   if (segment.keep == nullptr) {
     auto made = std::make_shared<RailLocal>();

@@ -1,13 +1,13 @@
 // Transport verbs over several rails: devices or ports that share the work (PGASDL_VERBS_RAILS).
 //
-// A rail is a VerbsTransport of one port; two ranks' rails are paired in the order of their choice
-// (choice.hpp), as many as both have. How a connection uses them: rail_connection.hpp. Atomics go
-// by the first rail only: two adapters' atomics on one word are not atomic to each other.
+// A rail is a VerbsTransport of one port. Two ranks' rails are paired in the order of their choice
+// (choice.hpp), as many as both have; rail_connection.hpp says how a connection uses them. Atomics
+// go by the first rail only: two adapters' atomics on one word are not atomic to each other.
 //
-// A rail that fails between two ranks, by an error or because its port is down, is dropped by both,
-// for all queues: each ends its queue pairs, takes what had come by them, and tells the other, by
-// the rails that are left, how many flags that were. Only then is what has not come posted again,
-// so that nothing comes twice, or late. The last rail is not dropped: with it the peer is lost.
+// If a rail between two ranks fails, by an error or because its port is down, both drop it for all
+// queues: each ends its queue pairs, takes what has arrived by them, and reports to the other, by
+// the remaining rails, how many flags that were. Only then is the rest posted again, so that
+// nothing arrives twice, or late. The last rail is not dropped: with it the peer is lost.
 // reconnect() takes dropped rails up again, on both sides.
 #pragma once
 
@@ -37,8 +37,8 @@ class VerbsRails final : public Transport {
   int service_descriptor() const override { return ready_.get(); }
   bool service() override;
 
-  // As of VerbsTransport, but that a post allocates, and is done before it has been handed to an
-  // adapter: its connection fails later, and complete() throws.
+  // As in VerbsTransport, except that a post allocates, and returns before an adapter has the
+  // request: if its connection fails later, complete() throws.
   bool post_write(QueueId queue, Rank peer, std::span<const Transfer> transfers,
                   const RemoteFlag* flag) override;
   bool post_read(QueueId queue, Rank peer, std::span<const Transfer> transfers,
@@ -61,12 +61,12 @@ class VerbsRails final : public Transport {
 
  private:
   struct Dropped {
-    std::uint32_t round = 0;  // of the connections that were given up
-    std::string why;          // empty: it is not
+    std::uint32_t round = 0;  // of the connections that were dropped
+    std::string why;          // empty: the rail is not dropped
   };
   struct Peer {
-    std::uint32_t common = 0;                // rails that both ranks have, a bit for each
-    std::atomic<std::uint32_t> carrying{0};  // of these, those that were not dropped
+    std::uint32_t common = 0;                // rails that both ranks have, as bits
+    std::atomic<std::uint32_t> carrying{0};  // those of them that were not dropped
     std::vector<Dropped> dropped;            // by rail
   };
   struct Heard {
@@ -81,7 +81,7 @@ class VerbsRails final : public Transport {
   RailConnection& make(QueueId queue, Rank peer);
   template <typename Call>
   void for_each_connection(Rank peer, Call&& call);
-  // False: it is the only one that carries.
+  // False: it is the only rail that carries.
   bool drop(Rank peer, std::size_t rail, const std::string& why);
   void announce(Rank peer, VerbsRailNews news);
   void look_after_rails();
@@ -102,12 +102,12 @@ class VerbsRails final : public Transport {
   std::vector<std::unique_ptr<RailConnection>> owned_;
   std::atomic<RailConnection*> connections_{nullptr};  // a list
   std::atomic<WakeWord*> wake_word_{nullptr};
-  UniqueFd ready_;  // epoll: readable when one of the rails' descriptors is
+  UniqueFd ready_;  // epoll: readable when a rail's descriptor is
 
-  mutable std::mutex rails_mutex_;       // of peers_' rails, and of making connections
-  std::mutex care_mutex_;                // of whoever looks after rails
+  mutable std::mutex rails_mutex_;       // guards peers_' rails, and the making of connections
+  std::mutex care_mutex_;                // held by the thread that looks after rails
   Clock::time_point next_look_{};        // at ports
-  std::vector<std::uint64_t> renewals_;  // seen, by rail
+  std::vector<std::uint64_t> renewals_;  // seen so far, by rail
   std::atomic<bool> dropping_{false};
   std::mutex heard_mutex_;
   std::vector<Heard> heard_;

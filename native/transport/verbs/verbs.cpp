@@ -24,7 +24,7 @@ FlagWord* own_board(const RemoteSegment& segment) {
       static_cast<const VerbsRemoteKeys*>(segment.keep.get())->board_address);
 }
 
-// The GPU that has a part in a transfer of this rank to itself, or kHost.
+// The GPU that takes part in a transfer of this rank to itself, or kHost.
 int device_of(const Transfer& transfer) {
   return transfer.local->device != kHost ? transfer.local->device : transfer.remote->device;
 }
@@ -53,7 +53,7 @@ VerbsTransport::VerbsTransport(Rank rank, Rank size, const std::string& token,
                                                       options.timeout_s);
 }
 
-// Nobody answers any more; then nothing moves any more; then memory may go.
+// The order matters: first no more answers, then no more traffic, then memory may go.
 VerbsTransport::~VerbsTransport() {
   manager_->leave();
   manager_.reset();
@@ -156,7 +156,7 @@ VerbsTransport::Posted VerbsTransport::read(QueueId queue, Rank peer,
                                : connection->read(transfers, flag, boards_->wake_word());
 }
 
-// To this rank itself too by a queue pair: adapters' atomics are not atomic to the processor.
+// Also uses a queue pair to this rank itself: adapters' atomics are not atomic to the processor.
 bool VerbsTransport::post_atomic(QueueId queue, Rank peer, const Atomic& atomic) {
   return this->atomic(queue, peer, atomic).has_value();
 }
@@ -208,8 +208,8 @@ bool VerbsTransport::reached(QueueId queue, Rank peer, std::uint64_t mark) const
                                                     static_cast<std::uint32_t>(mark >> 32)});
 }
 
-// The library's own queues come last, and are polled first: who sees a barrier's flag has polled
-// for all that had come by the program's queues before it.
+// The library's own queues come last and are polled first: a rank that sees a barrier's flag has
+// polled for everything that had arrived on the program's queues before it.
 void VerbsTransport::progress() {
   for (std::size_t queue = queues_.size(); queue-- > 0;) {
     if (queues_[queue]->used()) queues_[queue]->progress();
