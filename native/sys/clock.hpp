@@ -23,7 +23,7 @@ inline std::uint64_t ticks() {
 #endif
 }
 
-// The moment until which a call may wait. Reads the clock only when asked.
+// The time until which a call may wait. Reads the clock only when asked.
 class Deadline {
  public:
   static Deadline in(double seconds) {
@@ -50,7 +50,7 @@ class Deadline {
     piece.continues_ = std::exchange(continues_, true);
     return piece;
   }
-  // That of a piece after the first.
+  // True for every piece after the first.
   bool continues() const { return continues_; }
   // When the whole wait began.
   Clock::time_point since() const { return since_; }

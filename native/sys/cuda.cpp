@@ -84,7 +84,7 @@ Library load() {
 }
 
 const Library& inherited() {
-  static const Library library = load();  // a failed attempt is repeated by the next call
+  static const Library library = load();  // the next call repeats a failed attempt
   return library;
 }
 
@@ -151,7 +151,7 @@ Current::Current(Device device) {
 Current::~Current() {
   Context context = nullptr;
   (void)inherited().thread_exchange_capture_mode(&capture_mode_);
-  // Fails where the process ends and in a child of it, which nobody needs to know.
+  // Fails at the end of the process and in a child, which does not matter.
   inherited().ctx_pop(&context);
 }
 

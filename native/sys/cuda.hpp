@@ -1,6 +1,6 @@
-// The CUDA driver, loaded at run time: the entries that this library calls, each under the name
-// that has the wanted version, as our own declarations. Nothing links CUDA, and no header of it is
-// needed to build. Each entry does as cuda.h says.
+// The CUDA driver, loaded at run time: the entries that this library calls, each under the name of
+// the wanted version, with declarations of our own. Nothing links CUDA, and building needs none of
+// its headers. Each entry behaves as cuda.h says.
 #pragma once
 
 #include <cstddef>
@@ -65,7 +65,7 @@ struct Uuid {
   char bytes[16];
 };
 
-// CUdevice_attribute, those that are asked for.
+// CUdevice_attribute, as far as this library asks.
 enum class DeviceAttribute : int {
   kMultiprocessors = 16,
   kPciBusId = 33,
@@ -192,7 +192,7 @@ inline constexpr unsigned kIpcLazyEnablePeerAccess = 1;
      unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters,  \
      void** extra))                                                                                \
   X(launch_host_func, "cuLaunchHostFunc", (Stream stream, HostFunction function, void* argument))
-// Null where the driver lacks them: then there is no RDMA from a device's memory.
+// Null if the driver lacks them: then there is no RDMA from device memory.
 #define PGASDL_CUDA_OPTIONAL_FUNCTIONS(X)                                                     \
   X(mem_get_handle_for_range, "cuMemGetHandleForAddressRange",                                \
     (void* handle, DevicePtr address, std::size_t bytes, int type, unsigned long long flags)) \
@@ -205,12 +205,12 @@ struct Driver {
 #undef PGASDL_MEMBER
 };
 
-// Loads libcuda.so.1 and initialises it at the first call; a failed attempt is repeated by the
-// next. Throws kUnavailable with the reason: no driver, one that is too old, no device. In a child
-// of a process that used it, too: CUDA does not outlive a fork.
+// Loads libcuda.so.1 and initialises it at the first call; the next call repeats a failed attempt.
+// Throws kUnavailable with the reason: no driver, too old a driver, no device. Also throws in a
+// child of a process that used it, since CUDA does not survive a fork.
 const Driver& driver();
 
-// Why there is none here; empty if there is.
+// Why there is no driver here; empty if there is one.
 std::string missing();
 
 // The number of devices that this process sees; 0 without a driver.
@@ -219,16 +219,16 @@ int device_count();
 // An attribute of a device, 0 if the driver does not know it.
 int attribute(Device device, DeviceAttribute which);
 
-// The context of a device that PyTorch and CuPy use, too, retained at first use and kept until the
+// The context of a device that PyTorch and CuPy also use, retained at first use and kept until the
 // process ends.
 Context primary_context(Device device);
 
-// Throws for any result but success: what was attempted, and the driver's name and words for it.
-// kUnavailable for what the driver does not support, else kSystem, for lack of memory, too.
+// Throws for any result except success: what was attempted, and the driver's name and text for the
+// error. kUnavailable if the driver does not support it, else kSystem, also for lack of memory.
 void check(Result result, const std::string& what);
 
-// Makes a device's primary context this thread's current one for a scope. Calls in the scope have
-// no part in a graph that some thread captures meanwhile, and do not spoil it.
+// Makes a device's primary context this thread's current one for a scope. Calls in the scope are
+// not recorded in a graph that another thread captures meanwhile, and do not invalidate it.
 class Current {
  public:
   explicit Current(Device device);
@@ -237,7 +237,7 @@ class Current {
   ~Current();
 
  private:
-  int capture_mode_ = kCaptureModeRelaxed;  // outside: this thread's before
+  int capture_mode_ = kCaptureModeRelaxed;  // outside the scope: this thread's mode before
 };
 
 }  // namespace pgasdl::cuda

@@ -1,6 +1,6 @@
-// Errors of the native layers. Normal outcomes (queue full, deadline passed) are values; everything
-// that a caller cannot simply repeat is an Error, which the bindings turn into the Python exception
-// of the same name.
+// Errors of the native layers. Normal outcomes (queue full, deadline passed) are values. Every
+// failure that a caller cannot simply repeat is an Error, which the bindings turn into the Python
+// exception of the same name.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ enum class ErrorKind : std::uint8_t {
   kMismatch,
   kPeerLost,
   kUnavailable,
-  kTimeout,  // of what nobody waits for in a call
+  kTimeout,  // of work that no call waits for
   kSystem,
 };
 
@@ -49,11 +49,11 @@ std::string text(const Parts&... parts) {
   return out.str();
 }
 
-// Throws kSystem: what was attempted, and the system's own words for `error_number`.
+// Throws kSystem: what was attempted, and the system's text for `error_number`.
 [[noreturn]] void throw_system(const std::string& what, int error_number);
 
-// The same where `error_number` tells that sandboxes or older kernels refuse the system call
-// `call`: then kUnavailable, with how it can be allowed.
+// Like throw_system, but if `error_number` means that a sandbox or an older kernel refuses the
+// system call `call`: throws kUnavailable, with advice on how to allow it.
 [[noreturn]] void throw_refused(const std::string& what, const char* call, int error_number);
 
 }  // namespace pgasdl

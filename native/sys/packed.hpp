@@ -22,8 +22,8 @@ std::string packed(const Struct& value) {
               text("malformed ", what, " from rank ", peer, ": other version?"), peer);
 }
 
-// The struct that `bytes` begin with, which are shortened by it. Throws kMismatch if they are too
-// few: `what` names them, `peer` has sent them.
+// Takes a struct off the beginning of `bytes`. Throws kMismatch if there are too few: `what` names
+// them, `peer` sent them.
 template <typename Struct>
 Struct take_packed(std::string_view& bytes, const char* what, int peer) {
   static_assert(std::is_trivially_copyable_v<Struct>);
@@ -34,7 +34,7 @@ Struct take_packed(std::string_view& bytes, const char* what, int peer) {
   return value;
 }
 
-// The struct that `bytes` are. Throws kMismatch if they have another size.
+// Converts all of `bytes` to a struct. Throws kMismatch if the size differs.
 template <typename Struct>
 Struct unpacked(std::string_view bytes, const char* what, int peer) {
   const auto value = take_packed<Struct>(bytes, what, peer);

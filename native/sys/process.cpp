@@ -36,7 +36,7 @@ Status read_status(const UniqueFd& file) {
   const ssize_t length = pread(file.get(), content, sizeof content - 1, 0);
   if (length <= 0) return status;
   content[length] = 0;
-  // A command's name may itself hold ") ".
+  // The last ")", as a command's name may itself contain ") ".
   const char* fields = std::strrchr(content, ')');
   if (fields == nullptr) return status;
   std::sscanf(fields, ") %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d",
@@ -89,7 +89,7 @@ bool ProcessWatch::ended() const {
 
 bool ProcessWatch::kill() const {
   if (!file_ || ended()) return false;
-  // Without a pidfd it may still end, and its number be taken, between this look and the signal.
+  // Without a pidfd the process may end, and its number be reused, between check and signal.
   return (pidfd_ ? syscall(SYS_pidfd_send_signal, file_.get(), SIGKILL, nullptr, 0)
                  : ::kill(pid_, SIGKILL)) == 0;
 }

@@ -1,4 +1,4 @@
-// Descriptors, process handles, and what fork does to us.
+// Descriptors, process handles, and the consequences of fork.
 #pragma once
 
 #include <sys/types.h>
@@ -12,7 +12,7 @@
 
 namespace pgasdl {
 
-// A file descriptor that closes itself.
+// A file descriptor with an owner.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -34,45 +34,44 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Tells when another process has ended: by a pidfd, or where sandboxes or older kernels give none
-// by its file in /proc, which is the same process for ever, too, but has to be looked at.
+// Detects the end of another process: by a pidfd, or where sandboxes or older kernels offer none,
+// by its file in /proc, which also refers to the same process for ever but has to be polled.
 class ProcessWatch {
  public:
   ProcessWatch() = default;
   explicit ProcessWatch(pid_t pid);
-  // Nothing is watched: default made, or neither pidfd nor /proc is to be had.
+  // False if nothing is watched: default-made, or neither pidfd nor /proc is available.
   explicit operator bool() const { return gone_ || file_; }
-  // To poll: readable once it has ended. -1: ask ended() from time to time.
+  // A descriptor to poll, readable once the process has ended. -1: call ended() from time to time.
   int descriptor() const { return pidfd_ ? file_.get() : -1; }
   bool ended() const;
-  // Kills it, never another process that got its number. False: it has ended, or is not watched.
+  // Kills it, but no other process that got its number. False: it has ended, or is not watched.
   bool kill() const;
 
  private:
   UniqueFd file_;
   pid_t pid_ = 0;
   bool pidfd_ = false;
-  bool gone_ = false;  // before it was looked at
+  bool gone_ = false;  // before the watch began
 };
 
-// A thread of this process runs or waits for a processor: it is not stopped, but maybe starved.
+// Whether a thread of the process runs or waits for a processor: not stopped, perhaps starved.
 bool has_runnable_thread(pid_t pid);
 
-// The nearest process that each of `pids` is or descends from, 0 if there is none. Processes that
-// are gone do not count.
+// The nearest process that each of `pids` is or descends from; 0 if there is none. Ignores
+// processes that are gone.
 pid_t common_ancestor(std::span<const pid_t> pids);
 
-// An identity that is the same for processes that can open each other's pidfd and reach each
-// other's AF_UNIX sockets: the boot of the machine, and the namespaces of processes and of the
-// network.
+// Equal for processes that can open each other's pidfd and reach each other's AF_UNIX sockets:
+// combines the boot of the machine with the namespaces of processes and of the network.
 std::string host_identity();
 
-// How many forks lie between this process and the one that loaded the library. Objects remember it
-// at birth and refuse to work in a child.
+// The number of forks between the process that loaded the library and this one. Objects remember it
+// when they are made, and refuse to work in a child.
 std::uint64_t fork_depth();
-// One for the whole process: only the child of a fork can tell that it is one.
+// One counter per process: only the child of a fork can tell that it is one.
 inline std::atomic<std::uint64_t> n_forks{0};
-// For objects that remember one: an inline look.
+// An inline check for objects that remember a depth.
 inline bool forked_since(std::uint64_t depth) {
   return n_forks.load(std::memory_order_relaxed) != depth;
 }

@@ -1,4 +1,4 @@
-// Threads of the library's own.
+// Threads of the library.
 #pragma once
 
 #include <pthread.h>
@@ -9,8 +9,8 @@
 
 namespace pgasdl {
 
-// While it lives, the calling thread takes no signals, nor do those that it starts. But for what a
-// thread raises by a fault of its own: blocked, that ends the process without any handler.
+// For its lifetime, the calling thread and threads that it starts take no signals, except those
+// that a thread raises by its own faults: if blocked, they end the process without any handler.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -29,7 +29,7 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-// Signals belong to the threads of the program.
+// Leaves signals to the threads of the program.
 template <typename Run>
 std::thread thread_without_signals(Run&& run) {
   const SignalsBlocked blocked;

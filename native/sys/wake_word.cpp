@@ -12,7 +12,7 @@
 namespace pgasdl {
 namespace {
 
-// Bounds every sleep, whatever happened to the wake-up.
+// Bounds every sleep, in case a wake-up gets lost.
 constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(50);
 constexpr Nanoseconds kLongestWithoutBarrier = std::chrono::microseconds(200);
 
@@ -35,7 +35,7 @@ void WakeWord::wake_sleepers() {
                                      std::memory_order_relaxed)) {
       continue;
     }
-    // Only the one that disarms it makes the system call.
+    // Only the waker that disarms it makes the system call.
     syscall(SYS_futex, word(state), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
     return;
   }
