@@ -9,13 +9,13 @@
 namespace pgasdl {
 namespace {
 
-/// Smaller copies never ask for the last-level cache: they are memcpy and one comparison.
+// Smaller copies skip the query for the last-level cache: they are memcpy and one comparison.
 constexpr std::size_t kLeastStreamed = std::size_t{4} << 20;
 
-/// A copy of this size or more skips the caches. Its source and destination would fill half of
-/// the last one, where memcpy's stores start to fetch lines only to overwrite them. On a Zen 3
-/// with 32 MiB of L3, GB/s of memcpy / rep movsb / this: 4 MiB 32/26/20, 8 MiB 17/13/20,
-/// 16 MiB 9/8/14, 64 MiB 8/10/15; memcpy of glibc makes the same turn, but much later.
+// A copy of this size or more bypasses the caches. Its source and destination would fill half of
+// the last-level cache, where memcpy's stores start to fetch lines only to overwrite them. On a Zen
+// 3 with 32 MiB of L3, GB/s of memcpy / rep movsb / this: 4 MiB 32/26/20, 8 MiB 17/13/20, 16 MiB
+// 9/8/14, 64 MiB 8/10/15; glibc's memcpy changes its method as well, but much later.
 std::size_t streamed_from() {
   static const std::size_t threshold = [] {
 #if defined(_SC_LEVEL3_CACHE_SIZE)

@@ -1,9 +1,9 @@
-// Sums of reduce() as kernels. Compiled to PTX by tests/gpu/ptx.py, and by g++ for a test double of
-// the driver, whose grid.hpp stands for what a CUDA compiler has built in.
+// Sums of reduce() as kernels. tests/gpu/ptx.py compiles them to PTX, and g++ compiles them for the
+// fake driver of the tests, whose grid.hpp replaces a CUDA compiler's built-in names.
 //
 // Every item is computed by itself, in the order of the sources, by the arithmetic of the CPU's
-// kernels (simd.hpp), so that it has their bits. That needs a compilation without contraction and
-// without flushing of subnormals, and one NaN written for all.
+// kernels (simd.hpp), so that it has their bits. That requires compilation without contraction and
+// without flushing of subnormals, and one NaN for all results.
 
 #include "reduce/device_kernels.hpp"
 
@@ -94,8 +94,8 @@ using Stored = typename Format<kDType>::Stored;
 template <class Acc>
 constexpr bool kFloat = kSame<Acc, float> || kSame<Acc, double>;
 
-// ---- f16: a conversion of the processor, which IEEE 754 defines but for NaN; integer arithmetic
-// would take longer than the memory does
+// ---- f16: the processor's conversion, which IEEE 754 defines except for NaN; integer arithmetic
+// would take longer than the memory accesses
 
 __device__ __forceinline__ float f16_to_f32(uint16_t half) {
 #if defined(__CUDACC__)
@@ -111,7 +111,7 @@ __device__ __forceinline__ float f16_to_f32(uint16_t half) {
 #endif
 }
 
-/// Not of NaN.
+// Not for NaN.
 __device__ __forceinline__ uint16_t f32_to_f16(float value) {
 #if defined(__CUDACC__)
   uint16_t half;
@@ -131,13 +131,13 @@ __device__ __forceinline__ uint16_t f32_to_f16(float value) {
 #endif
 }
 
-/// Not of NaN.
+// Not for NaN.
 __device__ __forceinline__ uint16_t f32_to_bf16(float value) {
   const auto bits = bits_as<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/// Rounded to odd, so that rounding the result again, to fewer bits, rounds right. Not of NaN.
+// Rounded to odd, so that a further rounding to fewer bits is correct. Not for NaN.
 __device__ __forceinline__ float f64_to_f32_odd(double value) {
   constexpr uint64_t kMagnitude = ~(uint64_t{1} << 63);
   const auto nearest = static_cast<float>(value);
@@ -167,7 +167,7 @@ __device__ __forceinline__ Acc decode(Stored<kDType> stored) {
   }
 }
 
-/// A NaN becomes the positive quiet one without payload, whatever conversions would make of it.
+// Any NaN becomes the positive quiet one without payload, regardless of conversions.
 template <DType kDType, class Acc>
 __device__ __forceinline__ Stored<kDType> encode(Acc acc) {
   if constexpr (!kFloat<Acc>) {
@@ -194,7 +194,7 @@ __device__ __forceinline__ Stored<kDType> encode(Acc acc) {
   }
 }
 
-/// A sum starts from this: -0 for floats, as 0 + -0 is 0.
+// The initial value of a sum: -0 for floats, since 0 + -0 is 0.
 template <class Acc>
 constexpr Acc kNothing = kFloat<Acc> ? -Acc{0} : Acc{0};
 
@@ -248,8 +248,8 @@ __device__ __forceinline__ uint4 vector_of(const Item* items) {
   return {words[0], words[1], words[2], words[3]};
 }
 
-/// kVectors vectors of one thread. Neighbours in a block take neighbouring vectors, and a thread's
-/// own lie a whole grid apart, so that few vectors spread over all multiprocessors.
+// kVectors vectors of one thread. Neighbours in a block take neighbouring vectors; a thread's own
+// vectors are a whole grid apart, so that few vectors spread over all multiprocessors.
 template <int kVectors>
 struct Turn {
   uint64_t bytes[kVectors];  // to the vector
@@ -280,8 +280,8 @@ struct Turn {
   }
 };
 
-/// Calls `item` with the items before and after the vectors, in the grid's last threads: with few
-/// vectors they have none.
+// Calls `item` for the items before and after the vectors, in the grid's last threads, which have
+// no vectors if there are few.
 template <class Item, class Function>
 __device__ __forceinline__ void outside_vectors(const DeviceReduction& p, Function item) {
   const uint64_t in_vectors = p.vectors * kLanes<Item>;
@@ -291,8 +291,8 @@ __device__ __forceinline__ void outside_vectors(const DeviceReduction& p, Functi
 
 // ---- all sources and destinations of one dtype
 
-/// How many sources a thread loads before it combines them, and how many vectors of each: loads of
-/// 64 bytes or more under way, and registers for two blocks on a multiprocessor.
+// How many sources a thread loads before it combines them, and how many vectors of each: enough for
+// 64 bytes of loads under way, and few enough registers for two blocks per multiprocessor.
 __device__ constexpr int sources_ahead(int n_sources) { return n_sources == 0 ? 4 : n_sources; }
 __device__ constexpr int vectors_ahead(int n_sources, int item_size) {
   if (n_sources == 0) return 1;
@@ -371,7 +371,7 @@ __device__ __forceinline__ void copy_to_all(const DeviceReduction& p) {
   });
 }
 
-// ---- any mix of dtypes: single items, which neighbours in a block take side by side
+// ---- any mix of dtypes: single items, adjacent for neighbours in a block
 
 template <class Item>
 __device__ __forceinline__ Item load_bytes(const char* from) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The types that device_reduce() and its kernels share. Compiled by NVRTC, too: nothing of the
-// standard library but the integers' names.
+// Types shared by device_reduce() and its kernels. NVRTC compiles them, too, so they use only the
+// names of integers from the standard library.
 
 #include <cstdint>
 
@@ -9,12 +9,12 @@
 
 namespace pgasdl {
 
-/// The most arrays of one call: these fit well into a kernel's parameters.
+// The most arrays of one call, which fit well into a kernel's parameters.
 inline constexpr unsigned kDeviceSources = 64;
 inline constexpr unsigned kDeviceDestinations = 64;
 
 inline constexpr unsigned kDeviceBlock = 512;       // threads
-inline constexpr unsigned kDeviceBlocks = 2;        // of a grid at most, on each multiprocessor
+inline constexpr unsigned kDeviceBlocks = 2;        // at most in a grid, per multiprocessor
 inline constexpr std::uint64_t kDeviceVector = 16;  // bytes
 
 /// The one parameter of every kernel.
@@ -36,8 +36,8 @@ struct DeviceReduction {
   unsigned n_destinations;
 };
 
-// X(dtype's name, dtype, sources with 0 for any): the kernel pgasdl_sum_DTYPE_SOURCES. One source
-// of an integer is a copy.
+// X(dtype's name, dtype, number of sources; 0: any): the kernel pgasdl_sum_DTYPE_SOURCES. For
+// integers a single source is a copy.
 #define PGASDL_DEVICE_INTEGERS(X, dtype, DTYPE) \
   X(dtype, DTYPE, 2)                            \
   X(dtype, DTYPE, 0)

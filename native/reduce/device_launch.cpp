@@ -15,7 +15,7 @@ struct SameKernel {
   std::size_t n_sources;  // 0: any
 };
 
-// In the order of kDeviceKernelNames, where they come first.
+// In the order of kDeviceKernelNames, where these come first.
 #define PGASDL_ENTRY(dtype, DTYPE, sources) {DType::DTYPE, sources},
 constexpr SameKernel kSame[] = {PGASDL_DEVICE_SAME(PGASDL_ENTRY)};
 #undef PGASDL_ENTRY
@@ -26,7 +26,7 @@ constexpr std::size_t kCopy = kUnaligned + kAccumulators;
 static_assert(kCopy + 1 == kDeviceKernelNames.size());
 
 std::size_t same_kernel(DType dtype, std::size_t n_sources) {
-  // The kernel for any number comes after those for one.
+  // The kernel for any number follows those for a fixed one.
   const auto* found = std::ranges::find_if(kSame, [&](const SameKernel& kernel) {
     return kernel.dtype == dtype && (kernel.n_sources == n_sources || kernel.n_sources == 0);
   });
@@ -35,7 +35,7 @@ std::size_t same_kernel(DType dtype, std::size_t n_sources) {
 
 std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
 
-/// `test` holds for the address and the dtype of every source and every destination.
+// True if `test` holds for the address and dtype of every source and destination.
 template <typename Test>
 bool all_of(std::span<const Destination> destinations, std::span<const Source> sources, Test test) {
   const auto one = [&](const auto& place) { return test(number(place.address), place.dtype); };

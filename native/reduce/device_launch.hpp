@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal to device_reduce() and its tests: which kernel does a call, and with what.
+// Internal to device_reduce() and its tests: chooses the kernel of a call, and its parameters.
 
 #include <array>
 #include <cstddef>
@@ -28,7 +28,7 @@ inline constexpr auto kDeviceKernelNames = std::to_array<const char*>({
 
 struct DeviceLaunch {
   std::size_t kernel;  // in kDeviceKernelNames
-  std::uint64_t work;  // threads that have something to do; fewer repeat themselves
+  std::uint64_t work;  // threads that have work; a smaller grid loops
   DeviceReduction parameters;
 };
 
@@ -40,7 +40,8 @@ bool is_copy(std::span<const Destination> destinations, std::span<const Source> 
 bool fits_vectors(std::span<const Destination> destinations, std::span<const Source> sources,
                   std::size_t item_size);
 
-/// A call that is_copy() must fit vectors of bytes. Throws kUnavailable for too many addresses.
+// For a call that is_copy(), all addresses must fit vectors of bytes. Throws kUnavailable for too
+// many addresses.
 DeviceLaunch device_launch(std::span<const Destination> destinations,
                            std::span<const Source> sources, std::size_t n, double scale);
 

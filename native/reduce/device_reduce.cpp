@@ -42,7 +42,7 @@ Loaded load(cuda::Device device) {
   return loaded;
 }
 
-/// The device's context is the current one.
+// The device's context must be current.
 const Loaded& loaded_on(cuda::Device device) {
   static std::mutex mutex;
   static std::map<cuda::Device, Loaded> devices;
@@ -73,7 +73,8 @@ void device_reduce(cuda::Device device, cuda::Stream stream,
   if (is_copy(destinations, sources, scale)) {
     const auto in_place = std::ranges::count(destinations, sources[0].address,
                                              [](const Destination& d) { return d.address; });
-    // One is the driver's work, which knows more of it: copy engines, peers, any alignment.
+    // A single copy is left to the driver, which knows more ways: copy engines, peers, any
+    // alignment.
     if (destinations.size() - static_cast<std::size_t>(in_place) <= 1 ||
         !fits_vectors(destinations, sources, 1)) {
       return copy_to_each(stream, destinations, sources[0], n * item_size(sources[0].dtype));

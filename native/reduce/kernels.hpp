@@ -18,14 +18,14 @@ enum class Accumulator : std::uint8_t { kF32, kF64, kI32, kI64 };
 inline constexpr std::size_t kAccumulators = 4;
 Accumulator accumulator_for(std::span<const Source> sources);
 
-/// Not std::array: the kernels' own files call nothing of the standard library.
+// Not std::array: the kernels' files call nothing of the standard library.
 template <class T, std::size_t kCount>
 struct Row {
   T items[kCount];
   constexpr const T& operator[](std::size_t i) const { return items[i]; }
 };
 
-/// Counts with a kernel of their own; 0 takes any number.
+// Counts with their own kernel; 0 takes any number.
 inline constexpr std::size_t kOwnSources = 4;
 inline constexpr std::size_t kOwnDestinations = 2;
 
@@ -36,12 +36,12 @@ using KernelsByOp = Row<KernelsBySources, kReduceOps>;
 struct Kernels {
   Row<KernelsByOp, kDTypes> same;                     // all sources and destinations of one dtype
   Row<Row<Kernel, kReduceOps>, kAccumulators> mixed;  // any dtypes that this accumulator takes
-  void (*stream)(char* to, const char* from, std::size_t bytes);  // a copy that skips the caches
+  void (*stream)(char* to, const char* from, std::size_t bytes);  // bypasses the caches
 };
 
 enum class Isa : std::uint8_t { kBaseline, kAvx2, kAvx512 };
 
-/// nullptr where this build or this processor has no such variant.
+// nullptr if this build or this processor lacks the variant.
 const Kernels* kernels_for(Isa isa);
 
 /// The widest variant of this processor, chosen once.

@@ -1,10 +1,10 @@
 #pragma once
 
-// The kernels, compiled once per instruction set. A file that includes this one defines
-// PGASDL_ISA_NAMESPACE first and gets that namespace's kKernels.
+// The kernels, compiled once per instruction set. A file defines PGASDL_ISA_NAMESPACE, then
+// includes this one, and gets that namespace's kKernels.
 //
-// Every lane does the same arithmetic whatever the width of its vector, so a tail is a chain of
-// ever narrower vectors and results do not depend on where a range is cut.
+// Every lane does the same arithmetic at any vector width, so a tail is a chain of ever narrower
+// vectors, and results do not depend on where a range is cut.
 
 #include "reduce/kernels.hpp"
 #include "reduce/simd.hpp"
@@ -30,8 +30,8 @@ PGASDL_INLINE Vec<T, L> combine(Vec<T, L> a, Vec<T, L> b) {
   }
 }
 
-/// Which NaN an addition returns depends on the order of its operands in the instruction, which
-/// the compiler picks: one NaN for all keeps results the same everywhere.
+// Which NaN an addition returns depends on the order of operands in the instruction, which the
+// compiler picks: one NaN for all keeps results the same everywhere.
 template <class T, int L>
 PGASDL_INLINE Vec<T, L> finish(Vec<T, L> acc, T scale) {
   if constexpr (Traits<T>::kFloat) {
@@ -44,8 +44,8 @@ PGASDL_INLINE Vec<T, L> finish(Vec<T, L> acc, T scale) {
 
 // ---- all sources and destinations of one dtype: registers only
 
-/// The addresses, in an array of their own: the compiler then knows that stores leave them alone.
-/// kN = 0 stands for any number, read where the caller keeps them.
+// The addresses in a local array, so that the compiler knows that stores do not change them. kN = 0
+// stands for any number, read from the caller's memory.
 template <class Pointer, class Place, int kN>
 struct Addresses {
   Pointer items[kN];
@@ -239,7 +239,7 @@ struct Mixed {
 
 template <class Format, ReduceOp kOp, int kSources>
 constexpr KernelsByDestinations by_destinations() {
-  // Every op makes the same of one source; only sums are worth a kernel per destination count.
+  // With one source every op gives the same; only sums deserve a kernel per destination count.
   constexpr ReduceOp kDone = kSources == 1 ? ReduceOp::kSum : kOp;
   if constexpr (kDone == ReduceOp::kSum) {
     return {Same<Format, kDone, kSources, 0>::run, Same<Format, kDone, kSources, 1>::run,

@@ -24,7 +24,7 @@ void copy_to_all(std::span<const Destination> destinations, const Source& source
     copy(destinations[0].address, source.address, bytes);
     return;
   }
-  // Blocks, so that the source comes from memory once and from L1 after that.
+  // In blocks, so that the source comes from memory once and from L1 afterwards.
   constexpr std::size_t kBlock = 16384;
   for (std::size_t begin = 0; begin < bytes; begin += kBlock) {
     const std::size_t count = std::min(kBlock, bytes - begin);

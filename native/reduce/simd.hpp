@@ -1,8 +1,8 @@
 #pragma once
 
-// Vectors of L lanes and the number formats in memory. Included by kernels_impl.hpp alone, once
-// per instruction set. Everything has internal linkage and nothing of the standard library is
-// called: an inline function compiled here for AVX-512 must never be the copy the linker keeps.
+// Vectors of L lanes and the number formats in memory. Only kernels_impl.hpp includes it, once per
+// instruction set. Everything has internal linkage and calls nothing of the standard library: the
+// linker must never keep a copy of an inline function that was compiled for AVX-512.
 
 #include <cstddef>
 #include <cstdint>
@@ -198,7 +198,7 @@ PGASDL_INLINE Vec<std::uint16_t, L> f32_to_bf16(Vec<float, L> v) {
   return cast<std::uint16_t, std::uint32_t, L>(round_to_bf16<L>(v) >> 16);
 }
 
-/// f64 to f32 rounded to odd, so that rounding the result again, to fewer bits, rounds right.
+// f64 to f32 rounded to odd, so that a further rounding to fewer bits is correct.
 template <int L>
 PGASDL_INLINE Vec<float, L> f64_to_f32_odd(Vec<double, L> v) {
   using U64 = Vec<std::uint64_t, L>;

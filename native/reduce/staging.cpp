@@ -7,14 +7,14 @@
 namespace pgasdl {
 namespace {
 
-/// Shorter copies are latency, not bandwidth; longer ones skip the caches in any case.
+// Shorter copies measure latency, not bandwidth; longer ones bypass the caches in any case.
 constexpr std::size_t kLeastTimed = std::size_t{16} << 10;
 constexpr std::size_t kMost = std::size_t{1} << 20;
 
-/// The way not taken is timed once in so many copies.
+// Times the other way once in this many copies.
 constexpr std::uint32_t kTryEvery = 64;
 
-/// The reader finds streamed data in memory, not in a cache: streaming must be that much faster.
+// The reader finds streamed data in memory, not in a cache, so streaming must be this much faster.
 constexpr double kGain = 1.5;
 
 }  // namespace
@@ -37,7 +37,7 @@ void StagingCopy::operator()(void* destination, const void* source, std::size_t 
     best_kernels().stream(static_cast<char*>(destination), static_cast<const char*>(source), bytes);
   }
   const double cost = static_cast<double>(ticks() - before) / static_cast<double>(bytes);
-  // Down at once, up slowly: most that makes a copy slow, such as a lost time slice, passes.
+  // Falls at once and rises slowly: most reasons for a slow copy, such as a lost time slice, pass.
   double& known = ticks_per_byte_[way];
   known = known == 0 || cost < known ? cost : known + (cost - known) / 8;
 }

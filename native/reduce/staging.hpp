@@ -6,16 +6,16 @@
 
 namespace pgasdl {
 
-/// Copies into memory that another core reads next, in the way that is faster here and now.
-///
-/// Where both cores share a last-level cache, plain stores leave the data there for the reader.
-/// Where they do not, every plain store first fetches from the reader's cache the line that it is
-/// going to overwrite; streamed stores do not. Hosts move virtual cores, so it cannot be decided
-/// once: both ways are timed, the better one is taken, and the other tried now and then.
-/// Not thread-safe: one for each that copies.
+// Copies into memory that another core reads next, in whichever way is faster at present.
+//
+// If both cores share a last-level cache, plain stores leave the data there for the reader. If they
+// do not, every plain store first fetches the line that it overwrites from the reader's cache;
+// streamed stores do not. Hosts move virtual cores, so this cannot be decided once: both ways are
+// timed, the better one is used, and the other is tried now and then. Not thread-safe: each copying
+// thread has its own object.
 class StagingCopy {
  public:
-  /// As copy(): a release store that follows orders every byte.
+  // As copy(): a release store that follows orders every byte.
   void operator()(void* destination, const void* source, std::size_t bytes);
 
  private:

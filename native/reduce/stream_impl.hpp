@@ -1,6 +1,6 @@
 #pragma once
 
-// Copying past the caches, compiled once per instruction set as the kernels are.
+// Copies that bypass the caches, compiled once per instruction set like the kernels.
 
 #include <cstddef>
 #include <cstdint>

@@ -5,9 +5,9 @@
 
 namespace pgasdl {
 
-// The last is no number: bytes are copied, and nothing else.
+// kBytes is no number: bytes are only copied.
 enum class DType : std::uint8_t { kF32, kF64, kF16, kBF16, kI32, kI64, kBytes };
-inline constexpr std::size_t kDTypes = 6;  // of numbers
+inline constexpr std::size_t kDTypes = 6;  // that are numbers
 
 enum class ReduceOp : std::uint8_t { kSum, kMin, kMax, kProd };
 inline constexpr std::size_t kReduceOps = 4;
