@@ -17,7 +17,7 @@
 namespace pgasdl {
 namespace {
 
-// Two lines per word: the prefetcher of neighbours must not carry one rank's word to another.
+// Two lines per word: the prefetcher of adjacent lines must not move one rank's word to another.
 constexpr std::uint64_t kWordBytes = 128;
 constexpr std::uint64_t kPurposes = 4;
 constexpr std::uint64_t kPage = 4096;
@@ -25,7 +25,7 @@ constexpr std::uint64_t kPage = 4096;
 // Owners never write to the same cache line.
 constexpr std::uint64_t kLine = 16;  // float32
 
-// How many pieces of an array outside lie in the segment at once.
+// How many pieces of an outside array the segment holds at once.
 constexpr std::uint64_t kPieces = 4;
 
 std::uint64_t header_bytes(Rank size) {
@@ -45,13 +45,13 @@ Block block_of(std::uint64_t count, Rank owner, Rank size) {
   const auto cut = [&](std::uint64_t rank) {
     return std::min(count, kLine * (lines * rank / static_cast<std::uint64_t>(size)));
   };
-  // The first rank takes what cannot be shared, as plans do.
+  // The first rank takes the remainder, as in plans.
   const auto place = static_cast<std::uint64_t>(size - 1 - owner);
   const std::uint64_t first = cut(place);
   return {first, cut(place + 1) - first};
 }
 
-// Where a rank's array is.
+// The place of a rank's array.
 struct Place {
   pid_t process;
   float* array;
@@ -215,7 +215,7 @@ Calls Floor::timed(std::uint32_t calls, bool paced, const std::function<void(std
   return times;
 }
 
-// All copies of elements [first, first + count), in place, by this rank alone.
+// Averages all copies of elements [first, first + count), in place, on this rank alone.
 void Floor::average(Kernel kernel, std::uint64_t first, std::uint64_t count) const {
   constexpr std::size_t kMost = 16;
   std::array<Source, kMost> sources;
@@ -232,8 +232,8 @@ void Floor::average(Kernel kernel, std::uint64_t first, std::uint64_t count) con
     reduce({destinations.data(), ranks}, {sources.data(), ranks}, n, scale);
   };
   if (kernel == Kernel::kPlain) return part(first, count);
-  // A page of every copy at a time, while the lines of the next are on their way: the hardware's
-  // own prefetchers stop at page boundaries.
+  // A page of every copy at a time, while the lines of the next page are being fetched: hardware
+  // prefetchers stop at page boundaries.
   constexpr std::uint64_t kStep = kPage / sizeof(float);
   for (std::uint64_t done = 0; done < count; done += kStep) {
     const std::uint64_t n = std::min(kStep, count - done);
@@ -293,7 +293,7 @@ Calls Floor::private_arrays(std::uint64_t count, std::uint64_t piece_floats, Cop
   const double scale = 1.0 / static_cast<double>(size_);
   const std::uint64_t pieces = (count + most - 1) / most;
   const auto length = [&](std::uint64_t piece) { return std::min(most, count - piece * most); };
-  // A rank that announces piece k + 2 has read piece k of all others, so four places are enough.
+  // A rank that announces piece k + 2 has read piece k of all others, so four places suffice.
   const auto stage = [&](std::uint64_t piece) {
     float* place = floats(rank_) + (piece % kPieces) * most;
     const float* from = &array[piece * most];
@@ -308,7 +308,7 @@ Calls Floor::private_arrays(std::uint64_t count, std::uint64_t piece_floats, Cop
   return timed(
       calls, paced,
       [&](std::uint32_t number) {
-        // Pieces of the call before may still be read.
+        // Pieces of the previous call may still be read.
         await_all(Purpose::kDone, done_);
         std::fill(array.begin(), array.end(),
                   static_cast<float>(number + static_cast<std::uint32_t>(rank_)));
@@ -348,7 +348,7 @@ Calls Floor::private_blocks(std::uint64_t count, std::uint64_t piece_floats, std
   const auto staged = [&](std::uint64_t piece, Rank rank) {
     return floats(rank) + (piece % kPieces) * most;
   };
-  // To the slot or back, what others own.
+  // Copies the other owners' blocks to this rank's slot, or back.
   const auto copy = [&](std::uint64_t piece, bool back) {
     for (Rank step = 1; step < size_; ++step) {
       const auto [first, n] = block(piece, (rank_ + step) % size_);
@@ -411,7 +411,7 @@ Calls Floor::read_arrays(std::uint64_t count, std::uint64_t piece, std::uint32_t
     blocks.push_back(block_of(count, rank, size_));
     pieces = std::max(pieces, (blocks.back().count + most - 1) / most);
   }
-  // Nothing, if the block has fewer pieces.
+  // Empty if the block has fewer pieces.
   const auto piece_of = [&](const Block& block, std::uint64_t number) -> Block {
     const std::uint64_t begin = std::min(number * most, block.count);
     return {block.first + begin, std::min(most, block.count - begin)};
@@ -441,7 +441,7 @@ Calls Floor::read_arrays(std::uint64_t count, std::uint64_t piece, std::uint32_t
   return timed(
       calls, paced,
       [&](std::uint32_t number) {
-        sync();  // the call before may still be read
+        sync();  // the previous call may still be read
         std::fill(array.begin(), array.end(),
                   static_cast<float>(number + static_cast<std::uint32_t>(rank_)));
       },

@@ -1,8 +1,8 @@
-// The time that the machine itself needs: the same exchanges with nothing but loads, stores and the
-// fastest kernels, to stand beside every measured figure.
+// The time that the machine itself needs: the same exchanges with only loads, stores and the
+// fastest kernels, for comparison with every measured figure.
 //
 // One object per rank over one segment that every rank maps. All members are collective: every rank
-// calls them in the same order with the same arguments. One thread; the memory is the segment's.
+// calls them in the same order with the same arguments. One thread; the segment owns the memory.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace pgasdl {
 
 // When each call began and ended on this rank, in nanoseconds of the monotonic clock, which all
-// ranks of a machine share: a call takes from the last rank's beginning to the last rank's end.
+// ranks of a machine share: a call lasts from the last rank's beginning to the last rank's end.
 struct Calls {
   std::vector<std::int64_t> began;
   std::vector<std::int64_t> ended;
@@ -25,40 +25,40 @@ struct Calls {
 class Floor {
  public:
   // Throws kUnavailable unless every rank's copy of `segment` can be loaded and stored directly.
-  // `oversubscribed`: there are more ranks than processors, so a wait must give its own away.
+  // `oversubscribed`: there are more ranks than processors, so a wait must yield its processor.
   Floor(Context& context, std::shared_ptr<Segment> segment, bool oversubscribed);
 
-  // The bytes that `segment` must hold to exchange `payload` bytes; puts need a source and a
-  // target.
+  // The bytes that `segment` needs to exchange `payload` bytes; puts need a source and a target.
   static std::uint64_t bytes(Rank size, std::uint64_t payload);
 
   // Returns on all ranks within one latency: a barrier of raw flags.
   void sync();
 
-  // Between ranks 0 and 1, one way, nanoseconds: one number per batch of `rounds` round trips.
-  // Empty on other ranks.
+  // The time between ranks 0 and 1, one way, in nanoseconds: one number per batch of `rounds` round
+  // trips. Empty on other ranks.
   std::vector<double> line(std::uint32_t batches, std::uint32_t rounds);
   enum class Copy : std::uint8_t { kMemcpy, kPlain, kStream };
   std::vector<double> put(std::uint64_t bytes, Copy copy, std::uint32_t batches,
                           std::uint32_t rounds);
 
-  // Means of `count` float32 on every rank, as fast as loads and stores allow. Every call gets new
-  // numbers first; `paced`: and begins on all ranks at once.
+  // Averages `count` float32 over all ranks, as fast as loads and stores allow. Every call gets new
+  // numbers first; if `paced`, it also begins on all ranks at once.
   enum class Kernel : std::uint8_t { kPlain, kPrefetch };
-  // In the segments themselves: two handshakes, in between each owner's one pass over all copies.
+  // In the segments themselves: two handshakes, and between them each owner's pass over all copies.
   Calls in_place(std::uint64_t count, Kernel kernel, std::uint32_t calls, bool paced);
-  // Arrays outside: a copy into the segment, a flag, one pass over all copies; in pieces of at
-  // most kMostPiece, staged past the caches (kStream) or through them.
+  // Arrays outside of segments: a copy into the segment, a flag, one pass over all copies; in
+  // pieces of at most kMostPiece, staged past the caches (kStream) or through them.
   static constexpr std::uint64_t kMostPiece = 32768;
   Calls private_arrays(std::uint64_t count, std::uint64_t piece, Copy copy, std::uint32_t calls,
                        bool paced);
-  // The same, but each owner reduces its block of a piece where the others have staged it, and all
-  // copy from what they staged.
+  // Likewise, but each owner reduces its block of a piece where the others have staged it, and all
+  // ranks copy the result from their own staged memory.
   Calls private_blocks(std::uint64_t count, std::uint64_t piece, std::uint32_t calls, bool paced);
-  // Arrays outside: each owner copies its block from peers' arrays by process_vm_readv(2), a piece
-  // at a time, and all copy its result, one piece behind. Throws kUnavailable where it is refused.
+  // Arrays outside of segments: each owner copies its block from peers' arrays by
+  // process_vm_readv(2), a piece at a time, and all copy its result, one piece behind. Throws
+  // kUnavailable if that is refused.
   Calls read_arrays(std::uint64_t count, std::uint64_t piece, std::uint32_t calls, bool paced);
-  // Several tensors one after the other, each in place, all of them given at the beginning.
+  // Several tensors one after another, each in place; all are available at the beginning.
   Calls layers(std::span<const std::uint64_t> counts, Kernel kernel, std::uint32_t calls,
                bool paced);
 
@@ -93,7 +93,7 @@ class Floor {
   std::uint64_t done_ = 0;
 };
 
-// The nanoseconds that reading the clock twice adds to what lies between.
+// The nanoseconds that two readings of the clock add to the time between them.
 double clock_cost();
 
 }  // namespace pgasdl

@@ -12,8 +12,8 @@ std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segm
   const Slice from{segment, 0, bytes};
   const Slice to{segment, target, bytes};
   const Pair pair{&from, &to};
-  // One deadline serves several batches, which take far less: reading the clock in every call would
-  // be measured too.
+  // One deadline serves several batches, which take far less time: the measurement would include
+  // reading the clock in every call.
   Deadline deadline = Deadline::once();
   const auto send = [&] {
     if (context.write_notify({&pair, 1}, peer, *segment, 0, 1, 0, deadline) != Outcome::kDone) {
@@ -27,7 +27,7 @@ std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segm
     }
     context.notify_reset(*segment, 0);
   };
-  // By ticks, which cost less than the clock: where that is a slow system call, it would show.
+  // By ticks, which cost less than a clock that is a slow system call.
   std::vector<std::uint64_t> spent;
   const auto start = Clock::now();
   const std::uint64_t start_ticks = ticks();

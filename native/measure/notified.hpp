@@ -1,4 +1,4 @@
-// The core's own notified writes, without Python: what its path costs over the floor.
+// The core's own notified writes, without Python: the cost of its path above the floor.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,15 @@
 
 namespace pgasdl {
 
-// write_notify, notify_waitsome and notify_reset between ranks 0 and 1, one way, nanoseconds: one
-// number per batch of `rounds` round trips. Collective over both; other ranks get nothing at once.
-// `segment` holds a source at 0 and a target at `target`, and notification 0 is nobody else's.
+// write_notify, notify_waitsome and notify_reset between ranks 0 and 1, one way, in nanoseconds:
+// one number per batch of `rounds` round trips. Collective over both; other ranks get an empty
+// result at once. `segment` holds a source at 0 and a target at `target`; notification 0 has no
+// other use.
 std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segment>& segment,
                                     std::uint64_t bytes, std::uint64_t target,
                                     std::uint32_t batches, std::uint32_t rounds);
 
-// Rank 0 writes `count` messages to rank 1 and waits for the queue; nanoseconds of each.
+// Rank 0 writes `count` messages to rank 1 and waits for the queue; nanoseconds per message.
 double streamed_writes(Context& context, const std::shared_ptr<Segment>& segment,
                        std::uint64_t bytes, std::uint64_t target, std::uint32_t count);
 

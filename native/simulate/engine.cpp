@@ -36,7 +36,7 @@ Result Engine::run() {
     push(scenario_.begin[rank], kApplication, static_cast<std::uint32_t>(rank));
   }
   for (;;) {
-    // The earliest of the heap's first and of those heads that are on their way.
+    // Takes the earliest of the heap's first event and the heads on their way.
     std::deque<Message>* earliest = nullptr;
     for (auto& heads : heads_) {
       if (heads.empty()) continue;
@@ -146,7 +146,7 @@ void Engine::start(std::int64_t number, std::int64_t rank) {
     finish(number, rank);
     return;
   }
-  // Lanes begin from the event loop: the application may have more to start at this moment.
+  // The event loop begins lanes: the application may start more at this moment.
   for (std::int64_t lane = 0; lane < of.lanes; ++lane) {
     if (!here.lanes[lane].done) resume(now_, number, rank, static_cast<std::uint32_t>(lane));
   }
@@ -231,7 +231,7 @@ bool Engine::step(std::int64_t number, std::int64_t rank, std::uint32_t index, L
 
 // --- messages
 
-// Queues the Puts that follow each other from the lane's next step on.
+// Queues consecutive Puts, from the lane's next step on.
 void Engine::post(std::int64_t number, std::int64_t rank, std::uint32_t index, Lane& lane) {
   const Program& of = program(number);
   std::int64_t end = lane.next;
@@ -243,7 +243,7 @@ void Engine::post(std::int64_t number, std::int64_t rank, std::uint32_t index, L
   if (!port.busy) serve(rank);
 }
 
-// The port is free: it takes the next message of its queue.
+// The port is free and takes the next message of its queue.
 void Engine::serve(std::int64_t rank) {
   Port& port = ports_[rank];
   port.busy = false;
@@ -265,7 +265,7 @@ void Engine::serve(std::int64_t rank) {
 
 void Engine::end_run(const Run& run, std::int64_t rank) {
   Job& here = job(run.job, rank);
-  if (here.lanes.empty()) return;  // over: a plan may end before its last flag has left
+  if (here.lanes.empty()) return;  // the job is over: a plan may end before its last flag has left
   Lane& lane = here.lanes[run.lane];
   const bool held = lane.flushing || (machine_.blocking && !lane.done);
   if (--lane.unsent == 0 && held) {
@@ -292,9 +292,9 @@ void Engine::send(const Run& run, const Resolved& put, std::int64_t rank) {
   }
 }
 
-// A message's head has come: through links up to where the two meet, and links down from there.
-// Its last byte is there when each of these, and the receiver's port, has passed all bytes that
-// came before it, and its own.
+// A message's head has arrived: passes it through links up to the level where both ends meet, and
+// down from there. Its last byte arrives when each of these links, and the receiver's port, has
+// passed all earlier bytes and its own.
 void Engine::pass(const Message& message) {
   const auto bytes = static_cast<double>(message.bytes);
   double tail = message.tail;
@@ -327,7 +327,7 @@ void Engine::deliver(const Message& message, double tail) {
   const Program& of = program(message.job);
   const std::int64_t row = of.alike ? 0 : message.target * of.notifications;
   const std::int32_t which = of.gathering_of_note[row + message.note];
-  if (which < 0) return;  // nobody waits for it
+  if (which < 0) return;  // no lane waits for it
   Gathering& gathering = gatherings(message.job, message.target)[which];
   gathering.latest = std::max(gathering.latest, tail);
   if (++gathering.raised != gathering.needed) return;

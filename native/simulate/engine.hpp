@@ -9,9 +9,9 @@
 
 namespace pgasdl::simulate {
 
-// A port out sends one message at a time, in the order of posting. Links and ports in pass bytes in
-// the order in which messages' heads come, those of several messages interleaved: heads are not
-// held up, last bytes are (unbounded buffers, no loss).
+// An outgoing port sends one message at a time, in the order of posting. Links and incoming ports
+// pass bytes in the order in which messages' heads arrive, and interleave several messages: a
+// message delays others' last bytes, but not their heads (unbounded buffers, no loss).
 class Engine {
  public:
   Engine(const Machine& machine, const Scenario& scenario);
@@ -29,7 +29,7 @@ class Engine {
   struct Gathering {
     double latest = 0;
     std::int32_t raised = 0;
-    std::int32_t needed = -1;  // once a lane waits for it
+    std::int32_t needed = -1;  // set once a lane waits for it
     std::uint32_t lane = 0;
   };
 
@@ -54,11 +54,11 @@ class Engine {
 
   struct Message {
     std::int32_t source, target;
-    std::int32_t met;  // level at which the two meet
+    std::int32_t met;  // level at which source and target meet
     std::int32_t job;
     std::int64_t note, bytes;
     double head, tail;
-    std::uint64_t number;  // as of an event
+    std::uint64_t number;  // as in an event
   };
 
   const Program& program(std::int64_t job) const {
@@ -95,14 +95,14 @@ class Engine {
   std::vector<Port> ports_;
   std::vector<double> reducer_free_;
   std::vector<std::int64_t> position_;  // of every rank in the application
-  std::vector<std::int64_t> joins_;     // the job it waits for, or -1
+  std::vector<std::int64_t> joins_;     // the job that each rank waits for, or -1
   std::vector<std::vector<double>> up_free_, down_free_;
   std::vector<std::vector<double>> link_busy_;
   std::vector<double> port_busy_;
   // Heads on their way to the first link: between ranks that meet at one level all take equally
-  // long, so that they come in the order in which they left.
+  // long, so they arrive in the order in which they left.
   std::vector<std::deque<Message>> heads_;
-  // The meaning of a lane's event: kept beside the event, which stays small.
+  // The meaning of a lane's event, kept outside the event, which stays small.
   struct Resume {
     std::int64_t job;
     std::uint32_t rank, lane;

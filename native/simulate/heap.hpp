@@ -1,4 +1,4 @@
-// Events in order of time; those of one moment in the order in which they arose.
+// Events in order of time; simultaneous ones in the order in which they were pushed.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ struct Event {
   }
 };
 
-// A heap of four children, whose first place stays vacant after take(): most events cause exactly
-// one other, which then needs one way down instead of one down and one up.
+// A 4-ary heap whose first place stays vacant after take(): most events cause exactly one other,
+// which then needs one way down instead of one down and one up.
 class Heap {
  public:
   bool empty() const { return events_.size() == static_cast<std::size_t>(vacant_); }
 
-  // The earliest, which stays; none if empty.
+  // Returns the earliest event without taking it; the heap must not be empty.
   const Event& first() {
     fill();
     return events_.front();
@@ -58,7 +58,7 @@ class Heap {
     events_.pop_back();
     if (!events_.empty()) down(last);
   }
-  // Puts an event into the first place, and lets it sink.
+  // Puts an event into the first place and lets it sink.
   void down(const Event& event) {
     std::size_t at = 0;
     for (;;) {

@@ -1,5 +1,5 @@
-// The input of a simulation: plans as arrays of steps, a machine, and every rank's application.
-// All times are seconds, all amounts bytes.
+// The input of a simulation: plans as arrays of steps, a machine, and every rank's application. All
+// times are in seconds, all amounts in bytes.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@ namespace pgasdl::simulate {
 
 constexpr std::int64_t kPut = 0, kWait = 1, kReduce = 2, kCall = 3, kFlush = 4;
 
-// How an operation's fields are meant; the low three bits are its kind, one of the above.
+// The meaning of an operation's fields; the low three bits are its kind, one of the above.
 enum Flags : std::int64_t {
-  kRelative = 8,      // peer counts from the own rank
-  kBytesOfPeer = 16,  // bytes: those of the peer, in the program's table
-  kBytesOfSelf = 32,  // bytes: own ones, likewise
-  kNoteOfPeer = 64,   // notification: plus the peer's rank
-  kNoteOfSelf = 128,  // notification: plus the own rank
-  kSkipIfNone = 256,  // nothing at all if there are no bytes
+  kRelative = 8,      // peer is relative to this rank
+  kBytesOfPeer = 16,  // bytes: the peer's, in the program's table
+  kBytesOfSelf = 32,  // bytes: this rank's, likewise
+  kNoteOfPeer = 64,   // notification: add the peer's rank
+  kNoteOfSelf = 128,  // notification: add this rank
+  kSkipIfNone = 256,  // skips the operation if there are no bytes
 };
 
 // Put: to `peer`, raising `note` (-1: none). Wait: for `note`. Reduce: `peer` additions per
@@ -38,12 +38,12 @@ struct Program {
   std::int64_t lanes = 0;
   std::int64_t notifications = 0;
 
-  // Waits that follow each other in a lane are one gathering: it is over when the last of their
+  // Waits that follow each other in a lane form one gathering: it is over when the last of their
   // flags is raised. Numbered from 0 on each rank, in the order of its lanes.
   std::vector<std::int32_t> gathering_of_op;
-  std::vector<std::int32_t> gathering_of_note;  // [rank * notifications + note], or alike for all
+  std::vector<std::int32_t> gathering_of_note;  // [rank * notifications + note]; one row if `alike`
   bool alike = false;                           // all ranks run the same operations
-  std::int32_t gatherings = 0;                  // of the rank that has most
+  std::int32_t gatherings = 0;                  // the most of any rank
 
   // Fills these in; false: a notification is awaited twice.
   bool index(std::int64_t ranks);
@@ -57,13 +57,13 @@ struct Resolved {
 Resolved resolve(const Program& program, const Op& op, std::int64_t rank, std::int64_t ranks);
 
 // One level of a machine: ranks of one group reach each other below it. Traffic that leaves a group
-// passes its link up, and the other group's link down.
+// passes that group's link up and the other group's link down.
 struct Level {
   std::vector<std::int32_t> group;  // of every rank
   std::vector<std::int32_t> link;   // of every rank: which link it uses; -1: none
   double link_beta = 0;             // seconds per byte of each link
   bool through = true;              // also for traffic to farther levels
-  // These are of messages between ranks that meet at this level:
+  // For messages between ranks that meet at this level:
   double latency = 0;    // from leaving the sender to the receiver
   double startup = 0;    // occupies the sender's port before the first byte
   double port_beta = 0;  // seconds per byte of the sender's and the receiver's port
@@ -105,11 +105,11 @@ struct Result {
   std::string stuck;  // empty, or which lane waits for what for ever
 };
 
-// Runs the scenario event by event, and is deterministic. No thread but the caller's.
+// Runs the scenario event by event, deterministically, in the caller's thread only.
 Result run(const Machine& machine, const Scenario& scenario);
 
-// The counts of the rank that has most: messages that it sends, and other ranks to which it sends
-// or from which it gets any, each of which takes a connection.
+// The highest counts of any rank: messages that it sends, and other ranks that it sends to or
+// receives from, each of which takes a connection.
 struct Traffic {
   std::int64_t messages = 0;
   std::int64_t neighbours = 0;

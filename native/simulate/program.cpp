@@ -25,7 +25,7 @@ bool Program::index(std::int64_t ranks) {
   }
   gathering_of_op.assign(ops.size(), -1);
   gathering_of_note.assign(notifications * (alike ? 1 : ranks), -1);
-  // Where all are alike, two ranks show every flag: each lacks no more than its own.
+  // If all ranks are alike, two ranks show every flag: each lacks only its own.
   for (std::int64_t rank = 0; rank < (alike ? 2 : ranks); ++rank) {
     std::int32_t number = 0;
     for (std::int64_t lane = 0; lane < lanes; ++lane) {
