@@ -15,18 +15,18 @@ namespace {
 
 using namespace nb::literals;
 
-// ctx.allreduce: runs a call that was made before at once, and gives any other to the Python
-// function. A frame of Python with named arguments takes half of the instructions of such a call.
+// ctx.allreduce: repeats an earlier call at once, and passes any other to the Python function. A
+// Python frame with named arguments takes half of the instructions of such a call.
 struct Repeated {
   PyObject ob_base;
   vectorcallfunc call;
   PyObject* function;
-  PyObject* attributes;  // what functools.wraps copies from it
+  PyObject* attributes;  // those that functools.wraps copies from it
 };
 
 Repeated* of(PyObject* self) { return reinterpret_cast<Repeated*>(self); }
 
-// Interned, as names in Python's code are, so that addresses tell them apart.
+// Interned like names in Python's code, so that addresses identify them.
 struct Names {
   PyObject* const op = PyUnicode_InternFromString("op");
   PyObject* const plan = PyUnicode_InternFromString("plan");
@@ -41,7 +41,7 @@ const Names& names() {
 struct Arguments {
   nb::handle context, array, op, plan, timeout;
 
-  // False: this is another call than one of all ranks on the host, or none at all.
+  // False: not a call of all ranks on the host, or not a valid call.
   bool parse(PyObject* const* given, std::size_t count, PyObject* keywords) {
     if (count != 2 && count != 3) return false;
     context = given[0];
@@ -75,7 +75,7 @@ PyObject* call(PyObject* self, PyObject* const* given, std::size_t count, PyObje
     Arguments arguments;
     if (arguments.parse(given, static_cast<std::size_t>(PyVectorcall_NARGS(count)), keywords)) {
       const auto* const context = direct<ContextHandle>(arguments.context.ptr());
-      // Kept, as another thread may close the context meanwhile.
+      // Keeps it, as another thread may close the context meanwhile.
       const nb::object calls = nb::borrow(context == nullptr ? nullptr : context->runtime->calls);
       if (calls.is_valid() &&
           nb::inst_ptr<AllreduceCalls>(calls)->run(arguments.array, arguments.op, arguments.plan,

@@ -1,4 +1,4 @@
-// The calls of ctx.allreduce: which executions each runs, and which of them was interrupted.
+// The calls of ctx.allreduce: the executions that each one runs, and the interrupted call.
 #pragma once
 
 #define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
@@ -17,13 +17,13 @@ namespace pgasdl {
 
 using Description = nb::typed<nb::tuple, nb::any, nb::ellipsis>;
 
-// The marks of a call of ctx.allreduce, taken from the array and from the arguments.
+// Identifies a call of ctx.allreduce, by its array and its arguments.
 struct CallKey {
   std::uintptr_t address = 0;
-  std::uint64_t extent = 0;        // elements of a numpy.ndarray, bytes of all else
+  std::uint64_t extent = 0;        // elements of a numpy.ndarray, bytes of other arrays
   std::uint64_t format = 0;        // the buffer protocol's, of at most eight characters,
   PyObject* dtype = nullptr;       // or an array's or a tensor's
-  const PyObject* op = nullptr;    // interned: the package's own tables hold all that are known
+  const PyObject* op = nullptr;    // interned: the package's own tables hold all valid ones
   const PyObject* plan = nullptr;  // likewise, or None
   bool operator==(const CallKey&) const = default;
 };
@@ -35,14 +35,14 @@ struct CallHash {
 
 inline PyObject* interned(nb::handle text) {
   PyObject* string = text.ptr();
-  if (!PyUnicode_CheckExact(string)) return string;  // None, or what the checks will refuse
+  if (!PyUnicode_CheckExact(string)) return string;  // None, or invalid: the checks refuse it
   Py_INCREF(string);
   PyUnicode_InternInPlace(&string);
-  Py_DECREF(string);  // somebody else holds it too: the caller's argument, or the table of all
+  Py_DECREF(string);  // the caller's argument, or the table, holds it too
   return string;
 }
 
-// Straight from its fields: the buffer protocol takes longer than a small allreduce.
+// Reads the array's fields: the buffer protocol takes longer than a small allreduce.
 inline bool key_of_ndarray(nb::handle array, CallKey& key) {
   const auto* const fields = reinterpret_cast<PyArrayObject*>(array.ptr());
   if ((PyArray_FLAGS(fields) & NPY_ARRAY_CARRAY) != NPY_ARRAY_CARRAY) return false;
@@ -65,7 +65,7 @@ inline bool key_of_buffer(nb::handle array, CallKey& key, Export& held) {
   return length != 0 && length <= sizeof key.format;
 }
 
-// PyTorch offers no buffer protocol; its C++ library is not ours to link.
+// PyTorch offers no buffer protocol, and this library does not link PyTorch's C++ library.
 inline bool key_of_tensor(nb::handle tensor, CallKey& key) {
   if (!nb::hasattr(tensor, "data_ptr") || !nb::hasattr(tensor, "is_cpu")) return false;
   try {
@@ -74,22 +74,22 @@ inline bool key_of_tensor(nb::handle tensor, CallKey& key) {
     key.address = nb::cast<std::uintptr_t>(tensor.attr("data_ptr")());
     key.extent = nb::cast<std::uint64_t>(tensor.attr("nbytes"));
     const nb::object dtype = tensor.attr("dtype");
-    key.dtype = dtype.ptr();  // one object per dtype, for good
+    key.dtype = dtype.ptr();  // one object per dtype, never freed
   } catch (const std::exception&) {
-    return false;  // said in words by the checks
+    return false;  // the checks explain it
   }
   return true;
 }
 
-// One call: executions of its parts, one after another. Its description tells it from others.
+// One call: executions of its parts, one after another. Its description identifies it.
 struct Parts {
   Description description;
-  std::vector<std::pair<ExecutionHandle, std::uint64_t>> executions;  // and the bytes of each
+  std::vector<std::pair<ExecutionHandle, std::uint64_t>> executions;  // with the bytes of each
 };
 
-// The calls of ctx.allreduce of a group: runs one that was made before without any Python in
-// between, and knows the one that a Timeout or Ctrl-C interrupted. Used with the GIL held, by one
-// thread at a time: the caller of make() has entered the numbering.
+// The calls of ctx.allreduce of a group: repeats an earlier call without any Python in between, and
+// remembers the call that a Timeout or Ctrl-C interrupted. Used with the GIL held, by one thread at
+// a time: the caller of make() has entered the numbering.
 class AllreduceCalls {
  public:
   explicit AllreduceCalls(const NumberingHandle& numbering) : numbering_(numbering.numbering) {}
@@ -99,7 +99,7 @@ class AllreduceCalls {
   AllreduceCalls(const AllreduceCalls&) = delete;
   AllreduceCalls& operator=(const AllreduceCalls&) = delete;
 
-  // From now on a context's calls, those of all ranks, are looked for in `self`. Once.
+  // Lets a context's calls, those of all ranks, be looked up in `self`. Called once.
   static void serve(nb::handle self, const ContextHandle& context) {
     nb::cast<AllreduceCalls&>(self).serves_ = context.runtime;
     context.runtime->calls = self.ptr();
@@ -118,7 +118,7 @@ class AllreduceCalls {
     return run_parts(parts, key.address, array, limit, nullptr);
   }
 
-  // Raises for another call than the one that was interrupted.
+  // Raises for any other call than the interrupted one.
   void admit(const Description& description) const {
     if (interrupted_ != nullptr && !interrupted_->description.equal(description)) {
       raise("MismatchError",
@@ -126,15 +126,15 @@ class AllreduceCalls {
     }
   }
 
-  // A new call, or the rest of the one that was interrupted. `stream` orders an array on a GPU.
-  // False: it was declined.
+  // Runs a new call, or the rest of the interrupted one. `stream` orders an array on a GPU. False:
+  // it was declined.
   bool make(nb::handle array, std::uintptr_t address, Parts parts, double timeout,
             std::optional<std::uintptr_t> stream) {
     const auto made = std::make_shared<const Parts>(std::move(parts));
     return run_parts(made, address, array, timeout, stream ? &*stream : nullptr);
   }
 
-  // The call that was made last: from now on run() knows it.
+  // Remembers the last call for run().
   void remember(nb::handle array, nb::handle op, nb::handle plan) {
     CallKey key;
     Export held;
@@ -147,7 +147,7 @@ class AllreduceCalls {
     last_ = nullptr;
   }
 
-  // The call that some rank declined, told once: nothing was reduced.
+  // The call that some rank declined, so that nothing was reduced; reported once.
   std::optional<Description> take_declined() { return std::exchange(declined_, std::nullopt); }
   Numbering& numbering() const { return *numbering_; }
 
@@ -156,7 +156,7 @@ class AllreduceCalls {
 
   struct Call {
     std::shared_ptr<const Parts> parts;
-    nb::object dtype;  // of the key: its address belongs to no other
+    nb::object dtype;  // keeps the key's dtype alive, so its address stays unique
   };
 
   bool run_parts(std::shared_ptr<const Parts> parts, std::uintptr_t address, nb::handle array,
@@ -167,7 +167,7 @@ class AllreduceCalls {
       parts = interrupted_;
       part = part_;
     }
-    const bool one = parts->executions.size() < 2;  // reading the clock takes time
+    const bool one = parts->executions.size() < 2;  // saves reading the clock
     const Deadline deadline = one ? Deadline::once() : Deadline::in(timeout);
     for (std::size_t before = 0; before < part; ++before) {
       address += parts->executions[before].second;
@@ -215,7 +215,7 @@ class AllreduceCalls {
   bool key_of(nb::handle array, nb::handle op, nb::handle plan, CallKey& key, Export& held) const {
     key.op = interned(op);
     key.plan = interned(plan);
-    // Not of what derives from it: that may be more than its memory.
+    // Not for subclasses, which may be more than their memory.
     if (array.type().is(ndarray_)) return key_of_ndarray(array, key);
     return PyObject_CheckBuffer(array.ptr()) ? key_of_buffer(array, key, held)
                                              : key_of_tensor(array, key);
@@ -226,9 +226,9 @@ class AllreduceCalls {
   std::weak_ptr<Runtime> serves_;
   std::unordered_map<CallKey, Call, CallHash> calls_;
   std::shared_ptr<const Parts> last_;
-  std::shared_ptr<const Parts> interrupted_;  // and the part that it goes on with
+  std::shared_ptr<const Parts> interrupted_;  // and the part at which it continues
   std::size_t part_ = 0;
-  std::shared_ptr<Execution> streamed_;  // the last one, if a stream has its result
+  std::shared_ptr<Execution> streamed_;  // the last one, if a stream takes its result
   std::optional<Description> declined_;
 };
 

@@ -30,10 +30,10 @@ std::vector<std::string> as_strings(const nb::list& blobs) {
 
 nb::bytes as_bytes(const std::string& blob) { return nb::bytes(blob.data(), blob.size()); }
 
-// One transport, or several behind a router: `names` is what carries bytes to each rank.
+// One transport, or several behind a router: `names` says which one carries bytes to each rank.
 std::unique_ptr<Transport> make_transports(const std::vector<std::string>& names,
                                            const TransportSetup& setup) {
-  // In the same order on every rank: peers take each other's words apart by it.
+  // In the same order on every rank, since peers split each other's words by it.
   std::vector<std::string> different(names);
   std::sort(different.begin(), different.end());
   different.erase(std::unique(different.begin(), different.end()), different.end());
@@ -88,7 +88,7 @@ void bind_context(nb::module_& module) {
             setup.mpi = {setup.verbs.queues, mpi_created, stopped_after};
             setup.loopback_world = std::move(world);
             setup.mpi_world = std::move(mpi);
-            // A forked child never destroys what it inherited: its threads and locks are the
+            // A forked child never destroys its inherited runtime: its threads and locks are the
             // parent's.
             new (self) ContextHandle{std::shared_ptr<Runtime>(
                 new Runtime(rank, size, make_transports(transports, setup), options),

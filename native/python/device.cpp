@@ -33,7 +33,7 @@ struct CudaDeviceInfo {
   std::vector<int> peers;
 };
 
-// As nvidia-smi writes it.
+// In the form of nvidia-smi.
 std::string written(const cuda::Uuid& uuid) {
   std::string out = "GPU";
   for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
@@ -46,7 +46,7 @@ std::string written(const cuda::Uuid& uuid) {
   return out;
 }
 
-// As the folders of /sys/bus/pci/devices are named.
+// In the form of the folders in /sys/bus/pci/devices.
 std::string pci_address(cuda::Device device) {
   std::array<char, 32> out{};
   std::snprintf(out.data(), out.size(), "%04x:%02x:%02x.0",
@@ -106,7 +106,7 @@ std::vector<CudaDeviceInfo> devices() {
   return found;
 }
 
-// Memory taken by DLPack, which it keeps.
+// Memory taken by DLPack, kept alive here.
 struct DlpackMemory {
   nb::ndarray<nb::ro> array;
 

@@ -1,5 +1,5 @@
-// Methods that are called once per message: what their arguments are is seen here, without the
-// general dispatch, which takes longer than the message.
+// Methods that are called once per message: these check their arguments themselves, since the
+// general dispatch takes longer than the message.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 
 namespace pgasdl {
 
-// Raises in Python what was thrown, by a function of nanobind's, which knows how.
+// Raises the exception in Python, by a nanobind function that can translate it.
 PyObject* raised(std::exception_ptr thrown);
 
-// An argument as T, or null if it is none, or of a class far from T's in Python: the general
-// dispatch then converts it, or refuses it in words.
+// An argument as T; null if it is no T, or of a more distant subclass in Python: then the general
+// dispatch converts it, or refuses it with an explanation.
 template <typename T>
 const T* direct(PyObject* argument) {
   static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(nb::type<T>().ptr());
@@ -29,17 +29,17 @@ inline bool direct(PyObject* argument, Integer& integer) {
   return overflow == 0;
 }
 
-// Lets calls of `method` (of nanobind's) with positional arguments alone go to
+// Passes calls of nanobind's `method` with only positional arguments to
 //   PyObject* Call(PyObject* const* arguments, std::size_t n, bool& other),
-// which sets `other` if it is not for it to answer. The object stays what it is, so that its
-// signature, documentation and stub do.
+// which sets `other` to leave the call to the general dispatch. The method object stays the same,
+// and so do its signature, documentation and stub.
 template <auto Call>
 class DirectCalls {
  public:
   static void serve(nb::handle method) {
     general_ = PyVectorcall_Function(method.ptr());
     if (general_ == nullptr) return;
-    // Where an object's type says that the object keeps what is called.
+    // The offset in the method object at which its type keeps the vectorcall function.
     const auto offset = Py_TYPE(method.ptr())->tp_vectorcall_offset;
     *reinterpret_cast<vectorcallfunc*>(reinterpret_cast<char*>(method.ptr()) + offset) = &call;
   }

@@ -49,7 +49,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// Making the exception runs Python, where Ctrl-C may be waiting: then that is what is raised.
+// Making the exception runs Python code, where a pending Ctrl-C may be raised instead.
 void translate_or_be_interrupted(const std::exception_ptr& pointer, void* unused) {
   try {
     translate(pointer, unused);

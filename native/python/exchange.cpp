@@ -14,16 +14,16 @@ namespace {
 
 using namespace nb::literals;
 
-// (buffer, offset, rank; -1: my own)
+// (buffer, offset, rank; -1: this rank)
 using SpanTuple = std::tuple<std::uint32_t, std::uint64_t, Rank>;
-// (kind, targets, sources, count, peer, notification, scale, hook, (rows, and the elements that
-// their targets and sources are apart))
+// (kind, targets, sources, count, peer, notification, scale, hook, (rows, and the steps between
+// rows of targets and of sources, in elements))
 using StepTuple = std::tuple<std::string, std::vector<SpanTuple>, std::vector<SpanTuple>,
                              std::uint64_t, Rank, std::int64_t, double, std::string,
                              std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>;
 // (segment, byte offset)
 using HomeTuple = std::tuple<const SegmentHandle*, std::uint64_t>;
-// (segment, byte offset, dtype, each rank's; empty: all alike, directory)
+// (segment, byte offset, dtype, each rank's home; empty: all alike, directory)
 using BindingTuple = std::tuple<const SegmentHandle*, std::uint64_t, std::string,
                                 std::vector<HomeTuple>, std::optional<DirectoryHandle>>;
 
@@ -35,7 +35,7 @@ DType dtype_of(const std::string& wanted) {
   throw Error(ErrorKind::kBuffer, text("no arithmetic for dtype ", wanted));
 }
 
-// Rows of a matrix, in items: as Rows of pgasdl/plans/algorithms/remap.py.
+// Rows of a matrix, in items, as in class Rows of pgasdl/plans/algorithms/remap.py.
 struct LoadedRows {
   std::uint64_t n, rows, source, source_step, target, target_step;
 };
@@ -95,7 +95,7 @@ ReduceOp op_of(const std::string& wanted) {
 // (elements, lanes)
 using PieceTuple = std::tuple<std::uint64_t, std::uint32_t>;
 
-// A stream gets what it waits for also where nobody holds the execution any more.
+// Waits until streams have what they wait for, even if the execution has lost its owner.
 void let_go(Execution* execution) {
   if (execution->streamed() && PyGILState_Check() != 0) {
     const WithoutGil release;
@@ -143,7 +143,7 @@ void make_execution(ExecutionHandle* self, const ContextHandle& context,
        bytes, device}};
 }
 
-// The caller's array, until an execution that was interrupted has ended.
+// Keeps the caller's array until an interrupted execution has ended.
 std::shared_ptr<const void> kept(nb::handle array) {
   struct Kept {
     nb::object object;
@@ -157,7 +157,8 @@ std::shared_ptr<const void> kept(nb::handle array) {
           }};
 }
 
-// How often, and for how many ticks() at most, what is brief is looked for with the GIL held.
+// How often, and for how many ticks() at most, to look for a brief execution's end with the GIL
+// held.
 constexpr int kFirstLooks = 8;
 constexpr std::uint64_t kFirstTicks = 4000;
 
@@ -174,7 +175,7 @@ StreamOrder order_on(const ExecutionHandle& handle, std::uintptr_t stream) {
 
 }  // namespace
 
-// Long copies and reductions leave the GIL to others.
+// Releases the GIL for long copies and reductions.
 void start_execution(Runtime& runtime, Execution& execution, const Array& array) {
   if (execution.brief()) {
     runtime.executor.start(execution, array);
@@ -186,8 +187,8 @@ void start_execution(Runtime& runtime, Execution& execution, const Array& array)
 
 void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
   using Waited = Executor::Waited;
-  // Most often it is over, or nearly: then the clock need not be read, nor the GIL given up, which
-  // costs as much as a flag takes from one core to another.
+  // Mostly it is over, or nearly: then this reads no clock and keeps the GIL, whose release costs
+  // as much as a flag takes from one core to another.
   Waited waited = Waited::kTimeout;
   const std::uint64_t begun = ticks();
   for (int look = execution.brief() ? 0 : kFirstLooks;
@@ -197,12 +198,12 @@ void wait_execution(Runtime& runtime, Execution& execution, double timeout) {
   }
   if (waited == Waited::kDone) return;
   Deadline deadline = Deadline::in(timeout);
-  bool passed = deadline.one_try();  // every read of the clock makes the wait begin later
+  bool passed = deadline.one_try();  // reading the clock would delay the wait
   for (;;) {
     if (waited == Waited::kCall) {
       runtime.serve();
     } else if (passed) {
-      // Also a caller that only ever tries learns what a peer has told.
+      // A caller that always makes one try also learns what a peer announced.
       {
         const WithoutGil release;
         runtime.executor.check_peers(&execution);
@@ -240,8 +241,8 @@ void run(const ExecutionHandle& self, std::optional<double> timeout) {
   run_execution(*self.runtime, *self.execution, self.array, limit, nb::handle());
 }
 
-// One execution of a plan is under way at a time: what a stream makes is awaited here, by a program
-// that is that far ahead of its GPU.
+// Only one execution of a plan may be under way: a program that is ahead of its GPU waits here
+// until the stream has made the previous one.
 void require_made(const ExecutionHandle& self) {
   Execution& execution = *self.execution;
   if (execution.streamed() && execution.under_way()) {

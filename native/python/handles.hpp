@@ -1,5 +1,5 @@
-// The handles that Python objects hold, and how the bindings wait: never with the GIL, never deaf
-// to Ctrl-C.
+// The handles that Python objects hold, and the way the bindings wait: without the GIL, and open to
+// Ctrl-C.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,8 +23,8 @@ struct Runtime {
       : context(rank, size, std::move(transport), options), executor(context) {}
   Context context;
   Executor executor;
-  nb::object serve;           // answers the Calls that wait, whichever exchange they are of
-  PyObject* calls = nullptr;  // the AllreduceCalls of all ranks, while it lives
+  nb::object serve;           // answers waiting Calls of any exchange
+  PyObject* calls = nullptr;  // the AllreduceCalls of all ranks, while they live
 };
 
 struct ContextHandle {
@@ -51,10 +51,10 @@ struct DirectoryHandle {
 struct ExecutionHandle {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<Execution> execution;
-  Array array;  // of a handle: the caller's, every time the same
+  Array array;  // of a handle: the caller's array, always the same
 };
 
-// Keeps a buffer where it is: whoever would resize it gets a BufferError. Needs the GIL.
+// Keeps a buffer in place: code that would resize it gets a BufferError. Needs the GIL.
 struct Export {
   Export() { view.obj = nullptr; }
   ~Export() { PyBuffer_Release(&view); }
@@ -68,7 +68,7 @@ struct Export {
   Py_buffer view;
 };
 
-// Any Python integer; those beyond 64 bits become the nearest, which the range checks then refuse.
+// Any Python integer; those beyond 64 bits become the nearest, which the range checks refuse.
 struct Integer {
   std::int64_t value = 0;
   std::uint64_t natural() const {
@@ -80,7 +80,7 @@ struct Integer {
   }
 };
 
-// A slice; whatever else is given in its place is refused in words when it is looked at.
+// A slice; any other object is refused with an explanation when it is used.
 class SliceArgument {
  public:
   SliceArgument() = default;
@@ -108,7 +108,7 @@ inline double seconds(const Context& context, std::optional<double> timeout) {
   return *timeout;
 }
 
-// A first try with the GIL held; then without, in short pieces, so that signals get through.
+// Makes a first try with the GIL held, then waits without it, in short pieces, for signals.
 template <typename Attempt>
 Outcome blocking(double timeout, Attempt&& attempt) {
   Outcome outcome = attempt(Deadline::once());
@@ -124,21 +124,22 @@ Outcome blocking(double timeout, Attempt&& attempt) {
   }
 }
 
-// Until streams have made what they were given, or it was given up: a matter of their deadlines.
+// Waits until streams have made their work or it was given up, which their deadlines limit.
 template <typename Attempt>
 void await_streams(Attempt&& attempt) {
   constexpr double kForever = 1e9;
   (void)blocking(kForever, attempt);
 }
 
-// Begins, without the GIL where much is copied.
+// Begins, without the GIL if much is copied.
 void start_execution(Runtime& runtime, Execution& execution, const Array& array);
-// Until it is over; answers Calls meanwhile. Raises Timeout, and what makes an execution fail.
+// Waits until it is over, answering Calls. Raises Timeout, and the fault of a failed execution.
 void wait_execution(Runtime& runtime, Execution& execution, double timeout);
-// Begins and waits; or waits, where a call did not end. If this one does not, `keep` is held.
+// Begins and waits, or only waits if an earlier call did not end. If this one does not end, holds
+// `keep`.
 void run_execution(Runtime& runtime, Execution& execution, const Array& array, double timeout,
                    nb::handle keep);
-// The same after what is enqueued on a stream, and before what will be. True: the stream makes it.
+// Likewise, ordered on a stream. True: the stream makes it.
 bool run_execution_after(const ExecutionHandle& self, const Array& array, std::uintptr_t stream,
                          double timeout, nb::handle keep);
 

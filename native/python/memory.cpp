@@ -196,7 +196,7 @@ void bind_memory(nb::module_& module) {
           "pin",
           [](const SegmentHandle& self, std::optional<int> device) {
             const LocalSegment& local = self.segment->local();
-            // Memory that MPI allocated for a window is MPI's to pin.
+            // MPI pins the memory that it allocated for a window.
             const bool ours = local.region != nullptr && local.data == local.region->data();
             if (!ours || self.segment->deleted()) return false;
             const WithoutGil release;

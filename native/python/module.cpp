@@ -3,7 +3,7 @@
 
 namespace {
 
-// The instruction set the reductions run with.
+// The instruction set that the reductions use.
 const char* isa() {
   using pgasdl::Isa;
   if (&pgasdl::best_kernels() == pgasdl::kernels_for(Isa::kAvx512)) return "avx512";
@@ -14,7 +14,7 @@ const char* isa() {
 }  // namespace
 
 NB_MODULE(_native, module) {
-  // A context that is open when the interpreter ends is closed by atexit; it is no leak.
+  // atexit closes a context that is still open when the interpreter ends, so it is no leak.
   nanobind::set_leak_warnings(false);
   module.doc() = "Native core of pgasdl.";
   module.attr("isa") = isa();

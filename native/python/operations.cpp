@@ -12,7 +12,7 @@ namespace {
 
 using namespace nb::literals;
 
-// From here on a post copies without the GIL.
+// Posts of this size or more copy without the GIL.
 constexpr std::uint64_t kBytesWithoutGil = 64 << 10;
 
 // Lists of (local, remote) slices; the tuples keep the slices alive meanwhile.
@@ -34,7 +34,7 @@ std::vector<Pair> pairs_of(const nb::sequence& list) {
   return pairs;
 }
 
-// The cost of posting a list, in bytes copied: a long one may wait for room on the way.
+// The cost of posting a list, in bytes copied; a long list may also wait for room.
 std::uint64_t weight_of(std::span<const Pair> pairs) {
   constexpr std::uint64_t kRequest = 1 << 10;
   std::uint64_t weight = 0;
@@ -49,7 +49,7 @@ void require_posted(const ContextHandle& self, Outcome outcome, Integer queue) {
                           "), then post again, or use another queue"));
 }
 
-// Posts; long copies and waits for a free place happen without the GIL.
+// Posts; long copies, and waits for a free place, run without the GIL.
 template <typename Post>
 void post(const ContextHandle& self, std::uint64_t weight, Integer peer, Integer queue,
           std::optional<double> timeout, Post&& attempt) {
@@ -65,7 +65,7 @@ void post(const ContextHandle& self, std::uint64_t weight, Integer peer, Integer
     if (outcome != Outcome::kDone) outcome = blocking(limit, attempt);
   }
   if (outcome == Outcome::kConnecting) {
-    // The first request to a peer makes the connection: one try includes that.
+    // The first request to a peer makes the connection, which a single try includes.
     const double patience = limit > 0 ? limit : self.context().options().timeout;
     if (limit == 0) outcome = blocking(patience, attempt);
     if (outcome == Outcome::kConnecting) {
@@ -78,7 +78,7 @@ void post(const ContextHandle& self, std::uint64_t weight, Integer peer, Integer
   require_posted(self, outcome, queue);
 }
 
-// A GPU that has a part in it, or kHost.
+// A GPU that takes part, or kHost.
 int device_of(std::span<const Pair> pairs, Rank peer) {
   for (const Pair& pair : pairs) {
     if (!pair.local->segment->on_devices() && !pair.remote->segment->on_devices()) [[likely]]
@@ -90,7 +90,7 @@ int device_of(std::span<const Pair> pairs, Rank peer) {
   return kHost;
 }
 
-// `stream` as users name streams; None: the current one of PyTorch or CuPy.
+// `stream`: as users name streams; None: the current one of PyTorch or CuPy.
 StreamOrder order_of(nb::handle stream, int device) {
   const nb::object named =
       nb::module_::import_("pgasdl.device.streams").attr("stream_handle")(stream, device);
@@ -103,7 +103,7 @@ void synchronize(const StreamOrder& order) {
   cuda::check(cuda::driver().stream_synchronize(order.stream), "waiting for a stream");
 }
 
-// Copies of a GPU's bytes in this call come after the work that the program has enqueued there.
+// Orders copies of a GPU's bytes after the work that the program has enqueued there.
 void follow_current_stream(std::span<const Pair> pairs, Rank peer) {
   const int device = device_of(pairs, peer);
   if (device == kHost) [[likely]]
@@ -119,8 +119,8 @@ int require_device(const Segment& segment) {
   return segment.device();
 }
 
-// True: it was enqueued on a stream; false: peers' memory is not mapped here, and the stream has
-// done all that was enqueued, so that it can be posted.
+// True: enqueued on the stream; false: peers' memory is not mapped here, and the stream has done
+// all its work, so the host can post.
 bool enqueue(const ContextHandle& self, nb::handle stream, std::span<const Pair> pairs, Rank peer,
              const std::shared_ptr<Segment>& segment, Integer notification, Integer value,
              Integer queue, std::optional<double> timeout) {
@@ -270,7 +270,7 @@ void read_list_notify(const ContextHandle& self, const nb::sequence& list, Integ
   });
 }
 
-// On a GPU nothing adds: what streams have written is there first.
+// A GPU cannot add to a flag, so this waits for the current stream first.
 void post_add(const ContextHandle& self, std::span<const Pair> pairs, std::uint64_t weight,
               Integer peer, const std::shared_ptr<Segment>& segment, Integer notification,
               Integer value, Integer queue, std::optional<double> timeout) {
@@ -336,7 +336,7 @@ void notify_wait_on(const ContextHandle& self, nb::handle stream, const SegmentH
   Context& context = self.context();
   const StreamOrder order = order_of(stream, require_device(*segment.segment));
   if (context.transport().needs_progress() && segment.segment->reached()) {
-    // Flags come by the processor there: it waits, once the stream has come so far.
+    // A processor raises the flags there, so the host waits, after the stream's earlier work.
     refuse_capture(order, kStreamWait);
     synchronize(order);
     notify_waitsome(self, segment, notification, Integer{1}, timeout);
@@ -384,7 +384,7 @@ std::uint64_t atomic(const ContextHandle& self, Atomic::Kind kind, const SliceAr
   return old;
 }
 
-// --- Calls with positional arguments alone
+// --- calls with only positional arguments
 
 PyObject* none() { return Py_NewRef(Py_None); }
 
@@ -504,7 +504,7 @@ void bind_operations(nb::class_<ContextHandle>& context) {
       .def("notify_wait_count", &notify_wait_count, "segment"_a, "notification"_a, "count"_a,
            nb::kw_only(), "timeout"_a.none() = nb::none(), docs::kNotifyWaitCount)
       .def("notify_reset", &notify_reset, "segment"_a, "notification"_a, docs::kNotifyReset)
-      // Methods of their own: every argument that may be left out costs each call 10 ns.
+      // Separate methods: every optional argument costs each call 10 ns.
       .def("notify_on", &notify_on, "stream"_a.none(), "peer"_a, "segment"_a, "notification"_a,
            "value"_a = Integer{1}, nb::kw_only(), "queue"_a = Integer{0},
            "timeout"_a.none() = nb::none(), docs::kNotifyOn)

@@ -46,7 +46,7 @@ void wait_layer(const ScheduleHandle& self, Integer layer, std::optional<double>
               limit);
 }
 
-// ready, began, ended, waited: moments of the last iteration; waiting: seconds of all.
+// ready, began, ended, waited: moments of the last iteration; waiting: seconds of all iterations.
 std::tuple<double, double, double, double, double> timing(const ScheduleHandle& self,
                                                           std::size_t number) {
   const LayerSchedule::Layer& layer = self.schedule->layer(number);
@@ -54,14 +54,14 @@ std::tuple<double, double, double, double, double> timing(const ScheduleHandle& 
   const auto moment = [&](std::uint64_t ticks) {
     return ticks == 0 ? 0.0 : recorder.seconds(ticks);
   };
-  // Each is converted at a moment of its own; and a plan without steps ends as it begins.
+  // Each is converted separately, and a plan without steps ends when it begins.
   const double began = moment(layer.began);
   return {static_cast<double>(layer.waiting) * recorder.seconds_per_tick(),
           moment(layer.became_ready), began, std::max(began, moment(layer.ended)),
           moment(layer.waited)};
 }
 
-// How often, and the seconds of all times: before its calls, until it began, in it, in waits.
+// The number of exchanges, and seconds of all: before its calls, until it began, in it, in waits.
 std::tuple<std::uint64_t, double, double, double, double> total(const ScheduleHandle& self,
                                                                 std::size_t number) {
   const LayerSchedule::Layer& layer = self.schedule->layer(number);

@@ -83,7 +83,7 @@ simulate::Scenario scenario_of(const std::vector<const simulate::Program*>& prog
   return scenario;
 }
 
-// Messages and neighbours, of the rank that has most.
+// Messages and neighbours of the ranks with the most.
 std::pair<std::int64_t, std::int64_t> traffic(const std::vector<const simulate::Program*>& programs,
                                               const std::vector<std::int64_t>& jobs,
                                               std::size_t ranks) {

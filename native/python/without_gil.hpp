@@ -5,11 +5,11 @@
 
 namespace pgasdl {
 
-// This thread does not hold the GIL while this lives.
+// Releases the GIL for its lifetime.
 //
-// When Python ends, it ends threads that want the GIL again by unwinding their stacks, until 3.14:
-// in a destructor, and in nanobind, that ends the process by abort(). Such a thread stays here
-// instead, as it does from 3.14 on, until the process ends.
+// Until 3.14, an ending Python unwinds the stacks of threads that want the GIL again, which in a
+// destructor, and in nanobind, ends the process by abort(). Such a thread waits here instead until
+// the process ends, as it does from 3.14 on.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
