@@ -1,6 +1,6 @@
 #pragma once
 
-// A GPU's memory, streams and plans on the double of its driver, for tests of the core.
+// A GPU's memory, streams and plans on the fake driver, for tests of the core.
 
 #include <dlfcn.h>
 
@@ -37,13 +37,13 @@ inline void fail(const char* entry, std::uint64_t n) {
   (void)of_the_double<std::uint64_t(const char*, std::uint64_t)>("doubleFail")(entry, n);
 }
 
-// From now on calls of this entry wait; "": of none.
+// From now on calls of this entry wait; "": calls of none.
 inline void block(const char* entry) { of_the_double<void(const char*)>("doubleBlock")(entry); }
 
 // How many calls wait.
 inline int blocked() { return of_the_double<int()>("doubleBlocked")(); }
 
-// Calls of an entry of the driver wait while this lives; where they hold up the test, for a minute.
+// Makes calls of a driver's entry wait for its lifetime, or a minute if they hold up the test.
 class Blocking {
  public:
   explicit Blocking(const char* entry) {
@@ -59,7 +59,7 @@ class Blocking {
     over_.store(true);
     ends_.join();
   }
-  // Until such a call waits.
+  // Returns when such a call waits.
   static void reached() {
     until([] { return blocked() != 0; });
   }
@@ -69,7 +69,7 @@ class Blocking {
   std::thread ends_;
 };
 
-// A program's own.
+// A stream of the program.
 class ProgramStream {
  public:
   ProgramStream() {
@@ -94,7 +94,7 @@ class ProgramStream {
     if (result != cuda::kNotReady) cuda::check(result, "a stream's work");
     return result == cuda::kSuccess;
   }
-  // Late, as a kernel's.
+  // Delayed, as a kernel's work is.
   void fill(std::byte* data, unsigned char value, std::size_t bytes) const {
     const cuda::Current current(kDevice);
     cuda::check(

@@ -1,6 +1,6 @@
 #pragma once
 
-// Data and the flag behind them, over any transport.
+// Data followed by a flag, over any transport.
 
 #include <random>
 
@@ -12,8 +12,8 @@ inline unsigned char pattern(Rank from, std::uint32_t round, std::uint64_t i) {
   return static_cast<unsigned char>(static_cast<std::uint64_t>(from) * 31 + round * 7 + i * 13 + 1);
 }
 
-// Every rank writes pieces to every other and then raises a flag: who sees it sees all pieces. The
-// answer proves that the slot is free again.
+// Every rank writes pieces to every other one and then raises a flag: whoever sees it sees all
+// pieces. The answer proves that the slot is free again.
 inline void flag_is_last(const Settings& settings, Rank size, std::uint64_t slot,
                          std::uint32_t rounds) {
   run(size, settings, [&](Local& local) {

@@ -1,8 +1,8 @@
 #pragma once
 
 // MPI for ranks that are threads of this process, so that a test can hold one of them at a chosen
-// point. All data goes by messages and windows over memory; nothing is mapped, unless a test says
-// so.
+// point. All data travel as messages and through windows; no window is mapped unless a test asks
+// for it.
 
 #include <condition_variable>
 #include <cstring>
@@ -20,14 +20,14 @@
 
 namespace pgasdl::testing {
 
-// The state that all ranks share.
+// State that all ranks share.
 struct MpiMachine {
   using Bytes = std::vector<std::byte>;
   struct Message {
     int from;
     Bytes bytes;
   };
-  // A message of the data tag: it leaves its source when the receiver takes it.
+  // A message with the data tag: it leaves its source when the receiver takes it.
   struct Long {
     const std::byte* source;
     std::size_t bytes;
@@ -63,12 +63,12 @@ struct MpiMachine {
   std::map<std::pair<std::uint64_t, std::size_t>, Round> rounds;
   std::map<std::uint64_t, Window> windows;
   std::uint64_t next_window = 1;
-  bool maps = false;  // windows that MPI allocates
+  bool maps = false;  // maps windows that MPI allocates
   // Called without the mutex: `made` by a rank before it returns from the last collective call
   // that makes a window, `taken` by a rank that has taken a message.
   std::function<void(int)> made = [](int) {};
   std::function<void(int, const MpiHeader&)> taken = [](int, const MpiHeader&) {};
-  // With the mutex: whether a rank gets long data now.
+  // With the mutex: whether a rank may receive long data now.
   std::function<bool(int)> lets = [](int) { return true; };
 };
 
@@ -231,7 +231,7 @@ class MpiThread final : public MpiLibrary {
     int peer;
     bool done = false;
   };
-  // Messages from a peer meet receives in the same order. With the mutex.
+  // Messages from a peer match receives in the same order. With the mutex.
   void take(int peer) {
     auto& sent = machine_->longs[{peer, rank_}];
     for (auto& [request, wanted] : wanted_) {

@@ -118,8 +118,8 @@ inline Plan gdraa_direct(Rank rank, Rank size, std::uint64_t count) {
   return plan_of("gdraa-direct", rank, size, count, lane);
 }
 
-// In one piece. Notifications: as gdraa-direct's, where `size + i` is that rank i has all of my
-// block, and 2 size + i that rank i's block is done.
+// In one piece. Notifications as in gdraa-direct, where `size + i` means that rank i has all of
+// this rank's block, and 2 size + i that rank i's block is done.
 inline Plan gdraa_read(Rank rank, Rank size, std::uint64_t count) {
   Steps lane;
   const auto others = [&](auto&& each) {
@@ -201,8 +201,8 @@ inline std::unique_ptr<Execution> bound(Local& local, const Plan& plan,
   return std::make_unique<Execution>(local.executor, std::move(phases), std::move(numbering));
 }
 
-// A plan with memory of its own on every rank: [data | weights | inbox], on odd ranks
-// [weights | data | inbox], and a range of notifications.
+// A plan with its own memory on every rank: [data | weights | inbox], on odd ranks [weights | data
+// | inbox], and a range of notifications.
 class Exchange {
  public:
   Exchange(Local& local, Kind kind, std::uint64_t count, bool update = false,

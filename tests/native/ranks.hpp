@@ -1,7 +1,7 @@
 #pragma once
 
-// Ranks as threads of this process, each with a Context and an Executor of its own, over one
-// mapping (loopback) or over memfd mappings (shm).
+// Ranks as threads of this process, each with its own Context and Executor, over one mapping
+// (loopback) or over memfd mappings (shm).
 
 #include <barrier>
 #include <chrono>
@@ -41,7 +41,7 @@ inline Options sleepy() {
   return options;
 }
 
-// The adversaries, from one that does nothing to one that does everything; rank failures excepted.
+// The adversaries, from one that does nothing to one that does everything except failing a rank.
 inline std::vector<Settings> adversaries(std::uint64_t seed) {
   std::vector<Settings> all(7);
   all[1].faults = {.seed = seed, .delay = 3};
@@ -188,7 +188,7 @@ inline std::string words(const std::exception_ptr& thrown) {
   }
 }
 
-// The same, and no rank may throw.
+// Likewise, but no rank may throw.
 inline void run(Rank size, const Settings& settings, const Program& program) {
   const auto thrown = outcomes(size, settings, program);
   std::string said;

@@ -25,11 +25,11 @@ inline constexpr DType kFloats[] = {DType::kF32, DType::kF64, DType::kF16, DType
 inline constexpr DType kInts[] = {DType::kI32, DType::kI64};
 inline constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax,
                                     ReduceOp::kProd};
-inline constexpr std::span<const ReduceOp> kSums(kOps, 1);  // what devices have
+inline constexpr std::span<const ReduceOp> kSums(kOps, 1);  // all that devices offer
 
 // ---- data and the comparison
 
-/// A way to do what reduce() does.
+// An implementation to compare with reduce().
 struct Variant {
   std::string name;
   std::function<void(std::span<const Destination>, std::span<const Source>, std::size_t n,
@@ -68,9 +68,9 @@ struct Case {
   std::size_t n;
   double scale;
   ReduceOp op;
-  std::size_t shift = 0;   // bytes off alignment
+  std::size_t shift = 0;   // bytes away from alignment
   bool in_place = false;   // destination j is source j
-  bool staggered = false;  // the buffers lie differently to each other, too
+  bool staggered = false;  // buffers also differ in alignment
 };
 
 struct Arena {
@@ -166,7 +166,7 @@ inline void test_mixed(const Variants& variants, std::span<const ReduceOp> ops =
     c.shift = round % 4 == 0 ? random_bits() % 16 : 0;
     c.staggered = round % 7 == 0;
     if (round % 5 == 0) {
-      // In place with other dtypes beside it: each destination takes its source's dtype.
+      // In place with other dtypes as well: each such destination takes its source's dtype.
       c.in_place = true;
       for (std::size_t d = 0; d < std::min(k, m); ++d) c.destinations[d] = c.sources[d];
     }
@@ -207,7 +207,7 @@ inline void cast_all(const Variants& variants, DType from, const Bytes& values) 
   }
 }
 
-/// Every f16 and bf16, and around each of them and each midpoint the nearest f32 and f64.
+// Every f16 and bf16, and the f32 and f64 nearest to each of them and to each midpoint.
 inline void test_conversions(const Variants& variants) {
   for (const auto& [dtype, format] :
        {std::pair{DType::kF16, kHalf}, std::pair{DType::kBF16, kBrain}}) {

@@ -1,6 +1,6 @@
-// The CUDA driver's loader and the driver's double. Without an argument: what holds in front of a
-// sound double. With one: a part that tests/gpu/test_double.py runs in front of another driver, or
-// that ends the process.
+// The CUDA driver's loader and the fake driver. Without an argument, tests what must hold with a
+// correct fake driver. With one, runs a part that tests/gpu/test_double.py starts with another
+// driver, or that ends the process.
 
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -233,7 +233,7 @@ void wrong_use_of_memory_is_refused() {
   IpcMemHandle legacy;
   CHECK(driver().ipc_get_mem_handle(&legacy, address) == kInvalidValue);
   {
-    const Current other(1);  // which was given no access
+    const Current other(1);  // without access to the memory
     OwnStream there;
     CHECK(driver().memcpy_async(address, address + 8, 8, there.stream) == kInvalidValue);
   }
@@ -284,7 +284,7 @@ void the_null_stream_waits_for_others() {
   done(driver().stream_destroy(blocking));
 }
 
-// Neither destroying a stream nor the end of the process waits for what will never come.
+// Neither destroying a stream nor the end of the process waits for a flag that never comes.
 void a_stream_that_waits_can_be_destroyed() {
   const Current current(0);
   static Word& never = *new Word;
@@ -361,7 +361,7 @@ void nothing_is_left() {
   CHECK_NOTE(live() ==
                  "{\"allocations\": 0, \"handles\": 0, \"reservations\": 0, \"mappings\": 0, "
                  "\"registrations\": 1, \"streams\": 0, \"events\": 0, \"modules\": 0}",
-             "%s", live().c_str());  // the word that never comes is registered for ever
+             "%s", live().c_str());  // the flag that never comes stays registered
 }
 
 void all() {
@@ -474,7 +474,7 @@ void kernel_touches() {
   std::printf("refused\n");
 }
 
-// How often a stream was too early that did not wait for another, and one that did.
+// Counts how often a stream was too early, without a wait for another stream and with one.
 void forgets_to_wait() {
   const Current current(0);
   Adder add;
@@ -497,7 +497,7 @@ void forgets_to_wait() {
   std::printf("too early: %s without, %d with\n", n_early[0] > 0 ? "some" : "none", n_early[1]);
 }
 
-// The other process's part of legacy sharing: the first writes, this one adds.
+// The other process's part of legacy sharing: the first one writes, this one adds.
 void shares() {
   int pipes[2][2];
   CHECK(pipe(pipes[0]) == 0 && pipe(pipes[1]) == 0);

@@ -1,5 +1,5 @@
-// Streams that wait in vain, in front of the double: they are let go, and peers told, whatever has
-// ended and whatever the driver holds up.
+// Streams that wait in vain, with the fake driver: they are released and the peers informed, after
+// any end and during any call that the driver holds up.
 
 #include <atomic>
 #include <optional>
@@ -14,8 +14,8 @@ namespace {
 using State = Execution::State;
 using Waited = Executor::Waited;
 
-// A stream that the program holds comes to its waits when the progress thread is gone, and a peer,
-// which runs another collective, has written over what this rank had raised there.
+// The program holds up a stream, which reaches its waits after the progress thread has ended and
+// after a peer, which runs another collective, has overwritten what this rank had raised there.
 void let_go_without_a_thread(const Settings& settings, bool waits) {
   std::atomic<bool> through{false};
   run(kSize, settings, [&](Local& local) {
@@ -55,8 +55,8 @@ void let_go_without_a_thread(const Settings& settings, bool waits) {
   });
 }
 
-// A rank gives up what its stream makes: hosts that make the same are told, also those that come
-// later, when the stream was let go and has raised all that it was to raise.
+// A rank gives up what its stream makes: hosts in the same collective are informed, including those
+// that come later, when the released stream has raised all its flags.
 void hosts_are_told(const Settings& settings, bool late) {
   run(kSize, settings, [&](Local& local) {
     const ProgramStream stream;
@@ -87,13 +87,13 @@ void hosts_are_told(const Settings& settings, bool late) {
   });
 }
 
-// Also of the execution before: the stream that was let go has written over its result.
+// The execution before is void, too: the released stream has overwritten its result.
 void the_one_before_is_void(const Settings& settings) {
   run(kSize, settings, [](Local& local) {
     const ProgramStream stream;
     Plan plan = tree(local.rank(), kSize, kCount, false);
     std::erase_if(plan.lanes[0], [](const PlanStep& step) {
-      return step.kind == PlanStep::Kind::kFlush;  // which no stream makes
+      return step.kind == PlanStep::Kind::kFlush;  // no stream makes it
     });
     DeviceExchange exchange(local, plan, 1);
     exchange.fill(local.rank(), 0);
@@ -122,16 +122,16 @@ void the_one_before_is_void(const Settings& settings) {
   });
 }
 
-// A stream's wait is ended with the loss of a rank while the driver holds up another call.
+// A rank's loss ends a stream's wait while the driver holds up another call.
 void waits_end(Settings settings, bool writes) {
-  settings.options.heartbeat_ms = 20;  // so often that thread looks
+  settings.options.heartbeat_ms = 20;  // so that the service thread looks often
   const auto thrown = outcomes(kSize, settings, [&](Local& local) {
     const ProgramStream streams[2];
     const auto segment = on_device(local, 4096);
     local.barrier();
     if (local.rank() == 1) {
       Blocking::reached();
-      nap(200);  // the thread that looks after streams comes to the call that is held up
+      nap(200);  // the service thread reaches the call that is held up
       throw Failure();
     }
     local.context.notify_wait_on(streams[0].order(), segment, 0, Deadline::in(600));
@@ -144,7 +144,7 @@ void waits_end(Settings settings, bool writes) {
           local.context.notify_wait_on(streams[1].order(), segment, 1, Deadline::in(600));
         }
       } catch (const Error&) {
-        // The loss, if that was noticed before.
+        // The loss, if it was noticed before.
       }
     });
     until([&] { return streams[0].idle(); });

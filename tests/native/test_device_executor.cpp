@@ -1,5 +1,5 @@
-// Calls of a GPU's driver that take long, in front of the double: they hold up nothing else that
-// the executor does, and what ends meanwhile ends well.
+// Long calls of a GPU's driver, with the fake driver: they hold up nothing else in the executor,
+// and an execution that ends meanwhile ends properly.
 
 #include <atomic>
 #include <list>
@@ -16,7 +16,7 @@ namespace {
 using State = Execution::State;
 using Waited = Executor::Waited;
 
-// An exchange of an array on a GPU, by way of the host.
+// An exchange of an array on a GPU through the host.
 class StagedExchange {
  public:
   explicit StagedExchange(Local& local) {
@@ -50,7 +50,7 @@ class StagedExchange {
   std::unique_ptr<Execution> execution_;
 };
 
-// While `call` of rank 0 waits in the driver, an exchange on hosts is made.
+// Makes an exchange on hosts while `call` of rank 0 waits in the driver.
 template <typename Call>
 void hosts_go_on(Local& local, const char* entry, Call&& call) {
   Exchange host(local, Kind::kGdraa, 50);
@@ -89,7 +89,7 @@ void hosts_beside_a_stream(const Settings& settings, const char* entry) {
   });
 }
 
-// The steps that hosts let a GPU make, before and after a stream's moment.
+// Steps that hosts have a GPU make, before and after a stream's moment.
 void hosts_beside_hosts(const Settings& settings, const char* entry) {
   run(kSize, settings, [&](Local& local) {
     const ProgramStream stream;
@@ -105,7 +105,7 @@ void hosts_beside_hosts(const Settings& settings, const char* entry) {
 
 void hosts_beside_copies(const Settings& settings, const char* entry) {
   static int turn = 0;
-  const int more = 8 * ++turn;  // than all turns before have left
+  const int more = 8 * ++turn;  // than all earlier turns have left
   run(kSize, settings, [&](Local& local) {
     const ProgramStream stream;
     StagedExchange exchange(local);
@@ -121,8 +121,8 @@ void hosts_beside_copies(const Settings& settings, const char* entry) {
   });
 }
 
-// Whoever gives a stream back holds the executor's lock: another device's first streams are not in
-// its way.
+// A thread that returns a stream holds the executor's lock: making another device's first streams
+// must not block it.
 void streams_beside_a_new_device() {
   static cuda::Device device = 0;
   if (++device >= cuda::device_count()) return;
@@ -153,7 +153,7 @@ void hosts_beside_an_answer(const Settings& settings) {
   });
 }
 
-// A stream's execution is given up, and its stream let go, while the driver holds up another's.
+// A stream's execution is given up and its stream released while the driver holds up another call.
 void given_up_beside(const Settings& settings) {
   run(kSize, settings, [](Local& local) {
     const ProgramStream streams[2];
@@ -176,7 +176,7 @@ void given_up_beside(const Settings& settings) {
       calls.join();
     } else {
       local.barrier();
-      local.executor.start(first.plan());  // which is another collective
+      local.executor.start(first.plan());  // another collective
     }
     require_error(ErrorKind::kMismatch, [&] { (void)local.executor.wait(first.plan(), soon()); });
     local.barrier();
@@ -187,7 +187,7 @@ void given_up_beside(const Settings& settings) {
   });
 }
 
-// Streams get whole collectives, one after the other, whichever threads enqueue them.
+// Streams get whole collectives, one after another, from whichever threads enqueue them.
 void in_turn(const Settings& settings) {
   run(kSize, settings, [](Local& local) {
     const ProgramStream stream;
@@ -230,8 +230,8 @@ void in_turn(const Settings& settings) {
   });
 }
 
-// What ends an execution while it is enqueued takes effect afterwards: nothing of it is under way
-// then, and its stream goes on.
+// An event that ends an execution while it is being enqueued takes effect afterwards: then no work
+// of it is under way, and its stream continues.
 void ended_meanwhile(const Settings& settings, const char* how) {
   const std::string end = how;
   const ProgramStream stream;

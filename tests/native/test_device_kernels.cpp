@@ -1,5 +1,5 @@
-// The kernels for devices, compiled for this processor, against the reference, bit by bit: which of
-// them a call runs, and what they write on grids of several sizes.
+// The kernels for devices, compiled for this processor, against the reference, bit by bit: which
+// kernel a call runs, and what it writes on grids of several sizes.
 
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// device_reduce() through the driver against the reference, bit by bit: on the double of the
-// driver, or by hand on a GPU.
+// device_reduce() through the driver against the reference, bit by bit: on the fake driver, or by
+// hand on a GPU.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,8 +35,8 @@ class Gpu {
     cuda::driver().mem_free(memory_);
   }
 
-  /// Does as reduce(), with copies of the arrays on the device, as far from a vector's boundary
-  /// as they are here. All that it should not write has to stay.
+  // Works like reduce(), on copies of the arrays on the device with the same distance from a
+  // vector's boundary. Checks that no other memory changes.
   void reduce(std::span<const Destination> destinations, std::span<const Source> sources,
               std::size_t n, double scale, ReduceOp op) {
     places_.clear();

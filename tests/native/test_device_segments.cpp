@@ -1,4 +1,4 @@
-// Segments on a GPU, in front of the double: operations on streams, plans, and ends while work is
+// Segments on a GPU, with the fake driver: operations on streams, plans, and ends while work is
 // under way.
 
 #include <array>
@@ -13,7 +13,7 @@ using namespace pgasdl::testing;
 
 namespace {
 
-// A stream's puts, in turns with waits of the other's: what is filled again was sent before.
+// A stream's puts alternate with waits for the other's: data that are overwritten were sent before.
 void one_sided(const Settings& settings) {
   constexpr std::uint64_t kBytes = 4096;
   run(kSize, settings, [&](Local& local) {
@@ -61,7 +61,7 @@ void plans(const Settings& settings, Kind kind, bool thread) {
   });
 }
 
-// Ranks leave, and memory is dropped, while streams and plans are at it.
+// Ranks leave and memory is dropped while streams and plans are working.
 void ends_under_way(const Settings& settings, bool failing) {
   for (int turn = 0; turn < 10; ++turn) {
     const ProgramStream streams[kSize];
@@ -72,12 +72,12 @@ void ends_under_way(const Settings& settings, bool failing) {
       DeviceExchange exchange(local, Kind::kGdraa);
       local.barrier();
       for (std::uint64_t id = 0; id < 8; ++id) put(local, stream, segment, 8192, 4096, id);
-      local.context.notify_wait_on(order, segment, 9, soon());  // which never comes
+      local.context.notify_wait_on(order, segment, 9, soon());  // never raised
       if (!local.executor.enqueue(exchange.plan(), {}, order, soon())) {
         local.executor.start(exchange.plan(), {}, &order);
       }
       if (failing && local.rank() == turn % kSize) throw Error(ErrorKind::kSystem, "on purpose");
-      if (!failing) local.barrier();  // nobody may put to one that has left
+      if (!failing) local.barrier();  // a put needs a peer that is still there
     });
     const std::exception_ptr& mine = thrown[static_cast<std::size_t>(turn % kSize)];
     CHECK_NOTE((mine != nullptr) == failing, "%s", mine == nullptr ? "" : words(mine).c_str());
@@ -85,8 +85,9 @@ void ends_under_way(const Settings& settings, bool failing) {
   }
 }
 
-// A stream that the program holds comes to its waits when a peer, which runs another collective,
-// has written over what this rank had raised there. Whoever closes what comes after waits for that.
+// The program holds up a stream, which reaches its waits after a peer, which runs another
+// collective, has overwritten what this rank had raised there. Closing a later execution waits for
+// that.
 void let_go_late(const Settings& settings, bool closes) {
   run(kSize, settings, [&](Local& local) {
     const ProgramStream stream;
@@ -115,8 +116,8 @@ void let_go_late(const Settings& settings, bool closes) {
   });
 }
 
-// The driver refuses a part of what a stream is to make: all the same, nothing of it is under way
-// once it is closed, and the first refusal is told.
+// The driver refuses a part of a stream's execution: even so, no work of it is under way after
+// close(), and the first refusal is reported.
 void refused_in_between(const Settings& settings) {
   run(kSize, settings, [](Local& local) {
     const ProgramStream stream;
@@ -153,15 +154,15 @@ void refused_in_between(const Settings& settings) {
   });
 }
 
-// Rank 2 runs another collective, which only rank 0 sees, as its parent in a tree. Rank 1 gets from
-// rank 0's stream all that it waits for; nothing makes its host look before that.
+// Rank 2 runs another collective, which only rank 0 sees, its parent in a tree. Rank 1 gets all
+// that it waits for from rank 0's stream, and has no reason to look before that.
 void told_of_another_collective(Settings settings) {
   settings.options.spin_us = 1e7;
   run(3, settings, [](Local& local) {
     const ProgramStream stream;
     Plan plan = tree(local.rank(), local.size(), kCount, false);
     std::erase_if(plan.lanes[0], [](const PlanStep& step) {
-      return step.kind == PlanStep::Kind::kFlush;  // which no stream makes
+      return step.kind == PlanStep::Kind::kFlush;  // no stream makes it
     });
     DeviceExchange exchange(local, plan, local.rank() == 2 ? 2 : 1);
     CHECK(local.executor.enqueue(exchange.plan(), {}, stream.order(), soon()));
@@ -172,7 +173,7 @@ void told_of_another_collective(Settings settings) {
   });
 }
 
-// One rank cannot make its copy: all are told, and the next is made.
+// One rank cannot make its copy: all ranks are informed, and can make the next segment.
 void a_copy_that_cannot_be(const Settings& settings) {
   run(kSize, settings, [](Local& local) {
     std::shared_ptr<Segment> made;
@@ -189,7 +190,7 @@ void a_copy_that_cannot_be(const Settings& settings) {
   });
 }
 
-// A lane goes on as soon as its piece is here, and the piece goes back while others still come.
+// A lane continues once its piece is here, and the piece goes back while others still arrive.
 void pieces_of_an_array() {
   constexpr std::size_t kPieces = 40;
   constexpr std::uint64_t kBytes = 512;
@@ -201,7 +202,7 @@ void pieces_of_an_array() {
     std::vector<unsigned char> bytes(kPieces * kBytes);
     std::iota(bytes.begin(), bytes.end(), 0);
     device_copy(kDevice, array->data(), bytes.data(), bytes.size());
-    // The first has two lanes that work; the second has one without steps.
+    // The first piece has two lanes with steps; the second has one without.
     std::vector<ArrayCopies::Extent> extents(kPieces, {kBytes, 1, 1});
     extents[0] = {kBytes, 3, 2};
     extents[1] = {kBytes, 1, 0};
@@ -212,7 +213,7 @@ void pieces_of_an_array() {
       device_copy(kDevice, now.data(), array->data(), now.size());
       return now;
     };
-    // How far copies are is chance; this is what they are made in pieces for.
+    // The progress of copies is random; an advantage of pieces must show at least once.
     std::mutex mutex;
     Lock lock(mutex);
     bool ahead = false;
@@ -240,7 +241,7 @@ void pieces_of_an_array() {
     }
     CHECK(ahead);
     CHECK(back_before_all_came);
-    // The first piece has one more lane that works: it stays until that has ended, too.
+    // The first piece has one more lane with steps: it stays until that has ended, too.
     copies.begin(array->data(), array->data(), lock);
     while (!copies.here(lane_of(kPieces - 1))) (void)copies.advance(lock);
     for (const std::size_t piece : {0, 2}) {
@@ -289,7 +290,7 @@ int main() {
     pieces_of_an_array();
   };
   {
-    // Streams are kept for the next borrower: as many as ranks ever borrow at once.
+    // Streams are kept for the next borrower: borrow as many as ranks ever do at once.
     const DeviceStream borrowed[] = {DeviceStream(kDevice), DeviceStream(kDevice),
                                      DeviceStream(kDevice), DeviceStream(kDevice)};
   }

@@ -1,4 +1,4 @@
-// An execution promises more than its result: it never takes another's flags for its own, keeps
+// Promises of an execution besides its result: it never takes another's flags for its own, keeps
 // what it still needs, and releases it when it is done.
 
 #include <pthread.h>
@@ -55,7 +55,7 @@ void any_difference_is_told() {
 }
 
 // More executions than there are generations, of two sizes on one range of notifications, one of
-// them rarely: an old flag is never taken for a new one, nor for a disagreement.
+// them rare: an old flag is never mistaken for a new one or for a disagreement.
 void numbers_come_again() {
   run(2, {}, [](Local& local) {
     const std::uint64_t counts[] = {8, 500};
@@ -106,12 +106,12 @@ void kept_until_taken() {
   });
 }
 
-// If the progress thread gets no memory, the thread that waits gets the error, and the process
-// goes on.
+// If the progress thread gets no memory, the waiting thread gets the error, and the process
+// continues.
 void no_memory_for_progress() {
   std::atomic<bool> started{false};
   Settings settings;
-  settings.shm = true;  // its progress needs no memory, only the update's Call does
+  settings.shm = true;  // its progress allocates nothing, except for the update's Call
   const auto thrown = outcomes(2, settings, [&](Local& local) {
     Exchange exchange(local, Kind::kTree, 200, true);
     if (local.rank() == 0) {
@@ -121,7 +121,7 @@ void no_memory_for_progress() {
     while (local.rank() == 1 && !started.load()) std::this_thread::yield();
     local.executor.start(exchange.plan());
     started.store(true);
-    // Rank 0 itself makes no progress: its progress thread reaches the update.
+    // Rank 0's program makes no progress, so its progress thread reaches the update.
     const Deadline deadline = soon();
     while (local.rank() == 0 && exchange.plan().state() == State::kRunning) {
       CHECK(!deadline.passed());
@@ -142,8 +142,8 @@ void no_memory_for_progress() {
   CHECK(told);
 }
 
-// An execution has its place among the live ones when it takes its number: another one that begins
-// while the first one's array is copied in must not take that place, nor make it depend on memory.
+// An execution gets its place among the live ones when it takes its number: another one that begins
+// while the first one's array is copied must not take that place, nor make it depend on memory.
 void begins_while_another_is_copied() {
   Settings settings;
   settings.shm = true;
@@ -155,7 +155,7 @@ void begins_while_another_is_copied() {
       step(large.plan());
     };
     small.fill(local.rank(), 0);
-    local.executor.start(small.plan());  // so that there is a place for one
+    local.executor.start(small.plan());  // reserves a place for one
     finish(local, small.plan());
     local.barrier();
     const std::vector<float> source(large.count(), 1);
@@ -189,7 +189,7 @@ void begins_while_another_is_copied() {
   });
 }
 
-// An execution that is closed while its result is taken releases once what it kept.
+// An execution that is closed while its result is taken releases what it kept only once.
 void closed_while_taken() {
   run(1, {}, [](Local& local) {
     for (int round = 0; round < 100; ++round) {

@@ -1,4 +1,4 @@
-// A rank that fails: every other rank's call ends with an error that names it.
+// A rank fails: every other rank's call ends with an error that names it.
 
 #include <atomic>
 #include <chrono>
@@ -16,7 +16,7 @@ using namespace pgasdl::testing;
 constexpr Rank kSize = 3;
 constexpr Rank kVictim = 2;
 
-// The victim throws while the others are in `call`, which must end with PeerLost naming it, soon.
+// The victim throws while the others are in `call`, which must soon end with PeerLost naming it.
 void lost_during(const char* what, const Settings& settings,
                  const std::function<void(Local&, const std::shared_ptr<Segment>&)>& call) {
   std::atomic<int> begun{0};
@@ -26,7 +26,7 @@ void lost_during(const char* what, const Settings& settings,
     local.barrier();
     begun.fetch_add(1);
     if (local.rank() == kVictim) {
-      until([&] { return begun.load() == kSize; });  // none is still in the barrier
+      until([&] { return begun.load() == kSize; });  // all ranks have left the barrier
       nap(5);
       throw Failure();
     }
@@ -39,7 +39,7 @@ void lost_during(const char* what, const Settings& settings,
       CHECK_NOTE(error.rank() == kVictim, "%s names rank %d: %s", what, error.rank(), error.what());
       CHECK_NOTE(seconds < 3, "%s: %g s", what, seconds);
       CHECK(local.context.liveness().health(kVictim) == Health::kFailed);
-      // All waits fail until the loss is acknowledged; then the survivors go on among themselves.
+      // All waits fail until the loss is accepted; then the survivors continue among themselves.
       std::uint32_t found = 0;
       require_error(ErrorKind::kPeerLost,
                     [&] { (void)local.context.notify_waitsome(*segment, 0, 8, soon(), found); });
@@ -96,7 +96,7 @@ void every_wait(const Settings& settings) {
   }
 }
 
-// A loss interrupts the creation of a segment; once it is acknowledged the same call goes on.
+// A loss interrupts the creation of a segment; once it is accepted, the same call continues.
 void creation_continued(const Settings& settings) {
   std::atomic<bool> begun{false};
   std::atomic<bool> told{false};
@@ -135,7 +135,7 @@ void creation_continued(const Settings& settings) {
   }
 }
 
-// A connection that broke with a lost rank is no error once the loss is acknowledged: a plan of the
+// A connection that broke with a lost rank is no error once the loss is accepted: a plan of the
 // survivors runs, although its flush is the first to notice the broken connection.
 void flush_after_loss() {
   Settings settings;
@@ -154,7 +154,7 @@ void flush_after_loss() {
     }
     local.notify(kVictim, *segment, 1);
     begun.fetch_add(1);
-    until([&] {  // its connections to all queues break together
+    until([&] {  // all queues' connections to it break together
       try {
         (void)local.context.transport().complete(0);
         return false;
@@ -182,7 +182,7 @@ void flush_after_loss() {
   }
 }
 
-// A heartbeat that this rank cannot send, say for lack of memory, does not mean that a rank died.
+// A heartbeat that this rank fails to send, for lack of memory say, does not mean that a rank died.
 void failing_heartbeat() {
   Settings settings;
   settings.faults = {.fail_rank = 0, .fail_at = 3, .mapped = false};
@@ -194,8 +194,8 @@ void failing_heartbeat() {
   });
 }
 
-// Whoever comes to its turn but rarely, as on a machine that is busy, gives the others longer: here
-// a peer is silent for longer than the limit, again and again, but for few looks.
+// A thread that rarely gets its turn, as on a busy machine, gives the others longer: here a peer is
+// silent for longer than the limit, again and again, but only for few looks.
 void rare_looks() {
   struct Block {
     ControlBlock control{};
@@ -221,7 +221,7 @@ void rare_looks() {
   liveness.stop();
 }
 
-// Settings with which a stopped rank would never be noticed are refused.
+// Settings that could never detect a stopped rank are refused.
 void too_few_heartbeats() {
   for (const std::uint32_t heartbeat_ms : {334u, 600u, 60000u}) {
     Options options;
@@ -231,7 +231,7 @@ void too_few_heartbeats() {
   }
 }
 
-// A fault at the n-th operation of a rank, wherever that is: the others end too, and say why.
+// A fault at any n-th operation of a rank: the other ranks end, too, with the reason.
 void failing_operation(const Settings& settings, Kind kind) {
   int ends = 0;
   for (std::uint64_t at = 1; at < 40; ++at) {
@@ -263,7 +263,7 @@ void failing_operation(const Settings& settings, Kind kind) {
   CHECK(ends > 0 && ends < 39);
 }
 
-// A source that is read late stays until then, even if all its owners have released it meanwhile.
+// A source that is read late stays until then, even if all its owners have released it.
 void source_outlives_its_segment(const Settings& settings) {
   constexpr std::uint64_t kBytes = 1 << 20;
   run(2, settings, [&](Local& local) {
@@ -288,7 +288,7 @@ void source_outlives_its_segment(const Settings& settings) {
   });
 }
 
-// Threads of the closing rank itself, waiting in short pieces as the bindings do.
+// Threads of the closing rank itself, which wait in short pieces as the bindings do.
 void closed_under_its_threads() {
   run(2, {}, [&](Local& local) {
     const auto segment = local.segment(64);

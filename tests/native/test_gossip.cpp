@@ -1,4 +1,4 @@
-// News of ranks that are not mapped: who tells whom, and that everybody learns of each loss.
+// News of ranks that are not mapped: who informs whom, and that every rank learns of each loss.
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +12,7 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
-// The most heartbeats that a loss takes from one rank to another, where `gone` ranks pass on none.
+// The most heartbeats that a loss takes from one rank to another, if `gone` ranks pass on nothing.
 Rank farthest(Rank size, const std::vector<bool>& gone) {
   const std::vector<Rank> distances = Gossip::distances(size);
   Rank most = 0;
@@ -46,7 +46,7 @@ void neighbours() {
   CHECK((Gossip::distances(20) == std::vector<Rank>{1, 2, 3, 4, 8, 12, 16, 17, 18, 19}));
   for (const Rank size : {3, 10, 16, 33, 100, 256}) {
     const std::vector<Rank> all = Gossip::distances(size);
-    for (const Rank distance : all) {  // each tells the other
+    for (const Rank distance : all) {  // each informs the other
       CHECK(std::ranges::binary_search(all, size - distance));
     }
     Rank bits = 0;
@@ -72,8 +72,8 @@ Settings many(std::size_t adversary) {
   return settings;
 }
 
-// One rank tells of many at once, beside each other and not: all others learn of each of them, and
-// of nobody else.
+// One rank reports many losses at once, of adjacent ranks and of others: all other ranks learn of
+// each of them, and of no other.
 void many_losses(const Settings& settings) {
   constexpr Rank kMany = 26;
   const auto lost = [](Rank rank) { return rank % 2 == 1 || (rank >= 8 && rank < 12); };
@@ -85,7 +85,7 @@ void many_losses(const Settings& settings) {
     for (Rank rank = 0; local.rank() == 0 && rank < kMany; ++rank) {
       if (lost(rank)) liveness.report(rank, Health::kDied);
     }
-    if (!lost(local.rank())) {  // nobody tells the lost
+    if (!lost(local.rank())) {  // the lost get no news
       for (Rank rank = 0; rank < kMany; ++rank) {
         if (lost(rank)) until([&] { return liveness.health(rank) == Health::kDied; });
       }
@@ -94,11 +94,11 @@ void many_losses(const Settings& settings) {
       }
       sure.fetch_add(1);
     }
-    until([&] { return sure.load() == n_left; });  // who leaves says so
+    until([&] { return sure.load() == n_left; });  // leaving would be news
   });
 }
 
-// A rank leaves because of another one's loss, which nobody else has noticed: all blame the other.
+// A rank leaves because of a loss that no other rank has noticed: all blame the lost rank.
 void cause(const Settings& settings) {
   constexpr Rank kMany = 20;
   constexpr Rank kLost = 13;
@@ -112,7 +112,7 @@ void cause(const Settings& settings) {
       liveness.report(kLost, Health::kDied);
       liveness.raise_alarm("a test");
     }
-    if (local.rank() == kLost) {  // it is still there, so that nobody else notices anything
+    if (local.rank() == kLost) {  // stays, so that no other rank notices anything
       sure.fetch_add(1);
     } else {
       until([&] { return liveness.health(kLeaves) != Health::kHealthy; });
@@ -128,8 +128,8 @@ void cause(const Settings& settings) {
   }
 }
 
-// One rank fails and another one leaves; that is news for everybody, and no reason to take those
-// for stopped from whom nothing more is heard.
+// One rank fails and another one leaves: all ranks learn that, and the silence of the two must not
+// make them count as stopped.
 void long_after(const Settings& settings) {
   constexpr Rank kMany = 16;
   constexpr Rank kFails = 11;

@@ -1,6 +1,5 @@
-// Barriers, segment creation and passive messages among ranks that are threads, as the thread
-// sanitizer sees them. All-gathers are test_relay's; calls that are refused or continued,
-// tests/contract's.
+// Barriers, segment creation and passive messages among ranks that are threads, for the thread
+// sanitizer. test_relay tests all-gathers, and tests/contract refused and continued calls.
 
 #include <atomic>
 #include <cstring>
@@ -12,7 +11,7 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
-// Plain memory of all ranks, written before a barrier and read after it: a leaky barrier is a race.
+// Every rank's plain memory, written before a barrier and read after it: a leaky barrier is a race.
 void barriers(const Settings& settings, Rank size, std::uint64_t rounds) {
   std::vector<std::uint64_t> cells(static_cast<std::size_t>(size));
   run(size, settings, [&](Local& local) {
@@ -59,8 +58,8 @@ void segments(const Settings& settings) {
   });
 }
 
-// Every rank sends to every rank, two threads of each rank receive; messages from one sender to one
-// receiver arrive in order, none is lost.
+// Every rank sends to every rank, and two threads of each rank receive: messages from one sender to
+// one receiver arrive in order, and none is lost.
 void passive(const Settings& settings, Rank size, std::uint32_t messages) {
   run(size, settings, [&](Local& local) {
     const auto n = static_cast<std::size_t>(size);
@@ -103,7 +102,7 @@ void passive(const Settings& settings, Rank size, std::uint32_t messages) {
   });
 }
 
-// The receiver cannot tell the sender that its mailbox is free: it still gets the message.
+// The receiver cannot inform the sender that its mailbox is free, and still gets the message.
 void passive_without_thanks() {
   Settings failing;
   failing.faults = {.fail_rank = 1, .fail_at = 1};
@@ -120,7 +119,7 @@ void passive_without_thanks() {
   });
 }
 
-// Groups that overlap make segments concurrently: no rank has two with the same id.
+// Overlapping groups create segments concurrently: no rank gets the same id twice.
 void names() {
   run(3, {}, [&](Local& local) {
     const auto alone = local.group({local.rank()});

@@ -1,5 +1,5 @@
 // A rank leaves in peace: every operation that can no longer complete ends with an error that names
-// the rank, also where others wait for it only indirectly; every operation in which the rank did
+// the rank, even for ranks that wait for it only indirectly; every operation in which the rank did
 // its part ends as if it had stayed.
 
 #include <atomic>
@@ -18,7 +18,7 @@ void await_leave(Local& local, Rank gone) {
   until([&] { return local.context.liveness().health(gone) == Health::kClosed; });
 }
 
-// A rank left before an operation: every other rank gets an error, however it waits, and again at
+// A rank left before an operation: every other rank gets an error in any kind of wait, and again at
 // the next call.
 void never_came(const Settings& settings, Rank size, bool tries) {
   for (Rank gone = 0; gone < size; ++gone) {
@@ -49,8 +49,8 @@ void never_came(const Settings& settings, Rank size, bool tries) {
   }
 }
 
-// Nobody needs a rank that has done its part: of the last operation that all do together, some
-// ranks return only after others have left.
+// A rank that has done its part is not needed any more: in the last common operation, some ranks
+// return only after others have left.
 void last_together(const Settings& settings, Rank size) {
   for (int round = 0; round < 20; ++round) {
     run(size, settings, [&](Local& local) {
@@ -65,11 +65,12 @@ void last_together(const Settings& settings, Rank size) {
 }
 
 // A rank leaves in the middle of a barrier: ranks that have all they need return, the others get an
-// error. In the next barrier all get it, also a rank that waits only for one still in this barrier.
+// error. In the next barrier all get it, including a rank that waits only for one still in this
+// barrier.
 void half_a_barrier(const Settings& settings) {
   run(4, settings, [&](Local& local) {
     local.barrier();
-    if (local.rank() == 0) {  // tells rank 1, and waits for rank 3
+    if (local.rank() == 0) {  // sends to rank 1, and waits for rank 3
       CHECK(local.world().barrier(Deadline::once()) == Outcome::kTimeout);
       return;
     }
@@ -80,18 +81,18 @@ void half_a_barrier(const Settings& settings) {
   });
 }
 
-// Other ranks wait for an execution that nobody waits for on this rank.
+// Other ranks wait for an execution that this rank does not wait for.
 void awaited_elsewhere(bool thread) {
   std::atomic<bool> told{false};
   run(3, {}, [&](Local& local) {
     const auto board = local.segment(64);
-    Steps chain;  // 0 tells 1, 1 tells 2
+    Steps chain;  // 0 notifies 1, 1 notifies 2
     if (local.rank() > 0) chain.wait(0, local.rank() - 1);
     if (local.rank() < 2) chain.flag(local.rank() + 1, 0);
     const BufferBinding nowhere{board, 0, DType::kF32};
     const auto first = bound(local, plan_of("chain", local.rank(), 3, 0, chain),
                              {nowhere, nowhere, nowhere}, everybody(local.size()), board, 0);
-    Steps back;  // 2 tells 1
+    Steps back;  // 2 notifies 1
     if (local.rank() == 1) back.wait(0, 2);
     if (local.rank() == 2) back.flag(1, 0);
     const auto second = bound(local, plan_of("back", local.rank(), 3, 0, back),
@@ -140,8 +141,8 @@ void alone_with_a_call() {
   });
 }
 
-// The transport finds a connection broken before anybody has looked at what the rank said that
-// left: it left in peace all the same.
+// The transport finds a connection broken before the rank that left was heard: it left in peace all
+// the same.
 void broken_by_its_leave() {
   Settings settings;
   settings.faults.mapped = false;

@@ -11,7 +11,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPeriod{200};
 constexpr double kLimit = 2.9;  // seconds, between two looks
 
-// One thread that watches `peers` others, all of which beat unless they are told not to.
+// One thread that watches `peers` others, all of which beat unless they were stopped.
 class Watcher {
  public:
   explicit Watcher(std::size_t peers)
@@ -20,7 +20,7 @@ class Watcher {
   void stop(std::size_t peer) { beating_[peer] = false; }
   void go_on(std::size_t peer) { beating_[peer] = true; }
 
-  // Time passes, during which the watcher does not look; then it does. How many count as stopped.
+  // Advances the time, then looks. Returns how many count as stopped.
   std::size_t look_after(milliseconds passed) {
     now_ += passed;
     std::size_t stopped = 0;
@@ -57,7 +57,7 @@ void short_stops_do_not_add_up() {
   }
 }
 
-// All processes were stopped and go on one after the other: nobody is lost.
+// All processes were stopped and continue one after another: none is lost.
 void a_stop_of_the_whole_job_is_nobodys() {
   Watcher watcher(4);
   watcher.look_after(kPeriod);
@@ -70,7 +70,7 @@ void a_stop_of_the_whole_job_is_nobodys() {
   for (int look = 0; look < 100; ++look) CHECK(watcher.look_after(kPeriod) == 0);
 }
 
-// A watcher that gets little of its processor gives the others as much more time.
+// A watcher that gets little processor time gives the others more time in proportion.
 void a_starved_watcher_is_patient() {
   Watcher watcher(1);
   watcher.look_after(kPeriod);
@@ -79,7 +79,7 @@ void a_starved_watcher_is_patient() {
   CHECK(watcher.look_after(milliseconds(2000)) == 1);
 }
 
-// A rank that has not begun to beat is not silent; from its first beat on it is watched.
+// A rank without a first beat is not silent; from its first beat on it is watched.
 void who_has_not_begun_is_not_stopped() {
   Heartbeats heartbeats(1, kPeriod, kLimit, {});
   Clock::time_point now{};

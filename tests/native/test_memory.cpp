@@ -1,4 +1,4 @@
-// Regions and their seals, and what the shm transport does with mail of strangers and of the dead.
+// Regions and their seals, and mail from strangers and from dead ranks in the shm transport.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -37,7 +37,7 @@ void regions() {
   }
   CHECK(mine->data()[4999] == std::byte{7});
 
-  // Memory that the peer could still shrink is refused, and so is memory that is too small.
+  // Refuses memory that the peer could still shrink, and memory that is too small.
   require_error(ErrorKind::kSegment, [&] { (void)Region::attach(fd.get(), 1 << 20); });
   const UniqueFd open_ended(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   CHECK(ftruncate(open_ended.get(), 8192) == 0);
@@ -67,7 +67,7 @@ int open_descriptors() {
   return count;
 }
 
-// A stranger's datagrams are dropped, with and without a descriptor; the descriptors are closed.
+// A stranger's datagrams are dropped, with or without a descriptor; the descriptors are closed.
 void strangers() {
   const std::string token = "sixteen bytes...";
   ShmTransport transport(0, 2, token);
@@ -114,8 +114,8 @@ void strangers() {
   }
 }
 
-// Memory that a lost rank had handed over is given back when its loss is accepted, and what comes
-// after that is not kept.
+// Memory that a lost rank had handed over is released when its loss is accepted, and later mail
+// from it is not kept.
 void unclaimed() {
   const std::string token = "sixteen bytes...";
   ShmTransport survivor(0, 3, token);

@@ -27,7 +27,7 @@ struct Mpi {
     };
   }
   std::shared_ptr<MpiMachine> machine;
-  // They outlive contexts, as a process's MpiWorld does: memory that peers may write to stays.
+  // Worlds outlive contexts, as a process's MpiWorld does: memory that peers may write to stays.
   std::vector<std::shared_ptr<MpiWorld>> worlds;
   Settings settings;
 };
@@ -36,8 +36,8 @@ constexpr std::uint32_t kFirst = 77;
 constexpr std::uint32_t kMessages = 5;
 
 // Rank 0 is about to return from the call that made a segment, and another of its threads takes
-// what rank 1, whose call has already returned, has written there. A `bound` segment has two
-// windows, data and board.
+// messages from rank 1, whose call has already returned. A `bound` segment has two windows, data
+// and board.
 void what_comes_while_a_segment_is_made(bool bound) {
   Mpi mpi(2);
   std::mutex mutex;
@@ -55,7 +55,7 @@ void what_comes_while_a_segment_is_made(bool bound) {
     std::unique_lock lock(mutex);
     if (rank != 0 || !armed) return;
     armed = false;
-    // The last message is taken before the earlier ones are known to be where they belong.
+    // The last message is taken before the earlier ones are known to be in place.
     CHECK(changed.wait_for(lock, std::chrono::seconds(20), [&] { return n_taken == kMessages; }));
   };
   run(2, mpi.settings, [&](Local& local) {
@@ -89,7 +89,7 @@ void what_comes_while_a_segment_is_made(bool bound) {
   });
 }
 
-// A message for a deleted segment does no harm, and does not hold back later messages.
+// A message for a deleted segment does no harm, and does not delay later messages.
 void what_comes_for_a_deleted_segment() {
   Mpi mpi(2);
   run(2, mpi.settings, [&](Local& local) {
@@ -111,8 +111,8 @@ void what_comes_for_a_deleted_segment() {
   });
 }
 
-// While long data are on their way, what comes behind them on their queue waits, flags, reads and
-// the flags of later long data; another queue's does not. Their source is in use until they left.
+// While long data are under way, later requests of their queue wait: flags, reads and the flags of
+// later long data. Another queue's do not. The source stays in use until the data have left.
 void what_comes_behind_long_data() {
   Mpi mpi(2);
   std::atomic<bool> lets{false};
@@ -136,7 +136,7 @@ void what_comes_behind_long_data() {
       write(kLong + 8, kLong - 8, 3, 0);
       write(kLong, 8, 4, other);
       CHECK(local.context.wait(0, Deadline::in(0.05)) == Outcome::kTimeout);
-      local.barrier();  // on a queue of its own
+      local.barrier();  // on another queue
       local.flush();
       std::memset(items<std::byte>(segment), 9, 2 * kLong);
     } else {
@@ -155,7 +155,7 @@ void what_comes_behind_long_data() {
   });
 }
 
-// Long data for a segment that the receiver has deleted, before and after they were announced.
+// Long data for a segment that the receiver has deleted, before or after they were announced.
 void long_data_for_a_deleted_segment() {
   Mpi mpi(2);
   std::atomic<bool> lets{true};
@@ -180,7 +180,7 @@ void long_data_for_a_deleted_segment() {
               Outcome::kDone);
         local.notify(0, *kept, 2, 7);
       }
-      local.barrier();  // the header went before
+      local.barrier();  // the header came before
       if (local.rank() == 0) {
         if (announced) remove();
         lets = true;
@@ -222,7 +222,7 @@ void groups_of_the_same_ranks_at_once() {
   });
 }
 
-// Whoever sleeps until a flag is woken by the store that raises it.
+// A rank that sleeps until a flag is woken by the store that raises it.
 void a_store_wakes() {
   Mpi mpi(2, true);
   std::latch sleeps(1);
@@ -252,8 +252,8 @@ void a_store_wakes() {
   });
 }
 
-// A member describes its segment and times out: no rank is held inside MPI, and all go on when the
-// member calls again.
+// A member describes its segment and times out: no rank is held inside MPI, and all continue when
+// the member calls again.
 void who_comes_late() {
   for (const Rank late : {0, 1, 2}) {
     Mpi mpi(3);

@@ -1,6 +1,5 @@
-// One-sided operations between ranks that are threads, as the thread sanitizer sees them: flags and
-// the data ahead of them, counts, what is counted, and a queue that threads share. tests/contract
-// has all the rest.
+// One-sided operations between ranks that are threads, for the thread sanitizer: flags and earlier
+// data, counts, counters, and a queue that threads share. tests/contract tests the rest.
 
 #include <sys/mman.h>
 
@@ -17,8 +16,8 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
-// Over a fabric that keeps no order, of `rounds` flags the number of those that were seen before
-// all data ahead of them, or whose word in the end had not their last value. One thread, one seed.
+// Over a fabric that keeps no order: how many of `rounds` flags were seen before all earlier data,
+// or whose word did not end with their last value. One thread, one seed.
 std::uint32_t overtaken(bool completion_first, std::uint32_t rounds) {
   constexpr std::size_t kPieces = 6, kPiece = 64;
   const auto world = std::make_shared<LoopbackWorld>(
@@ -78,7 +77,7 @@ void layout_of_boards() {
   for (std::uint32_t n = (1u << 28) - 5'000; n <= 1u << 28; ++n) check(n);
 }
 
-// By queue and connection, also when several threads tell at once.
+// By queue and connection, also if several threads note marks at once.
 void told_marks() {
   constexpr std::uint32_t kBlocks = 200;
   ToldMarks told(2);
@@ -106,7 +105,7 @@ std::size_t pages_of(const FlagWord* board, std::uint32_t words) {
 }
 
 // A wait for any notification reads little of a board on which few were ever raised, and the first
-// look finds each of them. One that came without its mark is found, too, by a wait that takes long.
+// look finds each of them. A long wait also finds one that came without its mark.
 void any_of_many() {
   run(1, {}, [](Local& local) {
     constexpr std::uint32_t kMany = 1u << 16;
@@ -133,7 +132,8 @@ void any_of_many() {
   });
 }
 
-// Several threads of a rank wait for and reset what two other ranks raise: each value comes once.
+// Several threads of a rank wait for and reset notifications of two other ranks: each value comes
+// once.
 void several_takers(const Settings& settings, std::uint32_t values) {
   constexpr std::uint32_t kIds = 6;
   constexpr std::uint32_t kApart = 300;  // more than a block
@@ -188,8 +188,8 @@ void several_takers(const Settings& settings, std::uint32_t values) {
   });
 }
 
-// Two threads of each rank add to one notification of rank 0, each after its own data; who has the
-// count sees all of them, and what is reset meanwhile is not counted twice.
+// Two threads of each rank add to one notification of rank 0, each after its own data: a thread
+// that has the count sees all data, and counts that are reset meanwhile are not counted twice.
 void counts(const Settings& settings, Rank size, std::uint64_t rounds) {
   constexpr std::uint64_t kThreads = 2;
   constexpr std::uint64_t kBytes = 64;
@@ -240,8 +240,8 @@ void counts(const Settings& settings, Rank size, std::uint64_t rounds) {
   });
 }
 
-// A thread posts while another waits on the same queue: its own wait still ends when its request is
-// complete, not before, and the queue's size stays the number of its requests.
+// One thread posts while another waits on the same queue: its own wait still ends when its request
+// is complete, not before, and the queue's size stays the number of its requests.
 void shared_queue(Settings settings, std::uint32_t rounds) {
   constexpr std::uint32_t kDepth = 4;
   settings.options.queue_depth = kDepth;
@@ -288,7 +288,7 @@ void shared_queue(Settings settings, std::uint32_t rounds) {
   });
 }
 
-// Threads add to the counters of one peer at the same moment.
+// Threads add to the counters of one peer at the same time.
 void additions() {
   constexpr std::uint64_t kTimes = 3'000'000;
   Counters counters(2);
@@ -333,7 +333,7 @@ void lists_and_reads(const Settings& settings) {
       const std::uint64_t from = (kPieces - 1 - i / 100) * 100 + i % 100;
       CHECK(bytes[4096 + i] == pattern(writer, 1, from));
     }
-    // Read it back from the peer, where it has arrived by now: a read is not ordered after a write.
+    // Reads it back from the peer after a barrier: a read is not ordered after a write.
     local.barrier();
     std::vector<Slice> here;
     for (std::uint64_t i = 0; i < kPieces; ++i) here.push_back({segment, 8192 + i * 100, 100});

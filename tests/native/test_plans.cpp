@@ -1,5 +1,5 @@
-// Plans executed by ranks that are threads: every result exact, the next iteration's data written
-// as soon as the last one has ended, no barrier anywhere.
+// Plans executed by ranks that are threads: every result is exact, the next iteration's data are
+// written as soon as the last one has ended, and there is no barrier.
 
 #include <algorithm>
 #include <array>
@@ -30,8 +30,8 @@ void iterations(const Settings& settings, Kind kind, Rank size, std::uint64_t co
   });
 }
 
-// Each execution works on another array, which each rank takes from one of two segments of all,
-// where it likes: peers are told where.
+// Each execution works on another array, which each rank takes from any place in one of two common
+// segments and announces to its peers.
 void arrays_that_move(const Settings& settings, Rank size, std::uint64_t count,
                       bool progress_thread) {
   run(size, settings, [&](Local& local) {
@@ -62,7 +62,8 @@ void arrays_that_move(const Settings& settings, Rank size, std::uint64_t count,
       }
     }
     local.executor.stop_thread();
-    // Where one rank's array lies in no home nothing is reduced, and who would reduce knows it.
+    // If one rank's array lies in no home, nothing is reduced, and every rank that reduces knows
+    // it.
     std::vector<float> elsewhere(count);
     for (const bool found : {false, true}) {
       float* const array = found || local.rank() != 0 ? items<float>(homes[0]) : elsewhere.data();
@@ -87,7 +88,7 @@ void arrays_that_move(const Settings& settings, Rank size, std::uint64_t count,
   });
 }
 
-// A plan that copies from arrays of this rank alone, bound for them, and where they are told.
+// A plan that copies from arrays of this rank only, bound to them, with the directory.
 struct Reading {
   Reading(Local& local, std::uint64_t count)
       : entries(local.segment(64)),
@@ -97,7 +98,7 @@ struct Reading {
     const auto ranks = everybody(local.size());
     auto& transport = local.context.transport();
     transport.admit_readers();
-    for (const Rank rank : ranks) {  // threads have one memory
+    for (const Rank rank : ranks) {  // threads share one memory
       if (rank == local.rank()) continue;
       CHECK(transport.try_read(rank, reinterpret_cast<std::uint64_t>(array.data()), copy) == "");
     }
@@ -126,7 +127,7 @@ void arrays_that_are_read(const Settings& settings, Rank size, std::uint64_t cou
     Reading reading(local, count);
     std::vector<float> kept;
     for (std::uint32_t round = 0; round < 60; ++round) {
-      kept.swap(reading.array);  // elsewhere than the last time
+      kept.swap(reading.array);  // at another address than the last time
       reading.array.assign(count, 0);
       for (std::uint64_t i = 0; i < count; ++i) {
         reading.array[i] = Exchange::value(local.rank(), round, i);
@@ -141,14 +142,14 @@ void arrays_that_are_read(const Settings& settings, Rank size, std::uint64_t cou
   });
 }
 
-// A rank that gives an execution up has its array back: nobody takes what is there then, though the
-// flag that it is ready was raised, and nobody fails because it is gone.
+// A rank that gives an execution up has its array back: no peer takes its later content, although
+// the flag that it is ready was raised, and no peer fails because it is gone.
 void arrays_that_are_given_up(const Settings& settings) {
   run(2, settings, [&](Local& local) {
     Reading reading(local, 100);
     if (local.rank() == 1) {
       reading.start(local);
-      // By then its flag is on the way.
+      // By then its flag is under way.
       CHECK(local.executor.wait(*reading.plan, Deadline::in(0.1)) == Waited::kTimeout);
       reading.plan->close();
       reading.array = {};

@@ -110,7 +110,7 @@ void first_thread_leaves() {
   CHECK(waitpid(pid, nullptr, 0) == pid);
 }
 
-// What computes is not stopped, however seldom it gets a processor.
+// A process that computes is not stopped, however seldom it gets a processor.
 void runnable_threads() {
   const auto becomes = [](pid_t pid, bool runnable) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -139,7 +139,7 @@ void runnable_threads() {
   }
 }
 
-// Whoever gets the number of a process that has ended is another one.
+// Another process that gets the number of one that has ended is not killed.
 void kills_no_stranger() {
   const pid_t pid = start_sleeper();
   const ProcessWatch watch(pid);
@@ -158,7 +158,7 @@ void kills_no_stranger() {
   CHECK(waitpid(stranger, nullptr, 0) == stranger);
 }
 
-// The process that can be named to Yama so that all of these may access a process's memory.
+// The process to name to Yama so that all of these may access a process's memory.
 void ancestors() {
   const pid_t left = start_sleeper();
   const pid_t right = start_sleeper();

@@ -86,7 +86,7 @@ void test_copy() {
   CHECK(to == from);
 }
 
-// Repeated often enough that both ways of copying are taken.
+// Enough repetitions to use both ways of copying.
 void test_staging_copy() {
   StagingCopy stage;
   Bytes from(2 << 20), to(from.size());

@@ -1,5 +1,5 @@
-// All-gathers of groups in which members pass blocks on, beside those of groups in which they do
-// not: results, disagreement, blocks that cannot be read, and members that leave.
+// All-gathers of groups in which members pass blocks on, and of groups in which they do not:
+// results, disagreement, unreadable blocks, and members that leave.
 
 #include <atomic>
 #include <chrono>
@@ -15,11 +15,11 @@ using namespace pgasdl::testing;
 
 using Kind = Group::Kind;
 
-// Every step carries each block once, in the order of distance, and from neighbours only.
+// Every step carries each block once, in the order of distance, from neighbours only.
 void steps() {
   for (std::size_t members = 1; members <= 300; ++members) {
     for (const std::size_t radix : {std::size_t{2}, std::size_t{3}, std::max<size_t>(members, 2)}) {
-      std::size_t have = 1;  // of distance 0: its own
+      std::size_t have = 1;  // the own block, of distance 0
       std::size_t first_of_base = 0;
       const auto all = dissemination(members, radix);
       for (std::size_t i = 0; i < all.size(); ++i) {
@@ -51,7 +51,7 @@ Outcome gather(Group& group, Kind kind, const std::string& mine, Deadline deadli
                          deadline, all);
 }
 
-// The same, in attempts that last so long.
+// Likewise, in attempts of this length.
 void insist(Group& group, Kind kind, const std::string& mine, std::vector<std::string>& all,
             double seconds) {
   const Deadline deadline = soon();
@@ -80,7 +80,7 @@ void results(const Settings& settings, Rank size, std::uint32_t rounds) {
   });
 }
 
-// A member is in another call, of more pieces: all learn which one, and go on.
+// A member is in another call, of more pieces: all learn which one, and continue.
 void another_call(const Settings& settings, Rank size) {
   const Rank other = 7;
   run(size, settings, [&](Local& local) {
@@ -104,8 +104,8 @@ void another_call(const Settings& settings, Rank size) {
   });
 }
 
-// A member writes what is no block into its neighbours' slots: all are told, and read nothing of
-// what lies elsewhere.
+// A member writes invalid blocks into its neighbours' slots: all get an error, and read nothing
+// outside the slots.
 void unreadable(std::uint32_t generation, std::uint32_t bytes) {
   constexpr Rank kSize = 20;
   constexpr Rank kLiar = 5;
@@ -123,7 +123,7 @@ void unreadable(std::uint32_t generation, std::uint32_t bytes) {
     const auto memory = Group::memory(kSize, true, local.context.options().passive_bytes);
     const std::uint64_t slot = memory.exchange / (2 * kSize);
     std::vector<std::byte> lie(slot - local.world().slot_bytes(Kind::kExchange), std::byte{0xff});
-    std::memcpy(lie.data() + 16, &bytes, sizeof bytes);  // behind a fingerprint and a total
+    std::memcpy(lie.data() + 16, &bytes, sizeof bytes);  // after a fingerprint and a total
     std::memcpy(lie.data() + 20, &generation, sizeof generation);
     Segment source(lie.data(), lie.size());
     Segment& control = local.world().control();
@@ -144,8 +144,8 @@ void unreadable(std::uint32_t generation, std::uint32_t bytes) {
 
 enum class When { kBefore, kWithin, kAfter };
 
-// A member leaves, in peace or not, before its all-gather, within, or right after it: every other
-// one has the result or is told who is gone, and again at its next call.
+// A member leaves, in peace or not, before its all-gather, within it, or right after it: every
+// other member has the result or an error that names the rank, and again at its next call.
 void loses(const Settings& settings, Rank size, Rank gone, When when, bool fails, bool tries) {
   std::atomic<Rank> begun{0};
   const auto thrown = outcomes(size, settings, [&](Local& local) {
@@ -156,7 +156,7 @@ void loses(const Settings& settings, Rank size, Rank gone, When when, bool fails
     insist(group, Kind::kReduce, mine, all, 20);
     begun.fetch_add(1);
     if (local.rank() == gone) {
-      while (begun.load() < size) std::this_thread::yield();  // nobody is still in that one
+      while (begun.load() < size) std::this_thread::yield();  // all have finished the first one
       for (Rank attempt = 0; when == When::kWithin && attempt < 1 + gone % 5; ++attempt) {
         if (gather(group, Kind::kReduce, mine, Deadline::once(), all) == Outcome::kDone) break;
         std::this_thread::sleep_for(std::chrono::microseconds(200));

@@ -1,4 +1,4 @@
-// Who is handed a segment over shared memory.
+// Who receives a segment over shared memory.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -31,8 +31,8 @@ LocalSegment segment(SegmentId id) {
   return made;
 }
 
-// A rank is gone, and a stranger has taken the name of its mailbox, which anybody can read: he gets
-// neither memory nor the token.
+// A rank is gone, and a stranger has taken the name of its mailbox, which anyone can read: the
+// stranger gets neither memory nor the token.
 void strangers_in_a_place_that_is_free() {
   ShmTransport here(0, 2, kToken), there(1, 2, kToken);
   here.connect(1, there.endpoint());

@@ -68,7 +68,7 @@ void exchanges(std::int64_t ranks, bool blocking) {
 void waits_for_ever() {
   Program program = all_to_all(2, 8);
   program.ops[0].note = 0;
-  program.ops[0].flags = kFlush;  // nobody sends
+  program.ops[0].flags = kFlush;  // no rank sends
   CHECK(program.index(2));
   const Machine on = machine(2, 1, false);
   const Scenario scenario{2,          {&program}, {0}, {{kStart, 0, 0}, {kJoin, 0, 0}},

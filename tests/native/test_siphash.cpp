@@ -1,5 +1,5 @@
-// The code over a datagram, against the test vectors of its authors: the key is the bytes 0 to 15,
-// the message the first of 0, 1, 2 ...
+// The code of a datagram, against the authors' test vectors: the key has the bytes 0 to 15, the
+// message has the first of 0, 1, 2 ...
 
 #include <string>
 

@@ -1,5 +1,5 @@
-// The verbs transport on a real device, ranks as threads of this process. Without a device the test
-// says so and succeeds: tests/softroce boots a machine that has one.
+// The verbs transport on a real device, with ranks as threads of this process. Without a device the
+// test reports that and succeeds: tests/softroce boots a machine that has one.
 
 #include <atomic>
 #include <chrono>
@@ -31,7 +31,7 @@ VerbsOptions completion_first(std::uint32_t requests) {
   return options;
 }
 
-// For many ranks in a guest, whose one processor other work may keep from them for seconds.
+// For many ranks in a guest, whose only processor may be busy with other work for seconds.
 Settings patiently(VerbsOptions verbs) {
   verbs.timeout_s = 20;
   Settings settings = over_verbs(verbs);
@@ -39,7 +39,7 @@ Settings patiently(VerbsOptions verbs) {
   return settings;
 }
 
-// Lists that fit and lists many times longer than a queue pair is deep, reads, and their flags.
+// Short lists, and lists many times longer than the queue pair's depth; reads and their flags.
 void lists_and_reads(const Settings& settings, std::size_t pieces) {
   run(3, settings, [&](Local& local) {
     const std::uint64_t bytes = pieces * 100;
@@ -65,7 +65,7 @@ void lists_and_reads(const Settings& settings, std::size_t pieces) {
       CHECK(here[bytes + i] == arrived(pieces - 1 - i / 100, i % 100));
     }
     local.barrier();
-    // Read it back from the peer, where it has arrived by now.
+    // Reads it back from the peer, where it has arrived by now.
     std::vector<Slice> back;
     for (std::uint64_t i = 0; i < pieces; ++i) {
       back.push_back({segment, 2 * bytes + i * 100, sources[i].bytes});
@@ -112,7 +112,7 @@ void many_in_flight(const Settings& settings, std::uint32_t writes) {
     for (std::thread& thread : threads) thread.join();
     local.flush();
     CHECK(local.context.queue_size(0) == 0);
-    local.barrier();  // on another queue: flags of this one may still be on their way
+    local.barrier();  // on another queue: flags of this one may still be under way
     for (std::uint64_t number = 0; number < kThreads; ++number) {
       while (segment->local().board[number].load() != writes) std::this_thread::yield();
       CHECK(*items<std::uint64_t>(segment, 2048 + 64 * number) == number + 1);
@@ -121,7 +121,7 @@ void many_in_flight(const Settings& settings, std::uint32_t writes) {
   });
 }
 
-// A rank that calls nothing holds nobody up, and finds all flags and data when it looks. Where
+// A rank that calls nothing delays no other rank, and finds all flags and data when it looks. If
 // flags are counted, its heartbeats take them.
 void away(Settings settings) {
   settings.options.heartbeat_ms = 5;
@@ -141,7 +141,7 @@ void away(Settings settings) {
       }
       local.flush();
     } else {
-      // The last request cannot be a flag that rank 1 has to take: so many are not held for it.
+      // The last request must not be a flag that rank 1 has to take: rank 1 holds too few receives.
       while (segment->local().board[kFlags - 1].load() == 0) std::this_thread::yield();
       for (std::uint64_t id = 0; id < kFlags; ++id) {
         CHECK(*items<std::uint64_t>(segment, 8 * id) == id + 1);
@@ -152,7 +152,7 @@ void away(Settings settings) {
   });
 }
 
-// One of two ranks connects anew: heartbeats of the other that are lost by that are nobody's error.
+// One of two ranks reconnects: heartbeats of the other that get lost cause no error.
 void beats_are_lost(Settings settings, std::uint32_t rounds) {
   settings.options.heartbeat_ms = 1;
   run(2, settings, [&](Local& local) {
@@ -177,7 +177,7 @@ void beats_are_lost(Settings settings, std::uint32_t rounds) {
   });
 }
 
-// The device that was asked for is chosen, or refused with the reason.
+// The requested device is chosen, or refused with the reason.
 void choice() {
   const auto best = verbs_devices();
   CHECK(std::count_if(best.begin(), best.end(), [](const auto& info) { return info.chosen; }) == 1);
@@ -197,7 +197,7 @@ void choice() {
   require_error(ErrorKind::kUnavailable, [&] { VerbsTransport none(0, 1, kToken, options); });
 }
 
-// Nothing at its default.
+// No setting has its default.
 VerbsOptions unusual() {
   VerbsOptions options;
   options.pkey = 0x7fff;
@@ -237,8 +237,8 @@ void plans(const Settings& settings, Rank size, bool progress_thread) {
   });
 }
 
-// Members of a large group pass on what they got, by no more connections than barriers and
-// heartbeats have. One leaves: all learn its name, whomever they wait for.
+// Members of a large group pass blocks on, with no more connections than barriers and heartbeats
+// have. One leaves: all learn its name, whichever rank they wait for.
 void relayed(const Settings& settings) {
   constexpr Rank kSize = 18;
   constexpr Rank kGone = 5;
@@ -257,7 +257,7 @@ void relayed(const Settings& settings) {
     const auto queue = local.context.internal_queue();
     const std::size_t open = local.context.transport().connections(queue);
     CHECK_NOTE(open <= kNeighbours, "%zu connections", open);
-    gather();  // nobody leaves before all have counted
+    gather();  // no rank leaves before all have counted
     if (local.rank() == kGone) return;
     for (int round = 0; round < 2; ++round) {
       std::string said;
@@ -270,8 +270,8 @@ void relayed(const Settings& settings) {
   });
 }
 
-// Two ranks ask each other for a thousand connections before the first is there. The last answer
-// comes long after the time in which one of whom nothing is heard is lost; none is given up.
+// Two ranks ask each other for a thousand connections before the first one exists. The last answer
+// comes long after the time for which a silent peer is lost; no connection is given up.
 void all_at_once() {
   constexpr std::uint32_t kQueues = 1000;
   run(2, over_verbs({}, kQueues), [&](Local& local) {

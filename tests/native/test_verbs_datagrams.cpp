@@ -1,5 +1,5 @@
-// The datagrams by which ranks agree on connections: a stranger who sees them learns nothing by
-// which he could make another, and what he sends changes nothing. On a stub of an adapter.
+// The datagrams by which ranks agree on connections: a stranger who sees them cannot make new ones,
+// and the stranger's datagrams change nothing. With a stub of an adapter.
 
 #include "../fuzz/adapter.hpp"
 #include "../fuzz/rank_over_verbs.hpp"
@@ -14,7 +14,7 @@ using fuzz::RankOverVerbs;
 
 constexpr const char* kToken = "sixteen bytes...";
 
-// What a rank sends when a datagram arrives: empty, if nothing.
+// The datagram that a rank sends when one arrives; empty if none.
 std::string answer(RankOverVerbs& rank, const std::string& datagram) {
   adapter().sent.clear();
   adapter().arriving = datagram;
@@ -35,8 +35,8 @@ std::string asked_by(RankOverVerbs& rank, Rank peer) {
   return adapter().sent;
 }
 
-// Rank 1 asks rank 0 for a connection, while a stranger looks on. The adapter of the stub gives
-// what arrives to the rank that was made last.
+// Rank 1 asks rank 0 for a connection while a stranger watches. The stub adapter delivers datagrams
+// to the rank that was made last.
 void strangers() {
   const VerbsDevice device{VerbsOptions{}};
   RankOverVerbs asking(device, 1, kToken);
@@ -65,14 +65,14 @@ void strangers() {
     changed.resize(bytes);
     CHECK_NOTE(answer(asked, changed).empty() && adapter().n_pairs == n_pairs, "%zu bytes", bytes);
   }
-  // Nobody has disturbed it. What is sent again gets the same answer, and makes nothing; nor does
-  // an answer that is sent back.
+  // None of these has disturbed it. A repeated datagram gets the same answer and makes nothing; an
+  // answer that is sent back makes nothing, either.
   const std::string answered = answer(asked, genuine);
   CHECK(!answered.empty() && adapter().n_pairs == n_pairs + 1);
   CHECK(answer(asked, genuine) == answered && adapter().n_pairs == n_pairs + 1);
   CHECK(answer(asked, answered).empty() && adapter().n_pairs == n_pairs + 1);
-  // What was true before the rank gave its connections up is not taken for true any more: the
-  // rank only tells of its count.
+  // A datagram from before the rank dropped its connections has no effect any more: the rank only
+  // reports its count.
   asked.manager.reconnect(1);
   CHECK(adapter().n_pairs == n_pairs);
   const std::string told = answer(asked, genuine);
@@ -80,7 +80,7 @@ void strangers() {
   CHECK(answer(asked, genuine) == told);
 }
 
-// The other two kinds: a rank's word that a rail was given up, and its last one.
+// The other two kinds: a rank's news that a rail was dropped, and its farewell.
 void words() {
   const VerbsDevice device{VerbsOptions{}};
   RankOverVerbs saying(device, 1, kToken);

@@ -1,4 +1,4 @@
-// Knowledge of RDMA devices that needs no device.
+// Computations about RDMA devices that need no device.
 
 #include "check.hpp"
 #include "transport/verbs/choice.hpp"
@@ -45,7 +45,7 @@ VerbsEndpoint endpoint(VerbsLink link, ibv_gid first) {
   return made;
 }
 
-// Both sides come to the same of everything, whoever is asked.
+// Both sides compute the same agreement.
 VerbsAgreement both(const VerbsEndpoint& a, const VerbsEndpoint& b) {
   const VerbsAgreement one = agree(3, a, 5, b);
   const VerbsAgreement other = agree(5, b, 3, a);
@@ -63,7 +63,7 @@ void agreement() {
   b.mtu = IBV_MTU_1024;
   a.reads = 4;
   CHECK(both(a, b).mtu == IBV_MTU_1024 && both(a, b).reads == 4);
-  b.global = 1;  // one that asks is enough
+  b.global = 1;  // one request is enough
   CHECK(both(a, b).global);
   b.global = 0;
   b.gids[0] = gid({0xfe, 0x80, 0, 7}, 2);
@@ -73,7 +73,7 @@ void agreement() {
   a.link = b.link = VerbsLink::kRoceV2;
   CHECK(both(a, b).global);
   CHECK(!both(a, b).completion_first);
-  b.completion_first = 1;  // one that needs it is enough
+  b.completion_first = 1;  // one need is enough
   CHECK(both(a, b).completion_first);
   a.completion_first = 1;
   CHECK(both(a, b).completion_first && !both(a, b).count_flags);
@@ -155,7 +155,7 @@ VerbsCandidate candidate(const char* device, int node, const char* subnet, doubl
   return made;
 }
 
-// The chosen ones in their order, and why each other one is not.
+// The chosen ones in order, and the reasons against the others.
 std::string chosen(std::vector<VerbsCandidate> found, const VerbsOptions& options) {
   choose(found, options);
   std::string words;
@@ -167,7 +167,7 @@ std::string chosen(std::vector<VerbsCandidate> found, const VerbsOptions& option
   return words;
 }
 
-// Ranks of a machine with two NUMA nodes, as ranks that run on the first or on both of them.
+// Ranks of a machine with two NUMA nodes, running on the first or on both of them.
 void turns() {
   const std::vector<VerbsCandidate> one_subnet{candidate("d", 1, "s"), candidate("c", 1, "s"),
                                                candidate("b", 0, "s"), candidate("a", 0, "s")};
@@ -190,13 +190,13 @@ void turns() {
   choose(found, options);
   CHECK(found[0].info.turn == 1 && found[1].info.turn == -1 && found[3].info.turn == 0);
   options.rails = 2;
-  CHECK(chosen(one_subnet, options).substr(0, 6) == "c; d; ");  // both, and so for every rank
+  CHECK(chosen(one_subnet, options).substr(0, 6) == "c; d; ");  // both, as for every rank
   options.rails = 3;
   options.turn = 0;
   CHECK(chosen(one_subnet, options).substr(0, 9) == "c; d; a; ");
 }
 
-// Whatever lies near a rank, it has to reach the others.
+// Wherever its devices are, a rank has to reach the others.
 void subnets() {
   const std::vector<VerbsCandidate> two{candidate("a", 0, "s"), candidate("b", 1, "t"),
                                         candidate("c", 1, "s"), candidate("d", 1, "t")};
@@ -205,7 +205,7 @@ void subnets() {
   const std::string other = ": it is in another subnet than c";
   CHECK(chosen(two, options) ==
         text("c; a: it is on a farther NUMA node than c; b", other, "; d", other));
-  options.rails = 2;  // one of each
+  options.rails = 2;  // one in each subnet
   CHECK(chosen(two, options).substr(0, 6) == "c; b; ");
   options.turn = 1;
   CHECK(chosen(two, options).substr(0, 6) == "c; d; ");
@@ -248,7 +248,7 @@ void orders() {
   CHECK(!keeps_order(IBV_TRANSPORT_IB, VerbsOrder::kCompletion));
 }
 
-// All attempts together last as long as a peer may be silent, unless a time was asked for.
+// All attempts together last as long as a peer may be silent, unless a time is set.
 void acknowledgements() {
   VerbsOptions options;
   const auto last = [&] {

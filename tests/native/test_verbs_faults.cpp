@@ -1,5 +1,5 @@
-// The verbs transport without the layer above: full queues, faults that the device finds, peers
-// that are lost, connections made anew. Skipped where there is no device.
+// The verbs transport without the layer above: full queues, faults that the device finds, lost
+// peers, reconnections. Skipped without a device.
 
 #include <poll.h>
 
@@ -16,7 +16,7 @@ namespace {
 using namespace pgasdl;
 using namespace pgasdl::testing;
 
-// A rank without a context: calls that the layer above refuses reach the device.
+// A rank without a context: calls that the layer above would refuse reach the device.
 class Bare {
  public:
   Bare(Rank rank, Rank size, const VerbsOptions& options)
@@ -40,7 +40,8 @@ class Bare {
   bool post(QueueId queue, std::span<const Transfer> transfers, const RemoteFlag* flag = nullptr) {
     return transport.post_write(queue, 1 - rank, transfers, flag);
   }
-  // Makes progress until the request is posted or completed, or the flag raised: it has to be.
+  // Makes progress until the request is posted or completed, or the flag raised; fails if that
+  // never happens.
   template <typename Ready>
   void until(Ready&& ready) {
     const Deadline deadline = soon();
@@ -88,7 +89,7 @@ void expect(const std::string& words, std::initializer_list<const char*> parts) 
 
 using BareProgram = std::function<void(Bare&)>;
 
-// Runs two of them; the rank `silent` has no service thread.
+// Runs two of them; rank `silent` has no service thread.
 void run_bare(const VerbsOptions& options, const BareProgram& program, Rank silent = -1,
               const std::function<std::string(std::string)>& forge = {}) {
   std::array<std::string, 2> endpoints;
@@ -130,7 +131,7 @@ bool untouched(const Bare& bare) {
                      [](std::byte byte) { return byte == std::byte{0}; });
 }
 
-// After a fault: posts go on failing until reconnect(), other queues are not disturbed.
+// After a fault: posts fail until reconnect(), and other queues are not disturbed.
 void recover(Bare& bare, QueueId broken) {
   const Transfer transfer = bare.transfer(0, 8, 16);
   bare.error(ErrorKind::kSystem, [&] { (void)bare.post(broken, {&transfer, 1}); });
@@ -207,7 +208,7 @@ void wrong_key() {
         if (bare.rank == 1) CHECK(untouched(bare));
       },
       -1, with_wrong_key);
-  // The same when the peer retracts its segment.
+  // Likewise if the peer retracts its segment.
   run_bare({}, [&](Bare& bare) {
     if (bare.rank == 1) bare.transport.retract(bare.segment.local());
     bare.together->arrive_and_wait();
@@ -263,7 +264,7 @@ void full() {
 }
 
 // A peer whose end of the connection is gone, and one that never answered: an error names it, but
-// not before the time for which a peer may stand still.
+// not before the time for which a peer may stall.
 void lost() {
   const double still = VerbsOptions{}.timeout_s;
   run_bare({}, [still](Bare& bare) {
@@ -305,7 +306,7 @@ void lost() {
       1);
 }
 
-// Both ask for the same connections at the same moment, again and again, on all queues.
+// Both ask for the same connections at the same time, again and again, on all queues.
 void both_at_once(std::uint32_t rounds) {
   run_bare({}, [&](Bare& bare) {
     for (std::uint32_t round = 1; round <= rounds; ++round) {
@@ -315,7 +316,7 @@ void both_at_once(std::uint32_t rounds) {
       for (QueueId queue = 0; queue < Bare::kQueues; ++queue) bare.complete(queue);
       bare.together->arrive_and_wait();
       // By both, by one, by the other, twice by one. A rank that reconnects alone notifies the
-      // other, or what the other posts meanwhile is lost.
+      // other, since otherwise the other's posts meanwhile would be lost.
       const std::uint32_t who = round % 4;
       const bool me = who == 0 || who % 2 == static_cast<std::uint32_t>(bare.rank);
       if (me) bare.transport.reconnect(1 - bare.rank);

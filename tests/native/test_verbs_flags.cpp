@@ -13,18 +13,18 @@ using namespace pgasdl;
 
 constexpr std::uint32_t kNotifications = 2000;
 
-// Both ends of a connection: what is delivered is done at once, but immediates wait to be taken.
+// Both ends of a connection: messages take effect at once, but immediates wait to be taken.
 struct Ends {
   explicit Ends(bool counted = false)
       : sender(counted), shared(std::make_unique<VerbsFlags::Shared>()), words(2 * kNotifications) {
-    // Numbers that mean nothing yet, and others that are used.
+    // Board numbers that are not in use yet, and others that are.
     boards.remove(boards.add(words.data(), 1));
     for (std::uint32_t board = 0; board < 2; ++board) {
       numbers.push_back(boards.add(words.data() + board * kNotifications, kNotifications));
     }
   }
 
-  // False: it has to wait.
+  // False: the flag has to wait.
   bool send(std::uint32_t board, std::uint32_t notification, std::uint32_t value, bool with_data,
             bool add = false) {
     const RemoteFlag flag{nullptr, notification, value, add};
@@ -33,7 +33,7 @@ struct Ends {
       if (choice.define != nullptr) shared->slots[choice.slot] = *choice.define;
       if (choice.way == VerbsFlags::Way::kImmediate) {
         under_way.push_back(choice.immediate);
-        // Those that were taken since the last offer left no receive.
+        // Immediates taken since the last offer have left no receive.
         CHECK(under_way.size() + shared->taken.load() % VerbsFlags::kOffer <=
               VerbsFlags::kReceives);
         ++immediates;
@@ -66,7 +66,7 @@ struct Ends {
   std::uint64_t asked = 0;
 };
 
-// Whoever takes what comes gets every flag of data by an immediate, but for one in a while.
+// A receiver that keeps taking gets every flag of data as an immediate, with few exceptions.
 void keeps_pace() {
   Ends ends;
   for (std::uint32_t round = 1; round <= 100'000; ++round) {
@@ -78,7 +78,7 @@ void keeps_pace() {
   CHECK(ends.messages == 0 && ends.asked < 100'000 / 30);
   CHECK(ends.send(0, 8, 1, false));
   CHECK(ends.messages == 1);
-  // As the values of plans do; then any other, which may need a slot to become free.
+  // Values as plans have them; then arbitrary ones, which may need a slot to become free.
   for (std::uint32_t round = 1; round <= 5000; ++round) {
     CHECK(ends.send(0, 9, round << 20 | 0xabcde, true));
     ends.take();
@@ -91,7 +91,7 @@ void keeps_pace() {
   CHECK(ends.messages == 1);
 }
 
-// Whoever takes nothing gets its flags all the same, once no receive is left.
+// A receiver that takes nothing still gets its flags, once no receive is left.
 void away() {
   Ends ends;
   for (std::uint32_t id = 0; id < 1000; ++id) CHECK(ends.send(0, id, 5, true));
@@ -106,7 +106,7 @@ void away() {
   CHECK(ends.words[0].load() == 6);
 }
 
-// Any order of flags and of taking: a word only ever grows, and in the end has the last value.
+// Any order of flags and of taking: a word never decreases, and ends with the last value.
 void any_order(std::uint32_t seed) {
   std::mt19937 random(seed);
   Ends ends;
@@ -118,7 +118,7 @@ void any_order(std::uint32_t seed) {
     const std::uint32_t board = random() % 2;
     const std::uint32_t id = random() % ids;
     const std::uint32_t at = board * kNotifications + id;
-    // Now and then a step that changes the high bits.
+    // Sometimes a step that changes the high bits.
     const std::uint32_t value = sent[at] + 1 + (random() % 50 == 0 ? random() % (1u << 26) : 0);
     if (value > sent[at] && ends.send(board, id, value, random() % 4 != 0)) sent[at] = value;
     if (random() % laziness == 0) ends.take();
@@ -136,8 +136,8 @@ void any_order(std::uint32_t seed) {
   CHECK(ends.immediates != 0);
 }
 
-// Additions among flags that are set: none is lost or made twice, and they wait for their places,
-// as all do if all are `counted`.
+// Additions among flags that are set: none is lost or made twice, and they wait for room, as all
+// flags do if all are `counted`.
 void additions(std::uint32_t seed, bool counted) {
   std::mt19937 random(seed);
   Ends ends(counted);
@@ -164,8 +164,7 @@ void additions(std::uint32_t seed, bool counted) {
   CHECK(!counted || ends.messages == 0);
 }
 
-// A value set after an addition to the same notification does not overtake it, nor the reverse.
-// A flag that may be stored twice takes no slot that another one then waits for, and no receive.
+// A flag that may be stored twice takes no receive, and no slot that another flag then waits for.
 void stored_again() {
   Ends ends(true);
   for (std::uint32_t notification = 0; notification < VerbsFlags::kSlots; ++notification) {
@@ -177,9 +176,10 @@ void stored_again() {
   CHECK(ends.immediates == 1);
 }
 
+// A value set after an addition to the same notification does not overtake it, nor the reverse.
 void set_and_added() {
   Ends ends;
-  // Until the sender has read that the one before was taken.
+  // A second try: the sender first has to read that the previous immediate was taken.
   const auto later = [&](std::uint32_t id, std::uint32_t value, bool with_data, bool add) {
     return ends.send(0, id, value, with_data, add) || ends.send(0, id, value, with_data, add);
   };
@@ -200,7 +200,7 @@ void set_and_added() {
   CHECK(ends.words[4].load() == sum + 1);
 }
 
-// A peer's writes are not believed.
+// A peer's writes are not trusted.
 void nonsense() {
   std::mt19937 random(1);
   Ends ends;

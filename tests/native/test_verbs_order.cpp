@@ -1,7 +1,6 @@
-// When a flag leaves, on a real device: where the fabric keeps the order of writes at once, else
-// once its sender has taken the completions of what came before it; and when it is known whether it
-// has come. One thread is both ranks, so nothing moves but what it moves. Skipped where there is no
-// device.
+// When a flag leaves, on a real device: at once if the fabric keeps the order of writes, else once
+// its sender has the completions of earlier requests; and when its arrival is known. One thread is
+// both ranks, so only that thread makes progress. Skipped without a device.
 
 #include <algorithm>
 #include <array>
@@ -66,7 +65,7 @@ class Pair {
     CHECK(sender.post_write(queue, 1, {&transfer, bytes == 0 ? 0u : 1u}, &flag));
   }
 
-  // The receiver polls.
+  // Only the receiver polls.
   template <typename Done>
   void until(Done&& done) {
     const auto deadline = Deadline::in(30);
@@ -76,7 +75,7 @@ class Pair {
       std::this_thread::yield();
     }
   }
-  // Only the sender does, until all of a queue is complete.
+  // Only the sender polls, until all of a queue is complete.
   void wait_for_completions(QueueId queue = 0) {
     const auto deadline = Deadline::in(30);
     do {
@@ -84,7 +83,7 @@ class Pair {
       sender.progress();
     } while (!sender.complete(queue));
   }
-  // Both do.
+  // Both poll.
   void settle() {
     until([&] {
       sender.progress();
@@ -94,7 +93,7 @@ class Pair {
   bool arrived(std::uint32_t notification, std::uint32_t value) const {
     return target.board[notification].load() == value;
   }
-  // Long after the data are there; `before` is what the word had.
+  // The flag is absent long after the data have arrived; `before` is the word's earlier value.
   void absent(std::uint32_t notification, std::uint32_t before = 0) {
     until([&] { return target.data == source.data; });
     const auto moment = Deadline::in(0.1);
@@ -117,7 +116,7 @@ std::unique_ptr<Pair> one_asks() {
   return std::make_unique<Pair>(with(VerbsOrder::kCompletion), with(VerbsOrder::kAuto));
 }
 
-// Data, and a flag behind them: it leaves without another call of its sender.
+// Data followed by a flag, which leaves without another call of its sender.
 void kept(const VerbsOptions& here, const VerbsOptions& there) {
   const auto pair = std::make_unique<Pair>(here, there);
   pair->fill(1);
@@ -129,7 +128,7 @@ void kept(const VerbsOptions& here, const VerbsOptions& there) {
 
 void completion(const VerbsOptions& here, const VerbsOptions& there) {
   const auto pair = std::make_unique<Pair>(here, there);
-  // Behind other data, behind its own, and behind another flag.
+  // After other data, after its own, and after another flag.
   pair->fill(1);
   CHECK(pair->write(kBytes));
   pair->write_notify(8, 0, 1);
@@ -151,7 +150,7 @@ void completion(const VerbsOptions& here, const VerbsOptions& there) {
   pair->write_notify(8, 3, 7);
   pair->settle();
   pair->until([&] { return pair->arrived(3, 7); });
-  // Data of one request and their flag are one message, if nothing is under way, and the receiver
+  // Data of one request and their flag are one message if nothing is under way and the receiver
   // knows which flag it is.
   for (std::uint32_t value = 1; value < 300; ++value) {
     pair->write_notify(8, 0, 1000 + value);
@@ -159,7 +158,7 @@ void completion(const VerbsOptions& here, const VerbsOptions& there) {
     pair->until([&] { return pair->arrived(0, 1000 + value); });
     pair->settle();
   }
-  // But not behind other data, or in the last of several.
+  // But not after other data, or in the last of several requests.
   pair->fill(3);
   CHECK(pair->write(kBytes));
   pair->write_notify(8, 0, 2000);
@@ -173,7 +172,8 @@ void completion(const VerbsOptions& here, const VerbsOptions& there) {
   pair->until([&] { return pair->arrived(0, 2001); });
 }
 
-// A request that was never sent is lost with its connection, which the queue reports, and is over.
+// A request that was never sent is lost with its connection; the queue reports that, and is
+// complete.
 void given_up() {
   const auto pair = one_asks();
   pair->write_notify(kBytes, 0, 1);
@@ -182,7 +182,7 @@ void given_up() {
   CHECK(pair->arrived(0, 0));
 }
 
-// So is what waits for data that cannot arrive: an error once, and no wait for ever.
+// So is one that waits for data that cannot arrive: one error, and no endless wait.
 void broken() {
   const auto pair = one_asks();
   pair->receiver.retract(pair->far);
@@ -202,8 +202,8 @@ void broken() {
   CHECK(pair->arrived(0, 0));
 }
 
-// A flag that was held when it was posted is not done with the requests that came before it, even
-// if it has left by the time of the first question.
+// A flag that was held when it was posted is not done together with earlier requests, even if it
+// has left by the time of the first question.
 void held_is_not_done() {
   const auto pair = one_asks();
   pair->write_notify(0, 0, 1);
@@ -214,7 +214,7 @@ void held_is_not_done() {
   CHECK(posted && posted->held && posted->flag == 2);
   auto behind = pair->sender.write(0, 1, {}, &flag);
   CHECK(behind && behind->held && behind->flag == 3);
-  pair->receiver.part(0);  // nothing comes any more
+  pair->receiver.part(0);  // nothing arrives any more
   const std::uint64_t mark = pair->sender.mark(0, 1);
   pair->until([&] {
     pair->sender.progress();
@@ -245,8 +245,8 @@ void blind_once(const Pair& pair) {
   });
 }
 
-// A flag by a later queue tells that one by an earlier queue has come: both come while the receiver
-// polls, and it does not find the later one alone.
+// A flag on a later queue proves that one on an earlier queue has arrived: both arrive while the
+// receiver polls, and it must not find only the later one.
 void by_two_queues() {
   VerbsOptions two;
   two.count_flags = true;
@@ -261,14 +261,14 @@ void by_two_queues() {
   CHECK(pair->arrived(0, 1));
 }
 
-// An adapter tells of what has come after the last moment: who gives a rail up at once has either
-// counted the flag, or never raises it.
+// An adapter reports an arrival after the last moment: a rank that drops a rail at once has either
+// counted the flag or never raises it.
 void told_late() {
   VerbsOptions counted;
   counted.count_flags = true;
   const auto pair = std::make_unique<Pair>(counted, counted);
   pair->write_notify(8, 0, 1);
-  pair->wait_for_completions();  // it has come, and nobody has taken it
+  pair->wait_for_completions();  // it has arrived, and was not taken
   pair->receiver.part(0);
   blind_once(*pair);
   std::uint32_t taken = 0;
@@ -288,7 +288,7 @@ int main() {
   step("completion", [] { completion(with(kCompletion), with(kCompletion)); });
   step("one asks", [] { completion(with(kCompletion), with(kAuto)); });
   step("the other", [] { completion(with(kKept), with(kCompletion)); });
-  // As adapters store flags.
+  // Flags that the adapter stores.
   const VerbsOptions messages = as_messages(with(kCompletion));
   step("completion", [&] { completion(messages, messages); });
   step("given up", given_up);

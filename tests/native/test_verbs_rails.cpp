@@ -1,6 +1,6 @@
-// Several rails under one transport, on two real devices: what is long goes over both, a flag comes
-// after all, and a device whose link goes down in the middle costs nothing but time. Skipped where
-// there are no two devices; links are taken down in guests of tests/softroce only.
+// Several rails under one transport, on two real devices: long transfers use both, a flag comes
+// after everything else, and a device whose link goes down in the middle costs only time. Skipped
+// without two devices; links are taken down only in guests of tests/softroce.
 
 #include <cstdlib>
 #include <cstring>
@@ -75,9 +75,9 @@ void expect(const std::shared_ptr<Segment>& segment, std::uint64_t at, Rank from
   }
 }
 
-// Two ranks send each other messages of all lengths, each in a few writes and a flag; who sees the
-// flag sees all. A counted notification beside them is never lost and never counted twice. `harm`
-// runs on rank 0 before each round.
+// Two ranks send each other messages of all lengths, each in a few writes and a flag; whoever sees
+// the flag sees everything. A counted notification beside them is never lost or counted twice.
+// `harm` runs on rank 0 before each round.
 void exchanges(const Settings& settings, std::uint32_t rounds, std::uint64_t most,
                const std::function<void(Local&, std::uint32_t)>& harm = {}) {
   run(2, settings, [&](Local& local) {
@@ -107,7 +107,7 @@ void exchanges(const Settings& settings, std::uint32_t rounds, std::uint64_t mos
       CHECK(local.context.write_notify_add({}, peer, *inbox, 5, 1, 0, soon()) == Outcome::kDone);
       CHECK(local.await(*inbox, 0) == round);
       expect(inbox, 0, peer, round, bytes);
-      // The same bytes, read back from where they came from.
+      // Reads the same bytes back from their source.
       std::memset(items<unsigned char>(back), 0, bytes);
       const Slice here{back, 0, bytes};
       const Slice there{outbox, 0, bytes};
@@ -126,7 +126,7 @@ void exchanges(const Settings& settings, std::uint32_t rounds, std::uint64_t mos
   });
 }
 
-// Both devices send; what is short goes by the first.
+// Both devices send; short transfers go by the first.
 void striped() {
   const auto both = rails();
   const std::uint64_t before[] = {packets(both[0]), packets(both[1])};
@@ -174,7 +174,7 @@ void atomics() {
   });
 }
 
-// One rail fails between rounds, and all goes on.
+// One rail fails between rounds, and everything continues.
 void lost(std::size_t victim, VerbsOrder order) {
   const auto both = rails();
   exchanges(over(two_rails(order)), 24, 20 * kStripe, [&](Local&, std::uint32_t round) {
@@ -183,7 +183,7 @@ void lost(std::size_t victim, VerbsOrder order) {
   set_link(both[victim], true);
 }
 
-// `harm`, so many milliseconds after the fourth round began.
+// Runs `harm` so many milliseconds after the fourth round began.
 void harmed_at_any_moment(VerbsOrder order, int milliseconds,
                           const std::function<void(Local&)>& harm) {
   std::thread later;
@@ -203,13 +203,13 @@ void lost_at_any_moment(std::size_t victim, VerbsOrder order, int milliseconds) 
   set_link(both[victim], true);
 }
 
-// One end of the rail's connections breaks, and its peer has no answer: no port is down.
+// One end of the rail's connections breaks, and its peer gets no answer: no port is down.
 void broken_at_any_moment(std::size_t victim, VerbsOrder order, int milliseconds) {
   harmed_at_any_moment(order, milliseconds,
                        [&](Local& local) { rails_of(local).rail(victim).part(1); });
 }
 
-// As many as both have.
+// As many rails as both ranks have.
 void unequal() {
   Settings settings;
   VerbsOptions verbs = two_rails();
@@ -230,7 +230,7 @@ void until_state(Local& local, bool dropped) {
   }
 }
 
-// Rank 0 takes a dropped rail up again, at a moment when nothing is under way.
+// Rank 0 takes a dropped rail up again while nothing is under way.
 void take_up(Local& local, const std::shared_ptr<Segment>& segment) {
   const Rank peer = local.peer(1);
   local.flush();
@@ -250,8 +250,8 @@ void take_up(Local& local, const std::shared_ptr<Segment>& segment) {
   local.barrier();
 }
 
-// Between two ends of two cables the acknowledgements of the first one vanish: flags that have come
-// by it, and bytes before them that were used meanwhile, do not come again by the second.
+// Between two ends of two cables the acknowledgements of the first cable vanish: flags that arrived
+// by it, and earlier bytes that were used meanwhile, do not arrive again by the second.
 void not_acknowledged() {
   constexpr std::uint32_t kBurst = 30;
   Settings settings;
@@ -286,7 +286,7 @@ void not_acknowledged() {
       arrived = 8;
     }
     until_state(local, true);
-    local.flush();  // by the second rail it is learnt that all has come
+    local.flush();  // the second rail shows that all has arrived
     local.barrier();
     if (local.rank() == 0) {
       CHECK(std::system("tc qdisc del dev veth1 root") == 0);
@@ -298,7 +298,7 @@ void not_acknowledged() {
   });
 }
 
-// Refused with a word that tells why, until the first rail is taken up again.
+// Refused with the reason, until the first rail is taken up again.
 void atomics_after_a_loss() {
   const auto both = rails();
   run(2, over(two_rails()), [&](Local& local) {
@@ -326,7 +326,7 @@ void atomics_after_a_loss() {
   });
 }
 
-// The last one is not dropped: its peer is lost, as with one rail.
+// The last rail is not dropped: its peer is lost, as with one rail.
 void last() {
   const auto both = rails();
   Settings settings = over(two_rails());

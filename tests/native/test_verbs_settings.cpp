@@ -1,4 +1,4 @@
-// Settings of a fabric reach the queue pairs, as the device itself tells. Skipped where there is no
+// Settings of a fabric reach the queue pairs, as the device itself reports. Skipped without a
 // device.
 
 #include <dlfcn.h>
@@ -48,7 +48,7 @@ class End {
 
   VerbsPath path;
   ibv_qp_attr now{};
-  std::uint32_t most_inline = 0;  // that the queue pair takes
+  std::uint32_t most_inline = 0;  // within the queue pair's limit
 
  private:
   const Rank rank_;
@@ -78,7 +78,7 @@ void defaults() {
 
 void each() {
   VerbsOptions options;
-  options.pkey = 0x7fff;  // full members of a partition count, too
+  options.pkey = 0x7fff;  // includes full members of the partition
   options.mtu = 512;
   options.service_level = 3;
   options.traffic_class = 104;
@@ -90,7 +90,7 @@ void each() {
   CHECK(joined.now.path_mtu == IBV_MTU_512);
   CHECK(joined.now.retry_cnt == 5 && joined.now.rnr_retry == 4 && joined.now.timeout == 15);
   CHECK(joined.now.ah_attr.grh.traffic_class == 104);
-  CHECK(joined.path.address.sl == 3);  // soft-RoCE has none, and tells nothing of it
+  CHECK(joined.path.address.sl == 3);  // soft-RoCE has none, and does not report it
   CHECK(joined.now.ah_attr.is_global == 1);
   CHECK(joined.now.ah_attr.grh.sgid_index == joined.device().gids()[0].index);
   CHECK(joined.now.pkey_index == joined.device().pkey().index);
@@ -98,7 +98,7 @@ void each() {
   CHECK(joined.inline_bytes() == 200 && joined.most_inline >= 200);
 }
 
-// More than the device takes: less is found.
+// More than the device takes: a smaller size is found.
 void too_much_inline() {
   VerbsOptions options;
   options.inline_bytes = 1 << 20;
@@ -108,7 +108,7 @@ void too_much_inline() {
   CHECK(joined.inline_bytes() <= joined.most_inline);
 }
 
-// The smaller of two MTUs counts on both sides; the other settings are each side's own.
+// The smaller of two MTUs counts on both sides; other settings are each side's own.
 void different() {
   VerbsOptions small;
   small.mtu = 512;

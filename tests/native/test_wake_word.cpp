@@ -35,7 +35,7 @@ class SlowCount {
   std::atomic<int> slow_{0};
 };
 
-// A wake-up that comes before its sleep ends it, whoever has armed the word again since.
+// A wake-up before the sleep ends it, even if the word was armed again since.
 void woken_before_it_sleeps() {
   WakeWord word;
   const std::uint32_t armed = word.arm();
@@ -43,7 +43,7 @@ void woken_before_it_sleeps() {
   CHECK(word.sleep(armed, std::chrono::seconds(1)));
   const std::uint32_t again = word.arm();
   CHECK(word.sleep(armed, std::chrono::seconds(1)));
-  CHECK(word.arm() == again);  // two that arm it wait for the same wake-up
+  CHECK(word.arm() == again);  // two threads that arm it wait for the same wake-up
   CHECK(!word.sleep(again, Nanoseconds(0)));
 }
 
@@ -70,7 +70,7 @@ void bare(int rounds) {
   other.join();
 }
 
-// The same through notifications, with several threads asleep on each rank's one wake word: each
+// Likewise through notifications, with several threads asleep on each rank's one wake word: each
 // pair of threads has its own notification.
 void ping_pong(int pairs, int rounds) {
   SlowCount slow("notify_waitsome", rounds * pairs);
@@ -145,7 +145,7 @@ void plans_by_thread(std::uint64_t count, int rounds) {
     for (int round = 0; round < rounds; ++round) {
       local.executor.start(exchange.plan());
       CHECK(local.executor.wait(exchange.plan(), soon()) == Executor::Waited::kDone);
-      // Not how long the wait lasts, which includes the work, but how late it ends.
+      // Measures not the length of the wait, which includes the work, but how late it ends.
       const double now = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
       slow.add(now - local.context.recorder().seconds(exchange.plan().ended()));
     }

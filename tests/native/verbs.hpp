@@ -1,7 +1,6 @@
 #pragma once
 
-// Tools that the tests of the verbs transport share: whether there is a device, and how steps are
-// run.
+// Tools for tests of the verbs transport: a check for a device, and timed steps.
 
 #include <cstdio>
 
@@ -45,7 +44,7 @@ inline VerbsOptions depth(std::uint32_t requests) {
   return options;
 }
 
-// Flags as an adapter stores them, if they come without data or find no receive.
+// Makes an adapter store flags that come without data or find no receive.
 inline VerbsOptions as_messages(VerbsOptions options = {}) {
   options.count_flags = false;
   return options;
