@@ -170,7 +170,8 @@ class BoundPlan {
     return board_->local().board[numbering.given_up_id(of)].load(std::memory_order_acquire);
   }
   // Likewise, but 0 if the rank takes part in this execution, as in all before the one that it gave
-  // up. On a GPU 0 is not safe: a stream that was released may have overwritten their results.
+  // up. On a GPU earlier executions count as given up, too: the rank's stream, once released, may
+  // have overwritten their results.
   std::uint32_t left_by(const Numbering& numbering, std::size_t of) const {
     const std::uint32_t announced = announced_by(numbering, of);
     return concerns(announced, device_ == kHost ? generation_ : 0) ? announced : 0;

@@ -29,7 +29,7 @@ LIBRARY = "libnvrtc.so.12"
 # No contraction: a fused multiply-add rounds once where the processor rounds twice.
 OPTIONS = ("--gpu-architecture=compute_80", "--std=c++17", "--fmad=false")
 
-# The first PTX for compute capability 8.0, as nothing newer is used: older drivers then take it.
+# The first PTX for compute capability 8.0, since no newer feature is used: older drivers take it.
 VERSION = "7.0"
 
 # NVRTC has no standard library; the headers include these two for names of integers.

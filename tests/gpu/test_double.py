@@ -14,7 +14,7 @@ from support.environment import environment
 from support.places import ROOT
 from support.starting import finished
 
-pytestmark = pytest.mark.gate  # the double is built first
+pytestmark = pytest.mark.gate  # the fake driver is built first
 
 Double = Callable[..., dict[str, str]]
 
@@ -79,7 +79,7 @@ def test_a_driver_without_an_entry_is_too_old(tmp_path: Path) -> None:
 
 
 def test_optional_entries_may_be_missing(tmp_path: Path) -> None:
-    # This driver says that it has zero devices: it leaves the number as it was.
+    # This driver reports zero devices: it leaves the number as it was.
     cuda_double.built()
     text = told("loads", driver(tmp_path, "PGASDL_CUDA_FUNCTIONS(DEFINE)"))
     assert "no CUDA device here" in text
@@ -134,7 +134,7 @@ def test_what_is_lacking_is_not_supported(double: Double) -> None:
     for lacking in features:
         lines = told("tries", double(lacks=f"unified-addressing,{lacking}")).splitlines()
         results = {name: int(result) for name, result in map(str.split, lines)}
-        # Words in host memory that cannot be registered are out of a stream's reach.
+        # A stream cannot reach words in host memory that cannot be registered.
         also = {"stream-values", "wait-value-nor"} if lacking == "host-register" else set()
         also |= {"wait-value-nor"} if lacking == "stream-values" else set()
         assert {name for name, result in results.items() if result} == {lacking} | also

@@ -12,7 +12,7 @@ from support import launcher, mpi_rows
 from support.starting import finished, succeeded
 from tiers import full
 
-pytestmark = pytest.mark.gate  # the double is built first
+pytestmark = pytest.mark.gate  # the fake driver is built first
 
 PROGRAM = Path(__file__).parent / "programs" / "collectives.py"
 ONE_SIDED = PROGRAM.with_name("one_sided.py")

@@ -13,15 +13,15 @@ from support import launcher, mpi_rows
 from support.starting import finished, succeeded
 from tiers import full
 
-pytestmark = pytest.mark.gate  # the double is built first
+pytestmark = pytest.mark.gate  # the fake driver is built first
 
 PROGRAMS = Path(__file__).parent / "programs"
 Double = Callable[..., dict[str, str]]
 
-# Arrays are copied by way of the host, in some pieces.
+# Arrays are copied through the host, in some pieces.
 STAGED = {"PGASDL_GPU": "staged", "PGASDL_GPU_PIECE": "512"}
 
-# Features that a double lacks, the parts that need them, and how they say so.
+# Features that a fake driver lacks, the parts that need them, and the errors that say so.
 VALUES = "streams of this driver must be able to "
 REGISTERING = "bytes of host memory with the GPU's driver"
 COLLECTIVES = dict.fromkeys(("handle", "allreduce", "exchange"))
@@ -184,7 +184,7 @@ def test_a_stream_that_waits_for_a_rank(
     done = finished(command, env=double() | path, timeout=60)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
     told = json.loads(line)
-    assert told["seconds"] < 10, told  # where nothing is lost the deadline is 20
+    assert told["seconds"] < 10, told  # the deadline is 20 if nothing is lost
     wanted, words = ("PeerLost", "rank 1 died") if how == "killed" else ("Timeout", "")
     assert told["said"].startswith(f"{wanted}: ") and words in told["said"], told
 

@@ -13,7 +13,7 @@ from support.environment import environment
 from support.launcher import PGASDL
 from support.starting import finished, succeeded
 
-pytestmark = pytest.mark.gate  # the double is built first
+pytestmark = pytest.mark.gate  # the fake driver is built first
 
 PROGRAMS = Path(__file__).parent / "programs"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.starting import finished, succeeded
 
-pytestmark = pytest.mark.gate  # the double is built first
+pytestmark = pytest.mark.gate  # the fake driver is built first
 
 SCRIPT = Path(__file__).with_name("on_device.py")
 # The parts that need a driver with graphs, MPS, compute-sanitizer, two GPUs.

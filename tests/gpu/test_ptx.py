@@ -10,7 +10,7 @@ import pytest
 from support.environment import environment
 from support.starting import succeeded
 
-pytestmark = pytest.mark.gate  # the double is built first
+pytestmark = pytest.mark.gate  # the fake driver is built first
 
 
 def test_ptx_is_that_of_the_kernels() -> None:
@@ -18,7 +18,7 @@ def test_ptx_is_that_of_the_kernels() -> None:
         ptx.find_library()
     except ptx.MissingCompilerError as missing:
         pytest.skip(str(missing))
-    # In a process of its own: NVRTC leaves another locale behind, in which ours cannot decode.
+    # In a separate process: NVRTC leaves a locale behind in which our output cannot be decoded.
     compiled = succeeded([sys.executable, ptx.__file__, "show"], env=environment(), timeout=200)
     if compiled != ptx.read():
         pytest.fail("device_kernels.cu or its headers have changed: python tests/gpu/ptx.py")
@@ -41,11 +41,11 @@ def test_ptx_rounds_as_the_processor_does() -> None:
 
 
 def test_ptx_keeps_to_registers() -> None:
-    # A parameter whose address is taken, or an array by a number that is not known, lands in
-    # local memory, many times as slow.
+    # A parameter whose address is taken, or an array with an index unknown at compile time, lands
+    # in local memory, which is many times slower.
     assert not re.search(r"\.local|\bld\.(?!global|param)|\bst\.(?!global)", ptx.read())
 
 
 def test_ptx_is_modest() -> None:
-    # The driver compiles all of it where it first runs: about a second.
+    # The driver compiles all of it at first use: about a second.
     assert len(ptx.read()) < 350_000

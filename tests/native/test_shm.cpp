@@ -1,4 +1,4 @@
-// Who receives a segment over shared memory.
+// A segment over shared memory goes to its peer only.
 
 #include <sys/socket.h>
 #include <sys/un.h>

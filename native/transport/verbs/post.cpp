@@ -11,7 +11,7 @@
 namespace pgasdl {
 namespace {
 
-// The requests of a flag: the flag itself, and one that reads or defines counts and slots.
+// A flag takes one request, even with its slot's definition, and maybe a read of the peer's count.
 constexpr std::uint64_t kMostForFlag = 2;
 
 std::uint32_t data_key(const LocalSegment& segment) {

@@ -1,4 +1,5 @@
-// The double's work at every call: its count, calls that are made to fail, and who may call at all.
+// Work of the fake driver at every call: counting, injected failures, and checks who may call at
+// all.
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -23,7 +24,7 @@ namespace {
 
 struct Name {
   std::string_view member, exported;
-  void* address;  // that an entry is missing shows when this library is linked
+  void* address;  // a missing entry shows when this library is linked
 };
 
 const Name kNames[] = {
@@ -35,20 +36,20 @@ constexpr std::size_t kEntries = std::size(kNames);
 
 struct Failure {
   std::string name;
-  std::uint64_t at = 0;  // which call of it
+  std::uint64_t at = 0;  // the number of the call
   Result result = kUnknown;
 };
 
 struct State {
-  std::atomic<pid_t> process{0};  // that called cuInit
+  std::atomic<pid_t> process{0};  // the one that called cuInit
   std::atomic<bool> ended{false};
   std::vector<Failure> failures;
   std::array<std::atomic<std::uint64_t>, kEntries> n_calls{};
   std::atomic<std::uint64_t> n_all_calls{0};
-  // Which call of each entry fails, by doubleFail, and at the end which of all.
+  // Which call of each entry fails, set by doubleFail; the last one counts all entries.
   std::array<std::atomic<std::uint64_t>, kEntries + 1> armed{};
   std::atomic<const char*> failed{nullptr};
-  // Calls of an entry that wait, by doubleBlock, and how many do.
+  // The entry whose calls wait, set by doubleBlock, and how many do.
   std::atomic<std::size_t> blocked{kEntries};
   std::atomic<int> n_blocked{0};
 };
@@ -93,13 +94,13 @@ State& state() {
 
 thread_local bool in_host_function = false;
 
-// How often they are called is chance: they are not among "any".
+// Their number of calls is random, so "any" does not count them.
 bool is_polled(Entry entry) {
   return entry == Entry::ctx_push || entry == Entry::ctx_pop || entry == Entry::event_query ||
          entry == Entry::thread_exchange_capture_mode;
 }
 
-// Of an entry by either name; kEntries: there is none.
+// The entry with either name; kEntries: there is none.
 std::size_t number_of(const char* name) {
   const auto* const found =
       std::find_if(std::begin(kNames), std::end(kNames),
@@ -185,8 +186,8 @@ bool lacks(const char* feature) {
 
 }  // namespace gpu_double
 
-// For tests: the n-th call of an entry ("any": of all that are not polled) from now on fails once,
-// and what was made to fail before; 0: none does. Returns the calls so far.
+// For tests: from now on the n-th call of an entry ("any": of all that are not polled) fails once,
+// instead of an earlier choice; 0: none fails. Returns the calls so far.
 extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const char* name,
                                                                            std::uint64_t n) {
   using namespace gpu_double;
@@ -204,12 +205,12 @@ extern "C" __attribute__((visibility("default"))) std::uint64_t doubleFail(const
   return now;
 }
 
-// The entry that was made to fail since; null: none.
+// The entry that was made to fail since doubleFail(); null: none.
 extern "C" __attribute__((visibility("default"))) const char* doubleFailed() {
   return gpu_double::state().failed.load(std::memory_order_relaxed);
 }
 
-// For tests: from now on calls of this entry wait, and those of another go on; "": none waits.
+// For tests: from now on calls of this entry wait, and those of another continue; "": none waits.
 extern "C" __attribute__((visibility("default"))) void doubleBlock(const char* name) {
   using namespace gpu_double;
   const std::size_t index = number_of(name);
@@ -217,7 +218,7 @@ extern "C" __attribute__((visibility("default"))) void doubleBlock(const char* n
   state().blocked.store(index, std::memory_order_relaxed);
 }
 
-// How many calls wait for that.
+// How many calls wait because of doubleBlock().
 extern "C" __attribute__((visibility("default"))) int doubleBlocked() {
   return gpu_double::state().n_blocked.load(std::memory_order_relaxed);
 }

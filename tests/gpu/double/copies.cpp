@@ -12,7 +12,7 @@ namespace {
 constexpr unsigned kWaitValueAnd = 2;
 constexpr unsigned kWaitValueNor = 3;
 
-// Success if the device can get at these bytes now.
+// Success if the device can access these bytes now.
 Result reachable(const StreamObject& stream, DevicePtr address, std::size_t bytes, Use use) {
   const std::shared_lock lock(memory().mutex);
   const bool reached = memory().resolve(address, bytes, stream.context->device, use) != nullptr;
@@ -101,7 +101,7 @@ Result stream_write_value(Stream handle, DevicePtr address, std::uint32_t value,
   if (const Result refused = enter(Entry::stream_write_value, Needs::kContext)) return refused;
   std::shared_ptr<StreamObject> stream;
   const Result found = find_stream(handle, &stream);
-  if (found == kCaptureUnsupported) return kSuccess;  // recorded, in a graph that nobody replays
+  if (found == kCaptureUnsupported) return kSuccess;  // recorded in a graph that nobody replays
   if (found != kSuccess) return found;
   if (const Result refused = word_refused(*stream, address)) return refused;
   if (flags != kWriteValueDefault) return kInvalidValue;

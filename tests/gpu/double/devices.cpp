@@ -1,4 +1,4 @@
-// Devices, what they can do, their primary contexts, and the names of errors.
+// Devices, their features, their primary contexts, and the names of errors.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace gpu_double {
 namespace {
 
-// Features that DOUBLE_LACKS may name. Further: peer, ipc, stream-values, host-register.
+// Features that DOUBLE_LACKS may name, besides peer, ipc, stream-values and host-register.
 struct Feature {
   DeviceAttribute attribute;
   const char* name;
@@ -70,7 +70,7 @@ const Words* words_of(Result result) {
   return nullptr;
 }
 
-// The numbers of the visible devices among all.
+// The numbers of the visible devices among all devices.
 const std::vector<int>& devices() {
   static const auto& all = *[] {
     auto* made = new std::vector<int>;
@@ -80,7 +80,7 @@ const std::vector<int>& devices() {
       for (int i = 0; i < n; ++i) made->push_back(i);
       return made;
     }
-    // As CUDA does: up to the first that is none.
+    // As in CUDA: up to the first invalid number.
     for (char* end = nullptr; *selected != 0; selected = *end == ',' ? end + 1 : end) {
       const long one = std::strtol(selected, &end, 10);
       if (end == selected || one < 0 || one >= n) break;

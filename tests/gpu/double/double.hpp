@@ -1,21 +1,22 @@
-// A double of the CUDA driver: a libcuda.so.1 on host memory, for tests on machines without a GPU.
+// A fake CUDA driver: a libcuda.so.1 on host memory, for tests on machines without a GPU.
 //
 // Memory is memfds. A device address lies in a range that nobody may touch; the memory is mapped at
-// a fixed distance from it, which only the double adds. Streams are threads that do one operation
-// after another, each after a random delay. Wrong use is refused as CUDA does, or more strictly.
+// a fixed distance from it, which only the fake driver adds. Streams are threads that do one
+// operation after another, each after a random delay. Wrong use is refused as CUDA does, or more
+// strictly.
 //
 // The environment, read at cuInit:
 //   DOUBLE_DEVICES=2           how many devices there are; CUDA_VISIBLE_DEVICES selects among them
-//   DOUBLE_MEMORY=8589934592   bytes of each, counted per process
-//   DOUBLE_LACKS=vmm,dmabuf    what the devices cannot do: see kFeatures in devices.cpp
+//   DOUBLE_MEMORY=8589934592   bytes of each device, counted per process
+//   DOUBLE_LACKS=vmm,dmabuf    features that devices lack: see kFeatures in devices.cpp
 //   DOUBLE_DELAY_US=50         the longest delay before an operation; 0: none
 //   DOUBLE_SEED=0              of the delays
 //   DOUBLE_FAIL=NAME:N[:CODE]  the N-th call of an entry, as in mem_create:1 or cuMemCreate:1:2,
 //                              fails once; any:N counts all that are not polled; several
 //                              with commas between
-//   DOUBLE_HOLDS=1             calls hold up others as a driver's do (holds.cpp)
-// Tests ask doubleLive() for what is not given back yet, let a stream capture, globally, and by
-// doubleBlock() let calls of an entry wait.
+//   DOUBLE_HOLDS=1             calls hold up others as a real driver's do (holds.cpp)
+// Tests call doubleLive() to see what was not released yet, put a stream into a global capture, and
+// by doubleBlock() make calls of an entry wait.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,7 @@ namespace gpu_double {
 
 using namespace pgasdl::cuda;
 
-// Every entry is a function of the member's name here and is exported under the driver's.
+// Every entry is a function with the member's name here, exported under the driver's name.
 #define DOUBLE_ENTRIES(X) PGASDL_CUDA_FUNCTIONS(X) PGASDL_CUDA_OPTIONAL_FUNCTIONS(X)
 #define DOUBLE_DECLARE(member, name, parameters) \
   __attribute__((visibility("default"))) Result member parameters __asm__(name);
@@ -55,31 +56,31 @@ inline constexpr Result kCaptureInvalidated = 901;
 
 enum class Needs : std::uint8_t { kNothing, kDriver, kContext };
 
-// How every entry begins: the call is counted; anything but success refuses it. In the child of a
-// process that called cuInit, in a host function and while the process ends all calls are refused.
+// Begins every entry: counts the call; any result except success refuses it. All calls are refused
+// in the child of a process that called cuInit, in a host function, and while the process ends.
 Result enter(Entry entry, Needs needs);
 
-// Set by cuInit, and when the process ends.
+// Called by cuInit, and when the process ends.
 void begin_driver();
 bool ended();
 
-// holds.cpp: at the beginning of a call.
+// holds.cpp: called at the beginning of a call.
 Result held_up(Entry entry);
 void begin_capture();
-// Success, or what the driver says of one that a call has spoilt.
+// Success, or the driver's error for a capture that a call has invalidated.
 Result end_capture();
 
 // Marks this thread as one that runs a host function.
 void set_in_host_function(bool running);
 
-// DOUBLE_... as a number.
+// The environment variable DOUBLE_... as a number.
 std::uint64_t environment_number(const char* name, std::uint64_t otherwise);
 
-// Whether DOUBLE_LACKS names it.
+// Whether DOUBLE_LACKS names the feature.
 bool lacks(const char* feature);
 
 int n_devices();
-// The number of a visible device among all, and back: -1 for one that is not visible.
+// The number of a visible device among all devices, and the reverse: -1 if it is not visible.
 int physical(Device device);
 Device visible(int physical_device);
 inline std::uint64_t bit(Device device) { return std::uint64_t{1} << device; }

@@ -1,5 +1,5 @@
-// Kernels of the double: functions on host memory that are launched by name. A file that defines
-// some registers each by a static DoubleKernel.
+// Kernels of the fake driver: functions on host memory that are launched by name. A file that
+// defines some registers each by a static DoubleKernel.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct Dim {
   unsigned x, y, z;
 };
 
-// Does the work of a whole grid, in the stream's thread.
+// Does the work of a whole grid in the stream's thread.
 struct DoubleKernel {
   using Run = void (*)(void** parameters, Dim grid, Dim block);
 
@@ -24,9 +24,9 @@ struct DoubleKernel {
   std::vector<std::size_t> parameter_bytes;  // of each parameter: they are copied at launch
 };
 
-// Where these bytes of a device's address space lie in host memory: for kernels, which must not
-// follow device addresses otherwise. Memory that the device cannot reach ends the kernel, and with
-// it the context, as an illegal address does.
+// The host memory behind these bytes of a device's address space: kernels must not use device
+// addresses in any other way. Memory that the device cannot reach ends the kernel, and with it the
+// context, as an illegal address does.
 void* translate(pgasdl::cuda::DevicePtr address, std::size_t bytes = 1);
 
 template <typename Element>

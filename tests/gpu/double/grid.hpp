@@ -1,5 +1,5 @@
-// The names that a CUDA compiler has built in, as far as native/reduce/device_kernels.cu needs it,
-// for g++: a grid is a loop over its threads, one after the other. No thread may wait for another.
+// The built-in names of a CUDA compiler that native/reduce/device_kernels.cu needs, for g++: a grid
+// is a loop over its threads, one after another. No thread may wait for another.
 #pragma once
 
 #include <cstring>

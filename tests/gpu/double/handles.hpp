@@ -1,4 +1,4 @@
-// Objects that the program holds by address: another address is refused.
+// Objects that the program holds by address: any other address is refused.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,6 @@
-// The effects of a call of the driver on other calls, as seen on an H200 (driver 580): a call that
-// waits for streams holds up nearly all that other threads call, and some calls spoil a capture.
+// The effects of a driver's call on other calls, as observed on an H200 (driver 580): a call that
+// waits for streams holds up nearly all calls of other threads, and some calls invalidate a
+// capture.
 #include <algorithm>
 #include <atomic>
 #include <iterator>
@@ -10,14 +11,14 @@
 namespace gpu_double {
 namespace {
 
-// Calls that enqueue, and calls that make or give back: whoever waits holds one or both.
+// Locks of calls that enqueue, and of calls that make or release: a waiting call holds one or both.
 std::shared_mutex enqueuing, making;
 constexpr Entry kEnqueue[] = {Entry::event_record, Entry::launch_kernel, Entry::memcpy_async,
                               Entry::memset_async};
 constexpr Entry kMake[] = {Entry::event_create,        Entry::stream_create,
                            Entry::mem_alloc,           Entry::mem_host_register,
                            Entry::mem_host_unregister, Entry::module_load_data};
-// They spoil a capture, unless their thread's mode is relaxed.
+// These invalidate a capture unless their thread's mode is relaxed.
 constexpr Entry kSpoil[] = {Entry::event_query, Entry::mem_alloc, Entry::mem_host_register,
                             Entry::mem_host_unregister};
 

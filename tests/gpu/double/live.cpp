@@ -1,5 +1,5 @@
-// Questions of tests to the double itself: what the program has not given back yet, as JSON, and
-// where the memory behind an address lies, to look at what only a GPU may touch.
+// Tests' questions to the fake driver: what the program has not released yet, as JSON, and where
+// the memory behind an address lies, to look at memory that only a GPU may touch.
 #include <cstdio>
 #include <mutex>
 

@@ -20,11 +20,11 @@
 namespace gpu_double {
 namespace {
 
-// Device addresses, and after them as much for the memory behind them. Kept small enough for the
-// thread sanitizer's address space.
+// Device addresses, followed by as many for the memory behind them. Small enough for the thread
+// sanitizer's address space.
 constexpr std::size_t kArena = std::size_t{64} << 30;
 constexpr DevicePtr kNotOfTheHost = DevicePtr{1} << 62;
-constexpr std::size_t kPatternBytes = std::size_t{64} << 20;  // at most, of one allocation
+constexpr std::size_t kPatternBytes = std::size_t{64} << 20;  // the most of one allocation
 
 DevicePtr arena() {
   static const DevicePtr base = [] {
@@ -43,10 +43,10 @@ DevicePtr arena() {
 bool in_arena(DevicePtr address) { return address >= arena() && address - arena() < kArena; }
 void* behind(DevicePtr address) { return reinterpret_cast<void*>(address + kArena); }
 
-std::array<std::atomic<std::size_t>, 64> used{};  // bytes of each device
+std::array<std::atomic<std::size_t>, 64> used{};  // bytes in use on each device
 std::atomic<std::size_t> allocations{0};
 
-// The entry of a map from first address to something with bytes that holds an address, or end.
+// The entry of a map by first address whose range holds an address, or end.
 template <typename Map>
 auto holder(const Map& all, typename Map::key_type address) {
   auto next = all.upper_bound(address);
@@ -116,7 +116,7 @@ std::size_t n_allocations() { return allocations.load(std::memory_order_relaxed)
 
 DevicePtr Memory::reserve(std::size_t bytes) {
   if (bytes > kArena) return 0;
-  // The first gap, with unused addresses before and after so that overruns are seen.
+  // The first gap, with unused addresses before and after so that overruns are noticed.
   DevicePtr address = arena() + kGranularity;
   for (const auto& [first, reserved] : reserved_) {
     if (first >= address + bytes + kGranularity) break;
@@ -238,7 +238,7 @@ void* Memory::resolve(DevicePtr address, std::size_t bytes, Device device, Use u
   const std::uintptr_t host = host_address(address);
   std::uintptr_t first = 0;
   if (const Registration* registered = find_host(host, &first)) {
-    // A copy engine is told host addresses as such.
+    // A copy engine gets host addresses unchanged.
     const bool told = address == device_address(host) || use == Use::kCopy;
     const bool inside = host - first + bytes <= registered->bytes;
     const bool reached = (registered->devices & bit(device)) != 0;

@@ -1,5 +1,5 @@
-// The address space of the devices: which ranges are reserved and mapped, what host memory is
-// registered, and where all that lies for the double itself.
+// The address space of the devices: which ranges are reserved and mapped, which host memory is
+// registered, and where the fake driver itself finds all that.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ inline constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
 // Physical memory of a device: a memfd, named after the device and its kind.
 struct Allocation {
-  // New memory, full of a pattern: nobody may rely on zeros. Null where the device has no more.
+  // New memory, filled with a pattern: nobody may rely on zeros. Null if the device has no more.
   static std::shared_ptr<Allocation> make(Device device, std::size_t bytes, bool legacy);
-  // That of another process, or of this one again. Null if the file is none.
+  // The memory of another process, or of this one again. Null if the file is none.
   static std::shared_ptr<Allocation> open(pgasdl::UniqueFd file);
   ~Allocation();
 
@@ -44,8 +44,8 @@ struct Registration {
   std::uint64_t devices = 0;
 };
 
-// The reader or writer: a kernel needs access itself, a copy engine also gets at what belongs to
-// another device, and at all host memory.
+// The reader or writer: a kernel needs access itself; a copy engine also reaches another device's
+// memory, and all host memory.
 enum class Use : std::uint8_t { kKernel, kCopy };
 
 class Memory {
@@ -63,19 +63,19 @@ class Memory {
   // Whole mappings only.
   bool unmap(DevicePtr address, std::size_t bytes);
   bool give_access(DevicePtr address, std::size_t bytes, std::uint64_t devices, bool access);
-  // The one that holds an address, and its first address.
+  // The mapping that holds an address, and its first address.
   const Mapping* find(DevicePtr address, DevicePtr* first = nullptr) const;
 
   Result add_host(std::uintptr_t address, std::size_t bytes, unsigned flags, std::uint64_t devices);
   bool remove_host(std::uintptr_t address);
   const Registration* find_host(std::uintptr_t address, std::uintptr_t* first = nullptr) const;
 
-  // Lets kernels of one device get at what is allocated on another; false: they do already.
+  // Lets kernels of one device reach allocations on another; false: they already do.
   bool open_peer(Device device, Device peer) { return opened_.emplace(device, peer).second; }
 
-  // Null: the device cannot get at all of these bytes.
+  // Null: the device cannot reach all of these bytes.
   void* resolve(DevicePtr address, std::size_t bytes, Device device, Use use) const;
-  // Neither a device's memory nor registered.
+  // Neither a device's memory nor registered host memory.
   bool is_pageable(DevicePtr address) const;
 
   std::size_t n_reserved() const { return reserved_.size(); }
@@ -83,7 +83,7 @@ class Memory {
   std::size_t n_registered() const { return registered_.size(); }
 
  private:
-  // Whether the mappings between two addresses follow each other without a gap, all whole.
+  // Whether whole mappings fill the range without a gap.
   bool whole(DevicePtr address, std::size_t bytes) const;
 
   std::map<DevicePtr, std::size_t> reserved_;
@@ -94,8 +94,8 @@ class Memory {
 
 Memory& memory();
 
-// Where registered host memory lies for the devices: at the same address, or for devices that lack
-// "host-pointer" at one that no host can touch.
+// The devices' address of registered host memory: the same one, or for devices that lack
+// "host-pointer" one that no host can touch.
 DevicePtr device_address(std::uintptr_t host);
 std::uintptr_t host_address(DevicePtr address);
 
@@ -103,7 +103,7 @@ std::uintptr_t host_address(DevicePtr address);
 std::size_t n_allocations();
 std::size_t n_handles();
 
-// While it lives, translate() works in this thread, for this device, and memory stays mapped.
+// For its lifetime, translate() works in this thread, for this device, and memory stays mapped.
 class Touching {
  public:
   explicit Touching(Device device);

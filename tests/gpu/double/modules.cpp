@@ -1,5 +1,5 @@
-// Modules, which are any text that begins as PTX does, their kernels, which are functions of this
-// library, and functions of the host in a stream.
+// Modules, which may be any text that begins like PTX; their kernels, which are functions of this
+// library; and host functions in a stream.
 #include <cstring>
 #include <list>
 #include <map>
@@ -39,7 +39,7 @@ Handles<ModuleObject>& modules() {
   return all;
 }
 
-// As they were when the kernel was launched.
+// The parameters' values when the kernel was launched.
 class Parameters {
  public:
   Parameters(const DoubleKernel& kernel, void** given) {
@@ -103,7 +103,7 @@ Result module_get_function(Function* function, Module module, const char* name) 
   if (found == nullptr) return kInvalidHandle;
   const auto kernel = kernels().find(name);
   if (kernel == kernels().end()) return kNotFound;
-  // Text with entries has to have this one.
+  // A text with entries must have this one.
   const bool entries = found->text.find(".entry") != found->text.npos;
   if (entries && found->text.find(name) == found->text.npos) return kNotFound;
   const std::scoped_lock lock(found->mutex);

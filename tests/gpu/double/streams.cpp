@@ -36,7 +36,7 @@ Handles<EventObject>& events() {
   return all;
 }
 
-// std::atomic::wait would order the sleeper's past before what follows in the one that wakes it.
+// std::atomic::wait would order the sleeper's past before the future of the thread that wakes it.
 void sleep_while(const std::atomic<std::uint32_t>& word, std::uint32_t value) {
   const timespec most{0, 50'000'000};
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, &most, nullptr, 0);
@@ -62,7 +62,7 @@ class Delay {
   std::uniform_int_distribution<std::uint64_t> most_;
 };
 
-// An operation that faults ends its context: what follows is not done.
+// An operation that faults ends its context: later operations are skipped.
 void run(const Operation& operation, ContextObject& context) {
   if (operation.run == nullptr || context.error.load(std::memory_order_relaxed) != kSuccess) return;
   try {
@@ -91,7 +91,7 @@ void work(const std::shared_ptr<StreamObject>& stream, std::uint64_t number) {
   }
 }
 
-// For ever, with its markers.
+// Keeps a stream for ever, with its markers.
 void keep(std::shared_ptr<StreamObject> stream) {
   static std::mutex mutex;
   static auto& all = *new std::vector<std::shared_ptr<StreamObject>>;
@@ -123,7 +123,7 @@ const Marker* last_of(StreamObject& stream) {
   return &stream.markers.back();
 }
 
-// The null stream waits for all streams that do not say otherwise, and they for it.
+// The null stream waits for all blocking streams, and they wait for it.
 std::vector<const Marker*> implied(StreamObject& stream) {
   if ((stream.flags & kStreamNonBlocking) != 0) return {};
   const auto null = null_stream(stream.context);
@@ -174,7 +174,7 @@ std::size_t n_streams() { return streams().size(); }
 std::size_t n_events() { return events().size(); }
 
 Result find_stream(Stream handle, std::shared_ptr<StreamObject>* stream) {
-  // 1 and 2 name the null stream, too; one of each thread is not offered here.
+  // 1 and 2 also name the null stream; a null stream for each thread is not offered here.
   *stream = reinterpret_cast<std::uintptr_t>(handle) <= 2 ? null_stream(current_context())
                                                           : streams().find(handle);
   if (*stream == nullptr) return kInvalidHandle;
@@ -292,7 +292,7 @@ Result event_destroy(Event event) {
 
 }  // namespace gpu_double
 
-// For tests: whether a stream is being captured into a graph; at its end, what became of it.
+// For tests: begins or ends a stream's capture into a graph; at the end, returns its outcome.
 extern "C" __attribute__((visibility("default"))) int doubleSetCapturing(
     pgasdl::cuda::Stream handle, int capturing) {
   const auto stream = gpu_double::streams().find(handle);

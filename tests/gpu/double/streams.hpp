@@ -1,7 +1,7 @@
 // Streams, each a thread with a queue, and events.
 //
-// Operations are ordered as CUDA says, and by nothing else: queues
-// and markers carry no order backwards, so that the thread sanitizer sees a wait that is missing.
+// Operations have the order that CUDA promises, and no other: queues and markers carry no order
+// backwards, so that the thread sanitizer notices a missing wait.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@
 
 namespace gpu_double {
 
-// Raised once, by the operation that it belongs to. Never freed: to count references to it would
-// order what CUDA does not.
+// Raised once, by the operation that it belongs to. Never freed: counting references to it would
+// add an order that CUDA does not promise.
 class Marker {
  public:
   void raise();
@@ -35,16 +35,16 @@ struct Operation {
   std::atomic<Operation*> next{nullptr};
 };
 
-// The stream that a call names: the null stream is one of each context. Success, or the refusal.
+// The stream that a call names; each context has its null stream. Success, or the refusal.
 Result find_stream(Stream handle, std::shared_ptr<StreamObject>* stream);
 
 // Puts an operation into a stream's queue.
 const Marker& submit(StreamObject& stream, std::function<void()> run);
 
-// Until all streams of the current context have done what they were given. Where calls hold up
-// others, nothing is enqueued meanwhile, by any thread.
+// Waits until all streams of the current context have finished. If calls hold up others, no thread
+// enqueues anything meanwhile.
 void wait_for_streams();
-// Until a copy between a device and pageable memory is made, of the null stream or another.
+// Waits until a copy between a device and pageable memory is made, on the null stream or another.
 void wait_for_pageable(const Marker& made, bool null_stream);
 
 // The last operation of each of the current context's streams.
@@ -61,10 +61,10 @@ struct pgasdl::cuda::StreamObject {
   const Context context;
   const unsigned flags;
   std::atomic<bool> capturing{false};
-  gpu_double::Operation* head;  // of the stream's thread: what it does or did last
+  gpu_double::Operation* head;  // of the stream's thread: its present or last operation
 
-  std::mutex mutex;  // of those who submit
+  std::mutex mutex;  // held by submitting threads
   gpu_double::Operation* tail;
   std::deque<gpu_double::Marker> markers;     // of all operations
-  std::atomic<std::uint32_t> n_submitted{0};  // what the thread sleeps on
+  std::atomic<std::uint32_t> n_submitted{0};  // the stream's thread sleeps on it
 };

@@ -1,4 +1,4 @@
-// A kernel for the tests of the double itself.
+// A kernel for the tests of the fake driver itself.
 #include <cstdint>
 
 #include "double_kernels.hpp"

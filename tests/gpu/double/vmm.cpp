@@ -1,5 +1,5 @@
 // Entries for memory: created, exported, imported and mapped; allocated; opened from another
-// process; what is asked about addresses; registered host memory.
+// process; queries about addresses; registered host memory.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ struct Held {
   int n_references = 1;
 };
 
-// Guarded by the memory's mutex, as all here.
+// Guarded by the memory's mutex, like everything here.
 struct Tables {
   std::map<AllocationHandle, Held> handles;
   AllocationHandle next_handle = 0x1000;
@@ -138,7 +138,7 @@ Result mem_address_reserve(DevicePtr* address, std::size_t bytes, std::size_t al
                            unsigned long long flags) {
   if (const Result refused = enter(Entry::mem_address_reserve, Needs::kDriver)) return refused;
   if (lacks("vmm")) return kNotSupported;
-  // A larger alignment than the granularity's is not offered here.
+  // A larger alignment than the granularity is not offered here.
   if (bytes == 0 || !is_multiple(bytes) || alignment > kGranularity || flags != 0) {
     return kInvalidValue;
   }
@@ -241,7 +241,7 @@ Result mem_get_handle_for_range(void* handle, DevicePtr address, std::size_t byt
   const std::shared_lock lock(memory().mutex);
   DevicePtr first = 0;
   const Mapping* mapping = memory().find(address, &first);
-  // The descriptor says nothing of where in the memory the range begins, unlike a real one.
+  // Unlike a real one, the descriptor does not say where in the memory the range begins.
   if (mapping == nullptr || type != kRangeHandleDmaBuf || flags != 0 || address % page != 0 ||
       bytes % page != 0 || bytes == 0 ||
       address - first + bytes > (mapping->bytes + page - 1) / page * page) {

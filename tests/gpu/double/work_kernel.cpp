@@ -1,4 +1,4 @@
-// The kernel of tests/gpu/on_device/work.ptx: it takes its time.
+// The kernel of tests/gpu/on_device/work.ptx, which takes its time.
 #include <cstdint>
 
 #include "double_kernels.hpp"

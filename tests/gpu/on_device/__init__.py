@@ -3,6 +3,6 @@
 import sys
 from pathlib import Path
 
-# Arrays and streams by the driver alone, and programs that tests run on the double, too.
+# Arrays and streams by the driver alone, and programs that also run on the fake driver.
 PROGRAMS = Path(__file__).parents[1] / "programs"
 sys.path.append(str(PROGRAMS))

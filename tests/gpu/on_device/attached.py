@@ -87,7 +87,7 @@ def torch_update(ctx: Any, tell: Tell) -> None:
                     net, optimizer = torch_model(**how)
                     with attach(net, optimizer, context=ctx, kind="update", **options):
                         torch_stepped(net, optimizer, part)
-                        # What one rank saves, each gets its share of again.
+                        # Each rank gets its share of the state that one rank saves.
                         optimizer.load_state_dict(optimizer.state_dict())
                 torch.cuda.synchronize()
                 for mine, theirs in zip(net.parameters(), expected.parameters(), strict=True):

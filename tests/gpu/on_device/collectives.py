@@ -110,7 +110,7 @@ def exchange(ctx: Any, tell: Tell, *, turns: int) -> None:
         ctx.barrier()
         done = driver.Event()
         for turn in range(turns):
-            if turn:  # the next gradients come after the last were used
+            if turn:  # wait until the last gradients were used
                 driver.call("cuStreamWaitEvent", backward.handle, done.handle, 0)
             for number in pick.sample(range(len(counts)), len(counts)):
                 work.turns(backward, pick.choice((0, 10, 5000)))

@@ -23,7 +23,7 @@ _U32, _U64, _INT, _SIZE, _POINTER = (
     ctypes.c_void_p,
 )
 _SIX = [_U32] * 6
-# The types that Python integers become: without them ctypes passes 32 bits.
+# The types that Python integers become: by default ctypes passes 32 bits.
 _PARAMETERS: dict[str, list[Any]] = {
     "cuInit": [_U32],
     "cuCtxSynchronize": [],
@@ -163,7 +163,7 @@ class Event:
         return result_of("cuEventQuery", self.handle) == 0
 
 
-# --- memory of the host that the device reaches
+# --- host memory that the device reaches
 
 
 def register(address: int, nbytes: int) -> None:
@@ -196,7 +196,7 @@ class Pinned:
         self.device = device.value
 
     def __del__(self) -> None:
-        # Before the pages go: their addresses may come again. After the device there is nothing.
+        # Before the pages are freed: their addresses may be reused. Fails after the device's end.
         with suppress(DriverError):
             unregister(self.address)
 

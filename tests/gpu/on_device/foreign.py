@@ -14,7 +14,7 @@ import pgasdl
 from on_device import ranks
 from on_device.findings import NotAvailable, Tell
 
-# How PyTorch allocates, and whether a tensor can be bound then: None: either, if it says why.
+# How PyTorch allocates, and whether such a tensor can be bound; None: either, with a reason.
 ALLOCATORS = {
     "": True,
     "expandable_segments:True": None,

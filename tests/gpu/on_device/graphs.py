@@ -93,7 +93,7 @@ def beside_progress(ctx: Any, tell: Tell) -> None:
     ):
         ctx.barrier()
         if ctx.rank == 0:
-            work.seconds(waiting, 0.02)  # the handle's gate is an event behind it
+            work.seconds(waiting, 0.02)  # the handle's gate is an event after it
             handle.start(stream=waiting)
         words = ""
         try:

@@ -26,7 +26,7 @@ from on_device import driver, ranks
 from on_device.findings import Tell
 
 BYTES = 1 << 20
-# The calls of another thread while the stream waits.
+# Another thread's calls while the stream waits.
 BLOCKERS = (
     "nothing",
     "a pageable copy to the host behind the wait",
@@ -112,7 +112,7 @@ def queues(tell: Tell, patience: float) -> None:
                 stream.synchronize()
             with waiting():
                 if not smoke:
-                    work.fill(busy, patience / 4)  # so that none ends before all have begun
+                    work.fill(busy, patience / 4)  # none ends before all have begun
                 for stream in others:
                     work.turns(stream, 0, 1)
                 time.sleep(patience * 0.75)

@@ -45,7 +45,7 @@ def rank(ctx: Any, tell: Tell, *, what: str, name: str) -> None:
         else:
             ctx.notify_wait_on(stream, segment, 0, timeout=8)
 
-    if what != "a notification":  # the first costs more
+    if what != "a notification":  # the first call costs more
         begin()
         stream.synchronize()
     ctx.barrier()
@@ -66,7 +66,7 @@ def rank(ctx: Any, tell: Tell, *, what: str, name: str) -> None:
         error = type(lost).__name__
     tell(name, went_on, "s from the kill to the stream's going on", error=error)
     tell.check(f"{name}: the next call raises", error in ("PeerLost", "Timeout"), error=error)
-    # The device works on.
+    # The device still works.
     found = Array(count, np.float32).values(Stream())
     assert len(found) == count
-    os._exit(0)  # not the context's closing, which is another test's
+    os._exit(0)  # skips closing the context, which another test covers

@@ -49,7 +49,7 @@ def beside(
     from torch import distributed
 
     torch.cuda.init()
-    if own_hosts:  # NCCL then does not see that ranks share a GPU, and uses sockets
+    if own_hosts:  # hides from NCCL that ranks share a GPU, so it uses sockets
         os.environ["NCCL_HOSTID"] = str(ctx.rank)
     try:
         distributed.init_process_group(
@@ -60,7 +60,7 @@ def beside(
         torch.cuda.synchronize()
     except Exception as error:
         tell(f"beside {how}", f"not available: {type(error).__name__}: {str(error)[-400:]}")
-        os._exit(0)  # it may hold the process for long
+        os._exit(0)  # the process group may hold it up
     for nbytes in sizes:
         segment = ctx.segment(nbytes, device="cuda:0")
         inside, elsewhere = segment.torch(torch.float32), torch.zeros(nbytes // 4, device="cuda")

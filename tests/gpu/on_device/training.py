@@ -44,7 +44,7 @@ def rank(
 ) -> None:
     """Time steps with computing, with the exchange, and with both, in turn."""
     stream, work = Stream(), driver.Work()
-    for of in range(ctx.size):  # each while the others are idle
+    for of in range(ctx.size):  # each rank while the others are idle
         if of == ctx.rank:
             work.calibrate(stream)
         ctx.barrier()

@@ -12,7 +12,7 @@ from on_device import foreign, ranks
 from on_device.findings import Tell
 
 COUNT = 1 << 20  # elements of a window
-PART = slice(COUNT // 4, COUNT // 4 + COUNT // 2)  # what is put
+PART = slice(COUNT // 4, COUNT // 4 + COUNT // 2)  # the part that is put
 TURNS = 6
 
 
@@ -230,7 +230,7 @@ def symmetric(ctx: Any, tell: Tell) -> None:
             busy()
             handle.put_signal(peer, 3)
             handle.wait_signal(peer, 3)
-        # Its last names go while a stream still has to read it.
+        # Its last references go while a stream still has to read it.
         busy()
         kept.copy_(there)
         del buffer, handle, there

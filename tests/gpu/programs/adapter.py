@@ -15,7 +15,7 @@ from cuda_arrays import Array, Device, Stream
 import pgasdl
 
 COUNT = 300_000  # more than one request, and no multiple of a page
-BRIEF = 8  # bytes that would go inline, from the host
+BRIEF = 8  # bytes that would go inline from the host
 
 
 def mine(rank: int) -> Any:

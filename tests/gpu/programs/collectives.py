@@ -154,7 +154,7 @@ def pool(ctx: Any) -> None:
         padding = cut(ctx, 100 * ctx.rank + 1, np.float32)
         array = cut(ctx, count, np.float32, like=Array(count, np.float32))
         if ctx.rank == 0:
-            assert begin in (None, padding.address)  # what an earlier turn had
+            assert begin in (None, padding.address)  # the block of an earlier turn
             begin = padding.address
         on_host = ctx.empty(count)
         handle, host = ctx.allreduce_handle(array), ctx.allreduce_handle(on_host)
@@ -272,7 +272,7 @@ def updated(
         for block in exchange.blocks:
             scratch[block.bucket, block.offset] = Array(block.count, np.float32)
             scratch[block.bucket, block.offset].fill(np.zeros(block.count, np.float32), current)
-        for block in host.blocks:  # where a bucket is staged in pieces, its blocks are others
+        for block in host.blocks:  # a bucket staged in pieces has other blocks
             on_host[block.bucket, block.offset] = np.zeros(block.count, np.float32)
         kept = []
         for turn in range(N_TURNS):

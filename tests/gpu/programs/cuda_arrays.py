@@ -149,7 +149,7 @@ class _Cupy:
         return stream
 
 
-_standing_in = threading.RLock()  # ranks that are threads have one sys.modules
+_standing_in = threading.RLock()  # ranks that are threads share sys.modules
 _cupy = _Cupy()
 
 

@@ -21,7 +21,7 @@ COUNT = 1000
 
 
 def main() -> None:
-    Device().__enter__()  # for good: a child could not give it back
+    Device().__enter__()  # for good: a child could not release it
     with pgasdl.init(log="error", timeout=20) as ctx:
         stream, array = Stream(), Array(COUNT, np.float32)
         segment = ctx.segment(4096, device="cuda:0")
@@ -71,7 +71,7 @@ def main() -> None:
             os.write(into, json.dumps(said).encode())
             del handle, exchange, segment, calls, call
             gc.collect()
-            sys.exit(0)  # by the interpreter's whole end
+            sys.exit(0)  # runs the interpreter's whole exit
         os.close(into)
         with os.fdopen(out) as told:
             said = json.loads(told.read())
@@ -79,7 +79,7 @@ def main() -> None:
         work()
         right = bool((array.values(stream) == ctx.size**2).all())
         ctx.barrier()
-        # In one write: the ranks share the output.
+        # In one write, since the ranks share the output.
         sys.stdout.write(json.dumps({"said": said, "status": status, "right": right}) + "\n")
 
 

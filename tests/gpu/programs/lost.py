@@ -85,7 +85,7 @@ def main() -> None:
             time.sleep(0.1)
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            ctx.passive_receive()  # until rank 0 has seen its deadline pass
+            ctx.passive_receive()  # until rank 0's deadline has passed
             return
         begun = time.monotonic()
         said = told(lambda: begin(0.5 if how == "late" else None))

@@ -32,7 +32,7 @@ def rings(ctx: Any) -> None:
     before = ctx.counters()
     for turn in range(N_TURNS):
         source.fill(numbers(ctx.rank, turn), out)
-        if turn > 0:  # the right one has taken what was there before
+        if turn > 0:  # the right neighbour has taken the earlier data
             ctx.notify_wait_on(out, segment, empty)
             ctx.notify_reset_on(out, segment, empty)
         ctx.write_notify_on(out, segment[:nbytes], right, segment[nbytes:], full, turn + 1)
@@ -64,9 +64,9 @@ def orders(ctx: Any) -> None:
         match turn % 3:
             case 0:  # the host's flag comes after the stream's bytes
                 ctx.notify(peer, segment, 2)
-            case 1:  # and another stream's
+            case 1:  # and another stream's flag, too
                 ctx.notify_on(second, peer, segment, 2)
-            case 2:  # wait() covers what streams do for the queue
+            case 2:  # wait() covers the queue's work on streams
                 ctx.wait()
                 ctx.notify(peer, segment, 2, queue=other)
         ctx.notify_waitsome(segment, 2, 1)
@@ -103,7 +103,7 @@ def captures(ctx: Any) -> None:
     array = Array(16, np.float32)
     handle = ctx.allreduce_handle(Array(16, np.float32, segment.address))
     with capturing(stream), cupy(stream):
-        ctx.notify_reset_on(stream, segment, 1)  # a part of the graph
+        ctx.notify_reset_on(stream, segment, 1)  # belongs to the graph
         for call in (
             lambda: ctx.notify_wait_on(stream, segment, 1),
             lambda: handle.start(stream=stream),

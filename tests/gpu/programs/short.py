@@ -25,7 +25,7 @@ from pgasdl.errors import PgasError
 
 SECONDS = 5.0
 COUNT = 1000
-# Calls that give something back, or tell when that may be: if one fails, something stays.
+# Calls that release something, or tell when that is possible: if one fails, something stays.
 RELEASES = (
     "cuEventRecord",
     "cuMemRelease",
@@ -37,7 +37,7 @@ RELEASES = (
     "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2",
 )
-# How often they are called is chance.
+# Their number of calls is random.
 POLLED = ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuEventQuery")
 
 _double = ctypes.CDLL("libcuda.so.1")
@@ -106,7 +106,7 @@ def exchange(ctx: Any, place: Place) -> None:
         gradients.finish()
 
 
-# Where peers do not reach a GPU, arrays are copied, and nothing is written from GPU to GPU.
+# If peers do not reach a GPU, arrays are copied, and no GPU writes to another.
 STAGED = os.environ.get("PGASDL_GPU") == "staged"
 PARTS = (handle, allreduce, exchange) if STAGED else (one_sided, handle, allreduce, exchange)
 
@@ -203,9 +203,9 @@ def repeating(rig: Rig, n: int) -> None:
                 ctx.barrier()
                 gc.collect()
                 ctx.barrier()
-                time.sleep(0.5)  # a service thread looks what streams have done
+                time.sleep(0.5)  # lets the service thread look at the streams
                 ctx.barrier()
-                if ctx.rank == 0:  # alone: looking is a descriptor
+                if ctx.rank == 0:  # only one rank: looking takes a descriptor
                     seen.append(in_use())
                     deadline = time.monotonic() + SECONDS / 2
                     while more(*seen) and time.monotonic() < deadline:

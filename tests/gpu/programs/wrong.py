@@ -113,7 +113,7 @@ def mixed(ctx: Any, kind: str) -> Said:
 
     def allreduce() -> None:
         ctx.allreduce(mine, stream=on)
-        if on is not None:  # the stream was told to wait: the next call says how it ended
+        if on is not None:  # its wait was enqueued: the next call raises the error
             stream.synchronize()
             ctx.allreduce(mine, stream=on)
 

@@ -1,7 +1,7 @@
-// Lets an adapter reach memory of the double: `ibv_reg_dmabuf_mr`, which soft-RoCE's driver lacks,
-// and `ibv_reg_mr` as it is with nvidia-peermem, put in front of libibverbs by LD_PRELOAD. The
-// adapter gets the memory where the double itself has it; requests name it by the device's
-// addresses, as with a GPU.
+// Lets an adapter reach memory of the fake driver: `ibv_reg_dmabuf_mr`, which soft-RoCE's driver
+// lacks, and `ibv_reg_mr` as with nvidia-peermem, put before libibverbs by LD_PRELOAD. The adapter
+// gets the memory at the fake driver's own address; requests name it by the device's addresses, as
+// with a GPU.
 #include <dlfcn.h>
 #include <fcntl.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 
-// Of a library, if the process has loaded it.
+// A function of a library, if the process has loaded that.
 template <typename Function>
 Function* loaded(const char* library, const char* name, const char* version = nullptr) {
   void* const handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
@@ -59,7 +59,7 @@ void* reg_mr(void* domain, void* address, std::size_t length, int access) {
 
 }  // namespace
 
-// What the library looks up at run time goes by this.
+// The library's look-ups at run time go through this.
 extern "C" __attribute__((visibility("default"))) void* dlsym(void* handle, const char* name) {
   if (std::strcmp(name, "ibv_reg_dmabuf_mr") == 0) return reinterpret_cast<void*>(reg_dmabuf_mr);
   if (std::strcmp(name, "ibv_reg_mr") == 0) return reinterpret_cast<void*>(reg_mr);
