@@ -8,7 +8,6 @@
 // If a wait ends by its deadline, by Ctrl-C or by an exception of the program, the execution goes
 // on running; a later wait resumes it, even if its steps have ended meanwhile. An execution that
 // failed or was closed is out of the executor for good, and nothing of it advances.
-// it moves.
 #pragma once
 
 #include <atomic>

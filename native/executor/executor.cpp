@@ -275,7 +275,7 @@ void Executor::renounce(const Execution& execution) {
                                       kRenounced | given_up(context_.rank(), 0), true);
 }
 
-// Gives up executions that streams make, since streams cannot be told; kTimeout: only late ones.
+// Gives up executions that streams make, as streams cannot learn of it; kTimeout: only late ones.
 void Executor::give_up_streamed(ErrorKind kind, const char* why) {
   Lock lock(mutex_);
   for (std::size_t i = 0; i < live_.size();) {
@@ -337,7 +337,7 @@ bool Executor::progress() {
   if (!lock.owns_lock()) return false;
   if (!released_.empty()) [[unlikely]]
     release_again();
-  // After a loss was reported nothing advances: its writes might reach memory that has a new owner.
+  // Nothing advances after a report of a loss: writes might reach memory that has a new owner.
   if (context_.liveness().alarmed()) return false;
   Transport& transport = context_.transport();
   if (transport.needs_progress()) transport.progress();

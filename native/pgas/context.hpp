@@ -7,7 +7,6 @@
 // does not exist, kPeerLost for one that is gone, kQueue for a queue that does not exist, kSegment
 // for a slice that leaves its segment or a segment that was deleted here, kNotification for an id
 // beyond the board or a value outside 1 .. 2**32 - 1. Nothing was posted then.
-// beyond the board or a value outside 1 .. 2**32 - 1. Nothing was posted then.
 #pragma once
 
 #include <atomic>

@@ -137,7 +137,7 @@ bool Group::raised(std::uint32_t id, std::uint32_t generation) const {
   return seen != 0 && static_cast<std::int32_t>(seen - generation) >= 0;
 }
 
-// Throws for members that died or failed; a member that only closed may have done its part before.
+// Throws for lost members; one that only closed may have done its part before.
 void Group::check_members(const char* what) const {
   context_.require_usable();
   if (deleted_) throw Error(ErrorKind::kRank, "the group was deleted");

@@ -5,7 +5,6 @@
 // works. Every collective is resumable: if a call ends early by its deadline or an error, calling
 // it again with the same arguments continues it; until then other calls of its kind are refused.
 // One collective of each kind may be under way at a time, by one thread; different kinds overlap.
-// different kinds overlap.
 //
 // Barriers and all-gathers use the steps of dissemination.hpp. In groups of up to 16 an all-gather
 // has one base, so every member sends to every other. In larger groups its radix is 2, as in every

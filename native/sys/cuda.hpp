@@ -228,7 +228,7 @@ Context primary_context(Device device);
 void check(Result result, const std::string& what);
 
 // Makes a device's primary context this thread's current one for a scope. Calls in the scope are
-// not recorded in a graph that another thread captures meanwhile, and do not invalidate it.
+// not recorded in a graph that some thread captures meanwhile, and do not invalidate it.
 class Current {
  public:
   explicit Current(Device device);

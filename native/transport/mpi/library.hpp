@@ -4,7 +4,6 @@
 // file both are Handle. Predefined handles come from mpi4py, so no mpi.h is needed and one build
 // serves all. Every function returns an error code, as all handles have MPI_ERRORS_RETURN; check()
 // turns it into an Error that names the call and the peer.
-// turns it into an Error that names the call and the peer.
 #pragma once
 
 #include <cstddef>

@@ -185,7 +185,7 @@ void MpiWorld::allocate(MpiWindow& window, LocalSegment& segment) {
   turn.reset();
   require_unified(*library_, window);
   give_name(window, segment);
-  // Also shows that every member's memory is zero by now, open, and named.
+  // Tells also that everybody's memory is zero by now, open, and can be named.
   std::vector<std::uint64_t> shifts(group.members.size());
   library_->check(library_->allgather(shift, shifts.data(), group.communicator), "MPI_Allgather",
                   -1);

@@ -25,7 +25,7 @@ namespace pgasdl {
 
 class VerbsConnectionManager {
  public:
-  // `token`: 16 bytes that only ranks of this job know, and that differ for each manager of a rank.
+  // `token`: 16 bytes that only ranks of this job know, and no other manager of these ranks has.
   // `timeout_s`: a peer that is silent for so long is lost; where many connect at once, an answer
   // may take longer.
   VerbsConnectionManager(const VerbsDevice& device, const std::string& token, Rank rank, Rank size,

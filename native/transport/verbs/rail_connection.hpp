@@ -24,7 +24,7 @@ class RailConnection {
  public:
   struct Limits {
     std::uint64_t stripe;
-    std::size_t most_pieces;  // no operation begins with more
+    std::size_t most_pieces;  // from so many on no operation begins
     double timeout_s;         // a peer that keeps its end of a dropped rail for longer is lost
   };
   // Sets of rails, as bits: `common`, which both ranks have, and `carrying`, those of them that
