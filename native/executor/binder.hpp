@@ -1,5 +1,4 @@
-// Binds the steps of a plan, for the constructor of BoundPlan: resolves every address and checks
-// every bound.
+// Binds a plan's steps, for BoundPlan's constructor: resolves every address, checks every bound.
 #pragma once
 
 #include <map>

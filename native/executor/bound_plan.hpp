@@ -1,7 +1,6 @@
 // A plan bound to memory: every address is resolved, every bound is checked. An Execution has one
-// for each of its phases. A notification's value combines the execution's generation with a tag, a
-// hash of what all ranks must agree on, so neither an old flag nor another plan's can be mistaken
-// for the expected one.
+// for each of its phases. A notification's value is the execution's generation and a tag, a hash of
+// what all ranks must agree on: no old flag or other plan's flag is mistaken for the expected one.
 #pragma once
 
 #include <memory>
@@ -155,8 +154,7 @@ class BoundPlan {
 
   // Which notifications each stalled lane waits for, and which ranks owe them.
   std::string missing() const;
-  // Throws if a rank that owes a notification is gone, or has announced that it waits for one that
-  // is.
+  // Throws if a rank that owes a notification is gone, or waits for a lost one as it announced.
   void require_peers(const Numbering& numbering) const;
   // Throws if a notification of the numbering shows that ranks run different plans as this
   // execution, or that a living rank takes no more part.
@@ -196,8 +194,8 @@ class BoundPlan {
   void enqueue(const StreamOrder& order, const std::byte* from, std::byte* to, std::uint64_t bytes);
   bool enqueued() const { return enqueued_; }
   // Lets the stream continue by raising what it waits for, as no peer will. Returns whether it is
-  // through; until then call it again, as a peer that runs another collective may raise another
-  // value in between.
+  // through; until then call it again: a peer in another collective may raise another value
+  // meanwhile.
   bool release();
   // Throws if a peer announced that it gave up: flags that it has raised since prove nothing.
   void require_nobody_gave_up(const Numbering& numbering) const;
@@ -243,8 +241,8 @@ class BoundPlan {
   const ReduceOp op_;
   std::vector<Lane> lanes_;
   std::uint64_t bytes_moved_ = 0;
-  // The traffic of one execution by Puts, and by reductions that load from peers' memory or store
-  // there.
+  // The traffic of one execution by Puts, and by reductions that load from or store to peers'
+  // memory.
   std::vector<PeerTraffic> put_traffic_;
   std::vector<PeerTraffic> reduce_traffic_;
   StagingCopy stage_;

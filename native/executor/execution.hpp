@@ -40,7 +40,7 @@ struct Array {
   std::byte* target = nullptr;
   std::uint64_t bytes = 0;
   int device = kHost;  // where it lies
-  // For a plan with several arrays: the address of each buffer; 0: unchanged. Valid until start()
+  // For a plan with several arrays: each buffer's address; 0: unchanged. Valid until start()
   // returns.
   std::span<const std::uintptr_t> places{};
   // A value that all ranks must agree on, besides the plan's fingerprint.

@@ -230,8 +230,7 @@ std::uint32_t Executor::reason(const Execution& execution) const {
   return (stays ? kRenounced : 0) | given_up(rank, generation);
 }
 
-// Streams of executions that were given up may reach their waits late, when peers may have raised
-// other values there.
+// Streams of executions that were given up may reach their waits after peers raised other values.
 void Executor::release_again() {
   std::erase_if(released_, [this](Execution* execution) {
     if (!execution->phase().release()) return false;
@@ -241,8 +240,7 @@ void Executor::release_again() {
   note_live();
 }
 
-// Gives up every execution that cannot end any more, as peers may wait for one that no thread
-// awaits here.
+// Gives up every execution that cannot end: peers may wait for one that no thread awaits here.
 void Executor::check_peers(const Execution* awaited) {
   const bool somebody_gone = context_.liveness().somebody_gone();
   Lock lock(mutex_);
@@ -389,8 +387,7 @@ Executor::Waited Executor::wait(Execution& execution, Deadline deadline) {
         context_.waiter().until(ready, slow, deadline, WaitCause::kPlan, execution.name().c_str());
     if (!over()) return outcome == Outcome::kDone ? Waited::kCall : Waited::kTimeout;
   } catch (const Error&) {
-    // If a member cannot end the execution, it is over; if another rank's loss interrupts the wait,
-    // a later one goes on.
+    // A member that cannot end it ends the execution; another rank's loss only interrupts the wait.
     if (!lost(execution)) throw;
     std::exception_ptr fault = std::current_exception();
     try {

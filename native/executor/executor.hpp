@@ -30,14 +30,12 @@ class Executor {
   bool progress();
   enum class Waited : std::uint8_t { kDone, kTimeout, kCall };
   // Waits until the execution is over and takes its result, or until a Call of any execution waits
-  // for an answer: answer it and wait again. Throws the execution's fault, and what ends every
-  // wait.
+  // for an answer: answer it and wait again. Throws the execution's fault and what ends every wait.
   Waited wait(Execution& execution, Deadline deadline);
 
   // Lets a stream make the execution and take its result. False: hosts have a part in it. The
-  // stream continues even if the execution fails, or is given up because it is not over by the
-  // deadline: the next call for it then throws the reason. Starts the progress thread, which looks
-  // after that.
+  // stream continues even if the execution fails, or is late by the deadline and given up: the next
+  // call for it then throws the reason. Starts the progress thread, which looks after that.
   bool enqueue(Execution& execution, const Array& array, const StreamOrder& order,
                Deadline deadline);
   // Waits until streams have made one execution, or all, or until they were given up.

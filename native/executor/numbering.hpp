@@ -22,10 +22,9 @@ class Execution;
 inline constexpr std::uint32_t kGenerations = (1u << 12) - 1;
 inline constexpr std::uint32_t kTagBits = 32 - std::bit_width(kGenerations);
 
-// The reason in a rank's last notification after it gave up. First bit, with a generation: ranks
-// run different collectives as that execution. Otherwise, by given_up(): a rank takes no more part,
-// which is the announcing rank or one that it waited for. Second bit: that rank lives on, so that
-// no loss will report it.
+// Why a rank gave up, in its last notification. First bit, with a generation: ranks run different
+// collectives as that execution. Otherwise, by given_up(): a rank takes no more part, this one or
+// one that it waited for. Second bit: that rank lives on, so that no loss will report it.
 inline constexpr std::uint32_t kMismatched = 1u << 31;
 inline constexpr std::uint32_t kRenounced = 1u << 30;
 inline constexpr std::uint32_t kReasonBits = 18;
@@ -100,7 +99,7 @@ class Numbering {
   // The next execution begins.
   void advance();
   // The turn of an execution of a plan with phases. All ranks take part in each of them, so the
-  // slots of one are free when the next one is over. Other executions in between may wait for few
+  // slots of one are free when the next is over. Other executions in between may wait for few
   // ranks.
   std::uint64_t next_turn() { return turns_++; }
   // An execution raises notifications below `end`. A sweep skips those that none has raised, most

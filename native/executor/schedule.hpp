@@ -24,8 +24,7 @@ class LayerSchedule {
     std::uint64_t began = 0;
     std::uint64_t ended = 0;
     std::uint64_t waited = 0;
-    // Sums over all iterations, in ticks: before the layer's calls, until the exchange began, in
-    // it, and in waits.
+    // Ticks of all iterations: before the layer's calls, until the exchange began, in it, in waits.
     std::uint64_t computing = 0;
     std::uint64_t queued = 0;
     std::uint64_t exchanging = 0;
@@ -34,8 +33,7 @@ class LayerSchedule {
 
   LayerSchedule(Executor& executor, const std::vector<std::vector<std::uint32_t>>& buckets);
 
-  // A bucket's executions alternate, each with its array; they replace the previous ones. Throws if
-  // one is under way.
+  // Executions take turns, each with its array. Replaces earlier ones; throws if one is under way.
   void bind(std::size_t bucket, std::vector<std::shared_ptr<Execution>> executions,
             std::vector<Array> arrays = {});
   // Throws unless the layer exists and the exchange goes on.

@@ -10,9 +10,8 @@
 namespace pgasdl {
 
 // write_notify, notify_waitsome and notify_reset between ranks 0 and 1, one way, in nanoseconds:
-// one number per batch of `rounds` round trips. Collective over both; other ranks get an empty
-// result at once. `segment` holds a source at 0 and a target at `target`; notification 0 has no
-// other use.
+// one number per batch of `rounds` round trips. Collective over both; others get an empty result at
+// once. `segment` holds a source at 0 and a target at `target`, and notification 0 is unused.
 std::vector<double> notified_writes(Context& context, const std::shared_ptr<Segment>& segment,
                                     std::uint64_t bytes, std::uint64_t target,
                                     std::uint32_t batches, std::uint32_t rounds);

@@ -50,8 +50,7 @@ std::vector<cuda::MemAccessDesc> access_to(cuda::Device device) {
   return all;
 }
 
-// The device of this process with this UUID; kHost if hidden, as when each rank sees only its own
-// GPU.
+// The device of this process with this UUID, or kHost: each rank may see only a GPU of its own.
 cuda::Device visible(const cuda::Uuid& uuid) {
   for (cuda::Device device = 0; device < cuda::device_count(); ++device) {
     if (std::memcmp(uuid_of(device).bytes, uuid.bytes, sizeof uuid.bytes) == 0) return device;

@@ -68,8 +68,7 @@ void Group::begin_piece(Exchange& exchange, Kind kind) {
   context_.recorder().record(Operation::kAllgather, -1, control_->id(), generation, bytes);
 }
 
-// Collects the blocks of a step, this rank's own and those behind it, from the slots they arrived
-// in.
+// Collects the blocks of a step, this rank's own and those behind it, from where they arrived.
 void Group::gather_blocks(Exchange& exchange, Kind kind, std::size_t step) {
   const std::vector<DisseminationStep>& steps = exchange.course.steps;
   const auto& [distance, blocks, needed] = steps[step];

@@ -47,8 +47,7 @@ constexpr std::uint32_t block_mark(std::uint32_t notifications, std::uint32_t id
   return region_mark(notifications, 0) + regions_of(notifications) + id / kBlock;
 }
 
-// A thread that acquires the flag also sees its marks: the raiser has set them before, or has
-// acquired them.
+// A thread that acquires the flag sees its marks: the raiser has set them before, or acquired them.
 inline void set_marks(FlagWord* board, std::uint32_t notifications, std::uint32_t id) {
   FlagWord& mark = board[block_mark(notifications, id)];
   if (mark.load(std::memory_order_acquire) != 0) [[likely]]
@@ -65,8 +64,7 @@ bool find_raised(const FlagWord* board, std::uint32_t notifications, std::uint32
 void mark_raised(FlagWord* board, std::uint32_t notifications, std::uint32_t begin,
                  std::uint32_t end);
 
-// The marks that this rank has sent to its peers, by queue: a flag on another queue may arrive
-// first. Any thread.
+// Marks sent to peers, by queue: another queue's flag may arrive first. Any thread.
 class ToldMarks {
  public:
   explicit ToldMarks(std::size_t size) : peers_(size) {}

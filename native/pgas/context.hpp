@@ -63,13 +63,11 @@ class Context {
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
   const Options& options() const { return options_; }
-  // Why peers do not reach segments on a GPU of this process; "": they reach them as if on the
-  // host.
+  // Why peers do not reach segments on a GPU of this process; "": they do, as if on the host.
   std::string why_unreached(int device) const {
     return options_.reach_devices ? transport_->refuses_device(device) : "PGASDL_GPU=staged";
   }
-  // Kernels of this GPU see an adapter's writes to its memory only after a flush: from now on every
-  // wait that ends flushes.
+  // Kernels of this GPU see an adapter's writes only after a flush: from now on every wait flushes.
   void flush_before_kernels(int device) {
     flushed_devices_.fetch_or(std::uint64_t{1} << device, std::memory_order_relaxed);
   }
@@ -123,8 +121,7 @@ class Context {
   bool complete(QueueId queue);
   // gaspi_wait: everything posted on `queue` before is locally complete.
   Outcome wait(QueueId queue, Deadline deadline);
-  // gaspi_notify_waitsome: finds a raised id of [first, first + count); scans go round so that none
-  // starves.
+  // gaspi_notify_waitsome: finds a raised id of [first, first + count), round-robin.
   Outcome notify_waitsome(Segment& segment, std::uint64_t first, std::uint64_t count,
                           Deadline deadline, std::uint32_t& found);
   // Waits until the word is at least `count` and subtracts that; `left` is what remains. If several
@@ -174,8 +171,7 @@ class Context {
     own_bytes_.fetch_add(static_cast<std::uint64_t>(more), std::memory_order_relaxed);
   }
   std::size_t connections(QueueId first, QueueId end) const;
-  // The traffic of operations and plans, without the library's own messages (barriers, all-gathers,
-  // mail, heartbeats).
+  // Traffic of operations and plans, not of the library (barriers, all-gathers, mail, heartbeats).
   Counters& counters() { return counters_; }
   // Transport::publish, counted as a registration.
   std::string publish(LocalSegment& segment, std::span<const Rank> peers);

@@ -36,8 +36,7 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
         const Rank peer = ahead(course.steps[course.sent].distance);
         refused.reset();
         try {
-          // A dead peer needs nothing more. The ranks to which it would have passed blocks on learn
-          // from its death.
+          // A dead peer needs nothing; ranks that wait for blocks through it learn of its death.
           if (context_.liveness().health(peer) == Health::kHealthy && !post(course.sent)) {
             return false;
           }
@@ -93,8 +92,7 @@ Outcome Group::disseminate(Course& course, const std::function<bool(std::size_t)
   return Outcome::kDone;
 }
 
-// Announces this rank's end to all ranks that may wait for it, now or in later collectives of this
-// kind.
+// Announces this rank's end to all that may wait for it, now or in later collectives of this kind.
 void Group::announce_lost(const Course& course, Rank gone) {
   if (!course.relayed()) return;
   for (std::size_t step = 0; step < course.steps.size(); ++step) {

@@ -22,8 +22,7 @@ class Gossip {
   // The distances to neighbours, modulo `size`.
   static std::vector<Rank> distances(Rank size);
 
-  // `offset`: of those bytes in `control`, a multiple of 64. `peers`: the ranks that are not
-  // mapped.
+  // `offset`: of those bytes in `control`, a multiple of 64. `peers`: ranks that are not mapped.
   Gossip(Transport& transport, QueueId queue, Rank rank, Rank size, Segment& control,
          std::uint64_t offset, std::vector<Rank> peers);
 

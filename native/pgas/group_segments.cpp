@@ -19,8 +19,7 @@ std::vector<RemoteSegment> Group::attach(const std::vector<std::string>& descrip
     const Rank peer = ranks_[member];
     if (descriptions[member].size() < skipped) throw_malformed("segment description", peer);
     if (peer == context_.rank()) continue;
-    // Takes every description, even after a failure: until then the transport keeps the
-    // descriptors.
+    // Takes every description, even after a failure: the transport keeps descriptors until then.
     try {
       remotes[member] =
           context_.transport().attach(peer, descriptions[member].substr(skipped), device, deadline);

@@ -92,8 +92,7 @@ class Liveness {
     return accepted_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
   }
   void acknowledge();
-  // The error that ends this rank, for ranks that map its block; to be given once, before the
-  // report.
+  // The error that ends this rank, for ranks that map its block. Once, and before the report.
   void give_reason(std::string_view reason);
   // Reports to every rank, including this one, that `lost` is gone.
   void report(Rank lost, Health how);

@@ -133,8 +133,7 @@ class Transfers {
   std::span<const Transfer> transfers_;
 };
 
-// Records the operation when its call ends, however it ends: reading ticks before the post would
-// delay its flag.
+// Records the operation when its call ends: reading ticks before the post would delay its flag.
 class Recording {
  public:
   Recording(Recorder& recorder, Operation operation, Rank peer, SegmentId segment,
@@ -521,8 +520,7 @@ Outcome Context::atomic(Atomic::Kind kind, const Slice& target, Rank peer, std::
         if (progresses_) transport_->progress();
         return late.posted && complete(atomic_queue());
       },
-      // A posted atomic will change the peer's memory, so a single try must not return kTimeout
-      // early.
+      // A posted atomic will change the peer's memory, so a single try must not give up at once.
       deadline.one_try() ? Deadline::in(options_.timeout) : deadline, WaitCause::kAtomic,
       "an atomic");
   late.done = outcome == Outcome::kDone;

@@ -80,8 +80,7 @@ Outcome Group::passive_receive(Deadline deadline, Rank& sender, std::string& mes
       context_.transport().progress();
     }
   } catch (const Error&) {
-    // A sender that cannot be answered has left or is cut off; the messages it sent before are
-    // here.
+    // A sender that cannot be answered has left or is cut off; its earlier messages are here.
   }
   return outcome;
 }

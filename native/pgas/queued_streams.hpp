@@ -30,8 +30,7 @@ class QueuedStreams {
   // Releases what has ended; called from time to time. True if nothing is left.
   bool look();
   // Enqueues work on a stream, after all that was enqueued for the queue before. Keeps the segments
-  // that it touches until it has ended: if memory is unmapped under a stream, the process can no
-  // longer use the GPU.
+  // that it touches until it has ended: unmapping memory under a stream breaks the GPU's context.
   template <typename Enqueue>
   void enqueue(QueueId queue, const StreamOrder& order, Kept touched, Enqueue&& enqueue) {
     const std::lock_guard in_turn(enqueuing_);

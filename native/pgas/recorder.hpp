@@ -32,8 +32,7 @@ enum class Operation : std::uint8_t {
 };
 std::string_view name(Operation operation);
 
-// Any thread may record; if two record at the same moment, one record may be lost, but no word is
-// torn.
+// Any thread may record. Two at the same moment may lose one record, but no word is torn.
 class Recorder {
  public:
   // `at`: ticks that the caller has read already; reading them costs as much as the rest.

@@ -1,5 +1,4 @@
-// One-sided operations ordered on a GPU's stream: enqueued there as a whole, so that the host does
-// not wait.
+// One-sided operations ordered on a GPU's stream: enqueued as a whole, so the host does not wait.
 //
 // The stream writes the flag after the copy. A stream's write of a value comes after all that the
 // stream did before, for every processor and device, so the flag announces the data. A stream that

@@ -56,8 +56,7 @@ class StreamWaits {
   void add(const StreamOrder& order, Use use, Enqueue&& enqueue) {
     auto passed = std::make_unique<DeviceMoment>(order.device);
     const auto at = begin(std::move(use));
-    // Outside mutex_: the driver may hold these calls up until a wait is over that look() has to
-    // end.
+    // Outside mutex_: the driver may hold these calls up until look() ends some wait.
     try {
       enqueue();
     } catch (...) {

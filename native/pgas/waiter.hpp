@@ -120,8 +120,7 @@ class Waiter {
     learn_ticks();
     const auto start = Clock::now();
     // A piece of a long message arrives at each look, so sleeping would delay all later pieces.
-    // After a long wait the sender is probably idle, and the wait uses as little of a core as it
-    // can.
+    // After a long wait the sender is probably idle, and the wait spares its core.
     const bool receives = transport_.receives_in_progress();
     const bool eager = receives && start - deadline.since() < kLong;
     const Nanoseconds yield = eager ? std::max(yield_, kReceiving) : yield_;

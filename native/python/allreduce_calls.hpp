@@ -126,8 +126,7 @@ class AllreduceCalls {
     }
   }
 
-  // Runs a new call, or the rest of the interrupted one. `stream` orders an array on a GPU. False:
-  // it was declined.
+  // Runs a new or the interrupted call; `stream` orders a GPU's array. False: it was declined.
   bool make(nb::handle array, std::uintptr_t address, Parts parts, double timeout,
             std::optional<std::uintptr_t> stream) {
     const auto made = std::make_shared<const Parts>(std::move(parts));

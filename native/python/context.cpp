@@ -88,8 +88,8 @@ void bind_context(nb::module_& module) {
             setup.mpi = {setup.verbs.queues, mpi_created, stopped_after};
             setup.loopback_world = std::move(world);
             setup.mpi_world = std::move(mpi);
-            // A forked child never destroys its inherited runtime: its threads and locks are the
-            // parent's.
+            // A forked child never destroys its inherited runtime: its threads and locks are not
+            // its own.
             new (self) ContextHandle{std::shared_ptr<Runtime>(
                 new Runtime(rank, size, make_transports(transports, setup), options),
                 [](Runtime* runtime) {

@@ -157,8 +157,7 @@ std::shared_ptr<const void> kept(nb::handle array) {
           }};
 }
 
-// How often, and for how many ticks() at most, to look for a brief execution's end with the GIL
-// held.
+// How often, and for how many ticks(), to look for an execution's end with the GIL held.
 constexpr int kFirstLooks = 8;
 constexpr std::uint64_t kFirstTicks = 4000;
 

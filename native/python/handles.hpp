@@ -1,5 +1,4 @@
-// The handles that Python objects hold, and the way the bindings wait: without the GIL, and open to
-// Ctrl-C.
+// The handles that Python objects hold, and how the bindings wait: without the GIL, open to Ctrl-C.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -135,8 +134,7 @@ void await_streams(Attempt&& attempt) {
 void start_execution(Runtime& runtime, Execution& execution, const Array& array);
 // Waits until it is over, answering Calls. Raises Timeout, and the fault of a failed execution.
 void wait_execution(Runtime& runtime, Execution& execution, double timeout);
-// Begins and waits, or only waits if an earlier call did not end. If this one does not end, holds
-// `keep`.
+// Begins and waits, or only waits after an interrupted call. If interrupted itself, holds `keep`.
 void run_execution(Runtime& runtime, Execution& execution, const Array& array, double timeout,
                    nb::handle keep);
 // Likewise, ordered on a stream. True: the stream makes it.

@@ -40,8 +40,7 @@ bool is_copy(std::span<const Destination> destinations, std::span<const Source> 
 bool fits_vectors(std::span<const Destination> destinations, std::span<const Source> sources,
                   std::size_t item_size);
 
-// For a call that is_copy(), all addresses must fit vectors of bytes. Throws kUnavailable for too
-// many addresses.
+// A call that is_copy() must fit vectors of bytes. kUnavailable for too many addresses.
 DeviceLaunch device_launch(std::span<const Destination> destinations,
                            std::span<const Source> sources, std::size_t n, double scale);
 

@@ -73,8 +73,7 @@ void device_reduce(cuda::Device device, cuda::Stream stream,
   if (is_copy(destinations, sources, scale)) {
     const auto in_place = std::ranges::count(destinations, sources[0].address,
                                              [](const Destination& d) { return d.address; });
-    // A single copy is left to the driver, which knows more ways: copy engines, peers, any
-    // alignment.
+    // The driver makes a single copy, since it knows more: copy engines, peers, any alignment.
     if (destinations.size() - static_cast<std::size_t>(in_place) <= 1 ||
         !fits_vectors(destinations, sources, 1)) {
       return copy_to_each(stream, destinations, sources[0], n * item_size(sources[0].dtype));

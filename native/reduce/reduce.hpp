@@ -28,8 +28,7 @@ std::string_view name(DType dtype);
 void reduce(std::span<const Destination> destinations, std::span<const Source> sources,
             std::size_t n, double scale, ReduceOp op = ReduceOp::kSum);
 
-// Copies rows of n items, converted as by reduce(). The steps are the bytes from the beginning of
-// one row to the next.
+// Copies rows of n items, converted as by reduce(). The steps are bytes between beginnings of rows.
 void copy_rows(Destination target, Source source, std::size_t n, std::size_t rows,
                std::size_t target_step, std::size_t source_step);
 

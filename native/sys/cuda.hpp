@@ -219,8 +219,8 @@ int device_count();
 // An attribute of a device, 0 if the driver does not know it.
 int attribute(Device device, DeviceAttribute which);
 
-// The context of a device that PyTorch and CuPy also use, retained at first use and kept until the
-// process ends.
+// The device context that PyTorch and CuPy also use, retained from first use until the process
+// ends.
 Context primary_context(Device device);
 
 // Throws for any result except success: what was attempted, and the driver's name and text for the

@@ -22,8 +22,7 @@ std::string packed(const Struct& value) {
               text("malformed ", what, " from rank ", peer, ": other version?"), peer);
 }
 
-// Takes a struct off the beginning of `bytes`. Throws kMismatch if there are too few: `what` names
-// them, `peer` sent them.
+// Takes a struct off `bytes`. kMismatch if they are too few: `what` names them, `peer` sent them.
 template <typename Struct>
 Struct take_packed(std::string_view& bytes, const char* what, int peer) {
   static_assert(std::is_trivially_copyable_v<Struct>);

@@ -1,7 +1,6 @@
-// Flags that wait until earlier requests have completed, for fabrics that may place writes in
-// another order than they were posted in (several paths or rails). Requests of a connection are
-// numbered in the order of posting, modulo 2**32, and complete in that order. The owner's lock
-// guards this class.
+// Flags that wait until earlier requests have completed, for fabrics that may reorder writes
+// (several paths or rails). A connection's requests are numbered as posted, modulo 2**32, and
+// complete in that order. The owner's lock guards this class.
 #pragma once
 
 #include <cstddef>

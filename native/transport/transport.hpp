@@ -1,8 +1,7 @@
 // The waist: all that the layers above know about a way to move bytes.
 //
-// Layers above know nothing of shared memory, verbs or MPI; layers below know nothing of
-// collectives. The layer above has checked all arguments. Contract, tested by tests/contract on
-// every transport:
+// Layers above know nothing of shared memory, verbs or MPI; layers below nothing of collectives.
+// The layer above has checked all arguments. Contract, tested by tests/contract on every transport:
 //   - a flag never overtakes an earlier write on the same queue to the same peer;
 //   - writes are unordered among each other;
 //   - once complete(queue) has answered true, a source may change and a read's target is here;
@@ -136,8 +135,7 @@ class Transport {
   // Lets peers read this process's memory at any address, as far as this process can decide it.
   virtual void admit_readers() {}
   // Reads from an address of `peer`'s process; returns "" or why that is impossible. After a
-  // success, post_read also takes a `remote` that has only an address, with any host memory as
-  // `local`.
+  // success, post_read also takes a `remote` with only an address, and any host memory as `local`.
   virtual std::string try_read(Rank /*peer*/, std::uint64_t /*address*/,
                                std::span<std::byte> /*to*/) {
     return text("transport ", name(), " reads segments only");
@@ -179,8 +177,7 @@ class Transport {
   virtual std::uint64_t farewell(Rank /*peer*/) const { return 0; }
   // Drops the connection to `peer` after a fault; the next operation connects anew.
   virtual void reconnect(Rank /*peer*/) {}
-  // lost(): `peer` is gone, and requests to it will not complete. forget(): this rank continues
-  // without it.
+  // lost(): `peer` is gone, and requests to it will not complete. forget(): go on without it.
   virtual void lost(Rank /*peer*/) {}
   virtual void forget(Rank /*peer*/) {}
   // Advances work that does not advance by itself; every wait calls it if needs_progress().

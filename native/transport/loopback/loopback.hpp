@@ -117,8 +117,7 @@ class LoopbackTransport final : public Transport {
   bool post_atomic(QueueId queue, Rank peer, const Atomic& atomic) override;
   bool complete(QueueId queue) override;
   std::size_t connections(QueueId queue) const override;
-  // A rank whose memory is not mapped cannot be woken: its waits poll from time to time, as with a
-  // network card.
+  // A rank whose memory is not mapped cannot be woken: its waits poll, as with a network card.
   bool needs_progress() const override {
     return !world_->faults_.immediate() || !world_->faults_.mapped;
   }

@@ -53,8 +53,7 @@ struct MpiPlace {
 // Members are called by one thread at a time, which may call MPI.
 class MpiChannel {
  public:
-  // The most bytes that travel with their header; beyond, two copies of them cost more than another
-  // message.
+  // The most bytes that travel with their header; copying more costs more than another message.
   static constexpr std::uint32_t kMostBytes = 32 << 10;
   static bool apart(const MpiHeader& header) {
     return header.kind == MpiHeader::Kind::kWrite && header.apart == 1 && header.bytes > 0 &&

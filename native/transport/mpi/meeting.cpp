@@ -1,5 +1,4 @@
-// Messages beside MPI's RMA: flags, questions, and which members are there when a window is to be
-// made.
+// Messages beside MPI's RMA: flags, questions, and which members are there to make a window.
 #include <algorithm>
 #include <cstring>
 
@@ -9,8 +8,7 @@
 namespace pgasdl {
 namespace {
 
-// Holds for all of the library's messages; any other message on this communicator must harm no
-// memory.
+// Holds for the library's own messages; any other on this communicator must harm no memory.
 bool inside(const MpiHeader& header, std::uint64_t bytes) {
   const std::uint64_t most = MpiChannel::apart(header) ? bytes : MpiChannel::kMostBytes;
   return header.kind == MpiHeader::Kind::kWrite && header.bytes <= most && header.bytes <= bytes &&
@@ -160,8 +158,7 @@ bool MpiWorld::listen(const MpiWindowName& name, Until&& until, Deadline deadlin
     }
     {
       const std::lock_guard lock(channel_mutex_);
-      // This rank's messages about the meeting must be out first: the MPI calls that follow send
-      // none.
+      // First send this rank's messages about the meeting: the MPI calls that follow send none.
       const bool said = std::ranges::none_of(
           unsent_, [&](const auto& unsent) { return unsent.second.board == name; });
       if (said && until(meetings_.at(name))) return true;
@@ -222,8 +219,7 @@ std::uint64_t MpiWorld::part(const MpiWindow& window, const std::function<void()
   return number;
 }
 
-// Waits at the end until all are about to make their collective calls; if a rank is not, the
-// deadline ends the wait.
+// Waits at the end until all ranks are about to make their collective calls, or the deadline.
 void MpiWorld::meet_all(Deadline deadline, const std::function<void()>& help) {
   MpiLibrary::Handle request = kNoHandle;
   {

@@ -118,8 +118,7 @@ bool MpiTransport::post_write(QueueId queue, Rank peer, std::span<const Transfer
     return true;
   }
   Connection& connection = this->connection(queue, peer);
-  // Nothing may overtake operations that went through MPI; without any, the connection is not
-  // needed.
+  // Nothing may overtake operations through MPI; without any, the connection is not needed.
   const bool direct = !connection.busy.load(std::memory_order_acquire) && mapped(transfers) &&
                       (flag == nullptr || (!connection.unflushed.load(std::memory_order_acquire) &&
                                            !connection.unread.load(std::memory_order_acquire) &&

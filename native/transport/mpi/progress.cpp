@@ -75,8 +75,7 @@ bool MpiTransport::sent(Connection& connection, Operation& operation) {
   return left;
 }
 
-// True once the peer has read all earlier messages, which a read or a flag raised by a store would
-// overtake.
+// True once the peer has read all earlier messages: a read or a stored flag would overtake them.
 bool MpiTransport::messages_read(Connection& connection) {
   if (!connection.unread.load(std::memory_order_relaxed)) return true;
   if (!world_->answered(connection.queue, connection.peer, connection.question)) return false;

@@ -1,5 +1,4 @@
-// Windows: all members make them in one order and name them, and free them while making a later
-// one.
+// Windows: all members make them in one order and name them; making a later one frees them.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -118,8 +117,7 @@ void MpiWorld::make(MpiWindow& window, LocalSegment& own, std::uint64_t number) 
   window.pending.reset();
 }
 
-// Before any peer can learn of the window: messages for an unknown name are for a window that is
-// gone.
+// Before any peer can learn of the window: messages for an unknown name mean one that is gone.
 void MpiWorld::give_name(MpiWindow& window, const LocalSegment& segment) {
   const std::lock_guard lock(mutex_);
   window.own = segment.data;

@@ -1,5 +1,4 @@
-// The MPI state of a process that outlives a context: a communicator, and windows over segments'
-// memory.
+// The MPI state of a process beyond a context: a communicator, and windows over segments' memory.
 //
 // A segment's group makes a window collectively when every member is there (meeting.cpp). MPI can
 // free it only collectively, so that happens when a later window is made and every member has
@@ -158,16 +157,14 @@ class MpiWorld : public std::enable_shared_from_this<MpiWorld> {
   };
   const char* stuck(double seconds) const;
 
-  // At the end of the process, when no memory is used any more: frees all windows if every rank
-  // arrives here in time.
+  // At the end of the process: frees all windows, unused by now, if every rank arrives in time.
   void finish(double seconds);
 
  private:
   friend class MpiWindow;
   static constexpr std::uint32_t kMostThroughMemory = 4 << 10;
   class InOrder;
-  // The members that are there to make a window, as the first member knows it, and what the other
-  // members heard.
+  // The members there to make a window: the first member's view, and what the others heard.
   struct Meeting {
     bool here = false;           // this rank is there, and has not left
     bool left = false;           // the first member knows that this rank left

@@ -167,8 +167,7 @@ void ShmTransport::set_wake_word(Rank peer, WakeWord* wake_word) {
 
 std::string ShmTransport::publish(LocalSegment& segment, std::span<const Rank> peers) {
   if (segment.bound && segment.device == kHost) admit_peers(true);
-  // Each rank begins with the next one: a mailbox holds few messages, and all would fill the same
-  // one.
+  // Each rank begins with the next one, as a mailbox holds few messages and all would fill one.
   const auto self = std::ranges::lower_bound(peers, rank_) - peers.begin();
   for (std::size_t i = 0; i < peers.size(); ++i) {
     const Rank peer = peers[(static_cast<std::size_t>(self) + i) % peers.size()];

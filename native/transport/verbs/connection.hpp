@@ -52,8 +52,8 @@ class VerbsConnection {
   void admit();                                             // the peer has joined, too
   // Destroys the queue pair and drops its requests. True if any were under way.
   bool close();
-  // Makes every post throw this until close(). `lost`: requests are under way, so complete() has to
-  // throw it, too.
+  // Every post throws this until close(). `lost`: with requests under way, complete() throws it,
+  // too.
   void break_off(const Error& error, bool lost);
 
   // --- data path
@@ -133,8 +133,7 @@ class VerbsConnection {
     return depth_ -
            (posted_.load(std::memory_order_relaxed) - retired_.load(std::memory_order_acquire));
   }
-  // Whether so many requests may be posted now, with room left for held flags; throws if the
-  // connection is broken.
+  // Whether there is room for these besides held flags; throws if the connection is broken.
   bool admits(std::uint64_t requests);
   // The number of requests that carry the transfers.
   std::uint64_t requests_for(std::span<const Transfer> transfers) const;

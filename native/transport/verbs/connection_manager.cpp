@@ -13,8 +13,7 @@ namespace {
 constexpr auto kFirstRepetition = std::chrono::milliseconds(20);
 constexpr auto kLongestInterval = std::chrono::milliseconds(500);
 constexpr int kLeastRepetitions = 4;
-// Making an end may take milliseconds, many ranks may ask at once, and the same thread sends
-// heartbeats.
+// Making an end takes up to milliseconds, many ranks may ask, and this thread sends heartbeats.
 constexpr auto kLongestService = std::chrono::milliseconds(10);
 
 // Travels in every packet, so that a queue pair of another job drops it before any tag is read.

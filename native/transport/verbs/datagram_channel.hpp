@@ -1,5 +1,4 @@
-// Datagrams by which ranks agree on connections: one small UD queue pair, whose arrivals make a
-// descriptor readable.
+// Datagrams by which ranks agree on connections: a small UD queue pair, with a descriptor to poll.
 #pragma once
 
 #include <cstring>

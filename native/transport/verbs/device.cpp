@@ -232,8 +232,7 @@ void look_at_port(ibv_device* device, ibv_context* context, std::uint8_t port,
   }
 }
 
-// Why the device cannot be opened: libibverbs tries further devices, and ends with an unrelated
-// error.
+// Why the device cannot be opened: libibverbs tries on, and ends with an unrelated error.
 std::string opening_error(const ibv_device* device, int error) {
   const std::string node = text("/dev/infiniband/", device->dev_name);
   if (access(node.c_str(), R_OK | W_OK) != 0) error = errno;

@@ -76,11 +76,9 @@ bool allows(const VerbsOptions& options, std::string_view device, int port);
 // InfiniBand's rule for reliable connections promises it, and RoCE has adopted that rule. Devices
 // with their own transport (EFA's is "unspecified") promise no such order.
 bool keeps_order(ibv_transport_type transport, VerbsOrder order);
-// The table's entry for the partition `wanted` (0: its first entry); prefers full membership to
-// limited.
+// The table's entry for the partition `wanted` (0: the first), preferably with full membership.
 std::optional<VerbsPkey> find_pkey(std::span<const std::uint16_t> table, int wanted);
-// The speed of a link in each direction, from the port's codes of width and speed; 0 for unknown
-// codes.
+// A link's speed in each direction, by the port's codes of width and speed; 0 for unknown codes.
 double gigabits_of(std::uint8_t width, std::uint8_t speed);
 
 }  // namespace pgasdl

@@ -49,8 +49,7 @@ class VerbsBoards {
   std::atomic<WakeWord*> wake_word_{nullptr};
 };
 
-// The slots that a connection's sender chooses for flags, and what its receiver makes of
-// immediates.
+// The slots that a connection's sender chooses for flags, and the receiver's use of immediates.
 class VerbsFlags {
  public:
   explicit VerbsFlags(bool counted = false) : counted_(counted) {}

@@ -55,8 +55,7 @@ class VerbsMemory : public std::enable_shared_from_this<VerbsMemory> {
   // Why memory of a GPU cannot be registered; "" if it can.
   std::string refuses_device(int device) const { return access_to(device).refusal; }
 
-  // Deregisters once every request posted so far is over; LocalSegment::keep's deleter calls it,
-  // too.
+  // Deregisters after every request posted so far; also called by LocalSegment::keep's deleter.
   void retract(VerbsLocalKeys& keys);
   bool has_retired() const { return n_retired_.load(std::memory_order_relaxed) != 0; }
   // A request that may still use retracted memory: of `connection`, up to its number `posted`.

@@ -1,5 +1,4 @@
-// One of a rank's queues over verbs: its connections to peers, made when needed, and the completion
-// queues that they share.
+// A rank's queue over verbs: connections to peers, made when needed, with shared completion queues.
 #pragma once
 
 #include <atomic>

@@ -27,8 +27,7 @@ class RailConnection {
     std::size_t most_pieces;  // from so many on no operation begins
     double timeout_s;         // a peer that keeps its end of a dropped rail for longer is lost
   };
-  // Sets of rails, as bits: `common`, which both ranks have, and `carrying`, those of them that
-  // carry.
+  // Sets of rails, as bits: those that both ranks have, and those of them that carry.
   RailConnection(std::span<VerbsTransport* const> rails, RailQueue& under_way, QueueId queue,
                  Rank peer, std::uint32_t common, std::uint32_t carrying, const Limits& limits);
 

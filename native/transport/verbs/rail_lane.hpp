@@ -48,8 +48,7 @@ struct RailFlag {
 struct RailPiece {
   enum class Kind : std::uint8_t { kWrite, kRead, kAtomic, kFlag, kFence };
   Kind kind;
-  // The number of this piece; for a flag or a fence, that of the first piece that need not precede
-  // it.
+  // The number of this piece; for a flag or a fence, that of the first piece that may follow it.
   std::uint64_t number;
   bool is_numbered() const { return kind != Kind::kFlag && kind != Kind::kFence; }
   std::shared_ptr<RailLocal> local{};
@@ -82,8 +81,7 @@ class RailLane {
   std::size_t size() const { return waiting_.size() + posted_.size(); }
   // Some write before `number`, or its fence, is not known to be done.
   bool has_before(std::uint64_t number) const;
-  // There are writes since the last fence: even once done, they may not yet be where flags of other
-  // adapters find them.
+  // There are writes since the last fence: even done, other adapters' flags may overtake them.
   bool needs_fence() const { return needs_fence_; }
 
   void add(RailPiece&& piece) {

@@ -123,8 +123,7 @@ void VerbsRails::answer(const Heard& heard) {
   VerbsTransport& rail = *rails_[news.rail];
   const std::uint32_t round = rail.round(from);
   if (news.round < round && round != VerbsTransport::kRankLeft) {
-    // The sender does not know yet that this rank has taken the rail up again; a request for a
-    // connection reports that.
+    // The sender does not know yet that the rail was taken up again; asking to connect reports it.
     (void)rail.post_write(news.queue, from, {}, nullptr);
   }
   if (news.round != round || is_of_before(from, news.rail, round)) return;

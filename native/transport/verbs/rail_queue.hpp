@@ -1,5 +1,4 @@
-// A queue over several rails: how many of its pieces are under way, and what complete() has to
-// throw.
+// A queue over several rails: its number of pieces under way, and what complete() has to throw.
 #pragma once
 
 #include "transport/verbs/faults.hpp"

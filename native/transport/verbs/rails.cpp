@@ -148,8 +148,7 @@ void VerbsRails::set_wake_word(Rank peer, WakeWord* wake_word) {
   if (peer == rank_) wake_word_.store(wake_word, std::memory_order_release);
 }
 
-// Pieces share the memory, which is deregistered once the segment was retracted or dropped, and the
-// last piece is done.
+// Pieces share the memory: it is deregistered after retract() or drop, when the last piece is done.
 std::string VerbsRails::publish(LocalSegment& segment, std::span<const Rank> peers) {
   if (segment.keep == nullptr) {
     auto made = std::make_shared<RailLocal>();
