@@ -60,8 +60,8 @@ def attach(
         layers. None: if the optimizer is one of PyTorch's own that updates each parameter by
         itself (all but LBFGS); True: you know that yours does. False: ``step()`` waits for all.
     job : TrainingJob, optional
-        What :func:`pgasdl.jobs.connect` made. One element of the last layer tells all ranks which
-        commands there are; no message more.
+        The object that :func:`pgasdl.jobs.connect` returned. One element of the last layer tells
+        all ranks which commands there are; that takes no further message.
     plan, bucket_bytes, wire, timeout, **options
         As for :class:`pgasdl.GradientExchange`.
 

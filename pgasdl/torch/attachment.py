@@ -96,7 +96,7 @@ class Attachment:
 
     # --- what PyTorch calls
 
-    @untraced  # which a compiled function's backward would be in
+    @untraced  # a compiled function's backward calls it
     def _before_gradient(self, layer: Layer, number: int, gradient: Tensor) -> None:
         """Refuse a gradient before it is added to memory that is not this rank's to change."""
         name = layer.names[number]
@@ -207,12 +207,12 @@ class Attachment:
         self._state.away = True
 
     def _use(self, layer: Layer) -> None:
-        """Have the layer's parameters ready for the program."""
+        """Make the layer's parameters ready for the program."""
         self._take(layer)
         self._kind.before_use(layer)
 
     def _look(self, layer: Layer) -> None:
-        """Have the layer's gradients ready for the program: the mean of all ranks."""
+        """Make the layer's gradients ready for the program: the mean of all ranks."""
         self._require_average("a look at a gradient")
         if layer.step is not None:
             self._take(layer)
@@ -323,7 +323,7 @@ class Attachment:
     def no_sync(self) -> Iterator[None]:
         """Only add up gradients in a ``with`` block: for every backward but the last of a step.
 
-        And for ``backward(create_graph=True)``, whose gradients keep their graph here.
+        It is also for ``backward(create_graph=True)``, whose gradients keep their graph here.
         """
         before, self._exchanging = self._exchanging, False
         try:

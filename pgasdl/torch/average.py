@@ -13,19 +13,7 @@ from pgasdl.training.exchange import GradientExchange
 
 
 class Average(Kind):
-    """The marks travel behind the gradients.
-
-    Parameters
-    ----------
-    layers : Sequence[Layer]
-        The layers.
-    step : PartialStep
-        The optimizer's.
-    context : Context
-        The context of this rank.
-    **options
-        As for :class:`GradientExchange`.
-    """
+    """Averages gradients; the marks travel behind them. ``options``: GradientExchange's."""
 
     def __init__(
         self, layers: Sequence[Layer], step: PartialStep, context: Context, **options: Any

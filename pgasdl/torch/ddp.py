@@ -24,7 +24,7 @@ _open: "weakref.WeakSet[DDPState]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """End all threads: when Python ends while one is in PyTorch, it ends the process by abort()."""
+    """End all threads: one that is in PyTorch when Python ends would end the process by abort()."""
     for state in list(_open):
         state.close()
 
@@ -92,7 +92,7 @@ class DDPState:
         assert self._average is not None  # not closed
         with torch.cuda.stream(stream):
             self._average(bucket)
-            future.set_result(bucket)  # whoever waits for it waits for the stream
+            future.set_result(bucket)  # a wait for the future waits for the stream
         return future
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Tensors that a program may hold, but not use yet: their first use makes them ready.
 
 PyTorch asks the class of a tensor before it runs a function on it (``__torch_function__``). While
-ranks exchange a gradient, or while a parameter's step is due, the tensor is of a class that has it
-made ready before. Autograd, which adds to gradients, does not ask.
+ranks exchange a gradient, or while a parameter's step is due, the tensor has a class that makes it
+ready first. Autograd, which adds to gradients, does not ask.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _GRAD = vars(torch._C.TensorBase)["grad"].__get__
 class _Guarded:
     """The base of the guarded classes.
 
-    ``_pgasdl_ready`` releases the tensor, or raises. ``_pgasdl_unknown`` : whether it has a
-    gradient is not known before.
+    ``_pgasdl_ready`` releases the tensor, or raises. ``_pgasdl_unknown`` : only after that it is
+    known whether the tensor has a gradient.
     """
 
     _base: type[Tensor]
@@ -83,7 +83,7 @@ class _Guarded:
 def guard(tensor: Tensor, ready: Callable[[], None], *, unknown: bool = False) -> None:
     """Call ``ready``, which has to release the tensor or raise, before the tensor's next use.
 
-    ``unknown`` : whether it has a gradient is not known before
+    ``unknown`` : only after that it is known whether the tensor has a gradient
     """
     if not isinstance(tensor, _Guarded):
         tensor.__class__ = _class_of(type(tensor))
@@ -92,7 +92,7 @@ def guard(tensor: Tensor, ready: Callable[[], None], *, unknown: bool = False) -
 
 
 def tell_gradient(tensor: Tensor) -> None:
-    """Whether a guarded tensor has a gradient is known now."""
+    """Note that it is known now whether a guarded tensor has a gradient."""
     if isinstance(tensor, _Guarded):
         tensor._pgasdl_unknown = False
 
@@ -116,7 +116,7 @@ def _class_of(base: type[Tensor]) -> type[Tensor]:
 def _before(
     _: type[Tensor], func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:
-    """Run a function, after what it uses was made ready."""
+    """Make the tensors that a function uses ready, then run it."""
     given = kwargs or {}
     if func in _ABOUT and not (func == _GRAD and args[0]._pgasdl_unknown):
         with torch._C.DisableTorchFunctionSubclass():
@@ -127,7 +127,7 @@ def _before(
 
 
 def _found(values: Iterable[Any]) -> Iterator[_Guarded]:
-    """Yield the guarded tensors in arguments; one that was made ready meanwhile is none."""
+    """Yield the tensors in arguments that are guarded now; one made ready meanwhile is not."""
     for value in values:
         if isinstance(value, _Guarded):
             yield value

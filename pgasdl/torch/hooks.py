@@ -1,6 +1,6 @@
 """Hooks of what a training loop calls: forward, backward, step, zero_grad, the optimizer's state.
 
-Nothing of them is in a copy or a pickle of the model or of the optimizer.
+Copies and pickles of the model or the optimizer contain none of them.
 """
 
 from __future__ import annotations
@@ -25,45 +25,19 @@ _ZEROING = "_pgasdl_zeroing"  # of a model: what its attachments' zero_grad do
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The functions that the hooks call.
+    """The functions that the hooks call."""
 
-    Attributes
-    ----------
-    before_gradient, have_gradient : Callable[[Layer, int, Tensor], None]
-        Backward is about to add to a parameter's gradient; it has added.
-    use : Callable[[Layer], None]
-        A module that holds parameters of the layer is about to run.
-    step, zero_grad : Callable
-        For the method of this name.
-    before_state : Callable[[bool], None]
-        The optimizer's state is about to be saved (True) or loaded.
-    after_state : Callable[[], None]
-        It was saved or loaded.
-    """
-
-    before_gradient: Callable[[Layer, int, Tensor], None]
-    have_gradient: Callable[[Layer, int, Tensor], None]
-    use: Callable[[Layer], None]
-    step: Callable[[Callable[[], Any] | None], Any]
-    zero_grad: Callable[[bool], None]
-    before_state: Callable[[bool], None]
-    after_state: Callable[[], None]
+    before_gradient: Callable[[Layer, int, Tensor], None]  # backward will add to a gradient
+    have_gradient: Callable[[Layer, int, Tensor], None]  # backward has added to it
+    use: Callable[[Layer], None]  # a module that holds parameters of the layer will run
+    step: Callable[[Callable[[], Any] | None], Any]  # instead of the method of this name
+    zero_grad: Callable[[bool], None]  # likewise
+    before_state: Callable[[bool], None]  # the optimizer's state will be saved (True) or loaded
+    after_state: Callable[[], None]  # it was saved or loaded
 
 
 class LoopHooks:
-    """Hooks of model, optimizer and parameters, until :meth:`remove`.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The model.
-    optimizer : Optimizer
-        Its optimizer.
-    layers : Sequence[Layer]
-        Their layers.
-    calls : Calls
-        The functions that they call.
-    """
+    """Hooks of model, optimizer and parameters, until :meth:`remove`; they call ``calls``."""
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, layers: Sequence[Layer], calls: Calls
@@ -83,7 +57,7 @@ class LoopHooks:
         for layer in layers:
             for module in layer.modules:
                 self._used_by.setdefault(module, []).append(layer)
-        # It uses its child without calling it, which torch.compile should not see.
+        # Attention uses its child without calling it; torch.compile should not see the hook there.
         for attention in model.modules():
             if isinstance(attention, nn.MultiheadAttention):
                 inner = self._used_by.get(attention.out_proj, [])
@@ -141,7 +115,7 @@ class LoopHooks:
             setattr(optimizer, method.__name__, types.MethodType(method, optimizer))
 
     def remove(self) -> None:
-        """Remove them, but for the optimizer's step, which had one before perhaps."""
+        """Remove all hooks but the optimizer's step, which may have been replaced before."""
         for hook in self._hooks:
             hook.remove()
         for layer in self._layers:
@@ -178,7 +152,7 @@ def _refuse_script(module: nn.Module) -> Any:
 
 
 def _state_without_hooks(module: nn.Module) -> Any:
-    """Return what a copy or a pickle of ``module`` takes over."""
+    """Return the state of a copy or pickle of ``module``: its own, without these hooks."""
     own: Any = type(module)
     state = dict(own.__getstate__(module))
     if _ZEROING in state:

@@ -46,7 +46,7 @@ class Kind(ABC):
         """Refuse a step that cannot be made."""
 
     def stepped(self) -> None:  # noqa: B027
-        """Every layer has a step to make since now."""
+        """Note that from now on every layer has a step to make."""
 
     @abstractmethod
     def finish(self, layer: Layer) -> None:

@@ -21,11 +21,11 @@ from pgasdl.torch.guards import guard, release, tell_gradient
 from pgasdl.training.passenger import Passenger
 
 Settings = list[dict[str, Any]]
-ATTACHED = WeakIdKeyDictionary()  # the parameters that are
+ATTACHED = WeakIdKeyDictionary()  # the parameters of all attached models
 
 
 class State(Enum):
-    """Whose a layer's gradient is."""
+    """The content of a layer's gradient: whose it is, or what it was used for."""
 
     LOCAL = "this rank's"
     EXCHANGING = "under way"
@@ -35,61 +35,26 @@ class State(Enum):
 
 @dataclass(eq=False, slots=True)
 class Layer:
-    """Parameters of one dtype that one module holds.
+    """Parameters of one dtype that one module holds."""
 
-    Attributes
-    ----------
-    index : int
-        Its number in the exchange.
-    name : str
-        The place in the model of the first module that holds it; "" is the model.
-    parameters, names : list
-        In the module's order.
-    modules : list[nn.Module]
-        All that hold one of the parameters.
-    gradient : Tensor
-        Every parameter's gradient, flat.
-    marks : Tensor
-        One element for each parameter; what comes back is above 0 if any rank has a gradient of it.
-    passenger : Passenger or None
-        What travels behind the marks.
-    seat : Tensor
-        The passenger's elements.
-    views : list[Tensor]
-        Each parameter's part of ``gradient``.
-    places : list[int]
-        Address of each view.
-    homes : list[int]
-        Address of each parameter that was moved into an exchange.
-    arrived : set[int]
-        Numbers of the parameters that the backward which exchanges has reached so far.
-    state : State
-        Whose ``gradient`` is.
-    has : list[bool]
-        Which gradients this rank had when their exchange began.
-    version : int
-        PyTorch's count of changes of ``gradient`` when its exchange began.
-    step : Settings or None
-        An optimizer step that the layer still has to make, with its hyperparameters.
-    """
-
-    index: int
-    name: str
-    parameters: list[nn.Parameter] = field(default_factory=list)
+    index: int  # in the exchange
+    name: str  # place in the model of the first module that holds it; "" is the model
+    parameters: list[nn.Parameter] = field(default_factory=list)  # in the module's order
     names: list[str] = field(default_factory=list)
-    modules: list[nn.Module] = field(default_factory=list)
-    gradient: Tensor = field(default_factory=lambda: torch.empty(0))
+    modules: list[nn.Module] = field(default_factory=list)  # all that hold one of the parameters
+    gradient: Tensor = field(default_factory=lambda: torch.empty(0))  # all parameters', flat
+    # One element for each parameter; after the exchange above 0 if any rank has its gradient.
     marks: Tensor = field(default_factory=lambda: torch.empty(0))
-    passenger: Passenger | None = None
-    seat: Tensor = field(default_factory=lambda: torch.empty(0))
-    views: list[Tensor] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    homes: list[int] = field(default_factory=list)
-    arrived: set[int] = field(default_factory=set)
+    passenger: Passenger | None = None  # travels behind the marks
+    seat: Tensor = field(default_factory=lambda: torch.empty(0))  # the passenger's elements
+    views: list[Tensor] = field(default_factory=list)  # each parameter's part of ``gradient``
+    places: list[int] = field(default_factory=list)  # address of each view
+    homes: list[int] = field(default_factory=list)  # of each parameter moved into an exchange
+    arrived: set[int] = field(default_factory=set)  # parameters that this backward has reached
     state: State = State.LOCAL
-    version: int = 0
-    step: Settings | None = None
-    has: list[bool] = field(default_factory=list)
+    version: int = 0  # PyTorch's count of changes of ``gradient`` when its exchange began
+    step: Settings | None = None  # an optimizer step that the layer still has to make
+    has: list[bool] = field(default_factory=list)  # gradients of this rank, when the exchange began
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,7 +96,7 @@ class Layer:
         return self.parameters[0].device
 
     def reached(self) -> list[bool]:
-        """Tell of which parameters any rank had a gradient; after the exchange."""
+        """Return for each parameter whether any rank had its gradient; after the exchange."""
         with self._looking():
             return [mark > 0 for mark in self.marks.tolist()]
 
@@ -142,13 +107,13 @@ class Layer:
                 self.passenger.take(self.seat)
 
     def _looking(self) -> contextlib.AbstractContextManager[Any]:
-        """Look at what is there: nothing has to wait for what a GPU has still to do."""
+        """Return a context for a look at the marks that does not wait for the GPU's other work."""
         if self.marks.is_cuda:
             return torch.cuda.stream(_looking(self.marks.device))
         return contextlib.nullcontext()
 
     def take(self, number: int) -> None:
-        """Let the gradient that a parameter has lie in the exchange."""
+        """Move a parameter's gradient into the exchange's memory."""
         parameter, view = self.parameters[number], self.views[number]
         if parameter.grad is not view:
             with torch._C.DisableTorchFunctionSubclass():
@@ -164,7 +129,7 @@ class Layer:
             return gradient is not None and gradient.requires_grad
 
     def _give(self, number: int) -> None:
-        """Let the parameter have the gradient that lies in the exchange."""
+        """Set the parameter's gradient to its view of the exchange's memory."""
         parameter = self.parameters[number]
         try:
             parameter.grad = self.views[number]
@@ -176,7 +141,7 @@ class Layer:
             ) from error
 
     def _bring_home(self) -> None:
-        """Have gradients in the exchange again that the program moved (``p.grad.data = ...``)."""
+        """Copy gradients back that the program moved elsewhere (``p.grad.data = ...``)."""
         for number, (view, place) in enumerate(zip(self.views, self.places, strict=True)):
             if view.data_ptr() != place:
                 self.views[number] = self._cut(self.gradient)[number].copy_(view)
@@ -229,7 +194,7 @@ class Layer:
         return zip(self.parameters, self.views, strict=True)
 
     def arrive(self) -> None:
-        """Give the program the mean gradients, of parameters that any rank had one of."""
+        """Give the program the mean gradient of each parameter of which any rank had one."""
         self.state = State.AVERAGED
         self.release_gradients()
         self.release_parameters()
@@ -259,7 +224,7 @@ class Layer:
                 parameter.grad = gradient
 
     def claim(self) -> None:
-        """Take the gradients of a step as they are now; what is done to them later is not seen.
+        """Take the gradients of a step as they are now; later changes have no effect on it.
 
         Raises
         ------
@@ -277,7 +242,7 @@ class Layer:
                     self.take(number)
 
     def guard_gradients(self, ready: Callable[[], None]) -> None:
-        """Have ``ready`` called before the program uses a gradient."""
+        """Call ``ready`` before the program uses a gradient."""
         for view in self.views:
             guard(view, ready)
 
@@ -286,9 +251,9 @@ class Layer:
         release(self.views)
 
     def guard_parameters(self, ready: Callable[[], None], *, averages: bool) -> None:
-        """Have ``ready`` called before the program uses a parameter.
+        """Call ``ready`` before the program uses a parameter.
 
-        ``averages`` : or before it looks for a gradient that only other ranks may have had
+        ``averages`` : also before it asks for a gradient that only other ranks may have had
         """
         unknown = averages and self.state is State.EXCHANGING
         for parameter, had in zip(self.parameters, self.has, strict=True):

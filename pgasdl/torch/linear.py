@@ -31,7 +31,8 @@ class DistributedLinear(nn.Module):
     linear : nn.Linear
         The layer that it replaces, equal on all ranks, on the host.
     layout : Layout or str, default "rows"
-        Of the weight, which has a row for each output: see :func:`pgasdl.matrix.empty`.
+        The layout of the weight, which has a row for each output: see
+        :func:`pgasdl.matrix.empty`.
 
     Attributes
     ----------
@@ -121,7 +122,7 @@ class _Weight(nn.Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient, which knows that it is a part of one."""
+        """The gradient, of a class that takes the norm over all ranks' parts."""
         found: Tensor | None = _GRADIENT.__get__(self)
         if found is not None:
             found = found.as_subclass(_Part)
@@ -138,7 +139,7 @@ class _Weight(nn.Parameter):
 
 
 class _Part(Tensor):
-    """A rank's part of a gradient, as what clips takes its norm."""
+    """A rank's part of a gradient; functions that clip get the norm of the whole gradient."""
 
     matrix: Any
 
@@ -172,12 +173,12 @@ class _Part(Tensor):
 
 
 class _Linear(torch.autograd.Function):
-    """The products, and those of backward."""
+    """The matrix products of forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Any) -> Tensor:
-        del weight  # the matrix
-        matrix.changed()  # by the optimizer
+        del weight  # the same memory as the matrix
+        matrix.changed()  # the optimizer may have changed it
         inputs = _kept(x, matrix)
         outputs = pm.matmul(inputs, matrix, transpose_b=True, layout="rows")
         ctx.inputs, ctx.matrix = inputs, matrix

@@ -1,4 +1,4 @@
-"""Which ranks a program means that was written for torch's groups."""
+"""The ranks that a program means by one of torch's groups."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The modes of PyTorch in which a program runs, left while a step is made that it asked for before.
+"""PyTorch's modes, left while a step runs that the program asked for earlier.
 
-The step is due, and the next use of a parameter makes it: in an evaluation's inference mode, in a
-transform of ``torch.func``, or under a tracer, which all are about that use alone.
+The next use of a parameter makes a step that is due. That use may be in inference mode, in a
+transform of ``torch.func``, or under a tracer; these modes are for the use, not for the step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def left() -> AbstractContextManager[None]:
 
 
 def noted() -> Modes:
-    """Return the settings that a step goes by, as they are now."""
+    """Return the current values of the settings that a step depends on."""
     return (
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
@@ -73,7 +73,7 @@ def _outside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_function_modes() -> Iterator[None]:
-    """Leave those such as ``torch.device``; classes of tensors keep their functions."""
+    """Leave modes such as ``torch.device``; classes of tensors keep their functions."""
     pop, push = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
     kept = [pop() for _ in range(torch._C._len_torch_function_stack())]
     try:
@@ -99,7 +99,7 @@ def _untraced() -> Iterator[None]:
 _traced = torch._C._get_tracing_state
 _functions = torch._C._len_torch_function_stack
 _dispatch = torch._C._len_torch_dispatch_stack
-_early = partial(  # those of a tracer that sees what PyTorch has not taken apart yet
+_early = partial(  # of a tracer that runs before PyTorch takes operators apart
     torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
 )
 _func = torch._C._functorch.peek_interpreter_stack

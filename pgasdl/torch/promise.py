@@ -1,4 +1,4 @@
-"""Futures that fail so that C++ sees it, too."""
+"""Futures whose failure C++ notices, too."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ class Promise:
     """The end of a call that a program sees as a future.
 
     C++ takes what ``Future.set_exception`` sets for the value: DistributedDataParallel then looks
-    for tensors in an exception, and dies. What a callback raises is an error for C++ and Python.
-
-    Parameters
-    ----------
-    ended : Future
-        A new one.
-
-    Attributes
-    ----------
-    future : Future
-        What the program gets. Who waits for one that failed gets a RuntimeError that tells how.
+    for tensors in an exception, and crashes. If a callback raises, C++ and Python both get an
+    error. So ``future``, which the program gets, is made by a callback of ``ended``; a wait for a
+    failed one raises a RuntimeError that says why.
     """
 
     def __init__(self, ended: Future[Any]) -> None:

@@ -23,16 +23,8 @@ class Puts:
     """Copies tensors into peers' copies of ``target``, in order before later flags on queue 0.
 
     On a GPU the current stream makes the copies, and :meth:`settle` has to come before the flags.
-
-    Parameters
-    ----------
-    context : Context
-        The context of this rank.
-    target : Segment
-        Where to.
-    staging : Segment
-        A segment of this rank; tensors outside of segments pass through its last ``STAGING_BYTES``
-        where the target is not mapped.
+    Where the target is not mapped, tensors outside of segments pass through the last
+    ``STAGING_BYTES`` of ``staging``, a segment of this rank.
     """
 
     def __init__(self, context: Context, target: Segment, staging: Segment) -> None:

@@ -61,6 +61,6 @@ def allgather_objects(
         words = packed.view(torch.int32)
         with context.collective_handle("broadcast", words, group=group, root=root) as handle:
             handle()
-        # The tensors of a file that is not whole cannot do harm: only data is loaded.
+        # A damaged file can do no harm: only data is loaded.
         file = io.BytesIO(packed[:size].numpy().tobytes())
         yield torch.load(file, map_location=placed, weights_only=True)

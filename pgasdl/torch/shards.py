@@ -70,14 +70,7 @@ class Piece:
 class Shards:
     """Makes an optimizer's step for this rank's blocks, and keeps their state.
 
-    Parameters
-    ----------
-    step : PartialStep
-        That of an optimizer which acts on each element alone.
-    layers : Sequence[Layer]
-        All layers.
-    exchange : GradientExchange
-        The exchange of kind "update" of these layers.
+    The optimizer acts on each element alone; ``exchange`` is of kind "update".
     """
 
     def __init__(
@@ -137,7 +130,7 @@ class Shards:
 
 
 def _pieces(block: Block, layers: Sequence[Layer], exchange: GradientExchange) -> Iterator[Piece]:
-    """Yield what of each parameter lies in ``block``."""
+    """Yield the part of each parameter that lies in ``block``."""
     assert exchange.weights is not None
     for layer in layers:
         where = exchange.layers[layer.index]
@@ -159,7 +152,7 @@ def _pieces(block: Block, layers: Sequence[Layer], exchange: GradientExchange) -
 
 
 def _cut(piece: Piece, value: Any) -> Any:
-    """Return the piece's part of a parameter's state; what is no state of elements, as it is."""
+    """Return the piece's part of a parameter's state; a value that has no elements stays whole."""
     whole = piece.parameter
     if not isinstance(value, Tensor):
         return value

@@ -18,25 +18,8 @@ class Signals:
 
     A signal is a notification whose value is its number, so that one that overwrites another loses
     nothing. It never overtakes an earlier write on queue 0 to the same member. If two threads
-    wait for one member's signals on one lane, one may miss them.
-
-    Parameters
-    ----------
-    context : Context
-        The context of this rank.
-    group : Group
-        The members; signals go from member to member.
-    lanes : int
-        Number of lanes.
-    nbytes : int, default 0
-        Memory of ``board``, for other uses.
-    timeout : float, optional
-        Seconds; None: the context's default.
-
-    Attributes
-    ----------
-    board : Segment
-        Which has the notifications.
+    wait for one member's signals on one lane, one may miss them. ``board`` is the segment with the
+    notifications; it has ``nbytes`` of memory for other uses.
     """
 
     def __init__(
@@ -75,7 +58,7 @@ class Signals:
             self._sent[lane, member] = number
 
     def answer(self, lane: int, member: int, timeout: float | None = None) -> None:
-        """As :meth:`send`, to a member that may have left: it needs no answer then."""
+        """Send to a member that may have left; it then needs no answer."""
         with suppress(PeerLost):
             self.send(lane, member, timeout)
 
@@ -128,7 +111,7 @@ class Signals:
         self.board.close()
 
     def _look(self, lane: int, member: int) -> int:
-        """Take what has come; return how many signals that makes."""
+        """Take the signals that have come; return their number in all."""
         with self._looking:
             value = self._context.notify_reset(self.board, lane * self.group.size + member)
             arrived = self._arrived.get((lane, member), 0)

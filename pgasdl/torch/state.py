@@ -9,21 +9,10 @@ from torch.optim import Optimizer
 
 
 class OptimizerState:
-    """What ``optimizer.state`` is, once :meth:`adopt` put it there; copies of it are not.
+    """Stands in for ``optimizer.state`` from :meth:`adopt` on; copies of it are plain states.
 
-    Parameters
-    ----------
-    optimizer : Optimizer
-        The optimizer.
-    fetch : Callable[[], None]
-        Brings ``kept`` up to date.
-
-    Attributes
-    ----------
-    kept : Any
-        The state itself. A step that is due has it in the optimizer's place for it.
-    away : bool
-        ``fetch`` has to be called before a look.
+    ``kept`` is the state itself, which a step that is due puts back into the optimizer while it
+    runs. ``away``: ``fetch`` has to bring ``kept`` up to date before a look.
     """
 
     def __init__(self, optimizer: Optimizer, fetch: Callable[[], None]) -> None:
@@ -60,7 +49,7 @@ class OptimizerState:
 
 
 def _asked(name: str) -> Callable[..., Any]:
-    """Return the method of this name of the state, for what does not ask __getattr__."""
+    """Return the state's method of this name; Python does not ask __getattr__ for these."""
 
     def method(self: OptimizerState, *given: Any) -> Any:
         return getattr(self._look(), name)(*given)

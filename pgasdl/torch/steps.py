@@ -15,20 +15,14 @@ from pgasdl.torch.layers import Settings
 def steps_by_parameter(optimizer: Optimizer) -> bool:
     """Whether it updates each parameter from that parameter's gradient and state alone.
 
-    PyTorch's own do, except LBFGS. Nobody knows of others.
+    PyTorch's own do, except LBFGS. Of other optimizers it is not known.
     """
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not isinstance(optimizer, LBFGS)
 
 
 class PartialStep:
-    """Makes an optimizer's step for some of its parameters.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-        With the step that it has now.
-    """
+    """Makes an optimizer's step, as it is now, for some of its parameters."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -48,8 +42,8 @@ class PartialStep:
     def settings(self, state: Any) -> Settings:
         """Return the hyperparameters of every group, as they are now.
 
-        Note who is in which, PyTorch's modes, and the ``state`` with which :meth:`of` makes this
-        step.
+        Note each parameter's group, PyTorch's modes, and the ``state`` with which :meth:`of` makes
+        this step.
         """
         self._state, self._modes = state, modes.noted()
         groups = self._optimizer.param_groups

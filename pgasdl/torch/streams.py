@@ -1,4 +1,4 @@
-"""CUDA's streams as this package orders its calls on them."""
+"""CUDA's streams, and the order of this package's calls on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgasdl.errors import Timeout, UnavailableError
 
 
 class Cuda:
-    """What this package needs of CUDA's streams. Tests have another one."""
+    """The part of CUDA's streams that this package needs. Tests replace it."""
 
     def current(self, device: torch.device) -> Any:
         """Return the stream on which the program enqueues."""
@@ -47,7 +47,7 @@ class Cuda:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
 
     def future(self, device: torch.device) -> Future[Any]:
-        """Return a future that orders streams: who waits for it lets the current one wait."""
+        """Return a future that orders streams: a wait for it lets the current stream wait."""
         return Future(devices=[device])
 
     def drain(self, device: torch.device) -> None:
@@ -68,13 +68,7 @@ def require_no_capture(device: torch.device, what: str) -> None:
 
 
 class Enqueued:
-    """What this rank has enqueued on streams of a GPU, as far as peers are told of it.
-
-    Parameters
-    ----------
-    device : torch.device
-        The GPU.
-    """
+    """The work on streams of a GPU that has to be done before peers may be signalled."""
 
     _PAUSE = 1e-4  # seconds between looks, at most
 
@@ -89,7 +83,7 @@ class Enqueued:
         return event
 
     def finish(self, seconds: float) -> None:
-        """Wait until the current stream has done all that it has, and others what was noted.
+        """Wait until the current stream has done all its work, and other streams the noted work.
 
         Raises
         ------

@@ -9,10 +9,10 @@
 ...     handle.wait_signal(src_rank=(handle.rank - 1) % handle.world_size)
 
 Memory on a GPU is in the order of PyTorch's streams: the current stream makes what a program puts
-or stores, as all that it enqueues. Signals and barriers are the host's. It gives one once the
-stream that is then current, and those of earlier puts, have done all that was enqueued; when a wait
-for one returns, what any stream enqueues from then on sees the bytes. So they wait for kernels,
-they cannot be captured into a CUDA graph, and kernels have no part in them.
+or stores, as all that it enqueues. Signals and barriers are the host's. The host sends one once the
+then current stream, and the streams of earlier puts, have done all that was enqueued. When a wait
+for one returns, work that any stream gets after that sees the bytes. So signals wait for kernels,
+they cannot be captured into a CUDA graph, and kernels can neither send nor receive them.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class SymmetricMemory:
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for a signal of ``src_rank`` on this channel, and take it.
 
-        What is enqueued on any stream from then on sees what ``src_rank`` has put before.
+        Work that any stream gets after that sees the bytes that ``src_rank`` put before.
 
         Parameters and errors are those of :meth:`put_signal`.
         """

@@ -1,4 +1,4 @@
-"""What torch.compile calls as it is, and does not look into."""
+"""Functions that torch.compile calls as they are, without tracing them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-# As torch.compiler.disable does, which imports the compiler: seconds, for programs without it, too.
-# And it wraps the function, so that each call takes 2 us more.
+# The same as torch.compiler.disable, which would import the compiler (seconds, also for programs
+# that do not compile) and wrap the function, so that each call takes 2 us more.
 _frames: Any = torch._C._dynamo.eval_frame
 _NEVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
 
@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def untraced(function: Function) -> Function:
     """Let torch.compile leave a function alone, with all that it calls."""
-    # Where compiled code would call it, and where a frame of it begins.
+    # Both are needed: compiled code that calls the function, and a frame of it that begins.
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     _frames.set_code_exec_strategy(function.__code__, _NEVER)
     return function

@@ -30,18 +30,8 @@ from pgasdl.training.owner import Block
 class Update(Kind):
     """The marks travel in an exchange of their own: every owner needs those of its parameters.
 
-    They stay on the host, which sets them and looks at them, wherever the layers are.
-
-    Parameters
-    ----------
-    layers : Sequence[Layer]
-        The layers.
-    optimizer : Optimizer
-        One that acts on each element alone.
-    step : PartialStep
-        The optimizer's.
-    context, group, timeout, **options
-        As for :class:`GradientExchange`.
+    The marks stay on the host, which sets and reads them, wherever the layers are. ``optimizer``
+    acts on each element alone; ``options`` are those of :class:`GradientExchange`.
     """
 
     def __init__(
@@ -81,7 +71,7 @@ class Update(Kind):
             self.exchange.close(finish=False)
             raise
         self._shards = Shards(step, layers, self.exchange)
-        # GradScaler then leaves gradients alone, and step() sees that it was there.
+        # GradScaler then leaves gradients alone, and step() notices that a GradScaler is used.
         self._own_scaling = optimizer.__dict__.get("_step_supports_amp_scaling")
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
@@ -103,7 +93,7 @@ class Update(Kind):
         super().ready(layer)
 
     def before_use(self, layer: Layer) -> None:
-        """Refuse it between backward and step: a peer may have called its step."""
+        """Refuse a use between backward and step: a peer may have called its step already."""
         if layer.state is State.EXCHANGING:
             raise PlanError(
                 f"{', '.join(layer.names)}: used between backward and optimizer.step(), when "
@@ -112,7 +102,7 @@ class Update(Kind):
             )
 
     def before_step(self) -> None:
-        """Refuse what only a mean gradient on every rank makes possible, and a graph of it."""
+        """Refuse steps that would need the mean gradient on every rank, or a captured graph."""
         self.exchange._require_no_capture('a step of kind "update"')
         for layer in self.layers:
             layer.require_in_place()
@@ -168,7 +158,7 @@ class Update(Kind):
                 if self._due(bucket, timeout):
                     self.exchange._require_no_capture()
                     self._held.popleft()
-                    with modes.left():  # those of whoever lets peers' calls in
+                    with modes.left():  # the modes of the code that answers peers' calls
                         self.exchange.answer(bucket, call)
                     tried = 0
                 else:
@@ -230,7 +220,7 @@ class Update(Kind):
 
 
 class _HeldExchange(GradientExchange):
-    """Gives the owner's calls away, to be answered when their time has come."""
+    """Hands the owner's calls to ``hold``, which answers them when their step is due."""
 
     def __init__(self, *given: Any, hold: Callable[[int, _native.Call], None], **options: Any):
         super().__init__(*given, **options)

@@ -89,9 +89,9 @@ class Window:
 
     On a GPU the current stream makes a put, as any copy of PyTorch's. A signal is the host's: it
     waits until the stream that is then current, and those of earlier puts, have done all that was
-    enqueued; so what the stream has read of this window and stored in others is over, too. After
-    :meth:`wait_signal` what any stream enqueues sees the bytes. Neither can be captured into a CUDA
-    graph.
+    enqueued; so its reads of this window and its stores into others are over, too. After
+    :meth:`wait_signal` the work that any stream gets sees the bytes. Neither can be captured into a
+    CUDA graph.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class Window:
                 )
             self._bound = home is None or any(p.segment != places[0].segment for p in places)
             if self._bound:
-                # A segment of no bytes is no bound one.
+                # A segment of no bytes cannot be bound.
                 raw = tensor.detach() if memory.nbytes else tensor.new_zeros(1, dtype=torch.uint8)
                 home = steps(
                     lambda: context.bind(raw, notifications=0, group=group, timeout=steps.left)

@@ -20,7 +20,7 @@ _NONE = timedelta(0)
 
 
 def as_torch(error: BaseException) -> BaseException:
-    """Return what programs written for torch.distributed expect instead of our errors."""
+    """Return the error that programs for torch.distributed expect instead of ours."""
     if not isinstance(error, PgasError):
         return error
     what = "Timed out waiting" if isinstance(error, Timeout) else type(error).__name__
@@ -31,7 +31,7 @@ def as_torch(error: BaseException) -> BaseException:
 
 @contextmanager
 def torch_errors() -> Iterator[None]:
-    """Raise what programs for torch.distributed expect instead of our errors."""
+    """Raise the errors that programs for torch.distributed expect instead of ours."""
     try:
         yield
     except PgasError as error:
@@ -54,7 +54,7 @@ class Work(Untraced, BaseWork):
         Tensors that hold the result when it is done.
     """
 
-    # One for all of them: few are awaited at a time, and making one takes longer than 8 bytes do.
+    # One for all works: few are awaited at a time, and making a lock for each would take longer.
     _lock = threading.RLock()
     _changed = threading.Condition(_lock)
     _done = False
@@ -65,12 +65,12 @@ class Work(Untraced, BaseWork):
         super().__init__()
         self._result = result
 
-    # --- who makes it
+    # --- for the thread that makes it
 
     def end(self, error: BaseException | None = None) -> bool:
         """Note that it is over; with an error, that it failed.
 
-        Whether it has a future, which has to be completed by :meth:`complete`.
+        Return whether it has a future, which :meth:`complete` has to complete.
         """
         with self._lock:
             if self._done:
@@ -90,7 +90,7 @@ class Work(Untraced, BaseWork):
         assert self._promise is not None
         self._promise.settle(self._result if self._error is None else self._error)
 
-    # --- who waits for it
+    # --- for callers that wait for it
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait; raise what made it fail."""

@@ -11,14 +11,14 @@ from typing import Any
 from pgasdl.errors import ClosedError
 from pgasdl.torch.work import Work
 
-_LOOK = 0.05  # at a thread that is to end, seconds
+_LOOK = 0.05  # seconds between two looks at a thread that has to end
 
 
 class WorkQueue:
     """Makes calls one after the other: at once if the caller waits anyway, else in a thread.
 
     A thread that completes a future runs its callbacks, which are the program's and may wait for
-    other calls. Another thread makes those: one more is there than are in callbacks.
+    other calls. So there is always one more thread than are in callbacks, to make those calls.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,7 +58,7 @@ class WorkQueue:
         return work
 
     def complete(self, work: Work) -> None:
-        """Complete the future of a work that is over, in a thread which callbacks may hold up."""
+        """Complete the future of a work that is over, in a thread that callbacks may block."""
         with self._lock:
             self._over.append(work)
             self._want_thread()
@@ -96,7 +96,7 @@ class WorkQueue:
         return not self._over and (self._making or not self._queued)
 
     def _want_thread(self) -> None:
-        """Let a thread come that does what there is to do."""
+        """Wake a thread for the work that there is, or start one."""
         if self._idle():
             return
         if self._n_free:
@@ -137,7 +137,7 @@ class WorkQueue:
             return self._queued.popleft()
 
     def _made(self, work: Work, call: Callable[[], Any]) -> bool:
-        """Make a call; whether there is a future to be completed."""
+        """Make a call; return whether there is a future to be completed."""
         error = self._outcome(call)
         with self._lock:
             self._making, self._maker = False, None
@@ -149,7 +149,7 @@ class WorkQueue:
 
     def _outcome(self, call: Callable[[], Any]) -> BaseException | None:
         """Make a call, unless one failed before; return how it failed."""
-        if self._failed is not None:  # half done, maybe, on a peer
+        if self._failed is not None:  # a peer may have done half of the failed call
             return self._failed
         try:
             call()

@@ -23,7 +23,7 @@ def options_of(
     if given is not None and hasattr(given, "asyncOp"):
         return given
     options = kind()
-    options.asyncOp = True  # whoever gives no options waits for the work
+    options.asyncOp = True  # a caller that gives no options waits for the work
     if timeout is not None:
         options.timeout = timeout
     if given is not None and field is not None:
@@ -65,7 +65,7 @@ def readable(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def writable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """As :func:`readable`; refuse elements that share their memory, too."""
+    """Return the same as :func:`readable`, but also refuse elements that share their memory."""
     aliases = readable(tensors)
     for each in aliases:
         if 0 in each.stride():
@@ -83,7 +83,7 @@ def require_unshared(tensor: Tensor) -> None:
 
 
 def require_host(tensor: Tensor) -> None:
-    """Refuse a tensor that is elsewhere."""
+    """Refuse a tensor that is not in host memory."""
     where = tensor.device
     if where.type != "cpu":
         kind = OnGpu if where.type == "cuda" else BufferRefused
@@ -93,7 +93,7 @@ def require_host(tensor: Tensor) -> None:
 def on_device(tensor: Tensor) -> Tensor:
     """Return what a tensor holds, without its history, wherever it is.
 
-    Who writes to it does not count as one who changes the tensor: as where memory is written to.
+    Writes to it do not count as changes of the tensor, as if memory were written to directly.
     """
     _require_dense(tensor)
     if hasattr(tensor, "trigger_wait"):  # the result of a functional collective

@@ -1,4 +1,4 @@
-"""Copies in pinned host memory of tensors on a GPU, and the orders of their ways there and back.
+"""Copies of GPU tensors in pinned host memory, and the order of the copies there and back.
 
 A call has a stream of its own:
 
@@ -27,19 +27,9 @@ from pgasdl.torch.work import Result
 
 
 class Copies:
-    """The copies of one call's tensors, and their ways there and back.
+    """The host copies of one call's tensors, all on ``device``; ``stream`` None: a new stream.
 
-    Parameters
-    ----------
-    device : torch.device
-        Where all of them are.
-    stream : stream, optional
-        Theirs; None: one of their own.
-
-    Raises
-    ------
-    UnavailableError
-        The current stream is captured into a graph.
+    A captured current stream raises UnavailableError: a graph would repeat only the GPU's part.
     """
 
     def __init__(self, device: torch.device, stream: Any = None) -> None:
@@ -52,7 +42,7 @@ class Copies:
         self._lock = threading.Lock()
 
     def make(self, tensor: Tensor, *, reads: bool, writes: bool) -> Tensor:
-        """Return memory on the host that gets what a tensor has, or gives it what it will have."""
+        """Return host memory that receives the tensor's content, or that provides its result."""
         copy = streams.cuda.pinned(tensor)
         streams.cuda.keep(tensor, self._stream)
         if reads:
@@ -67,15 +57,15 @@ class Copies:
         streams.cuda.keep(tensor, self._stream)
 
     def begin(self) -> None:
-        """Note that all are made."""
+        """Note that all copies are made."""
         self._there = streams.cuda.event(self._stream)
 
     def arrive(self) -> None:
-        """Wait until the host may look at them."""
+        """Wait until the host may read the copies."""
         self._there.synchronize()
 
     def bring_back(self) -> Any:
-        """Enqueue their way back, the first time; return the event behind it."""
+        """Enqueue the copies back, at the first call; return the event after them."""
         with self._lock:
             if self._back is None:
                 read_only = any(tensor.is_inference() for tensor, _ in self._results)
@@ -86,7 +76,7 @@ class Copies:
             return self._back
 
     def wait_here(self) -> None:
-        """Let the current stream wait until they are back."""
+        """Let the current stream wait until the results are back."""
         streams.cuda.current(self._device).wait_event(self.bring_back())
 
     def future(self) -> Future[Result]:

@@ -59,7 +59,7 @@ _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 def _leave_all() -> None:
     """End the threads of groups that nobody destroyed.
 
-    When Python ends while one is in PyTorch, it ends the process by abort().
+    A thread that is still in PyTorch when Python ends would end the process by abort().
     """
     groups = list(_open)
     for group in groups:  # all of them: a callback may wait for another group's call
@@ -116,7 +116,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         self._server: threading.Thread | None = None  # of messages, from the first one on
         _open.add(self)
 
-    # --- what torch.distributed asks
+    # --- queries of torch.distributed
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return the backend's name."""
@@ -141,7 +141,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         return [torch.device(each) for each in types]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        return self  # of all devices; it is asked for what it can do besides
+        return self  # for every device; torch then asks for its abilities
 
     supports_splitting = supports_coalescing = supports_shrinking = False
     supports_time_estimate = False
@@ -532,7 +532,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
 
     @takes_gpus(writes="tensors", at_once=True)
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
-        """Receive a tensor from whatever rank sends one."""
+        """Receive a tensor from any rank that sends one."""
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> Work:
@@ -542,7 +542,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         return self._passes(tensor, message)
 
     def _passes(self, tensor: Tensor, message: Message) -> Work:
-        """Return the work of a message; have a thread that moves those for which nobody waits."""
+        """Return the work of a message; a thread moves the messages for which nobody waits."""
         if self._server is None:
             self._server = threading.Thread(
                 target=self._messages.serve, name="pgasdl-messages", daemon=True
@@ -618,7 +618,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         self._collectives.stop(error)
         self._messages.fail(error)
 
-    # --- what they have in common
+    # --- shared by all calls
 
     def _begin(self, result: Result, options: Any, call: Callable[[], None]) -> Work:
         for tensor in result:

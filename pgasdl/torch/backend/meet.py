@@ -45,7 +45,7 @@ class SharedContext:
         self._lock = threading.Lock()
 
     def take(self) -> None:
-        """One more process group uses it."""
+        """Count one more process group that uses it."""
         self._n_users += 1
 
     def leave(self, group: Group, give_up: Callable[[], None], *, whole: bool) -> None:
@@ -73,13 +73,13 @@ class SharedContext:
         self.look()
 
     def look(self) -> None:
-        """Give up what all members have left by now."""
+        """Give up the memory of groups that all members have left by now."""
         with self._lock:
             self._left = [each for each in self._left if not self._given_up(*each)]
 
     def _given_up(self, group: Group, give_up: Callable[[], None]) -> bool:
         try:
-            self.context.wait(timeout=0)  # what this rank has told is there
+            self.context.wait(timeout=0)  # this rank's own messages have arrived
             group.allgather("the end of a process group", b"", timeout=0)
         except PgasError:
             return False

@@ -16,33 +16,15 @@ SLOTS = 4  # of a ring
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """One message to be sent or received.
+    """One message to be sent or received."""
 
-    Attributes
-    ----------
-    peer : int or None
-        The other member's place in the group; None: any, until it is known.
-    tag : int
-        The tag that a receiver asks for.
-    memory : ndarray
-        Its bytes.
-    moved : int
-        How many were moved so far.
-    over : bool
-        All were moved, or never will be: the memory is the caller's again.
-    error : Exception or None
-        Why they never will be.
-    ended : Callable[[], None] or None
-        Called when it is over.
-    """
-
-    peer: int | None
+    peer: int | None  # the other member's place in the group; None: any, until it is known
     tag: int
     memory: Bytes
-    moved: int = 0
-    over: bool = False
-    error: Exception | None = None
-    ended: Callable[[], None] | None = None
+    moved: int = 0  # bytes so far
+    over: bool = False  # all bytes were moved, or never will be: the caller may use the memory
+    error: Exception | None = None  # why they never will be
+    ended: Callable[[], None] | None = None  # called when the message is over
 
     def end(self, error: Exception | None = None) -> None:
         """Note that it is done, or, with an error, that it never will be."""
@@ -54,45 +36,21 @@ class Message:
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """A message that comes in.
-
-    Attributes
-    ----------
-    memory : ndarray
-        Where its bytes go: the receiver's, or a copy if nobody asked for it yet.
-    receiver : Message or None
-        The receive that asked for it.
-    """
+    """A message that comes in."""
 
     tag: int
-    memory: Bytes
+    memory: Bytes  # the receiver's, or a copy if no receive has asked for the message yet
     moved: int = 0
-    receiver: Message | None = None
+    receiver: Message | None = None  # the receive that asked for it
 
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """One direction to, and one from, a member.
+    """The direction to a member, and the direction from it."""
 
-    Attributes
-    ----------
-    sending : deque[Message]
-        In their order.
-    n_sent : int
-        Slots filled so far.
-    free : set[int]
-        Slots that may be filled: their credits are here.
-    n_taken : int
-        Slots emptied so far.
-    raised : set[int]
-        Slots that are full.
-    arrivals : list[Arrival]
-        Messages that began to come, and were not received.
-    """
-
-    sending: deque[Message] = field(default_factory=deque)
-    n_sent: int = 0
-    free: set[int] = field(default_factory=lambda: set(range(SLOTS)))
-    n_taken: int = 0
-    raised: set[int] = field(default_factory=set)
-    arrivals: list[Arrival] = field(default_factory=list)
+    sending: deque[Message] = field(default_factory=deque)  # in the order of the calls
+    n_sent: int = 0  # slots filled so far
+    free: set[int] = field(default_factory=lambda: set(range(SLOTS)))  # their credits have come
+    n_taken: int = 0  # slots emptied so far
+    raised: set[int] = field(default_factory=set)  # full slots
+    arrivals: list[Arrival] = field(default_factory=list)  # begun, and not received yet

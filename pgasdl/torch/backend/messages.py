@@ -27,22 +27,16 @@ from pgasdl.torch.backend.message import SLOTS, Arrival, Bytes, Message, Peer
 SLOT_BYTES = 256 << 10
 LEAST_SLOT_BYTES = 4 << 10
 MEMORY_BYTES = 64 << 20  # of one group's rings on one rank: with many members, slots are smaller
-LOOK_SECONDS = 0.1  # between two looks at what is no notification
+LOOK_SECONDS = 0.1  # between two checks of what no notification reports
 _HEADER = struct.Struct("<qQQQ")  # tag, bytes of the message, offset and bytes of the piece
 _HEADER_BYTES = 64  # the piece begins at a cache line
 
 
 class Messages:
-    """Messages between the members of a group. Making it is collective. Any thread may call.
+    """Messages between the members of a group. Any thread may call.
 
-    Parameters
-    ----------
-    context : Context
-        The context of this rank.
-    group : Group
-        Its members; no other collective of theirs may be under way.
-    timeout : float, optional
-        Seconds for making it; None: the context's default.
+    Making it is collective: no other collective of the group may be under way. ``timeout`` is for
+    that; None: the context's default.
     """
 
     def __init__(
@@ -84,7 +78,7 @@ class Messages:
         return message
 
     def when_over(self, message: Message, call: Callable[[], None]) -> None:
-        """Make ``call`` when ``message`` is over: now, or in whatever thread sees that."""
+        """Make ``call`` when ``message`` is over: now, or in the thread that notices it."""
         with self._changed:
             if not message.over:
                 message.ended = call
@@ -176,7 +170,7 @@ class Messages:
     # --- progress; with the lock held
 
     def _look(self, seconds: float) -> None:
-        """Wait for a notification, and do what it asks for; or let another thread do that."""
+        """Wait for a notification and act on it, or let another thread do that."""
         if self._looks:
             self._changed.wait(seconds)
             return
@@ -184,7 +178,7 @@ class Messages:
         try:
             raised = self._next(seconds)
             left = [] if raised is not None else self._left()
-            if left:  # what they sent was here before they left
+            if left:  # their last messages had arrived before they left
                 raised = self._next(0.0)
             while raised is not None and self._error is None:
                 self._obey(raised)
@@ -207,7 +201,7 @@ class Messages:
         except PeerLost:
             if len(self._left()) < len(self._peers) - 1:
                 raise
-            time.sleep(seconds)  # only this rank itself can still send something
+            time.sleep(seconds)  # all others have left: only this rank can still send
             return None
         finally:
             if seconds:
@@ -295,7 +289,7 @@ class Messages:
             begin = self._place(peer, slot)
             tag, nbytes, offset, length = _HEADER.unpack_from(self._memory.data, begin)
             if offset == 0 and not self._begin(peer, tag, nbytes):
-                return  # it stays where it is, and holds up its sender
+                return  # the piece stays in its slot, and the sender waits
             arrival = of.arrivals[-1]
             at = begin + _HEADER_BYTES
             arrival.memory[offset : offset + length] = self._memory[at : at + length]
@@ -307,7 +301,7 @@ class Messages:
                 self._complete(of, arrival)
 
     def _begin(self, peer: int, tag: int, nbytes: int) -> bool:
-        """Find who receives a message; keep it if another one from there is asked for."""
+        """Find the receive of a message; keep the message if receives from there want others."""
         fitting = [each for each in self._receiving if each.peer in (None, peer)]
         if not fitting:
             return False
@@ -327,7 +321,7 @@ class Messages:
     def _complete(self, of: Peer, arrival: Arrival) -> None:
         receiver = arrival.receiver
         if receiver is None:
-            return  # it is kept
+            return  # the message is kept until a receive asks for it
         of.arrivals.remove(arrival)
         if not receiver.over:
             if receiver.memory is not arrival.memory:
@@ -336,7 +330,7 @@ class Messages:
             receiver.end()
 
     def _take_arrived(self, peer: int, receiver: Message) -> None:
-        """Give ``receiver`` a message that came, or began to come, before it was asked for."""
+        """Give ``receiver`` a message that arrived, or began to, before the receive was called."""
         of = self._peers[peer]
         for arrival in of.arrivals:
             if arrival.receiver is None and arrival.tag == receiver.tag:
@@ -368,7 +362,7 @@ class Messages:
                 raise
 
     def _left(self) -> list[int]:
-        """Return the places of the members that have left in peace."""
+        """Return the places of the members that have left without an error."""
         health = self._context.health()
         return [place for place, rank in enumerate(self._group.ranks) if health[rank] == "closed"]
 

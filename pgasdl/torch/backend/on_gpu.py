@@ -2,8 +2,9 @@
 
 A call that finds a tensor on a GPU is made again with copies (:func:`takes_gpus`). In the queue of
 the group's collectives the host waits for the copies right before it: the caller of an asynchronous
-one does not wait, and the order is that of the calls. Who sends a message waits. ``Work.wait()``
-waits for the host's part, and lets the stream that is current then wait for the results' copies.
+one does not wait, and the order is that of the calls. The sender of a message waits.
+``Work.wait()`` waits for the host's part, and lets the then current stream wait for the results'
+copies.
 
 Sums and means need no copies where peers reach the GPU's memory: a stream of the group's makes them
 (:func:`all_reduced`), and the host's part is to enqueue them in their order.
@@ -155,7 +156,7 @@ def takes_gpus(
 ) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
     """Let a method of a process group take tensors on a GPU, too.
 
-    Tensors on the host cost no look: the method itself finds those that are not, before it does
+    Tensors on the host cost no extra check: the method itself finds tensors on a GPU before it does
     anything.
 
     Parameters

@@ -17,7 +17,7 @@ from pgasdl.errors import BufferRefused
 ReduceOp: Any = distributed.ReduceOp
 Kind: Any = ReduceOp.RedOpType
 
-# The core's names of those that it has.
+# The core's names of the operators that it has.
 NATIVE: dict[Any, str] = {
     Kind.SUM: "sum",
     Kind.AVG: "mean",
@@ -25,7 +25,7 @@ NATIVE: dict[Any, str] = {
     Kind.MIN: "min",
     Kind.MAX: "max",
 }
-# For bool: each as it is in one bit, by NCCL's rule.
+# For bool an operator acts on one bit, as NCCL has it.
 _OF_BOOL = {Kind.SUM: Kind.BOR, Kind.MAX: Kind.BOR, Kind.PRODUCT: Kind.BAND, Kind.MIN: Kind.BAND}
 _BY_TORCH: dict[Any, Callable[..., Tensor]] = {
     Kind.SUM: torch.add,
@@ -56,30 +56,10 @@ def _without_factor(number: int, dtype: torch.dtype) -> Reduction:
 
 
 class Reduction:
-    """An operator, for tensors of one dtype.
+    """An operator for tensors of one dtype; BufferRefused: there is no such reduction.
 
-    Parameters
-    ----------
-    kind : ReduceOp.RedOpType
-        The kind, as torch.distributed has it.
-    dtype : torch.dtype
-        The dtype of the tensors.
-    factor : float or Tensor, optional
-        Each rank multiplies by its own before.
-
-    Attributes
-    ----------
-    native : str or None
-        The core's name of the operator, if the core reduces these numbers by it.
-    dtype : str
-        The core's name of the numbers' dtype, if it reduces them.
-    prepares : bool
-        Ranks contribute something else than the tensor itself.
-
-    Raises
-    ------
-    BufferRefused
-        There is no such reduction.
+    ``native`` and ``dtype`` are the core's names, None and "" where the core cannot reduce it.
+    ``prepares``: each rank multiplies by its own ``factor`` first.
     """
 
     def __init__(self, kind: Any, dtype: torch.dtype, factor: float | Tensor | None = None) -> None:
@@ -120,7 +100,7 @@ class Reduction:
     def __call__(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """Reduce contiguous tensors of one shape, in their order, into ``out``.
 
-        That may be one of them.
+        ``out`` may be one of them.
         """
         if out.numel() == 0:
             return
