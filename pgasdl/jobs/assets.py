@@ -1,4 +1,4 @@
-"""The page's own files, which tell nothing about jobs: anybody may have them."""
+"""The page's own files, which say nothing about jobs: anybody may have them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 _FOLDER = Path(__file__).parent / "page"
-# A browser asks nobody else, whatever the page says.
+# With these headers a browser loads nothing from elsewhere, whatever the page contains.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -38,7 +38,7 @@ def routes() -> list[BaseRoute]:
 
 class _Files(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Answer with a file, and what a browser has to know."""
+        """Answer with a file and the headers above."""
         answer = await super().get_response(path, scope)
         answer.headers.update(_HEADERS)
         return answer

@@ -1,7 +1,7 @@
-"""What ranks count, for those who watch: each keeps it in its own memory, and rank 0 reads it.
+"""Ranks' counters for users who watch: each rank keeps its record, and rank 0 reads it.
 
-Nobody waits for that, and no rank knows when it is read: what changed meanwhile has a wrong
-checksum, and is read again next time.
+Nobody waits for a read, and no rank knows when its record is read: a record that changes meanwhile
+has a wrong checksum, and rank 0 reads it again next time.
 """
 
 from __future__ import annotations
@@ -30,20 +30,12 @@ _HEADER = struct.Struct("<II")  # its length, and its checksum
 
 
 class Board:
-    """The record of this rank; on rank 0 also those of others. Making it is collective.
-
-    Parameters
-    ----------
-    context : Context
-        The context of this rank.
-    group : Group
-        Its first member reads.
-    """
+    """The record of this rank; on rank 0 also those of others. Making it is collective."""
 
     def __init__(self, context: Context, group: Group) -> None:
         self._context, self._group = context, group
         self._others = group.ranks[1:] if group.rank == 0 else ()
-        # Rank 0 reads so many at once, and so many in a second.
+        # Rank 0 reads so many records at once, once a second: a board has room for them.
         self._batch = min(MOST_COUNTED, len(self._others))
         self._turns = cycle(self._others)
         places = 1 + self._batch
@@ -54,7 +46,7 @@ class Board:
         self._asked = 0  # reads under way
 
     def look(self, iteration: int, *, last: bool = False) -> Iterator[dict[str, Any]]:
-        """Bring this rank's record up to date, if it is time; on rank 0, yield what there is."""
+        """Update this rank's record if it is time; on rank 0, yield the records that came."""
         now = time.monotonic()
         due = last or now >= self._next
         if self._asked and not last:
@@ -78,7 +70,7 @@ class Board:
         self._bytes[: len(header) + len(data)] = np.frombuffer(header + data, np.uint8)
 
     def _ask(self) -> None:
-        """Read the next ranks' records, but for those of ranks that are lost or have left."""
+        """Begin to read the next ranks' records, except of ranks that are lost or have left."""
         for place in range(1, self._batch + 1):
             target = self._segment[place * _BYTES : (place + 1) * _BYTES]
             source = self._segment[:_BYTES]
@@ -105,7 +97,7 @@ class Board:
 
 
 def _encoded(record: dict[str, Any]) -> bytes:
-    """Return a record as JSON; of a thousand layers or peers it loses the last ones."""
+    """Return a record as JSON; if it is too long, the last layers or peers are left out."""
     while len(data := json.dumps(record).encode()) > _BYTES - _HEADER.size:
         longest = max(("layers", "peers"), key=lambda name: len(record[name]))
         record[longest] = dict(islice(record[longest].items(), len(record[longest]) // 2))

@@ -18,7 +18,7 @@ from pgasdl.jobs.proof import Connection
 
 _TIMEOUT = 30.0  # seconds for an answer; a stream is never silent for so long
 _NO_SERVER = "no job server runs for {}: start `pgasdl serve`, or give --server"
-_PAUSE = 0.5  # seconds before it looks for a server that went away again
+_PAUSE = 0.5  # seconds until it looks again for a server that went away
 
 
 class Client:
@@ -32,7 +32,7 @@ class Client:
         The content of the server's token file.
     patience : float
         Seconds for which :meth:`events`, :meth:`wait` and :meth:`follow` look again for a server
-        that went away, as it does when it is started again.
+        that went away, as a server does when it is started again.
 
     Raises
     ------
@@ -94,7 +94,7 @@ class Client:
 
     @property
     def page(self) -> str:
-        """The address of the page in a browser, with the token, which lets start programs."""
+        """The page's address for a browser, with the token, which lets its owner start programs."""
         return f"{self._url}/#token={self._token}"
 
     def submit(self, program: list[str], **request: Any) -> dict[str, Any]:
@@ -182,9 +182,9 @@ class Client:
         job : int
             Its id.
         name : str, optional
-            Of one alone; "": of the first 100 in alphabetical order.
+            The only metric to return; "": the first 100 in alphabetical order.
         after : str, optional
-            Of those whose names come after this one.
+            Only metrics whose names come after this one.
         first : int, default 0
             The first iteration.
         points : int, default 1000
@@ -304,7 +304,7 @@ class Client:
     def _asked(
         self, connection: Connection, method: str, path: str, body: object = None
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Return an answer; JobError is a refusal, or says that there is none."""
+        """Return an answer; JobError is a refusal, or says that no server answers."""
         content = None if body is None else json.dumps(body).encode()
         try:
             connection.ask(method, "/api/v1" + path, content)
@@ -331,7 +331,7 @@ def _left(deadline: float | None) -> float:
 
 
 def _url_of(places: Places) -> str:
-    """Return the URL of the server that runs for a file: nobody else may be sent the token."""
+    """Return the URL of the server that runs for a file: no other server may get the token."""
     try:
         lock = os.open(places.lock, os.O_RDWR)
         try:

@@ -1,4 +1,4 @@
-"""Who may ask: the name under which the server was found, the token, and how much is sent."""
+"""The right to ask: the host name in the request, the token, and the size of the body."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def token_of(file: Path) -> str:
         Others can read the file, or it holds no token.
     """
     try:
-        # Whole before it has its name: a client may read it at any time.
+        # The file is whole before it gets its name: a client may read it at any time.
         new = file.with_name(file.name + ".new")
         new.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -55,7 +55,7 @@ def token_of(file: Path) -> str:
 
 
 class Gate:
-    """Middleware: refuses what has no right to be answered, before anything else looks at it."""
+    """Middleware: refuses requests without the right to an answer, before others see them."""
 
     def __init__(self, app: ASGIApp, token: str, local: bool, places: Places) -> None:
         self._app = app
@@ -80,7 +80,7 @@ class Gate:
         else:
             known = hmac.compare_digest(given.encode(), f"Bearer {key}".encode())
         if self._local and not _is_local(headers.get("host", "")):
-            # A page from elsewhere, whose name was made to mean this machine.
+            # A page from elsewhere whose host name was pointed at this machine (DNS rebinding).
             answer = problem(421, "this server answers under the names of this machine only")
         elif not known and not _is_open(scope["path"]):
             answer = problem(401, headers={"WWW-Authenticate": "Bearer"})
@@ -94,7 +94,7 @@ def _is_open(path: str) -> bool:
 
 
 class _Body:
-    """Hands on a body, but for one that is too long, or not what was signed."""
+    """Hands on a body, unless it is too long or differs from the signed one."""
 
     def __init__(self, receive: Receive, signed: proof.Signed | None) -> None:
         self._receive = receive
@@ -134,7 +134,7 @@ def _signing(send: Send, request: proof.Signed, key: str, challenge: str) -> Sen
 
 
 def _is_local(header: str) -> bool:
-    """Whether a Host header names this machine: no name that others could make to mean it."""
+    """Whether a Host header names this machine by a name that others cannot redirect to it."""
     try:
         host = urlsplit(f"//{header}").hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""A job: its states, what leads from one to the next, and what clients see of it."""
+"""A job: its states, the changes between them, and the document that clients get."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgasdl.jobs.schema import Schema
 
 
 class State(StrEnum):
-    """Where a job is."""
+    """The state of a job."""
 
     QUEUED = "queued"
     STAGING = "staging"
@@ -23,11 +23,11 @@ class State(StrEnum):
     LOST = "lost"
 
 
-# Processes may run; they hold the job's slots.
+# In these states processes of the job may run; it holds its slots.
 ACTIVE = (State.STAGING, State.RUNNING, State.STOPPING)
 ENDED = (State.DONE, State.FAILED, State.STOPPED, State.LOST)
 
-# Back to the queue: started again, or the server ended before it could start.
+# A job goes back to the queue if it is started again, or if the server ended before its start.
 NEXT: dict[State, tuple[State, ...]] = {
     State.QUEUED: (State.STAGING, State.RUNNING, State.STOPPED, State.FAILED),
     State.STAGING: (State.RUNNING, State.STOPPING, State.QUEUED, *ENDED),
@@ -39,44 +39,22 @@ NEXT: dict[State, tuple[State, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A row of the table of jobs.
+    """A row of the table of jobs. Times are seconds since 1970."""
 
-    Attributes
-    ----------
-    id : int
-        From 1.
-    state : State
-        Where it is.
-    reason : str
-        Why it is there, for people.
-    status : int or None
-        Exit status of its program, 128 + the signal's number if it was killed.
-    submitted, started, ended : float or None
-        Seconds since 1970: of the request, of its last start, of its end.
-    queued : float
-        Its present turn in the queue: the lowest is the first.
-    step : int
-        Number of its present supervisor; each start of ``pgasdl stage`` or ``run`` has one.
-    restarts_left : int
-        How often it is started again if it fails.
-    request : JobRequest
-        What its user asked for.
-    """
-
-    id: int
+    id: int  # from 1
     state: State
-    reason: str
-    status: int | None
+    reason: str  # for people: why it is in this state
+    status: int | None  # exit status of its program, 128 + the signal's number if it was killed
     submitted: float
-    queued: float
-    started: float | None
+    queued: float  # its turn in the queue: the lowest is the first
+    started: float | None  # the last time
     ended: float | None
-    step: int
-    restarts_left: int
+    step: int  # number of its supervisor; each start of ``pgasdl stage`` or ``run`` has one
+    restarts_left: int  # after a failure
     request: JobRequest
 
     def as_json(self) -> dict[str, Any]:
-        """Return what clients see: :data:`JOB`."""
+        """Return the document that clients get: :data:`JOB`."""
         return {
             "id": self.id,
             "name": self.request.title(),
@@ -102,7 +80,7 @@ class Event:
     body: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what clients see."""
+        """Return the document that clients get."""
         return {"time": self.time, **self.body}
 
 

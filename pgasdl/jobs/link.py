@@ -1,7 +1,7 @@
 """Rank 0's connection to the job server: one thread, which never stops the training.
 
-A server that is away is looked for again, with growing pauses. What is to be told then waits, as
-long as there is room; after that the oldest goes, and is counted.
+The thread looks again for a server that is away, with growing pauses. Messages then wait while
+there is room; after that the oldest one is dropped, and counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("pgasdl")
 _EVERY = 0.5  # seconds from one report to the next
 _SILENCE = 30.0  # seconds; the server answers a question for commands earlier
 _PAUSES = (0.1, 5.0)  # seconds, the first and the longest, before it looks for the server again
-_FAREWELL = 5.0  # seconds at the end for what is still to be told
+_FAREWELL = 5.0  # seconds at the end for messages that are left
 _MOST_KEPT = {"metrics": 20_000, "events": 1_000}
 _MOST_SENT = {"metrics": MOST_METRICS, "events": MOST_EVENTS}
 _MOST_BYTES = 1 << 17  # of a report, about
@@ -46,21 +46,10 @@ _FAULTS = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, 
 
 
 class Link:
-    """The connection of a job.
+    """The connection of a job; ``file`` has its ``job``, ``token`` and ``url`` (a file).
 
-    Parameters
-    ----------
-    file : Path
-        What the server wrote for this job: ``job``, ``token``, and ``url``, a file.
-    bell : Callable[[], None]
-        Called when there are commands.
-
-    Attributes
-    ----------
-    commands : deque[Command]
-        Those that came, in their order.
-    dropped : int
-        Messages for which there was no room, and which the server does not know of yet.
+    ``commands`` are those that came, in their order; ``bell`` is called when there are some.
+    ``dropped`` counts messages without room that the server does not know of yet.
     """
 
     def __init__(self, file: Path, bell: Callable[[], None]) -> None:
@@ -68,7 +57,7 @@ class Link:
         self.dropped = 0
         self._file, self._bell = file, bell
         self._kept: dict[str, deque[dict[str, Any]]] = {"metrics": deque(), "events": deque()}
-        self._counters: dict[int, dict[str, Any]] = {}  # by rank, the last that are not told
+        self._counters: dict[int, dict[str, Any]] = {}  # by rank, the last ones not sent yet
         self._unsure: dict[str, Any] | None = None  # the report that has no answer yet
         self._after = 0
         self._next_report = 0.0
@@ -91,7 +80,7 @@ class Link:
             if len(kept) > _MOST_KEPT[kind]:
                 kept.popleft()
                 self.dropped += 1
-        if idle:  # or else it wakes for its next report
+        if idle:  # else the thread wakes anyway for its next report
             self._touch()
 
     def tell_counters(self, record: dict[str, Any]) -> None:
@@ -107,7 +96,7 @@ class Link:
         if self._close_at is None:
             self._close_at = time.monotonic() + _FAREWELL
             self._touch()
-            self._thread.join(2 * _FAREWELL)  # whoever answers, a program comes to its end
+            self._thread.join(2 * _FAREWELL)  # the program ends even if the server never answers
             if not self._thread.is_alive():
                 self._wake.close()
                 self._waking.close()
@@ -129,7 +118,7 @@ class Link:
                 if not told:
                     log.warning("the job server does not answer: %s; training goes on", error)
                 told = True
-            if (self._after, self._next_report) != began:  # it was there
+            if (self._after, self._next_report) != began:  # the server had answered
                 pause, told = _PAUSES[0], False
             limit = time.monotonic() + pause
             while (left := limit - time.monotonic()) > 0 and not self._over():
@@ -164,7 +153,7 @@ class Link:
                     asked = now
                 if self._any() and (now >= self._next_report or self._close_at is not None):
                     self._report(telling, f"{path}/reports")
-                # However much there is to tell, it hears commands in between.
+                # It hears commands between reports, however many there are.
                 limit = self._next_report - now if self._any() else 1.0
                 if self._close_at is not None:
                     limit = 0.0
@@ -203,7 +192,7 @@ class Link:
         except JobError as error:
             if error.status not in (400, 409, 413, 422):
                 raise
-            with self._lock:  # it will never be taken
+            with self._lock:  # the server will never take this report
                 lost = len(self._unsure["metrics"]) + len(self._unsure["events"])
                 self.dropped += lost + self._unsure["dropped"]
         self._unsure = None
@@ -216,7 +205,7 @@ class Link:
         )
 
     def _taken(self) -> dict[str, Any]:
-        """Take a report from what is kept."""
+        """Make a report of the messages that are kept."""
         taken: dict[str, Any] = {"version": VERSION, "metrics": [], "events": [], "ranks": []}
         size = 0
         with self._lock:

@@ -1,8 +1,8 @@
 """Jobs on this machine: each step is a supervisor, a process that outlives the server.
 
-Nothing here goes by the number of a process, which another may have by now. A step runs as long as
-its lock is held: the server takes it, and the supervisor and the launcher of the ranks inherit it,
-so it is free when none of the three is left. A word to the supervisor goes through a named pipe.
+Nothing here relies on process numbers, which are used again. A step runs as long as its lock is
+held: the server takes it, and the supervisor and the launcher of the ranks inherit it, so it is
+free when none of the three is left. The server asks the supervisor to stop through a named pipe.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class LocalRunner:
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.mkfifo(step / CONTROL, 0o600)
-            # Open for both, so that there is always a writer and the supervisor reads no end.
+            # Open for both: with a writer there, the supervisor reads no end of file.
             control = os.open(step / CONTROL, os.O_RDWR | os.O_NONBLOCK)
             stack.callback(os.close, control)
             messages = os.open(step / MESSAGES, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             stack.callback(os.close, messages)
-            # From here on it may have begun.
+            # From here on the step may have begun.
             steps.set_aside(step)
             self._processes[job.id, job.step] = subprocess.Popen(
                 [sys.executable, "-P", "-m", _SUPERVISOR, str(step), str(lock)],
@@ -71,7 +71,7 @@ class LocalRunner:
             )
 
     def look(self, job: Job) -> Look:
-        """Tell by its lock and its files what is known of the present step."""
+        """Return the state of the present step, by its lock and its files."""
         step = self._places.step(job.id, job.step)
         try:
             lock = _opened(step, LOCK, os.O_RDWR)
@@ -91,7 +91,7 @@ class LocalRunner:
     def stop(self, job: Job) -> None:
         """Ask the supervisor to end its program: SIGTERM, and after its grace SIGKILL."""
         step = self._places.step(job.id, job.step)
-        # Without a reader, or with more words than it takes, there is nothing to ask.
+        # An error means that nobody reads, or that it was asked often enough.
         with contextlib.suppress(OSError):
             descriptor = _opened(step, CONTROL, os.O_WRONLY | os.O_NONBLOCK)
             try:
@@ -121,7 +121,7 @@ class LocalRunner:
 
 
 def _opened(step: Path, name: str, flags: int) -> int:
-    """Open the lock of a step or its pipe; if its folder was removed, as its supervisor has it."""
+    """Open the lock or pipe of a step; if its folder is gone, through its supervisor in /proc."""
     with contextlib.suppress(FileNotFoundError):
         return os.open(step / name, flags)
     for process in Path("/proc").glob("[0-9]*"):

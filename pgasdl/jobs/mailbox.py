@@ -1,4 +1,4 @@
-"""How rank 0's commands come to all ranks: one-sidedly, into a ring of places on each.
+"""The way of rank 0's commands to all ranks: one-sided writes into a ring of places on each.
 
 There are no credits: rank 0 knows from the exchanges that end which commands every rank has read.
 """
@@ -21,15 +21,7 @@ _READ, _BELL, _FAILED = range(PLACES, PLACES + 3)  # notifications, after one fo
 
 
 class Mailbox:
-    """The ring of this rank. Making it is collective.
-
-    Parameters
-    ----------
-    context : Context
-        The context of this rank.
-    group : Group
-        Its first member posts.
-    """
+    """The ring of this rank. Making it is collective; the group's first member posts."""
 
     def __init__(self, context: Context, group: Group) -> None:
         self._context, self._group = context, group
@@ -40,7 +32,7 @@ class Mailbox:
         self.posts = group.rank == 0
 
     def post(self, number: int, command: Command) -> None:
-        """Write a command to every rank; its place has to be read by all."""
+        """Write a command to every rank; all must have read the command before in its place."""
         record = json.dumps(command.as_json()).encode()
         place, (begin, end) = number % PLACES, self._range(number, len(record))
         self._bytes[begin:end] = np.frombuffer(record, np.uint8)
@@ -76,7 +68,7 @@ class Mailbox:
                 return
 
     def tell_failure(self) -> None:
-        """Tell rank 0, which knows of its own, that this rank could not obey a command."""
+        """Report to rank 0, which knows its own failures, that this rank could not obey."""
         if not self.posts:
             self._context.notify_add(
                 self._group.ranks[0], self._segment, _FAILED, queue=self._queue
@@ -84,13 +76,13 @@ class Mailbox:
             self._context.wait(self._queue)
 
     def failures(self) -> int:
-        """Return how often other ranks could not, since the last call."""
+        """Return the number of such reports from other ranks since the last call."""
         return self._context.notify_reset(self._segment, _FAILED)
 
     # --- while all ranks wait
 
     def acknowledge(self) -> None:
-        """Tell rank 0 that this rank has read a command; rank 0: wait until all have."""
+        """Report to rank 0 that this rank has read a command; on rank 0: wait for all reports."""
         if not self.posts:
             self._context.notify_add(self._group.ranks[0], self._segment, _READ, queue=self._queue)
             self._context.wait(self._queue)

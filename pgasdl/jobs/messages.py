@@ -1,8 +1,8 @@
 """The messages of a job that trains: commands to it, metrics and events back. JSON, with a version.
 
 A command has a name and a value. Those of :data:`COMMANDS` are built in; a program adds others by a
-handler for their names. Metrics are numbers of an iteration, by name; an event is a word to people;
-a rank's counters are what it has moved and waited for so far.
+handler for their names. Metrics are numbers of an iteration, by name; an event is a message to
+people; a rank's counters are the bytes that it has moved and its waits so far.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ REPORT: Schema = _record(
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a job is told: a name, and a value of at most 4 KiB of JSON."""
+    """A command to a job: a name, and a value of at most 4 KiB of JSON."""
 
     name: str
     value: Any = None
@@ -203,7 +203,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RankCounters:
-    """What a rank has counted by an iteration, and the bytes that its process has in memory."""
+    """The counters of a rank at an iteration, and the bytes that its process has in memory."""
 
     rank: int
     iteration: int

@@ -1,4 +1,4 @@
-"""/openapi.json, made of the table that also routes and checks."""
+"""/openapi.json, made from the table by which the server also routes and checks requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things lie: what is beside the server's file, folders of jobs, and the root around them."""
+"""Paths: files beside the server's database, folders of jobs, and the root around them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def default_file() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What belongs to the database ``file``, beside it."""
+    """The files and folders that lie beside the database ``file``."""
 
     file: Path
 
     def require_private(self) -> None:
         """Raise ConfigError unless only this user can change what lies beside the file.
 
-        Its commands run, and its token goes to the server whose address stands there.
+        The commands in it are run, and clients send the token to the address that stands there.
         """
         folder = self.file.parent
         try:
@@ -46,7 +46,7 @@ class Places:
 
     @property
     def lock(self) -> Path:
-        """What the server that uses the file holds."""
+        """The lock that the server holds while it uses the file."""
         return self._beside(".lock")
 
     @property
@@ -61,7 +61,7 @@ class Places:
 
     @property
     def reserve(self) -> Path:
-        """Space for the last words on a full disk."""
+        """The file that reserves space for the end of jobs on a full disk."""
         return self._beside(".reserve")
 
     def job(self, job: int) -> Path:
@@ -69,7 +69,7 @@ class Places:
         return self._beside(".d") / str(job)
 
     def log(self, job: int) -> Path:
-        """Return what a job's programs have written."""
+        """Return the file with the output of a job's programs."""
         return self.job(job) / "log"
 
     def own(self, job: int) -> Path:
@@ -77,7 +77,7 @@ class Places:
         return self.job(job) / "folder"
 
     def link(self, job: int) -> Path:
-        """Return what tells a job's program how to reach the server: PGASDL_JOB_LINK."""
+        """Return the file by which a job's program finds the server: PGASDL_JOB_LINK."""
         return self.job(job) / "link.json"
 
     def records(self, job: int) -> Path:
@@ -92,7 +92,7 @@ class Places:
 def regular_bytes(file: Path, offset: int = 0, most: int = 1 << 20) -> bytes:
     """Read from a byte on, or a negative number of the last ones.
 
-    FileNotFoundError, too, where a job's program has put a pipe, which has no end.
+    A pipe, which a job's program may have put there, is FileNotFoundError, too: it has no end.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -49,7 +49,7 @@ def of_job(_: Request, error: Exception) -> JSONResponse:
 
 
 def of_http(_: Request, error: Exception) -> JSONResponse:
-    """Answer what Starlette refuses: no such path, or no such method."""
+    """Answer a refusal of Starlette: no such path, or no such method."""
     assert isinstance(error, HTTPException)
     return problem(error.status_code, headers=dict(error.headers or {}))
 

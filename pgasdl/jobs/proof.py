@@ -1,8 +1,9 @@
 """Client and server prove to each other that they know a secret, which itself is never sent.
 
 A client lets the server prove itself first, and signs each request; the server signs each answer.
-So whoever took the port of a server that ended, listens or relays does not learn the secret, and
-cannot make, change or repeat a request. It can drop them, and add to a stream of events.
+So a program that took the port of a server that ended, or that listens or relays, does not learn
+the secret, and cannot make, change or repeat a request. It can drop requests, and add to a stream
+of events.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from pgasdl.errors import JobError
 
 HEADER = "Pgasdl-Proof"  # of an answer: the server's challenge now, and the signature
 STREAM = "stream"  # in the place of the digest of a body that has no end
-_MOST_PROOF = 1 << 16  # bytes that are read of one who has not proved itself
+_MOST_PROOF = 1 << 16  # bytes that are read from a server that has not proved itself
 _MOST_NONCES = 10_000  # to one challenge
 _SIGNED = re.compile(r"Pgasdl ([\w-]{1,64}) ([\w-]{22,64}) ([0-9a-f]{64}) ([0-9a-f]{64})", re.ASCII)
 
 
 def digest(body: bytes) -> str:
-    """Return what a signature covers of a body."""
+    """Return the part of a signature that stands for a body."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -49,7 +50,7 @@ class Signed:
         return cls(*found.groups()) if found else None
 
     def is_by(self, secret: str, method: str, target: str) -> bool:
-        """Whether one who knows the secret made this request."""
+        """Whether the sender of this request knows the secret."""
         parts = "request", self.challenge, self.nonce, method, target, self.digest
         return hmac.compare_digest(self.signature, signature(secret, *parts))
 
@@ -61,14 +62,14 @@ class Signed:
 
 
 class Challenges:
-    """What requests have to be signed for: known to nobody before, and once each."""
+    """Challenges that requests have to sign: nobody can guess one, and a request counts once."""
 
     def __init__(self) -> None:
         self.now = secrets.token_urlsafe(16)
         self._seen: dict[str, set[str]] = {self.now: set()}
 
     def meets(self, request: Signed) -> bool:
-        """Whether a request that is rightly signed comes for the first time."""
+        """Whether a correctly signed request comes for the first time."""
         seen = self._seen.get(request.challenge)
         if seen is None or request.nonce in seen:
             return False
@@ -89,12 +90,12 @@ class Connection(http.client.HTTPConnection):
         self._request: tuple[str, str, bytes | None] = ("", "", None)
 
     def connect(self) -> None:
-        """Connect, to whomever that may be."""
+        """Connect; the server has not proved anything yet."""
         super().connect()
         self._challenge = ""
 
     def ask(self, method: str, target: str, body: bytes | None = None) -> None:
-        """Send a request; JobError with status 401: who answers does not know the secret."""
+        """Send a request; JobError with status 401: the server does not know the secret."""
         if self.sock is None:
             self.connect()
         if not self._challenge:
@@ -106,7 +107,7 @@ class Connection(http.client.HTTPConnection):
     def hear(self) -> tuple[http.client.HTTPResponse, bytes]:
         """Return the answer, and its body but for a stream's."""
         answer, data = self._heard()
-        if answer.status == 401:  # the challenge is not the server's any more
+        if answer.status == 401:  # the server has a new challenge by now
             self._send(*self._request)
             answer, data = self._heard()
         return answer, data

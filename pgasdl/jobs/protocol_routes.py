@@ -1,4 +1,4 @@
-"""What users tell a job that trains and ask about it; what its program asks and tells."""
+"""Endpoints of jobs that train: commands and metrics for users, commands and reports for jobs."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Protocol:
         """Wait for commands, and send them."""
         limit = time.monotonic() + _WAIT
         while True:
-            # Before it looks: what is sent later sets this one.
+            # Made before the look: a command that is sent later sets this event.
             sent = self._sent.setdefault(call.job, asyncio.Event())
             if found := await run_in_threadpool(self._commands, call.job, call.query["after"]):
                 return JSONResponse({"commands": found})
@@ -146,7 +146,7 @@ class Protocol:
             return telemetry.commands(database, job, after, _MOST_COMMANDS)
 
     async def report(self, _: Request, call: Call) -> Response:
-        """Keep what a job tells, all of it or nothing."""
+        """Keep a job's report, all of it or nothing."""
         await run_in_threadpool(self._report, call.job, call.body)
         return JSONResponse({})
 

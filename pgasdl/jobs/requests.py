@@ -1,4 +1,4 @@
-"""What a client may ask for: typed, and checked before anything starts."""
+"""Requests of clients for jobs: typed, and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ REQUEST: Schema = {
     },
 }
 
-# What the launcher or the server sets for each job.
+# Variables that the launcher or the server sets for each job.
 _OURS = {
     f"PGASDL_{name}"
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "JOB_ID", "STORE", "SECRET_FD")

@@ -10,13 +10,13 @@ _BYTES = 256 << 10  # some rows of the database, its log of them and its index
 
 
 class Reserve:
-    """A file that is as large as what it stands for, and given up for it."""
+    """A file that takes up space until that space is needed."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def keep(self) -> None:
-        """Set the space aside, where there is some and it is not there already."""
+        """Set the space aside, unless it is, or the disk is full."""
         with contextlib.suppress(OSError):
             if self._file.exists() and self._file.stat().st_size >= _BYTES:
                 return

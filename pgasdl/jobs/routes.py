@@ -1,4 +1,4 @@
-"""What the server answers: each operation's endpoint, and the table of them."""
+"""The endpoints of the server's operations, and the table of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a place where jobs run; ``local`` is this machine."""
+"""The interface of a place where jobs run, for the scheduler; ``local`` is this machine."""
 
 from __future__ import annotations
 
@@ -13,42 +13,28 @@ Kind = Literal["stage", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a step ended.
-
-    Attributes
-    ----------
-    kind : str
-        "stage" or "run".
-    status : int or None
-        Exit status, 128 + the signal's number if it was killed; None: it could not be started.
-    stopped : bool
-        Whether it was asked to stop before it ended.
-    reason : str
-        What went wrong beside the program's own status, or "".
-    ended : float
-        Seconds since 1970.
-    """
+    """The end of a step."""
 
     kind: Kind
-    status: int | None
-    stopped: bool
-    reason: str
-    ended: float
+    status: int | None  # 128 + the signal's number if it was killed; None: it did not start
+    stopped: bool  # it was asked to stop before it ended
+    reason: str  # an error beside the program's own status, or ""
+    ended: float  # seconds since 1970
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Outcome:
-        """Read what a supervisor wrote."""
+        """Read the document that a supervisor wrote."""
         return cls(**document)
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A step ended, and nobody wrote down how."""
+    """A step that ended without an outcome."""
 
     reason: str
 
 
-# What is known of a step.
+# The state of a step, as far as it is known.
 Look = Outcome | Lost | Literal["runs", "never began"]
 
 
@@ -82,7 +68,7 @@ class Runner(Protocol):
         ...
 
     def look(self, job: Job) -> Look:
-        """Tell what is known of the present step; UnavailableError: the place does not answer."""
+        """Return the state of the present step; UnavailableError: the place does not answer."""
         ...
 
     def stop(self, job: Job) -> None:

@@ -1,7 +1,7 @@
 """The thread that leads jobs from one state to the next.
 
-It always does the same: compare what the file says of each job with what is true of its step, then
-start what fits. So a server that is started again after a crash has nothing special to do.
+In each pass it compares each job's state in the file with the state of its step, then starts jobs
+that fit. So a server that is started again after a crash has nothing special to do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Scheduler:
         self._thread.start()
 
     def accept(self, request: JobRequest) -> None:
-        """See that a request can be run here; JobError with status 422 names what cannot."""
+        """Raise JobError with status 422, which names the reason, if a request cannot run here."""
         if request.ranks > self.slots:
             raise refused("ranks", f"{request.ranks}; the server has {self.slots} slots")
         for name in request.resources:
@@ -54,7 +54,7 @@ class Scheduler:
                 raise refused(f"resources.{name}", "only a server with --slurm takes it")
 
     def wake(self, job: int = 0) -> None:
-        """Say that something has changed, by a user if of a job."""
+        """Wake the thread, as something has changed; ``job``: a user has changed this job."""
         self._pauses.pop(job, None)
         self._wake.set()
 
@@ -86,7 +86,7 @@ class Scheduler:
                 self._tell(f"the jobs' states cannot be written, for now: {error}")
             except OSError as error:
                 self._tell(f"no job can be started, for now: {error}")
-            except Exception as error:  # whatever it is, other jobs are still to be looked after
+            except Exception as error:  # other jobs still need the thread
                 self._tell(f"a fault of the server: {error!r}")
 
     def _tell(self, trouble: str) -> None:
@@ -131,7 +131,7 @@ class Scheduler:
                 self._settle(job, outcome)
 
     def _settle(self, job: Job, outcome: Outcome) -> None:
-        """Lead a job on whose step has ended."""
+        """Move a job whose step has ended to its next state."""
         columns: dict[str, Any] = {"status": outcome.status, "ended": outcome.ended}
         stopping = job.state is State.STOPPING
         staged = outcome.kind == "stage" and outcome.status == 0
@@ -149,7 +149,7 @@ class Scheduler:
             self._store.move(job, State.DONE, **columns)
 
     def _fail(self, job: Job, state: State, reason: str, columns: dict[str, Any]) -> None:
-        """Start a job again that did not end well, or let it be so."""
+        """Queue a failed job again, if restarts are left, or end it."""
         if job.restarts_left and job.state is not State.STOPPING:
             reason = f"started again: {reason}"
             self._store.move(job, State.QUEUED, reason, restarts_left=job.restarts_left - 1)

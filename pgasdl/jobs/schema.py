@@ -1,4 +1,4 @@
-"""The part of JSON Schema that requests need: what refuses one is what /openapi.json shows."""
+"""The part of JSON Schema that requests need; /openapi.json shows the schemas that are checked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(value: object, schema: Schema, field: str = "") -> None:
         raise refused(field, f"no JSON for all who read it: {_shown(value)}")
     if not any(_is(value, each) for each in kinds):
         raise refused(field, f"{_shown(value)} is no {' or '.join(kinds)}")
-    if kinds is kind:  # of several types: there is no more to it
+    if kinds is kind:  # a schema of several types says nothing else
         return
     if isinstance(value, dict):
         _check_object(value, schema, field)

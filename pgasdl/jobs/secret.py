@@ -1,4 +1,4 @@
-"""The secret of one job: its program speaks for this job with it, and for no other.
+"""The secret of one job: with it a program may report for this job, and for no other.
 
 It lies in the job's folder, with mode 0600, and is new each time the job is started.
 """
@@ -30,13 +30,13 @@ def write(places: Places, job: int) -> None:
 
 
 def job_of(path: str) -> int | None:
-    """Return the job for whose program alone a path is; None: it is for users."""
+    """Return the job whose program alone may use a path; None: the path is for users."""
     found = _PATHS.fullmatch(path)
     return int(found[1]) if found else None
 
 
 def of(places: Places, job: int) -> str:
-    """Return the secret of a job; of none that there is: one that nobody knows."""
+    """Return the secret of a job; if there is no such job, a random one that nobody knows."""
     if 1 <= job <= LARGEST:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(regular_bytes(places.link(job)))["token"])

@@ -108,7 +108,7 @@ def application(service: Service, token: str, local: bool, places: Places) -> AS
 
 
 def _routes(operations: Iterable[Operation]) -> Iterable[Route]:
-    """One route for each path, so that it knows which methods there are."""
+    """Yield one route for each path, so that it knows which methods there are."""
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
@@ -127,25 +127,25 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], object]:
 
 
 class _Connection(H11Protocol):
-    """A connection on which a request has to come, soon, and before others need its place."""
+    """A connection that is closed if no request comes in time, or if others need its place."""
 
     waiting: ClassVar[dict[_Connection, asyncio.TimerHandle]] = {}  # the longest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait; who waits for the longest has to go if there are too many."""
+        """Begin to wait; if there are too many connections, close the one that waits longest."""
         super().connection_made(transport)
         self._wait()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if 0 < limit // 2 < len(self.connections):  # the others are for jobs and their files
+        if 0 < limit // 2 < len(self.connections):  # jobs and files need the other descriptors
             next(iter(self.waiting))._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Forget the connection."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """See whether a request has come."""
+        """Stop waiting if a request has come."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:

@@ -1,7 +1,7 @@
 """Jobs through Slurm: each step is a batch job of one supervisor, which starts the ranks by srun.
 
-Slurm queues, places and ends them. A step is known by its name in Slurm, so a server that is killed
-and started again finds it; how it ended stands in its folder, which all nodes reach.
+Slurm queues, places and ends them. A step is found by its name in Slurm, so a server that is killed
+and started again finds it; its outcome stands in its folder, which all nodes reach.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pgasdl.jobs.requests import RESOURCES
 from pgasdl.jobs.runner import Kind, Look, Lost
 from pgasdl.jobs.supervisor import BEGUN, MESSAGES
 
-_NAME, _SUBMITTED = "slurm.name", "slurm.submitted"  # files of a step: its name; Slurm took it
+_NAME, _SUBMITTED = "slurm.name", "slurm.submitted"  # files of a step: its name; sbatch succeeded
 _SILENCE = 60.0  # seconds that Slurm may take to answer
 _EVERY = 2.0  # seconds from one look at the queue to the next
-_LATE = 5.0  # seconds until what another node wrote is seen here
+_LATE = 5.0  # seconds until this node sees a file that another node wrote
 _NEVER = (float("-inf"), frozenset[str]())
 _LOST = Lost("Slurm ended it before its supervisor could write how: cancelled, or its node failed")
 
@@ -92,7 +92,7 @@ class SlurmRunner:
         self._seen = _NEVER
 
     def look(self, job: Job) -> Look:
-        """Tell by its folder and by Slurm's queue what is known of the present step."""
+        """Return the state of the present step, by its folder and Slurm's queue."""
         step, name = self._places.step(job.id, job.step), self._name(job)
         queued = name in self._queue()
         if queued:
@@ -153,7 +153,7 @@ class SlurmRunner:
         return f"pgasdl-{signature(token, 'slurm', *parts, str(job.step))[:24]}"
 
     def _queue(self) -> frozenset[str]:
-        """Return the names of what waits or runs."""
+        """Return the names of batch jobs that wait or run."""
         moment, names = self._seen
         if time.monotonic() > moment + _EVERY / 2:
             try:
@@ -170,7 +170,7 @@ class _RefusedError(Exception):
 
 
 def _asked(*words: str, given: str = "") -> str:
-    """Return what a command of Slurm says."""
+    """Return the output of a command of Slurm."""
     try:
         done = subprocess.run(
             words, input=given, capture_output=True, text=True, timeout=_SILENCE, check=False

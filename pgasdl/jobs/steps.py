@@ -1,4 +1,4 @@
-"""The folder of a step, as every runner lays it out: what its supervisor reads and writes."""
+"""The folder of a step, the same for every runner: files that its supervisor reads and writes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,9 @@ def lay_out(
 ) -> Path:
     """Make the folders of the present step and its command.
 
-    The ranks' secret lies in the step's folder; a launcher that is pgasdl's own makes another.
-
-    Parameters
-    ----------
-    launcher, stop : Sequence[str]
-        The words that start the ranks, and those that send them SIGTERM; none: the launcher does
-        that when it gets the signal.
+    The ranks' secret lies in the step's folder; pgasdl's own launcher makes another one.
+    ``launcher`` starts the ranks; ``stop`` sends them SIGTERM, and if it is empty the launcher does
+    so when it gets the signal.
     """
     command = _command(places, root, job, kind, launcher, stop)
     step = places.step(job.id, job.step)
@@ -52,14 +48,14 @@ def lay_out(
 
 
 def _write_secret(file: Path) -> None:
-    file.unlink(missing_ok=True)  # the server ended before it could start what was laid out
+    file.unlink(missing_ok=True)  # an earlier server may have ended before it started the step
     descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with open(descriptor, "wb") as writing:
         writing.write(os.urandom(32))
 
 
 def set_aside(step: Path) -> None:
-    """Take the space of the outcome before anything starts: the disk may be full later."""
+    """Reserve space for the outcome before anything starts: the disk may be full later."""
     descriptor = os.open(step / BEGUN, os.O_CREAT | os.O_WRONLY, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, _OUTCOME_BYTES)
@@ -69,7 +65,7 @@ def set_aside(step: Path) -> None:
 
 
 def outcome(step: Path) -> Outcome | None:
-    """Return what a supervisor wrote; None: nothing, or it is damaged."""
+    """Return the outcome that a supervisor wrote; None: there is none, or it is damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
         return Outcome.from_json(json.loads(regular_bytes(step / OUTCOME)))
     return None
@@ -83,7 +79,7 @@ def _command(
     launcher: Sequence[str],
     stop: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what the supervisor reads; the paths are looked at again, now."""
+    """Return the command for the supervisor; the paths are checked again, now."""
     request = job.request
     folder = folder_of(root, request.folder)
     if kind == "stage":

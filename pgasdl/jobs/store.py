@@ -1,4 +1,4 @@
-"""The jobs and what happened to them: one SQLite file, which one server at a time uses."""
+"""The jobs and their events: one SQLite file, which one server at a time uses."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ class Store:
         return next(iter(self._jobs(clause, State.QUEUED, *but)), None)
 
     def events(self, job: int, after: int = 0) -> list[Event]:
-        """Return what happened to a job, those with ids above ``after``."""
+        """Return the events of a job with ids above ``after``."""
         return self._events("job = ? AND id > ? ORDER BY id", job, after)
 
     def last_events(self, job: int, limit: int) -> list[Event]:
-        """Return the last things that happened to a job."""
+        """Return the last events of a job."""
         return self._events("job = ? ORDER BY id DESC LIMIT ?", job, limit)[::-1]
 
     def events_of_all(self, after: int) -> list[Event]:
-        """Return what happened to any job, those with ids above ``after``."""
+        """Return the events of all jobs with ids above ``after``."""
         return self._events("id > ? ORDER BY id", after)
 
     def last_event(self) -> int:
@@ -155,7 +155,7 @@ class Store:
         return self.job(job)
 
     def move(self, job: Job, to: State, reason: str = "", **columns: Any) -> Job:
-        """Lead a job from the state in which the caller saw it to another.
+        """Move a job from the state in which the caller saw it to another.
 
         Raises
         ------
@@ -210,18 +210,18 @@ class Store:
                 self._reserve.keep()
                 return self.job(job)
             except sqlite3.OperationalError:
-                # On a full disk the reserve has room for what jobs that run have to say.
+                # On a full disk the reserve has room for the reports of running jobs.
                 if spared or not self._reserve.give_up():
                     raise
                 spared = True
 
     def transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        """Return a transaction, in which others write and read what belongs to jobs."""
+        """Return a transaction for other modules that write and read rows of jobs."""
         return self._writing()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Let others read what belongs to jobs."""
+        """Let other modules read rows of jobs."""
         with self._mutex:
             yield self._database
 
@@ -284,7 +284,7 @@ def _note(
 
 
 def _locked(lock: int) -> bool:
-    """Take the lock; clients that look whether a server has it hold it for a moment, too."""
+    """Take the lock; a client that checks for a server may hold it for a moment, so try again."""
     for _ in range(_TRIES):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

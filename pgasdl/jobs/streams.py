@@ -24,14 +24,10 @@ def message(kind: str, document: dict[str, Any], number: int | None = None) -> s
 def stream(
     news: Callable[[], tuple[Iterable[str], bool]], closing: Callable[[], bool], every: float
 ) -> StreamingResponse:
-    """Answer with what ``news`` returns, in a thread, every so many seconds.
+    """Answer with the events that ``news`` returns, called in a thread every so many seconds.
 
-    Parameters
-    ----------
-    news : Callable[[], tuple[Iterable[str], bool]]
-        What is new since its last call, and whether that was the last of all.
-    closing : Callable[[], bool]
-        Whether the server ends.
+    It returns the events since its last call, and whether these were the last ones of all.
+    ``closing`` : whether the server ends
     """
 
     async def events() -> AsyncIterator[str]:

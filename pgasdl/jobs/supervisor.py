@@ -22,7 +22,7 @@ from typing import Any
 from pgasdl.runtime.launch import shim
 from pgasdl.runtime.launch.guard import kill_descendants
 
-# Files of a step's folder. What is BEGUN becomes the OUTCOME.
+# Files of a step's folder. At the end BEGUN is renamed to OUTCOME.
 COMMAND, LOCK, CONTROL, MESSAGES = "command.json", "lock", "control", "messages"
 BEGUN, OUTCOME = "outcome.begun", "outcome.json"
 
@@ -50,7 +50,7 @@ class Supervisor:
         """Run the program to its end, and write the outcome."""
         for number in _SIGNALS:
             signal.signal(number, lambda *_: self._stop())
-        # What loses its parents becomes our child, also if the launcher is killed.
+        # A process that loses its parent becomes our child, also if the launcher is killed.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             self._log = os.open(self._command["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -61,7 +61,7 @@ class Supervisor:
         except (OSError, ValueError) as error:
             status, self._reason = None, f"cannot be started: {error}"
         finally:
-            kill_descendants()  # what the program left, and all if something is wrong with us
+            kill_descendants()  # left by the program; or all, if this process fails
         self._write(status)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -106,7 +106,7 @@ class Supervisor:
             self._stop()
 
     def _stop(self) -> None:
-        """Pass on SIGTERM once; later words change nothing."""
+        """Pass on SIGTERM once; later requests change nothing."""
         self._stopped = True
         self._end()
 
@@ -119,7 +119,7 @@ class Supervisor:
                 self._child.terminate()
 
     def _read(self) -> bool:
-        """Copy what the program wrote; False: there is no more at present."""
+        """Copy the program's output to the log; False: there is no more at present."""
         try:
             data = os.read(self._output, 1 << 16)
         except BlockingIOError:
@@ -132,7 +132,7 @@ class Supervisor:
             try:
                 data = data[os.write(self._log, data) :]
             except OSError as error:
-                # On a full disk the program could not go on either; what it writes is dropped.
+                # On a full disk the program could not go on either; its output is dropped.
                 self._reason = f"the log cannot be written: {error.strerror}"
                 self._end()
         return True

@@ -1,4 +1,4 @@
-"""What jobs tell while they run, and what they are told, in the server's file."""
+"""Reports of jobs while they run, and commands to them, in the server's file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMMANDS = """
 SELECT id, body FROM events WHERE job = ?1 AND kind = 'command' AND id > ?2
 AND id > (SELECT max(id) FROM events WHERE job = ?1 AND kind = 'state') ORDER BY id LIMIT ?3
 """
-# From each name to the next one, instead of looking at all points.
+# It goes from each name to the next, instead of looking at all points.
 _NAMES = """
 WITH RECURSIVE names(name) AS (
     SELECT min(name) FROM metrics WHERE job = ?1 AND name > ?3
@@ -68,7 +68,7 @@ def commands(database: sqlite3.Connection, job: int, after: int, limit: int) -> 
 
 
 def add_metrics(database: sqlite3.Connection, job: int, messages: Iterable[Any]) -> None:
-    """Write numbers down; a job that was started again replaces what it had told from there on."""
+    """Write numbers down; a job that was started again replaces its points from there on."""
     rows = [
         (job, name, message["iteration"], _float(number), _float(message["time"]))
         for message in messages

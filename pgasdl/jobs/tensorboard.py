@@ -1,7 +1,7 @@
 """A job's metrics as TensorBoard's event files, by TensorBoard's own writer.
 
-A step is an iteration. A START event lets TensorBoard forget what it has: where a job that was
-started again makes iterations once more, and in a folder that is written again.
+A step is an iteration. A START event lets TensorBoard drop the points that it has: a job that was
+started again repeats iterations, and a folder may be written again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> in
     Parameters
     ----------
     client : Client
-        Of the job's server.
+        A client of the job's server.
     job : int
         The job.
     folder : Path
-        Of this job alone; made if it is not there.
+        A folder for this job alone; made if it is not there.
     follow : bool, default False
         Go on until the job ends.
 
@@ -50,7 +50,7 @@ def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> in
         There is no such job, or no server answers.
     """
     make = _Events()
-    client.show(job)  # no file for a job that there is not
+    client.show(job)  # raises if there is no such job, before a file is made
     total = 0
     try:
         with contextlib.closing(make.writer(folder)) as writer:
@@ -69,7 +69,7 @@ def write(client: Client, job: int, folder: Path, *, follow: bool = False) -> in
 
 
 def _looks(client: Client, job: int, follow: bool) -> Iterator[tuple[bool, Points]]:
-    """Yield what is new, and whether it replaces all before, until there is no more."""
+    """Yield new points, and whether they replace all before, until there are no more."""
     series, seen = _Series(client, job), time.monotonic()
     while True:
         try:
@@ -84,10 +84,10 @@ def _looks(client: Client, job: int, follow: bool) -> Iterator[tuple[bool, Point
 
 
 class _Series:
-    """How far a job's metrics were read.
+    """A job's metrics, and how far they were read.
 
-    Once another run of the job tells a metric, the server drops what the run before had told of
-    later iterations: then all is read again.
+    Once another run of the job reports a metric, the server drops the points of later iterations
+    that the run before had reported: then all is read again.
     """
 
     def __init__(self, client: Client, job: int) -> None:
@@ -98,7 +98,7 @@ class _Series:
         self._outdated: dict[str, Point] = {}  # the last of a run before, not told again yet
 
     def look(self) -> tuple[bool, Points]:
-        """Read what is new, and whether it replaces all that was read."""
+        """Return new points, and whether they replace all that was read."""
         job = self._client.show(self._job)
         if job["started"] != self._started:
             self._started, self._outdated = job["started"], dict(self._lasts)
@@ -151,7 +151,7 @@ class _Events:
         return self._files.EventFileWriter(str(folder))
 
     def start(self) -> Any:
-        """Let TensorBoard forget what it has."""
+        """Make the event that lets TensorBoard drop the points that it has."""
         log = self._event.SessionLog(status=self._event.SessionLog.START)
         return self._event.Event(wall_time=time.time(), step=0, session_log=log)
 

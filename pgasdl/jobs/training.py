@@ -1,8 +1,8 @@
-"""A training job and its server: what users tell it is obeyed by all ranks at the same iteration.
+"""A training job and its server: all ranks obey a user's command at the same iteration.
 
-No barrier and no message of its own is needed for that. Rank 0 writes a command to all ranks, and
+That needs no barrier and no message of its own. Rank 0 writes a command to all ranks, and
 the number of the last one travels as one element of a layer that is exchanged anyway: the others
-add 0 to it. When the exchange of iteration k is over everybody knows the number, and obeys at k + 2
+add 0 to it. When the exchange of iteration k is over all ranks know the number, and obey at k + 2
 (MiMatrix). Numbers travel modulo 64, so that they are exact in every dtype and for up to 1024
 ranks; no more than 16 commands are ever under way.
 """
@@ -114,9 +114,10 @@ class TrainingJob:
 
         ``@job.on("learning-rate")`` is called by ``pgasdl job send ID learning-rate 0.1``, and by
         ``set`` of this name. ``evaluate`` and ``checkpoint`` are built in, without a value (None);
-        other names are the program's own, with any JSON of at most 4 KiB. What a function raises
-        goes to the user as an event, and to the log; the training goes on, so a function checks a
-        value before it changes anything. PeerLost, Timeout and MismatchError end the training.
+        other names are the program's own, with any JSON of at most 4 KiB. If a function raises, the
+        error goes to the user as an event, and to the log; the training goes on, so a function
+        checks a value before it changes anything. PeerLost, Timeout and MismatchError end the
+        training.
 
         Raises
         ------
@@ -224,14 +225,14 @@ class TrainingJob:
             self._link.tell(Metrics(self.iteration, time.time(), numbers))
 
     def event(self, name: str, text: str = "") -> None:
-        """Tell users that something happened; rank 0's word. It never waits."""
+        """Report to users that something happened; only rank 0 does so. It never waits."""
         if self._link is not None:
             self._link.tell(Event(self.iteration, time.time(), name, text))
 
     def close(self) -> None:
         """Send what is left, and end the connection. Also at the end of the process. Idempotent."""
         if self._closing.alive and not self._context.closed:
-            with suppress(PgasError):  # an error that brought us here is the one to be seen
+            with suppress(PgasError):  # an error that led here matters more
                 self._look(last=True)
         self._closing()
 
@@ -242,7 +243,7 @@ class TrainingJob:
         self.close()
 
     def _look(self, *, last: bool = False) -> None:
-        """Keep this rank's counters, and on rank 0 tell those of others."""
+        """Keep this rank's counters, and on rank 0 report those of other ranks."""
         if self._board is not None:
             for record in self._board.look(self.iteration, last=last):
                 assert self._link is not None
@@ -290,7 +291,7 @@ class TrainingJob:
             handler(value)
         except (PeerLost, Timeout, MismatchError):
             raise
-        except Exception as error:  # of a value that a user mistyped no training dies
+        except Exception as error:  # a mistyped value must not end the training
             log.exception("rank %d: command %s", self._context.rank, command)
             self._mailbox.tell_failure()
             self.event("failed", f"{command}: {type(error).__name__}: {error}")
@@ -309,7 +310,7 @@ class TrainingJob:
         return (loop | self._handlers).get(command.name)
 
     def _pause(self, _: object = None) -> None:
-        """Obey, one after another, all that comes, until it goes on."""
+        """Obey commands one after another, until one of them lets the training go on."""
         assert self._mailbox is not None
         if self._waiting:
             return

@@ -1,4 +1,4 @@
-"""What those who watch ask: what happens, what ranks count, and what is left of a failed job."""
+"""Endpoints for users who watch: events, ranks' counters, and flight records of failed jobs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Watching:
 
         def news() -> tuple[list[str], bool]:
             nonlocal after, told
-            # In this order: a job that has ended has no later events, and writes no more.
+            # The state is read first: a job that has ended gets no more events or output.
             ended = self._store.job(call.job).state in ENDED
             found = []
             for event in self._store.events(call.job, after):

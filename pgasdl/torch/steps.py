@@ -15,7 +15,7 @@ from pgasdl.torch.layers import Settings
 def steps_by_parameter(optimizer: Optimizer) -> bool:
     """Whether it updates each parameter from that parameter's gradient and state alone.
 
-    PyTorch's own do, except LBFGS. Of other optimizers it is not known.
+    PyTorch's own do, except LBFGS; of other optimizers it is not known.
     """
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not isinstance(optimizer, LBFGS)
