@@ -63,8 +63,8 @@ def check(
     seeds : int, default 2
         Schedules to run, besides the proof over all schedules.
     results : Sequence[Sequence[Region]], optional
-        What each rank has in the end, of plans that no kind describes; in the buffer ``result``, if
-        the plans have one.
+        The result of each rank, for plans that no kind describes; in the buffer ``result``, if the
+        plans have one.
 
     Returns
     -------

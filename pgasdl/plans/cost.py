@@ -5,7 +5,7 @@ its sender (``startup``: chains pay it per chunk), and the time until it arrives
 pays it once for P - 1 messages). Thakur's and swCaffe's alpha is their sum where a rank sends one
 message at a time.
 
-What the model has
+The model has
     Each rank has a port out and a port in, full duplex. A Put takes ``startup + beta * bytes`` of
     the port out, in the order of posting; its first byte is at the receiver ``startup + latency``
     after it began, and takes ``beta * bytes`` of the port in, in the order of coming. Its flag is
@@ -13,7 +13,7 @@ What the model has
     elements, and ``remote`` per byte of each span in a peer's memory, its addition included; a copy
     of own elements ``copy`` per byte. One Reduce of a rank at a time.
     Two betas: pairs inside a node (or supernode), and pairs across.
-What it lacks
+It lacks
     Links that several ranks share: ``pgasdl.simulate`` has them, event by event, and agrees with
     this module on machines without them.
 
@@ -69,9 +69,9 @@ class Model:
     per_node : Sizes
         Ranks of each node, neighbours in the order of ranks.
     gamma, copy, remote, update : Number
-        Per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
+        Time per byte: of an addition, of a copy, of a span in a peer's memory, of a Call.
     flop : Number
-        Of a multiplication and an addition in a product of matrices.
+        Time of a multiplication and an addition in a product of matrices.
     blocking : bool
         A Put holds up its lane until it has left, because the processor copies it.
     """

@@ -1,8 +1,8 @@
 """Plans of an array in pieces: each piece is exchanged by itself, and all in one execution.
 
 So a piece can be copied from a GPU, or back, while another travels. The plan of the whole has the
-lanes of all pieces, and its buffers lie one after the other; what proves each of them right proves
-the whole, because no step of one touches what is another's.
+lanes of all pieces, and their buffers lie one after the other. Proofs of the pieces prove the
+whole, because no step of one piece touches another's buffers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pgasdl.plans.registry import build, spec_of
 
 # Every piece takes notifications of its own.
 MOST_PIECES = 16
-# Kinds that do to each element the same, wherever it lies.
+# Kinds that treat each element alike, wherever it lies.
 _KINDS = (*EXCHANGES, *ROOTED)
 
 
@@ -56,7 +56,7 @@ def pieces_of(spec: PlanSpec, kind: str, count: int, piece: int) -> tuple[int, .
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """One rank's plan of an array: what is bound to memory.
+    """One rank's plan of an array, as it is bound to memory.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ def build_array(
 
 
 def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
-    """Return the plan with rank ``order[r]`` wherever it says r; (): as it is."""
+    """Return the plan with rank ``order[r]`` in the place of rank r; (): the plan itself."""
     if not order:
         return plan
 
@@ -177,7 +177,7 @@ def join(plans: Sequence[Plan]) -> Plan:
 
 
 def _mover(at: dict[str, int], flags: int) -> Callable[[Step], Step]:
-    """Return what moves a step: its spans by ``at``, its notification by ``flags``."""
+    """Return a function that moves a step: its spans by ``at``, its notification by ``flags``."""
 
     def span(of: Span) -> Span:
         return replace(of, offset=of.offset + at[of.buffer])

@@ -102,8 +102,8 @@ class Reduce:
 class Copy:
     """``dst[i * dst_step + j] = src[i * src_step + j]`` for ``rows`` rows i of ``n`` elements j.
 
-    A cast where the buffers' dtypes differ. Neither rows of ``dst`` nor those of ``src`` overlap,
-    and they are in two buffers. On the host only.
+    It casts where the buffers' dtypes differ. Neither rows of ``dst`` nor those of ``src`` overlap,
+    and they are in two buffers. It works on the host only.
     """
 
     dst: Span
@@ -119,7 +119,7 @@ class Copy:
         return self.n * self.rows
 
     def row(self, number: int) -> tuple[Span, Span]:
-        """Return where a row goes, and where it comes from."""
+        """Return the place that a row goes to, and the place that it comes from."""
         to, of = number * self.dst_step, number * self.src_step
         return (
             Span(self.dst.buffer, self.dst.offset + to, self.dst.rank),
@@ -246,7 +246,7 @@ class Members:
 
     @property
     def several_nodes(self) -> bool:
-        """They are on several nodes, and not each on one of its own."""
+        """Whether they are on several nodes, of which one at least has several ranks."""
         return 1 < self.nodes < self.size
 
     @property
@@ -299,7 +299,7 @@ def never(case: Case) -> bool:
 
 
 def always(case: Case) -> bool:
-    """Return True: wherever the plan can be used, and no row before it is."""
+    """Return True: the plan is used wherever it can be, if no row before it is."""
     del case
     return True
 
@@ -339,8 +339,7 @@ class PlanSpec:
         all ranks map, where it loads and stores the peers'; "readable": anywhere that peers can
         read, since it only copies from them; "private": anywhere, no peer touches it.
     suits : Callable[[Case], bool], default never
-        Whether it is the one to take where nobody names a plan: of the rows that can be used, the
-        first that suits.
+        Whether to take it where nobody names a plan: the first usable row that suits is taken.
     options : tuple[str, ...]
         Names of the options of ``build``, which are integers.
     several : tuple[str, ...]

@@ -25,7 +25,7 @@ from pgasdl.plans.algorithms import (
 from pgasdl.plans.plan import EXCHANGES, KINDS, PLACES, Plan, PlanSpec, Sizes
 from pgasdl.plans.validation import validate
 
-# In this order they are asked whether they suit, where nobody names a plan.
+# Where nobody names a plan, the first row in this order that can serve and suits is taken.
 PLANS: dict[str, PlanSpec] = {
     spec.name: spec
     for spec in (

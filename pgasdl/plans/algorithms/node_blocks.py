@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather between nodes: what leaves or enters a node does so once.
+"""Reduce-scatter and all-gather between nodes: each element leaves or enters a node once.
 
 Paper
     The hierarchy is that of ``gdraa_nodes``, of which these are the kinds with a block per rank.
@@ -28,7 +28,8 @@ Cost
     Halves of neighbours' blocks send (P-q) S across, with 8 ranks a node 8 times as much, which
     other jobs feel; so this is taken at every size.
 
-Notifications, raised by rank i: i: what I have for it is welcome (credit). P + i: it is here.
+Notifications, raised by rank i
+    i: its place for my elements is free (credit). P + i: its elements are here.
 
 Which message proves a buffer free
     slots, or ``data`` of an all-gather     the receiver's credit, raised when it begins
@@ -101,7 +102,7 @@ class _Node:
         return self.others[low:high]
 
     def speakers(self) -> list[tuple[int, int]]:
-        """Return the other nodes, beginning behind this one, and who speaks there for my block."""
+        """Return the other nodes, beginning behind this one, each with its speaker for my block."""
         found = []
         mine = self.number[self.rank]
         for node in peers_after(self.node, self.nodes) if self.own else ():
@@ -125,12 +126,12 @@ class _Node:
         return found
 
     def credits(self, senders: Sequence[int]) -> Iterator[Step]:
-        """Tell those who send to me that they may."""
+        """Raise the credits of all ranks that send to me."""
         for sender in senders:
             yield flag(sender, self.rank)
 
     def here(self, sender: int) -> Wait:
-        """Wait for all that a rank has for me."""
+        """Wait until all elements that a rank has for me are here."""
         return Wait(self.view.size + sender, sender)
 
     def reduce(self) -> Iterator[Step]:
@@ -187,7 +188,7 @@ class _Node:
             yield self.here(mate)
 
     def put(self, parts: list[tuple[int, int]], mate: int, at: list[Span]) -> Iterator[Step]:
-        """Put parts to a mate, and tell it when all are there."""
+        """Put parts to a mate, and raise its notification after them."""
         last = len(parts) - 1
         for number, ((offset, n), there) in enumerate(zip(parts, at, strict=True)):
             notify = self.view.size + self.rank if number == last else None

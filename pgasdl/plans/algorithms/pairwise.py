@@ -1,7 +1,7 @@
 """Pairwise: ranks have blocks for each other in private memory, which no peer ever touches.
 
-The plan of what torch.distributed calls broadcast, gather, scatter, all-gather, all-to-all, reduce
-and reduce-scatter. It is no row of the table: the blocks' lengths say what it does.
+It is the plan of torch.distributed's broadcast, gather, scatter, all-gather, all-to-all, reduce and
+reduce-scatter. It is no row of the table: the blocks' lengths say what it does.
 
 Paper
     The pairwise exchange of every MPI, piece by piece through slots as in ``staged``.
@@ -171,7 +171,7 @@ class Sides:
         yield Reduce((slot,), (Span(name, k * self.piece),), n)
 
     def store(self, k: int, peer: int, n: int) -> Iterator[Step]:
-        """Copy piece ``k`` of ``peer`` from where it is to where it belongs."""
+        """Copy piece ``k`` of ``peer`` from its slot into the result."""
         yield Reduce((Span(f"take{peer}", k * self.piece),), (self.source(k, peer),), n)
 
     def await_taken(self, k: int) -> Iterator[Step]:

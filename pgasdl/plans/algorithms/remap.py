@@ -1,4 +1,4 @@
-"""Remap: what ranks hold under one layout comes to where another layout wants it.
+"""Remap: elements that ranks hold under one layout move to their places under another.
 
 It is no row of the table: two layouts say what moves. The exchange is that of ``pairwise``, whose
 docstring says which message proves a buffer free; here a block for a peer is rows out of ``data``,
@@ -64,7 +64,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What one rank sends and receives.
+    """The rows that one rank sends and receives.
 
     Attributes
     ----------
@@ -169,7 +169,7 @@ class _Sides(Sides):
             yield from self.stay()
 
     def stay(self) -> Iterator[Step]:
-        """Copy what stays on this rank, in the first part."""
+        """Copy the rows that stay on this rank, in the first part."""
         for rows in self.moves.sends[self.rank] if self.begin == 0 else ():
             dst, src = Span("result", rows.dst), Span("data", rows.src)
             yield Copy(dst, src, rows.n, rows.rows, rows.dst_step, rows.src_step)

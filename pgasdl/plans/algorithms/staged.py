@@ -190,7 +190,7 @@ class _Exchange:
         yield from self.collect(self.last)
 
     def stage(self, k: int) -> Iterator[Step]:
-        """Copy what others need of piece ``k`` into its slot."""
+        """Copy the elements of piece ``k`` that others need into its slot."""
         n = self.pieces[k][1]
         runs = [(0, n)]
         if self.owners:

@@ -5,12 +5,12 @@ satisfied. So the same steps wait for each other in every run: two accesses are 
 every run, or unordered in some. This module unrolls a few iterations, derives the order with vector
 clocks, and reports each unordered pair of accesses to the same elements, one of them a write.
 
-What orders
+Ordered are
     the steps of a lane; an execution's begin and end with its lanes; the application's own use of
     ``data`` and ``weights`` between executions (it may read and write all of them there);
     a Put with the Wait for its flag; Flush with the source reads of its lane's Puts; a flag with
     every earlier Put of the same lane and execution to the same peer.
-What does not
+Not ordered is
     anything else: two lanes, two Puts to one peer, two flags.
 How long an access lasts
     a Put reads its source and writes its target at any time from its posting until a Wait or
@@ -50,7 +50,7 @@ Instant = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class _Moment:
-    """When a lane was at a step, and what it knew of all chains then."""
+    """A lane at a step, with its knowledge of all chains then."""
 
     rank: int
     lane: int
@@ -261,7 +261,7 @@ class _Unrolled:
         return findings
 
     def _owner(self, rank: int, notification: int) -> str:
-        """Say who should raise a notification, and where that lane stands."""
+        """Name the step that should raise a notification, and the place where its lane stands."""
         for plan in self._phases[self._iteration[rank] % len(self._phases)]:
             for lane, index, step in plan.steps():
                 if isinstance(step, Put) and (step.peer, step.notify) == (rank, notification):
@@ -335,7 +335,7 @@ class _Unrolled:
 
 
 def _touched(step: Reduce | Copy | Call) -> Iterator[tuple[Span, int, bool]]:
-    """Yield what a step reads and writes: the span, its elements, and whether it is written."""
+    """Yield each span that a step touches, its elements, and whether it is written."""
     match step:
         case Reduce(dsts, srcs, n, _):
             yield from ((span, n, False) for span in srcs)
@@ -350,14 +350,14 @@ def _touched(step: Reduce | Copy | Call) -> Iterator[tuple[Span, int, bool]]:
 
 
 def _join(lane: _Lane, clock: Clock, chain: int, position: int) -> Clock:
-    """Join what ``lane`` knows with ``clock``, and that ``chain`` got to ``position``."""
+    """Join the clock of ``lane`` with ``clock``, and note that ``chain`` got to ``position``."""
     joined = [max(mine, theirs) for mine, theirs in zip(lane.clock, clock, strict=True)]
     joined[chain] = max(joined[chain], position)
     return joined
 
 
 def _reached(instant: Instant, moment: _Moment) -> bool:
-    """Tell whether ``instant`` has passed, in every run, at ``moment``."""
+    """Return whether ``instant`` has passed, in every run, at ``moment``."""
     chain, position = instant
     if chain == moment.chain:
         return position < moment.position

@@ -1,4 +1,4 @@
-"""The result of each kind of plan: which elements, or which sums, end up where."""
+"""The result of each kind of plan: the elements or sums that each rank ends with."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ def symbolic_run(
     """Run one schedule and report its faults.
 
     ``phases[f][r]`` is rank r's plan of phase f. ``iterations`` is two rounds and one more, if not
-    given. ``root`` is the root of kinds ``reduce`` and ``broadcast``. ``results`` are those of each
-    rank, in the place of a kind's.
+    given. ``root`` is the root of kinds ``reduce`` and ``broadcast``. ``results``, those of each
+    rank, replace a kind's.
     """
     verdict = partial(Verdict, phases[0], kind, root=root, results=results)
     return _Replay(phases, verdict, iterations or 2 * len(phases) + 1, layers, seed).run()

@@ -12,13 +12,7 @@ from pgasdl.plans.plan import Plan, is_wire
 
 
 class Verdict:
-    """Judges the results of all ranks, layers and iterations of one run.
-
-    Attributes
-    ----------
-    buffer
-        The buffer with the result.
-    """
+    """Judges the results, in ``buffer``, of all ranks, layers and iterations of one run."""
 
     def __init__(
         self,
