@@ -1,7 +1,7 @@
 """Format "dcp": a folder of ``torch.distributed.checkpoint``, which other programs read by that.
 
 One process writes it, and each reads it. PyTorch's module takes a second to import. Its
-``.metadata`` is a pickle, of which nothing is called but what describes tensors.
+``.metadata`` is a pickle; while it is read, only classes that describe tensors are called.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write(path: Path, leaves: Leaves, rest: str) -> None:
 
 
 def read(path: Path) -> tuple[Leaves, str, str]:
-    """Return what a folder holds: arrays and tensors, all the rest, and the SHA-256 of both."""
+    """Return the content of a folder: arrays and tensors, the rest, and the SHA-256 of both."""
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -71,7 +71,7 @@ def read(path: Path) -> tuple[Leaves, str, str]:
 
 
 class _Descriptions(pickle.Unpickler):
-    """Reads descriptions of tensors, and refuses all else, which could call anything."""
+    """Reads descriptions of tensors, and refuses all other names, which could run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         import torch
@@ -83,7 +83,7 @@ class _Descriptions(pickle.Unpickler):
             return getattr(torch, name)
         if module == metadata.__name__:
             found = getattr(metadata, name, None)
-            # Bytes are none: PyTorch unpickles what they are.
+            # BytesStorageMetadata is refused: PyTorch unpickles the bytes that it names.
             allowed = isinstance(found, type) and found is not metadata.BytesStorageMetadata
             if allowed and found.__module__ == module:
                 return found
@@ -92,7 +92,7 @@ class _Descriptions(pickle.Unpickler):
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Silence PyTorch's warning that it works without other processes, as is meant."""
+    """Silence PyTorch's warning that no other process takes part: none is meant to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

@@ -1,4 +1,4 @@
-"""The common part of all forms: partial names, syncing, hashing files, telling damage."""
+"""The common part of all forms: partial names, syncing, hashing files, reporting damage."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _all_of(path: Path) -> list[Path]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise CheckpointError that names ``path`` for whatever goes wrong meanwhile."""
+    """Turn any error in the ``with`` block into a CheckpointError that names ``path``."""
     try:
         yield
     except PgasError:

@@ -29,7 +29,7 @@ def load(path: str | Path) -> dict[str, Any]:
     ValueError
         :meth:`Checkpoints.save_sharded` wrote it.
     UnavailableError
-        What it needs is not installed: safetensors, or PyTorch for tensors and "dcp".
+        A package is not installed: safetensors, or PyTorch for tensors and "dcp".
     """
     path = Path(path)
     if (path / INDEX).exists():

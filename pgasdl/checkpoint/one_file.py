@@ -11,7 +11,7 @@ PACKAGE = "safetensors"
 
 
 def write(path: Path, leaves: Leaves, rest: str) -> None:
-    """Write a file; arrays are written as tensors if there are tensors, too."""
+    """Write a file; if there are tensors, arrays are written as tensors, too."""
     metadata = {"rest": rest, "sha256": digest(leaves, rest)}
     arrays = arrays_of(rest)
     if leaves.keys() <= arrays:
@@ -26,7 +26,7 @@ def write(path: Path, leaves: Leaves, rest: str) -> None:
 
 
 def read(path: Path) -> tuple[Leaves, str, str]:
-    """Return what a file holds: arrays and tensors, all the rest, and the SHA-256 of both."""
+    """Return the content of a file: arrays and tensors, the rest, and the SHA-256 of both."""
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:

@@ -1,4 +1,4 @@
-"""A block of a matrix that is spread over ranks, and its place as the index tells it."""
+"""A block of a matrix that is spread over ranks, and its place, as the index has it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """All about a block but its elements."""
+    """The description of a block, without its elements."""
 
     name: str
     dtype: str
@@ -57,12 +57,7 @@ class Place:
 def block_of(shard: Shard) -> tuple[Place, Array]:
     """Return the place of a block, and its elements as they are written.
 
-    Raises
-    ------
-    ValueError
-        It does not lie in its matrix.
-    TypeError
-        safetensors does not have its dtype.
+    ValueError: it does not lie in its matrix. TypeError: safetensors does not have its dtype.
     """
     array = packed(np.asarray(shard.array), shard.name)
     rows, columns = map(operator.index, shard.shape)

@@ -25,7 +25,7 @@ FORMAT = {"format": "pgasdl sharded checkpoint", "version": 1}
 
 
 def write(path: Path, state: dict[str, Any], shards: Iterable[Shard], gather: Gather) -> None:
-    """Write the checkpoint. Collective; each step is over when it is on all ranks."""
+    """Write the checkpoint. Collective; a step begins when all ranks have ended the one before."""
     mine = os.urandom(16)
     rank = gather(mine).index(mine)
 
@@ -38,7 +38,7 @@ def write(path: Path, state: dict[str, Any], shards: Iterable[Shard], gather: Ga
 
 
 def _together(path: Path, step: Callable[[], list[Any]], gather: Gather) -> list[Any]:
-    """Take a step; return the results of all ranks in a row, or raise on all if one failed."""
+    """Take a step; return all ranks' results in a row, or raise on all ranks if one failed."""
     cause: Exception | None = None
     told: dict[str, Any]
     try:
@@ -60,7 +60,7 @@ def _prepare(path: Path) -> list[Any]:
 def _write_files(
     folder: Path, rank: int, state: dict[str, Any], shards: Iterable[Shard]
 ) -> list[Any]:
-    """Write this rank's file, and rank 0 the state; return what the index says of them."""
+    """Write this rank's file, on rank 0 also the state; return their entries for the index."""
     from safetensors.numpy import save_file
 
     blocks = [block_of(shard) for shard in shards]
@@ -84,7 +84,7 @@ def places_of(file: dict[str, Any]) -> list[Place]:
 
 
 def _publish(path: Path, files: list[Any]) -> list[Any]:
-    """Write the index, and give the folder its name, if all is there."""
+    """Write the index, and give the folder its name, if all files are there."""
     folder = partial(path)
     missing = [each["file"] for each in files if not (folder / each["file"]).exists()]
     if missing:
@@ -98,7 +98,7 @@ def _publish(path: Path, files: list[Any]) -> list[Any]:
 
 
 def read_index(path: Path) -> list[Any]:
-    """Return what the index of a checkpoint says of its files, or raise ValueError or OSError."""
+    """Return the entries of a checkpoint's index, or raise ValueError or OSError."""
     document = json.loads((path / INDEX).read_text())
     if document.pop("sha256") != _digest(document):
         raise ValueError("its SHA-256 is not that of what it holds")

@@ -27,12 +27,8 @@ DTYPES["bfloat16"] = _BFLOAT16
 def flatten(state: dict[str, Any]) -> tuple[Leaves, str]:
     """Return the arrays and tensors of a state by place, and all the rest as JSON.
 
-    Raises
-    ------
-    TypeError
-        JSON cannot hold a value, or an array has a dtype that is not in ``DTYPES``.
-    ValueError
-        Two arrays or tensors have one place: ``{"a.b": x, "a": {"b": y}}``.
+    TypeError: JSON cannot hold a value, or ``DTYPES`` lacks an array's dtype. ValueError: two
+    leaves have one place, as in ``{"a.b": x, "a": {"b": y}}``.
     """
     leaves: Leaves = {}
     tree = _flatten(state, "", leaves)
@@ -56,7 +52,7 @@ def _is_array(value: object) -> bool:
 
 
 def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")  # without it nothing is
+    torch = sys.modules.get("torch")  # without PyTorch there are no tensors
     return torch is not None and isinstance(value, torch.Tensor)
 
 
@@ -99,7 +95,7 @@ def packed(array: Array, name: str) -> Array:
 
 
 def _own(tensor: Any) -> Any:
-    return tensor.detach().cpu().contiguous().clone()  # tied ones are stored twice
+    return tensor.detach().cpu().contiguous().clone()  # tied tensors are stored twice
 
 
 def tensor_of(array: Array) -> Any:
