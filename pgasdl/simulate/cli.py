@@ -45,7 +45,7 @@ Below: what the library itself costs a rank of 1024 and of 16384, each on a mach
 whatever the plan. An adapter pins all of the memory; shared memory has pages of what was used.
 """
 _LARGEST = 1 << 16
-# For how many ranks the memory of a plan, and what the library itself costs, are told.
+# Numbers of ranks for which a plan's memory and the library's own costs are printed.
 _LARGE = (1024, 16384)
 _HEAD = (
     f"{'plan':<34} {'ms':>10} {'busiest port':>13} {'messages':>11} {'a rank':>7} "

@@ -1,7 +1,7 @@
 """The cost of the library itself for a rank, beside plans: memory, start-up, connections.
 
-Memory is asked of the code that lays it out; tests compare start-up with light clients of a real
-store, and connections with real contexts.
+The code that lays out memory says how much it is; tests compare start-up with light clients of a
+real store, and connections with real contexts.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class Traffic:
 
 
 def memory(n_ranks: int, config: Config) -> dict[str, int]:
-    """Return the bytes of a rank's memory for the library after ``init``, by what they are for."""
+    """Return the bytes of a rank's memory for the library after ``init``, by purpose."""
     return _native.group_memory(n_ranks, True, config.limits(n_ranks).passive_bytes)
 
 
 def startup(rank: int, n_ranks: int, values: Iterable[Value]) -> Traffic:
-    """Return what a rank and the store tell each other during ``init``."""
+    """Return the messages of a rank and the store during ``init``."""
     sent, received = 2, 2
     sent_bytes = HELLO.size + MAC_BYTES
     received_bytes = CHALLENGE.size + FRAME_BYTES + WELCOME.size
@@ -104,7 +104,7 @@ def transport_here(config: Config) -> str:
 
 
 def values_said(transport: str, config: Config) -> list[Value]:
-    """Return what a rank of several machines says at start-up, as this machine would say it."""
+    """Return the values that a rank of several machines sends at start-up, if it ran here."""
     launch = Launch("pgasdl", 0, 2, 0, 1, "sim")
     own = RankInfo.here(launch, config, "auto", config.policy or "", "", False)
     core = _native.ContextCore(
@@ -119,7 +119,7 @@ def values_said(transport: str, config: Config) -> list[Value]:
 
 
 def connections(n_ranks: int) -> dict[str, int]:
-    """Return to how many ranks the library itself connects a rank, if each is a machine."""
+    """Return how many ranks the library itself connects a rank to, if each has a machine."""
     beats = set(_native.heartbeat_distances(n_ranks))
     barrier = beats | _partners(n_ranks, barrier=True)
     segment = barrier | _partners(n_ranks, barrier=False)
@@ -127,13 +127,13 @@ def connections(n_ranks: int) -> dict[str, int]:
 
 
 def _partners(n_ranks: int, *, barrier: bool) -> set[int]:
-    """How far ahead are those that a rank sends to, or gets from, in a collective of all."""
+    """Return how far ahead a rank's partners are in a collective of all: both directions."""
     distances = _native.group_distances(n_ranks, barrier)
     return {sign * distance % n_ranks for distance in distances for sign in (1, -1)}
 
 
 def costs(sizes: Iterable[int], config: Config) -> dict[str, Any]:
-    """Return what the library costs the last rank, by the number of ranks."""
+    """Return the library's costs for the last rank, by the number of ranks."""
     transport = transport_here(config)
     values = values_said(transport, config)
     ranks = {

@@ -22,7 +22,7 @@ _NOTES = (
     "with a few images; input, and convolutions' memory, cost nothing.",
     "The order is the paper's: spreading the layers pays at any number of GPUs.",
 )
-# Of a message between GPUs: table I, for 16 KB.
+# Cost of a message between GPUs: table I, for 16 KB.
 STARTUP = 15e-6
 
 

@@ -37,7 +37,7 @@ def allreduce_time(machine: Machine, nbytes: float, round_robin: int) -> float:
 
 
 def _bandwidth_for(seconds: float, nbytes: float, nodes: int, q: int) -> float:
-    """Return the bandwidth with which an all-reduce takes so long: its time is linear in 1/b."""
+    """Return the bandwidth at which an all-reduce takes so long: its time is linear in 1/b."""
     low, high = 1e9, PEAK
     at_low, at_high = (allreduce_time(taihulight(nodes, q, b), nbytes, q) for b in (low, high))
     per_inverse = (at_low - at_high) / (1 / low - 1 / high)
@@ -141,7 +141,7 @@ def study() -> Study:
 
 
 def _striping() -> Table:
-    """Count who reads from which disk array: 5.2's blocks, each process at a random place."""
+    """Count the readers of each disk array: 5.2's blocks, each process at a random place."""
     stripe, part, data = 256 << 20, 192 << 20, 256 << 30
     chance = np.random.default_rng(0)
     rows = []
