@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one 
 
 
 def _drop_output() -> None:
-    """Drop what standard output did not take: Python flushes it once more when it ends."""
+    """Drop output that was not written: Python would flush it once more when it ends."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The GPUs of this machine: what the CUDA driver says of each, and what lies near it.
+"""The GPUs of this machine: properties from the CUDA driver, and the RDMA devices near them.
 
 Needs the standard library only.
 """
@@ -35,15 +35,15 @@ class Gpu:
     Attributes
     ----------
     ordinal : int
-        Its number here: "cuda:0" is 0.
+        Its number in this process: "cuda:0" is 0.
     virtual_memory, posix_handles : bool
         It has virtual memory, and hands it to other processes as descriptors.
     gpudirect, dmabuf : bool
         RDMA devices may reach such memory; they get it as a dmabuf.
     flushes_writes : bool
-        The host can have it flush what RDMA devices wrote.
+        The host can make it flush the writes of RDMA devices.
     writes_ordering : int
-        The devices that see RDMA writes without that: 0 none, 100 this GPU, 200 all.
+        The devices that see RDMA writes without a flush: 0 none, 100 this GPU, 200 all.
     numa_node : int
         The host's node; -1: unknown.
     peers : list[int]
@@ -153,7 +153,7 @@ def report(found: GpuSurvey) -> Iterator[str]:
 
 
 def line(gpu: Gpu, found: GpuSurvey) -> str:
-    """Return what is known of a GPU, in a line."""
+    """Return a line that describes a GPU."""
     parts = [
         f"cuda:{gpu.ordinal} {gpu.name}",
         f"{gpu.memory_bytes / _GIB:.1f} GiB",
@@ -168,7 +168,7 @@ def line(gpu: Gpu, found: GpuSurvey) -> str:
 
 
 def common(found: GpuSurvey) -> Iterator[str]:
-    """Yield what all GPUs have in common."""
+    """Yield lines about all GPUs together."""
     yield f"driver {found.driver or 'of unknown version'}, CUDA {found.cuda}"
     yield f"nvidia-peermem is {'' if found.peer_memory else 'not '}loaded"
     if found.mps:
@@ -205,7 +205,7 @@ def _rdma_devices() -> list[Path]:
 
 
 def _distance(gpu: Path, numa_node: int, nic: Path) -> int:
-    """Return the index in ``_DISTANCES`` of what both have in common."""
+    """Return the index in ``_DISTANCES`` of the nearest part that both share."""
     pairs = zip(_bridges(gpu), _bridges(nic / "device"), strict=False)
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     if shared:

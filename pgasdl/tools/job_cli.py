@@ -1,4 +1,4 @@
-"""``pgasdl job``: what a job server is asked."""
+"""``pgasdl job``: the command of a job server's users."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from pgasdl.tools.rdma import RdmaAddress
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A NUMA node, and what lies at it.
+    """A NUMA node, with its RDMA ports and GPUs.
 
     Attributes
     ----------
     number : int
-        -1: those of which the kernel tells no node.
+        -1: devices whose node the kernel does not say.
     processors : str
         As the kernel writes them: ``0-3,8``.
     own : bool
@@ -25,8 +25,8 @@ class Node:
     distance : int
         From this process, by the kernel's measure; 0: unknown.
     ports : dict[str, str]
-        RDMA ports such as ``mlx5_0:1``, and which use them of the machine's ranks that run where
-        this process does; "": none.
+        RDMA ports such as ``mlx5_0:1``, and the ranks that use them, of those that run where this
+        process does; "": none.
     gpus : list[str]
         Such as ``cuda:0``.
     """
@@ -40,7 +40,7 @@ class Node:
 
 
 def survey(addresses: Sequence[RdmaAddress], gpus: Sequence[Gpu]) -> list[Node]:
-    """Say what lies where."""
+    """Return the nodes, with the devices at each."""
     distances = dict(enumerate(numa.distances()))
     known = numa.processors()
     ports = {f"{each.device}:{each.port}": each for each in addresses if each.port}

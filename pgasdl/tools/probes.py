@@ -152,7 +152,7 @@ def membarrier(name: str) -> ProbeResult:
 
 
 def memlock(name: str) -> ProbeResult:
-    """Look at the limit of pinned memory, which registered memory counts against."""
+    """Check the limit of pinned memory, against which registered memory counts."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return ProbeResult(name, "OK", "unlimited")
@@ -185,7 +185,7 @@ def _may_lock_all() -> bool:
 
 
 def nofile(name: str) -> ProbeResult:
-    """Look at the limit of open files."""
+    """Check the limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     status = "OK" if soft >= 1024 else "WARN"
     return ProbeResult(
@@ -194,7 +194,7 @@ def nofile(name: str) -> ProbeResult:
 
 
 def memory(name: str) -> ProbeResult:
-    """Look at the available memory."""
+    """Check the available memory."""
     fields = dict(
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )

@@ -1,8 +1,8 @@
 """Every address at which RDMA peers can reach this machine.
 
 The native module chooses and says why. Where it cannot (it is not loaded, or built without verbs,
-or libibverbs is missing), there is no list, but that reason and how to mend it. Needs the standard
-library only.
+or libibverbs is missing), the survey has that reason and its fix instead of a list. Needs the
+standard library only.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class RdmaAddress:
     lid : int
         Local identifier, of a port of InfiniBand.
     turn : int
-        Which of the ranks that run where this process does would choose it: the first (0), the
-        second ...; -1: none.
+        The rank, of those that run where this process does, that would choose it: the first (0),
+        the second ...; -1: none.
     """
 
     device: str
@@ -92,7 +92,7 @@ class RdmaAddress:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The addresses, best first, and what is missing.
+    """The addresses, best first, and the part that is missing, if any.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ def _without(stage: str, missing: str) -> Survey:
 
 
 def _unseen() -> Survey:
-    """Tell why libibverbs lists none of the kernel's devices."""
+    """Say why libibverbs lists none of the kernel's devices."""
     names = ", ".join(kernel_devices())
     if not names:
         return Survey((), "device", "no RDMA device", FIXES["none"])

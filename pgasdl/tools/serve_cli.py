@@ -21,14 +21,14 @@ a server that is started again finds them. `pgasdl job` talks to it.
 
 
 class _OnceAMinute(logging.Filter):
-    """Lets the same words pass once a minute: what strangers do fills no disk."""
+    """Lets the same message pass once a minute, so that strangers cannot fill the disk by it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is to be written."""
+        """Return whether to write a record."""
         now, words = (
             time.monotonic(),
             f"{record.getMessage()} {record.exc_info and record.exc_info[1]!r}",

@@ -1,7 +1,7 @@
 """``pgasdl bench c10d``: backend "pgasdl" and gloo take turns in the same processes.
 
-The collectives of torch.distributed that models are trained with, on float32 tensors in plain
-memory. The core is beside them for the sum: a handle on the same tensor.
+It measures the collectives of torch.distributed that trainings use, on float32 tensors in plain
+memory. For the sum the core is measured, too: a handle on the same tensor.
 """
 
 from __future__ import annotations

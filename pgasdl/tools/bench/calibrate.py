@@ -2,9 +2,9 @@
 
 All ranks measure at once, through the executor, plans whose cost has few terms. A binomial tree of
 one cache line costs 2 log P latencies; GDRAA of P cache lines costs P - 1 startups more; an
-all-gather costs only bytes, and what GDRAA costs beyond them is additions. Staged costs, beyond a
-latency and what it loads from peers, a copy. All these depend on whether the array lies in caches,
-so they are measured at several sizes.
+all-gather costs only bytes, and the rest of GDRAA's cost is additions. Plan staged costs a latency,
+its loads from peers, and a copy. All these depend on whether the array lies in caches, so they are
+measured at several sizes.
 """
 
 from __future__ import annotations

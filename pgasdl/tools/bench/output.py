@@ -12,13 +12,8 @@ from pgasdl.tools.json_document import write_json
 class Output:
     """The output of a rank; only rank 0 has any.
 
-    Parameters
-    ----------
-    rank : int
-    as_json : bool
-        Standard output is for the JSON document, not for lines.
-    file : str or None
-        File for the document; None: standard output, or nothing without ``as_json``.
+    ``as_json``: standard output is for the JSON document, not for lines. ``file``: for the
+    document; None: standard output, or nothing without ``as_json``.
     """
 
     def __init__(self, rank: int = 0, *, as_json: bool = False, file: str | None = None) -> None:

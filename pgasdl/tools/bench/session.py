@@ -1,4 +1,4 @@
-"""The ranks of one benchmark: where they run, what lets them begin at once, whose turn it is."""
+"""The ranks of one benchmark: their processors, their common beginning, and their turns."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Session:
         self.lines: list[float] = []
 
     def header(self, title: str) -> None:
-        """Say what is measured, and where."""
+        """Print the header: the measurement and the machine."""
         self.say(f"pgasdl {pgasdl.__version__} {title}")
         self.say(f"machine    {self.machine}")
         placed = "share cores" if self.oversubscribed else "a core each"
@@ -83,7 +83,7 @@ class Session:
         return placement(self.lines[-1], self.oversubscribed)
 
     def say_placement(self) -> None:
-        """Probe, and say what was found."""
+        """Probe the placement, and print it with the latency of a cache line."""
         where = self.probe()
         self.say(f"placement  {where}: a cache line takes {self.lines[-1]:.0f} ns one way")
 

@@ -1,4 +1,4 @@
-"""The start of the ranks that measure, whatever they measure."""
+"""The start of the ranks of every benchmark."""
 
 from __future__ import annotations
 

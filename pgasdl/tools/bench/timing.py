@@ -35,9 +35,10 @@ def together(
     sync: Callable[[], object],
     fill: Callable[[int], object] = lambda number: None,
 ) -> Callable[[int], list[float]]:
-    """Return what measures calls on this rank, in microseconds; all ranks begin each at once.
+    """Return a function that measures calls on this rank, in microseconds.
 
-    One more is made before them: it reloads what the turns of others evicted.
+    All ranks begin each call at once. One more call is made first: it reloads the caches after
+    other contenders' turns.
     """
 
     def measure(calls: int) -> list[float]:

@@ -180,7 +180,7 @@ def _tune(
 
 
 def usual_choice(context: Context, nbytes: int, *, in_segment: bool) -> Choice:
-    """Return what runs without a policy, with its option ``owners`` if it has one."""
+    """Return the choice without a policy, with its option ``owners`` if it has one."""
     world = context.world
     readable = not in_segment and world.unreadable == ""
     usual = automatic(Case(world.members, "average", nbytes, in_segment, readable))

@@ -22,7 +22,7 @@ PATIENCE = 600.0  # seconds a rank waits for rank 0, which may measure alone
 
 @dataclass(slots=True)
 class Contender:
-    """Something to measure.
+    """A variant that is measured.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ def take_turns(
 
 
 def usual(contenders: Sequence[Contender]) -> str:
-    """Return the placement in which all were measured most often; MIXED if there is none."""
+    """Return the placement in which all contenders have most samples; MIXED if there is none."""
     turns = [Counter(where for where, _ in one.turns) for one in contenders]
     common = {where: min(counts[where] for counts in turns) for where in turns[0]}
     common = {where: n for where, n in common.items() if n and where != MIXED}
@@ -110,7 +110,7 @@ def usual(contenders: Sequence[Contender]) -> str:
 
 
 def best_of(contenders: Sequence[Contender], where: str) -> Contender:
-    """Return the one with the least median in a placement, in which some were measured."""
+    """Return the contender with the least median in a placement, in which some were measured."""
     measured = [one for one in contenders if one.samples(where).values]
     return min(measured, key=lambda one: one.samples(where).median)
 

@@ -163,7 +163,7 @@ class _Bench:
 def _tell(
     command: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Tell an error of pgasdl in one line: who typed the command has no use for a traceback."""
+    """Print an error of pgasdl in one line: a traceback would not help the user of a command."""
     if isinstance(error, PgasError):
         rank = f"rank {os.environ['PGASDL_RANK']}: " if "PGASDL_RANK" in os.environ else ""
         sys.stderr.write(f"pgasdl {command}: {rank}{error}\n")
