@@ -1,1 +1,1 @@
-"""Memory on GPUs as Python has it: names of devices, streams, and what other libraries offer."""
+"""Memory on GPUs as Python has it: names of devices, streams, and other libraries' arrays."""

@@ -16,7 +16,7 @@ from pgasdl.errors import BufferRefused
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # Device types of DLPack: CUDA, and memory that CUDA moves between host and GPU.
 _CUDA = (2, 13)
-# Its codes of types that NumPy has for every size, and two that it has for one.
+# DLPack's codes: of types that NumPy has in every size; and of two, each in one size.
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c"}
 _SINGLE = {(4, 16): _BFLOAT16, (6, 8): np.dtype(bool)}
 
@@ -35,7 +35,7 @@ class DeviceArray:
 
 
 def on_device(buffer: object) -> bool:
-    """Whether an object says that its memory is CUDA's."""
+    """Whether an object claims to have CUDA memory."""
     if hasattr(buffer, "__cuda_array_interface__"):
         return True
     ask = getattr(buffer, "__dlpack_device__", None)
@@ -43,21 +43,9 @@ def on_device(buffer: object) -> bool:
 
 
 def describe(buffer: Any, *, writable: bool) -> DeviceArray:
-    """Describe an object that is :func:`on_device`.
+    """Describe an object that is :func:`on_device`; ``writable``: it will be written to.
 
-    Parameters
-    ----------
-    buffer : object
-        With ``__cuda_array_interface__`` or DLPack.
-    writable : bool
-        Whether the memory is to be written to.
-
-    Raises
-    ------
-    BufferRefused
-        Its description is wrong, or not understood.
-    UnavailableError
-        There is no GPU here.
+    BufferRefused: its description is wrong, or not understood. UnavailableError: no GPU here.
     """
     interface = getattr(buffer, "__cuda_array_interface__", None)
     if interface is None:
@@ -75,7 +63,7 @@ def _of_interface(buffer: object, interface: dict[str, Any]) -> DeviceArray:
         strides = interface.get("strides")
     except (KeyError, TypeError, ValueError) as error:
         raise BufferRefused(f"a __cuda_array_interface__ that is not understood: {error}") from None
-    # The protocol has no name for bfloat16: CuPy sends it as two bytes.
+    # The protocol has no name for bfloat16: CuPy passes it as two bytes.
     if dtype.kind == "V" and getattr(buffer, "dtype", None) == _BFLOAT16:
         dtype = _BFLOAT16
     packed = _packed_strides(shape, dtype.itemsize)

@@ -1,7 +1,7 @@
 """Memory on a GPU as other libraries take it, without a copy.
 
-PyTorch and CuPy take it by DLPack, which names the GPU: of ``__cuda_array_interface__`` they ask
-the driver where the memory lies, which for a peer's is not where it is to be used.
+PyTorch and CuPy take it by DLPack, which names the GPU. With ``__cuda_array_interface__`` they
+would ask the driver where the memory lies; a peer's memory lies elsewhere than where it is used.
 """
 
 from __future__ import annotations
@@ -18,17 +18,7 @@ _CUDA = 2  # DLPack's
 
 
 class DeviceBytes:
-    """Bytes that a GPU can load and store; they keep their owner.
-
-    Parameters
-    ----------
-    owner : object
-        Keeps the memory.
-    address, nbytes : int
-        Where it lies.
-    ordinal : int
-        The GPU that can reach it.
-    """
+    """Bytes that the GPU ``ordinal`` can load and store; they keep their owner."""
 
     def __init__(self, owner: object, address: int, nbytes: int, ordinal: int) -> None:
         self._owner, self._address = owner, address

@@ -103,25 +103,17 @@ class PartitionKey:
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports of RDMA devices: those named, or all others.
+    """Ports of RDMA devices: those named, or all others."""
 
-    Attributes
-    ----------
-    named : tuple of (str, int)
-        Devices and their ports; port 0: all of the device's.
-    excluded : bool
-        All but these.
-    """
-
-    named: tuple[tuple[str, int], ...]
-    excluded: bool = False
+    named: tuple[tuple[str, int], ...]  # devices and their ports; port 0: all of the device's
+    excluded: bool = False  # all but these
 
     def allows(self, device: str, port: int) -> bool:
         """Return whether a port may be used."""
         return ((device, port) in self.named or (device, 0) in self.named) != self.excluded
 
     def __str__(self) -> str:
-        """Return it the way the variable is written."""
+        """Return the text of the variable."""
         each = (f"{device}:{port}" if port else device for device, port in self.named)
         return ("^" if self.excluded else "") + ",".join(each)
 

@@ -291,7 +291,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def format_value(value: object) -> str:
-    """Return a field's value the way its variable is written."""
+    """Return a field's value as the text of its variable."""
     if value is None:
         return "unset"
     if isinstance(value, tuple):
@@ -315,11 +315,11 @@ def too_few_heartbeats(heartbeat_ms: int, stopped_after: float) -> str:
 def listing(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Rows ``(name, value, doc)`` of the table, and a message for all that is refused."""
+    """Return rows ``(name, value, doc)`` of the table, and a message for each refused setting."""
     environ = os.environ if environ is None else environ
     rows: list[tuple[str, str, str]] = []
     problems: list[str] = []
-    values: dict[str, Any] = {}  # but for those that are refused
+    values: dict[str, Any] = {}  # without refused ones
     for variable in VARIABLES:
         text = environ.get(variable.name)
         value = format_value(variable.default) if text is None else text
