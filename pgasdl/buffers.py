@@ -69,7 +69,7 @@ class Memory:
 
 
 class _Bytes:
-    """Memory as NumPy takes it, which keeps its owner."""
+    """Memory in a form that NumPy takes; it keeps its owner."""
 
     def __init__(self, memory: Memory) -> None:
         self._owner = memory.owner
@@ -122,7 +122,7 @@ def memory_of(buffer: object, *, writable: bool = True, device: bool = False) ->
     writable : bool, default True
         Refuse memory that may not be written to.
     device : bool, default False
-        Take memory on a GPU, too. Work on it that is under way is not waited for.
+        Take memory on a GPU, too. It does not wait for work on that memory.
 
     Raises
     ------
@@ -154,13 +154,7 @@ def memory_of(buffer: object, *, writable: bool = True, device: bool = False) ->
 
 
 def require_host(buffer: object) -> None:
-    """Refuse memory on a device.
-
-    Raises
-    ------
-    BufferRefused
-        It is.
-    """
+    """Raise BufferRefused for memory on a device."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):
         if buffer.device.type != "cpu":

@@ -261,14 +261,13 @@ class Context(_native.ContextCore):
         device : str, torch.device or cupy.cuda.Device, default "cpu"
             Where it is to lie; the pool has memory there.
         group : Group, optional
-            Whose collectives are to find it in place; None: those of all ranks.
+            The group whose collectives find it in place; None: all ranks.
 
         Returns
         -------
         ndarray, Tensor or, on a GPU, cupy.ndarray
-            Its content is what the memory held before; aligned to 64 bytes. The memory is used
-            again when the array and all its views are gone. After :meth:`close` it is memory of
-            this rank alone.
+            It is not initialized, and aligned to 64 bytes. The memory is used again when the array
+            and all its views are gone. After :meth:`close` it is memory of this rank alone.
 
         Raises
         ------
@@ -341,7 +340,7 @@ class Context(_native.ContextCore):
         return Group(self, self.topology, core, self._drop)
 
     def _drop(self, group: Group) -> None:
-        """Give up what a group has: it is deleted."""
+        """Give up the memory of a group that was deleted."""
         self._allreduces.drop(group)
         self.state.drop(group)
         self._pool.drop(group)
@@ -485,7 +484,7 @@ class Context(_native.ContextCore):
     # --- passive messages
 
     def passive_send(self, data: Any, peer: int, *, timeout: float | None = None) -> None:
-        """Send a message to whoever calls :meth:`passive_receive` on ``peer``.
+        """Send a message to the thread that calls :meth:`passive_receive` on ``peer``.
 
         Parameters
         ----------
@@ -587,18 +586,18 @@ class Context(_native.ContextCore):
             try:
                 return self.group(healthy, timeout=timeout)
             except PeerLost:
-                # A wait may have ended because a peer told of a loss that is noticed only now.
+                # A peer may have reported a loss that this rank notices only now.
                 if self._health() == states:
                     raise
 
     def footprint(self) -> Footprint:
-        """Return what this rank holds now: the library's own memory, and connections."""
+        """Return the library's own memory and connections on this rank, as they are now."""
         return Footprint(self._own_bytes, self.segments.workspace_bytes, *self._connections())
 
     def counters(self) -> Counters:
-        """Return what this rank has moved, registered, waited for and lost since it joined.
+        """Return this rank's counters of traffic, registrations, waits and losses since it joined.
 
-        ``ctx.counters() - before`` is what a piece of a program moved.
+        ``ctx.counters() - before`` has the traffic of a piece of a program.
 
         Notes
         -----

@@ -1,4 +1,4 @@
-"""What one rank has moved, waited for and lost since it joined."""
+"""Counters of one rank: its traffic, its waits and its losses since it joined."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ class Traffic(_Sums):
 
 @dataclass(frozen=True, slots=True)
 class Waits(_Sums):
-    """The waits of one rank for one cause that have ended, but for those that were over at once.
+    """The waits of one rank for one cause that have ended, except those that ended at once.
 
     Attributes
     ----------
     number : int
         How many. A call with ``timeout=0`` is none; a collective may wait in each of its rounds.
-        What the first few hundred polls end, most often within a microsecond, is not counted.
+        A wait that the first few hundred polls end, most often within a microsecond, does not
+        count.
     seconds : float
         In all of them, over all threads.
     """
@@ -92,7 +93,7 @@ class LayerTimes(_Sums):
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What one rank has counted since it joined, or between two moments.
+    """The counters of one rank since it joined, or between two moments.
 
     Attributes
     ----------
@@ -125,7 +126,7 @@ class Counters:
         return sum(self.peers, Traffic())
 
     def __sub__(self, before: Counters) -> Counters:
-        """Return what came after ``before``, of the same context."""
+        """Return what was counted after ``before``, of the same context."""
         return Counters(
             tuple(a - b for a, b in zip(self.peers, before.peers, strict=True)),
             self.registrations - before.registrations,

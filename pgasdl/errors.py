@@ -1,4 +1,4 @@
-"""Every exception that pgasdl raises, what it means, and what the caller can do.
+"""Every exception that pgasdl raises, its meaning, and the caller's remedy.
 
 Each derives from :class:`PgasError` and from the nearest builtin, so that code which does not know
 pgasdl (``except TimeoutError``) handles it correctly.
@@ -24,7 +24,7 @@ class QueueFull(PgasError):
 
 
 class PeerLost(PgasError, ConnectionError):
-    """A rank died, was stopped for too long, or left; or gave up what this rank waits for.
+    """A rank died, was stopped for too long, or left; or it aborted what this rank waits for.
 
     Attributes
     ----------

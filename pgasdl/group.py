@@ -50,8 +50,8 @@ class Group:
         self.core = core
         self._deleted = deleted
         self._half_bound: object | None = None
-        # Why not every member can read every other's memory wherever it lies; "": they can; None:
-        # not tried yet. The same on all members.
+        # The reason why some member cannot read another's memory wherever it lies; "": all can;
+        # None: not tried yet. It is the same on all members.
         self.unreadable: str | None = None
 
     @property
@@ -209,7 +209,7 @@ class Group:
         return self.core.allgather(False, what, zlib.crc32(what.encode()), blob, timeout)
 
     def hold_half_bound(self, owner: object, address: int) -> None:
-        """Keep memory whose binding is half done: members that finished may write there."""
+        """Keep memory whose binding is half done: members that are done with it may write there."""
         half_bound = self.core.half_bound
         if not half_bound:
             self._half_bound = None
@@ -217,7 +217,7 @@ class Group:
             self._half_bound = owner
 
     def delete(self) -> None:
-        """Delete the group and what ``ctx.allreduce`` made for it; the world group stays.
+        """Delete the group and its workspace of ``ctx.allreduce``; the world group stays.
 
         Its ranks can form a new one.
         """

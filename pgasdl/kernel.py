@@ -1,4 +1,4 @@
-"""Questions to the kernel: what it allows. Needs the standard library only."""
+"""Questions to the kernel about permissions and limits. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def way_out(call: str) -> str:
 
 
 def ptrace_scope() -> str | None:
-    """Return whom Yama lets reach memory: "0" its user, "1" ancestors and named processes."""
+    """Return Yama's rule for reading memory: "0" same user, "1" ancestors and named processes."""
     return read_line("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -55,7 +55,7 @@ def memory_limit() -> int:
 
 
 def looks_like_others() -> bool:
-    """Whether this user has the number under which a user namespace shows all that it lacks."""
+    """Whether this user's number is the one that a user namespace shows for all unknown users."""
     overflow = read_line("/proc/sys/kernel/overflowuid") or "65534"
     mapped = (read_line("/proc/self/uid_map") or "").split()
     return str(os.geteuid()) == overflow and mapped != ["0", "0", str(2**32 - 1)]

@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine, as the kernel tells. Needs the standard library only."""
+"""The NUMA nodes of this machine, from the kernel. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FAR = 255  # the kernel's distance of a node that cannot be reached
 
 
 def processors() -> dict[int, str]:
-    """Return each node's processors, such as ``0-3,8``; {}: the kernel does not tell."""
+    """Return each node's processors, such as ``0-3,8``; {}: the kernel does not say."""
     numbers = sorted(int(path.name[4:]) for path in NODES.glob("node[0-9]*"))
     found = {number: read_line(f"{NODES}/node{number}/cpulist") for number in numbers}
     return {number: words for number, words in found.items() if words is not None}
@@ -25,7 +25,7 @@ def own_nodes() -> list[int]:
 
 
 def distances() -> list[int]:
-    """Return how far each node is from this process, by number; []: the kernel does not tell."""
+    """Return how far each node is from this process, by number; []: the kernel does not say."""
     every, own = [*processors()], own_nodes()
     least = [_FAR] * (max(every) + 1) if own else []
     for node in own:

@@ -26,14 +26,9 @@ from pgasdl.segment import Segment, SegmentTable
 
 
 class Arena:
-    """Which bytes of some memory are free; it touches none of them. For one thread at a time.
+    """The free bytes of some memory, which it never touches. For one thread at a time.
 
-    Attributes
-    ----------
-    nbytes : int
-        All of it.
-    free : list[tuple[int, int]]
-        Offset and length of each free block, by offset. No two of them touch.
+    ``free`` has offset and length of each free block, by offset; no two of them touch.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -111,7 +106,7 @@ class Pool:
         with self._lock:
             parts = self._parts.setdefault(device, [])
             parts.append((segment, Arena(segment.nbytes)))
-            parts.sort(key=lambda part: part[0].group.size)  # those of few ranks are for them
+            parts.sort(key=lambda part: part[0].group.size)  # small groups use their own first
 
     def empty(
         self,
@@ -142,7 +137,7 @@ class Pool:
         return raw.view(element).reshape(sizes)
 
     def empty_like(self, array: Any) -> Any:
-        """Return one of the same shape and dtype, on the same device: a tensor for a tensor."""
+        """Return an array of the same shape, dtype and device; for a tensor a tensor."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(array, torch.Tensor):
             return self.empty(array.shape, array.dtype, ordinal_of(array.device))
@@ -162,7 +157,7 @@ class Pool:
                 self._parts[device] = [part for part in parts if part[0].group is not group]
 
     def describe(self) -> str:
-        """One line."""
+        """Return one line for logs."""
         with self._lock:
             self._free_dropped()
             parts = {device: each for device, each in self._parts.items() if each}
@@ -207,7 +202,7 @@ class Pool:
         return [part for part in self._parts.get(device, ()) if group.within(part[0].group)]
 
     def _take(self, nbytes: int, parts: list[_Part]) -> tuple[int, int, object] | None:
-        """Return address and length of a block, and what keeps it; None: none is so long."""
+        """Return address, length and owner of a block; None: no free block is so long."""
         for segment, arena in parts:
             offset = arena.take(nbytes)
             if offset is not None:

@@ -24,7 +24,7 @@ from pgasdl.kernel import memory_limit, ptrace_scope
 
 log = logging.getLogger("pgasdl")
 
-_HOST = -1  # the core's number for it
+_HOST = -1  # the core's number of the host
 _NOTIFICATION_BYTES = 4
 _GIB = 1 << 30
 
@@ -143,7 +143,7 @@ class Segment(_native.SegmentCore):
         shape: int | tuple[int, ...] | None,
         peer: int | None,
     ) -> tuple[tuple[int, ...], int]:
-        """Return the shape of a view, and its bytes; refuse one that cannot be."""
+        """Return the shape of a view, and its bytes; refuse a view that is impossible."""
         if self.deleted:
             raise SegmentError(f"segment {self.id} was deleted on this rank")
         nbytes = self.nbytes if peer is None else self.nbytes_of(peer)
@@ -347,12 +347,9 @@ class Segment(_native.SegmentCore):
 
 
 class SegmentTable:
-    """The segments of one context: where they lie, and which must outlive their names.
+    """The segments of one context, and their places.
 
-    Attributes
-    ----------
-    kept : dict[int, Segment]
-        Segments that peers reach by address, by id: they live until they are deleted.
+    ``kept`` has, by id, those that peers reach by address: they live until they are deleted.
     """
 
     def __init__(self, core: _native.ContextCore) -> None:
@@ -412,7 +409,7 @@ class SegmentTable:
             table=self,
             device=device,
         )
-        # It must stay when its name goes out of scope.
+        # The segment must stay when the program drops it: peers may still write to the memory.
         self.kept[segment.id] = segment
         if device is not None:  # mapped by peers, as memory of the host is not
             self._add(segment)
@@ -435,7 +432,7 @@ class SegmentTable:
             )
 
     def _add(self, segment: Segment) -> None:
-        """Find arrays in ``segment`` from now on, until it is deleted."""
+        """Let :meth:`at` find arrays in ``segment`` from now on, until it is deleted."""
         key = id(segment)
         where = segment.address, segment.address + segment.nbytes
         self._places[key] = (*where, weakref.ref(segment, lambda _: self._forget(key)))

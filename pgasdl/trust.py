@@ -1,4 +1,4 @@
-"""Who could have written a file or a folder. Needs the standard library only."""
+"""Trust in files and folders: could another user have written them? Standard library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOR_OTHERS = 0o755
 def who_else_wrote(path: str | Path, status: os.stat_result) -> str:
     """Return why another user could have written a file or folder; "": this user or root alone.
 
-    A link is nobody's: what it leads to changes with its folder.
+    A link is refused: its target changes with its folder.
     """
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a link"
@@ -44,7 +44,7 @@ def _is_of_one(group: int) -> bool:
 
 
 def who_else_writes(folder: Path) -> str:
-    """Return why another user could exchange what lies in a folder; "": nobody can.
+    """Return why another user could exchange the files of a folder; "": nobody can.
 
     The folder is this user's or root's, and nobody else may write to it, nor rename it or a folder
     above it.
