@@ -1,4 +1,4 @@
-"""What a rank spent its time on: recorded per layer, as a table and as a picture."""
+"""A report of a rank's time: recorded per layer, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Iteration:
 
 
 class Trace:
-    """Records what this rank does when, by hooks in front of attach's, and behind them.
+    """Records moments of this rank's work, by hooks in front of attach's and behind them.
 
     An iteration's exchanges end in the next one's forward pass, so two are open at a time: one
     whose gradients are on their way, and one that is computed.
@@ -55,7 +55,7 @@ class Trace:
         self._hook_backward(self._ready)
 
     def follow(self, exchange: GradientExchange) -> None:
-        """Record what comes behind attach's hooks, too; ``exchange`` knows its own times."""
+        """Also record moments behind attach's hooks; ``exchange`` knows its own times."""
         self._exchange = exchange
         self._hook_backward(self._turned)
         for number, module in enumerate(self._modules):
@@ -117,11 +117,11 @@ class Trace:
 
     @property
     def backward_from(self) -> Floats:
-        """When each iteration's backward pass began."""
+        """The moment when each iteration's backward pass began."""
         return np.array([iteration.backward_from for iteration in self.iterations])
 
     def spans(self) -> dict[str, tuple[Floats, Floats]]:
-        """Return begin and end of everything a layer does, by iteration and layer."""
+        """Return begin and end of each layer's work, by iteration and layer."""
         turned = self.moment("turned")
         # A layer's backward pass begins when the next layer's exchange has had its turn.
         began = np.column_stack([turned[:, 1:], self.backward_from])

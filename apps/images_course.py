@@ -96,7 +96,7 @@ class Course:
                     self._position = loader.state_dict()
                     after()
             self._share_losses(team)
-            # Nobody reads any more: what each rank has read is all.
+            # Nobody reads any more, so the counters are final.
             self.nbytes = records.files.nbytes
             self.nbytes_read += int(team.gather(np.array([records.counters().storage])).sum())
 
@@ -149,7 +149,7 @@ class Course:
         }
 
     def _settings(self) -> dict[str, Any]:
-        """What says, with the iteration, which images come next, and how the rate falls."""
+        """Return the settings that fix, with the iteration, the next images and the rate."""
         names = ("seed", "batch", "pixels", "classes", "iterations")
         return {name: getattr(self.given, name) for name in names}
 
@@ -216,7 +216,7 @@ def _normalised(images: np.ndarray) -> torch.Tensor:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What every program with a course understands."""
+    """Add the options of every program with a course."""
     add = parser.add_argument
     add(
         "--data",

@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """A residual network. Its norms are of groups: those of batches depend on the rank's share."""
+    """A residual network with group norms: batch norms would depend on the rank's share."""
 
     def __init__(self, seed: int, n_classes: int, dropout: float = 0.0) -> None:
         super().__init__()

@@ -6,8 +6,8 @@
     pgasdl job send 1 period 8
 
 A round is an averaging. In protocol "synchronous" it is of the gradients of one iteration; in
-"local" it is of the weights, after so many iterations as the period says. What users send travels
-in the averagings, and all ranks obey two averagings later.
+"local" it is of the weights, after as many iterations as the period says. Users' commands travel in
+the averagings, and all ranks obey two averagings later.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def train(ctx: pgasdl.Context, given: argparse.Namespace) -> None:
             print(f"rank {ctx.rank}, round {job.iteration}: {protocol.period}", flush=True)
 
         count = sum(each.numel() for each in network.parameters())
-        # Weights or gradients, and what tells all ranks of commands.
+        # Weights or gradients, and the element that tells all ranks of commands.
         averaged = ctx.segment(4 * (count + job.elements), notifications=0).numpy(np.float32)
         numbers, element = torch.from_numpy(averaged[:count]), averaged[count:]
         for number in job.iterations(0, given.rounds):

@@ -17,8 +17,8 @@ from pgasdl.plans.check import assert_ok, check
 
 
 def flat(rank, size, count, *, kind="average", wire=False, phase=0):
-    """What one rank does. No message says that a slot was read, so phases take turns on two sets:
-    who has my flag of the next execution knows that I am done with the last."""
+    """The steps of one rank. Nothing says that a slot was read, so phases take turns on two sets:
+    a rank that has my flag of the next execution knows that I am done with the last."""
     peers = [(rank + step) % size for step in range(1, size)]
     everything, mine = Span("data", 0), 2 * rank + phase
     steps = [Put(everything, count, peer, Span("inbox", mine * count), mine) for peer in peers]

@@ -51,7 +51,7 @@ def kill_in_backward(course: Course, iteration: int) -> None:
 
 
 def train(ctx: pgasdl.Context, course: Course, checkpoints: Checkpoints) -> str:
-    """Train to the end with whoever is left; return the fingerprint of their weights."""
+    """Train to the end with the ranks that are left; return the fingerprint of their weights."""
     group = ctx.world
     while True:
         try:
@@ -63,7 +63,7 @@ def train(ctx: pgasdl.Context, course: Course, checkpoints: Checkpoints) -> str:
                 print(f"{who} start from iteration {course.iteration}", flush=True)
             course.train(team, partial(_after_iteration, course, checkpoints, team))
             digest = course.common_digest(team)
-            # Who passes knows that the last checkpoint is written; who does not will load it.
+            # A rank that passes knows that the last checkpoint is written; others will load it.
             group.barrier()
             return digest
         except pgasdl.PeerLost as error:

@@ -31,7 +31,7 @@ from pgasdl.torch import attach
 
 
 class Course:
-    """What happened: loss and accuracy, by iteration and epoch."""
+    """The course of a training: loss and accuracy, by iteration and epoch."""
 
     def __init__(self, n_iterations: int) -> None:
         self.loss = np.zeros(n_iterations)  # of this rank's share; the mean over ranks is global
@@ -66,7 +66,7 @@ class ProgressBar:
 
 @dataclass
 class Training:
-    """A trained network, and what is known of its training."""
+    """A trained network, and the record of its training."""
 
     network: Network
     course: Course

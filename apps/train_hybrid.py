@@ -54,25 +54,12 @@ def options() -> argparse.Namespace:
 
 @dataclass
 class Run:
-    """What a rank saw of one training.
+    """The figures of one training on a rank; the last three are of the last iteration."""
 
-    Attributes
-    ----------
-    losses : list[float]
-        Means over the ranks.
-    held : dict[str, int]
-        Bytes of weights, gradients and momentum, by "shared" and "spread" layers.
-    moved : int
-        Bytes that this rank wrote and read in the last iteration.
-    seconds : float
-        Of the last iteration.
-    spans : list[pm.Span]
-        What it did in that.
-    """
-
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # means over the ranks
+    # Bytes of weights, gradients and momentum, by "shared" and "spread" layers.
     held: dict[str, int] = field(default_factory=dict)
-    moved: int = 0
+    moved: int = 0  # bytes that this rank wrote and read
     seconds: float = 0.0
     spans: list[pm.Span] = field(default_factory=list)
 
@@ -87,7 +74,7 @@ def watch(layer: nn.Module, note: Callable[[float, float], None]) -> None:
     def end(*_: Any) -> None:
         note(begun.pop(), time.monotonic())
 
-    # PyTorch remarks that the images, as the first layer's inputs, have no gradient.
+    # PyTorch warns that the images, as the first layer's inputs, have no gradient.
     warnings.filterwarnings("ignore", "Full backward hook is firing")
     layer.register_forward_pre_hook(begin)
     layer.register_forward_hook(end)

@@ -58,7 +58,7 @@ class Comparison:
 def asked(
     context: Context, ask: Callable[[int], Sequence[float]] | None
 ) -> Callable[[int], Sequence[float]]:
-    """Return what measures by asking others on rank 0, which alone knows how; the rest sleeps."""
+    """Return a function that measures by asking other jobs on rank 0; the other ranks sleep."""
 
     def measure(calls: int) -> Sequence[float]:
         times = ask(calls) if ask is not None else []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 LAYERS, FUSED = 0, 1 << 62
 DDP = 25 << 20
-_DDP_FIRST = 1 << 20  # so that its first exchange starts early
+_DDP_FIRST = 1 << 20  # small, so that its first exchange starts early
 _PIECE = 1 << 20  # elements: MPI sums large arrays faster in pieces of 4 MB
 
 

@@ -49,7 +49,7 @@ class PeerKind:
     ways : tuple[str, ...]
         How it sends: with messages ("send"), and with "put".
     matrices : tuple[str, ...]
-        What it does with matrices: "product", "remap".
+        Operations on matrices that it has: "product", "remap".
     alone : bool
         It is one process, with a thread for each rank.
     """
@@ -75,7 +75,7 @@ PEER_KINDS = {
     "mpich": PeerKind(_MPI, ("mpi4py",), "mpich", matrices=("remap",)),
     "mpich-generic": PeerKind(_MPI, ("mpi4py",), "mpich", {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}),
     "openmpi": PeerKind(_MPI, ("mpi4py",), "openmpi", matrices=("remap",)),
-    # The kernel copies from process to process, where something else might be chosen.
+    # Here the kernel copies from process to process, where the library might choose another way.
     "openmpi-cma": PeerKind(
         _MPI,
         ("mpi4py",),
@@ -85,7 +85,7 @@ PEER_KINDS = {
     "gloo": PeerKind(
         "bench.peers.gloo", ("torch",), environ={"GLOO_SOCKET_IFNAME": "lo"}, ways=("send",)
     ),
-    # Its threads would go on looking for work for a while, on the processor of whose turn it is.
+    # Else its threads would spin for a while, on the processor of the contender whose turn it is.
     "blas": PeerKind(
         "bench.peers.blas",
         (),

@@ -1,4 +1,4 @@
-"""Products and remaps of matrices beside other libraries, and beside what the machine can do."""
+"""Products and remaps of matrices beside other libraries and the machine's limits."""
 
 from __future__ import annotations
 

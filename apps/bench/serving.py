@@ -95,7 +95,7 @@ def messages(
 def serve(answers: object, rank: int, size: int, version: str) -> None:
     """Answer until told to end, or until the other side is gone.
 
-    A command names a method of ``answers`` and its arguments; its answer is what that returns.
+    A command names a method of ``answers`` and its arguments; the answer is the method's result.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(sys.argv[1])
@@ -120,7 +120,7 @@ def _send(lines: Any, message: Any) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a peer's program; tell why it failed by one write, which no other rank's can part."""
+    """Run a peer's program; report its failure by one write, so that ranks' lines do not mix."""
     try:
         main()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What each rank does when, for a picture and for Perfetto (https://ui.perfetto.dev).
+"""Spans of each rank's work, for a picture and for Perfetto (https://ui.perfetto.dev).
 
 Moments are those of CLOCK_MONOTONIC, which all ranks of one machine share.
 """
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 class Span(NamedTuple):
     """Something that took time.
 
-    ``track``: "forward" or "backward" of a layer, "host" for what the rank's processor does for the
-    exchange, or "exchange", from the moment when it began to when this rank saw that it had ended.
+    ``track``: "forward" or "backward" of a layer, "host" for the processor's work for the exchange,
+    or "exchange", from the moment when it began to when this rank saw that it had ended.
     """
 
     track: str
@@ -140,7 +140,7 @@ def lanes(spans: Sequence[Span]) -> list[int]:
 
 
 def draw_bars(axes: Any, bars: Iterable[Bar], origin: float) -> None:
-    """Draw a timeline, in milliseconds after ``origin``; what began before is cut."""
+    """Draw a timeline, in milliseconds after ``origin``; spans that began before are cut."""
     for span, top, height in bars:
         begin = max(span.begin, origin)
         if span.end > begin:

@@ -42,7 +42,7 @@ with pgasdl.init(log="warning") as ctx:
         for version in range(1, VERSIONS + 1):
             time.sleep(0.001)  # a training step
             copies[version % COPIES] = version
-            # Whoever sees the new number sees the weights: an atomic comes after stores before it.
+            # A rank that sees the new number sees the weights: the atomic follows these stores.
             ctx.atomic_fetch_add(published[:COUNTER], 0, 1)
         for rank in range(1, ctx.size):
             ctx.notify_waitsome(published, rank, 1)

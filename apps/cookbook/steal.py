@@ -1,4 +1,4 @@
-"""Work stealing: whoever has no task of its own left takes one of another rank's, by an atomic.
+"""Work stealing: a rank without tasks of its own takes one of another rank's, by an atomic.
 
 The rank that is robbed takes no part in it.
 

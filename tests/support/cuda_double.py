@@ -1,4 +1,4 @@
-"""The double of the CUDA driver, which processes find in front of any driver of the machine."""
+"""The fake CUDA driver, which processes find in front of any driver of the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from building import Build, missing_tools
 
 @functools.cache
 def built() -> Build:
-    """Build the double and its test program, or skip the test."""
+    """Build the fake driver and its test program, or skip the test."""
     if missing := missing_tools():
         pytest.skip(f"building the double of the CUDA driver needs {', '.join(missing)}")
     build = Build("plain")
@@ -31,12 +31,12 @@ def folder() -> Path:
 
 
 def variables(*, adapter: bool = False, **settings: object) -> dict[str, str]:
-    """Environment variables of a process that is to use the double.
+    """Environment variables of a process that is to use the fake driver.
 
     Parameters
     ----------
     adapter : adapters reach its memory
-    settings : the double's own, in lower case and without its prefix: ``devices=1``,
+    settings : the fake driver's own, in lower case and without its prefix: ``devices=1``,
         ``lacks="vmm,dmabuf"``; ``tests/gpu/double/double.hpp`` lists them
     """
     own = {f"DOUBLE_{name.upper()}": str(value) for name, value in settings.items()}

@@ -10,7 +10,7 @@ from support.places import INSTALLED
 _LAUNCHERS = ("PGASDL_", "PMI", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")
 # For ranks that share few cores: no thread pools in addition.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# A rank that gets no core for seconds is not lost; a test of such losses sets its own limit.
+# A rank without a core for seconds is not lost; a test of such losses sets its own limit.
 _PATIENT = {"PGASDL_STOPPED_AFTER": "60"}
 
 
@@ -20,7 +20,7 @@ def environment(*folders: Path, **variables: str) -> dict[str, str]:
     Parameters
     ----------
     folders : where Python looks for modules, after the folder of the package under test
-    variables : what to set; this overrides all the rest
+    variables : to be set; they override all the rest
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     kept.pop("OMP_NUM_THREADS", None)  # torchrun sets it

@@ -26,7 +26,7 @@ def run(
     timeout: float = 60,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """How a job ended and what it wrote."""
+    """The end and the output of a job."""
     return starting.finished(
         command(*arguments), env=environment(**variables), timeout=timeout, cwd=cwd, stdin=stdin
     )
@@ -42,7 +42,7 @@ def running(
 def torchrun(
     *arguments: str, timeout: float = 200, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """How a job of PyTorch's launcher ended, on this machine, and what it wrote."""
+    """The end and the output of a job of PyTorch's launcher on this machine."""
     here = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     return starting.finished(
         [sys.executable, "-m", "torch.distributed.run", *here, *arguments],

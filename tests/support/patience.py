@@ -1,4 +1,4 @@
-"""Waits that only a hang exceeds; and what things took beside their goals: told, never asserted."""
+"""Waits that only a hang exceeds; and times beside their goals: reported, never asserted."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
 
 
 def took(what: str, seconds: float, goal: float) -> None:
-    """Keep what something took, for the summary of the run."""
+    """Keep the time that something took, for the summary of the run."""
     _TAKEN[what, goal].append(seconds)
 
 
 def summary() -> list[str]:
-    """A line for each goal."""
+    """Return a line for each goal."""
     return [
         f"{what}: goal {goal:g} s, {len(all_of)} times, median {statistics.median(all_of):.2g} s, "
         f"longest {max(all_of):.2g} s, {sum(seconds > goal for seconds in all_of)} over the goal"

@@ -1,4 +1,4 @@
-"""Where things lie: the package under test, and what belongs to the checkout."""
+"""Paths: the package under test, and the checkout's own files."""
 
 from __future__ import annotations
 

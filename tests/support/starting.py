@@ -26,7 +26,7 @@ def finished(
     cwd: Path | str = "/",
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """How a command ended and what it wrote; if it is late, its process group is killed."""
+    """The end and the output of a command; if it is late, its process group is killed."""
     with subprocess.Popen(
         command, env=env, cwd=cwd, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

@@ -19,7 +19,7 @@ ALWAYS = 1 << 30
 
 @dataclass
 class Faults:
-    """What a server does wrong with a path; the first requests mean those after it was set."""
+    """The faults of a server for a path; "the first requests" are those after it was set."""
 
     errors: int = 0  # the first requests that are answered with `status`
     status: int = 500
@@ -27,9 +27,9 @@ class Faults:
     breaks: int = 0  # the first GETs whose connection ends after `break_after` bytes
     break_after: int = 0
     ignore_range: bool = False  # the whole file is the answer
-    head_adds: int = 0  # to the size that HEAD tells
-    no_size: bool = False  # neither HEAD nor GET tells it
-    version: tuple[str, str] | None = None  # a header that tells it
+    head_adds: int = 0  # to the size in the answer to HEAD
+    no_size: bool = False  # neither HEAD nor GET has the size
+    version: tuple[str, str] | None = None  # a header with the version
 
 
 class StorageServer(ThreadingHTTPServer):
@@ -55,11 +55,11 @@ class StorageServer(ThreadingHTTPServer):
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
 
     def release(self) -> None:
-        """Let the requests that stall, and will, go on."""
+        """Let stalled requests go on, those to come included."""
         self._release.close()
 
     def takes(self, path: str, kind: str) -> bool:
-        """Whether one of a path's faults is due; it is over then."""
+        """Whether one of a path's faults is due; then count it as used."""
         with self.lock:
             left = getattr(self.faults[path], kind)
             setattr(self.faults[path], kind, max(left - 1, 0))

@@ -34,7 +34,7 @@ def require() -> None:
 
 
 def run(folder: Path, script: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    """How a script of ``hosts.sh`` ended, and what it wrote.
+    """The end and the output of a script of ``hosts.sh``.
 
     It finds pgasdl's Python first on its path, and the secret of its jobs in the environment.
     """

@@ -1,1 +1,1 @@
-"""The parts of apps/input_bench.py: readers of mini-batches, and what they cost a training."""
+"""The parts of apps/input_bench.py: readers of mini-batches, and their cost for a training."""

@@ -1,4 +1,4 @@
-"""Records of one size in striped files: ours, PyTorch's DataLoader, and what cannot be undercut."""
+"""Records of one size in striped files: ours, PyTorch's DataLoader, and two lower limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers take turns: how long their iterations take, and what of that is the input's."""
+"""Readers take turns: the time of their iterations, and the part of it that input takes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Measurement:
         return rows
 
     def _once(self, reader: Reader, _: int) -> list[float]:
-        """Return the microseconds of an iteration, of the slowest rank; note what else is known."""
+        """Return the microseconds of the slowest rank's iteration; note the other figures."""
         if self._session.context.rank == 0:
             forget(self._cold)
         self._barrier()
@@ -134,7 +134,7 @@ class Measurement:
         took = time.perf_counter() - began
         cpu = cpu_seconds() - cpu
         source.close()  # type: ignore[attr-defined]
-        gc.collect()  # ends what hangs in a cycle
+        gc.collect()  # closes readers that are in a reference cycle
         self._barrier()
         took, first, wait = self._session.ranks.latest(np.array([took, first, wait]))
         self._noted[reader.name].append(np.array([first, *np.array([wait, cpu]) / self._batches]))

@@ -1,1 +1,1 @@
-"""Other libraries: what they do in jobs of their own, in our ranks, and on our devices."""
+"""Operations of other libraries: in jobs of their own, in our ranks, and on our devices."""

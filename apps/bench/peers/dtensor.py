@@ -31,7 +31,7 @@ class DTensors:
         return lambda: a @ b
 
     def remap(self, n: int) -> Callable[[], object]:
-        """Cut into columns what was cut into rows."""
+        """Turn a cut into rows into a cut into columns."""
         a = distribute_tensor(torch.ones(n, n), self._mesh, [Shard(0)])
         return lambda: a.redistribute(placements=[Shard(1)])
 

@@ -52,7 +52,7 @@ class Mpi:
         return Reduction(lambda number: array.fill(number + rank), call, array)
 
     def remap(self, n: int) -> Callable[[], object]:
-        """Cut into columns what was cut into rows, by MPI_Alltoallw."""
+        """Turn a cut into rows into a cut into columns, by MPI_Alltoallw."""
         edge = n // self.size
         source, target = np.zeros((edge, n), np.float32), np.zeros((n, edge), np.float32)
 

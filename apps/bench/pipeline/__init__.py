@@ -1,1 +1,1 @@
-"""The parts of apps/pipeline_bench.py: iterations that train, and what exchanges gradients."""
+"""The parts of apps/pipeline_bench.py: iterations that train, and exchanges of gradients."""

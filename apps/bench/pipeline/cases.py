@@ -39,7 +39,7 @@ class Runner(Protocol):
         """Return the seconds of one exchange alone."""
 
     def recording(self) -> AbstractContextManager[None]:
-        """Record what happens in the ``with`` block."""
+        """Record spans in the ``with`` block."""
 
     def close(self) -> None:
         """Give the memory back."""

@@ -26,7 +26,7 @@ _DEPTH = 3  # batches that are ready at most
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the input costs a variant, in milliseconds.
+    """The cost of input for a variant, in milliseconds.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Share:
         )
 
     def document(self) -> dict[str, object]:
-        """Return it for JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
 
@@ -76,7 +76,7 @@ class Input:
                 self.rows.append(row)
 
     def shares(self) -> list[Share]:
-        """Return what the input costs, the same on every rank. Collective."""
+        """Return the cost of input, the same on every rank. Collective."""
         return [
             Share(
                 row.name,
@@ -158,7 +158,7 @@ class Fed:
         return 0.0
 
     def recording(self) -> AbstractContextManager[None]:
-        """Record what happens in the ``with`` block."""
+        """Record spans in the ``with`` block."""
         return self._runner.recording()
 
     def close(self) -> None:

@@ -15,11 +15,11 @@ from pgasdl.tools.bench.turns import Contender
 
 @dataclass(slots=True)
 class LayerRow:
-    """What one module costs in an iteration, in milliseconds on one rank.
+    """The costs of one module in an iteration, in milliseconds on one rank.
 
     ``exchange`` is the longest of its layers' exchanges, from the moment when it began until this
-    rank saw its end; ``waiting`` is what the host waited for it before the module's forward pass;
-    with ``pgasdl.torch.attach`` also the optimizer's step of the module, which is made there.
+    rank saw its end; ``waiting`` is the host's wait for it before the module's forward pass; with
+    ``pgasdl.torch.attach`` also the optimizer's step of the module, which is made there.
     """
 
     name: str
@@ -32,7 +32,7 @@ class LayerRow:
 
 @dataclass(slots=True)
 class Row:
-    """What is known of a variant; times in milliseconds, medians of all rounds.
+    """The figures of a variant; times in milliseconds, medians of all rounds.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Row:
     layers: list[LayerRow] = field(default_factory=list)
 
     def document(self) -> dict[str, object]:
-        """Return it for JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
 
@@ -129,7 +129,7 @@ def _samples(contender: Contender) -> list[float]:
 
 
 def by_module(work: Workload, spans: Iterable[Span], iterations: int) -> list[LayerRow]:
-    """Return what each module costs, in the order of the forward pass."""
+    """Return the costs of each module, in the order of the forward pass."""
     found = {stage.name: LayerRow(stage.name, 0) for stage in work.forward}
     for key, count in zip(work.names, work.counts, strict=True):
         found[_module(key, found)].bytes += 4 * count

@@ -115,7 +115,7 @@ class Cases:
         return self._made[number].exchange()
 
     def trace(self, number: int, iterations: int) -> list[Span]:
-        """Return what happened in some iterations."""
+        """Return the spans of some iterations."""
         return self._made[number].trace(iterations)
 
 

@@ -241,7 +241,7 @@ class Network:
 
     @property
     def reads(self) -> str:
-        """What it reads: "images" or "texts"."""
+        """The kind of its inputs: "images" or "texts"."""
         return "texts" if self.make is Gpt2 else "images"
 
 

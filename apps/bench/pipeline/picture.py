@@ -1,4 +1,4 @@
-"""A picture of one network: what each variant's iteration consists of, and timelines of two."""
+"""A picture of one network: the parts of each variant's iteration, and timelines of two."""
 
 from __future__ import annotations
 

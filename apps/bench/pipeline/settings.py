@@ -1,4 +1,4 @@
-"""What one run measures, for all its processes."""
+"""The settings of one run, for all its processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Settings:
-    """What one run measures.
+    """The settings of one run.
 
     Attributes
     ----------
@@ -22,7 +22,7 @@ class Settings:
     scaling : str
         "weak": one rank alone has this batch; "strong": it has those of all ranks.
     seconds : float
-        With compute "wait": of an iteration's compute.
+        With compute "wait": the length of an iteration's compute.
     write : bool
         With compute "wait": the host writes whole gradients.
     threads : int

@@ -55,7 +55,7 @@ class Training:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what happens in the ``with`` block."""
+        """Record spans in the ``with`` block."""
         with Watch(self.network, self.recorder, self._taken):
             self.recorder.on = True
             yield

@@ -31,7 +31,7 @@ from pgasdl.tools.bench.turns import PATIENCE
 
 
 class Job:
-    """What variants are made of."""
+    """The parts of which variants are made, in this rank's job."""
 
     def __init__(self, ctx: pgasdl.Context, settings: Settings, mpi: str) -> None:
         self.ctx, self.settings = ctx, settings
@@ -121,7 +121,7 @@ class Variant:
     mpi: int | None = None
 
     def make(self, job: Job) -> Case:
-        """Make what is measured. Collective.
+        """Make the case that is measured. Collective.
 
         Raises
         ------

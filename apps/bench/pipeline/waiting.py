@@ -1,9 +1,9 @@
 """Iterations whose compute is a wait: an accelerator that computes while the host's core is free.
 
-The accelerator works off what it is given, one after the other, as a stream does. In the forward
+The accelerator does its work items one after the other, as a stream does. In the forward
 pass a layer is given to it as soon as the layer's weights are there; the host does not wait for it.
 The backward pass depends on no exchange: it is given to it as a whole, and the host sleeps until
-each gradient is there. So what the host does for the exchange delays the iteration only where the
+each gradient is there. So the host's work for the exchange delays the iteration only where the
 accelerator has nothing else to do.
 """
 
@@ -94,7 +94,7 @@ class NoExchange:
 
 
 class Accelerator:
-    """Stands for one: computes one thing after the other, each for a given time."""
+    """Stands in for an accelerator: does one item after the other, each for a given time."""
 
     def __init__(self) -> None:
         self._free = 0.0
@@ -168,7 +168,7 @@ class WaitingRunner:
         recorder.add("host", "after backward", before, clock())
 
     def drain(self) -> None:
-        """Let everything end, and compare the last iteration's means with what they have to be."""
+        """Let everything end, and compare the last iteration's means with the right ones."""
         self._exchange.drain()
         mean = self._number + (self._size - 1) / 2
         for layer, name in enumerate(self._work.names):
@@ -182,7 +182,7 @@ class WaitingRunner:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what happens in the ``with`` block."""
+        """Record spans in the ``with`` block."""
         self.recorder.on = True
         yield
         self.recorder.on = False

@@ -1,4 +1,4 @@
-"""What an iteration of a network consists of: its layers, and each one's share of the work.
+"""The parts of a network's iteration: its layers, and each one's share of the work.
 
 A layer is one parameter tensor, as in :func:`pgasdl.models.layers`. Nothing is computed: PyTorch's
 meta device follows shapes alone through forward and backward.
@@ -27,21 +27,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An iteration.
-
-    Attributes
-    ----------
-    names, counts : tuple
-        Of the layers, in the order in which backward has their gradients: names and elements.
-    forward : tuple[Stage, ...]
-        In the order of the forward pass.
-    backward : tuple[float, ...]
-        By layer: work between its gradient and the one before. All shares together are 1.
-    """
+    """An iteration; layers are in the order in which backward has their gradients."""
 
     names: tuple[str, ...]
-    counts: tuple[int, ...]
-    forward: tuple[Stage, ...]
+    counts: tuple[int, ...]  # elements
+    forward: tuple[Stage, ...]  # in the order of the forward pass
+    # By layer: work between its gradient and the one before. All shares together are 1.
     backward: tuple[float, ...]
 
 
