@@ -37,20 +37,14 @@ _NATIVE = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``nbytes`` at ``address``; ``owner`` keeps them alive and where they are.
-
-    Attributes
-    ----------
-    device : int, optional
-        The GPU that they lie on; None: the host's memory.
-    """
+    """``nbytes`` at ``address``; ``owner`` keeps them alive and where they are."""
 
     address: int
     nbytes: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     owner: object
-    device: int | None = None
+    device: int | None = None  # the GPU that they lie on; None: the host's memory
 
     @property
     def count(self) -> int:
@@ -87,13 +81,7 @@ def aligned(nbytes: int) -> int:
 
 
 def native_dtype(dtype: npt.DTypeLike) -> str:
-    """Return the core's name of a dtype ("float32", "bfloat16" ...).
-
-    Raises
-    ------
-    BufferRefused
-        Not float32, float64, float16, bfloat16, int32 or int64.
-    """
+    """Return the core's name of a dtype; BufferRefused: it is none of :data:`DTYPES`."""
     name = _NATIVE.get(np.dtype(as_numpy_dtype(dtype)))
     if name is None:
         raise BufferRefused(f"dtype {dtype} cannot be reduced; there are {', '.join(DTYPES)}")

@@ -40,8 +40,8 @@ class Context(_native.ContextCore):
     """One rank of a job. Made by :func:`init`; use it in a ``with`` statement.
 
     The one-sided operations (``write``, ``write_notify``, ``notify_waitsome`` ...) may be called
-    from any thread. Leaving the ``with`` block closes the context; leaving it by an exception tells
-    the other ranks, whose waits then end with :class:`PeerLost`.
+    from any thread. Leaving the ``with`` block closes the context; if an exception leaves it, the
+    waits of the other ranks end with :class:`PeerLost`.
 
     Attributes
     ----------
@@ -237,7 +237,7 @@ class Context(_native.ContextCore):
 
         Notes
         -----
-        :meth:`describe` tells how much is free.
+        :meth:`describe` says how much is free.
         dMath: persistent memory, registered once.
         """
         self._pool.grow(nbytes, ordinal_of(device), timeout, group)
@@ -378,7 +378,7 @@ class Context(_native.ContextCore):
             Seconds; None: the context's default.
         stream : object, optional
             For an array on a GPU: the stream that orders the call. The call begins when the stream
-            has done what was enqueued before, and what is enqueued later comes after the result.
+            has done its earlier work, and later work of the stream comes after the result.
             The stream makes it, and the call does not wait, unless the array is copied to the host
             for it or lies in the pool. None: PyTorch's or CuPy's current stream.
 
@@ -399,7 +399,7 @@ class Context(_native.ContextCore):
         -----
         Plans and handles are kept, so the first call with a size costs more. Arrays inside segments
         or the pool are reduced in place; others pass through a workspace. An array in a segment
-        must be so on every rank; and, on a GPU, what has 4 KB or more in the pool. On the host an
+        must be so on every rank; on a GPU so must one of 4 KB or more in the pool. On the host an
         array outside the pool on one rank, where others have theirs in it, lets all of its size
         pass through the workspace until :meth:`pool` is called again. A handle is fastest:
         :meth:`allreduce_handle`.
@@ -692,7 +692,7 @@ class Context(_native.ContextCore):
     def close(self, *, failed: bool = False) -> None:
         """Leave the job. Idempotent. Requests that were posted still arrive.
 
-        ``failed`` tells the others that this rank failed: their waits then raise PeerLost.
+        ``failed``: this rank failed, and the others' waits raise PeerLost.
         """
         if self.closed:
             return

@@ -12,32 +12,19 @@ from pgasdl.transports import TRANSPORTS
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The place of this process in its job.
+    """The place of this process in its job."""
 
-    Attributes
-    ----------
-    kind : str
-        One of pgasdl, torchrun, openmpi, mpich, slurm, single, mpi, torch, loopback.
-    rank, size : int
-        This rank's number, and the number of ranks.
-    local_rank, local_size : int
-        The same among the ranks of this machine.
-    job_id : str
-        The same on every rank of the job.
-    master : str or None
-        Host where rank 0 runs, if torchrun or Slurm tells it.
-    signature : tuple[str, ...]
-        Variables that differ between this rank's processes and its launcher's; empty where
-        ``job_id`` is unique on this machine.
-    """
-
-    kind: str
+    kind: str  # one of pgasdl, torchrun, openmpi, mpich, slurm, single, mpi, torch, loopback
+    # This rank's number, and the number of ranks.
     rank: int
     size: int
+    # The same among the ranks of this machine.
     local_rank: int
     local_size: int
-    job_id: str
-    master: str | None = None
+    job_id: str  # the same on every rank of the job
+    master: str | None = None  # host where rank 0 runs, if torchrun or Slurm says so
+    # Variables that differ between this rank's processes and its launcher's; empty where ``job_id``
+    # is unique on this machine.
     signature: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -76,37 +63,22 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where the ranks of a job run, and how they reach each other.
+    """Where the ranks of a job run, and how they reach each other."""
 
-    Attributes
-    ----------
-    launch : Launch
-        The place of this rank in the job.
-    hosts : tuple[str, ...]
-        Host of every rank; equal for ranks that can map each other's memory.
-    routes : Routes
-        The transport to every rank.
-    mapped_on_host : bool
-        Ranks of one machine load from and store to each other's segments, in every group; the same
-        on all ranks.
-    shared_windows : frozenset[int] or None
-        Ranks whose windows MPI shares with this rank's; None: windows are not used.
-    oversubscribed : bool
-        Some machine has more ranks than cores that they may use; the same on all ranks.
-    supernode : int
-        Ranks under one switch, neighbours in the order of ranks; the same on all ranks.
-    turn : int
-        Number of this rank among those of its machine that run on the same NUMA nodes: they share
-        the RDMA ports there by turns.
-    """
-
-    launch: Launch
-    hosts: tuple[str, ...]
-    routes: Routes
+    launch: Launch  # the place of this rank in the job
+    hosts: tuple[str, ...]  # host of every rank; equal for ranks that can map each other's memory
+    routes: Routes  # the transport to every rank
+    # Ranks of one machine load from and store to each other's segments, in every group; the same on
+    # all ranks.
     mapped_on_host: bool
+    # Ranks whose windows MPI shares with this rank's; None: windows are not used.
     shared_windows: frozenset[int] | None
+    # Some machine has more ranks than cores that they may use; the same on all ranks.
     oversubscribed: bool
+    # Ranks under one switch, neighbours in the order of ranks; the same on all ranks.
     supernode: int = 1
+    # Number of this rank among those of its machine that run on the same NUMA nodes: they share the
+    # RDMA ports there by turns.
     turn: int = 0
 
     def maps(self, ranks: Sequence[int]) -> bool:

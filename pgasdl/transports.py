@@ -11,29 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """One way for bytes to reach a peer.
+    """One way for bytes to reach a peer."""
 
-    Attributes
-    ----------
-    name : str
-        Value of ``transport=`` and ``PGASDL_TRANSPORT``.
-    summary : str
-        The thing that carries the bytes.
-    between_hosts : bool
-        It reaches ranks of other machines.
-    maps : bool
-        Ranks of one machine load from and store to each other's segments.
-    processes : bool, default True
-        Its ranks are processes; else they are threads, through ``pgasdl.loopback``.
-    registers : bool, default False
-        It sends only from memory that it has registered, which is that of segments.
-    """
-
-    name: str
-    summary: str
-    between_hosts: bool
-    maps: bool
+    name: str  # value of ``transport=`` and ``PGASDL_TRANSPORT``
+    summary: str  # the thing that carries the bytes
+    between_hosts: bool  # it reaches ranks of other machines
+    maps: bool  # ranks of one machine load from and store to each other's segments
+    # Its ranks are processes; else they are threads, through ``pgasdl.loopback``.
     processes: bool = True
+    # It sends only from memory that it has registered, which is that of segments.
     registers: bool = False
 
 

@@ -73,11 +73,8 @@ def keep_others_out(path: Path) -> None:
 def open_plain(path: str, flags: int) -> int:
     """Open or make a file in a folder that others may write to; return its descriptor.
 
-    Raises
-    ------
-    OSError
-        It cannot be opened; or it is a link, a pipe or the like, or has other names, too: then
-        somebody has put it there, so that another file is written to.
+    OSError, too, if it is a link, a pipe or the like, or has other names: another user may have put
+    it there, so that we write to another file.
     """
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags | os.O_CREAT | safe, 0o666)

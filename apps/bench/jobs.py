@@ -34,33 +34,16 @@ _INSTALL = "pip install 'pgasdl[peers]'"
 
 @dataclass(frozen=True, slots=True)
 class PeerKind:
-    """One row of the table of peers: a library, or one variant of it.
+    """One row of the table of peers: a library, or one variant of it."""
 
-    Attributes
-    ----------
-    module : str
-        The program of its processes.
-    needs : tuple[str, ...]
-        Python modules that it needs.
-    mpi : str or None
-        The MPI that starts them, as :func:`mpiexec.find` takes it; None: they start without one.
-    environ : dict[str, str]
-        Variables of its processes.
-    ways : tuple[str, ...]
-        How it sends: with messages ("send"), and with "put".
-    matrices : tuple[str, ...]
-        Operations on matrices that it has: "product", "remap".
-    alone : bool
-        It is one process, with a thread for each rank.
-    """
-
-    module: str
-    needs: tuple[str, ...]
+    module: str  # the program of its processes
+    needs: tuple[str, ...]  # Python modules that it needs
+    # The MPI that starts them, as :func:`mpiexec.find` takes it; None: they start without one.
     mpi: str | None = None
-    environ: dict[str, str] = field(default_factory=dict)
-    ways: tuple[str, ...] = ("send", "put")
-    matrices: tuple[str, ...] = ()
-    alone: bool = False
+    environ: dict[str, str] = field(default_factory=dict)  # variables of its processes
+    ways: tuple[str, ...] = ("send", "put")  # how it sends: with messages ("send"), and with "put"
+    matrices: tuple[str, ...] = ()  # operations on matrices that it has: "product", "remap"
+    alone: bool = False  # it is one process, with a thread for each rank
 
 
 def _dtensor(backend: str, environ: dict[str, str]) -> PeerKind:

@@ -36,7 +36,7 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: the supervisor of each job imports this package, too.
+    # Loaded on demand: the supervisor of each job imports this package, too.
     if name not in _HOME_OF:
         raise AttributeError(f"module 'pgasdl.jobs' has no attribute {name!r}")
     return getattr(import_module(f"pgasdl.jobs.{_HOME_OF[name]}"), name)

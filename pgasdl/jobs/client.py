@@ -41,7 +41,7 @@ class Client:
 
     Notes
     -----
-    Jobs are documents as ``/openapi.json`` of the server tells: ``id``, ``name``, ``state``
+    Jobs are documents as ``/openapi.json`` of the server says: ``id``, ``name``, ``state``
     (queued, staging, running, stopping, done, failed, stopped, lost), ``reason``, ``status``,
     ``submitted``, ``started`` and ``ended`` in seconds since 1970, ``restarts_left``, ``request``.
     Every method raises :class:`pgasdl.JobError` if the server refuses it or does not answer
@@ -133,7 +133,7 @@ class Client:
     def send(self, job: int, name: str, value: Any = None) -> int:
         """Tell a job that runs a command, and return its number.
 
-        ``events(job, after=number)`` tells what becomes of it.
+        ``events(job, after=number)`` has the outcome.
 
         Parameters
         ----------
@@ -149,11 +149,11 @@ class Client:
         return int(self._document("POST", f"/jobs/{job}/messages", command)["id"])
 
     def ranks(self, job: int, first: int = 0) -> list[dict[str, Any]]:
-        """Return what a job's ranks counted last: 64 at most, from a rank on.
+        """Return the last counters of a job's ranks: 64 at most, from a rank on.
 
-        Each is a dict as ``/openapi.json`` tells: ``rank``, ``iteration``, ``time``, ``memory``
+        Each is a dict as ``/openapi.json`` says: ``rank``, ``iteration``, ``time``, ``memory``
         (bytes), ``registrations``, ``losses``, ``peers``, ``waits`` and ``layers``, as
-        :class:`pgasdl.Counters` has them. Ranks without ``pgasdl.jobs.connect`` tell nothing.
+        :class:`pgasdl.Counters` has them. Ranks without ``pgasdl.jobs.connect`` have none.
         """
         found: list[dict[str, Any]] = self._document("GET", f"/jobs/{job}/ranks?first={first}")[
             "ranks"
@@ -210,7 +210,7 @@ class Client:
                 except JobError as error:
                     if error.status:
                         raise
-                    break  # the stream comes again, or tells that nobody answers
+                    break  # the stream comes again, or raises that nobody answers
                 offset += len(data)
                 yield data
 

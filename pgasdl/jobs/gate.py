@@ -19,16 +19,13 @@ from pgasdl.jobs.places import Places
 from pgasdl.jobs.problems import problem
 from pgasdl.jobs.requests import MOST_BYTES
 
-OPEN_PATHS = ("/livez", "/readyz", "/openapi.json")  # tell nothing about jobs
+OPEN_PATHS = ("/livez", "/readyz", "/openapi.json")  # they say nothing about jobs
 
 
 def token_of(file: Path) -> str:
     """Read the token from its file, which is made, with mode 0600, if there is none.
 
-    Raises
-    ------
-    ConfigError
-        Others can read the file, or it holds no token.
+    ConfigError: others can read the file, or it holds no token.
     """
     try:
         # The file is whole before it gets its name: a client may read it at any time.

@@ -92,7 +92,7 @@ class Link:
             self._touch()
 
     def close(self) -> None:
-        """Send what is left, if there is a server, and end. Idempotent."""
+        """Send the messages that are left, if there is a server, and end. Idempotent."""
         if self._close_at is None:
             self._close_at = time.monotonic() + _FAREWELL
             self._touch()

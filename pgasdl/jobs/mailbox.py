@@ -43,14 +43,7 @@ class Mailbox:
             self._context.wait(self._queue)
 
     def read(self, number: int) -> Command:
-        """Return a command that was, or is just being, posted.
-
-        Raises
-        ------
-        Timeout
-            It has not come within the context's time.
-        PeerLost
-        """
+        """Return a command that was, or is just being, posted; Timeout: it has not come."""
         place = number % PLACES
         if self.posts:
             length = self._lengths[place]

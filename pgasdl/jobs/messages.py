@@ -176,7 +176,7 @@ class Metrics:
 
 @lru_cache
 def _check_names(names: tuple[str, ...]) -> None:
-    """Check the names of metrics: once, for a training that tells the same ones all the time."""
+    """Check the names of metrics: once, as a training sends the same ones all the time."""
     check(dict.fromkeys(names), METRICS["properties"]["numbers"], "numbers")
 
 

@@ -20,46 +20,28 @@ ID: Schema = {"type": "integer", "minimum": 1, "maximum": LARGEST}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path.
-
-    Attributes
-    ----------
-    answer : Schema or str
-        The schema of a JSON document, or the media type of something else.
-    refusals : tuple[int, ...]
-        Statuses of its own, beside those that any request may get.
-    """
+    """A method of a path."""
 
     method: str
     path: str
     name: str
     summary: str
     endpoint: Callable[[Request, Call], Awaitable[Response]]
-    answer: Schema | str
+    answer: Schema | str  # the schema of a JSON document, or the media type of something else
     status: int = 200
     body: Schema | None = None
     query: Mapping[str, Schema] = field(default_factory=dict)
-    refusals: tuple[int, ...] = ()
+    refusals: tuple[int, ...] = ()  # statuses of its own, beside those that any request may get
     is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The checked parts of a request.
+    """The checked parts of a request."""
 
-    Attributes
-    ----------
-    job : int
-        The id in the path; 0: there is none.
-    query : dict[str, Any]
-        Parameters, with defaults.
-    body : Any
-        The document.
-    """
-
-    job: int
-    query: dict[str, Any]
-    body: Any
+    job: int  # the id in the path; 0: there is none
+    query: dict[str, Any]  # parameters, with defaults
+    body: Any  # the document
 
 
 async def read(request: Request, operation: Operation) -> Call:

@@ -109,10 +109,7 @@ def regular_bytes(file: Path, offset: int = 0, most: int = 1 << 20) -> bytes:
 def inside(root: Path, path: str, field: str, *, base: Path | None = None) -> Path:
     """Resolve a path, and see that it lies under ``root``, which is resolved.
 
-    Raises
-    ------
-    JobError
-        With status 422, if ``..``, a symbolic link or an absolute path leads out.
+    JobError with status 422: ``..``, a symbolic link or an absolute path leads out.
     """
     try:
         found = (base or root).joinpath(path).resolve()

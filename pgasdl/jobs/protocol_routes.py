@@ -21,7 +21,7 @@ from pgasdl.jobs.requests import LARGEST
 from pgasdl.jobs.schema import Schema
 from pgasdl.jobs.store import Store
 
-_WAIT = 10.0  # seconds until a program that asks for commands is told that there are none
+_WAIT = 10.0  # seconds until a question for commands is answered by none
 _LOOK = 0.5  # seconds between two looks whether the server ends
 _MOST_COMMANDS = 100  # of an answer
 _MOST_POINTS = 10_000  # of a metric in an answer
@@ -62,14 +62,9 @@ _METRICS: Schema = {
 
 
 class Protocol:
-    """The endpoints.
+    """The endpoints; ``reports`` counts reports by job since the server began.
 
-    Attributes
-    ----------
-    closing : bool
-        Whether answers that wait have to be given, since the server ends.
-    reports : Counter[int]
-        How many reports came, by job, since the server began.
+    ``closing``: the server ends, so that answers that wait have to be given now.
     """
 
     def __init__(self, store: Store) -> None:

@@ -130,7 +130,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job as its user asked for it; :data:`REQUEST` tells the fields."""
+    """A job as its user asked for it; :data:`REQUEST` describes the fields."""
 
     program: tuple[str, ...]
     ranks: int = 1

@@ -24,13 +24,7 @@ _MOST_SHOWN = 100  # characters of a wrong value
 
 
 def check(value: object, schema: Schema, field: str = "") -> None:
-    """Compare a value with a schema.
-
-    Raises
-    ------
-    JobError
-        With status 422, and the field that is wrong.
-    """
+    """Compare a value with a schema; JobError with status 422 names the field that is wrong."""
     kind = schema["type"]
     kinds = [kind] if isinstance(kind, str) else kind
     if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:  # as 1e999

@@ -18,7 +18,7 @@ _PATHS = re.compile(r"/api/v1/jobs/([0-9]{1,16})/(?:commands|reports)")
 
 
 def write(places: Places, job: int) -> None:
-    """Make a new secret, and tell the program where the server is."""
+    """Make a new secret, in the file by which the program finds the server."""
     file = places.link(job)
     new = file.with_name(file.name + ".new")
     new.unlink(missing_ok=True)

@@ -95,7 +95,7 @@ class _Series:
         self._client, self._job = client, job
         self._started: float | None = None
         self._lasts: dict[str, Point] = {}  # of all that was read
-        self._outdated: dict[str, Point] = {}  # the last of a run before, not told again yet
+        self._outdated: dict[str, Point] = {}  # the last of a run before, not reported again yet
 
     def look(self) -> tuple[bool, Points]:
         """Return new points, and whether they replace all that was read."""

@@ -78,7 +78,7 @@ class TrainingJob:
     iteration : int
         The present one, from the last :meth:`begin`.
     stopped : bool
-        A user told it to stop.
+        A user has stopped it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TrainingJob:
         self._held, self._waiting = paused, False
         # Numbers of commands: posted by rank 0, read by all ranks, obeyed here.
         self._posted = self._read_by_all = self._obeyed = 0
-        self._given: tuple[int, int] | None = None  # iteration, and what was obeyed by then
+        self._given: tuple[int, int] | None = None  # iteration, and the last number obeyed by then
         self._stamps: deque[tuple[int, int]] = deque()  # iteration, and the last number then
         self._closing = weakref.finalize(self, link.close if link else _nothing)
 
@@ -210,7 +210,7 @@ class TrainingJob:
         self._given = None
         remainder = round(float(element[0]) * self._group.size)
         self._stamps.append((iteration, obeyed + (remainder - obeyed) % MODULUS))
-        # All ranks took part in the exchange, and had obeyed by then what this one had.
+        # All ranks took part in the exchange, and had obeyed by then as many as this one.
         self._read_by_all = max(self._read_by_all, obeyed)
 
     def metrics(self, numbers: Mapping[str, float]) -> None:

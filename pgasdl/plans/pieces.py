@@ -56,21 +56,11 @@ def pieces_of(spec: PlanSpec, kind: str, count: int, piece: int) -> tuple[int, .
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """One rank's plan of an array, as it is bound to memory.
+    """One rank's plan of an array, as it is bound to memory."""
 
-    Attributes
-    ----------
-    phases : tuple[Plan, ...]
-        The plan of each phase; executions take them in turn.
-    pieces : tuple[int, ...]
-        Elements of each piece of the array.
-    lanes : tuple[tuple[int, ...], ...]
-        For each phase how many lanes each piece has.
-    """
-
-    phases: tuple[Plan, ...]
-    pieces: tuple[int, ...]
-    lanes: tuple[tuple[int, ...], ...]
+    phases: tuple[Plan, ...]  # the plan of each phase; executions take them in turn
+    pieces: tuple[int, ...]  # elements of each piece of the array
+    lanes: tuple[tuple[int, ...], ...]  # for each phase how many lanes each piece has
 
     @property
     def first(self) -> Plan:
@@ -148,10 +138,7 @@ def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
 def join(plans: Sequence[Plan]) -> Plan:
     """Return the plan of one rank that runs the plans of all pieces at once.
 
-    Raises
-    ------
-    PlanError
-        They are of different ranks or algorithms.
+    PlanError: they are of different ranks or algorithms.
     """
     first = plans[0]
     if len({(plan.name, plan.rank, plan.size, tuple(plan.buffers)) for plan in plans}) > 1:

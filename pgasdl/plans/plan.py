@@ -229,7 +229,7 @@ class Members:
     oversubscribed : bool, default False
         Some node has more ranks than cores.
     supernode_size : Sizes, default 1
-        Ranks under one switch, neighbours in the order of ranks; 1: it was not told.
+        Ranks under one switch, neighbours in the order of ranks; 1: unknown.
     order : tuple[int, ...], default ()
         Ranks in the order in which plans number them, so that those of a node are neighbours; ():
         they are.

@@ -47,21 +47,11 @@ _WIDTH = 68
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value that every rank puts into the store once, and gathers of all.
+    """A value that every rank puts into the store once, and gathers of all."""
 
-    Attributes
-    ----------
-    key : str
-        Its name, without the rank.
-    nbytes : int
-        Length on each rank.
-    same : bool
-        All ranks say the same.
-    """
-
-    key: str
-    nbytes: int
-    same: bool = False
+    key: str  # its name, without the rank
+    nbytes: int  # length on each rank
+    same: bool = False  # all ranks say the same
 
 
 @dataclass(frozen=True, slots=True)

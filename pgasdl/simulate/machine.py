@@ -48,7 +48,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine: its levels, nearest first, and what a rank's own work costs.
+    """A machine: its levels, nearest first, and the costs of a rank's own work.
 
     Attributes
     ----------

@@ -30,46 +30,28 @@ _HEADINGS = ("GPU", "NAME", "MEMORY", "CC", "PCI", "NUMA", "PEERS", "SHARED BY",
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU that this process sees.
+    """One GPU that this process sees."""
 
-    Attributes
-    ----------
-    ordinal : int
-        Its number in this process: "cuda:0" is 0.
-    virtual_memory, posix_handles : bool
-        It has virtual memory, and hands it to other processes as descriptors.
-    gpudirect, dmabuf : bool
-        RDMA devices may reach such memory; they get it as a dmabuf.
-    flushes_writes : bool
-        The host can make it flush the writes of RDMA devices.
-    writes_ordering : int
-        The devices that see RDMA writes without a flush: 0 none, 100 this GPU, 200 all.
-    numa_node : int
-        The host's node; -1: unknown.
-    peers : list[int]
-        Ordinals of GPUs whose memory it can reach.
-    nearest : str
-        The nearest RDMA device; "": none.
-    distance : str
-        The part that they have in common: "PCI switch", "host bridge", "NUMA node" or "machine".
-    """
-
-    ordinal: int
+    ordinal: int  # its number in this process: "cuda:0" is 0
     name: str
     uuid: str
     pci_address: str
     compute_capability: str
     memory_bytes: int
     multiprocessors: int
+    # It has virtual memory, and hands it to other processes as descriptors.
     virtual_memory: bool
     posix_handles: bool
+    # RDMA devices may reach such memory; they get it as a dmabuf.
     gpudirect: bool
     dmabuf: bool
-    flushes_writes: bool
+    flushes_writes: bool  # the host can make it flush the writes of RDMA devices
+    # The devices that see RDMA writes without a flush: 0 none, 100 this GPU, 200 all.
     writes_ordering: int
-    numa_node: int
-    peers: list[int]
-    nearest: str = ""
+    numa_node: int  # the host's node; -1: unknown
+    peers: list[int]  # ordinals of GPUs whose memory it can reach
+    nearest: str = ""  # the nearest RDMA device; "": none
+    # The part that they have in common: "PCI switch", "host bridge", "NUMA node" or "machine".
     distance: str = ""
 
     @property
@@ -80,28 +62,14 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuSurvey:
-    """The GPUs, and what they share.
-
-    Attributes
-    ----------
-    missing : str
-        Why there is none.
-    driver : str
-        NVIDIA's version of the driver; "": unknown.
-    cuda : str
-        The newest CUDA that it runs.
-    peer_memory : bool
-        nvidia-peermem, or its predecessor, is loaded.
-    mps : str
-        Where the control daemon of MPS listens; "": it does not run.
-    """
+    """The GPUs, and what they share."""
 
     gpus: tuple[Gpu, ...]
-    missing: str = ""
-    driver: str = ""
-    cuda: str = ""
-    peer_memory: bool = False
-    mps: str = ""
+    missing: str = ""  # why there is none
+    driver: str = ""  # NVIDIA's version of the driver; "": unknown
+    cuda: str = ""  # the newest CUDA that it runs
+    peer_memory: bool = False  # nvidia-peermem, or its predecessor, is loaded
+    mps: str = ""  # where the control daemon of MPS listens; "": it does not run
 
 
 def survey() -> GpuSurvey:

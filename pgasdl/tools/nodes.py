@@ -12,31 +12,16 @@ from pgasdl.tools.rdma import RdmaAddress
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A NUMA node, with its RDMA ports and GPUs.
+    """A NUMA node, with its RDMA ports and GPUs."""
 
-    Attributes
-    ----------
-    number : int
-        -1: devices whose node the kernel does not say.
-    processors : str
-        As the kernel writes them: ``0-3,8``.
-    own : bool
-        This process may run there.
-    distance : int
-        From this process, by the kernel's measure; 0: unknown.
-    ports : dict[str, str]
-        RDMA ports such as ``mlx5_0:1``, and the ranks that use them, of those that run where this
-        process does; "": none.
-    gpus : list[str]
-        Such as ``cuda:0``.
-    """
-
-    number: int
-    processors: str
-    own: bool
-    distance: int
+    number: int  # -1: devices whose node the kernel does not say
+    processors: str  # as the kernel writes them: ``0-3,8``
+    own: bool  # this process may run there
+    distance: int  # from this process, by the kernel's measure; 0: unknown
+    # RDMA ports such as ``mlx5_0:1``, and the ranks that use them, of those that run where this
+    # process does; "": none.
     ports: dict[str, str]
-    gpus: list[str]
+    gpus: list[str]  # such as ``cuda:0``
 
 
 def survey(addresses: Sequence[RdmaAddress], gpus: Sequence[Gpu]) -> list[Node]:

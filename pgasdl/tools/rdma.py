@@ -42,32 +42,7 @@ FIXES = {
 
 @dataclass(frozen=True, slots=True)
 class RdmaAddress:
-    """One entry of a port's table of addresses; -1, 0 or "" for unknown values.
-
-    Attributes
-    ----------
-    mtu : int
-        MTU of the active port, in bytes.
-    chosen : bool
-        Transport verbs uses this address.
-    refused : str
-        Why it does not use it, unless chosen.
-    gigabits : float
-        Speed of the link each way, in Gbit/s: width times the speed of a lane.
-    path_mtu : int
-        Bytes of a packet at most, by ``PGASDL_VERBS_MTU`` or the port.
-    pkey : int
-        P_Key of connections from here.
-    ack_timeout : int
-        Time for an acknowledgement: 4.096 us times 2 to this power.
-    keeps_order : bool
-        Writes of a connection are placed in order, by ``PGASDL_VERBS_ORDER`` or the device.
-    lid : int
-        Local identifier, of a port of InfiniBand.
-    turn : int
-        The rank, of those that run where this process does, that would choose it: the first (0),
-        the second ...; -1: none.
-    """
+    """One entry of a port's table of addresses; -1, 0 or "" for unknown values."""
 
     device: str
     port: int = 0
@@ -75,41 +50,34 @@ class RdmaAddress:
     state: str = ""
     link_layer: str = ""
     type: str = ""
-    mtu: int = 0
+    mtu: int = 0  # MTU of the active port, in bytes
     gid: str = ""
     net_device: str = ""
     numa_node: int = -1
-    chosen: bool = False
-    refused: str = ""
-    gigabits: float = 0.0
-    path_mtu: int = 0
-    pkey: int = 0
-    ack_timeout: int = 0
+    chosen: bool = False  # transport verbs uses this address
+    refused: str = ""  # why it does not use it, unless chosen
+    gigabits: float = 0.0  # speed of the link each way, in Gbit/s: width times the speed of a lane
+    path_mtu: int = 0  # bytes of a packet at most, by ``PGASDL_VERBS_MTU`` or the port
+    pkey: int = 0  # P_Key of connections from here
+    ack_timeout: int = 0  # time for an acknowledgement: 4.096 us times 2 to this power
+    # Writes of a connection are placed in order, by ``PGASDL_VERBS_ORDER`` or the device.
     keeps_order: bool = False
-    lid: int = 0
+    lid: int = 0  # local identifier, of a port of InfiniBand
+    # The rank, of those that run where this process does, that would choose it: the first (0), the
+    # second ...; -1: none.
     turn: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The addresses, best first, and the part that is missing, if any.
-
-    Attributes
-    ----------
-    stage : str
-        The part that is missing first: "native", "build", "library", "device"; "" if nothing is.
-    missing : str
-        The same in words.
-    fix : str
-        How to fix it.
-    inline_bytes : int
-        Bytes of a request that the chosen device takes from the processor; 0: it would not say.
-    """
+    """The addresses, best first, and the part that is missing, if any."""
 
     addresses: tuple[RdmaAddress, ...]
+    # The part that is missing first: "native", "build", "library", "device"; "" if nothing is.
     stage: str = ""
-    missing: str = ""
-    fix: str = ""
+    missing: str = ""  # the same in words
+    fix: str = ""  # how to fix it
+    # Bytes of a request that the chosen device takes from the processor; 0: it would not say.
     inline_bytes: int = 0
 
     @property
@@ -145,7 +113,7 @@ def survey(config: Config) -> Survey:
 def _inline_bytes(native: Any, options: Any) -> int:
     try:
         return int(native.verbs_inline_bytes(options))
-    except (PgasError, OSError):  # not allowed to make connections: `pgasdl doctor` tells
+    except (PgasError, OSError):  # not allowed to make connections: `pgasdl doctor` says so
         return 0
 
 

@@ -14,13 +14,7 @@ ALL = "all"
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of "8", "16K", "4M" or "1G".
-
-    Raises
-    ------
-    ConfigError
-        Any other text, or more than 64G.
-    """
+    """Return the bytes of "8", "16K", "4M" or "1G"; ConfigError: other text, or more than 64G."""
     match = re.fullmatch(r"([0-9]{1,12})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
     if not 0 < size <= _LARGEST:

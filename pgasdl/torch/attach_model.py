@@ -86,12 +86,12 @@ def attach(
 
     Notes
     -----
-    After backward ``p.grad`` is the mean of all ranks'; a look at it waits for that, and what the
-    program makes of it has to be the same on all ranks. A step is of the gradients that are there
-    at ``optimizer.step()``; what is done to ``p.grad`` later changes nothing. A gradient that the
-    program sets itself is its rank's own until ``step()`` or :meth:`Attachment.wait`. A look at a
-    parameter, or at ``optimizer.state``, makes the step that is due; tensors of the state are to be
-    got anew after each step. Uses that cannot be right are refused.
+    After backward ``p.grad`` is the mean of all ranks'; a look at it waits for that, and changes
+    that the program makes to it have to be the same on all ranks. A step uses the gradients that
+    are there at ``optimizer.step()``; later changes of ``p.grad`` have no effect. A gradient that
+    the program sets itself is its rank's own until ``step()`` or :meth:`Attachment.wait`. A look at
+    a parameter, or at ``optimizer.state``, makes the step that is due; get tensors of the state
+    again after each step. Uses that cannot be right are refused.
 
     Gradients lie in a segment: ``p.grad`` is a view of it. Parameters of which no rank has a
     gradient are not updated. Buffers, such as BatchNorm's, stay each rank's own. Code in C++ that

@@ -1,4 +1,4 @@
-"""A model and its optimizer, bound to an exchange: what a training loop's calls do."""
+"""A model and its optimizer, bound to an exchange: the effects of a training loop's calls."""
 
 from __future__ import annotations
 

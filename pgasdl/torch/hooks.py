@@ -1,4 +1,4 @@
-"""Hooks of what a training loop calls: forward, backward, step, zero_grad, the optimizer's state.
+"""Hooks of a training loop's calls: forward, backward, step, zero_grad, the optimizer's state.
 
 Copies and pickles of the model or the optimizer contain none of them.
 """

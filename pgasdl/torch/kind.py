@@ -11,18 +11,10 @@ from pgasdl.training.exchange import GradientExchange
 
 
 class Kind(ABC):
-    """How the steps of an optimizer are made of all ranks' gradients.
-
-    Attributes
-    ----------
-    exchange : GradientExchange
-        The exchange of the gradients.
-    layers : Sequence[Layer]
-        The layers, by their number in the exchange.
-    """
+    """A way to make the steps of an optimizer from all ranks' gradients."""
 
     exchange: GradientExchange
-    layers: Sequence[Layer]
+    layers: Sequence[Layer]  # by their number in the exchange
 
     @abstractmethod
     def place(self) -> None:
@@ -60,8 +52,8 @@ class Kind(ABC):
         """Put all of the optimizer's state into ``whole``. Collective."""
 
     def scatter_state(self, whole: Any) -> None:  # noqa: B027
-        """Take from the optimizer's state what this rank keeps elsewhere."""
+        """Take from the optimizer's state the parts that this rank keeps elsewhere."""
 
     def close(self, *, finish: bool) -> None:
-        """Give the exchange's memory back. ``finish``: end what is under way."""
+        """Give the exchange's memory back. ``finish``: first end exchanges that are under way."""
         self.exchange.close(finish=finish)

@@ -315,12 +315,8 @@ def _dense(tensor: Tensor) -> bool:
 def find_layers(model: nn.Module, optimizer: Optimizer) -> list[Layer]:
     """Return the layers of all parameters that the optimizer trains, in the model's order.
 
-    Raises
-    ------
-    ConfigError
-        The optimizer has a parameter that the model has not.
-    BufferRefused
-        A parameter that cannot be exchanged; names it.
+    ConfigError: the optimizer has a parameter that the model lacks. BufferRefused: a parameter
+    cannot be exchanged; names it.
     """
     for name, each in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(each):

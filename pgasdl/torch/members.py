@@ -17,18 +17,8 @@ Members = Group | Context | str | distributed.ProcessGroup
 def members_of(group: Members) -> tuple[Context, Group]:
     """Return this rank's context and the group that is meant.
 
-    Parameters
-    ----------
-    group : Group, Context, str or ProcessGroup
-        A group; a context, for all ranks; or a group of torch.distributed that holds all ranks.
-
-    Raises
-    ------
-    RankError
-        Another group of torch.distributed, or ranks are numbered otherwise there.
-    ClosedError
-        A group of torch.distributed, and this process has no context.
-    TypeError
+    ``group`` : a group; a context, for all ranks; or a group of torch.distributed, or its name,
+    that holds all ranks by the same numbers (else RankError; ClosedError: there is no context)
     """
     if isinstance(group, Context):
         return group, group.world

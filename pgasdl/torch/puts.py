@@ -36,7 +36,7 @@ class Puts:
     def put(self, source: Tensor, peer: int, offset: int, timeout: float | None) -> Finish | None:
         """Copy ``source`` to ``offset`` of ``peer``'s copy.
 
-        Returns what is to be called before ``source`` changes, with a timeout; None: nothing.
+        Returns a function to call, with a timeout, before ``source`` changes; None: it may at once.
         """
         memory = memory_of(source.detach(), writable=False, device=True)
         if memory.nbytes == 0:
@@ -54,14 +54,9 @@ class Puts:
         return self._sent
 
     def settle(self, timeout: float | None) -> None:
-        """Wait until streams have done the puts, and the current one all that it has.
+        """Wait until streams have done the puts, and the current one all its work.
 
-        Raises
-        ------
-        Timeout
-            They have not.
-        UnavailableError
-            The current stream is captured into a graph.
+        Timeout: they have not. UnavailableError: the current stream is captured into a graph.
         """
         if self._enqueued is not None:
             self._enqueued.finish(self._context._seconds(timeout))

@@ -16,12 +16,7 @@ from pgasdl.group import Group
 
 
 def broadcast(model: nn.Module, context: Context, group: Group, timeout: float | None) -> None:
-    """Give every rank the parameters and buffers of the group's first. Collective.
-
-    Raises
-    ------
-    Timeout, PeerLost, MismatchError
-    """
+    """Give every rank the parameters and buffers of the group's first rank. Collective."""
     tensors = [*model.parameters(), *model.buffers()]
     sizes = [aligned(each.nbytes) for each in tensors]
     packed = torch.zeros(sum(sizes), dtype=torch.uint8)
@@ -42,7 +37,7 @@ def allgather_objects(
 ) -> Iterator[Any]:
     """Yield every rank's object, of tensors, numbers and containers, by rank. Collective.
 
-    Only one of them is in memory at a time. They travel by way of the host; what was on a GPU comes
+    Only one of them is in memory at a time. They travel by way of the host; tensors from a GPU come
     to ``device``, which may have another number there, and the rest stays on the host.
     """
 

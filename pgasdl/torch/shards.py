@@ -39,13 +39,7 @@ ELEMENTWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, 
 
 
 def require_elementwise(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that may look at more than an element at a time.
-
-    Raises
-    ------
-    ConfigError
-        It is none of PyTorch's that are known to act on each element alone.
-    """
+    """Raise ConfigError for an optimizer that may look at more than one element at a time."""
     if type(optimizer) not in ELEMENTWISE:
         names = ", ".join(each.__name__ for each in ELEMENTWISE)
         raise ConfigError(

@@ -63,14 +63,7 @@ class Signals:
             self.send(lane, member, timeout)
 
     def wait(self, lane: int, member: int, number: int, timeout: float | None = None) -> None:
-        """Wait until ``member`` has sent ``number`` signals to this rank.
-
-        Raises
-        ------
-        Timeout
-            It has not; the caller says what is missing.
-        PeerLost
-        """
+        """Wait until ``member`` has sent ``number`` signals; the caller words a Timeout."""
         deadline = time.monotonic() + self.seconds(timeout)
         place = lane * self.group.size + member
         while self._look(lane, member) < number:
@@ -80,8 +73,8 @@ class Signals:
     def meet(self, lane: int, rounds: int, timeout: float | None = None) -> None:
         """Wait until every member is here as often as this rank; after a Timeout it continues.
 
-        One round: what a member wrote to this rank before, on queue 0, is here. Two: what it wrote
-        to any member is there.
+        After one round, a member's earlier writes to this rank on queue 0 are here; after two, its
+        writes to any member are there.
         """
         deadline = time.monotonic() + self.seconds(timeout)
         others = [member for member in range(self.group.size) if member != self.group.rank]

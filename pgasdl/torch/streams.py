@@ -85,12 +85,7 @@ class Enqueued:
     def finish(self, seconds: float) -> None:
         """Wait until the current stream has done all its work, and other streams the noted work.
 
-        Raises
-        ------
-        Timeout
-            It has not, within ``seconds``.
-        UnavailableError
-            The current stream is captured into a graph.
+        UnavailableError: the current stream is captured into a graph.
         """
         require_no_capture(self.device, "a signal about memory on a GPU")
         self.note()

@@ -124,7 +124,7 @@ def empty(
 def rendezvous(tensor: Tensor, group: Members) -> SymmetricMemory:
     """Return the handle of a tensor's memory. Collective at the first call for this memory.
 
-    On a GPU the host waits then for the current stream: peers may read what the tensor holds.
+    On a GPU the host then waits for the current stream: peers may read the tensor's content.
 
     Parameters
     ----------

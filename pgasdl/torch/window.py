@@ -261,7 +261,7 @@ class Window:
         return Work(None) if finish is None else self._begun(finish, seconds, async_op)
 
     def signal(self, peer_rank: int, async_op: bool = False, timeout: Time = None) -> Work:
-        """Signal ``peer_rank``: what this rank has put there is there before.
+        """Signal ``peer_rank``, after all that this rank has put there.
 
         Parameters
         ----------

@@ -46,13 +46,7 @@ def seconds_of(timeout: timedelta | None, default: float) -> float:
 
 
 class Work(Untraced, BaseWork):
-    """A collective or a message that was begun.
-
-    Parameters
-    ----------
-    result : list[Tensor]
-        Tensors that hold the result when it is done.
-    """
+    """A collective or a message that was begun; ``result`` has the tensors of its result."""
 
     # One for all works: few are awaited at a time, and making a lock for each would take longer.
     _lock = threading.RLock()
@@ -86,7 +80,7 @@ class Work(Untraced, BaseWork):
         self._done = True
 
     def complete(self) -> None:
-        """Complete the future of what is over: that runs its callbacks, the program's code."""
+        """Complete the future, once it is over: that runs its callbacks, the program's code."""
         assert self._promise is not None
         self._promise.settle(self._result if self._error is None else self._error)
 

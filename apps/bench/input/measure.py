@@ -27,21 +27,12 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One row.
+    """One row."""
 
-    Attributes
-    ----------
-    name : str
-        For the table.
-    batches : callable
-        Opens the data set, and yields batches: "image" and "label", the record's number.
-    ordered : bool
-        The batches are those of the iterations, not of an order of its own.
-    """
-
-    name: str
+    name: str  # for the table
+    # Opens the data set, and yields batches: "image" and "label", the record's number.
     batches: Callable[[], Iterator[Batch]]
-    ordered: bool = True
+    ordered: bool = True  # the batches are those of the iterations, not of an order of its own
 
 
 class Work:

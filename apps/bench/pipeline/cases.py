@@ -86,20 +86,14 @@ class Local:
 
 @dataclass(slots=True)
 class Case(ABC):
-    """A variant at work; every member is collective.
-
-    Attributes
-    ----------
-    name, what, plan : str
-        For the table.
-    iteration, exchanging : Contender
-        An iteration among others, and its exchange alone.
-    """
+    """A variant at work; every member is collective."""
 
     ctx: pgasdl.Context
+    # For the table.
     name: str
     what: str
     plan: str = ""
+    # An iteration among others, and its exchange alone.
     iteration: Contender = field(init=False)
     exchanging: Contender = field(init=False)
 

@@ -26,17 +26,10 @@ _DEPTH = 3  # batches that are ready at most
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The cost of input for a variant, in milliseconds.
+    """The cost of input for a variant, in milliseconds."""
 
-    Attributes
-    ----------
-    name : str
-        The row with images of the data set.
-    iteration, without, wait : float
-        Medians: such an iteration, one with input that was made up, and the wait for images.
-    """
-
-    name: str
+    name: str  # the row with images of the data set
+    # Medians: such an iteration, one with input that was made up, and the wait for images.
     iteration: float
     without: float
     wait: float

@@ -32,42 +32,25 @@ class LayerRow:
 
 @dataclass(slots=True)
 class Row:
-    """The figures of a variant; times in milliseconds, medians of all rounds.
-
-    Attributes
-    ----------
-    iteration, exchange : float
-        An iteration among others, and the exchange of one alone.
-    compute : float
-        An iteration of the variant "compute" in the same rounds.
-    hidden : float or None
-        1 - (iteration - compute) / exchange; None: no exchange.
-    communication : float
-        Share of the iteration that is not compute: 1 - compute / iteration.
-    speedup, efficiency : float
-        Against one rank alone; efficiency is speedup by rank.
-    relative : float or None
-        The iteration by that of ddp-gloo, if that was measured.
-    samples, exchange_samples : list[float]
-        By round.
-    layers : list[LayerRow]
-        From the trace.
-    """
+    """The figures of a variant; times in milliseconds, medians of all rounds."""
 
     name: str
     what: str
     plan: str
+    # An iteration among others, and the exchange of one alone.
     iteration: float
     exchange: float
-    compute: float
-    hidden: float | None
-    communication: float
+    compute: float  # an iteration of the variant "compute" in the same rounds
+    hidden: float | None  # 1 - (iteration - compute) / exchange; None: no exchange
+    communication: float  # share of the iteration that is not compute: 1 - compute / iteration
+    # Against one rank alone; efficiency is speedup by rank.
     speedup: float
     efficiency: float
-    relative: float | None
+    relative: float | None  # the iteration by that of ddp-gloo, if that was measured
+    # By round.
     samples: list[float]
     exchange_samples: list[float]
-    layers: list[LayerRow] = field(default_factory=list)
+    layers: list[LayerRow] = field(default_factory=list)  # from the trace
 
     def document(self) -> dict[str, object]:
         """Return the fields for JSON."""

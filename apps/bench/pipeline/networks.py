@@ -222,20 +222,11 @@ class Gpt2(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One row of the table of networks.
+    """One row of the table of networks."""
 
-    Attributes
-    ----------
-    make : callable
-        Makes it.
-    size : int
-        Pixels of an image's side, or tokens of a text.
-    least, most : int
-        Limits of other sizes.
-    """
-
-    make: Callable[[], nn.Module]
-    size: int
+    make: Callable[[], nn.Module]  # makes it
+    size: int  # pixels of an image's side, or tokens of a text
+    # Limits of other sizes.
     least: int
     most: int = 1024
 

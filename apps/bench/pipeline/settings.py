@@ -7,33 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Settings:
-    """The settings of one run.
+    """The settings of one run."""
 
-    Attributes
-    ----------
-    network : str
-        A row of the table of networks.
-    batch : int
-        Images or texts of one rank.
-    size : int
-        Pixels of an image's side, or tokens of a text.
-    compute : str
-        "wait" or "real".
-    scaling : str
-        "weak": one rank alone has this batch; "strong": it has those of all ranks.
-    seconds : float
-        With compute "wait": the length of an iteration's compute.
-    write : bool
-        With compute "wait": the host writes whole gradients.
-    threads : int
-        Threads with which PyTorch computes on a rank.
-    """
-
-    network: str
-    batch: int
-    size: int
-    compute: str
-    scaling: str
-    seconds: float
-    write: bool
-    threads: int
+    network: str  # a row of the table of networks
+    batch: int  # images or texts of one rank
+    size: int  # pixels of an image's side, or tokens of a text
+    compute: str  # "wait" or "real"
+    scaling: str  # "weak": one rank alone has this batch; "strong": it has those of all ranks
+    seconds: float  # with compute "wait": the length of an iteration's compute
+    write: bool  # with compute "wait": the host writes whole gradients
+    threads: int  # threads with which PyTorch computes on a rank

@@ -91,34 +91,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    name, what : str
-        For the command line and the table.
-    layers : callable, optional
-        Makes the exchange of layers.
-    training : callable, optional
-        Makes the training with compute "real"; None: one with gradients in the exchange of layers.
-    only : str
-        The only kind of compute that it has; "": both.
-    thread : bool
-        pgasdl's progress thread runs.
-    alone : bool
-        Rank 0 computes while the others sleep.
-    mpi : int or None
-        In an MPI job: bytes of a bucket.
-    """
-
+    # For the command line and the table.
     name: str
     what: str
-    layers: Callable[[Job], LayerExchange] | None = None
+    layers: Callable[[Job], LayerExchange] | None = None  # makes the exchange of layers
+    # Makes the training with compute "real"; None: one with gradients in the exchange of layers.
     training: Callable[[Job], Training] | None = None
-    only: str = ""
-    thread: bool = False
-    alone: bool = False
-    mpi: int | None = None
+    only: str = ""  # the only kind of compute that it has; "": both
+    thread: bool = False  # pgasdl's progress thread runs
+    alone: bool = False  # rank 0 computes while the others sleep
+    mpi: int | None = None  # in an MPI job: bytes of a bucket
 
     def make(self, job: Job) -> Case:
         """Make the case that is measured. Collective.

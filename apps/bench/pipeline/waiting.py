@@ -21,24 +21,12 @@ from bench.timeline import Recorder
 
 
 class LayerExchange(Protocol):
-    """How a variant exchanges the gradients of layers, which are numbered as they arrive.
+    """How a variant exchanges the gradients of layers, which are numbered as they arrive."""
 
-    Attributes
-    ----------
-    gradients : Sequence
-        Each layer's memory, flat.
-    recorder : Recorder
-        Gets the spans of exchanges.
-    sums : bool
-        Its results are sums, not means.
-    plan : str
-        How it exchanges, in a few words.
-    """
-
-    gradients: Sequence[Any]
-    recorder: Recorder
-    sums: bool
-    plan: str
+    gradients: Sequence[Any]  # each layer's memory, flat
+    recorder: Recorder  # gets the spans of exchanges
+    sums: bool  # its results are sums, not means
+    plan: str  # how it exchanges, in a few words
 
     def ready(self, layer: int) -> None:
         """The layer's gradient is there."""

@@ -27,7 +27,7 @@ Cost, for P a power of two
 
 Where nobody names a plan
     One node, or nodes not known: where rounds cost less than gdraa's messages to all ranks;
-    numbered round-robin over the supernodes that ``PGASDL_SUPERNODE`` tells.
+    numbered round-robin over the supernodes of ``PGASDL_SUPERNODE``.
     Several nodes of q ranks: the same, against the messages of ``gdraa-nodes``, numbered
     round-robin over nodes, if q is a power of two and every node is full: else halves divide nodes.
     Both send 2 (N-1) S across in all. Simulated (the machine is in ``gdraa_nodes``), this one is
@@ -36,7 +36,7 @@ Where nobody names a plan
 
 Notifications, for level l (0: all in one group)
     5 l: from the partner.  5 l + 1: from node mid - 1.  5 l + 2: the other half's result is here.
-    5 l + 3, 5 l + 4: credits, in one-way kinds, of whom I send to: partner; the other one.
+    5 l + 3, 5 l + 4: credits, in one-way kinds, of the nodes I send to: partner; the other one.
 
 Which message proves a buffer free
     exchange: each pair's messages of step 1 are answered by those of step 2, so that
@@ -113,22 +113,14 @@ class Numbering:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One halving as a node sees it: ranges of nodes, and the nodes it talks to; -1: none.
-
-    Attributes
-    ----------
-    mine, theirs : tuple[int, int]
-        The two halves, as (first node, node behind the last).
-    partner : int
-        The node at the same place in the other half.
-    giver, taker : int
-        The node whose elements I also take, if I have a partner; the node that takes mine, if not.
-    """
+    """One halving as a node sees it: ranges of nodes, and the nodes it talks to; -1: none."""
 
     number: int
+    # The two halves, as (first node, node behind the last).
     mine: tuple[int, int]
     theirs: tuple[int, int]
-    partner: int = -1
+    partner: int = -1  # the node at the same place in the other half
+    # The node whose elements I also take, if I have a partner; the node that takes mine, if not.
     giver: int = -1
     taker: int = -1
 

@@ -48,42 +48,26 @@ SLOTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of one rank, in elements.
+    """The blocks of one rank, in elements."""
 
-    Attributes
-    ----------
-    sends, receives : tuple[int, ...]
-        How many elements this rank has for each rank, and each rank for it.
-    longest : int
-        No block of any rank is longer; the same on all ranks.
-    same : bool, default False
-        All receivers get the same block, buffer ``give0``; else ``give`` and the receiver's number.
-    reduces : bool, default False
-        Blocks received are reduced into ``take0``, with the own block ``give`` and the rank's
-        number; else they go into ``take`` and the sender's number.
-    scale : float, default 1
-        The factor of the sum.
-    """
-
+    # How many elements this rank has for each rank, and each rank for it.
     sends: tuple[int, ...]
     receives: tuple[int, ...]
-    longest: int
+    longest: int  # no block of any rank is longer; the same on all ranks
+    # All receivers get the same block, buffer ``give0``; else ``give`` and the receiver's number.
     same: bool = False
+    # Blocks received are reduced into ``take0``, with the own block ``give`` and the rank's number;
+    # else they go into ``take`` and the sender's number.
     reduces: bool = False
-    scale: float = 1.0
+    scale: float = 1.0  # the factor of the sum
 
 
 def build(rank: int, blocks: Blocks, *, piece: int, most: int, mapped: bool) -> Plan:
     """Return rank's plan; all ranks' blocks must match.
 
-    Parameters
-    ----------
-    piece : int
-        Elements of a piece, and of a slot.
-    most : int
-        Pieces of a block that are possible; ``blocks.longest`` has no more.
-    mapped : bool
-        Peers load from each other's inbox; else they put into it.
+    ``piece`` : elements of a piece, and of a slot
+    ``most`` : the most pieces of a block; ``blocks.longest`` has no more
+    ``mapped`` : peers load from each other's inbox; else they put into it
     """
     size = len(blocks.sends)
     sides = Sides(rank, size, blocks, piece, most, mapped)

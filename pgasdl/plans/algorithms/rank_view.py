@@ -12,18 +12,9 @@ from pgasdl.plans.plan import EXCHANGES, Call, Plan, Sizes, Span, Step
 class RankView:
     """One rank's side of a collective.
 
-    Attributes
-    ----------
-    exchange
-        Every rank contributes, and every rank gets the result.
-    send, receive
-        The buffer that contributions leave from, and the one they arrive in.
-    result
-        The buffer that results leave from and arrive in.
-    scale
-        Factor of the sum.
-    idle
-        There is no other rank, or nothing to exchange.
+    Contributions leave from buffer ``send`` and arrive in ``receive``; results leave from and
+    arrive in ``result``; ``scale`` is the factor of the sum. ``exchange``: every rank contributes,
+    and every rank gets the result. ``idle``: there is no other rank, or nothing to exchange.
     """
 
     def __init__(self, name: str, rank: int, size: int, count: int, kind: str, wire: bool) -> None:

@@ -29,20 +29,14 @@ from pgasdl.plans.plan import Copy, Plan, Put, Span, Step
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """``rows`` rows of ``n`` elements, from a rank's ``data`` to a rank's ``result``.
-
-    Attributes
-    ----------
-    src, src_step : int
-        Where the first begins in ``data``, and the elements from one to the next.
-    dst, dst_step : int
-        The same in ``result``.
-    """
+    """``rows`` rows of ``n`` elements, from a rank's ``data`` to a rank's ``result``."""
 
     n: int
     rows: int
+    # Where the first begins in ``data``, and the elements from one to the next.
     src: int
     src_step: int
+    # The same in ``result``.
     dst: int
     dst_step: int
 
@@ -64,23 +58,15 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The rows that one rank sends and receives.
+    """The rows that one rank sends and receives."""
 
-    Attributes
-    ----------
-    sends, receives : tuple[tuple[Rows, ...], ...]
-        For each rank; what stays here is in both.
-    held, wanted : int
-        Elements of ``data`` and of ``result``.
-    longest : int
-        The most elements that any rank has for another; the same on all ranks.
-    """
-
+    # For each rank; rows that stay here are in both.
     sends: tuple[tuple[Rows, ...], ...]
     receives: tuple[tuple[Rows, ...], ...]
+    # Elements of ``data`` and of ``result``.
     held: int
     wanted: int
-    longest: int
+    longest: int  # the most elements that any rank has for another; the same on all ranks
 
 
 def build(
@@ -95,18 +81,11 @@ def build(
 ) -> Plan:
     """Return rank's plan of one part; all ranks' moves must match.
 
-    Parameters
-    ----------
-    piece : int
-        Elements of a piece, and of a slot.
-    most : int
-        Pieces of one execution for each peer.
-    mapped : bool
-        Peers load from each other's inbox; else they put into it.
-    narrows : bool, default False
-        ``result`` has a narrower dtype, which is also that of the inbox.
-    begin : int, default 0
-        The elements for each peer that earlier parts move.
+    ``piece`` : elements of a piece, and of a slot
+    ``most`` : pieces of one execution for each peer
+    ``mapped`` : peers load from each other's inbox; else they put into it
+    ``narrows`` : ``result`` has a narrower dtype, which is also that of the inbox
+    ``begin`` : the elements for each peer that earlier parts move
     """
     size = len(moves.sends)
     inbox = "wire_in" if narrows else "inbox"

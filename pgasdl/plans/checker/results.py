@@ -11,23 +11,15 @@ from pgasdl.plans.plan import EXCHANGES
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of a rank's result.
+    """A part of a rank's result."""
 
-    Attributes
-    ----------
-    begin, n : int
-        First element, and number of elements.
-    source : int or None
-        Rank that they come from; None: the sum over all ranks (the mean, in kinds ``average`` and
-        ``update``).
-    origin : int
-        Their first element in the ``data`` that they come from.
-    """
-
+    # First element, and number of elements.
     begin: int
     n: int
+    # Rank that they come from; None: the sum over all ranks (the mean, in kinds ``average`` and
+    # ``update``).
     source: int | None
-    origin: int
+    origin: int  # their first element in the ``data`` that they come from
 
 
 def regions(kind: str, rank: int, size: int, count: int, root: int = 0) -> list[Region]:

@@ -16,49 +16,21 @@ DEFAULT_SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The measurement that one command asks for.
+    """The measurement that one command asks for."""
 
-    Attributes
-    ----------
-    op : str
-        The operation that ``pgasdl bench`` measures, or "tune".
-    ranks : int
-        Processes, or threads with transport "loopback".
-    plan : str or None
-        None: chosen by size.
-    sizes : tuple[int, ...]
-        Bytes.
-    models : tuple[str, ...]
-        Names of layer lists.
-    bucket_bytes : int
-        0: layers travel alone.
-    rounds : int
-        Turns of each contender.
-    seconds : float
-        Length of one turn, about.
-    as_json : bool
-        Print one JSON document, no table.
-    rows_file : str or None
-        File for the document of ``plans`` instead of standard output.
-    policy_file : str or None
-        File for the policy of ``tune``.
-    plan_modules : str or None
-        None: those of ``PGASDL_PLAN_MODULES``.
-    """
-
-    op: str
-    ranks: int = 2
+    op: str  # the operation that ``pgasdl bench`` measures, or "tune"
+    ranks: int = 2  # processes, or threads with transport "loopback"
     transport: str = "auto"
-    plan: str | None = None
-    sizes: tuple[int, ...] = ()
-    models: tuple[str, ...] = ()
-    bucket_bytes: int = 0
-    rounds: int = 10
-    seconds: float = 0.02
-    as_json: bool = False
-    rows_file: str | None = None
-    policy_file: str | None = None
-    plan_modules: str | None = None
+    plan: str | None = None  # None: chosen by size
+    sizes: tuple[int, ...] = ()  # bytes
+    models: tuple[str, ...] = ()  # names of layer lists
+    bucket_bytes: int = 0  # 0: layers travel alone
+    rounds: int = 10  # turns of each contender
+    seconds: float = 0.02  # length of one turn, about
+    as_json: bool = False  # print one JSON document, no table
+    rows_file: str | None = None  # file for the document of ``plans`` instead of standard output
+    policy_file: str | None = None  # file for the policy of ``tune``
+    plan_modules: str | None = None  # None: those of ``PGASDL_PLAN_MODULES``
 
     @property
     def command(self) -> str:

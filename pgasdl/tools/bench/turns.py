@@ -22,23 +22,13 @@ PATIENCE = 600.0  # seconds a rank waits for rank 0, which may measure alone
 
 @dataclass(slots=True)
 class Contender:
-    """A variant that is measured.
+    """A variant that is measured."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the row, or of the floor's variant.
-    measure : Callable[[int], Sequence[float]]
-        Makes so many calls, or batches of calls, and returns the microseconds of each. Collective.
-    calls : int
-        Calls of a turn; 0: as many as fill it.
-    turns : list[tuple[str, Sequence[float]]]
-        Placement and microseconds of every turn.
-    """
-
-    name: str
+    name: str  # name of the row, or of the floor's variant
+    # Makes so many calls, or batches of calls, and returns the microseconds of each. Collective.
     measure: Callable[[int], Sequence[float]]
-    calls: int = 0
+    calls: int = 0  # calls of a turn; 0: as many as fill it
+    # Placement and microseconds of every turn.
     turns: list[tuple[str, Sequence[float]]] = field(default_factory=list)
 
     def samples(self, placement: str = MIXED) -> Samples:
@@ -80,7 +70,7 @@ def take_turns(
 ) -> None:
     """Measure each contender ``rounds`` times, about ``seconds`` each time.
 
-    ``probe`` tells the placement before and after every turn.
+    ``probe`` returns the placement, before and after every turn.
     """
     for contender in contenders:
         if contender.calls:

@@ -53,13 +53,9 @@ def message_of(tensors: list[Tensor]) -> Tensor:
 
 
 def readable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return what tensors hold, without their history; refuse what is not in host memory.
+    """Return the content of tensors, without their history; refuse those outside host memory.
 
-    Raises
-    ------
-    OnGpu
-        Copies of them can be taken: see :func:`pgasdl.torch.backend.on_gpu.takes_gpus`.
-    BufferRefused
+    OnGpu: :func:`pgasdl.torch.backend.on_gpu.takes_gpus` then makes the call with copies.
     """
     return [_alias(each) for each in tensors]
 
@@ -91,7 +87,7 @@ def require_host(tensor: Tensor) -> None:
 
 
 def on_device(tensor: Tensor) -> Tensor:
-    """Return what a tensor holds, without its history, wherever it is.
+    """Return the content of a tensor, without its history, wherever it is.
 
     Writes to it do not count as changes of the tensor, as if memory were written to directly.
     """
@@ -164,7 +160,7 @@ def in_memory(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def give_back(memory: list[Tensor], tensors: list[Tensor]) -> None:
-    """Give tensors what was written into their copies."""
+    """Copy the results from the copies back into the tensors."""
     if memory is tensors:
         return
     for copy, tensor in zip(memory, tensors, strict=True):

@@ -13,12 +13,7 @@ def replace(kind: type) -> None:
     """Let DistributedDataParallel use its hook in Python for the built-in one, where it has to.
 
     The built-in hook for float16 wants C++'s list of tensors from a future. No future that Python
-    makes has one: its value is an object of Python's.
-
-    Parameters
-    ----------
-    kind : type
-        That of the process groups.
+    makes has one: its value is an object of Python's. ``kind``: the type of the process groups.
     """
     builtin: Any = DistributedDataParallel._register_builtin_comm_hook
 

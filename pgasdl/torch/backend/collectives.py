@@ -50,14 +50,7 @@ def bytes_of(tensor: Tensor) -> Bytes:
 class Collectives:
     """Collectives of a group; every rank makes the same ones in the same order.
 
-    Parameters
-    ----------
-    context : Context
-        The context of this rank.
-    group : Group
-        Its own: no other calls of the program use it.
-    messages : Messages
-        The messages of its members.
+    No other calls of the program use ``group``.
     """
 
     def __init__(self, context: Context, group: Group, messages: Messages) -> None:
@@ -66,7 +59,7 @@ class Collectives:
         # Both from the first call on.
         self._pairwise: PairwiseCalls | None = None
         self._allreduces: _native.AllreduceCalls | None = None
-        # Those that streams of GPUs make: they are not numbered with what the host makes.
+        # All-reduces that streams of GPUs make: they are not numbered with the host's calls.
         self._by_streams = Allreduces(context.state, None)
         self._streams: dict[torch.device, Any] = {}
         self._monitored = 0
@@ -185,7 +178,7 @@ class Collectives:
     def reduce_scatter(
         self, output: Tensor, tensors: Sequence[Tensor], reduction: Reduction, seconds: float
     ) -> None:
-        """Give every rank the reduction of what is meant for it: a tensor each, or one for all."""
+        """Give every rank the reduction of its blocks: a tensor for each rank, or one for all."""
         deadline = time.monotonic() + seconds
         per_tensor = self._size // len(tensors)
         if reduction.native and not reduction.prepares:
@@ -297,10 +290,10 @@ class Collectives:
         return absent
 
     def stop(self, error: Exception) -> None:
-        """End what is under way, and refuse more, with ``error``."""
+        """End calls that are under way, and refuse new ones, with ``error``."""
         self._stopped = error
 
-    # --- what they are made of
+    # --- the parts of which they are made
 
     def _gather_all(
         self, what: str, outputs: Blocked, given: Blocked, owner: object, deadline: float
@@ -364,16 +357,11 @@ class Collectives:
         owner: object,
         deadline: float,
     ) -> None:
-        """Make a pairwise collective.
+        """Make a pairwise collective; ``key`` and ``pairs`` as for :meth:`PairwiseCalls.bound`.
 
-        Parameters
-        ----------
-        key, pairs
-            As for :meth:`PairwiseCalls.bound`.
-        places : list[int]
-            Where the blocks lie that this rank gives, and those that it takes; 0: nowhere.
-        owner : object
-            Keeps the arrays that they are in.
+        ``places`` : addresses of the blocks that this rank gives, then of those that it takes; 0:
+        there is none
+        ``owner`` : keeps the arrays that they are in
         """
         calls = self._pairwise or self._begun(deadline)
         bound = calls.bound(key, pairs)

@@ -2,14 +2,14 @@
 
 A call has a stream of its own:
 
-- It waits for the program's current stream when the call comes. So it copies what the program
-  computed before, and writes to results that nothing enqueued before still reads.
+- It waits for the program's current stream when the call comes. So it copies values that the
+  program computed before, and writes to results that no earlier work still reads.
 - The host waits for these copies before it looks at them.
 - It copies results back once the host is done, and an event follows. A stream that waits for that
-  event waits for the first copies, too: what the program enqueues behind it may read results, and
-  may write to what it gave.
-- PyTorch gives a tensor's memory to others only after what the stream does with it, and pinned
-  memory only after the copies from and to it.
+  event waits for the first copies, too: later work of the program may read results, and may write
+  to the tensors that it gave.
+- PyTorch reuses a tensor's memory only after this stream's work with it, and pinned memory only
+  after the copies from and to it.
 """
 
 from __future__ import annotations

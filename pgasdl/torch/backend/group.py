@@ -46,7 +46,7 @@ from pgasdl.torch.work import Result, Work, seconds_of, torch_errors
 from pgasdl.torch.work_queue import WorkQueue
 
 NAME = "pgasdl"
-# PyTorch's stubs do not agree with what it calls.
+# PyTorch's stubs do not agree with the calls that it makes.
 c10d: Any = distributed.distributed_c10d
 _Base: Any = c10d.ProcessGroup
 # With a call at the end of Python, seconds. A thread that waits for a peer may be left there.
@@ -581,7 +581,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
         return together(works or [])
 
     def abort(self) -> None:
-        """End what is under way on this rank, with an error, and refuse more."""
+        """End this rank's calls that are under way, with an error, and refuse new ones."""
         self.refuse(ClosedError("the process group was aborted"))
 
     def shutdown(self) -> None:
@@ -613,7 +613,7 @@ class ProcessGroup(Untraced, _Base):  # type: ignore[misc]
             self._server.join()
 
     def refuse(self, error: ClosedError) -> None:
-        """End what is under way, and refuse more, with ``error``."""
+        """End calls that are under way, and refuse new ones, with ``error``."""
         self._work_queue.fail(error)
         self._collectives.stop(error)
         self._messages.fail(error)

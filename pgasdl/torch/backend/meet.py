@@ -27,14 +27,9 @@ MOST_SECONDS = 24 * 3600.0
 
 
 class SharedContext:
-    """A context and the process groups that use it; the last one closes what was made for them.
+    """A context and the process groups that use it; the last one closes it if it is ``ours``.
 
-    Attributes
-    ----------
-    context : Context
-        The context of this rank.
-    ranks : tuple[int, ...]
-        Each rank's number in torch.distributed's default group.
+    ``ranks`` has each rank's number in torch.distributed's default group.
     """
 
     def __init__(self, context: Context, ranks: Sequence[int], *, ours: bool) -> None:
@@ -51,19 +46,12 @@ class SharedContext:
     def leave(self, group: Group, give_up: Callable[[], None], *, whole: bool) -> None:
         """Give up the memory of a process group once no member writes there any more.
 
-        A member that receives a message tells so in the sender's memory, and an adapter refuses
-        what comes for memory that is gone: the connection then breaks for all that use it. So each
-        member tells the others that it has left, and nobody waits for that.
+        A member that receives a message writes a credit into the sender's memory. An adapter
+        refuses writes to memory that is gone, which breaks the connection for all its users. So
+        each member reports to the others that it has left, and nobody waits for that.
 
-        Parameters
-        ----------
-        group : Group
-            The members.
-        give_up : Callable[[], None]
-            Gives up the memory.
-        whole : bool
-            Every call of the process group was made. Else the memory is kept, until the context is
-            closed, unless it is mapped: a member may come to a call much later.
+        ``whole``: every call of the process group was made. Else the memory is kept until the
+        context is closed, unless it is mapped: a member may come to a call much later.
         """
         if group.mapped:
             give_up()
@@ -109,11 +97,11 @@ def find(ranks: Sequence[int]) -> SharedContext | None:
 
 
 def keep(store: Store) -> None:
-    """Keep what serves the ranks' TCPStore until they meet in another one, or Python ends.
+    """Keep the server of the ranks' TCPStore until they meet in another one, or Python ends.
 
-    PyTorch lets it go with the default process group. Ranks that left that sooner, and are about to
-    make the next one, are connected with it then: rank 0 finds them there, since PyTorch's TCPStore
-    of a process and a port is one.
+    PyTorch drops it with the default process group. Ranks that left the group earlier, and are
+    about to make the next one, are connected to it by then: rank 0 finds them there, since a
+    process has one TCPStore for each port.
     """
     global _kept  # noqa: PLW0603
     while isinstance(store, PrefixStore):
@@ -125,16 +113,8 @@ def keep(store: Store) -> None:
 def meet(store: Any, rank: int, ranks: Sequence[int], timeout: timedelta) -> SharedContext:
     """Make a context for a process group, or take the program's own. Collective.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        Where only these ranks meet.
-    rank : int
-        This process's place among ``ranks``.
-    ranks : Sequence[int]
-        The members, as numbers in the default group.
-    timeout : timedelta
-        For meeting, and default of every call.
+    Only these ranks use ``store``. ``ranks`` are numbers in the default group, ``rank`` is this
+    process's place among them; ``timeout`` is for meeting, and the default of every call.
     """
     size = len(ranks)
     own = current()

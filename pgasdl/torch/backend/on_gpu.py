@@ -32,17 +32,7 @@ from pgasdl.torch.work import Result, Work
 
 
 class GpuWork(Work):
-    """A call with tensors on a GPU.
-
-    Parameters
-    ----------
-    result : list[Tensor]
-        Tensors that hold the result when it is done.
-    on_host : Work
-        The same with their copies.
-    copies : Copies
-        The copies.
-    """
+    """A call with tensors on a GPU; ``on_host`` is the same call with their copies."""
 
     def __init__(self, result: Result, on_host: Work, copies: Copies) -> None:
         super().__init__(result)
@@ -159,12 +149,8 @@ def takes_gpus(
     Tensors on the host cost no extra check: the method itself finds tensors on a GPU before it does
     anything.
 
-    Parameters
-    ----------
-    reads, writes : str or None
-        Names of the parameters that hold tensors; what is written as a whole is not read.
-    at_once : bool
-        The method does not queue its call: messages.
+    ``reads`` and ``writes`` name the parameters with tensors; a tensor that is wholly written is
+    not read. ``at_once``: the method does not queue its call (messages).
     """
 
     def decorate(method: Callable[..., Work]) -> Callable[..., Work]:

@@ -94,7 +94,7 @@ class Reduction:
         return 1 / size if self._mean else 1.0
 
     def prepare(self, tensor: Tensor) -> Tensor:
-        """Return what a rank contributes: ``tensor``, or its product with the operator's factor."""
+        """Return a rank's contribution: ``tensor``, or its product with the operator's factor."""
         return tensor if self._factor is None else (tensor * self._factor).to(tensor.dtype)
 
     def __call__(self, parts: Sequence[Tensor], out: Tensor) -> None:

@@ -16,20 +16,9 @@ from pgasdl.torch.work import Result, Work, as_torch, seconds_of
 
 
 class MessageWork(Work):
-    """A message that was begun.
+    """A message that was begun; ``seconds`` limit a wait, by default.
 
-    Parameters
-    ----------
-    result : list[Tensor]
-        The tensor that is sent or received.
-    messages : Messages
-        Where it was begun.
-    message : Message
-        The message that was begun.
-    seconds : float
-        How long a wait takes at most, by default.
-    completes : Callable[[Work], None]
-        Completes its future, in a thread where callbacks hold up nothing.
+    ``completes`` completes its future in a thread where callbacks block nothing else.
     """
 
     def __init__(
